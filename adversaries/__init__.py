@@ -1,0 +1,17 @@
+"""The built-in adversaries, one attack a file. Ordinary plugins, found through entry points.
+
+`from adversaries import LLG` works too: a class loads when it is first asked for.
+"""
+
+import importlib
+from typing import Any
+
+_HOMES = {"DLG": "dlg", "IDLG": "idlg", "LLG": "llg"}
+
+__all__ = ["DLG", "IDLG", "LLG"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"adversaries.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'adversaries' has no attribute '{name}'")

@@ -1,0 +1,47 @@
+"""iDLG's label rule: the one label of a single example, from the sign of the head's gradient."""
+
+from typing import ClassVar
+
+import torch
+
+from fedsim.adversary import Adversary, Job
+from fedsim.gradients import head_gradient
+from fedsim.knowledge import Knowledge
+from fedsim.records import Observation, Reconstruction
+
+__all__ = ["IDLG"]
+
+
+class IDLG(Adversary):
+    """The label of a single example: the class whose row in the head's gradient is lowest.
+
+    With cross-entropy and one example, row i of dL/dW is (p_i - y_i) h'. p_i - y_i is negative
+    for the label and positive for every other class, so with non-negative activations h the row
+    sums have one negative entry, at the label: exact, with no model and no optimisation.
+
+    Assumes: one example, a non-negative activation before the head. From a larger batch one label
+    is still claimed, the strongest one; `diagnostics["note"]` says so.
+    """
+
+    name: ClassVar[str] = "idlg"
+    needs: ClassVar[Knowledge] = Knowledge.HEAD_GRADIENT
+    recovers: ClassVar[frozenset[str]] = frozenset({"label_set", "label_counts", "labels"})
+    cites: ClassVar[str] = "Zhao et al., iDLG: Improved Deep Leakage from Gradients, 2020, Eq. 4-5"
+
+    def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
+        """Claim one label; raises `ValueError` where the gradient says nothing at all."""
+        head = head_gradient(seen.know(Knowledge.HEAD_GRADIENT), seen.head, seen.spec.classes)
+        g = head.class_sums()
+        label = int(g.argmin())
+        diagnostics: dict[str, object] = {"negative_classes": int((g < 0).sum())}
+        if seen.num_examples is not None and seen.num_examples > 1:
+            diagnostics["note"] = (
+                f"iDLG is a rule for one example; this update holds {seen.num_examples}, "
+                "so one label is claimed and the others are missed"
+            )
+        return Reconstruction(
+            label_set=frozenset({label}),
+            label_counts={label: 1},
+            labels=torch.tensor([label], dtype=torch.int64),
+            diagnostics=diagnostics,
+        )

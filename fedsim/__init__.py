@@ -1,0 +1,81 @@
+"""fedsim: a federated-learning simulation framework with pluggable adversaries."""
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+# Every public name and the module it lives in. They load when first used, so that importing
+# fedsim costs nothing, and needs Flower or Ray only where a name does.
+_HOMES = {
+    "Adversary": "adversary",
+    "Batch": "records",
+    "ClientState": "defense",
+    "Defense": "defense",
+    "FedSGD": "strategies",
+    "FedsimError": "errors",
+    "Finding": "records",
+    "HonestButCurious": "server",
+    "Interception": "records",
+    "Job": "adversary",
+    "Knowledge": "knowledge",
+    "NotGranted": "errors",
+    "Observation": "records",
+    "Plugin": "plugin",
+    "Reconstruction": "records",
+    "Scenario": "scenario",
+    "Spec": "records",
+    "Task": "tasks",
+    "ThreatModel": "knowledge",
+    "Training": "defense",
+    "Truth": "records",
+    "Update": "records",
+    "VictimModel": "victim",
+    "defend": "client",
+    "simulate": "simulation",
+    "write_report": "report",
+}
+
+_MODULES = frozenset(_HOMES.values()) | {"gradients", "metrics", "seeds", "testing"}
+
+__all__ = [  # noqa: F822
+    "Adversary",
+    "Batch",
+    "ClientState",
+    "Defense",
+    "FedSGD",
+    "FedsimError",
+    "Finding",
+    "HonestButCurious",
+    "Interception",
+    "Job",
+    "Knowledge",
+    "NotGranted",
+    "Observation",
+    "Plugin",
+    "Reconstruction",
+    "Scenario",
+    "Spec",
+    "Task",
+    "ThreatModel",
+    "Training",
+    "Truth",
+    "Update",
+    "VictimModel",
+    "__version__",
+    "defend",
+    "simulate",
+    "write_report",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"fedsim.{_HOMES[name]}"), name)
+    if name in _MODULES:
+        return importlib.import_module(f"fedsim.{name}")
+    raise AttributeError(f"module 'fedsim' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,113 @@
+"""What an adversary is: one method to write, `reconstruct`."""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar
+
+import torch
+
+from fedsim.errors import AttackTimeout, Cancelled, PluginError
+from fedsim.knowledge import Knowledge
+from fedsim.plugin import Plugin, find
+from fedsim.records import Observation, Reconstruction
+
+__all__ = ["Adversary", "Job"]
+
+
+class Job:
+    """One attack's resources: randomness, a device, an iteration budget, and a way to be stopped.
+
+    rng: the only randomness an attack may draw from (a CPU generator). device: where to compute.
+    budget: iterations allowed in all, restarts included; None leaves it to the attack's settings.
+    deadline: seconds of wall clock, a safety stop only: a result must not depend on it.
+    """
+
+    def __init__(
+        self,
+        rng: torch.Generator,
+        *,
+        device: torch.device | str = "cpu",
+        budget: int | None = None,
+        deadline: float | None = None,
+        cancelled: Callable[[], bool] | None = None,
+        on_progress: Callable[[int, float], None] | None = None,
+    ) -> None:
+        self.rng = rng
+        self.device = torch.device(device)
+        self.budget = budget
+        self.iterations = 0
+        self.trace: list[tuple[int, float]] = []
+        self._cancelled = cancelled
+        self._on_progress = on_progress
+        self._seconds = deadline
+        self._stop_at = None if deadline is None else time.monotonic() + deadline
+
+    def steps(self, limit: int) -> Iterator[int]:
+        """Count from 0 to `limit`, or until the budget is used up: `for step in job.steps(300)`."""
+        for step in range(limit):
+            if self.budget is not None and self.iterations >= self.budget:
+                return
+            self.iterations += 1
+            yield step
+
+    def progress(self, step: int, objective: float) -> None:
+        """Report the objective; call it every iteration or so.
+
+        Raises `Cancelled` when the run is being stopped, `AttackTimeout` past the deadline.
+        """
+        self.trace.append((step, objective))
+        if self._cancelled is not None and self._cancelled():
+            raise Cancelled("the run was stopped")
+        if self._stop_at is not None and time.monotonic() > self._stop_at:
+            raise AttackTimeout(f"over its limit of {self._seconds:g} s at iteration {step}")
+        if self._on_progress is not None:
+            self._on_progress(step, objective)
+
+
+class Adversary(Plugin, ABC):
+    """Turns what the threat model lets it see into what it claims about the victim's data.
+
+    needs: knowledge it cannot do without. recovers: the fields of `Reconstruction` it fills,
+    which decides what it is scored on. cites: the paper.
+
+    Composition: a setting whose name ends in `_from` (such as `labels_from = "llg"`) names
+    another adversary to run first; its needs are inherited. "given" takes the value from the
+    observation instead.
+    """
+
+    needs: ClassVar[Knowledge]
+    recovers: ClassVar[frozenset[str]]
+    cites: ClassVar[str] = ""
+
+    @abstractmethod
+    def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
+        """Attack one observation. Leave it unchanged; draw only from `job.rng`."""
+
+    def reconstruct_many(
+        self, seen: Sequence[Observation], jobs: Sequence[Job]
+    ) -> list[Reconstruction]:
+        """Attack many observations; a batched override must give the same answers."""
+        return [self.reconstruct(one, job) for one, job in zip(seen, jobs, strict=True)]
+
+    def parts(self) -> dict[str, "Adversary"]:
+        """Adversaries this one runs first, by the setting that names them."""
+        found = {}
+        for setting in type(self).model_fields:
+            value: Any = getattr(self, setting)
+            if setting.endswith("_from") and value not in (None, "given"):
+                cls = find("adversaries", value)
+                if not issubclass(cls, Adversary):
+                    raise PluginError(f"{setting} = '{value}': that is no adversary")
+                found[setting] = cls()
+        return found
+
+    def requires(self) -> Knowledge:
+        """Its own needs, those of its parts, and `LABELS` or `LENGTHS` where they are "given"."""
+        required = self.needs
+        for part in self.parts().values():
+            required |= part.requires()
+        for setting in type(self).model_fields:
+            if setting.endswith("_from") and getattr(self, setting) == "given":
+                required |= Knowledge[setting.removesuffix("_from").upper()]
+        return required

@@ -1,0 +1,334 @@
+"""The command line: run, report, list, show, check."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+app = typer.Typer(
+    help="Simulate federated learning with adversaries that attack every update.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a setting, e.g. training.lr=0.05"),
+]
+Data = Annotated[
+    str,
+    typer.Option("--data", envvar="FEDSIM_DATA", help="Folder with local data sets"),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print data as JSON on standard output")]
+
+
+@app.command()
+def run(
+    scenario: Annotated[str, typer.Argument(help="A scenario's name or TOML file")],
+    set: Set = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Run folder [default: runs/NAME]")
+    ] = None,
+    data: Data = "",
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run")] = False,
+    points: Annotated[
+        list[str] | None, typer.Option("--points", help="Only these points of the sweep")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run a scenario: train, intercept, attack, report."""
+    from rich.console import Console
+
+    console = Console(stderr=as_json)
+    status = None if quiet else console.status("loading")
+    if status is not None and console.is_terminal:
+        status.start()
+    try:
+        from fedsim.progress import Display
+        from fedsim.scenario import Scenario
+        from fedsim.simulation import simulate
+
+        loaded = Scenario.load(scenario, set or [], data=data or None)
+    finally:
+        if status is not None:
+            status.stop()
+    folder = out or _default_folder(loaded.name, resume=resume)
+    with Display(console, quiet=quiet) as display:
+        report = simulate(loaded, folder, resume=resume, points=points, observer=display)
+    if as_json:
+        _print_json({"report": str(report), "summary": _summary(folder)})
+    elif not quiet:
+        _print_summary(console, folder)
+        console.print(f"report: {report}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def report(
+    run_dirs: Annotated[list[Path], typer.Argument(help="One run folder or more")],
+    format: Annotated[str, typer.Option("--format", help="html or markdown")] = "html",
+) -> None:
+    """Write a run's report again, from its folder alone."""
+    from fedsim.errors import ScenarioError
+    from fedsim.report import write_report
+
+    if format not in ("html", "markdown"):
+        raise ScenarioError(f"--format {format}: expected html or markdown")
+    kind: Literal["html", "markdown"] = "html" if format == "html" else "markdown"
+    for folder in run_dirs:
+        typer.echo(write_report(folder, kind))
+
+
+KINDS = ("adversaries", "defenses", "scenarios", "tasks")
+
+
+@app.command("list")
+def list_(
+    kind: Annotated[str, typer.Argument(help=" | ".join(KINDS))] = "",
+    as_json: AsJson = False,
+) -> None:
+    """List adversaries, defenses, scenarios and tasks."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from fedsim import plugin
+    from fedsim.errors import ScenarioError, did_you_mean
+    from fedsim.scenario import Scenario, scenario_names
+
+    if kind and kind not in KINDS:
+        raise ScenarioError(f"nothing called '{kind}' to list. {did_you_mean(kind, KINDS)}")
+    found: dict[str, dict[str, str]] = {}
+    for each in [kind] if kind else KINDS:
+        if each == "scenarios":
+            found[each] = {name: Scenario.load(name).description for name in scenario_names()}
+        else:
+            found[each] = {name: _plugin_summary(each, name) for name in plugin.names(each)}
+    if as_json:
+        _print_json(found if not kind else found[kind])
+        return
+    console = Console()
+    for each, entries in found.items():
+        table = Table(title=each, title_justify="left", box=None, show_header=False)
+        for name, summary in entries.items():
+            table.add_row(name, summary)
+        console.print(table)
+
+
+@app.command()
+def show(
+    name: Annotated[str, typer.Argument(help="An adversary, defense, task or scenario")],
+    as_json: AsJson = False,
+) -> None:
+    """Show a plugin's settings and needs, or a scenario's text."""
+    from rich.console import Console
+
+    from fedsim import plugin
+    from fedsim.errors import ScenarioError, did_you_mean
+    from fedsim.scenario import Scenario, scenario_names
+
+    known = {n: kind for kind in ("tasks", "defenses", "adversaries") for n in plugin.names(kind)}
+    if name in known:
+        facts = _describe(known[name], name)
+        if as_json:
+            _print_json(facts)
+        else:
+            _print_facts(Console(), facts)
+    elif name in scenario_names() or Path(name).is_file():
+        loaded = Scenario.load(name)
+        if as_json:
+            _print_json(loaded.to_dict())
+        else:
+            typer.echo(loaded.to_toml())
+    else:
+        raise ScenarioError(
+            f"nothing called '{name}' to show. {did_you_mean(name, [*known, *scenario_names()])}"
+        )
+
+
+@app.command()
+def check(
+    what: Annotated[str, typer.Argument(help="A scenario, or a plugin as module:Class")],
+    set: Set = None,
+    data: Data = "",
+) -> None:
+    """Check a scenario, or a plugin's conformance, before any training."""
+    from fedsim.scenario import Scenario
+    from fedsim.strategies import build_strategy
+
+    if ":" in what and not Path(what).exists():
+        _check_plugin(what)
+        return
+    scenario = Scenario.load(what, set or [], data=data or None)
+    for name, point in scenario.points().items():
+        task = point.build_task()
+        fewest = min(task.num_examples(client) for client in range(point.training.clients))
+        task.module()
+        build_strategy(point)
+        t = point.training
+        where = f"{name}: " if name else ""
+        typer.echo(
+            f"{where}{t.clients} clients, {t.per_round} a round, {t.rounds} rounds of "
+            f"{t.algorithm}; at least {fewest} examples a client"
+        )
+        denials = point.denials()
+        for label, _, adversary in point.build_adversaries():
+            needs = ", ".join(adversary.requires().names())
+            lacking = denials.get(label)
+            verdict = f"denied: lacks {', '.join(lacking.names())}" if lacking else "granted"
+            typer.echo(f"  {label}: needs {needs}: {verdict}")
+        if denials:
+            typer.echo(
+                f"threat.grants = {point.threat.grants!r} withholds what "
+                f"{', '.join(denials)} needs; grant it, or leave the adversary out",
+                err=True,
+            )
+            raise typer.Exit(1)
+
+
+def _check_plugin(what: str) -> None:
+    import importlib
+
+    from fedsim.errors import PluginError
+    from fedsim.testing import conformance
+
+    module, _, name = what.partition(":")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        cls = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise PluginError(f"{what} cannot be imported: {error}") from error
+    complaints = conformance(cls)
+    for complaint in complaints:
+        typer.echo(f"  - {complaint}")
+    typer.echo(f"{what}: {f'{len(complaints)} complaints' if complaints else 'conforms'}")
+    if complaints:
+        raise typer.Exit(1)
+
+
+def _plugin_summary(kind: str, name: str) -> str:
+    from fedsim.errors import PluginError
+    from fedsim.plugin import find
+
+    try:
+        return find(kind, name).summary()
+    except PluginError as error:
+        return f"(cannot be loaded: {error})"
+
+
+def _describe(kind: str, name: str) -> dict[str, Any]:
+    import inspect
+
+    from fedsim.plugin import find
+
+    cls = find(kind, name)
+    facts: dict[str, Any] = {"name": name, "kind": kind, "text": inspect.getdoc(cls) or ""}
+    if kind == "adversaries":
+        facts |= {
+            "needs": getattr(cls, "needs").names(),  # noqa: B009 - declared by Adversary
+            "recovers": sorted(getattr(cls, "recovers")),  # noqa: B009
+            "cites": getattr(cls, "cites", ""),
+        }
+    hidden = {"seed", "clients", "folder"} if kind == "tasks" else frozenset[str]()
+    facts["settings"] = [
+        {
+            "name": key,
+            "type": str(field.annotation).replace("typing.", "")
+            if not isinstance(field.annotation, type)
+            else field.annotation.__name__,
+            "default": "required" if field.is_required() else repr(field.get_default()),
+            "description": field.description or "",
+        }
+        for key, field in cls.model_fields.items()
+        if key not in hidden
+    ]
+    return facts
+
+
+def _print_facts(console: Any, facts: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    console.print(f"{facts['name']} ({facts['kind']})", style="bold", highlight=False)
+    console.print(facts["text"], markup=False, highlight=False)
+    for key in ("needs", "recovers", "cites"):
+        if facts.get(key):
+            value = facts[key] if isinstance(facts[key], str) else ", ".join(facts[key])
+            console.print(f"{key}: {value}", markup=False, highlight=False)
+    if facts["settings"]:
+        table = Table("setting", "type", "default", "meaning", box=None)
+        for setting in facts["settings"]:
+            table.add_row(*(_escaped(setting[k]) for k in ("name", "type", "default", "description")))
+        console.print(table)
+
+
+def _escaped(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
+
+
+def _default_folder(name: str, *, resume: bool) -> Path:
+    """`runs/NAME`, or the first free `runs/NAME-2`, ...; with `resume` the last that exists."""
+    base, number = Path("runs") / name, 1
+    last = base
+    while (folder := base if number == 1 else base.with_name(f"{name}-{number}")).exists():
+        last, number = folder, number + 1
+    return last if resume else folder
+
+
+def _summary(folder: Path) -> list[dict[str, Any]]:
+    from fedsim.report import summary
+
+    return summary(folder)
+
+
+def _print_summary(console: Any, folder: Path) -> None:
+    """Who was attacked, what leaked, against what chance gives."""
+    from rich.table import Table
+
+    rows = _summary(folder)
+    if not rows:
+        return
+    several = len({row["point"] for row in rows}) > 1
+    table = Table(title="what leaked", title_justify="left", box=None)
+    for heading in [*(["point"] if several else []), "adversary", "measure"]:
+        table.add_column(heading)
+    for heading in ("attacks", "leaked", "by chance"):
+        table.add_column(heading, justify="right")
+    table.add_column("in words")
+    for row in rows:
+        cells = [*([row["point"]] if several else []), row["label"], row["metric"]]
+        cells += [str(row["attacks"]), _number(row["mean"]), _number(row["baseline"])]
+        table.add_row(*map(_escaped, [*cells, row["sentence"]]))
+    console.print(table)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
+
+
+def _print_json(value: Any) -> None:
+    typer.echo(json.dumps(value, indent=2, default=str))
+
+
+def main() -> None:
+    """Run the command line; a mistake of the user's ends in one message, never a traceback."""
+    from fedsim.errors import ClientError, EngineError, FedsimError
+
+    try:
+        app()
+    except FedsimError as error:
+        if os.environ.get("FEDSIM_DEBUG"):
+            raise
+        typer.secho(f"error: {error}", fg="red", err=True)
+        sys.exit(1 if isinstance(error, ClientError | EngineError) else 2)
+    except KeyboardInterrupt:
+        typer.secho("interrupted; what was found is in the run folder", fg="yellow", err=True)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

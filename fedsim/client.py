@@ -1,0 +1,288 @@
+"""The Flower ClientApp: load the global model, train locally, protect the update, reply.
+
+Also `defend`, the mod that adds fedsim's defenses to anyone's ClientApp.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from torch import Tensor, nn
+
+from fedsim.defense import Defense, Training
+from fedsim.errors import PluginError
+from fedsim.records import Batch, Update
+from fedsim.scenario import Scenario
+from fedsim.seeds import isolated, torch_generator
+from fedsim.tasks import Task
+from fedsim.victim import load_arrays
+
+__all__ = ["app", "defend", "protect", "train_locally", "update_record"]
+
+UPDATE_KEY = "fedsim.update"
+STATE_KEY = "fedsim.defense"
+
+app = ClientApp()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Session:
+    """What one process keeps between messages: data and one model, whoever the client is."""
+
+    scenario: Scenario
+    task: Task
+    defenses: list[Defense]
+    module: nn.Module
+    initial: dict[str, Tensor]
+
+
+@functools.lru_cache(maxsize=2)
+def _session(text: str) -> _Session:
+    scenario = Scenario.model_validate_json(text)
+    task = scenario.build_task()
+    module = task.module()
+    initial = {key: value.clone() for key, value in module.state_dict().items()}
+    return _Session(scenario, task, scenario.build_defenses(), module, initial)
+
+
+def _open(message: Message) -> tuple[_Session, nn.Module, dict[str, Tensor], int]:
+    """The session, its model as the server sent it, the arrays that were sent, and the round."""
+    config = message.content.config_records["config"]
+    session = _session(str(config["scenario"]))
+    before = dict(message.content.array_records["arrays"].to_torch_state_dict())
+    session.module.load_state_dict(session.initial)
+    load_arrays(session.module, before)
+    return session, session.module, before, int(cast(int, config["server-round"]))
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """One client's round: the update as an ArrayRecord, what it means as a ConfigRecord."""
+    session, module, before, round = _open(message)
+    settings, task, client = session.scenario.training, session.task, client_number(context)
+    config = message.content.config_records["config"]
+    seed = session.scenario.seed
+    batches = task.batches(
+        client, round, batch_size=settings.batch_size, steps=settings.local_steps
+    )
+    with isolated(seed, "client", round, client):
+        module.train()
+        training = Training(
+            module=module,
+            batches=tuple(batches),
+            gradient=functools.partial(mean_gradient, task),
+            algorithm=settings.algorithm,
+            lr=settings.lr,
+            momentum=settings.momentum,
+            weight_decay=settings.weight_decay,
+            rng=torch_generator(seed, "training", round, client),
+        )
+        for defense in session.defenses:
+            training = defense.prepare(training)
+        update, loss = train_locally(
+            training,
+            before,
+            trained=task.trained(module),
+            proximal_mu=float(cast(float, config.get("proximal-mu", 0.0))),
+        )
+        update = protect(update, before, session.defenses, (seed, round, client), context.state)
+    metrics = {"num-examples": update.num_examples, "train_loss": loss}
+    return Message(_reply(update, metrics), reply_to=message)
+
+
+@app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    """The global model's loss and metrics on the client's own examples."""
+    session, module, _, _ = _open(message)
+    utility = session.task.evaluate(module, client_number(context))
+    examples = int(utility.pop("num_examples"))
+    metrics = MetricRecord({"num-examples": examples, **utility})
+    return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+
+@app.query()
+def query(message: Message, context: Context) -> Message:
+    """Which client this node is."""
+    record = ConfigRecord({"client": client_number(context)})
+    return Message(RecordDict({"client": record}), reply_to=message)
+
+
+def client_number(context: Context) -> int:
+    """The number of the client that a node plays, from 0."""
+    return int(context.node_config["partition-id"])
+
+
+def mean_gradient(
+    task: Task, module: nn.Module, batch: Batch
+) -> tuple[dict[str, Tensor], float]:
+    """Gradient of the task's mean loss on a batch, by trained parameter name, and the loss."""
+    names = task.trained(module)
+    parameters = {name: p for name, p in module.named_parameters() if name in names}
+    loss = task.loss(module, batch.inputs, batch.labels, lengths=batch.lengths)
+    grads = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
+    return dict(zip(parameters, grads, strict=True)), float(loss.detach())
+
+
+def train_locally(
+    training: Training,
+    before: Mapping[str, Tensor],
+    *,
+    trained: frozenset[str],
+    proximal_mu: float = 0.0,
+) -> tuple[Update, float]:
+    """FedSGD: the gradient of the first batch. FedAvg: SGD over the batches, the new weights.
+
+    proximal_mu: weight of FedProx's term mu/2 ||w - w_0||^2 (Li et al., 2020), which the strategy
+    sends. Returns the update and the mean training loss.
+    """
+    module = training.module
+    examples = sum(len(batch) for batch in training.batches)
+    common: dict[str, Any] = {
+        "lr": training.lr,
+        "momentum": training.momentum,
+        "weight_decay": training.weight_decay,
+        "steps": len(training.batches),
+        "num_examples": examples,
+    }
+    parameters = {name: p for name, p in module.named_parameters() if name in trained}
+    if training.algorithm == "fedsgd":
+        tensors, loss = training.gradient(module, training.batches[0])
+        losses, kind = [loss], "gradient"
+    else:
+        optimizer = torch.optim.SGD(
+            parameters.values(),
+            lr=training.lr,
+            momentum=training.momentum,
+            weight_decay=training.weight_decay,
+        )
+        losses, kind = [], "weights"
+        for batch in training.batches:
+            gradient, loss = training.gradient(module, batch)
+            losses.append(loss)
+            for name, parameter in parameters.items():
+                parameter.grad = gradient[name]
+                if proximal_mu:
+                    parameter.grad = parameter.grad + proximal_mu * (
+                        parameter.detach() - before[name]
+                    )
+            optimizer.step()
+        tensors = {name: p.detach().clone() for name, p in parameters.items()}
+        optimizer.zero_grad()
+    present = dict(module.named_buffers())
+    buffers = {name: present[name].clone() for name in before if name in present}
+    update = Update(tensors=tensors, kind=cast(Any, kind), buffers=buffers, **common)
+    return update, sum(losses) / len(losses)
+
+
+def protect(
+    update: Update,
+    before: Mapping[str, Tensor],
+    defenses: Sequence[Defense],
+    where: tuple[int, int, int],
+    state: RecordDict,
+) -> Update:
+    """Apply the defenses in listed order to a gradient, or to the delta behind new weights.
+
+    where: (seed, round, client), from which each defense's generator comes. state: the client's
+    own, kept across rounds. A tensor that no defense touched is sent bit-identical.
+    """
+    if not defenses:
+        return update
+    delta = update
+    if update.kind == "weights":
+        changes = {name: value - before[name] for name, value in update.tensors.items()}
+        delta = update.replace(tensors=changes, kind="delta")
+    protected = delta
+    seed, round, client = where
+    for position, defense in enumerate(defenses):
+        key = f"{STATE_KEY}.{position}"
+        kept = dict(state.array_records[key].to_torch_state_dict()) if key in state else {}
+        rng = torch_generator(seed, f"defense.{position}.{defense.name}", round, client)
+        protected = defense.protect(protected, rng, kept)
+        if kept:
+            state[key] = ArrayRecord(kept)
+    if update.kind != "weights":
+        return protected
+    tensors = {
+        name: update.tensors.get(name, value)
+        if value is delta.tensors.get(name)
+        else before[name] + value
+        if name in before and value.shape == before[name].shape
+        else value
+        for name, value in protected.tensors.items()
+    }
+    return protected.replace(tensors=tensors, kind="weights")
+
+
+def update_record(update: Update) -> ConfigRecord:
+    """What an update's arrays mean, as it travels beside them."""
+    return ConfigRecord(
+        {
+            "kind": update.kind,
+            "optimizer": update.optimizer,
+            "momentum": update.momentum,
+            "weight_decay": update.weight_decay,
+            "steps": update.steps,
+            "num_examples": update.num_examples,
+            "reduction": update.reduction,
+            "buffers": list(update.buffers),
+            **({"lr": update.lr} if update.lr is not None else {}),
+        }
+    )
+
+
+def _reply(update: Update, metrics: dict[str, float]) -> RecordDict:
+    arrays = {
+        name: value.detach().contiguous()
+        for name, value in {**update.tensors, **update.buffers}.items()
+    }
+    return RecordDict(
+        {
+            "arrays": ArrayRecord(arrays),
+            "metrics": MetricRecord(cast(Any, metrics)),
+            UPDATE_KEY: update_record(update),
+        }
+    )
+
+
+def defend(
+    *defenses: Defense, seed: int = 0
+) -> Callable[[Message, Context, Callable[[Message, Context], Message]], Message]:
+    """A Flower mod that applies defenses, in listed order, to what a ClientApp is about to send.
+
+        @app.train(mods=[defend(GaussianNoise(sigma=0.01))])
+
+    The reply's one ArrayRecord is read as new weights, and the defenses work on the difference to
+    the weights that were received. A defense that has to take part in the training itself
+    (`prepare`) cannot be added from outside: raises `PluginError`.
+    """
+    for defense in defenses:
+        if type(defense).prepare is not Defense.prepare:
+            raise PluginError(
+                f"'{defense.name}' changes local training, which a mod cannot reach; "
+                "use it in a scenario, or call its prepare() in your training function"
+            )
+
+    def mod(
+        message: Message, context: Context, call_next: Callable[[Message, Context], Message]
+    ) -> Message:
+        reply = call_next(message, context)
+        if reply.has_error() or not message.metadata.message_type.startswith("train"):
+            return reply
+        (sent,) = message.content.array_records.values()
+        before = dict(sent.to_torch_state_dict())
+        ((key, arrays),) = reply.content.array_records.items()
+        after = dict(arrays.to_torch_state_dict())
+        floating = {name: value for name, value in after.items() if value.is_floating_point()}
+        config = next(iter(message.content.config_records.values()), ConfigRecord())
+        where = (seed, int(cast(int, config.get("server-round", 0))), client_number(context))
+        update = Update(tensors=floating, kind="weights")
+        protected = protect(update, before, defenses, where, context.state)
+        reply.content[key] = ArrayRecord({**after, **dict(protected.tensors)})
+        return reply
+
+    return mod

@@ -1,0 +1,75 @@
+"""Engines: where clients and attacks run.
+
+    inline    in this process, one after the other
+    ray       groups of clients, and attacks, on long-lived Ray actors
+    flower    Flower's own simulation engine, unchanged
+
+The first two are Flower `Grid`s that call the ClientApp themselves: the public way to an engine
+that is deterministic and does not pay for polling. All three give the same findings for a seed.
+"""
+
+import contextlib
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+
+from fedsim.campaign import Observer
+from fedsim.errors import EngineError
+from fedsim.ledger import Ledger
+from fedsim.scenario import Scenario
+
+__all__ = ["Engine", "engine_name", "open_engine"]
+
+
+class Engine(ABC):
+    """Plays one scenario after the other (the points of a sweep), keeping its workers."""
+
+    @abstractmethod
+    def play(self, scenario: Scenario, ledger: Ledger, point: str, observer: Observer) -> None:
+        """Train, intercept, attack; findings and utility go to the ledger."""
+
+    def close(self) -> None:
+        """Give the workers back."""
+
+
+def workers(scenario: Scenario) -> int:
+    """How many clients are trained at a time."""
+    asked = scenario.engine.workers
+    if asked != "auto":
+        return asked
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, min(cores or 1, scenario.training.per_round))
+
+
+def engine_name(scenario: Scenario) -> str:
+    """Which engine a scenario runs on: Ray for more than one worker, unless it names one."""
+    if scenario.engine.name != "auto":
+        return scenario.engine.name
+    return "ray" if workers(scenario) > 1 or scenario.engine.address else "inline"
+
+
+@contextlib.contextmanager
+def open_engine(scenario: Scenario) -> Iterator[Engine]:
+    """The scenario's engine, closed in the end; raises `EngineError`."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+    name = engine_name(scenario)
+    engine: Engine
+    if name == "inline":
+        from fedsim.engine.inline import InlineEngine
+
+        engine = InlineEngine()
+    elif name == "ray":
+        try:
+            from fedsim.engine.ray import RayEngine
+        except ImportError as error:
+            raise EngineError(f"Ray is not installed ({error}); set engine.workers = 1") from error
+        engine = RayEngine(scenario)
+    else:
+        from fedsim.engine.flower import FlowerEngine
+
+        engine = FlowerEngine()
+    try:
+        yield engine
+    finally:
+        engine.close()

@@ -1,0 +1,119 @@
+"""The flower engine: Flower's own simulation engine, unchanged, in a process of its own.
+
+In a process of its own, because it cannot be interrupted (its server thread goes on after
+Ctrl-C), shuts down whatever Ray session the process has, and grows with every run.
+"""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from fedsim.campaign import Observer
+from fedsim.engine import Engine, workers
+from fedsim.errors import EngineError
+from fedsim.ledger import Ledger
+from fedsim.records import Finding
+from fedsim.scenario import Scenario
+
+__all__ = ["FlowerEngine"]
+
+MARK = "\x1efedsim "
+
+
+class FlowerEngine(Engine):
+    """Starts a simulation process, listens to its events, and ends it on Ctrl-C."""
+
+    def play(self, scenario: Scenario, ledger: Ledger, point: str, observer: Observer) -> None:
+        """Clients on Flower's Ray backend; attacks in the server's process, after each round."""
+        command = [sys.executable, "-m", "fedsim.engine.flower", str(ledger.folder), point]
+        quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+        with tempfile.TemporaryFile("w+") as errors:
+            process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                start_new_session=True,
+                env={**os.environ, **quiet},
+            )
+            assert process.stdin is not None and process.stdout is not None  # noqa: S101
+            try:
+                process.stdin.write(scenario.model_dump_json())
+                process.stdin.close()
+                failure = ""
+                for line in process.stdout:
+                    if line.startswith(MARK):
+                        event = json.loads(line.removeprefix(MARK))
+                        kind = event.pop("event")
+                        if kind == "findings":
+                            event["findings"] = [Finding(**row) for row in event["findings"]]
+                        if kind == "failure":
+                            failure = event["reason"]
+                        else:
+                            observer(kind, **event)
+                if process.wait() or failure:
+                    errors.seek(0)
+                    tail = failure or errors.read()[-2000:]
+                    raise EngineError(f"Flower's simulation ended with an error: {tail}")
+            finally:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+
+
+def _child(folder: Path, point: str) -> None:
+    """Run one point on Flower's engine; events go to standard output, one a line."""
+    from flwr.app import Context
+    from flwr.serverapp import Grid, ServerApp
+    from flwr.simulation import run_simulation
+
+    from fedsim.campaign import Bench, InlineExecutor
+    from fedsim.client import app
+    from fedsim.engine.grid import OrderedGrid
+    from fedsim.federation import place, play
+
+    scenario = Scenario.model_validate_json(sys.stdin.read())
+    ledger = Ledger.append_to(folder)
+    out = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+    def tell(event: str, **fields: Any) -> None:
+        if event == "findings":
+            fields["findings"] = [dataclasses.asdict(row) for row in fields["findings"]]
+        out.write(MARK + json.dumps({"event": event, **fields}, default=str) + "\n")
+
+    server = ServerApp()
+
+    @server.main()
+    def main(grid: Grid, context: Context) -> None:  # noqa: ARG001 - Flower's signature
+        try:
+            bench = Bench(scenario, point, place("artifacts", scenario, point))
+            ordered = OrderedGrid(grid, scenario.training.clients)
+            play(scenario, ledger, ordered, InlineExecutor(bench), point, tell, task=bench.task)
+        except BaseException as error:
+            tell("failure", reason=f"{type(error).__name__}: {error}")
+            raise
+
+    run_simulation(
+        server_app=server,
+        client_app=app,
+        num_supernodes=scenario.training.clients,
+        backend_config={
+            "init_args": {"num_cpus": workers(scenario)},
+            "client_resources": {
+                "num_cpus": scenario.engine.cpus_per_client,
+                "num_gpus": scenario.engine.gpus_per_client,
+            },
+        },
+    )
+
+
+if __name__ == "__main__":
+    _child(Path(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,179 @@
+"""Grids: how messages reach clients."""
+
+import time
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from flwr.app import (
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Error,
+    Message,
+    MessageType,
+    RecordDict,
+)
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedsim.errors import EngineError
+
+__all__ = ["LocalGrid", "OrderedGrid", "answer"]
+
+FIRST_NODE = 1000
+RAISED = 2
+"""Flower's error code for a ClientApp that raised."""
+
+
+def answer(app: ClientApp, message: Message, context: Context) -> Message:
+    """One client's reply; an error reply where its app raised."""
+    try:
+        return app(message, context)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        return Message(Error(code=RAISED, reason=reason), reply_to=message)
+
+
+class LocalGrid(Grid):
+    """A Grid that has a ClientApp answer, without a SuperLink between.
+
+    Client i is node 1000 + i. Replies come in the order of the messages. clients: client by node.
+    """
+
+    def __init__(self, clients: int) -> None:
+        # The one private touch: `Message()` asks who is sending.
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+        self.clients = {FIRST_NODE + client: client for client in range(clients)}
+        self.contexts = {
+            node: Context(
+                run_id=1,
+                node_id=node,
+                node_config={"partition-id": client, "num-partitions": clients},
+                state=RecordDict(),
+                run_config={},
+            )
+            for node, client in self.clients.items()
+        }
+        self._queue: dict[str, Message] = {}
+        self._run: Any = None
+
+    @abstractmethod
+    def exchange(self, messages: Sequence[Message]) -> list[Message]:
+        """Replies, in the order of the messages; updates `contexts`."""
+
+    def set_run(self, run: Any) -> None:
+        self._run = run
+
+    @property
+    def run(self) -> Any:
+        return self._run
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self.clients)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        first = len(self._queue)
+        pushed = {str(first + i): message for i, message in enumerate(messages)}
+        self._queue |= pushed
+        return list(pushed)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return self.exchange([self._queue.pop(key) for key in message_ids if key in self._queue])
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        return self.exchange([_private(message) for message in messages])
+
+
+def _private(message: Message) -> Message:
+    """A copy whose records a client may take apart; the arrays themselves are shared."""
+    content = RecordDict()
+    for key, record in message.content.items():
+        copied: Any = record
+        if isinstance(record, ArrayRecord):
+            copied = ArrayRecord(dict(record))
+        elif isinstance(record, ConfigRecord):
+            copied = ConfigRecord(dict(record))
+        content[key] = copied
+    return Message(
+        content,
+        message.metadata.dst_node_id,
+        message.metadata.message_type,
+        group_id=message.metadata.group_id,
+        ttl=message.metadata.ttl,
+    )
+
+
+class OrderedGrid(Grid):
+    """Makes a stock Grid deterministic: waits for all nodes, names them, keeps their order.
+
+    Stock node ids are random and come as a set, replies arrive in any order, and the server starts
+    before all nodes have registered. expected: number of clients. patience: seconds to wait.
+    """
+
+    def __init__(self, grid: Grid, expected: int, *, patience: float = 120.0) -> None:
+        self._grid = grid
+        deadline = time.monotonic() + patience
+        while len(nodes := list(grid.get_node_ids())) < expected:
+            if time.monotonic() > deadline:
+                raise EngineError(
+                    f"{len(nodes)} of {expected} clients connected within {patience:g} s; set "
+                    "training.clients to the number of SuperNodes, or start more of them"
+                )
+            time.sleep(0.2)
+        # A query each, because only a node knows which part of the data it holds.
+        asked = [
+            Message(RecordDict(), dst_node_id=node, message_type=MessageType.QUERY)
+            for node in nodes
+        ]
+        found: dict[int, int] = {}
+        for reply in grid.send_and_receive(asked, timeout=patience):
+            if reply.has_error():
+                raise EngineError(f"a client does not answer: {reply.error.reason}")
+            client = reply.content.config_records["client"]["client"]
+            found[reply.metadata.src_node_id] = int(str(client))
+        if sorted(found.values()) != list(range(expected)):
+            raise EngineError(
+                f"clients {sorted(found.values())} answered, expected 0 to {expected - 1} once each"
+            )
+        self.clients = dict(sorted(found.items(), key=lambda item: item[1]))
+
+    def set_run(self, run: Any) -> None:
+        self._grid.set_run(run)
+
+    @property
+    def run(self) -> Any:
+        return self._grid.run
+
+    def create_message(self, *args: Any, **settings: Any) -> Message:
+        return self._grid.create_message(*args, **settings)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self.clients)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        return self._grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return self._grid.pull_messages(message_ids)
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        messages = list(messages)
+        order = {m.metadata.dst_node_id: place for place, m in enumerate(messages)}
+        replies = self._grid.send_and_receive(messages, timeout=timeout)
+        return sorted(replies, key=lambda reply: order[reply.metadata.src_node_id])

@@ -1,0 +1,38 @@
+"""The inline engine: clients and attacks one after the other, in this process."""
+
+from collections.abc import Sequence
+
+from flwr.app import Message
+
+from fedsim.campaign import Bench, InlineExecutor, Observer
+from fedsim.client import app
+from fedsim.engine import Engine
+from fedsim.engine.grid import LocalGrid, answer
+from fedsim.federation import place, play
+from fedsim.ledger import Ledger
+from fedsim.scenario import Scenario
+
+__all__ = ["InlineEngine", "InlineGrid"]
+
+
+class InlineGrid(LocalGrid):
+    """Clients answer one after the other. client_app: anyone's; fedsim's where left out."""
+
+    def __init__(self, clients: int, client_app: object = app) -> None:
+        super().__init__(clients)
+        self._app = client_app
+
+    def exchange(self, messages: Sequence[Message]) -> list[Message]:
+        return [
+            answer(self._app, message, self.contexts[message.metadata.dst_node_id])  # type: ignore[arg-type]
+            for message in messages
+        ]
+
+
+class InlineEngine(Engine):
+    """Everything in one process; attacks run at the end of each round."""
+
+    def play(self, scenario: Scenario, ledger: Ledger, point: str, observer: Observer) -> None:
+        bench = Bench(scenario, point, place("artifacts", scenario, point))
+        grid = InlineGrid(scenario.training.clients)
+        play(scenario, ledger, grid, InlineExecutor(bench), point, observer, task=bench.task)

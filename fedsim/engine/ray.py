@@ -1,0 +1,264 @@
+"""The Ray engine: groups of clients, and attacks beside them, on long-lived actors."""
+
+import contextlib
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ray
+import torch
+from flwr.app import Context, Error, Message, RecordDict
+from ray.exceptions import RayError
+
+from fedsim.campaign import Attack, Bench, Observer, Outcome
+from fedsim.client import app
+from fedsim.engine import Engine, workers
+from fedsim.engine.grid import RAISED, LocalGrid, answer
+from fedsim.errors import EngineError
+from fedsim.federation import place, play
+from fedsim.ledger import Ledger
+from fedsim.records import Interception
+from fedsim.scenario import Scenario
+
+__all__ = ["RayEngine", "RayExecutor", "RayGrid"]
+
+GRACE = 10.0
+"""Seconds past its limit after which the worker of an attack that does not stop is killed."""
+
+
+class _ClientWorker:
+    """Answers groups of messages; keeps data and model between them."""
+
+    def __init__(self) -> None:
+        torch.set_num_threads(1)
+
+    def answer(
+        self, messages: list[Message], contexts: list[Context]
+    ) -> list[tuple[Message, RecordDict]]:
+        """Replies, each with the client's state after it."""
+        return [
+            (answer(app, message, context), context.state)
+            for message, context in zip(messages, contexts, strict=True)
+        ]
+
+
+class _AttackWorker:
+    """Performs attacks, one at a time."""
+
+    def __init__(self, scenario: str, point: str, folder: str) -> None:
+        torch.set_num_threads(1)
+        self._bench = Bench(Scenario.model_validate_json(scenario), point, folder)
+
+    def perform(self, attack: Attack, caught: Interception, before: dict[str, Any]) -> Outcome:
+        """One attack; its interception and the round's arrays come as objects of their own."""
+        whole = replace(attack, interception=replace(caught, before=before))
+        return self._bench.perform(whole)
+
+
+class RayEngine(Engine):
+    """One Ray session, kept for all points of a run."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._clients = workers(scenario)
+        asked = scenario.engine.attack_workers
+        self._attackers = self._clients if asked == "auto" else asked
+        self._settings = scenario.engine
+        if not ray.is_initialized():
+            os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+            options: dict[str, Any] = {
+                "include_dashboard": False,
+                "log_to_driver": bool(os.environ.get("FEDSIM_DEBUG")),
+                "logging_level": logging.ERROR,
+            }
+            if scenario.engine.address:
+                options["address"] = scenario.engine.address
+            else:
+                # Logical CPUs: a place for every actor. The kernel shares the real ones.
+                need = self._clients * scenario.engine.cpus_per_client + self._attackers
+                options["num_cpus"] = max(1, int(need + 0.999))
+            try:
+                ray.init(**options)
+            except (RayError, ConnectionError, OSError, RuntimeError, ValueError) as error:
+                where = scenario.engine.address or "a local session"
+                raise EngineError(f"Ray cannot start or reach {where}: {error}") from error
+        self._pool = [self._new_client() for _ in range(self._clients)]
+
+    def _new_client(self) -> Any:
+        resources = {
+            "num_cpus": self._settings.cpus_per_client,
+            "num_gpus": self._settings.gpus_per_client,
+        }
+        return ray.remote(_ClientWorker).options(**resources).remote()
+
+    def play(self, scenario: Scenario, ledger: Ledger, point: str, observer: Observer) -> None:
+        """Clients on their actors; attacks on theirs, while training goes on."""
+        bench = Bench(scenario, point, place("artifacts", scenario, point))
+        grid = RayGrid(scenario.training.clients, self._pool, self._new_client)
+        executor = RayExecutor(bench, self._attackers, scenario.engine.gpus_per_attack)
+        try:
+            play(scenario, ledger, grid, executor, point, observer, task=bench.task)
+        finally:
+            executor.cancel()
+
+    def close(self) -> None:
+        """Kill the actors; the session stays for the process's next run."""
+        for actor in self._pool:
+            with contextlib.suppress(Exception):
+                ray.kill(actor)
+
+
+class RayGrid(LocalGrid):
+    """Messages go to actors in groups, the global model pickled once a group.
+
+    A worker that dies is replaced and its clients are asked again, one by one, so that the client
+    that killed it is named and the others are not lost.
+    """
+
+    def __init__(self, clients: int, pool: list[Any], new: Any) -> None:
+        super().__init__(clients)
+        self._pool, self._new = pool, new
+
+    def exchange(self, messages: Sequence[Message]) -> list[Message]:
+        shares = [list(messages[i :: len(self._pool)]) for i in range(len(self._pool))]
+        tasks = [
+            actor.answer.remote(share, [self.contexts[m.metadata.dst_node_id] for m in share])
+            if share
+            else None
+            for actor, share in zip(self._pool, shares, strict=True)
+        ]
+        replies: dict[int, Message] = {}
+        for index, (task, share) in enumerate(zip(tasks, shares, strict=True)):
+            if task is None:
+                continue
+            try:
+                pairs = ray.get(task)
+            except RayError:
+                pairs = [self._again(index, message) for message in share]
+            for reply, state in pairs:
+                node = reply.metadata.src_node_id
+                self.contexts[node].state = state
+                replies[node] = reply
+        return [replies[message.metadata.dst_node_id] for message in messages]
+
+    def _again(self, index: int, message: Message) -> tuple[Message, RecordDict]:
+        """Ask one client alone, on a new worker if the old one is gone."""
+        context = self.contexts[message.metadata.dst_node_id]
+        for _ in range(2):
+            try:
+                pair: tuple[Message, RecordDict] = ray.get(
+                    self._pool[index].answer.remote([message], [context])
+                )[0]
+                return pair
+            except RayError as error:
+                last = error
+                self._pool[index] = self._new()
+        reason = f"its worker died: {type(last).__name__}"
+        return Message(Error(code=RAISED, reason=reason), reply_to=message), context.state
+
+
+@dataclass(slots=True)
+class _Running:
+    attack: Attack
+    worker: int
+    since: float
+
+
+class RayExecutor:
+    """Attacks on workers of their own, one at a time each; the rest wait in the object store."""
+
+    def __init__(self, bench: Bench, number: int, gpus: float) -> None:
+        self._bench = bench
+        self._number, self._gpus = number, gpus
+        self._workers: list[Any] = []
+        self._queue: deque[tuple[Attack, Any, Any]] = deque()
+        self._running: dict[Any, _Running] = {}
+
+    def _new(self) -> Any:
+        bench = self._bench
+        return (
+            ray.remote(_AttackWorker)
+            .options(num_cpus=1, num_gpus=self._gpus)
+            .remote(bench.scenario.model_dump_json(), bench.point, bench.folder)
+        )
+
+    def submit(self, attacks: Sequence[Attack]) -> None:
+        """Put each interception, and a round's arrays, into the object store once."""
+        if not self._workers and attacks:
+            self._workers = [self._new() for _ in range(self._number)]
+        stored: dict[int, Any] = {}
+
+        def put(value: Any, key: int) -> Any:
+            if key not in stored:
+                stored[key] = ray.put(value)
+            return stored[key]
+
+        for attack in attacks:
+            caught = attack.interception
+            before = put(dict(caught.before), id(caught.before))
+            light = put(replace(caught, before={}), id(caught))
+            stub = replace(caught, before={}, update=caught.update.replace(tensors={}, buffers={}))
+            self._queue.append((replace(attack, interception=stub), light, before))
+        self._fill()
+
+    def _fill(self) -> None:
+        busy = {running.worker for running in self._running.values()}
+        for index, worker in enumerate(self._workers):
+            if index not in busy and self._queue:
+                attack, caught, before = self._queue.popleft()
+                task = worker.perform.remote(attack, caught, before)
+                self._running[task] = _Running(attack, index, time.monotonic())
+
+    def collect(self, *, wait: bool) -> Iterator[Outcome]:
+        """Outcomes as they come; waits in short steps, so that Ctrl-C is heard."""
+        while self._running:
+            done, _ = ray.wait(list(self._running), timeout=0.5 if wait else 0)
+            for task in done:
+                running = self._running.pop(task)
+                try:
+                    outcome = ray.get(task)
+                except RayError as error:
+                    outcome = self._lost(running, f"its worker died: {type(error).__name__}")
+                self._fill()
+                yield outcome
+            yield from self._overdue()
+            if not done and not wait:
+                return
+
+    def _overdue(self) -> Iterator[Outcome]:
+        for task, running in list(self._running.items()):
+            _, plan, _ = self._bench.adversaries[running.attack.adversary]
+            limit = plan.timeout or self._bench.scenario.threat.timeout
+            if time.monotonic() - running.since > limit + GRACE:
+                del self._running[task]
+                outcome = self._lost(
+                    running, f"over its limit of {limit:g} s, and deaf to being stopped", "timeout"
+                )
+                self._fill()
+                yield outcome
+
+    def _lost(self, running: _Running, why: str, status: str = "failed") -> Outcome:
+        """Rows for an attack whose worker is gone, and a new worker in its place."""
+        with contextlib.suppress(Exception):
+            ray.kill(self._workers[running.worker])
+        self._workers[running.worker] = self._new()
+        outcome = self._bench.perform(replace(running.attack, refused=why))
+        findings = tuple(replace(row, status=status) for row in outcome.findings)  # type: ignore[arg-type]
+        return replace(outcome, findings=findings)
+
+    @property
+    def pending(self) -> int:
+        """Attacks queued and running."""
+        return len(self._queue) + len(self._running)
+
+    def cancel(self) -> None:
+        """Drop the queue and kill the workers."""
+        self._queue.clear()
+        self._running.clear()
+        for worker in self._workers:
+            with contextlib.suppress(Exception):
+                ray.kill(worker)
+        self._workers = []

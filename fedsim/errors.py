@@ -1,0 +1,88 @@
+"""Every exception that fedsim raises on purpose.
+
+    FedsimError
+    ├── ScenarioError        a scenario that cannot be run as written
+    ├── PluginError          a plugin that is unknown, or breaks its contract
+    ├── DataError            data that is missing, unreadable or of the wrong shape
+    ├── RunFolderError       a run folder that exists already, or cannot be written or read
+    ├── EngineError          an engine that cannot start, or lost its workers
+    ├── ClientError          a client that raised, or whose update was refused
+    │   └── UpdateRefused    NaN, Inf, huge, missing, extra or wrongly shaped tensors
+    ├── NotGranted           knowledge that the threat model withholds from an adversary
+    └── Cancelled            an attack told to stop
+        └── AttackTimeout    an attack over its wall-clock limit
+
+A message says what was found, what was expected, and what to do about it.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = [
+    "AttackTimeout",
+    "Cancelled",
+    "ClientError",
+    "DataError",
+    "EngineError",
+    "FedsimError",
+    "NotGranted",
+    "PluginError",
+    "RunFolderError",
+    "ScenarioError",
+    "UpdateRefused",
+    "did_you_mean",
+]
+
+
+class FedsimError(Exception):
+    """Base class: catch this to catch everything fedsim raises on purpose."""
+
+
+class ScenarioError(FedsimError):
+    """A scenario that cannot be run as written."""
+
+
+class PluginError(FedsimError):
+    """A plugin that is unknown, cannot be loaded, or breaks its contract."""
+
+
+class DataError(FedsimError):
+    """Data that is missing, unreadable or of the wrong shape."""
+
+
+class RunFolderError(FedsimError):
+    """A run folder that exists already, or cannot be written or read."""
+
+
+class EngineError(FedsimError):
+    """An engine that cannot start, or lost its workers."""
+
+
+class ClientError(FedsimError):
+    """A client that raised, or whose update was refused."""
+
+
+class UpdateRefused(ClientError):
+    """An update with NaN, Inf, huge, missing, extra or wrongly shaped tensors."""
+
+
+class NotGranted(FedsimError):
+    """Knowledge that the threat model withholds from an adversary."""
+
+
+class Cancelled(FedsimError):
+    """An attack told to stop; raised by `Job.progress`."""
+
+
+class AttackTimeout(Cancelled):
+    """An attack over its wall-clock limit."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A sentence that names the known word nearest to `word`, and all the known ones."""
+    names = sorted(known)
+    if not names:
+        return "There are none."
+    near = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    hint = f"Did you mean '{near[0]}'? " if near else ""
+    return f"{hint}Known: {', '.join(names)}."

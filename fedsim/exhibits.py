@@ -1,0 +1,101 @@
+"""Originals beside reconstructions: files of a run folder, embedded in its report within limits."""
+
+import base64
+import fnmatch
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedsim.leakage import inside
+from fedsim.measures import measure
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Exhibits", "scores"]
+
+# What may be embedded, and nothing else: no SVG or HTML, which can carry scripts.
+KINDS = {
+    ".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".webp": "image/webp",
+    ".wav": "audio/wav", ".flac": "audio/flac", ".mp3": "audio/mpeg", ".txt": "text/plain",
+}  # fmt: skip
+FILE_LIMIT, PAGE_LIMIT, TEXT_LIMIT = 2_000_000, 24_000_000, 2000
+SHOWN, EACH = 12, 4
+
+Exhibit = dict[str, str]
+
+
+class Exhibits:
+    """Embeds artifacts, and counts what it refused."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir, self.used, self.refused = run_dir, 0, 0
+
+    def of(self, order: "pd.DataFrame", rows: "pd.DataFrame") -> dict[str, Any]:
+        """Attacks in the given order, evenly chosen when there are too many to show."""
+        order = order[order["artifact"] != ""]
+        step = max(1.0, (len(order) - 1) / (SHOWN - 1))
+        chosen = order.iloc[[round(at * step) for at in range(min(len(order), SHOWN))]]
+        items = []
+        for row in chosen.to_dict("records"):
+            same = rows[(rows["victim"] == row["victim"]) & (rows["seed"] == row["seed"])]
+            for original, reconstruction in self._pairs(str(row["artifact"])):
+                items.append(
+                    {
+                        "who": f"Client {row['client']}, round {row['round']:g}",
+                        "scores": scores(same),
+                        "original": original,
+                        "reconstruction": reconstruction,
+                    }
+                )
+        return {"items": items, "shown": len(chosen), "total": len(order)}
+
+    def _pairs(self, artifact: str) -> list[tuple[Exhibit | None, Exhibit | None]]:
+        """(original, reconstruction) of one attack.
+
+        The artifact is a file `reconstruction*`, or a folder of them; `original*` of the same
+        ending stands beside it or one folder up, where several adversaries share it.
+        """
+        artifact = artifact.replace("\\", "/").rstrip("/")
+        names = [artifact]
+        if inside(self.run_dir, artifact, folder=True):
+            found = sorted(path.name for path in (self.run_dir / artifact).iterdir())
+            names = [f"{artifact}/{name}" for name in fnmatch.filter(found, "reconstruction*")]
+        pairs = []
+        for name in names[:EACH]:
+            folder, _, leaf = name.rpartition("/")
+            twin = leaf.replace("reconstruction", "original")
+            above = folder.rpartition("/")[0]
+            places = [f"{folder}/{twin}", f"{above}/{twin}"] if twin != leaf else []
+            place = next((place for place in places if inside(self.run_dir, place)), None)
+            pairs.append((self._embed(place) if place else None, self._embed(name)))
+        return pairs
+
+    def _embed(self, relative: str) -> Exhibit | None:
+        path = inside(self.run_dir, relative)
+        kind = KINDS.get(path.suffix.lower()) if path else None
+        try:
+            data = b"" if path is None or path.stat().st_size > FILE_LIMIT else path.read_bytes()
+        except OSError:
+            data = b""
+        if path is None or kind is None or not data or self.used + len(data) > PAGE_LIMIT:
+            self.refused += 1
+            return None
+        self.used += len(data)
+        if kind == "text/plain":
+            return {"kind": "text", "text": data.decode("utf-8", errors="replace")[:TEXT_LIMIT]}
+        uri = f"data:{kind};base64,{base64.b64encode(data).decode()}"
+        path_shown = path.relative_to(self.run_dir).as_posix()
+        return {"kind": kind.split("/")[0], "uri": uri, "path": path_shown}
+
+
+def scores(rows: "pd.DataFrame") -> str:
+    """The scores of one attack in one line, or how it ended."""
+    status = str(rows["status"].iloc[0])
+    if status != "ok":
+        return {"failed": "failed", "timeout": "ran out of time"}.get(status, status)
+    shown = []
+    for metric, value in zip(rows["metric"], rows["value"], strict=True):
+        how = measure(str(metric))
+        yes = how.kind == "yes/no" and value in (0, 1)
+        shown.append(f"{how.title} {('no', 'yes')[int(value)] if yes else how.show(value)}")
+    return ", ".join(shown)

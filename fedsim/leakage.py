@@ -1,0 +1,249 @@
+"""What the rows of a run folder add up to: findings read, averaged, and put into words.
+
+How an average is taken (the report says the same to its readers):
+
+- an attack that failed or ran out of time counts as what a random guess scores on the same victim:
+  an attacker whose attack breaks can still guess;
+- a denied attack never took place: it is counted and listed, and not averaged;
+- of an attack that a resumed run tried again, the last attempt counts.
+"""
+
+import io
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedsim.errors import RunFolderError
+from fedsim.measures import MEASURES, Measure, measure
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["inside", "main_metrics", "read_findings", "read_rows", "summarise"]
+
+# The fields of `fedsim.records.Finding`, which cannot be imported here: it needs torch.
+COLUMNS = [
+    "scenario", "point", "seed", "round", "client", "victim", "adversary", "metric", "value",
+    "baseline", "baseline_prior", "status", "error", "attempt", "seconds", "iterations", "granted",
+    "label", "batch_size", "local_steps", "inclusion", "artifact",
+]  # fmt: skip
+NEEDED = {"round", "victim", "adversary", "metric", "value", "baseline", "status"}
+NUMBERS = ("round", "value", "baseline", "baseline_prior", "attempt", "seconds")
+STATUSES = ("ok", "failed", "timeout", "denied")
+
+
+def inside(run_dir: Path, relative: str, *, folder: bool = False) -> Path | None:
+    """The regular file (or the folder) at a relative path in the run folder, or None.
+
+    Refuses absolute paths, `..` and symbolic links: a run folder may come from someone else, and
+    a report made of it must not carry files of this machine away.
+    """
+    parts = relative.replace("\\", "/").split("/")
+    if not relative or "\0" in relative or ":" in relative or ".." in parts or parts[0] == "":
+        return None
+    path = run_dir
+    try:
+        for part in parts:
+            path = path / part
+            if path.is_symlink():
+                return None
+        return path if (path.is_dir() if folder else path.is_file()) else None
+    except OSError:
+        return None
+
+
+def read_rows(run_dir: Path, name: str, needed: set[str]) -> "tuple[pd.DataFrame, list[str]]":
+    """A CSV of the run folder as text columns, and notes on what had to be left out of it."""
+    import pandas as pd
+
+    path = inside(run_dir, name)
+    if path is None:
+        return pd.DataFrame(), []
+    text = path.read_bytes().decode("utf-8", errors="replace").replace("\0", "�")
+    notes = []
+    end = _last_whole_row(text)
+    if text[end:].strip():
+        notes.append(f"The last line of {name} is incomplete (a run that was killed); left out.")
+    if not text[:end].strip():
+        return pd.DataFrame(), notes
+    try:
+        table = pd.read_csv(
+            io.StringIO(text[:end]),
+            dtype=str,
+            keep_default_na=False,
+            on_bad_lines="skip",
+            index_col=False,
+        )
+    except ValueError as broken:
+        raise RunFolderError(f"{name} in '{run_dir}' is no CSV: {broken}") from broken
+    if missing := sorted(needed - set(table.columns)):
+        raise RunFolderError(
+            f"{name} in '{run_dir}' has no column {', '.join(missing)}; was it written by fedsim?"
+        )
+    return table.fillna(""), notes
+
+
+def _last_whole_row(text: str) -> int:
+    """Where the last complete row ends: a newline with every quote before it closed."""
+    end, quotes = text.rfind("\n"), text.count('"')
+    quotes -= text.count('"', end + 1)
+    while end >= 0 and quotes % 2:
+        start = text.rfind("\n", 0, end)
+        quotes -= text.count('"', start + 1, end)
+        end = start
+    return end + 1
+
+
+def read_findings(run_dir: Path) -> "tuple[pd.DataFrame, list[str]]":
+    """Findings with numbers as numbers, one row an attack and metric, and `counted`: what goes
+    into an average (the value, the baseline of a broken attack, NaN for a denied one).
+    """
+    import pandas as pd
+
+    rows, notes = read_rows(run_dir, "findings.csv", NEEDED)
+    for column in COLUMNS:
+        if column not in rows:
+            rows[column] = ""
+    known = rows["status"].isin(STATUSES)
+    if not known.all():
+        notes.append(f"{int((~known).sum())} rows of findings.csv have no known status; left out.")
+    rows = rows[known].copy()
+    for column in NUMBERS:
+        rows[column] = pd.to_numeric(rows[column], errors="coerce").astype(float)
+    rows["attempt"] = rows["attempt"].fillna(1)
+    rows["label"] = rows["label"].where(rows["label"] != "", rows["adversary"])
+    rows = _one_row_a_metric(rows)
+    key = ["point", "seed", "round", "client", "victim", "label", "metric"]
+    rows = rows.sort_values("attempt", kind="stable").drop_duplicates(key, keep="last").sort_index()
+    for by in (["point", "label", "metric"], ["label", "metric"]):
+        usual = rows.groupby(by, sort=False)["baseline"].transform("mean")
+        broken = rows["status"].isin(["failed", "timeout"])
+        rows["baseline"] = rows["baseline"].where(~broken, rows["baseline"].fillna(usual))
+    rows["value"] = rows["value"].where(rows["status"] == "ok")
+    rows["counted"] = rows["value"].where(rows["status"] == "ok", rows["baseline"])
+    rows["counted"] = rows["counted"].where(rows["status"] != "denied")
+    return rows.reset_index(drop=True), notes
+
+
+def _one_row_a_metric(rows: "pd.DataFrame") -> "pd.DataFrame":
+    """An attack that broke may have left one row without a metric: it counts in every metric."""
+    known: dict[str, list[str]] = {}
+    for label, metric in zip(rows["label"], rows["metric"], strict=True):
+        if metric and metric not in known.setdefault(label, []):
+            known[label].append(metric)
+    rows["metric"] = [
+        [metric] if metric else known.get(label) or [""]
+        for label, metric in zip(rows["label"], rows["metric"], strict=True)
+    ]
+    return rows.explode("metric", ignore_index=True)
+
+
+def main_metrics(rows: "pd.DataFrame") -> dict[str, str]:
+    """The metric that stands for each adversary, by label."""
+    order = [*MEASURES]
+    found: dict[str, str] = {}
+    for label, metrics in rows.groupby("label", sort=False)["metric"]:
+        names = list(metrics.unique())
+        found[str(label)] = min(
+            names, key=lambda name: order.index(name) if name in order else len(order)
+        )
+    return found
+
+
+def summarise(rows: "pd.DataFrame") -> list[dict[str, Any]]:
+    """One row a sweep point, adversary label and metric; see `fedsim.report.summary`."""
+    found = []
+    for (point, label, metric), part in rows.groupby(["point", "label", "metric"], sort=False):
+        how = measure(str(metric))
+        counts = {status: int((part["status"] == status).sum()) for status in STATUSES}
+        counted = part[part["counted"].notna()]
+        values = counted["counted"].tolist()
+        scored = part["value"].dropna().tolist()
+        low, high = _interval(values, how)
+        ends = (min, max) if how.lower else (max, min)
+        row: dict[str, Any] = {
+            "point": str(point), "label": str(label), "adversary": str(part["adversary"].iloc[0]),
+            "metric": str(metric), "attacks": len(part), **counts, "n": len(values),
+            "mean": _mean(values), "low": low, "high": high,
+            "baseline": _mean(counted["baseline"].dropna().tolist()),
+            "baseline_prior": _mean(counted["baseline_prior"].dropna().tolist()),
+            "best": ends[0](scored, default=None), "worst": ends[1](scored, default=None),
+            "lower_is_better": how.lower,
+        }  # fmt: skip
+        row["verdict"] = _verdict(row)
+        row["sentence"] = _sentence(row, how, hits=sum(value > 0.5 for value in scored))
+        found.append(row)
+    return found
+
+
+def _mean(values: list[float]) -> float | None:
+    mean = sum(values) / len(values) if values else math.nan
+    return None if math.isnan(mean) else mean
+
+
+def _interval(values: list[float], how: Measure) -> tuple[float | None, float | None]:
+    """95 % interval of the mean, from three values on.
+
+    Wilson's for values in 0..1, which stays honest when all agree (it is exact for yes/no and
+    too wide otherwise); a bootstrap for the rest, the normal approximation beyond 2000 values.
+    """
+    import numpy as np
+
+    n, z = len(values), 1.96
+    if n < 3 or not all(map(math.isfinite, values)):
+        return None, None
+    mean = sum(values) / n
+    if how.kind != "number" and min(values) >= 0 and max(values) <= 1:
+        centre, spread = (
+            mean + z * z / (2 * n),
+            z * math.sqrt(mean * (1 - mean) / n + z * z / (4 * n * n)),
+        )
+        scale = 1 + z * z / n
+        return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
+    array = np.asarray(values)
+    if n > 2000:
+        half = z * float(array.std(ddof=1)) / math.sqrt(n)
+        return mean - half, mean + half
+    means = array[np.random.default_rng(0).integers(0, n, (1000, n))].mean(axis=1)
+    low, high = np.quantile(means, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def _verdict(row: Mapping[str, Any]) -> str:
+    mean, chance, low, high = (row[key] for key in ("mean", "baseline", "low", "high"))
+    if row["denied"] == row["attacks"]:
+        return "denied"
+    if mean is None or chance is None:
+        return "not known"
+    if low is None:
+        better = mean < chance if row["lower_is_better"] else mean > chance
+        return "above chance, few attacks" if better else "at chance, few attacks"
+    if low <= chance <= high:
+        return "at chance"
+    return "above chance" if (chance > high) == row["lower_is_better"] else "below chance"
+
+
+def _sentence(row: Mapping[str, Any], how: Measure, hits: int) -> str:
+    if row["n"] == 0:
+        if row["denied"] == row["attacks"]:
+            return (
+                f"denied on all updates ({row['attacks']}): the threat model does not grant what "
+                "this attack needs"
+            )
+        return f"{row['attacks']} updates attacked; nothing to average"
+    share = value = how.show(row["mean"])
+    parts = [how.phrase.format(hits=hits, n=row["n"], share=share, value=value)]
+    if row["n"] == 1:
+        parts[0] = parts[0].replace("1 updates", "1 update")
+    if row["baseline"] is not None:
+        parts.append(f"chance {how.show(row['baseline'])}")
+    if how.lower:
+        parts[-1] += " (lower is better for the attacker)"
+    broken = [f"{row[s]} {w}" for s, w in (("failed", "failed"), ("timeout", "ran out of time"))
+              if row[s]]  # fmt: skip
+    if broken:
+        parts.append(f"{' and '.join(broken)}, counted as a guess")
+    if row["denied"]:
+        parts.append(f"{row['denied']} denied, not counted")
+    return "; ".join(parts)

@@ -1,0 +1,248 @@
+"""The run folder: findings, utility, artifacts, log, provenance; written so that a kill loses nothing.
+
+    scenario.toml  findings.csv  findings.parquet  utility.csv  tape/  artifacts/  checkpoint/
+    report.html  log.jsonl  provenance.json
+
+Rows are appended and synced while the run goes on. `finish` sorts them, so that a run's table does
+not depend on which attack ended first, nor on whether the run was interrupted and resumed.
+"""
+
+import csv
+import dataclasses
+import hashlib
+import io
+import json
+import os
+import platform
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from fedsim.errors import RunFolderError
+from fedsim.records import Finding
+from fedsim.scenario import Scenario
+
+__all__ = ["COLUMNS", "SCHEMA", "Ledger"]
+
+SCHEMA = 1
+COLUMNS = [field.name for field in dataclasses.fields(Finding)]
+UTILITY_COLUMNS = ["round", "metric", "value", "point"]
+PACKAGES = ["flwr", "numpy", "ray", "torch", "transformers"]
+
+
+class Ledger:
+    """One run folder, open for appending."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._started = time.monotonic()
+
+    @classmethod
+    def create(cls, folder: Path, scenario: Scenario, *, resume: bool = False) -> "Ledger":
+        """Make the folder, or with `resume` take up an existing one; raises `RunFolderError`."""
+        ledger = cls(folder)
+        exists = (folder / "scenario.toml").exists()
+        if folder.exists() and not folder.is_dir():
+            raise RunFolderError(f"{folder} is a file; choose another --out")
+        if exists and not resume:
+            raise RunFolderError(
+                f"{folder} holds a run already. Choose another --out, continue it with --resume, "
+                "or delete it"
+            )
+        if folder.exists() and any(folder.iterdir()) and not exists:
+            raise RunFolderError(f"{folder} is not empty and holds no run; choose another --out")
+        if resume and not exists:
+            raise RunFolderError(f"{folder} holds no run to resume; leave out --resume")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if exists:
+                ledger._take_up(scenario)
+            else:
+                ledger._begin(scenario)
+        except OSError as error:
+            raise RunFolderError(
+                f"{folder} cannot be written: {error.strerror or error}. Choose another --out"
+            ) from error
+        return ledger
+
+    @classmethod
+    def append_to(cls, folder: Path) -> "Ledger":
+        """A folder that another process made (the stock Flower engine runs in one of its own)."""
+        return cls(folder)
+
+    def _begin(self, scenario: Scenario) -> None:
+        (self.folder / "artifacts").mkdir(exist_ok=True)
+        self._replace("scenario.toml", scenario.to_toml().encode())
+        self._replace("findings.csv", _line(COLUMNS).encode())
+        self._replace("utility.csv", _line(UTILITY_COLUMNS).encode())
+
+    def _take_up(self, scenario: Scenario) -> None:
+        before = (self.folder / "scenario.toml").read_bytes()
+        if before != scenario.to_toml().encode():
+            raise RunFolderError(
+                f"{self.folder} was run with another scenario than this one; resume it with the "
+                "same scenario and --set options"
+            )
+        rows, torn = _read(self.folder / "findings.csv", COLUMNS)
+        if torn:
+            self._replace("findings.csv", _table(COLUMNS, rows))
+        self._replace("utility.csv", _line(UTILITY_COLUMNS).encode())
+
+    def rows(self) -> list[dict[str, str]]:
+        """The findings so far, as text by column."""
+        return [
+            dict(zip(COLUMNS, row, strict=True))
+            for row in _read(self.folder / "findings.csv", COLUMNS)[0]
+        ]
+
+    def finished(self, point: str) -> set[tuple[str, str]]:
+        """(victim, adversary label) of the attacks that ended; they are not run again."""
+        return {
+            (row["victim"], row["label"])
+            for row in self.rows()
+            if row["point"] == point and row["status"] in ("ok", "denied")
+        }
+
+    def drop_unfinished(self) -> dict[tuple[str, str, str], int]:
+        """Take out rows of attacks that failed or timed out, to try them again on resume.
+
+        Returns how often each (point, victim, label) was tried.
+        """
+        rows = self.rows()
+        again = [row for row in rows if row["status"] not in ("ok", "denied")]
+        kept = [list(row.values()) for row in rows if row["status"] in ("ok", "denied")]
+        if again:
+            self._replace("findings.csv", _table(COLUMNS, kept))
+        return {(r["point"], r["victim"], r["label"]): int(r["attempt"]) for r in again}
+
+    def findings(self, findings: Iterable[Finding]) -> None:
+        """Append rows and sync them to disk."""
+        self._append(
+            "findings.csv", "".join(_line(_cells(dataclasses.astuple(f))) for f in findings)
+        )
+
+    def utility(self, round: int, values: Mapping[str, float], point: str) -> None:
+        """Append a round's utility, one row a metric."""
+        rows = [_cells([round, metric, float(v), point]) for metric, v in values.items()]
+        self._append("utility.csv", "".join(map(_line, rows)))
+
+    def artifact(self, path: str, content: bytes) -> None:
+        """Write a file under the run folder; missing folders are made."""
+        self._replace(path, content)
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """Append a line to `log.jsonl`: seconds since the start, kind, fields."""
+        entry = {"seconds": round(time.monotonic() - self._started, 3), "event": kind, **fields}
+        self._append("log.jsonl", json.dumps(entry, default=str) + "\n", sync=False)
+
+    def provenance(self, scenario: Scenario, hashes: Mapping[str, str], **more: Any) -> None:
+        """Write what the run depends on: versions, seed, hashes of scenario, data and model."""
+        content = {
+            "schema": SCHEMA,
+            "scenario": scenario.name,
+            "seed": scenario.seed,
+            "fedsim": metadata.version("fedsim"),
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+            "versions": {name: _version(name) for name in PACKAGES},
+            "hashes": {"scenario": scenario_hash(scenario), **hashes},
+            **more,
+        }
+        self._replace("provenance.json", json.dumps(content, indent=2).encode())
+
+    def finish(self) -> None:
+        """Sort the findings and write them as parquet too."""
+        rows = self.rows()
+        rows.sort(
+            key=lambda r: (
+                r["point"],
+                int(r["round"]),
+                [int(client) for client in r["client"].split("+")],
+                r["label"],
+                r["metric"],
+            )
+        )
+        table = _table(COLUMNS, [list(row.values()) for row in rows])
+        self._replace("findings.csv", table)
+        self._write_parquet(table)
+
+    def _write_parquet(self, table: bytes) -> None:
+        import pandas as pd
+
+        kinds = {field.name: str(field.type) for field in dataclasses.fields(Finding)}
+        numbers = {
+            name: "Int64" if kind == "int" else "Float64"
+            for name, kind in kinds.items()
+            if kind in ("int", "float") or kind.startswith("float")
+        }
+        types = {name: numbers.get(name, "string") for name in kinds}
+        frame = pd.read_csv(io.BytesIO(table), dtype=types, keep_default_na=False, na_values=_NA)
+        partial = self.folder / "findings.parquet.part"
+        frame.to_parquet(partial, index=False)
+        os.replace(partial, self.folder / "findings.parquet")
+
+    def _append(self, name: str, text: str, *, sync: bool = True) -> None:
+        with (self.folder / name).open("a", encoding="utf-8", newline="") as file:
+            file.write(text)
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+
+    def _replace(self, name: str, content: bytes) -> None:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(path.name + ".part")
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+
+
+_NA = {name: [""] for name in ("value", "baseline", "baseline_prior")}
+
+
+def scenario_hash(scenario: Scenario) -> str:
+    """A hash of the resolved scenario, without the folder that data was found in."""
+    table = scenario.to_dict()
+    table.pop("data_dir")
+    return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
+
+
+def _cells(values: Sequence[Any]) -> list[str]:
+    """One line a row, so that a torn last line is told by its missing end."""
+    return ["" if v is None else str(v).replace("\r", " ").replace("\n", " ") for v in values]
+
+
+def _line(cells: Sequence[str]) -> str:
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerow(cells)
+    return out.getvalue()
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> bytes:
+    return (_line(columns) + "".join(map(_line, rows))).encode()
+
+
+def _read(path: Path, columns: Sequence[str]) -> tuple[list[list[str]], bool]:
+    """The whole rows of a table, and whether its last line was torn by a kill."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise RunFolderError(f"{path} cannot be read: {error.strerror or error}") from error
+    torn = bool(text) and not text.endswith("\n")
+    if torn:
+        text = text[: text.rfind("\n") + 1]
+    rows = list(csv.reader(io.StringIO(text)))
+    if not rows or rows[0] != list(columns):
+        raise RunFolderError(f"{path} has other columns than this version writes ({SCHEMA=})")
+    return rows[1:], torn
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,99 @@
+"""The metrics in words: what each says, which way is better, how its values are shown."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["MEASURES", "Measure", "measure"]
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """How to read one metric. kind: "yes/no" of an update, "share" of 0..1, or a "number".
+
+    phrase: completes a sentence; {share}, {hits}, {value} and {n} are filled in.
+    """
+
+    title: str
+    words: str
+    phrase: str
+    kind: Literal["yes/no", "share", "number"] = "number"
+    lower: bool = False
+    unit: str = ""
+
+    def show(self, value: float | None) -> str:
+        """A value as a reader wants it: shares in per cent, numbers to three digits."""
+        if value is None or math.isnan(value):
+            return "–"
+        if math.isinf(value):
+            return "∞" if value > 0 else "−∞"
+        if self.kind != "number":
+            return f"{100 * value:.3g} %" if abs(value) < 9.995 else f"{100 * value:.0f} %"
+        return f"{value:.3g}{self.unit}"
+
+
+# What leaks most stands first: an adversary's main metric is the first of these that it has.
+MEASURES: Mapping[str, Measure] = {
+    "recovered": Measure(
+        "Recovered", "Updates whose examples were recovered recognisably.",
+        "examples of {hits} of {n} updates recovered", "yes/no",
+    ),
+    "rouge1": Measure(
+        "ROUGE-1", "Overlap of single words between recovered and true text.",
+        "{share} of the words of {n} updates recovered", "share",
+    ),
+    "rouge2": Measure(
+        "ROUGE-2", "Overlap of word pairs between recovered and true text.",
+        "{share} of the word pairs of {n} updates recovered", "share",
+    ),
+    "mse": Measure(
+        "Mean squared error", "Squared distance between recovered and true examples; 0 is a copy.",
+        "mean squared error {value} over {n} updates", lower=True,
+    ),
+    "mae": Measure(
+        "Mean absolute error", "Distance between recovered and true examples; 0 is a copy.",
+        "mean absolute error {value} over {n} updates", lower=True,
+    ),
+    "psnr": Measure(
+        "PSNR", "Peak signal-to-noise ratio of the recovered images; above 30 dB they look alike.",
+        "peak signal-to-noise ratio {value} over {n} updates", unit=" dB",
+    ),
+    "ssim": Measure(
+        "SSIM", "Structural similarity of recovered and true images; 1 is a copy.",
+        "structural similarity {value} over {n} updates",
+    ),
+    "lpips": Measure(
+        "LPIPS", "Perceived difference between recovered and true images; 0 is a copy.",
+        "perceived difference {value} over {n} updates", lower=True,
+    ),
+    "wer": Measure(
+        "Word error rate", "Words wrong in the recovered transcripts; 0 is a copy.",
+        "word error rate {share} over {n} updates", "share", lower=True,
+    ),
+    "top1": Measure(
+        "Top 1", "Updates whose attribute (a speaker, say) was the attacker's first guess.",
+        "attribute of {hits} of {n} updates named first", "yes/no",
+    ),
+    "asr": Measure(
+        "Labels recovered", "Attack success rate: share of an update's labels that were named.",
+        "{share} of the labels in {n} updates recovered", "share",
+    ),
+    "label_exact": Measure(
+        "All labels right", "Updates whose labels were recovered completely, without a mistake.",
+        "labels of {hits} of {n} updates recovered", "yes/no",
+    ),
+    "label_f1": Measure(
+        "Label F1", "Balance of labels found and labels wrongly claimed; 100 % is all and no more.",
+        "label F1 {share} over {n} updates", "share",
+    ),
+}  # fmt: skip
+
+
+def measure(metric: str) -> Measure:
+    """How to read a metric, whether or not fedsim knows it."""
+    return MEASURES.get(metric) or Measure(
+        metric or "no metric",
+        "A metric that this report has no words for; higher is taken as better.",
+        "value {value} over {n} updates",
+    )

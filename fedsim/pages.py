@@ -1,0 +1,63 @@
+"""The templates of a report, filled in; escaping is theirs, whatever a value holds."""
+
+import base64
+import hashlib
+import re
+from pathlib import Path
+from typing import Any, Literal
+
+__all__ = ["render"]
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+def render(content: dict[str, Any], format: Literal["html", "markdown"]) -> str:
+    """The page of a report: HTML that escapes every value, or Markdown that does."""
+    import jinja2
+    from markupsafe import Markup
+
+    html = format == "html"
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=html,  # noqa: S701 (markdown has its own escaping, on every value)
+        finalize=None if html else _markdown,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters["capitalize_first"] = lambda text: text[:1].upper() + text[1:]
+    if not html:
+        return environment.get_template("report.md.jinja").render(content, quote=_fenced)
+    import plotly.offline
+
+    scripts = [plotly.offline.get_plotlyjs(), (TEMPLATES / "report.js").read_text("utf-8")]
+    scripts = [text.replace("\r\n", "\n").replace("</script", "<\\/script") for text in scripts]
+    # Only these two scripts may run, and nothing may be fetched: should any text of the run
+    # folder ever get past the escaping, it still does nothing.
+    digests = [hashlib.sha256(text.encode()).digest() for text in scripts]
+    return environment.get_template("report.html.jinja").render(
+        content,
+        scripts=[Markup(text) for text in scripts],  # noqa: S704
+        hashes=" ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests),
+        style=Markup((TEMPLATES / "report.css").read_text("utf-8")),  # noqa: S704
+    )
+
+
+def _markdown(value: object) -> object:
+    """Escape a value for a line or a table cell of Markdown; `_fenced` text is done already."""
+    from markupsafe import Markup
+
+    if isinstance(value, Markup):
+        return value
+    text = " ".join(str(value).split())
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([\\`*_\[\]|~#!])", r"\\\1", text)
+
+
+def _fenced(text: str) -> str:
+    """Text as a Markdown code block that nothing in it can close."""
+    from markupsafe import Markup
+
+    ticks = max((len(run) for run in re.findall(r"`+", text)), default=0)
+    fence = "`" * max(3, ticks + 1)
+    return Markup(f"{fence}\n{text.rstrip()}\n{fence}")  # noqa: S704

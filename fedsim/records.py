@@ -1,0 +1,294 @@
+"""The records that walk the one-way path.
+
+    Update -> Interception -> Observation -> Reconstruction -> Finding
+
+Each is frozen and made in one place: the client makes an `Update`, the curious server an
+`Interception`, the threat model an `Observation`, an adversary a `Reconstruction`, the campaign a
+`Finding`. None flows back. `Truth` never walks it: the scorer re-derives it from
+(seed, client, round).
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from fedsim.errors import NotGranted, UpdateRefused
+
+if TYPE_CHECKING:
+    from fedsim.knowledge import Knowledge
+    from fedsim.victim import VictimModel
+
+__all__ = [
+    "Batch",
+    "Finding",
+    "Interception",
+    "Observation",
+    "Reconstruction",
+    "Spec",
+    "Status",
+    "Truth",
+    "Update",
+]
+
+Kind = Literal["gradient", "delta", "weights"]
+Reduction = Literal["example", "token", "sequence"]
+Status = Literal["ok", "denied", "failed", "timeout"]
+
+LARGEST = 1e15
+"""A value above this is refused: its square overflows float32, and no honest client sends one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """What a task's examples look like; every adversary may know it.
+
+    classes: number of labels (or vocabulary entries) that the head tells apart.
+    input_shape: shape of one input without the batch dimension, None when it varies.
+    input_range: smallest and largest value of an input, None when unbounded.
+    vocabulary: number of word pieces, sample_rate: Hz; None where they mean nothing.
+    """
+
+    classes: int
+    input_shape: tuple[int, ...] | None = None
+    input_range: tuple[float, float] | None = None
+    vocabulary: int | None = None
+    sample_rate: int | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """One training batch: inputs (B, ...) float32, labels (B,) int64, lengths (B,) int64 or None."""
+
+    inputs: Tensor
+    labels: Tensor
+    lengths: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Update:
+    """One client's contribution to a round, by parameter name.
+
+    tensors: trained parameters: gradient of the loss, `delta` (after - before) or new weights.
+    buffers: floating-point buffers as the client leaves them (running statistics).
+    lr, momentum, weight_decay, steps: the local optimizer's settings; lr None when not known.
+    num_examples: examples that went into the update, all steps together, with multiplicity.
+    reduction: what the training loss is a mean over.
+    """
+
+    tensors: Mapping[str, Tensor]
+    kind: Kind
+    buffers: Mapping[str, Tensor] = field(default_factory=dict)
+    optimizer: str = "sgd"
+    lr: float | None = None
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    steps: int = 1
+    num_examples: int = 1
+    reduction: Reduction = "example"
+
+    def replace(self, **changes: Any) -> "Update":
+        """A copy with some fields changed (a defense returns one)."""
+        return dataclasses.replace(self, **changes)
+
+    def check(self, before: Mapping[str, Tensor]) -> None:
+        """Refuse a hostile or broken update.
+
+        before: the global arrays that were sent; names and shapes must agree with them.
+        Raises `UpdateRefused` for missing, extra or wrongly shaped tensors, NaN, Inf, values
+        beyond 1e15, and for step or example counts below 1.
+        """
+        found = {**self.tensors, **self.buffers}
+        if missing := sorted(before.keys() - found.keys()):
+            raise UpdateRefused(f"tensors are missing: {_few(missing)}; expected {len(before)}")
+        if extra := sorted(found.keys() - before.keys()):
+            raise UpdateRefused(f"tensors that were not asked for: {_few(extra)}")
+        for name, tensor in found.items():
+            if tensor.shape != before[name].shape:
+                raise UpdateRefused(
+                    f"'{name}' has shape {tuple(tensor.shape)}, expected "
+                    f"{tuple(before[name].shape)}"
+                )
+            if not tensor.is_floating_point():
+                raise UpdateRefused(f"'{name}' holds {tensor.dtype}, expected floating point")
+            if not torch.isfinite(tensor).all():
+                bad = int((~torch.isfinite(tensor)).sum())
+                raise UpdateRefused(f"'{name}' holds {bad} NaN or Inf of {tensor.numel()} values")
+            if tensor.numel() and float(tensor.abs().max()) > LARGEST:
+                raise UpdateRefused(
+                    f"'{name}' holds {float(tensor.abs().max()):.1e}; beyond {LARGEST:.0e} "
+                    "no honest update goes"
+                )
+        if self.steps < 1 or self.num_examples < 1:
+            raise UpdateRefused(
+                f"{self.num_examples} examples in {self.steps} steps; expected at least 1 of each"
+            )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Interception:
+    """What the curious server saw of one client (several under secure aggregation) in a round.
+
+    before: the global arrays the client started from, parameters and buffers by name.
+    """
+
+    round: int
+    clients: tuple[int, ...]
+    before: Mapping[str, Tensor]
+    update: Update
+
+    @property
+    def victim(self) -> str:
+        """A key that joins everything about this interception, such as `r0003-c0017`."""
+        return f"r{self.round:04d}-c" + "+".join(f"{client:04d}" for client in self.clients)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Truth:
+    """The examples behind an interception, re-derived by the scorer; no adversary gets this.
+
+    inputs: one tensor an example; labels (N,) int64; sequences: one (L,) int64 tensor an example.
+    """
+
+    inputs: Sequence[Tensor] | None = None
+    labels: Tensor | None = None
+    sequences: Sequence[Tensor] | None = None
+    lengths: Sequence[int] | None = None
+    text: Sequence[str] | None = None
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Observation:
+    """All that an adversary ever sees: the parts of an interception that the threat model grants.
+
+    gradient: gradient of the loss, mean over examples, by parameter name, float32; only the
+        head's parameters under `HEAD_GRADIENT` alone. Positive direction is uphill, whatever the
+        client sent.
+    exact: whether that gradient is exact; False once several local steps were taken.
+    head: name of the projection layer, so that its weight is `gradient[f"{head}.weight"]`.
+    model: the victim's model before the round. labels (N,) int64. lengths (N,).
+    num_examples: examples behind the update. steps, lr: local steps and learning rate.
+    auxiliary: examples disjoint from every victim's. prior: a language prior.
+    defenses: what the clients run, by name. history: earlier observations of the same client.
+
+    What was not granted is None (or empty); `know` raises instead.
+    """
+
+    granted: "Knowledge"
+    spec: Spec
+    head: str
+    gradient: Mapping[str, Tensor] = field(default_factory=dict)
+    exact: bool = True
+    model: "VictimModel | None" = None
+    labels: Tensor | None = None
+    lengths: Sequence[int] | None = None
+    num_examples: int | None = None
+    steps: int | None = None
+    lr: float | None = None
+    buffers: Mapping[str, Tensor] | None = None
+    auxiliary: Batch | None = None
+    prior: Any = None
+    defenses: tuple[str, ...] | None = None
+    history: "tuple[Observation, ...] | None" = None
+
+    def know(self, what: "Knowledge") -> Any:
+        """The value of one kind of knowledge; raises `NotGranted` where it is withheld."""
+        if what not in self.granted:
+            raise NotGranted(
+                f"this attack asked for {what.name}; the threat model grants "
+                f"{self.granted.name or 'nothing'}. Add it to threat.grants, or choose an attack "
+                "that does without."
+            )
+        name = str(what.name).lower()
+        value: Any
+        if name == "gradient":
+            value = self.gradient
+        elif name == "head_gradient":
+            value = {k: v for k, v in self.gradient.items() if k.startswith(f"{self.head}.")}
+        else:
+            value = getattr(self, _FIELDS.get(name, name))
+        if value is None:
+            raise NotGranted(f"{what.name} is granted, but this task has none to give")
+        return value
+
+
+_FIELDS = {
+    "batch_size": "num_examples",
+    "local_steps": "steps",
+    "learning_rate": "lr",
+    "defense": "defenses",
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reconstruction:
+    """What an adversary claims about the victim's examples; a metric says which field it scores.
+
+    label_set: labels present. label_counts: how often each. labels (N,): one an example.
+    sequences: label sequences. num_labels: how many labels in all. inputs: one tensor an example.
+    tokens, text: one an example. attributes: ranked scores by attribute (a speaker, say).
+    objective: the attack's own final loss. trace: (iteration, objective) pairs.
+    diagnostics: whatever explains the outcome, or why there is none.
+    """
+
+    label_set: frozenset[int] | None = None
+    label_counts: Mapping[int, int] | None = None
+    labels: Tensor | None = None
+    sequences: Sequence[Tensor] | None = None
+    num_labels: int | None = None
+    inputs: Sequence[Tensor] | None = None
+    tokens: Sequence[Tensor] | None = None
+    text: Sequence[str] | None = None
+    attributes: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    objective: float | None = None
+    trace: Sequence[tuple[int, float]] = ()
+    diagnostics: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One metric of one attack on one victim: a row of `findings.csv`.
+
+    point: which point of a sweep. client: the client's number, joined by + for an aggregate.
+    victim: the interception's key. value: the score, None unless `status` is ok.
+    baseline: what a random guess scores on the same victim. baseline_prior: what a guess from
+    public data scores. attempt: 1 unless a resumed run tried again. seconds: wall clock of the
+    attack. granted: knowledge, joined by |. label: the adversary's own name in the scenario.
+    inclusion: probability that this victim was attacked, among the round's participants.
+    artifact: path in the run folder of what was reconstructed.
+    """
+
+    scenario: str
+    point: str
+    seed: int
+    round: int
+    client: str
+    victim: str
+    adversary: str
+    metric: str
+    value: float | None
+    baseline: float | None
+    baseline_prior: float | None
+    status: Status
+    error: str
+    attempt: int
+    seconds: float
+    iterations: int
+    granted: str
+    label: str
+    batch_size: int
+    local_steps: int
+    inclusion: float
+    artifact: str
+
+
+def _few(names: Sequence[str]) -> str:
+    shown = ", ".join(repr(name)[:60] for name in names[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"

@@ -1,0 +1,275 @@
+"""A run folder as one page: who was attacked, what leaked, against what chance gives.
+
+Reads the run folder and nothing else. Everything in it is treated as hostile text: it may come
+from another machine. The page holds its pictures and its one library, and asks no network for more.
+"""
+
+import contextlib
+import json
+import os
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from fedsim.errors import RunFolderError
+from fedsim.exhibits import Exhibits, scores
+from fedsim.leakage import inside, main_metrics, read_findings, read_rows, summarise
+from fedsim.measures import measure
+from fedsim.pages import render
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["summary", "write_report"]
+
+ATTACK = ["seed", "round", "victim", "client", "label"]
+ATTACKS, ERRORS, ERROR_LENGTH = 400, 12, 2000
+
+
+def write_report(run_dir: Path, format: Literal["html", "markdown"] = "html") -> Path:
+    """Write `report.html` (or `report.md`) into a run folder; returns its path.
+
+    An earlier report is replaced in one step. Raises `RunFolderError`.
+    """
+    if format not in ("html", "markdown"):
+        raise RunFolderError(f"no report format '{format}'; there are html and markdown")
+    page = render(_content(Path(run_dir)), format)
+    path = Path(run_dir) / ("report.html" if format == "html" else "report.md")
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        draft.unlink(missing_ok=True)
+        with draft.open("x", encoding="utf-8", newline="\n") as file:
+            file.write(page)
+        draft.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise RunFolderError(f"'{path}' cannot be written: {error.strerror}") from error
+    return path
+
+
+def summary(run_dir: Path) -> list[dict[str, Any]]:
+    """What leaked: a row for each sweep point, adversary label and metric.
+
+    Keys: point, label, adversary, metric; attacks and how they ended (ok, failed, timeout,
+    denied); n, mean, low, high (95 % interval, None below three values), baseline (a random
+    guess), baseline_prior, best, worst, lower_is_better, verdict and sentence. None where there is
+    no number. Failed and timed-out attacks count as the baseline, denied ones not at all.
+    """
+    return summarise(_findings(Path(run_dir))[0])
+
+
+def _findings(run_dir: Path) -> "tuple[pd.DataFrame, pd.DataFrame, list[str]]":
+    if not run_dir.is_dir():
+        raise RunFolderError(f"there is no run folder '{run_dir}'")
+    known = ("scenario.toml", "findings.csv", "utility.csv", "provenance.json")
+    if not any(inside(run_dir, name) for name in known):
+        raise RunFolderError(
+            f"'{run_dir}' is no run folder: none of {', '.join(known)} is there. "
+            "Give the folder that `fedsim run` wrote."
+        )
+    import pandas as pd
+
+    rows, notes = read_findings(run_dir)
+    utility, more = read_rows(run_dir, "utility.csv", {"round", "metric", "value"})
+    for column in ("round", "metric", "value", "point"):
+        if column not in utility:
+            utility[column] = ""
+    for column in ("round", "value"):
+        utility[column] = pd.to_numeric(utility[column], errors="coerce").astype(float)
+    utility = utility.drop_duplicates(["point", "round", "metric"], keep="last")
+    utility = utility[utility["round"].notna()].sort_values("round", kind="stable")
+    if rows.empty and utility.empty:
+        raise RunFolderError(
+            f"'{run_dir}' holds no findings and no utility: the run ended before its first round. "
+            "Finish it with `fedsim run --resume`."
+        )
+    return rows, utility, notes + more
+
+
+def _content(run_dir: Path) -> dict[str, Any]:
+    """Everything the templates show, as plain values."""
+    rows, utility, notes = _findings(run_dir)
+    scenario_text = _text(run_dir, "scenario.toml")
+    try:
+        scenario = tomllib.loads(scenario_text)
+    except tomllib.TOMLDecodeError:
+        scenario = {}
+        notes.append("scenario.toml cannot be read; it is shown as it is.")
+    provenance_text = _text(run_dir, "provenance.json")
+    provenance: Any = {}
+    with contextlib.suppress(ValueError, RecursionError):
+        provenance = json.loads(provenance_text)
+    provenance = provenance if isinstance(provenance, dict) else {}
+    main, totals = main_metrics(rows), summarise(rows)
+    points = list(dict.fromkeys([*rows["point"], *utility["point"]]))
+    exhibits = Exhibits(run_dir)
+    pages = []
+    for point in points:
+        mine, use = rows[rows["point"] == point], utility[utility["point"] == point]
+        table = [row for row in totals if row["point"] == point]
+        pages.append(_point(point, mine, use, table, main, exhibits))
+    if exhibits.refused:
+        notes.append(
+            f"{exhibits.refused} artifacts are not shown: missing, outside the run folder, too "
+            "large, or of a kind that is not embedded."
+        )
+    name = provenance.get("scenario") or next(iter(rows["scenario"]), "") or run_dir.resolve().name
+    versions = provenance.get("versions")
+    return {
+        "name": str(name),
+        "lead": _lead(rows, utility, scenario, len(points)),
+        "points": pages,
+        "notes": notes,
+        "main": main,
+        "utilities": list(dict.fromkeys(utility["metric"])),
+        "measure": measure,
+        "threat": _pairs(scenario.get("threat")),
+        "training": _pairs(scenario.get("task")) + _pairs(scenario.get("training")),
+        "defenses": _named(scenario.get("defenses")),
+        "scenario": scenario_text,
+        "provenance": _pairs({k: v for k, v in provenance.items() if k != "versions"}),
+        "versions": _pairs(versions),
+        "provenance_text": "" if provenance else provenance_text,
+    }
+
+
+def _point(
+    point: str,
+    rows: "pd.DataFrame",
+    utility: "pd.DataFrame",
+    totals: list[dict[str, Any]],
+    main: dict[str, str],
+    exhibits: Exhibits,
+) -> dict[str, Any]:
+    """One sweep point (or the whole run): its picture, tables and gallery."""
+    from fedsim import charts
+
+    adversaries = []
+    for label in dict.fromkeys(row["label"] for row in totals):
+        mine = rows[rows["label"] == label]
+        table = [row for row in totals if row["label"] == label]
+        chief = next((row for row in table if row["metric"] == main[label]), table[0])
+        attacks = mine.drop_duplicates(["seed", "round", "client", "victim"])
+        errors = attacks[attacks["error"] != ""].groupby(["status", "error"], sort=False).size()
+        order = mine[mine["metric"] == chief["metric"]].sort_values(
+            "counted", ascending=chief["lower_is_better"], kind="stable"
+        )
+        adversaries.append(
+            {
+                "label": label,
+                "adversary": chief["adversary"],
+                "chief": chief,
+                "table": table,
+                "statuses": attacks["status"].value_counts().to_dict(),
+                "seconds": float(attacks["seconds"].sum()),
+                "errors": [
+                    {"status": status, "text": str(error)[:ERROR_LENGTH], "count": int(count)}
+                    for (status, error), count in list(errors.items())[:ERRORS]
+                ],
+                "more_errors": max(0, len(errors) - ERRORS),
+                "gallery": exhibits.of(order, mine),
+            }
+        )
+    each = rows.groupby(ATTACK, sort=False)
+    last = utility.groupby("metric", sort=False)["value"].last()
+    return {
+        "name": point,
+        "adversaries": adversaries,
+        "chiefs": {adversary["label"]: adversary["chief"] for adversary in adversaries},
+        "utility": {str(metric): float(value) for metric, value in last.items()},
+        "figure": charts.figure(rows, utility, main),
+        "rounds": _rounds(rows, utility, main),
+        "attacks": [
+            {str(k): v for k, v in part.iloc[0].items()} | {"shown": scores(part)}
+            for _, part in rows[each.ngroup() < ATTACKS].groupby(ATTACK, sort=False)
+        ],
+        "attack_count": each.ngroups,
+    }
+
+
+def _rounds(
+    rows: "pd.DataFrame", utility: "pd.DataFrame", main: dict[str, str]
+) -> dict[str, list[Any]]:
+    """The numbers behind the picture: a row a round."""
+    columns: dict[str, dict[float, str]] = {}
+    for metric, part in utility.groupby("metric", sort=False):
+        shown = [f"{value:.3g}" for value in part["value"]]
+        columns[str(metric)] = dict(zip(part["round"], shown, strict=True))
+    for label, metric in main.items():
+        part = rows[(rows["label"] == label) & (rows["metric"] == metric)]
+        how = measure(metric)
+        for kind, column in (
+            ("counted", f"{label}: {how.title}"),
+            ("baseline", f"{label}: chance"),
+        ):
+            means = part[part["counted"].notna()].groupby("round")[kind].mean()
+            columns[column] = {float(str(at)): how.show(float(mean)) for at, mean in means.items()}
+    every = sorted({at for column in columns.values() for at in column})
+    body = [[f"{at:g}", *(column.get(at, "–") for column in columns.values())] for at in every]
+    return {"head": ["Round", *columns], "body": body}
+
+
+def _lead(
+    rows: "pd.DataFrame", utility: "pd.DataFrame", scenario: dict[str, Any], points: int
+) -> str:
+    """Who was attacked, in a sentence or two."""
+    parts = []
+    if points > 1:
+        parts.append(f"A sweep over {points} points; below, each on its own.")
+    if rows.empty:
+        parts.append("No adversary took part in this run: it shows utility alone.")
+    else:
+        each = ["point", "seed", "round", "client"]
+        updates = rows[rows["status"] != "denied"].drop_duplicates(each)
+        denied = rows[rows["status"] == "denied"].drop_duplicates([*each, "label"])
+        training = scenario.get("training")
+        every = training.get("clients") if isinstance(training, dict) else None
+        clients = _count(updates["client"].nunique(), "client")
+        if isinstance(every, int):
+            clients = f"{updates['client'].nunique()} of {_count(every, 'client')}"
+        parts.append(
+            f"{_count(len(updates), 'update')} from {clients} "
+            f"{'was' if len(updates) == 1 else 'were'} attacked in "
+            f"{_count(rows['round'].nunique(), 'round')} by "
+            f"{_count(rows['label'].nunique(), 'adversary', 'adversaries')}."
+        )
+        if len(denied):
+            were = "was" if len(denied) == 1 else "were"
+            parts.append(f"{_count(len(denied), 'attack')} {were} denied by the threat model.")
+    accuracy = utility[utility["metric"] == "accuracy"]
+    if points == 1 and not accuracy.empty:
+        first, last = accuracy["value"].iloc[0], accuracy["value"].iloc[-1]
+        parts.append(f"Meanwhile accuracy went from {100 * first:.0f} % to {100 * last:.0f} %.")
+    return " ".join(parts)
+
+
+def _count(number: int, one: str, many: str = "") -> str:
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+def _text(run_dir: Path, name: str) -> str:
+    path = inside(run_dir, name)
+    return path.read_bytes()[:200_000].decode("utf-8", errors="replace") if path else ""
+
+
+def _pairs(table: object) -> list[tuple[str, str]]:
+    """Keys and values of a table, as text."""
+    if not isinstance(table, dict):
+        return []
+    return [(str(key), _shown(value)) for key, value in table.items()]
+
+
+def _shown(value: object) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+    return text if len(text) <= 300 else text[:299] + "…"
+
+
+def _named(tables: object) -> list[tuple[str, str]]:
+    """Plugins of a scenario: (name, settings)."""
+    found = []
+    for table in tables if isinstance(tables, list) else []:
+        pairs = dict(_pairs(table))
+        name = pairs.pop("name", "?")
+        found.append((name, ", ".join(f"{key} = {value}" for key, value in pairs.items())))
+    return found

@@ -1,0 +1,380 @@
+"""A scenario: everything a run depends on, in one TOML file.
+
+    task, training, threat, defenses, adversaries, engine, sweep
+
+Unknown keys are errors that name the nearest known one. `--set key=value` overrides any of them,
+by the dotted path it has in the file: `--set training.lr=0.05 --set adversaries.1.iterations=50`.
+"""
+
+import copy
+import itertools
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field
+
+from fedsim.adversary import Adversary
+from fedsim.defense import Defense
+from fedsim.errors import PluginError, ScenarioError, did_you_mean
+from fedsim.knowledge import Knowledge
+from fedsim.plugin import find, make, validated
+from fedsim.tasks import Task
+
+__all__ = ["AttackPlan", "Scenario", "scenario_names"]
+
+FOLDER = Path(__file__).resolve().parent.parent / "scenarios"
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Training(_Table):
+    """How clients train and how the server combines them."""
+
+    algorithm: Literal["fedsgd", "fedavg"] = "fedavg"
+    rounds: int = Field(default=5, ge=1)
+    clients: int = Field(default=20, ge=1)
+    clients_per_round: int | None = Field(default=None, ge=1)
+    batch_size: int = Field(default=8, ge=1)
+    local_steps: int = Field(default=1, ge=1)
+    lr: float = Field(default=0.1, gt=0)
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+    weight_decay: float = Field(default=0.0, ge=0)
+    strategy: str | dict[str, Any] = "FedAvg"
+    evaluate_clients: int = Field(default=0, ge=0)
+    on_failure: Literal["stop", "drop"] = "stop"
+
+    @property
+    def per_round(self) -> int:
+        """Clients that take part in a round; all of them where it is not set."""
+        return self.clients_per_round or self.clients
+
+
+class Threat(_Table):
+    """What the curious server knows, and whom it attacks."""
+
+    grants: str | list[str] = "gradients"
+    rounds: Literal["all"] | list[int] = "all"
+    victims: Literal["all"] | int | list[int] = "all"
+    follow: list[int] = []
+    timeout: float = Field(default=600.0, gt=0)
+    record: bool = False
+
+
+class Engine(_Table):
+    """Where clients and attacks run."""
+
+    name: Literal["auto", "inline", "ray", "flower"] = "auto"
+    workers: Literal["auto"] | int = "auto"
+    attack_workers: Literal["auto"] | int = "auto"
+    cpus_per_client: float = Field(default=1.0, ge=0)
+    gpus_per_client: float = Field(default=0.0, ge=0)
+    gpus_per_attack: float = Field(default=0.0, ge=0)
+    address: str = ""
+
+
+class AttackPlan(_Table):
+    """One `[[adversaries]]` table: which adversary, its settings, whom and how long it attacks.
+
+    label tells two settings of one adversary apart in the findings. victims, rounds, timeout:
+    those of `[threat]` where left out. budget: iterations allowed an attack.
+    """
+
+    name: str
+    label: str = ""
+    victims: Literal["all"] | int | list[int] | None = None
+    rounds: Literal["all"] | list[int] | None = None
+    budget: int | None = Field(default=None, ge=1)
+    timeout: float | None = Field(default=None, gt=0)
+    settings: dict[str, Any] = {}
+
+    def adversary(self, where: str = "") -> Adversary:
+        """The configured plugin."""
+        made = make("adversaries", self.name, dict(self.settings), where)
+        if not isinstance(made, Adversary):
+            raise PluginError(f"'{self.name}' is registered as an adversary and is none")
+        return made
+
+
+class Scenario(_Table):
+    """A run, resolved: every default filled in, every plugin known."""
+
+    name: str = "scenario"
+    description: str = ""
+    seed: int = Field(default=0, ge=0)
+    task: dict[str, Any] = {"name": "images"}
+    training: Training = Training()
+    threat: Threat = Threat()
+    defenses: list[dict[str, Any]] = []
+    adversaries: list[AttackPlan] = []
+    engine: Engine = Engine()
+    sweep: dict[str, list[Any]] = {}
+    data_dir: str = ""
+
+    @classmethod
+    def load(
+        cls,
+        source: str | Path,
+        overrides: Iterable[str] = (),
+        *,
+        data: str | Path | None = None,
+    ) -> "Scenario":
+        """Read a scenario by name (one that `fedsim list scenarios` shows) or by path.
+
+        overrides: `key=value` strings, values as in TOML, bare words as strings.
+        data: folder where local data sets are looked up. Raises `ScenarioError`.
+        """
+        path = _locate(source)
+        try:
+            table = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+            raise ScenarioError(f"{path} cannot be read as TOML: {error}") from error
+        table.setdefault("name", path.stem)
+        for override in overrides:
+            _override(table, override)
+        if data:
+            table["data_dir"] = str(Path(data).expanduser().resolve())
+        return cls.parse(table)
+
+    @classmethod
+    def parse(cls, table: Mapping[str, Any]) -> "Scenario":
+        """From plain tables, checked; raises `ScenarioError` with every complaint it has."""
+        table = copy.deepcopy(dict(table))
+        values: dict[str, Any] = {}
+        sections: dict[str, type[_Table]] = {
+            "training": Training,
+            "threat": Threat,
+            "engine": Engine,
+        }
+        complaints: list[str] = []
+
+        def attempt(key: str, model: type[_Table], part: Any) -> Any:
+            if not isinstance(part, dict):
+                complaints.append(f"{key}: expected a table, found {part!r:.80}.")
+                return None
+            try:
+                return validated(model, part, key)
+            except ScenarioError as error:
+                complaints.append(str(error))
+                return None
+
+        for key, model in sections.items():
+            if key in table:
+                values[key] = attempt(key, model, table.pop(key))
+        attacks = table.pop("adversaries", [])
+        if not isinstance(attacks, list):
+            raise ScenarioError("adversaries: expected [[adversaries]] tables")
+        values["adversaries"] = [
+            attempt(f"adversaries.{i}", AttackPlan, _fold(entry)) for i, entry in enumerate(attacks)
+        ]
+        if complaints:
+            raise ScenarioError("\n".join(complaints))
+        scenario = validated(cls, {**table, **values}, "")
+        scenario.check()
+        return scenario
+
+    def check(self) -> None:
+        """Everything that can be said before any training; raises `ScenarioError`."""
+        t, threat = self.training, self.threat
+        complaints = []
+        if t.per_round > t.clients:
+            complaints.append(
+                f"training.clients_per_round = {t.per_round}, of only {t.clients} clients"
+            )
+        if t.algorithm == "fedsgd" and t.local_steps != 1:
+            complaints.append(
+                f"training.local_steps = {t.local_steps}: FedSGD sends the gradient of one step. "
+                'Set it to 1, or algorithm = "fedavg"'
+            )
+        if t.evaluate_clients > t.clients:
+            complaints.append(
+                f"training.evaluate_clients = {t.evaluate_clients}, of only {t.clients} clients"
+            )
+        if len(threat.follow) > t.per_round:
+            complaints.append(
+                f"threat.follow names {len(threat.follow)} clients, {t.per_round} take part a round"
+            )
+        named = list(threat.follow)
+        for plan in [threat, *self.adversaries]:
+            if isinstance(plan.victims, list):
+                named += plan.victims
+            elif isinstance(plan.victims, int) and plan.victims < 1:
+                complaints.append(f"victims = {plan.victims}: expected 1 or more, or 'all'")
+            if isinstance(plan.rounds, list):
+                complaints += [
+                    f"round {r} is attacked, but rounds go from 1 to {t.rounds}"
+                    for r in plan.rounds
+                    if not 1 <= r <= t.rounds
+                ]
+        complaints += [
+            f"client {c} is named as a victim, but clients go from 0 to {t.clients - 1}"
+            for c in named
+            if not 0 <= c < t.clients
+        ]
+        for key, workers in (
+            ("workers", self.engine.workers),
+            ("attack_workers", self.engine.attack_workers),
+        ):
+            if isinstance(workers, int) and workers < 1:
+                complaints.append(f"engine.{key} = {workers}: expected 1 or more, or 'auto'")
+        labels = [plan.label or plan.name for plan in self.adversaries]
+        complaints += [
+            f"two adversaries are called '{label}'; give one a label of its own"
+            for label in sorted({x for x in labels if labels.count(x) > 1})
+        ]
+        complaints += [
+            f"sweep.{key}: expected a list with at least one value"
+            for key, options in self.sweep.items()
+            if not options
+        ]
+        if complaints:
+            raise ScenarioError("\n".join(complaints))
+        self.knowledge()
+        self.build_task()
+        self.build_defenses()
+        self.denials()
+
+    def knowledge(self) -> Knowledge:
+        """What the threat model grants."""
+        return Knowledge.parse(self.threat.grants)
+
+    def build_task(self) -> Task:
+        """The task with its settings, seed and number of clients; loads no data yet."""
+        settings = dict(self.task)
+        name = settings.pop("name", "images")
+        for key in ("seed", "clients", "folder"):
+            if key in settings:
+                known = set(find("tasks", name).model_fields) - {"seed", "clients", "folder"}
+                raise ScenarioError(f"task.{key}: unknown key. {did_you_mean(key, known)}")
+        settings |= {
+            "seed": self.seed,
+            "clients": self.training.clients,
+            "folder": Path(self.data_dir) if self.data_dir else None,
+        }
+        return cast(Task, make("tasks", name, settings, "task"))
+
+    def build_defenses(self) -> list[Defense]:
+        """The clients' defenses, in listed order."""
+        made = []
+        for i, entry in enumerate(self.defenses):
+            settings = dict(entry)
+            if "name" not in settings:
+                raise ScenarioError(f"defenses.{i}.name: missing; it names the defense")
+            name = settings.pop("name")
+            made.append(cast(Defense, make("defenses", name, settings, f"defenses.{i} ({name})")))
+        return made
+
+    def build_adversaries(self) -> list[tuple[str, AttackPlan, Adversary]]:
+        """(label, plan, adversary) in listed order."""
+        return [
+            (plan.label or plan.name, plan, plan.adversary(f"adversaries.{i} ({plan.name})"))
+            for i, plan in enumerate(self.adversaries)
+        ]
+
+    def denials(self) -> dict[str, Knowledge]:
+        """By adversary label, the knowledge it needs and the threat model withholds."""
+        granted = self.knowledge()
+        missing = {
+            label: adversary.requires() & ~granted
+            for label, _, adversary in self.build_adversaries()
+        }
+        return {label: lacking for label, lacking in missing.items() if lacking}
+
+    def points(self) -> dict[str, "Scenario"]:
+        """Every combination of the sweep's values, by a name such as `training.lr=0.1`."""
+        if not self.sweep:
+            return {"": self}
+        found = {}
+        for values in itertools.product(*self.sweep.values()):
+            table = self.to_dict()
+            table["sweep"] = {}
+            chosen = dict(zip(self.sweep, values, strict=True))
+            for key, value in chosen.items():
+                _assign(table, key, value)
+            name = ",".join(f"{key}={_short(value)}" for key, value in chosen.items())
+            found[name] = Scenario.parse(table)
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain tables that `parse` takes back."""
+        table = self.model_dump(exclude_none=True)
+        for entry in table["adversaries"]:
+            entry |= entry.pop("settings")
+        return table
+
+    def to_toml(self) -> str:
+        """As TOML, resolved."""
+        return tomli_w.dumps(self.to_dict())
+
+
+def scenario_names() -> list[str]:
+    """Scenarios that come with fedsim, by name."""
+    return sorted(
+        path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.rglob("*.toml")
+    )
+
+
+def _locate(source: str | Path) -> Path:
+    path = Path(source)
+    if path.is_file():
+        return path
+    builtin = FOLDER / f"{source}.toml"
+    if builtin.is_file():
+        return builtin
+    raise ScenarioError(
+        f"no scenario '{source}': neither a file, nor one that comes with fedsim. "
+        f"{did_you_mean(str(source), scenario_names())}"
+    )
+
+
+def _fold(entry: Any) -> Any:
+    """Move an adversary's own settings into `settings`, beside the keys that plan the attack."""
+    if not isinstance(entry, dict) or "settings" in entry:
+        return entry
+    plan = {key: value for key, value in entry.items() if key in AttackPlan.model_fields}
+    plan["settings"] = {key: value for key, value in entry.items() if key not in plan}
+    return plan
+
+
+def _override(table: dict[str, Any], text: str) -> None:
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ScenarioError(f"--set {text}: expected key=value, such as training.lr=0.05")
+    try:
+        parsed = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value.strip()
+    _assign(table, key.strip(), parsed)
+
+
+def _assign(table: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key, list positions by number."""
+    *path, last = key.split(".")
+    place: Any = table
+    for done, part in enumerate(path):
+        if isinstance(place, list):
+            place = place[_position(place, part, key)]
+        elif isinstance(place, dict):
+            place = place.setdefault(part, {})
+        if not isinstance(place, dict | list):
+            raise ScenarioError(f"{key}: '{'.'.join(path[: done + 1])}' is no table")
+    if isinstance(place, list):
+        place[_position(place, last, key)] = value
+    else:
+        place[last] = value
+
+
+def _position(items: list[Any], part: str, key: str) -> int:
+    if not part.isdigit() or int(part) >= len(items):
+        raise ScenarioError(
+            f"{key}: '{part}' is no position in a list of {len(items)}; they count from 0"
+        )
+    return int(part)
+
+
+def _short(value: Any) -> str:
+    return str(value) if not isinstance(value, dict | list) else str(value).replace(" ", "")

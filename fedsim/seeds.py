@@ -1,0 +1,63 @@
+"""Random generators by purpose; nobody draws from a global one.
+
+A generator depends on the run's seed and on what it is for: (seed, purpose, round, client, ...).
+So a client's batch in round 7 is the same whichever process draws it, whatever was drawn before,
+and with or without adversaries.
+"""
+
+import contextlib
+import hashlib
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+__all__ = ["derive", "isolated", "numpy_generator", "torch_generator"]
+
+
+def derive(seed: int, purpose: str, *where: int | str) -> int:
+    """A 63-bit seed for one purpose, at one place (round, client, ...) of the run."""
+    text = "\x1f".join([str(seed), purpose, *map(str, where)])
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def torch_generator(
+    seed: int, purpose: str, *where: int | str, device: torch.device | str = "cpu"
+) -> torch.Generator:
+    """A torch generator for one purpose, at one place of the run."""
+    return torch.Generator(device=device).manual_seed(derive(seed, purpose, *where))
+
+
+def numpy_generator(seed: int, purpose: str, *where: int | str) -> np.random.Generator:
+    """A numpy generator for one purpose, at one place of the run."""
+    return np.random.default_rng(derive(seed, purpose, *where))
+
+
+@contextlib.contextmanager
+def isolated(seed: int, purpose: str, *where: int | str) -> Iterator[None]:
+    """Seed the global generators inside the block, and put them back as they were after it.
+
+    For code that cannot be handed a generator (dropout, weight initialisation) and for code that
+    is not ours (adversaries): whatever it does to `random`, numpy's or torch's global state
+    changes nothing outside the block.
+    """
+    python_state = random.getstate()
+    numpy_state = np.random.get_state()
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    value = derive(seed, purpose, *where)
+    with torch.random.fork_rng(devices=devices):
+        try:
+            reseed(value)
+            yield
+        finally:
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)
+
+
+def reseed(value: int) -> None:
+    """Seed the three global generators. Flower's strategies draw from them."""
+    random.seed(value)
+    np.random.seed(value % 2**32)
+    torch.random.manual_seed(value)

@@ -1,0 +1,194 @@
+"""The server: an honest-but-curious wrapper around any Flower strategy, and the ServerApp.
+
+The server is honest: what it sends and how it aggregates are the wrapped strategy's, bit for bit.
+It is curious: it keeps what it sent, and hands what comes back to a campaign.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, cast
+
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import Result, Strategy
+from torch import Tensor
+
+from fedsim.adversary import Adversary
+from fedsim.campaign import Campaign
+from fedsim.client import UPDATE_KEY
+from fedsim.errors import ClientError, UpdateRefused
+from fedsim.records import Interception, Update
+from fedsim.strategies import Wrapper, clients_of
+from fedsim.tasks import Task
+
+__all__ = ["HonestButCurious", "app", "read_update"]
+
+
+class HonestButCurious(Wrapper):
+    """Runs any Flower strategy unchanged, and has adversaries attack every update it receives.
+
+        strategy = HonestButCurious(FedAvg(...), adversaries=[LLG()], task=Images(clients=10))
+
+    strategy: the one to wrap; this wrapper goes outermost, because server-side differential
+    privacy, say, changes replies in place. task: what the clients train, from which models and
+    truth are re-derived. settings: tables of a scenario that say more (seed=7,
+    threat={"grants": "white-box", "victims": 2}, training={"batch_size": 8}), and out, the run
+    folder. campaign: a ready one, instead of adversaries, task and settings.
+    on_failure: what becomes of a client's error or broken update, besides its recorded rows:
+    "pass" leaves it to the strategy, "drop" keeps it from the strategy, "stop" raises
+    `ClientError`.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        adversaries: Sequence[Adversary] = (),
+        *,
+        task: Task | None = None,
+        campaign: Campaign | None = None,
+        on_failure: Literal["pass", "drop", "stop"] = "pass",
+        **settings: Any,
+    ) -> None:
+        super().__init__(strategy)
+        self._owned = campaign is None
+        self.campaign = campaign or Campaign.of(adversaries, task, **settings)
+        self.on_failure = on_failure
+        self.metrics: dict[str, float] = {}
+        self._sent: dict[int, tuple[ArrayRecord, ConfigRecord]] = {}
+        self._clients: dict[int, int] = {}
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The strategy's messages; remembers what each node is about to get."""
+        messages = list(super().configure_train(server_round, arrays, config, grid))
+        self._clients = clients_of(grid)
+        self._sent = {}
+        for message in messages:
+            (sent,) = message.content.array_records.values()
+            (told,) = message.content.config_records.values()
+            self._sent[message.metadata.dst_node_id] = (sent, ConfigRecord(dict(told)))
+        self.campaign.observer("training", round=server_round, clients=len(messages))
+        return messages
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Intercept the replies, then aggregate them as the strategy would have."""
+        replies = list(replies)
+        caught: list[Interception] = []
+        failed: dict[int, str] = {}
+        arrays: dict[int, dict[str, Tensor]] = {}
+        for reply in sorted(replies, key=lambda r: self._number(r.metadata.src_node_id)):
+            node = reply.metadata.src_node_id
+            client = self._number(node)
+            try:
+                if node not in self._sent:
+                    raise UpdateRefused("it was not asked for an update this round")
+                sent, told = self._sent[node]
+                if id(sent) not in arrays:
+                    arrays[id(sent)] = dict(sent.to_torch_state_dict())
+                before = arrays[id(sent)]
+                update = read_update(reply, told)
+                update.check(before)
+            except ClientError as error:
+                failed[client] = f"{type(error).__name__}: {error}"
+                continue
+            caught.append(Interception(server_round, (client,), before, update))
+        heard = {reply.metadata.src_node_id for reply in replies}
+        failed |= {
+            self._number(node): "ClientError: no reply" for node in self._sent if node not in heard
+        }
+        self.campaign.intercept(server_round, caught, failed)
+        if failed and self.on_failure != "pass":
+            named = "\n".join(f"  client {c}: {why}" for c, why in sorted(failed.items()))
+            if self.on_failure == "stop":
+                raise ClientError(
+                    f"round {server_round}: {len(failed)} of {len(self._sent)} clients failed\n"
+                    f'{named}\nTo go on without such clients: training.on_failure = "drop"'
+                )
+            replies = [r for r in replies if self._number(r.metadata.src_node_id) not in failed]
+        aggregated, metrics = super().aggregate_train(server_round, replies)
+        self.metrics = _scalars(metrics)
+        return aggregated, metrics
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """As the strategy does; the round is over, so finished attacks are written down."""
+        metrics = super().aggregate_evaluate(server_round, replies)
+        self.metrics |= {f"client_{name}": value for name, value in _scalars(metrics).items()}
+        self.campaign.collect()
+        return metrics
+
+    def start(self, *args: Any, **settings: Any) -> Result:
+        """Train as Flower does; a campaign of its own ends with its run folder's report."""
+        try:
+            return super().start(*args, **settings)
+        finally:
+            if self._owned:
+                self.campaign.finish()
+
+    def _number(self, node: int) -> int:
+        return self._clients.get(node, node)
+
+
+def _scalars(metrics: MetricRecord | None) -> dict[str, float]:
+    return {k: float(v) for k, v in (metrics or {}).items() if isinstance(v, int | float)}
+
+
+def read_update(reply: Message, told: ConfigRecord) -> Update:
+    """The update in a reply; raises `ClientError` for an error, `UpdateRefused` for a broken one.
+
+    A client of fedsim's says what its arrays mean; from any other they are taken for new weights
+    after one local step, with the learning rate the server told it, if it did.
+    """
+    if reply.has_error():
+        raise ClientError(reply.error.reason or f"error code {reply.error.code}")
+    content = reply.content
+    if len(content.array_records) != 1:
+        raise UpdateRefused(f"{len(content.array_records)} array records, expected one")
+    (record,) = content.array_records.values()
+    try:
+        tensors = dict(record.to_torch_state_dict())
+    except Exception as error:  # whatever a client put there
+        raise UpdateRefused(f"its arrays cannot be read: {type(error).__name__}") from error
+    examples = [m["num-examples"] for m in content.metric_records.values() if "num-examples" in m]
+    count = int(cast(float, examples[0])) if examples else 1
+    if UPDATE_KEY not in content.config_records:
+        lr = told.get("lr", told.get("learning-rate"))
+        lr = float(lr) if isinstance(lr, int | float) else None
+        floats = {name: value for name, value in tensors.items() if value.is_floating_point()}
+        return Update(tensors=floats, kind="weights", lr=lr, num_examples=count)
+    meaning = dict(content.config_records[UPDATE_KEY])
+    try:
+        buffers = {str(name): tensors.pop(str(name)) for name in cast(list[str], meaning["buffers"])}
+        kind = meaning["kind"]
+        if kind not in ("gradient", "delta", "weights"):
+            raise ValueError(f"kind {kind!r}")
+        lr = meaning.get("lr")
+        return Update(
+            tensors=tensors,
+            kind=cast(Any, kind),
+            buffers=buffers,
+            optimizer=str(meaning["optimizer"]),
+            lr=None if lr is None else float(cast(float, lr)),
+            momentum=float(cast(float, meaning["momentum"])),
+            weight_decay=float(cast(float, meaning["weight_decay"])),
+            steps=int(cast(int, meaning["steps"])),
+            num_examples=int(cast(int, meaning["num_examples"])),
+            reduction=cast(Any, str(meaning["reduction"])),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise UpdateRefused(f"what it says of its arrays is broken: {error}") from error
+
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """The ServerApp of `flwr run`: the scenario named in `[tool.flwr.app.config]`."""
+    from fedsim.simulation import serve_app  # it imports this module
+
+    serve_app(grid, context)
+

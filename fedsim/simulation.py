@@ -1,0 +1,110 @@
+"""The main job: run a federation, intercept every update, attack it, see what leaks."""
+
+import contextlib
+import hashlib
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedsim.campaign import Observer
+from fedsim.engine import engine_name, open_engine
+from fedsim.errors import ScenarioError, did_you_mean
+from fedsim.ledger import Ledger
+from fedsim.report import write_report
+from fedsim.scenario import Scenario
+from fedsim.seeds import isolated
+from fedsim.strategies import build_strategy
+
+__all__ = ["simulate"]
+
+
+def simulate(
+    scenario: Scenario,
+    out: str | Path,
+    *,
+    resume: bool = False,
+    points: Sequence[str] | None = None,
+    observer: Observer = lambda event, **fields: None,
+) -> Path:
+    """Run a scenario, all points of its sweep, into the run folder `out`; returns the report.
+
+    resume: continue an interrupted run; finished attacks are not repeated. points: only these
+    points of the sweep, by name. observer: told what happens, as it happens.
+
+    Whatever ends the run (Ctrl-C, a failing client), what was found is kept and reported. Raises
+    what is in `fedsim.errors`.
+    """
+    chosen = scenario.points()
+    if points:
+        for name in points:
+            if name not in chosen:
+                raise ScenarioError(f"no point '{name}' in the sweep. {did_you_mean(name, chosen)}")
+        chosen = {name: chosen[name] for name in points}
+    task = scenario.build_task()
+    task.num_examples(0)  # data that is missing, or too little, is an error before any folder
+    fingerprint, weights = task.fingerprint(), task.arrays(task.module())
+    build_strategy(scenario)
+    ledger = Ledger.create(Path(out), scenario, resume=resume)
+    ledger.provenance(
+        scenario,
+        {"data": fingerprint, "model": _hash(weights)},
+        engine=engine_name(scenario),
+        parameters=sum(value.numel() for value in weights.values()),
+    )
+
+    def tell(event: str, **fields: Any) -> None:
+        if event != "findings":
+            ledger.event(event, **fields)
+        observer(event, **fields)
+
+    tell("started", scenario=scenario.name, points=list(chosen), engine=engine_name(scenario))
+    try:
+        with _quiet(), _threads(1), isolated(scenario.seed, "simulation"):
+            with open_engine(scenario) as engine:
+                for name, point in chosen.items():
+                    tell("point", point=name, rounds=point.training.rounds)
+                    engine.play(point, ledger, name, tell)
+    except BaseException as error:
+        tell("ended", status="interrupted", reason=f"{type(error).__name__}: {error}")
+        raise
+    else:
+        tell("ended", status="finished")
+    finally:
+        ledger.finish()
+        report = write_report(ledger.folder)
+    return report
+
+
+def _hash(arrays: dict[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name, value in sorted(arrays.items()):
+        digest.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def _threads(number: int) -> Iterator[None]:
+    """Bound torch's threads: sums then add up in the same order on every engine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Flower's log down to warnings, unless FEDSIM_DEBUG is set."""
+    logger = logging.getLogger("flwr")
+    before = logger.level
+    logger.setLevel(logging.DEBUG if os.environ.get("FEDSIM_DEBUG") else logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)

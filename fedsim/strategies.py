@@ -1,0 +1,202 @@
+"""Strategies: FedSGD, wrappers around any Flower strategy, and strategies by name."""
+
+import inspect
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, cast
+
+import flwr.serverapp.strategy as flower_strategies
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg, Strategy
+
+from fedsim.errors import ScenarioError, did_you_mean
+from fedsim.scenario import Scenario
+
+__all__ = ["FedSGD", "Following", "Wrapper", "build_strategy", "clients_of", "strategy_names"]
+
+
+class Wrapper(Strategy):
+    """Delegates everything to the strategy inside."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        if type(strategy).start is not Strategy.start:
+            raise TypeError(
+                f"{type(strategy).__name__} has a training loop of its own (it overrides start), "
+                "which a wrapper would not see"
+            )
+        self.strategy = strategy
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        return self.strategy.configure_train(server_round, arrays, config, grid)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        return self.strategy.aggregate_train(server_round, replies)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        return self.strategy.configure_evaluate(server_round, arrays, config, grid)
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        return self.strategy.aggregate_evaluate(server_round, replies)
+
+    def summary(self) -> None:
+        self.strategy.summary()
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "strategy" or name.startswith("__"):  # not there yet while being unpickled
+            raise AttributeError(name)
+        return getattr(self.strategy, name)
+
+
+def clients_of(grid: Grid) -> dict[int, int]:
+    """Client number by node id; by rank of the node id where the grid does not know."""
+    known: Mapping[int, int] | None = getattr(grid, "clients", None)
+    if known is not None:
+        return dict(known)
+    return {node: rank for rank, node in enumerate(sorted(grid.get_node_ids()))}
+
+
+class FedSGD(FedAvg):
+    """Federated SGD (McMahan et al., 2017): clients send gradients, the server takes the step.
+
+    w <- w - lr * (mean of the clients' gradients, weighted by examples). Buffers are averaged.
+    lr: the server's learning rate. buffers: names of arrays that are no gradients.
+    settings: those of `FedAvg`.
+    """
+
+    def __init__(self, lr: float = 0.1, buffers: Collection[str] = (), **settings: Any) -> None:
+        super().__init__(**settings)
+        self.lr = lr
+        self.buffers = frozenset(buffers)
+        self._arrays = ArrayRecord()
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """As FedAvg; remembers the weights to step from."""
+        self._arrays = arrays
+        return super().configure_train(server_round, arrays, config, grid)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Average the gradients and take one step."""
+        mean, metrics = super().aggregate_train(server_round, replies)
+        if mean is None:
+            return None, metrics
+        before = self._arrays.to_torch_state_dict()
+        after = {
+            name: value if name in self.buffers else before[name] - self.lr * value
+            for name, value in mean.to_torch_state_dict().items()
+        }
+        return ArrayRecord(after), metrics
+
+
+class Following(Wrapper):
+    """Makes some clients take part every round, each in the place of one that was sampled.
+
+    A followed client takes the message of the last sampled client that is not followed itself, so
+    the number of participants stays. Changes who trains, as the scenario asks; not part of the
+    honest wrapper.
+    """
+
+    def __init__(self, strategy: Strategy, clients: Sequence[int]) -> None:
+        super().__init__(strategy)
+        self.followed = list(clients)
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        messages = list(super().configure_train(server_round, arrays, config, grid))
+        node_of = {client: node for node, client in clients_of(grid).items()}
+        followed = [node_of[client] for client in self.followed]
+        present = {message.metadata.dst_node_id for message in messages}
+        absent = [node for node in followed if node not in present]
+        for place in reversed(range(len(messages))):
+            if not absent:
+                break
+            old = messages[place]
+            if old.metadata.dst_node_id not in followed:
+                messages[place] = Message(
+                    old.content,
+                    dst_node_id=absent.pop(0),
+                    message_type=MessageType.TRAIN,
+                    group_id=old.metadata.group_id,
+                )
+        return messages
+
+
+def build_strategy(scenario: Scenario, buffers: Collection[str] = ()) -> Strategy:
+    """The scenario's strategy by name, with its settings; raises `ScenarioError`.
+
+    `strategy = "FedAvg"`, or a table `{name = "FedTrimmedAvg", beta = 0.1}`. A server-side
+    differential-privacy wrapper takes the strategy it wraps as `inner`.
+    """
+    training = scenario.training
+    asked = training.strategy
+    settings = {"name": asked} if isinstance(asked, str) else dict(asked)
+    name = str(settings.pop("name", "FedAvg"))
+    if training.algorithm == "fedsgd" and name == "FedAvg":
+        name = "FedSGD"
+    inner = str(settings.pop("inner", "FedSGD" if training.algorithm == "fedsgd" else "FedAvg"))
+    common = {
+        "fraction_train": training.per_round / training.clients,
+        "fraction_evaluate": training.evaluate_clients / training.clients,
+        "min_train_nodes": training.per_round,
+        "min_evaluate_nodes": training.evaluate_clients,
+        "min_available_nodes": training.clients,
+    }
+    gradient = {"lr": training.lr, "buffers": buffers}
+
+    def make(name: str, settings: Mapping[str, Any]) -> Strategy:
+        cls = _strategy_class(name)
+        takes = inspect.signature(cls).parameters
+        given: dict[str, Any] = {key: value for key, value in common.items() if key in takes}
+        if cls is FedSGD:
+            given = {**common, **gradient}
+        elif training.algorithm == "fedsgd" and "strategy" not in takes:
+            raise ScenarioError(
+                f'training.strategy = "{name}" averages weights, and algorithm = "fedsgd" sends '
+                'gradients. Use strategy = "FedSGD", or algorithm = "fedavg"'
+            )
+        elif "strategy" in takes:
+            given["strategy"] = make(inner, {})
+            given["num_sampled_clients"] = training.per_round
+        if unknown := set(settings) - set(takes):
+            key = sorted(unknown)[0]
+            raise ScenarioError(
+                f"training.strategy.{key}: {name} has no such setting. {did_you_mean(key, takes)}"
+            )
+        try:
+            return cls(**{**given, **settings})
+        except (TypeError, ValueError) as error:
+            raise ScenarioError(f"training.strategy ({name}): {error}") from error
+
+    return make(name, settings)
+
+
+def strategy_names() -> list[str]:
+    """Strategies that a scenario can name: fedsim's and Flower's."""
+    flower = [
+        name
+        for name, cls in vars(flower_strategies).items()
+        if isinstance(cls, type) and issubclass(cls, Strategy) and not inspect.isabstract(cls)
+    ]
+    return sorted({*flower, "FedSGD"} - {"FedXgbBagging", "FedXgbCyclic"})
+
+
+def _strategy_class(name: str) -> Callable[..., Strategy]:
+    if name == "FedSGD":
+        return FedSGD
+    if name not in strategy_names():
+        raise ScenarioError(
+            f"training.strategy: no strategy '{name}'. {did_you_mean(name, strategy_names())}"
+        )
+    return cast(Callable[..., Strategy], getattr(flower_strategies, name))

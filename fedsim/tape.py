@@ -1,0 +1,89 @@
+"""Record interceptions, and read them back: a new adversary costs no retraining.
+
+    tape/SCENE/r0003/before.safetensors          the global arrays of the round
+    tape/SCENE/r0003/c0017.safetensors           one update; what it means in the file's metadata
+
+Tensors are stored as safetensors, never pickle.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from fedsim.errors import RunFolderError
+from fedsim.records import Interception, Update
+
+__all__ = ["Tape"]
+
+_META = (
+    "kind",
+    "optimizer",
+    "lr",
+    "momentum",
+    "weight_decay",
+    "steps",
+    "num_examples",
+    "reduction",
+)
+
+
+class Tape:
+    """The recorded interceptions of one point of a run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def record(self, interception: Interception) -> None:
+        """Write one interception; the round's global arrays are written once."""
+        place = self.folder / f"r{interception.round:04d}"
+        place.mkdir(parents=True, exist_ok=True)
+        before = place / "before.safetensors"
+        if not before.exists():
+            _save(interception.before, before, {})
+        update = interception.update
+        meta = {key: getattr(update, key) for key in _META} | {
+            "round": interception.round,
+            "clients": interception.clients,
+            "buffers": list(update.buffers),
+        }
+        name = "c" + "+".join(f"{client:04d}" for client in interception.clients)
+        _save(
+            {**update.tensors, **update.buffers},
+            place / f"{name}.safetensors",
+            {"fedsim": json.dumps(meta)},
+        )
+
+    def __iter__(self) -> Iterator[Interception]:
+        """Every interception, by round and client; raises `RunFolderError` where unreadable."""
+        for place in sorted(self.folder.glob("r*")):
+            before = _load(place / "before.safetensors")
+            for path in sorted(place.glob("c*.safetensors")):
+                yield _read(path, before)
+
+
+def _read(path: Path, before: Mapping[str, Tensor]) -> Interception:
+    tensors = _load(path)
+    with safe_open(path, framework="pt") as file:
+        meta: dict[str, Any] = json.loads(file.metadata()["fedsim"])
+    buffers = {name: tensors.pop(name) for name in meta["buffers"]}
+    update = Update(tensors=tensors, buffers=buffers, **{key: meta[key] for key in _META})
+    return Interception(meta["round"], tuple(meta["clients"]), before, update)
+
+
+def _save(tensors: Mapping[str, Tensor], path: Path, meta: dict[str, str]) -> None:
+    partial = path.with_name(path.name + ".part")
+    save_file({k: v.detach().contiguous().cpu() for k, v in tensors.items()}, partial, meta)
+    partial.replace(path)
+
+
+def _load(path: Path) -> dict[str, Tensor]:
+    try:
+        loaded: dict[str, Tensor] = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise RunFolderError(f"{path} cannot be read: {error}") from error
+    return loaded

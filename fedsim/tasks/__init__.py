@@ -1,0 +1,150 @@
+"""What a federation trains: data, partition, model and loss, behind one contract."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from fedsim.plugin import Plugin
+from fedsim.records import Batch, Reconstruction, Spec, Truth
+from fedsim.seeds import isolated
+from fedsim.victim import Loss, VictimModel, load_arrays
+
+__all__ = ["Task"]
+
+
+class Task(Plugin, ABC):
+    """A data set cut among clients, a model and its loss.
+
+    Everything is a pure function of the settings: the same task built in another process has the
+    same partition, the same initial weights and the same batches.
+    """
+
+    seed: int = Field(default=0, ge=0, description="the run's seed")
+    clients: int = Field(default=1, ge=1, description="number of clients the data is cut among")
+    folder: Path | None = Field(default=None, description="where local data sets are looked up")
+
+    # What a task has worked out from its settings is neither copied (with other settings it would
+    # be wrong) nor sent: whoever gets the settings can work it out again.
+
+    def __copy__(self) -> Self:
+        copied = super().__copy__()
+        for name in copied.__dict__.keys() - type(self).model_fields.keys():
+            del copied.__dict__[name]
+        return copied
+
+    def __getstate__(self) -> dict[Any, Any]:
+        state = super().__getstate__()
+        kept = {k: v for k, v in self.__dict__.items() if k in type(self).model_fields}
+        return {**state, "__dict__": kept}
+
+    # --- data -------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def spec(self) -> Spec:
+        """What the examples look like."""
+
+    @abstractmethod
+    def batches(self, client: int, round: int, *, batch_size: int, steps: int) -> list[Batch]:
+        """The client's training batches in a round: a pure function of (seed, client, round)."""
+
+    @abstractmethod
+    def num_examples(self, client: int) -> int:
+        """How many training examples a client holds."""
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """A hash of the data, for the run's provenance."""
+
+    def truth(self, clients: Sequence[int], round: int, *, batch_size: int, steps: int) -> Truth:
+        """The examples behind an update, all local steps and all clients together."""
+        batches = [
+            batch
+            for client in clients
+            for batch in self.batches(client, round, batch_size=batch_size, steps=steps)
+        ]
+        return Truth(
+            inputs=[example for batch in batches for example in batch.inputs],
+            labels=torch.cat([batch.labels for batch in batches]),
+        )
+
+    def auxiliary(self) -> Batch | None:
+        """Labelled examples disjoint from every client's, or None."""
+        return None
+
+    def prior(self) -> Any:
+        """A prior over the inputs (a language model), or None."""
+        return None
+
+    # --- model ------------------------------------------------------------------------------
+
+    @abstractmethod
+    def build(self) -> nn.Module:
+        """A new model, its weights drawn from torch's global generator."""
+
+    @property
+    @abstractmethod
+    def head(self) -> str:
+        """Name of the projection layer."""
+
+    @property
+    @abstractmethod
+    def loss(self) -> Loss:
+        """loss(module, inputs, target, *, lengths=None, at="input") -> mean training loss, a scalar.
+
+        Twice differentiable in inputs and soft targets. A plain function that holds no reference
+        to the task: adversaries get it with the model, and the task knows the truth.
+        """
+
+    @abstractmethod
+    def evaluate(self, module: nn.Module, client: int | None = None) -> dict[str, float]:
+        """Utility (loss, accuracy, ...) on the test split, or on one client's own examples.
+
+        Holds `num_examples`, the number of examples that the means are over.
+        """
+
+    def module(self) -> nn.Module:
+        """A new model with the run's initial weights: the same wherever it is built."""
+        with isolated(self.seed, "model"):
+            return self.build()
+
+    def trained(self, module: nn.Module) -> frozenset[str]:
+        """Names of the parameters that are trained and sent; all of them by default."""
+        return frozenset(name for name, p in module.named_parameters() if p.requires_grad)
+
+    def arrays(self, module: nn.Module) -> dict[str, Tensor]:
+        """What travels: the trained parameters and the floating-point buffers, by name."""
+        trained = self.trained(module)
+        found = {k: p.detach() for k, p in module.named_parameters() if k in trained}
+        persistent = module.state_dict().keys()
+        found |= {
+            name: buffer.detach()
+            for name, buffer in module.named_buffers()
+            if buffer.is_floating_point() and name in persistent
+        }
+        return found
+
+    def victim(self, arrays: Mapping[str, Tensor]) -> VictimModel:
+        """The model with these arrays in training mode, as a client had it before the round."""
+        module = self.module().train()
+        load_arrays(module, arrays)
+        return VictimModel(module, head=self.head, loss=self.loss, trained=self.trained(module))
+
+    # --- what a reader sees -----------------------------------------------------------------
+
+    def guess(self, truth: Truth, rng: torch.Generator, *, informed: bool) -> Reconstruction:
+        """What an adversary would claim that saw no update at all.
+
+        Not informed: uniformly at random. Informed: from public data (label frequencies, the
+        mean input). Of `truth` only the number and shapes of the examples may be used.
+        """
+        raise NotImplementedError
+
+    def render(self, claimed: Reconstruction, truth: Truth) -> dict[str, bytes]:
+        """Files for a reader, by name: originals beside reconstructions. None by default."""
+        return {}

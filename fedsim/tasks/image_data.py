@@ -1,0 +1,255 @@
+"""Loading images: scikit-learn's digits, npz files in a folder, or a set of the Hub."""
+
+import hashlib
+import zipfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from fedsim.errors import DataError, did_you_mean
+from fedsim.seeds import numpy_generator
+
+__all__ = ["HUB", "ImageData", "load"]
+
+HUB = "hub:"
+NAMES = ("label_names", "fine_label_names", "names")
+EXPECTED = (
+    "expected x_train, y_train, x_test and y_test, or x and y: images uint8 (N, H, W) or "
+    "(N, H, W, C) with 1 or 3 channels, or floats in [0, 1] so shaped; labels integers (N,)"
+)
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ImageData:
+    """Labelled images, all splits together.
+
+    pixels: (N, C, H, W) as stored, from 0 to `white`. labels: (N,) int64 in [0, classes).
+    train, test: (n,) int64 indices of the splits. size: height and width that images are resized
+    to, None for as they are. label_names: the classes in words, or ().
+    """
+
+    pixels: Tensor
+    labels: Tensor
+    train: Tensor
+    test: Tensor
+    classes: int
+    white: float = 1.0
+    size: int | None = None
+    label_names: tuple[str, ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(channels, height, width) of one input."""
+        channels, height, width = self.pixels.shape[1:]
+        return (channels, self.size or height, self.size or width)
+
+    def inputs(self, index: Tensor) -> Tensor:
+        """Images (n, C, H, W) float32 in [0, 1], resized bilinearly where a size is set."""
+        images = self.pixels[index].to(torch.float32) / self.white
+        if images.shape[1:] == self.shape:
+            return images
+        shrink = self.shape[1] < images.shape[2] or self.shape[2] < images.shape[3]
+        resized = functional.interpolate(
+            images, size=self.shape[1:], mode="bilinear", align_corners=False, antialias=shrink
+        )
+        return resized.clamp(0, 1)
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the stored images and labels; neither the split nor the size enters it."""
+        digest = hashlib.sha256(repr((tuple(self.pixels.shape), self.white)).encode())
+        for tensor in (self.pixels, self.labels):
+            digest.update(tensor.numpy().tobytes())
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Arrays:
+    """What a source holds, checked: images (N, C, H, W), labels (N,); the last `tests` are the
+    test split, None where the source has none."""
+
+    x: Array
+    y: Array
+    tests: int | None
+    white: float
+    label_names: tuple[str, ...] = ()
+
+
+def load(
+    name: str, folder: Path | None, *, size: int | None, test_fraction: float, seed: int
+) -> ImageData:
+    """Images by name: "digits", a npz file's stem under `folder`, or "hub:OWNER/SET[/CONFIG]".
+
+    size: height and width to resize to, in pixels. test_fraction: share of the examples that
+    becomes the test split, drawn by `seed`, where the source has none. Raises `DataError` for
+    what is missing, unreadable or of the wrong shape. Only a "hub:" name uses the network.
+    """
+    if name == "digits":
+        found = _digits()
+    elif name.startswith(HUB):
+        found = _hub(name, size)
+    else:
+        found = _npz(_find(name, folder))
+    classes = len(found.label_names) or int(found.y.max()) + 1
+    if int(found.y.min()) < 0 or int(found.y.max()) >= classes:
+        raise DataError(
+            f"data '{name}' has labels from {found.y.min()} to {found.y.max()}, expected "
+            f"0 to {classes - 1}" + (": it names that many classes" if found.label_names else "")
+        )
+    if classes < 2:
+        raise DataError(f"data '{name}' has a single label; a classifier needs two")
+    total = len(found.y)
+    order = np.arange(total)
+    tests = found.tests
+    if tests is None:
+        order = numpy_generator(seed, "test split").permutation(total)
+        tests = max(1, round(test_fraction * total))
+    if tests >= total:
+        raise DataError(f"data '{name}' has {total} examples, too few for a train and a test split")
+    return ImageData(
+        pixels=torch.from_numpy(np.ascontiguousarray(found.x)),
+        labels=torch.from_numpy(found.y.astype(np.int64)),
+        train=torch.from_numpy(np.sort(order[:-tests])),
+        test=torch.from_numpy(np.sort(order[-tests:])),
+        classes=classes,
+        white=found.white,
+        size=size,
+        label_names=found.label_names,
+    )
+
+
+def _digits() -> _Arrays:
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    return _Arrays(
+        x=digits.images.astype(np.uint8)[:, None],
+        y=digits.target,
+        tests=None,
+        white=16.0,
+        label_names=tuple(str(name) for name in digits.target_names),
+    )
+
+
+def _find(name: str, folder: Path | None) -> Path:
+    ways = 'Use data = "digits" (built in), or name a folder with --data DIR or FEDSIM_DATA.'
+    if folder is None:
+        raise DataError(f"data '{name}' is looked up in a folder, and none is given. {ways}")
+    if not folder.is_dir():
+        raise DataError(f"data '{name}': the folder {folder} does not exist. {ways}")
+    # The more specific folder comes last, so that it wins.
+    files = {
+        path.stem: path for place in (folder, folder / "images") for path in place.glob("*.npz")
+    }
+    if name not in files:
+        raise DataError(
+            f"no data '{name}' in {folder} (as {name}.npz or images/{name}.npz). "
+            f"{did_you_mean(name, [*files, 'digits'])}"
+        )
+    return files[name]
+
+
+def _npz(path: Path) -> _Arrays:
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            split = {"x_train", "y_train", "x_test", "y_test"} <= set(stored.files)
+            if not split and not {"x", "y"} <= set(stored.files):
+                raise DataError(f"{path} holds {', '.join(stored.files) or 'nothing'}; {EXPECTED}")
+            parts = [("x_train", "y_train"), ("x_test", "y_test")] if split else [("x", "y")]
+            read = [_checked(stored[x], stored[y], f"{path} ({x}, {y})") for x, y in parts]
+            names = next((stored[key] for key in NAMES if key in stored.files), ())
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+    return _joined(read, tuple(str(name) for name in names), str(path))
+
+
+def _checked(x: Array, y: Array, where: str) -> tuple[Array, Array]:
+    """Images as (N, C, H, W) uint8 or float32, and labels (N,); raises `DataError`."""
+    found = f"{where}: images {x.dtype} {x.shape}, labels {y.dtype} {y.shape}; {EXPECTED}"
+    if x.ndim == 3:
+        x = x[..., None]
+    if x.ndim != 4 or x.shape[3] not in (1, 3) or 0 in x.shape:
+        raise DataError(found)
+    if y.shape != x.shape[:1] or y.dtype.kind not in "iu":
+        raise DataError(found)
+    if x.dtype.kind == "f":
+        if not (np.isfinite(x).all() and x.min() >= 0 and x.max() <= 1):
+            raise DataError(f"{found}; these floats run from {x.min()} to {x.max()}")
+        x = x.astype(np.float32)
+    elif x.dtype != np.uint8:
+        raise DataError(found)
+    return x.transpose(0, 3, 1, 2), y.astype(np.int64)
+
+
+def _joined(parts: list[tuple[Array, Array]], names: tuple[str, ...], where: str) -> _Arrays:
+    images = [x for x, _ in parts]
+    if len({(x.shape[1:], x.dtype) for x in images}) > 1:
+        shown = " and ".join(f"{x.dtype} {x.shape}" for x in images)
+        raise DataError(f"{where}: train and test images differ in shape or type: {shown}")
+    return _Arrays(
+        x=np.concatenate(images),
+        y=np.concatenate([y for _, y in parts]),
+        tests=len(parts[1][1]) if len(parts) > 1 else None,
+        white=255.0 if images[0].dtype == np.uint8 else 1.0,
+        label_names=names,
+    )
+
+
+def _hub(name: str, size: int | None) -> _Arrays:
+    import datasets
+
+    owner, _, rest = name.removeprefix(HUB).partition("/")
+    repository, _, config = rest.partition("/")
+    try:
+        splits = datasets.load_dataset(f"{owner}/{repository}" if rest else owner, config or None)
+    # Whatever stops a download, from the resolver to the decoder, has the same two ways out.
+    except Exception as error:
+        reason = (str(error).strip() or "no message").splitlines()[0]
+        raise DataError(
+            f"data '{name}' could not be loaded from the Hub ({type(error).__name__}: {reason}). "
+            "Either load it once where there is a network (it is cached from then on), or save "
+            f"it as an npz under --data and name that: {EXPECTED}."
+        ) from error
+    train = "train" if "train" in splits else next(iter(splits))
+    test = next((key for key in ("test", "validation", "valid") if key in splits), None)
+    features = splits[train].features
+    images = [key for key, kind in features.items() if isinstance(kind, datasets.Image)]
+    labels = [key for key, kind in features.items() if isinstance(kind, datasets.ClassLabel)]
+    if not images or not labels:
+        raise DataError(
+            f"data '{name}' has columns {dict(features)}; expected an Image and a ClassLabel"
+        )
+    known = [key for key in ("label", "labels", "fine_label") if key in labels]
+    label = (known or labels)[0]
+    parts = []
+    for split in dict.fromkeys(key for key in (train, test) if key is not None):
+        x = _decoded(splits[split][images[0]], size, f"{name} ({split})")
+        parts.append(_checked(x, np.asarray(splits[split][label]), f"{name} ({split})"))
+    return _joined(parts, tuple(features[label].names), name)
+
+
+def _decoded(images: Iterable[Any], size: int | None, where: str) -> Array:
+    """PIL images as one uint8 array (N, H, W) or (N, H, W, 3)."""
+    from PIL import Image
+
+    arrays = [
+        np.asarray(image.convert("L" if image.mode in ("1", "L") else "RGB")) for image in images
+    ]
+    if any(array.ndim == 3 for array in arrays):
+        arrays = [a if a.ndim == 3 else np.repeat(a[..., None], 3, axis=2) for a in arrays]
+    if len({array.shape for array in arrays}) > 1:
+        if size is None:
+            raise DataError(f"{where}: images differ in size; set task.size to resize them")
+        arrays = [
+            np.asarray(Image.fromarray(array).resize((size, size), Image.Resampling.BILINEAR))
+            for array in arrays
+        ]
+    return np.stack(arrays)

@@ -1,0 +1,309 @@
+"""Image classification: what the clients hold, train on and are judged by."""
+
+import functools
+import io
+import math
+from collections import Counter
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from pydantic import BeforeValidator, Field, SerializeAsAny
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedsim.errors import DataError
+from fedsim.metrics import match
+from fedsim.records import Batch, Reconstruction, Spec, Truth
+from fedsim.seeds import torch_generator
+from fedsim.tasks import Task
+from fedsim.tasks.composition import balanced, natural, unbalanced
+from fedsim.tasks.image_data import ImageData, load
+from fedsim.tasks.models import Architecture, as_architecture, find_head
+from fedsim.tasks.models.cnn import CNN
+from fedsim.tasks.partition import Iid, Partition, as_partition
+from fedsim.victim import Loss
+
+__all__ = ["Images"]
+
+EVALUATED_AT_ONCE = 512
+TILES = 16
+TILE = 96
+GAP = 4
+
+
+class Images(Task):
+    """Image classification on digits, npz files or sets of the Hub.
+
+    Inputs are (B, C, H, W) float32 in [0, 1], labels (B,) int64. Training examples are cut into
+    an auxiliary share, which no client holds, and one share a client.
+
+    A client's batches in a round, with n examples of its own and B = min(batch_size, n):
+
+    - natural: slices of B from a random permutation of its examples, in which none repeats; when
+      fewer than B are left, they are skipped and a new permutation begins.
+    - unbalanced (LLG, section 5): B // 2 examples of one label, B // 4 of another where it has
+      one, the rest drawn from all its other examples. Both labels are drawn anew for every step.
+    - balanced: its labels in random order, one example of each in turn until there are B, so that
+      counts differ by at most one.
+
+    In the last two an example repeats within a batch only where a label has too few.
+    """
+
+    name = "images"
+
+    data: str = Field(
+        default="digits",
+        min_length=1,
+        description='"digits", the stem of an npz under --data, or "hub:OWNER/SET[/CONFIG]"',
+    )
+    size: int | None = Field(
+        default=None, ge=4, le=1024, description="height and width in pixels to resize images to"
+    )
+    train_examples: int | None = Field(
+        default=None, ge=2, description="use so many training examples, drawn by the seed"
+    )
+    test_examples: int | None = Field(
+        default=None, ge=1, description="use so many test examples, drawn by the seed"
+    )
+    test_fraction: float = Field(
+        default=0.2, gt=0, lt=1, description="test share of data that comes without a split"
+    )
+    auxiliary_fraction: float = Field(
+        default=0.1, ge=0, lt=1, description="share of training examples held by no client"
+    )
+    partition: Annotated[SerializeAsAny[Partition], BeforeValidator(as_partition)] = Field(
+        default=Iid(), description='how data is cut, such as {kind = "dirichlet", alpha = 0.5}'
+    )
+    composition: Literal["natural", "unbalanced", "balanced"] = Field(
+        default="natural", description="how a client's batches are composed of its examples"
+    )
+    model: Annotated[SerializeAsAny[Architecture], BeforeValidator(as_architecture)] = Field(
+        default=CNN(), description="a name, or a table with a name and the model's settings"
+    )
+
+    # --- data -------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def images(self) -> ImageData:
+        """All images; loaded when first used."""
+        return load(
+            self.data,
+            self.folder,
+            size=self.size,
+            test_fraction=self.test_fraction,
+            seed=self.seed,
+        )
+
+    @functools.cached_property
+    def held_out(self) -> tuple[Tensor, Tensor]:
+        """Indices (int64) of the auxiliary examples, and of those left for the clients."""
+        kept = _drawn(self.images.train, self.train_examples, self.seed, "training examples")
+        order = kept[torch.randperm(len(kept), generator=torch_generator(self.seed, "auxiliary"))]
+        count = int(self.auxiliary_fraction * len(kept))
+        return order[:count].sort().values, order[count:].sort().values
+
+    @functools.cached_property
+    def tested(self) -> Tensor:
+        """Indices (int64) of the test examples."""
+        return _drawn(self.images.test, self.test_examples, self.seed, "test examples")
+
+    @functools.cached_property
+    def shares(self) -> tuple[Tensor, ...]:
+        """Indices (int64) of each client's examples."""
+        rest = self.held_out[1]
+        cut = self.partition.cut(self.images.labels[rest].numpy(), self.clients, self.seed)
+        return tuple(rest[torch.from_numpy(share)] for share in cut)
+
+    @property
+    def spec(self) -> Spec:
+        """Classes, shape (C, H, W) and range of the images."""
+        return Spec(self.images.classes, self.images.shape, (0.0, 1.0))
+
+    def batches(self, client: int, round: int, *, batch_size: int, steps: int) -> list[Batch]:
+        """`steps` batches, composed as the class says: a pure function of (seed, client, round).
+
+        The first batches are the same however many steps are asked for. Raises `DataError` for a
+        client that does not exist.
+        """
+        share = self._share(client)
+        rng = torch_generator(self.seed, "batches", client, round)
+        size = min(batch_size, len(share))
+        labels = self.images.labels[share]
+        if self.composition == "natural":
+            chosen = natural(len(share), size, steps, rng)
+        else:
+            compose = unbalanced if self.composition == "unbalanced" else balanced
+            chosen = [compose(labels, size, rng) for _ in range(steps)]
+        return [self._batch(share[own]) for own in chosen]
+
+    def num_examples(self, client: int) -> int:
+        """How many training examples a client holds."""
+        return len(self._share(client))
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the images and labels."""
+        return self.images.fingerprint()
+
+    def auxiliary(self) -> Batch | None:
+        """The training examples that no client holds, new tensors at every call; None if none."""
+        index = self.held_out[0]
+        return self._batch(index) if len(index) else None
+
+    def _share(self, client: int) -> Tensor:
+        if not 0 <= client < self.clients:
+            raise DataError(
+                f"there is no client {client}; clients run from 0 to {self.clients - 1}"
+            )
+        return self.shares[client]
+
+    def _batch(self, index: Tensor) -> Batch:
+        return Batch(inputs=self.images.inputs(index), labels=self.images.labels[index])
+
+    # --- model ------------------------------------------------------------------------------
+
+    def build(self) -> nn.Module:
+        """A new model for these images, its weights drawn from torch's global generator."""
+        return self.model.build(self.images.shape, self.images.classes)
+
+    @functools.cached_property
+    def head(self) -> str:
+        """Name of the final linear layer."""
+        if self.model.head is not None:
+            return self.model.head
+        return find_head(self.module(), self.images.shape, self.images.classes, self.model.name)
+
+    @property
+    def loss(self) -> Loss:
+        """Cross-entropy, mean over examples; target (B,) int64, or soft (B, classes)."""
+        return cross_entropy
+
+    def evaluate(self, module: nn.Module, client: int | None = None) -> dict[str, float]:
+        """Mean loss and accuracy on the test split, or on all of one client's examples.
+
+        The module is judged in evaluation mode, on its own device, and gets its modes back.
+        """
+        index = self.tested if client is None else self._share(client)
+        device = next((p.device for p in module.parameters()), torch.device("cpu"))
+        modes = {part: part.training for part in module.modules()}
+        loss = hits = 0.0
+        try:
+            module.eval()
+            with torch.no_grad():
+                for part in torch.split(index, EVALUATED_AT_ONCE):
+                    labels = self.images.labels[part].to(device)
+                    logits = module(self.images.inputs(part).to(device))
+                    loss += float(functional.cross_entropy(logits, labels, reduction="sum"))
+                    hits += int((logits.argmax(dim=1) == labels).sum())
+        finally:
+            for submodule, training in modes.items():
+                submodule.training = training
+        total = len(index)
+        return {"loss": loss / total, "accuracy": hits / total, "num_examples": float(total)}
+
+    # --- what a reader sees -----------------------------------------------------------------
+
+    @functools.cached_property
+    def public(self) -> tuple[Tensor, Tensor]:
+        """Label frequencies (classes,) and mean image (C, H, W) of the auxiliary examples."""
+        index = self.held_out[0]
+        counts = torch.bincount(self.images.labels[index], minlength=self.images.classes)
+        total = sum(
+            (self.images.inputs(part).sum(dim=0) for part in torch.split(index, EVALUATED_AT_ONCE)),
+            start=torch.zeros(self.images.shape),
+        )
+        return counts / counts.sum(), total / len(index)
+
+    def guess(self, truth: Truth, rng: torch.Generator, *, informed: bool) -> Reconstruction:
+        """As many labels and images as there are examples, drawn without having seen an update.
+
+        Not informed: uniform labels, and noise uniform in [0, 1]. Informed: labels by the
+        auxiliary examples' frequencies, and their mean image; raises `NotImplementedError` where
+        there are none.
+        """
+        count = len(truth.labels) if truth.labels is not None else len(truth.inputs or ())
+        shape, classes = self.images.shape, self.images.classes
+        if informed:
+            if not len(self.held_out[0]):
+                raise NotImplementedError("auxiliary_fraction leaves no public examples")
+            frequencies, mean = self.public
+            labels = torch.multinomial(frequencies, count, replacement=True, generator=rng)
+            inputs = [mean.clone() for _ in range(count)]
+        else:
+            labels = torch.randint(classes, (count,), generator=rng)
+            inputs = list(torch.rand(count, *shape, generator=rng))
+        counts = dict(Counter(labels.tolist()))
+        return Reconstruction(
+            label_set=frozenset(counts),
+            label_counts=counts,
+            labels=labels,
+            num_labels=count,
+            inputs=inputs,
+        )
+
+    def render(self, claimed: Reconstruction, truth: Truth) -> dict[str, bytes]:
+        """A PNG: up to 16 originals in the top row, what was matched to each of them below.
+
+        A grey tile stands for an original to which nothing was matched. No file where either
+        side has no images.
+        """
+        if not claimed.inputs or not truth.inputs:
+            return {}
+        originals = torch.stack([image.detach().cpu().float() for image in truth.inputs])
+        claims = [image.detach().cpu().float() for image in claimed.inputs]
+        pairs = list(zip(originals, match(claims, originals), strict=True))[:TILES]
+        rows = [
+            [_tile(original) for original, _ in pairs],
+            [
+                _tile(claims[i] if i >= 0 else torch.full_like(original, 0.5))
+                for original, i in pairs
+            ],
+        ]
+        return {"reconstruction.png": _png(rows)}
+
+
+def cross_entropy(
+    module: nn.Module,
+    inputs: Tensor,
+    target: Tensor,
+    *,
+    lengths: Any = None,  # noqa: ARG001
+    at: str = "input",
+) -> Tensor:
+    """Mean cross-entropy of a classifier; target (B,) int64, or soft (B, classes)."""
+    if at != "input":
+        raise ValueError(f"no point '{at}' to feed images at; there is 'input'")
+    return functional.cross_entropy(module(inputs), target)
+
+
+def _drawn(index: Tensor, count: int | None, seed: int, purpose: str) -> Tensor:
+    if count is None or count >= len(index):
+        return index
+    order = torch.randperm(len(index), generator=torch_generator(seed, purpose))
+    return index[order[:count]].sort().values
+
+
+def _tile(image: Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """An image (C, H, W) as uint8 (H', W', 3), at least 96 pixels a side."""
+    pixels = image.clamp(0, 1)
+    pixels = pixels.expand(3, -1, -1) if pixels.shape[0] == 1 else pixels
+    array = (pixels.permute(1, 2, 0).numpy() * 255).round().astype(np.uint8)
+    times = max(1, math.ceil(TILE / min(array.shape[:2])))
+    return array.repeat(times, axis=0).repeat(times, axis=1)
+
+
+def _png(rows: list[list[np.ndarray[Any, np.dtype[np.uint8]]]]) -> bytes:
+    from PIL import Image
+
+    height, width = rows[0][0].shape[:2]
+    sheet = Image.new(
+        "RGB",
+        (len(rows[0]) * (width + GAP) + GAP, len(rows) * (height + GAP) + GAP),
+        "white",
+    )
+    for i, row in enumerate(rows):
+        for j, tile in enumerate(row):
+            sheet.paste(Image.fromarray(tile), (GAP + j * (width + GAP), GAP + i * (height + GAP)))
+    stream = io.BytesIO()
+    sheet.save(stream, format="PNG")
+    return stream.getvalue()

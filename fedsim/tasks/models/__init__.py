@@ -1,0 +1,93 @@
+"""The image classifiers that a scenario can name, one architecture a file."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedsim.errors import DataError, did_you_mean
+from fedsim.plugin import validated
+from fedsim.tasks.models.architecture import Architecture
+from fedsim.tasks.models.cnn import CNN
+from fedsim.tasks.models.hub import HUB, Transformers
+from fedsim.tasks.models.lenet import LeNet
+from fedsim.tasks.models.lenet_sigmoid import LeNetSigmoid
+from fedsim.tasks.models.resnet import ResNet
+
+__all__ = ["MODELS", "Architecture", "as_architecture", "find_head"]
+
+MODELS: dict[str, type[Architecture]] = {
+    "cnn": CNN,
+    "lenet": LeNet,
+    "lenet-sigmoid": LeNetSigmoid,
+    "resnet20": ResNet,
+    "resnet56": ResNet,
+    "transformers": Transformers,
+}
+
+
+def as_architecture(value: Any) -> Architecture:
+    """The architecture that a scenario's `model` asks for.
+
+    value: a name ("cnn", "hub:microsoft/resnet-50"), or a table with a name and settings
+    ({name = "resnet20", activation = "sigmoid"}). Raises `DataError` for an unknown name and
+    `ScenarioError` for unknown or ill-typed settings.
+    """
+    if isinstance(value, Architecture):
+        return value
+    settings = {"name": value} if isinstance(value, str) else value
+    if not isinstance(settings, dict) or not isinstance(settings.get("name"), str):
+        raise DataError(
+            f"model is {value!r}; expected a name, or a table such as "
+            '{name = "resnet20", activation = "sigmoid"}'
+        )
+    name = settings["name"]
+    if name.startswith(HUB):
+        return validated(Transformers, settings, "model")
+    if name not in MODELS:
+        raise DataError(f"no model '{name}'. {did_you_mean(name, [*MODELS, HUB + 'NAME'])}")
+    return validated(MODELS[name], settings, "model")
+
+
+def find_head(module: nn.Module, shape: tuple[int, int, int], classes: int, label: str) -> str:
+    """Name of the linear layer whose output is the logits.
+
+    shape: (channels, height, width) of an input. label: what messages call the model. Raises
+    `DataError` when the model cannot take such inputs, or when no layer, or several, would do.
+    """
+    outputs: dict[str, Tensor] = {}
+    linear = {k: m for k, m in module.named_modules() if isinstance(m, nn.Linear)}
+
+    def keep(name: str) -> Any:
+        return lambda _module, _inputs, output: outputs.__setitem__(name, output)
+
+    modes = {part: part.training for part in module.modules()}
+    hooks = [part.register_forward_hook(keep(name)) for name, part in linear.items()]
+    example = torch.linspace(0, 1, shape[0] * shape[1] * shape[2]).reshape(1, *shape)
+    try:
+        with torch.no_grad():
+            logits = module.eval()(example)
+    except (RuntimeError, ValueError, IndexError) as error:
+        raise DataError(
+            f"model '{label}' cannot take inputs of shape {shape}: {error} "
+            "Resize them with task.size, or choose another model."
+        ) from error
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for part, training in modes.items():
+            part.training = training
+    if logits.shape != (1, classes):
+        raise DataError(
+            f"model '{label}' returns {tuple(logits.shape)} for one example, expected "
+            f"{(1, classes)}"
+        )
+    heads = [name for name, output in outputs.items() if output is logits]
+    if len(heads) == 1:
+        return heads[0]
+    likely = [name for name, layer in linear.items() if layer.out_features == classes]
+    raise DataError(
+        f"which layer of model '{label}' is the head? None returns the logits as they are. "
+        f"Name it with model.head; linear layers with {classes} outputs: "
+        f"{', '.join(likely) or 'none'}."
+    )

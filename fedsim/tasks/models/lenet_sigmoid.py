@@ -1,0 +1,21 @@
+"""DLG's sigmoid LeNet (Zhu et al., "Deep Leakage from Gradients", section 4.1).
+
+The layers are those of LLG's network; only the biases start differently.
+"""
+
+from torch import nn
+
+from fedsim.tasks.models.architecture import Architecture
+from fedsim.tasks.models.cnn import SigmoidConvolutions
+
+__all__ = ["LeNetSigmoid"]
+
+
+class LeNetSigmoid(Architecture):
+    """DLG's network, twice differentiable: weights and biases from U(-0.5, 0.5)."""
+
+    name: str = "lenet-sigmoid"
+
+    def build(self, shape: tuple[int, int, int], classes: int) -> nn.Module:
+        """A new network; any height and width."""
+        return SigmoidConvolutions(shape, classes, uniform_biases=True)

@@ -1,0 +1,268 @@
+"""Cutting labelled examples among clients: the partitioners of `flwr-datasets`, by name.
+
+A scenario says `partition = {kind = "dirichlet", alpha = 0.5}`; the settings of a kind are the
+parameters of the library's partitioner, under their own names.
+"""
+
+import inspect
+import warnings
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+
+from fedsim.errors import DataError, did_you_mean
+from fedsim.plugin import validated
+from fedsim.seeds import derive, isolated, numpy_generator
+
+__all__ = ["PARTITIONS", "Partition", "as_partition"]
+
+Indices = NDArray[np.int64]
+
+
+class Partition(BaseModel):
+    """How examples are cut among clients.
+
+    Shares are disjoint. They hold every example, except where a kind says otherwise.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    library: ClassVar[str]
+    """The class of `flwr_datasets.partitioner` that does the work."""
+
+    kind: str = Field(description="name of the partitioner")
+
+    def cut(self, labels: NDArray[Any], clients: int, seed: int) -> tuple[Indices, ...]:
+        """One array of indices into `labels` a client, int64, a pure function of the arguments.
+
+        labels: (N,) integers. Examples are shuffled by the seed first. Raises `DataError` when
+        there are more clients than examples, when a client is left with none, and when the
+        partitioner refuses the settings.
+        """
+        if clients > len(labels):
+            raise DataError(
+                f"{clients} clients and {len(labels)} examples to cut among them; every client "
+                "needs one. Lower training.clients, or use more data."
+            )
+        with isolated(seed, "partition"), warnings.catch_warnings():
+            # Its warnings repeat, attempt by attempt, what the final error says.
+            warnings.simplefilter("ignore")
+            try:
+                shares = self._cut(labels, clients, seed)
+            except (AssertionError, IndexError, TypeError, ValueError, ZeroDivisionError) as error:
+                raise DataError(
+                    f"partition '{self.kind}' cannot cut {len(labels)} examples of "
+                    f"{len(np.unique(labels))} labels among {clients} clients: {error}"
+                ) from error
+        if empty := [client for client, share in enumerate(shares) if not len(share)]:
+            named = ", ".join(map(str, empty[:10])) + (" ..." if len(empty) > 10 else "")
+            raise DataError(
+                f"partition '{self.kind}' leaves {len(empty)} of {clients} clients without an "
+                f"example (client {named}). Lower training.clients, use more data, or choose a "
+                f"milder partition{self._remedy()}."
+            )
+        return shares
+
+    def arguments(self, examples: int, clients: int) -> dict[str, Any]:  # noqa: ARG002
+        """What the library's partitioner is told, besides the column, the clients and the seed."""
+        return self.model_dump(exclude={"kind"}, exclude_none=True)
+
+    def _cut(self, labels: NDArray[Any], clients: int, seed: int) -> tuple[Indices, ...]:
+        import datasets
+        from flwr_datasets import partitioner as library
+
+        order = numpy_generator(seed, "partition order").permutation(len(labels))
+        # One of the partitioners takes for granted that labels run from 0 without a gap.
+        dense = np.unique(labels, return_inverse=True)[1]
+        table = datasets.Dataset.from_dict({"label": dense[order], "index": order})
+        cls = getattr(library, self.library)
+        accepted = inspect.signature(cls).parameters
+        common = {
+            "num_partitions": clients,
+            "partition_by": "label",
+            "seed": derive(seed, "partition draw"),
+        }
+        partitioner = cls(
+            **{key: value for key, value in common.items() if key in accepted},
+            **self.arguments(len(labels), clients),
+        )
+        partitioner.dataset = table.with_format("numpy")
+        if partitioner.num_partitions != clients:
+            raise ValueError(f"it makes {partitioner.num_partitions} partitions")
+        return tuple(
+            np.asarray(partitioner.load_partition(client)["index"], dtype=np.int64)
+            for client in range(clients)
+        )
+
+    def _remedy(self) -> str:
+        return " (a larger alpha)" if "alpha" in type(self).model_fields else ""
+
+
+class Iid(Partition):
+    """Equal random shares."""
+
+    library = "IidPartitioner"
+    kind: Literal["iid"] = "iid"
+
+
+class Linear(Partition):
+    """Random shares whose size grows with the client's number."""
+
+    library = "LinearPartitioner"
+    kind: Literal["linear"] = "linear"
+
+
+class Square(Partition):
+    """Random shares whose size grows with the square of the client's number."""
+
+    library = "SquarePartitioner"
+    kind: Literal["square"] = "square"
+
+
+class Exponential(Partition):
+    """Random shares whose size grows exponentially with the client's number."""
+
+    library = "ExponentialPartitioner"
+    kind: Literal["exponential"] = "exponential"
+
+
+class Size(Partition):
+    """Random shares of given sizes; examples beyond their sum are left out."""
+
+    library = "SizePartitioner"
+    kind: Literal["size"] = "size"
+    partition_sizes: list[PositiveInt] = Field(description="examples of each client")
+
+
+class Dirichlet(Partition):
+    """Each label divided among clients by a Dirichlet draw (Yurochkin et al., 2019)."""
+
+    library = "DirichletPartitioner"
+    kind: Literal["dirichlet"] = "dirichlet"
+    alpha: PositiveFloat | list[PositiveFloat] = Field(
+        default=0.5, description="concentration, one for all or one a client; small is uneven"
+    )
+    min_partition_size: int = Field(
+        default=1, ge=0, description="fewest examples a client may get; drawn again until it holds"
+    )
+    self_balancing: bool = Field(
+        default=False, description="give a client with more than its even share no more"
+    )
+
+
+class InnerDirichlet(Partition):
+    """Shares of given sizes, each with label frequencies from a Dirichlet draw (FedDyn)."""
+
+    library = "InnerDirichletPartitioner"
+    kind: Literal["inner-dirichlet"] = "inner-dirichlet"
+    alpha: PositiveFloat | list[PositiveFloat] = Field(
+        default=0.5, description="concentration, one for all or one a label; small is uneven"
+    )
+    partition_sizes: list[PositiveInt] | None = Field(
+        default=None, description="examples of each client; equal by default"
+    )
+
+    def arguments(self, examples: int, clients: int) -> dict[str, Any]:
+        """Sizes differ by one at most, and sum to all examples, where none are given."""
+        each, more = divmod(examples, clients)
+        sizes = self.partition_sizes or [each + (client < more) for client in range(clients)]
+        return {"alpha": self.alpha, "partition_sizes": sizes}
+
+
+class Pathological(Partition):
+    """A fixed number of labels a client (McMahan et al., 2017); unassigned labels are left out."""
+
+    library = "PathologicalPartitioner"
+    kind: Literal["pathological"] = "pathological"
+    num_classes_per_partition: int = Field(default=2, ge=1, description="labels a client holds")
+    class_assignment_mode: Literal["random", "deterministic", "first-deterministic"] = Field(
+        default="random", description="how labels are given to clients"
+    )
+
+
+class Shard(Partition):
+    """Equal runs of the examples sorted by label; what fills no shard is left out."""
+
+    library = "ShardPartitioner"
+    kind: Literal["shard"] = "shard"
+    num_shards_per_partition: PositiveInt | None = Field(
+        default=None, description="shards of each client; 2 unless a shard's size is given"
+    )
+    shard_size: PositiveInt | None = Field(default=None, description="examples of a shard")
+    keep_incomplete_shard: bool = Field(default=False, description="keep the last, shorter shard")
+
+    def arguments(self, examples: int, clients: int) -> dict[str, Any]:
+        """Two shards a client where nothing is set."""
+        given = super().arguments(examples, clients)
+        return given if self.shard_size else {"num_shards_per_partition": 2, **given}
+
+
+class Continuous(Partition):
+    """Clients ordered by label number, from fully mixed (0) to fully sorted (1)."""
+
+    library = "ContinuousPartitioner"
+    kind: Literal["continuous"] = "continuous"
+    strictness: float = Field(default=0.5, ge=0, le=1, description="0 mixed, 1 sorted")
+
+
+class Distribution(Partition):
+    """Neighbouring labels to each client, in given proportions (FedProx's lognormal split)."""
+
+    library = "DistributionPartitioner"
+    kind: Literal["distribution"] = "distribution"
+    distribution_array: list[list[float]] = Field(
+        description="a row a label, a column for each client that holds the label"
+    )
+    num_unique_labels_per_partition: PositiveInt = Field(
+        default=2, description="labels a client holds"
+    )
+    preassigned_num_samples_per_label: int = Field(
+        default=1, ge=0, description="examples of each of its labels that a client has at least"
+    )
+    rescale: bool = Field(default=True, description="read rows as proportions, not as counts")
+
+    def arguments(self, examples: int, clients: int) -> dict[str, Any]:
+        """The rows as an array; a ragged table raises."""
+        return super().arguments(examples, clients) | {
+            "distribution_array": np.asarray(self.distribution_array, dtype=float)
+        }
+
+
+PARTITIONS: dict[str, type[Partition]] = {
+    cls.model_fields["kind"].default: cls
+    for cls in (
+        Continuous,
+        Dirichlet,
+        Distribution,
+        Exponential,
+        Iid,
+        InnerDirichlet,
+        Linear,
+        Pathological,
+        Shard,
+        Size,
+        Square,
+    )
+}
+
+
+def as_partition(value: Any) -> Partition:
+    """The partition that a scenario asks for.
+
+    value: a kind ("iid"), or a table with a kind and settings. Raises `DataError` for an unknown
+    kind and `ScenarioError` for unknown or ill-typed settings.
+    """
+    if isinstance(value, Partition):
+        return value
+    settings = {"kind": value} if isinstance(value, str) else value
+    if not isinstance(settings, dict) or not isinstance(settings.get("kind"), str):
+        raise DataError(
+            f"partition is {value!r}; expected a kind, or a table such as "
+            '{kind = "dirichlet", alpha = 0.5}'
+        )
+    kind = settings["kind"]
+    if kind not in PARTITIONS:
+        raise DataError(f"no partition '{kind}'. {did_you_mean(kind, PARTITIONS)}")
+    return validated(PARTITIONS[kind], settings, "partition")
