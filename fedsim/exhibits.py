@@ -53,7 +53,8 @@ class Exhibits:
         """(original, reconstruction) of one attack.
 
         The artifact is a file `reconstruction*`, or a folder of them; `original*` of the same
-        ending stands beside it or one folder up, where several adversaries share it.
+        ending stands beside it or one folder up, where several adversaries share it. An image
+        alone is a sheet: originals in the top row, what was made of each below (`Task.render`).
         """
         artifact = artifact.replace("\\", "/").rstrip("/")
         names = [artifact]

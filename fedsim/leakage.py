@@ -172,7 +172,7 @@ def summarise(rows: "pd.DataFrame") -> list[dict[str, Any]]:
             "lower_is_better": how.lower,
         }  # fmt: skip
         row["verdict"] = _verdict(row)
-        row["sentence"] = _sentence(row, how, hits=sum(value > 0.5 for value in scored))
+        row["sentence"] = _sentence(row, how, scored)
         found.append(row)
     return found
 
@@ -224,7 +224,7 @@ def _verdict(row: Mapping[str, Any]) -> str:
     return "above chance" if (chance > high) == row["lower_is_better"] else "below chance"
 
 
-def _sentence(row: Mapping[str, Any], how: Measure, hits: int) -> str:
+def _sentence(row: Mapping[str, Any], how: Measure, scored: list[float]) -> str:
     if row["n"] == 0:
         if row["denied"] == row["attacks"]:
             return (
@@ -233,7 +233,9 @@ def _sentence(row: Mapping[str, Any], how: Measure, hits: int) -> str:
             )
         return f"{row['attacks']} updates attacked; nothing to average"
     share = value = how.show(row["mean"])
-    parts = [how.phrase.format(hits=hits, n=row["n"], share=share, value=value)]
+    hits = sum(value > 0.5 for value in scored)
+    phrase = how.partly if how.partly and not {0.0, 1.0}.issuperset(scored) else how.phrase
+    parts = [phrase.format(hits=hits, n=row["n"], share=share, value=value)]
     if row["n"] == 1:
         parts[0] = parts[0].replace("1 updates", "1 update")
     if row["baseline"] is not None:

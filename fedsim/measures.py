@@ -12,7 +12,8 @@ __all__ = ["MEASURES", "Measure", "measure"]
 class Measure:
     """How to read one metric. kind: "yes/no" of an update, "share" of 0..1, or a "number".
 
-    phrase: completes a sentence; {share}, {hits}, {value} and {n} are filled in.
+    phrase: completes a sentence; {share}, {hits}, {value} and {n} are filled in. partly: the
+    phrase instead, where a yes/no metric was met in part (some images of a batch, say).
     """
 
     title: str
@@ -21,6 +22,7 @@ class Measure:
     kind: Literal["yes/no", "share", "number"] = "number"
     lower: bool = False
     unit: str = ""
+    partly: str = ""
 
     def show(self, value: float | None) -> str:
         """A value as a reader wants it: shares in per cent, numbers to three digits."""
@@ -36,8 +38,9 @@ class Measure:
 # What leaks most stands first: an adversary's main metric is the first of these that it has.
 MEASURES: Mapping[str, Measure] = {
     "recovered": Measure(
-        "Recovered", "Updates whose examples were recovered recognisably.",
+        "Recovered", "Examples recovered recognisably (mean squared error below 0.001).",
         "examples of {hits} of {n} updates recovered", "yes/no",
+        partly="{share} of the examples in {n} updates recovered",
     ),
     "rouge1": Measure(
         "ROUGE-1", "Overlap of single words between recovered and true text.",

@@ -4,23 +4,29 @@ import contextlib
 import hashlib
 import logging
 import os
+import shlex
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from flwr.app import Context
+from flwr.serverapp import Grid
 from torch import Tensor
 
-from fedsim.campaign import Observer
+from fedsim.campaign import Bench, InlineExecutor, Observer
 from fedsim.engine import engine_name, open_engine
-from fedsim.errors import ScenarioError, did_you_mean
+from fedsim.engine.grid import OrderedGrid
+from fedsim.errors import EngineError, ScenarioError, did_you_mean
+from fedsim.federation import play
 from fedsim.ledger import Ledger
-from fedsim.report import write_report
+from fedsim.report import summary, write_report
 from fedsim.scenario import Scenario
 from fedsim.seeds import isolated
 from fedsim.strategies import build_strategy
 
-__all__ = ["simulate"]
+__all__ = ["serve_app", "simulate"]
 
 
 def simulate(
@@ -108,3 +114,62 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(before)
+
+
+def serve_app(grid: Grid, context: Context) -> None:
+    """The ServerApp of `flwr run`: one scenario, on whichever nodes Flower has.
+
+    Run config: `scenario` (name or path), `overrides` (as for --set, separated by spaces), `out`,
+    `data`. The number of clients is the number of SuperNodes.
+    """
+    given = {key: str(value) for key, value in context.run_config.items()}
+    name = given.get("scenario") or "quickstart"
+    overrides = shlex.split(given.get("overrides", ""))
+    data = given.get("data") or os.environ.get("FEDSIM_DATA")
+    nodes = _settled(grid)
+    per_round = Scenario.load(name, overrides, data=data).training.per_round
+    scenario = Scenario.load(
+        name,
+        [
+            *overrides,
+            f"training.clients={nodes}",
+            f"training.clients_per_round={min(per_round, nodes)}",
+        ],
+        data=data,
+    )
+    if scenario.sweep:
+        raise ScenarioError("flwr run plays one scenario; run a sweep with `fedsim run`")
+    task = scenario.build_task()
+    ledger = Ledger.create(Path(given.get("out") or f"runs/{scenario.name}-{context.run_id}"), scenario)
+    ledger.provenance(scenario, {"data": task.fingerprint()}, engine="flwr run")
+
+    def tell(event: str, **fields: Any) -> None:
+        if event == "round":
+            numbers = [f"{k} {v:.3f}" for k, v in fields.items() if isinstance(v, float)]
+            print(f"round {fields['round']}/{fields['of']}", *numbers, flush=True)  # noqa: T201
+        if event != "findings":
+            ledger.event(event, **fields)
+
+    try:
+        with _threads(1), isolated(scenario.seed, "simulation"):
+            executor = InlineExecutor(Bench(scenario, task=task))
+            play(scenario, ledger, OrderedGrid(grid, nodes), executor, "", tell, task=task)
+    finally:
+        ledger.finish()
+        report = write_report(ledger.folder)
+        for row in summary(ledger.folder):
+            print(f"{row['label']}: {row['sentence']}", flush=True)  # noqa: T201
+        print(f"report: {report.resolve()}", flush=True)  # noqa: T201
+
+
+def _settled(grid: Grid, *, quiet: float = 3.0, patience: float = 120.0) -> int:
+    """How many nodes there are, once no new one has come for a while."""
+    seen, since, start = 0, time.monotonic(), time.monotonic()
+    while seen == 0 or time.monotonic() - since < quiet:
+        now = len(list(grid.get_node_ids()))
+        if now != seen:
+            seen, since = now, time.monotonic()
+        if time.monotonic() - start > patience:
+            raise EngineError(f"no client connected within {patience:g} s")
+        time.sleep(0.2)
+    return seen

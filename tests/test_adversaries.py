@@ -190,9 +190,7 @@ def test_llg_reads_several_local_steps_from_weights():
     examples = testing.batch(2 * steps, 3)
     before = {k: v.detach().clone() for k, v in model.module.state_dict().items()}
     optimizer = torch.optim.SGD(model.module.parameters(), lr=lr)
-    for inputs, labels in zip(
-        examples.inputs.split(2), examples.labels.split(2), strict=True
-    ):
+    for inputs, labels in zip(examples.inputs.split(2), examples.labels.split(2), strict=True):
         optimizer.zero_grad()
         model.loss(inputs, labels).backward()
         optimizer.step()
@@ -326,9 +324,7 @@ def test_dlg_starts_again_when_hopeless_and_keeps_the_best_start():
 def test_dlg_survives_an_overflow():
     seen = testing.example()
     huge = {k: torch.full_like(v, 1e25) for k, v in seen.gradient.items()}
-    claimed = DLG(restarts=1).reconstruct(
-        dataclasses.replace(seen, gradient=huge), testing.job()
-    )
+    claimed = DLG(restarts=1).reconstruct(dataclasses.replace(seen, gradient=huge), testing.job())
     assert claimed.diagnostics["outcomes"] == ["diverged", "diverged"]
     assert claimed.objective is None
 

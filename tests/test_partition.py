@@ -23,10 +23,7 @@ COMPLETE = {
     "shard": {"num_shards_per_partition": 2},
     "size": {"partition_sizes": [100, 50, 150, 60, 40]},
     "square": {},
-    "distribution": {
-        "distribution_array": [[1.0]] * 10,
-        "num_unique_labels_per_partition": 1,
-    },
+    "distribution": {"distribution_array": [[1.0, 2.0]] * 10},
 }
 CLIENTS = dict.fromkeys(COMPLETE, 5) | {"distribution": 10, "pathological": 10}
 
@@ -73,7 +70,9 @@ def test_iid_shares_are_equal_to_one():
 
 def test_a_small_alpha_is_more_uneven():
     def spread(alpha):
-        return np.mean([counts(share).std() / len(share) for share in cut("dirichlet", alpha=alpha)])
+        return np.mean(
+            [counts(share).std() / len(share) for share in cut("dirichlet", alpha=alpha)]
+        )
 
     assert spread(0.1) > 2 * spread(100.0)
 
@@ -152,6 +151,8 @@ from fedsim.tasks.partition import as_partition
 shares = as_partition({"kind": "dirichlet", "alpha": 0.5}).cut(np.arange(400) % 10, 5, 3)
 print([share.tolist() for share in shares])
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     shares = as_partition({"kind": "dirichlet", "alpha": 0.5}).cut(np.arange(400) % 10, 5, 3)
     assert done.stdout == f"{[share.tolist() for share in shares]}\n"

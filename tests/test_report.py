@@ -172,6 +172,11 @@ def test_yes_or_no_metrics_are_told_as_counts(run):
     assert found["verdict"] == "above chance"
 
 
+def test_yes_or_no_metrics_met_in_part_are_told_as_shares(run):
+    (found,) = summary(run(*(row(client=n, metric="recovered", value=0.25) for n in range(4))))
+    assert found["sentence"].startswith("25 % of the examples in 4 updates recovered")
+
+
 @pytest.mark.parametrize(
     ("value", "verdict"), [(0.001, "above"), (0.1, "at"), (0.4, "below")]
 )  # fmt: skip
@@ -264,6 +269,14 @@ def test_originals_stand_beside_reconstructions(run):
     assert "Mean squared error 0.001" in page
     markdown = write_report(folder, "markdown").read_text(encoding="utf-8")
     assert f"({own}/reconstruction.png)" in markdown
+
+
+def test_an_image_alone_is_a_sheet_of_originals_and_reconstructions(run):
+    folder = run(row(label="dlg", metric="mse", artifact="artifacts/x/dlg/reconstruction.png"))
+    picture(folder, "artifacts/x/dlg/reconstruction.png")
+    page = page_of(folder)
+    assert "Original above, reconstruction below" in page
+    assert '<div class="missing">' not in page
 
 
 def test_a_long_gallery_shows_a_fair_choice(run):

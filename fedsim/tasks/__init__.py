@@ -95,10 +95,11 @@ class Task(Plugin, ABC):
     @property
     @abstractmethod
     def loss(self) -> Loss:
-        """loss(module, inputs, target, *, lengths=None, at="input") -> mean training loss, a scalar.
+        """loss(module, inputs, target, *, lengths=None, at="input") -> a scalar.
 
-        Twice differentiable in inputs and soft targets. A plain function that holds no reference
-        to the task: adversaries get it with the model, and the task knows the truth.
+        The mean training loss, twice differentiable in inputs and soft targets. A plain
+        function that holds no reference to the task: adversaries get it with the model, and the
+        task knows the truth.
         """
 
     @abstractmethod
@@ -145,6 +146,10 @@ class Task(Plugin, ABC):
         """
         raise NotImplementedError
 
-    def render(self, claimed: Reconstruction, truth: Truth) -> dict[str, bytes]:
+    def render(
+        self,
+        claimed: Reconstruction,  # noqa: ARG002
+        truth: Truth,  # noqa: ARG002
+    ) -> dict[str, bytes]:
         """Files for a reader, by name: originals beside reconstructions. None by default."""
         return {}

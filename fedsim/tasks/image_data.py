@@ -159,7 +159,8 @@ def _find(name: str, folder: Path | None) -> Path:
 
 def _npz(path: Path) -> _Arrays:
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        # Opened here, because numpy leaves a file open that turns out to be no archive.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             split = {"x_train", "y_train", "x_test", "y_test"} <= set(stored.files)
             if not split and not {"x", "y"} <= set(stored.files):
                 raise DataError(f"{path} holds {', '.join(stored.files) or 'nothing'}; {EXPECTED}")

@@ -90,42 +90,48 @@ class Transformers(Architecture):
         return f"model '{self.name}'" + (f" (config '{self.config}')" if self.config else "")
 
     def _configuration(self, shape: tuple[int, int, int], classes: int) -> Any:
+        from huggingface_hub.errors import StrictDataclassError
         from transformers import CONFIG_MAPPING, AutoConfig
 
         channels, height, width = shape
-        if self.config is None:
-            try:
-                config = AutoConfig.from_pretrained(self.name.removeprefix(HUB))
-            except (OSError, ValueError) as error:
-                raise DataError(
-                    f"{self._label} could not be fetched: {_brief(error)} Without a network, "
-                    "name a folder that holds its config.json and weights "
-                    '(model = {name = "transformers", config = "FOLDER"}), or take random weights '
-                    '(config = "resnet").'
-                ) from error
-        elif (Path(self.config) / "config.json").is_file():
-            config = AutoConfig.from_pretrained(self.config, local_files_only=True)
-        elif self.config in CONFIG_MAPPING:
-            config = AutoConfig.for_model(self.config)
-            fitting = {
-                "num_channels": channels,
-                "image_size": height if height == width else [height, width],
-            }
-            for key in fitting.keys() - self.settings.keys():
-                if hasattr(config, key):
-                    setattr(config, key, fitting[key])
-        else:
-            near = did_you_mean(self.config, CONFIG_MAPPING).split(" Known:")[0]
+        fitting: dict[str, Any] = {}
+        stored = self.config is None or (Path(self.config) / "config.json").is_file()
+        source = self.config or self.name.removeprefix(HUB)
+        if not stored and source not in CONFIG_MAPPING:
+            near = did_you_mean(source, CONFIG_MAPPING).split(" Known:")[0]
             raise DataError(
                 f"{self._label}: no folder with a config.json and no model type of transformers. "
                 + (near if near.startswith("Did") else "Examples: resnet, vit, efficientnet.")
             )
+        try:
+            if stored:
+                config = AutoConfig.from_pretrained(
+                    source, local_files_only=self.config is not None
+                )
+            else:
+                config = AutoConfig.for_model(source)
+                side = height if height == width else [height, width]
+                fitting = {"num_channels": channels, "image_size": side}
+        except (OSError, ValueError) as error:
+            raise DataError(
+                f"{self._label} could not be fetched: {_brief(error)} Without a network, "
+                "name a folder that holds its config.json and weights "
+                '(model = {name = "transformers", config = "FOLDER"}), or take random weights '
+                '(config = "resnet").'
+            ) from error
         known = config.to_dict()
-        for key, value in self.settings.items():
+        for key in self.settings:
             if key not in known:
                 raise DataError(f"{self._label} has no setting '{key}'. {did_you_mean(key, known)}")
-            setattr(config, key, value)
-        config.num_labels = classes
+        changes = {k: v for k, v in fitting.items() if k in known} | self.settings
+        try:
+            if not stored:
+                # Built anew, because settings that follow from others are worked out on the way.
+                return AutoConfig.for_model(source, num_labels=classes, **changes)
+            for key, value in {"num_labels": classes, **changes}.items():
+                setattr(config, key, value)
+        except (StrictDataclassError, TypeError, ValueError) as error:
+            raise DataError(f"{self._label} refuses its settings: {_brief(error)}") from error
         return config
 
 
