@@ -127,13 +127,19 @@ def serve_app(grid: Grid, context: Context) -> None:
     overrides = shlex.split(given.get("overrides", ""))
     data = given.get("data") or os.environ.get("FEDSIM_DATA")
     nodes = _settled(grid)
-    per_round = Scenario.load(name, overrides, data=data).training.per_round
+    asked = Scenario.load(name, overrides, data=data).training
+    if nodes != asked.clients:
+        print(  # noqa: T201
+            f"{nodes} SuperNodes are connected, so training.clients = {nodes} instead of "
+            f"{asked.clients}; set num-supernodes to change that",
+            flush=True,
+        )
     scenario = Scenario.load(
         name,
         [
             *overrides,
             f"training.clients={nodes}",
-            f"training.clients_per_round={min(per_round, nodes)}",
+            f"training.clients_per_round={min(asked.per_round, nodes)}",
         ],
         data=data,
     )

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from fedsim.errors import RunFolderError
-from fedsim.leakage import COLUMNS, inside
+from fedsim.report.leakage import COLUMNS, inside
 from fedsim.records import Finding
 from fedsim.report import summary, write_report
 

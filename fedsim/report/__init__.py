@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedsim.errors import RunFolderError
-from fedsim.exhibits import Exhibits, scores
-from fedsim.leakage import inside, main_metrics, read_findings, read_rows, summarise
-from fedsim.measures import measure
-from fedsim.pages import render
+from fedsim.report.exhibits import Exhibits, scores
+from fedsim.report.leakage import inside, main_metrics, read_findings, read_rows, summarise
+from fedsim.report.measures import measure
+from fedsim.report.pages import render
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -143,7 +143,7 @@ def _point(
     exhibits: Exhibits,
 ) -> dict[str, Any]:
     """One sweep point (or the whole run): its picture, tables and gallery."""
-    from fedsim import charts
+    from fedsim.report import charts
 
     adversaries = []
     for label in dict.fromkeys(row["label"] for row in totals):

@@ -5,8 +5,8 @@ import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedsim.leakage import inside
-from fedsim.measures import measure
+from fedsim.report.leakage import inside
+from fedsim.report.measures import measure
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsim.errors import RunFolderError
-from fedsim.measures import MEASURES, Measure, measure
+from fedsim.report.measures import MEASURES, Measure, measure
 
 if TYPE_CHECKING:
     import pandas as pd

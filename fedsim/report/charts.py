@@ -7,7 +7,7 @@ import html
 import math
 from typing import TYPE_CHECKING, Any
 
-from fedsim.measures import measure
+from fedsim.report.measures import measure
 
 if TYPE_CHECKING:
     import pandas as pd
