@@ -17,6 +17,13 @@ __all__ = ["DLG"]
 STALLED = 25
 """Outer steps without a fall of 5 % after which a restart is given up."""
 
+RELATIVE = 1e-9
+"""Share of the gradient's squared norm that a match must fall below, besides `tolerance`: as a
+model is trained its gradients shrink, and an absolute threshold soon means nothing."""
+
+FLOOR = 1e-6
+"""A start that stalls below this share has reached the rounding of what was sent, not failed."""
+
 CHECKED = 10
 """Outer steps (about 200 evaluations) after which a distance beyond `diverged` is hopeless."""
 
@@ -135,14 +142,14 @@ class DLG(Adversary):
             job.progress(job.iterations, lowest)
             if outcome == "diverged":
                 break
-            if lowest < self.tolerance:
+            if lowest < min(self.tolerance, RELATIVE * match.norm):
                 outcome = "matched"
                 break
             if len(falls) > CHECKED and lowest > self.diverged:
                 outcome = "diverged"
                 break
             if len(falls) > STALLED and lowest > 0.95 * falls[-STALLED]:
-                outcome = "stalled"
+                outcome = "stalled" if lowest > FLOOR * match.norm else "matched"
                 break
         if outcome == "steps" and job.budget is not None and job.iterations >= job.budget:
             outcome = "budget"
@@ -190,7 +197,8 @@ class _Match:
         for name, value in self.theirs.items():
             if not torch.isfinite(value).all():
                 raise ValueError(f"the gradient of '{name}' holds NaN or Inf")
-        if not any(bool(value.any()) for value in self.theirs.values()):
+        self.norm = float(sum(value.square().sum() for value in self.theirs.values()))
+        if not self.norm:
             raise ValueError("the gradient is zero throughout: there is nothing to match")
         size = int(seen.know(Knowledge.BATCH_SIZE))
         self.inputs_shape = (size, *seen.spec.input_shape)

@@ -125,8 +125,12 @@ def test_pixels_are_in_units_of_the_range():
 
 @pytest.mark.parametrize(
     "broken",
-    [[], [torch.full((1, 12, 12), float("nan"))], [torch.full((1, 12, 12), float("inf"))]]
-    + [[torch.zeros(1, 4, 4)]],
+    [
+        [],
+        [torch.full((1, 12, 12), float("nan"))],
+        [torch.full((1, 12, 12), float("inf"))],
+        [torch.zeros(1, 4, 4)],
+    ],
     ids=["none", "nan", "inf", "shape"],
 )
 def test_no_image_is_worse_than_any_image(broken):

@@ -62,9 +62,13 @@ def test_isolation_repeats_inside_and_changes_nothing_outside():
 
 
 def test_isolation_puts_back_what_an_exception_left():
+    def fail():
+        with isolated(3, "attack"):
+            draws()
+            torch.manual_seed(0)
+            raise RuntimeError
+
     before = state()
-    with pytest.raises(RuntimeError), isolated(3, "attack"):
-        draws()
-        torch.manual_seed(0)
-        raise RuntimeError
+    with pytest.raises(RuntimeError):
+        fail()
     assert state() == before

@@ -21,7 +21,7 @@ __all__ = ["HUB", "ImageData", "load"]
 HUB = "hub:"
 NAMES = ("label_names", "fine_label_names", "names")
 EXPECTED = (
-    "expected x_train, y_train, x_test and y_test, or x and y: images uint8 (N, H, W) or "
+    "x_train, y_train, x_test and y_test, or x and y: images uint8 (N, H, W) or "
     "(N, H, W, C) with 1 or 3 channels, or floats in [0, 1] so shaped; labels integers (N,)"
 )
 
@@ -163,7 +163,9 @@ def _npz(path: Path) -> _Arrays:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             split = {"x_train", "y_train", "x_test", "y_test"} <= set(stored.files)
             if not split and not {"x", "y"} <= set(stored.files):
-                raise DataError(f"{path} holds {', '.join(stored.files) or 'nothing'}; {EXPECTED}")
+                raise DataError(
+                    f"{path} holds {', '.join(stored.files) or 'nothing'}; expected {EXPECTED}"
+                )
             parts = [("x_train", "y_train"), ("x_test", "y_test")] if split else [("x", "y")]
             read = [_checked(stored[x], stored[y], f"{path} ({x}, {y})") for x, y in parts]
             names = next((stored[key] for key in NAMES if key in stored.files), ())
@@ -174,7 +176,7 @@ def _npz(path: Path) -> _Arrays:
 
 def _checked(x: Array, y: Array, where: str) -> tuple[Array, Array]:
     """Images as (N, C, H, W) uint8 or float32, and labels (N,); raises `DataError`."""
-    found = f"{where}: images {x.dtype} {x.shape}, labels {y.dtype} {y.shape}; {EXPECTED}"
+    found = f"{where}: images {x.dtype} {x.shape}, labels {y.dtype} {y.shape}; expected {EXPECTED}"
     if x.ndim == 3:
         x = x[..., None]
     if x.ndim != 4 or x.shape[3] not in (1, 3) or 0 in x.shape:

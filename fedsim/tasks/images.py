@@ -169,9 +169,13 @@ class Images(Task):
     @functools.cached_property
     def head(self) -> str:
         """Name of the final linear layer."""
-        if self.model.head is not None:
-            return self.model.head
-        return find_head(self.module(), self.images.shape, self.images.classes, self.model.name)
+        return find_head(
+            self.module(),
+            self.images.shape,
+            self.images.classes,
+            label=self.model.name,
+            named=self.model.head,
+        )
 
     @property
     def loss(self) -> Loss:

@@ -49,11 +49,19 @@ def as_architecture(value: Any) -> Architecture:
     return validated(MODELS[name], settings, "model")
 
 
-def find_head(module: nn.Module, shape: tuple[int, int, int], classes: int, label: str) -> str:
+def find_head(
+    module: nn.Module,
+    shape: tuple[int, int, int],
+    classes: int,
+    *,
+    label: str,
+    named: str | None = None,
+) -> str:
     """Name of the linear layer whose output is the logits.
 
-    shape: (channels, height, width) of an input. label: what messages call the model. Raises
-    `DataError` when the model cannot take such inputs, or when no layer, or several, would do.
+    shape: (channels, height, width) of an input. label: what messages call the model.
+    named: the layer that the user says it is. Raises `DataError` when the model cannot take such
+    inputs, when no layer, or several, would do, and when `named` is no linear layer.
     """
     outputs: dict[str, Tensor] = {}
     linear = {k: m for k, m in module.named_modules() if isinstance(m, nn.Linear)}
@@ -82,6 +90,13 @@ def find_head(module: nn.Module, shape: tuple[int, int, int], classes: int, labe
             f"model '{label}' returns {tuple(logits.shape)} for one example, expected "
             f"{(1, classes)}"
         )
+    if named is not None:
+        if named not in linear:
+            raise DataError(
+                f"model.head: '{named}' is no linear layer of model '{label}'. "
+                f"{did_you_mean(named, linear)}"
+            )
+        return named
     heads = [name for name, output in outputs.items() if output is logits]
     if len(heads) == 1:
         return heads[0]

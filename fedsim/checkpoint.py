@@ -1,0 +1,153 @@
+"""Where a run can be taken up again: global arrays, strategy state, every client's state.
+
+    checkpoint/state.safetensors      arrays/NAME  strategy/FIELD/KEY  client/N/RECORD/NAME
+
+A round is kept once every attack on it has ended, so that taking up after it loses none.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.serverapp.strategy import Result, Strategy
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from fedsim.ledger import Ledger
+from fedsim.strategies import Following, Wrapper
+
+__all__ = ["Checkpoint", "Later", "capturable", "resume"]
+
+FILE = "state.safetensors"
+
+STATE: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(
+        ["Bulyan", "FedAvg", "FedMedian", "FedProx", "FedSGD", "FedTrimmedAvg", "Krum"], ()
+    ),
+    **dict.fromkeys(["MultiKrum", "QFedAvg"], ()),
+    "FedAvgM": ("momentum_vector",),
+    **dict.fromkeys(["FedAdagrad", "FedAdam", "FedYogi"], ("m_t", "v_t")),
+}
+"""Fields that a strategy carries from round to round, for those that are known."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Checkpoint:
+    """The state after a round."""
+
+    round: int
+    arrays: dict[str, Tensor]
+    strategy: dict[str, Any]
+    clients: dict[int, RecordDict]
+
+    def write(self, ledger: Ledger, folder: str) -> None:
+        """Replace the checkpoint in a run folder, in one step."""
+        tensors = {f"arrays/{name}": value for name, value in self.arrays.items()}
+        for field, value in self.strategy.items():
+            keyed = value.items() if isinstance(value, dict) else enumerate(value or [])
+            for key, array in keyed:
+                tensors[f"strategy/{field}/{key}"] = torch.from_numpy(np.ascontiguousarray(array))
+        for client, state in self.clients.items():
+            for record, arrays in state.array_records.items():
+                for name, tensor in arrays.to_torch_state_dict().items():
+                    tensors[f"client/{client}/{record}/{name}"] = tensor
+        content = save(
+            {name: value.contiguous() for name, value in tensors.items()},
+            {"round": str(self.round)},
+        )
+        ledger.artifact(f"{folder}/{FILE}", content)
+
+    @classmethod
+    def read(cls, ledger: Ledger, folder: str) -> "Checkpoint | None":
+        """The checkpoint in a run folder; None where there is none, or it is no use."""
+        try:
+            with safe_open(ledger.folder / folder / FILE, framework="pt") as file:
+                round = int(file.metadata()["round"])
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (OSError, SafetensorError, KeyError, ValueError):
+            return None
+        arrays: dict[str, Tensor] = {}
+        strategy: dict[str, Any] = {}
+        states: dict[int, dict[str, dict[str, Tensor]]] = {}
+        for name, value in tensors.items():
+            kind, _, rest = name.partition("/")
+            if kind == "arrays":
+                arrays[rest] = value
+            elif kind == "strategy":
+                field, _, key = rest.partition("/")
+                strategy.setdefault(field, {})[key] = value.numpy()
+            else:
+                client, record, key = rest.split("/", 2)
+                states.setdefault(int(client), {}).setdefault(record, {})[key] = value
+        for field, entries in strategy.items():
+            if all(key.isdigit() for key in entries):
+                strategy[field] = [entries[key] for key in sorted(entries, key=int)]
+        clients = {
+            client: RecordDict({key: ArrayRecord(kept) for key, kept in state.items()})
+            for client, state in states.items()
+        }
+        return cls(round, arrays, strategy, clients)
+
+
+def capturable(strategy: Strategy, contexts: Mapping[int, Context] | None) -> bool:
+    """Whether everything that the next round depends on can be written down."""
+    return contexts is not None and type(_inner(strategy)).__name__ in STATE
+
+
+def capture(strategy: Strategy) -> dict[str, Any]:
+    """The fields a strategy carries from round to round."""
+    inner = _inner(strategy)
+    return {field: getattr(inner, field) for field in STATE[type(inner).__name__]}
+
+
+def resume(strategy: Strategy, kept: Mapping[str, Any]) -> None:
+    """Put the fields back."""
+    for field, value in kept.items():
+        setattr(_inner(strategy), field, value)
+
+
+def _inner(strategy: Strategy) -> Strategy:
+    return strategy.strategy if isinstance(strategy, Following) else strategy
+
+
+class Later(Wrapper):
+    """A strategy whose first round is not round 1: what it wraps is told the true number."""
+
+    def __init__(self, strategy: Strategy, done: int) -> None:
+        super().__init__(strategy, start=True)
+        self._done = done
+
+    def configure_train(self, server_round: int, *rest: Any) -> Iterable[Message]:
+        return super().configure_train(server_round + self._done, *rest)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        return super().aggregate_train(server_round + self._done, replies)
+
+    def configure_evaluate(self, server_round: int, *rest: Any) -> Iterable[Message]:
+        return super().configure_evaluate(server_round + self._done, *rest)
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        return super().aggregate_evaluate(server_round + self._done, replies)
+
+    def start(
+        self,
+        *args: Any,
+        num_rounds: int,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None],
+        **settings: Any,
+    ) -> Result:
+        """Train the rounds that are left; the evaluation is told the true round too."""
+
+        def evaluate(round: int, arrays: ArrayRecord) -> MetricRecord | None:
+            return evaluate_fn(round + self._done, arrays) if round else None
+
+        left = num_rounds - self._done
+        return super().start(*args, num_rounds=left, evaluate_fn=evaluate, **settings)

@@ -1,0 +1,194 @@
+"""Adversaries and defenses that misbehave; the `rogues` fixture registers them by name."""
+
+import os
+import random
+import time
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from fedsim.adversary import Adversary, Job
+from fedsim.defense import ClientState, Defense, Training
+from fedsim.knowledge import Knowledge
+from fedsim.records import Observation, Reconstruction, Update
+from fedsim.seeds import derive
+
+LABELS = frozenset({"label_counts", "labels"})
+NOTHING = Reconstruction(label_counts={0: 1})
+
+
+class Vandal(Adversary):
+    """Overwrites everything it was handed, and seeds and draws from the global generators."""
+
+    name: ClassVar[str] = "vandal"
+    needs: ClassVar[Knowledge] = Knowledge.GRADIENT | Knowledge.MODEL | Knowledge.AUXILIARY
+    recovers: ClassVar[frozenset[str]] = LABELS
+
+    def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
+        for one in (seen, *(seen.history or ())):
+            self._wreck(one)
+        random.seed(1)
+        np.random.seed(1)
+        torch.manual_seed(1)
+        random.random(), np.random.rand(), torch.rand(3)
+        return NOTHING
+
+    def _wreck(self, seen: Observation) -> None:
+        gradient: Any = seen.gradient
+        for value in gradient.values():
+            value.fill_(float("nan"))
+        gradient.clear()
+        assert seen.model is not None
+        with torch.no_grad():
+            for value in seen.model.module.state_dict().values():
+                value.fill_(7)
+        seen.model.module.eval().requires_grad_(False)
+        for value in (seen.buffers or {}).values():
+            value.fill_(float("nan"))
+        if seen.labels is not None:
+            seen.labels.zero_()
+        if seen.auxiliary is not None:
+            seen.auxiliary.inputs.zero_()
+            seen.auxiliary.labels.zero_()
+
+
+class Rubbish(Adversary):
+    """Claims what cannot be scored, or raises."""
+
+    name: ClassVar[str] = "rubbish"
+    needs: ClassVar[Knowledge] = Knowledge.HEAD_GRADIENT
+    recovers: ClassVar[frozenset[str]] = LABELS | {"inputs"}
+
+    how: Literal["none", "text", "empty", "types", "shapes", "nan", "many", "raise"] = "none"
+
+    def reconstruct(self, seen: Observation, job: Job) -> Any:
+        if self.how == "raise":
+            raise RuntimeError("the attack fell over,\nin two lines")
+        shape = seen.spec.input_shape or ()
+        fine = {0: seen.num_examples or 1}
+        claims: dict[str, Any] = {
+            "none": None,
+            "text": "seven",
+            "empty": Reconstruction(),
+            "types": Reconstruction(label_counts={"a": "b"}, inputs=["cat"]),  # type: ignore[dict-item,list-item]
+            "shapes": Reconstruction(label_counts=fine, inputs=[torch.rand(2, 3)]),
+            "nan": Reconstruction(label_counts=fine, inputs=[torch.full(shape, float("nan"))]),
+            "many": Reconstruction(label_counts={0: 10**6}, inputs=[torch.rand(shape)] * 1000),
+        }
+        return claims[self.how]
+
+
+class Sleeper(Adversary):
+    """Never ends: reports progress for ever, is deaf, or cannot even be interrupted."""
+
+    name: ClassVar[str] = "sleeper"
+    needs: ClassVar[Knowledge] = Knowledge.HEAD_GRADIENT
+    recovers: ClassVar[frozenset[str]] = LABELS
+
+    how: Literal["reports", "deaf", "catches"] = "reports"
+
+    def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
+        while True:
+            try:
+                time.sleep(0.02)
+            except Exception:
+                if self.how != "catches":
+                    raise
+            if self.how == "reports":
+                job.progress(0, 0.0)
+
+
+class Deadly(Adversary):
+    """Ends its process, as a segmentation fault would."""
+
+    name: ClassVar[str] = "deadly"
+    needs: ClassVar[Knowledge] = Knowledge.HEAD_GRADIENT
+    recovers: ClassVar[frozenset[str]] = LABELS
+
+    def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
+        os._exit(3)
+
+
+class Historian(Adversary):
+    """Remembers how long each history was that it saw (in this process)."""
+
+    name: ClassVar[str] = "historian"
+    needs: ClassVar[Knowledge] = Knowledge.HISTORY
+    recovers: ClassVar[frozenset[str]] = LABELS
+
+    lengths: ClassVar[list[int]] = []
+
+    def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
+        self.lengths.append(len(seen.know(Knowledge.HISTORY)))
+        return NOTHING
+
+
+class Faulty(Defense):
+    """A client, of all that run this defense, that fails in one way in one round.
+
+    Must be the first of the defenses. seed: the run's, by which the client is told.
+    """
+
+    name: ClassVar[str] = "faulty"
+
+    how: Literal["raise", "nan", "inf", "missing", "extra", "shape", "huge", "dies", "slow"]
+    client: int = Field(default=2, ge=0, description="the client that fails")
+    round: int = Field(default=2, ge=1, description="the round in which it fails")
+    seed: int = Field(default=3, ge=0, description="the run's seed")
+
+    def prepare(self, training: Training) -> Training:
+        told = training.rng.initial_seed()
+        if told == derive(self.seed, "training", self.round, self.client):
+            if self.how == "raise":
+                raise RuntimeError("the client fell over")
+            if self.how == "dies":
+                os._exit(3)
+        if self.how == "slow":
+            time.sleep(0.1)
+        return training
+
+    def protect(self, update: Update, rng: torch.Generator, state: ClientState) -> Update:
+        told = rng.initial_seed()
+        if told != derive(self.seed, f"defense.0.{self.name}", self.round, self.client):
+            return update
+        tensors = dict(update.tensors)
+        first = next(iter(tensors))
+        bad = {"nan": float("nan"), "inf": float("-inf"), "huge": 1e30}
+        if self.how in bad:
+            tensors[first] = tensors[first].clone()
+            tensors[first].view(-1)[0] = bad[self.how]
+        elif self.how == "missing":
+            del tensors[first]
+        elif self.how == "extra":
+            tensors["stowaway"] = torch.ones(3)
+        elif self.how == "shape":
+            tensors[first] = tensors[first].flatten()[1:]
+        return update.replace(tensors=tensors)
+
+
+class Counting(Defense):
+    """Adds to every coordinate how often this client has been protected before."""
+
+    name: ClassVar[str] = "counting"
+
+    def protect(self, update: Update, rng: torch.Generator, state: ClientState) -> Update:
+        before = state.get("rounds", torch.zeros(()))
+        state["rounds"] = before + 1
+        return update.replace(tensors={k: v + before for k, v in update.tensors.items()})
+
+
+class Trainer(Defense):
+    """Takes part in the training itself: doubles every gradient."""
+
+    name: ClassVar[str] = "trainer"
+
+    def prepare(self, training: Training) -> Training:
+        plain = training.gradient
+
+        def doubled(module: Any, batch: Any) -> Any:
+            gradient, loss = plain(module, batch)
+            return {name: 2 * value for name, value in gradient.items()}, loss
+
+        return training.replace(gradient=doubled)

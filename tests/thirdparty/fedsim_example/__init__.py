@@ -1,0 +1,1 @@
+"""Plugins for fedsim in a package of their own."""

@@ -1,0 +1,124 @@
+"""The smallest federation that still trains on real images, and one client of it, asked alone."""
+
+import csv
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from torch import Tensor
+
+from fedsim.client import UPDATE_KEY
+from fedsim.engine.inline import InlineGrid
+from fedsim.scenario import Scenario
+from fedsim.seeds import derive, reseed
+
+TASK = {"data": "digits", "model": "cnn", "test_examples": 20}
+TRAINING = {
+    "algorithm": "fedsgd",
+    "rounds": 2,
+    "clients": 6,
+    "clients_per_round": 4,
+    "batch_size": 4,
+}
+
+
+def scenario(**changes: Any) -> Scenario:
+    """Six clients, four a round, two rounds, LLG on all; tables are merged with these."""
+    table: dict[str, Any] = {
+        "name": "tiny",
+        "seed": 3,
+        "adversaries": [{"name": "llg"}],
+        "engine": {"workers": 1},
+        **changes,
+        "task": {**TASK, **changes.get("task", {})},
+        "training": {**TRAINING, **changes.get("training", {})},
+    }
+    return Scenario.parse(table)
+
+
+def faulty(how: str, **changes: Any) -> Scenario:
+    """All six clients take part, and client 2 fails in round 2."""
+    settings = {"clients_per_round": 6, **changes.pop("training", {})}
+    return scenario(defenses=[{"name": "faulty", "how": how}], training=settings, **changes)
+
+
+def rows(folder: Path, name: str = "findings.csv") -> list[dict[str, str]]:
+    """A table of a run folder."""
+    with (folder / name).open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def timeless(folder: Path) -> list[dict[str, str]]:
+    """The findings without the one column that differs from run to run."""
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in rows(folder)]
+
+
+def initial(scenario: Scenario) -> ArrayRecord:
+    """The global arrays of round 1."""
+    task = scenario.build_task()
+    return ArrayRecord({name: value.clone() for name, value in task.arrays(task.module()).items()})
+
+
+def config(scenario: Scenario, **more: Any) -> ConfigRecord:
+    """What the server tells fedsim's clients."""
+    told = {"scenario": scenario.model_dump_json(), "lr": scenario.training.lr, **more}
+    return ConfigRecord(told)
+
+
+def reseeding(scenario: Scenario) -> Any:
+    """An evaluate_fn that seeds the global generators once, before round 1, and never again."""
+
+    def evaluate(round: int, arrays: ArrayRecord) -> None:
+        if round == 0:
+            reseed(derive(scenario.seed, "round", round))
+
+    return evaluate
+
+
+def ask(
+    grid: InlineGrid,
+    scenario: Scenario,
+    client: int,
+    round: int = 1,
+    arrays: ArrayRecord | None = None,
+    **told: Any,
+) -> Message:
+    """One client's reply to a training message."""
+    content = RecordDict(
+        {
+            "arrays": arrays if arrays is not None else initial(scenario),
+            "config": config(scenario, **{"server-round": round, **told}),
+        }
+    )
+    node = {number: node for node, number in grid.clients.items()}[client]
+    (reply,) = grid.send_and_receive([Message(content, node, MessageType.TRAIN)])
+    if reply.has_error():
+        raise AssertionError(reply.error.reason)
+    return reply
+
+
+def sent(reply: Message) -> dict[str, Tensor]:
+    """The arrays in a reply."""
+    (arrays,) = reply.content.array_records.values()
+    return dict(arrays.to_torch_state_dict())
+
+
+def meaning(reply: Message) -> dict[str, Any]:
+    """What a reply says of its arrays."""
+    return dict(reply.content.config_records[UPDATE_KEY])
+
+
+def same(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> bool:
+    """Whether two sets of arrays are bit-identical; NaN equals NaN."""
+    return list(ours) == list(theirs) and all(
+        value.dtype == theirs[name].dtype
+        and value.numpy().tobytes() == theirs[name].numpy().tobytes()
+        for name, value in ours.items()
+    )
+
+
+def weights(arrays: ArrayRecord) -> dict[str, Tensor]:
+    """An ArrayRecord as tensors."""
+    return {name: torch.from_numpy(array.numpy().copy()) for name, array in arrays.items()}
