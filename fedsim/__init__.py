@@ -38,7 +38,7 @@ _HOMES = {
 
 _MODULES = frozenset(_HOMES.values()) | {"gradients", "metrics", "seeds", "testing"}
 
-__all__ = [  # noqa: F822
+__all__ = [
     "Adversary",
     "Batch",
     "ClientState",

@@ -8,7 +8,7 @@ bench, after the attack, and never reaches the adversary.
 import signal
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -43,7 +43,6 @@ class Attack:
     interception: Interception
     adversary: int
     inclusion: float
-    attempt: int = 1
     refused: str = ""
     history: tuple[Interception, ...] = ()
 
@@ -52,6 +51,7 @@ class Attack:
 class Outcome:
     """What came of an attack: rows, and files by path in the run folder."""
 
+    round: int
     findings: tuple[Finding, ...]
     files: Mapping[str, bytes]
 
@@ -98,7 +98,7 @@ class Bench:
         caught = attack.interception
         job = Job(
             torch_generator(self.scenario.seed, f"attack.{label}", caught.round, *caught.clients),
-            device="cuda" if torch.cuda.is_available() else "cpu",
+            device=_device(self.scenario.engine.gpus_per_attack),
             budget=plan.budget,
             deadline=plan.timeout or self.scenario.threat.timeout,
             cancelled=self.cancelled,
@@ -201,7 +201,7 @@ class Bench:
                     baseline_prior=informed,
                     status=status,
                     error=error[:2000],
-                    attempt=attack.attempt,
+                    attempt=1,
                     seconds=round(seconds, 4),
                     iterations=iterations,
                     granted="|".join(self.threat.granted.names()),
@@ -212,7 +212,7 @@ class Bench:
                     artifact=min(files, default=""),
                 )
             )
-        return Outcome(tuple(rows), files)
+        return Outcome(caught.round, tuple(rows), files)
 
 
 @contextmanager
@@ -280,7 +280,7 @@ class Campaign:
         self._tape = Tape(ledger.folder / folder) if scenario.threat.record else None
         self._plans = adversaries or scenario.build_adversaries()
         self._done = ledger.finished(point)
-        self._attempts = ledger.drop_unfinished()
+        self._open: Counter[int] = Counter()
         self._history: dict[int, list[Interception]] = defaultdict(list)
         self._keeps_history = Knowledge.HISTORY in scenario.knowledge()
 
@@ -339,13 +339,11 @@ class Campaign:
                 one = by_client[victim]
                 if (one.victim, label) in self._done:
                     continue
-                tried = self._attempts.get((self.point, one.victim, label), 0)
                 attacks.append(
                     Attack(
                         one,
                         index,
                         inclusion,
-                        attempt=tried + 1,
                         refused=refused.get(victim[0], "") if len(victim) == 1 else "",
                         history=tuple(self._history[victim[0]]) if len(victim) == 1 else (),
                     )
@@ -354,6 +352,7 @@ class Campaign:
             for one in caught:
                 for client in one.clients:
                     self._history[client].append(one)
+        self._open[round] += len(attacks)
         self.executor.submit(attacks)
         self.observer("attacks", queued=len(attacks), pending=self.executor.pending)
 
@@ -385,13 +384,20 @@ class Campaign:
             for path, content in outcome.files.items():
                 self.ledger.artifact(path, content)
             self.ledger.findings(outcome.findings)
-            self.observer(
-                "findings", findings=outcome.findings, pending=self.executor.pending
-            )
+            self._open[outcome.round] -= 1
+            self.observer("findings", findings=outcome.findings, pending=self.executor.pending)
+
+    def settled(self, round: int) -> bool:
+        """Whether every attack on this round and the earlier ones is written down."""
+        return not any(count and open <= round for open, count in self._open.items())
 
     def cancel(self) -> None:
         """Stop attacking; what was found stays."""
         self.executor.cancel()
+
+
+def _device(gpus: float) -> str:
+    return "cuda" if gpus and torch.cuda.is_available() else "cpu"
 
 
 def _nothing(round: int, client: int) -> Interception:

@@ -1,8 +1,9 @@
 """Where a run can be taken up again: global arrays, strategy state, every client's state.
 
-    checkpoint/state.safetensors      arrays/NAME  strategy/FIELD/KEY  client/N/RECORD/NAME
+    checkpoint/global.safetensors     NAME  strategy/FIELD/KEY  client/N/RECORD/NAME
 
-A round is kept once every attack on it has ended, so that taking up after it loses none.
+The global arrays under their own names, then what the strategy and the clients carry from round
+to round. A round is kept once every attack on it has ended, so that taking up after it loses none.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -11,7 +12,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -20,9 +22,9 @@ from torch import Tensor
 from fedsim.ledger import Ledger
 from fedsim.strategies import Following, Wrapper
 
-__all__ = ["Checkpoint", "Later", "capturable", "resume"]
+__all__ = ["Checkpoint", "Later", "capture", "restore"]
 
-FILE = "state.safetensors"
+FILE = "global.safetensors"
 
 STATE: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
@@ -37,16 +39,17 @@ STATE: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Checkpoint:
-    """The state after a round."""
+    """The state after a round. complete: whether a run can be taken up from it."""
 
     round: int
+    complete: bool
     arrays: dict[str, Tensor]
     strategy: dict[str, Any]
     clients: dict[int, RecordDict]
 
     def write(self, ledger: Ledger, folder: str) -> None:
         """Replace the checkpoint in a run folder, in one step."""
-        tensors = {f"arrays/{name}": value for name, value in self.arrays.items()}
+        tensors = dict(self.arrays)
         for field, value in self.strategy.items():
             keyed = value.items() if isinstance(value, dict) else enumerate(value or [])
             for key, array in keyed:
@@ -57,7 +60,7 @@ class Checkpoint:
                     tensors[f"client/{client}/{record}/{name}"] = tensor
         content = save(
             {name: value.contiguous() for name, value in tensors.items()},
-            {"round": str(self.round)},
+            {"round": str(self.round), "complete": str(self.complete)},
         )
         ledger.artifact(f"{folder}/{FILE}", content)
 
@@ -66,7 +69,8 @@ class Checkpoint:
         """The checkpoint in a run folder; None where there is none, or it is no use."""
         try:
             with safe_open(ledger.folder / folder / FILE, framework="pt") as file:
-                round = int(file.metadata()["round"])
+                meta = file.metadata()
+                round, complete = int(meta["round"]), meta["complete"] == "True"
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (OSError, SafetensorError, KeyError, ValueError):
             return None
@@ -75,8 +79,8 @@ class Checkpoint:
         states: dict[int, dict[str, dict[str, Tensor]]] = {}
         for name, value in tensors.items():
             kind, _, rest = name.partition("/")
-            if kind == "arrays":
-                arrays[rest] = value
+            if not rest:
+                arrays[name] = value
             elif kind == "strategy":
                 field, _, key = rest.partition("/")
                 strategy.setdefault(field, {})[key] = value.numpy()
@@ -90,24 +94,44 @@ class Checkpoint:
             client: RecordDict({key: ArrayRecord(kept) for key, kept in state.items()})
             for client, state in states.items()
         }
-        return cls(round, arrays, strategy, clients)
+        return cls(round, complete, arrays, strategy, clients)
 
 
-def capturable(strategy: Strategy, contexts: Mapping[int, Context] | None) -> bool:
-    """Whether everything that the next round depends on can be written down."""
-    return contexts is not None and type(_inner(strategy)).__name__ in STATE
+def capture(
+    round: int,
+    arrays: dict[str, Tensor],
+    strategy: Strategy,
+    contexts: Mapping[int, Context] | None,
+) -> Checkpoint:
+    """The state after a round; not complete where strategy or clients keep more than is known.
 
-
-def capture(strategy: Strategy) -> dict[str, Any]:
-    """The fields a strategy carries from round to round."""
+    contexts: every client's, by number; None where the engine does not show them.
+    """
     inner = _inner(strategy)
-    return {field: getattr(inner, field) for field in STATE[type(inner).__name__]}
+    fields = STATE.get(type(inner).__name__)
+    states = {c: context.state for c, context in (contexts or {}).items() if context.state}
+    complete = (
+        fields is not None
+        and contexts is not None
+        and all(len(state.array_records) == len(state) for state in states.values())
+    )
+    kept = {field: _copied(getattr(inner, field)) for field in fields or ()}
+    clients = {client: RecordDict(dict(state)) for client, state in states.items()}
+    return Checkpoint(round, complete, arrays, kept, clients)
 
 
-def resume(strategy: Strategy, kept: Mapping[str, Any]) -> None:
-    """Put the fields back."""
-    for field, value in kept.items():
+def restore(kept: Checkpoint, strategy: Strategy, contexts: Mapping[int, Context]) -> None:
+    """Put strategy and clients back where they were."""
+    for field, value in kept.strategy.items():
         setattr(_inner(strategy), field, value)
+    for client, state in kept.clients.items():
+        contexts[client].state = state
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: np.array(array) for key, array in value.items()}
+    return None if value is None else [np.array(array) for array in value]
 
 
 def _inner(strategy: Strategy) -> Strategy:
@@ -118,7 +142,7 @@ class Later(Wrapper):
     """A strategy whose first round is not round 1: what it wraps is told the true number."""
 
     def __init__(self, strategy: Strategy, done: int) -> None:
-        super().__init__(strategy, start=True)
+        self.strategy = strategy
         self._done = done
 
     def configure_train(self, server_round: int, *rest: Any) -> Iterable[Message]:
@@ -139,15 +163,20 @@ class Later(Wrapper):
 
     def start(
         self,
-        *args: Any,
-        num_rounds: int,
-        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None],
-        **settings: Any,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
         """Train the rounds that are left; the evaluation is told the true round too."""
 
         def evaluate(round: int, arrays: ArrayRecord) -> MetricRecord | None:
-            return evaluate_fn(round + self._done, arrays) if round else None
+            return evaluate_fn(round + self._done, arrays) if round and evaluate_fn else None
 
         left = num_rounds - self._done
-        return super().start(*args, num_rounds=left, evaluate_fn=evaluate, **settings)
+        return super().start(
+            grid, initial_arrays, left, timeout, train_config, evaluate_config, evaluate
+        )

@@ -260,7 +260,9 @@ def _print_facts(console: Any, facts: dict[str, Any]) -> None:
     if facts["settings"]:
         table = Table("setting", "type", "default", "meaning", box=None)
         for setting in facts["settings"]:
-            table.add_row(*(_escaped(setting[k]) for k in ("name", "type", "default", "description")))
+            table.add_row(
+                *(_escaped(setting[k]) for k in ("name", "type", "default", "description"))
+            )
         console.print(table)
 
 

@@ -44,7 +44,8 @@ class _Session:
 def _session(text: str) -> _Session:
     scenario = Scenario.model_validate_json(text)
     task = scenario.build_task()
-    module = task.module()
+    gpu = scenario.engine.gpus_per_client and torch.cuda.is_available()
+    module = task.module().to("cuda" if gpu else "cpu")
     initial = {key: value.clone() for key, value in module.state_dict().items()}
     return _Session(scenario, task, scenario.build_defenses(), module, initial)
 
@@ -116,12 +117,11 @@ def client_number(context: Context) -> int:
     return int(context.node_config["partition-id"])
 
 
-def mean_gradient(
-    task: Task, module: nn.Module, batch: Batch
-) -> tuple[dict[str, Tensor], float]:
+def mean_gradient(task: Task, module: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], float]:
     """Gradient of the task's mean loss on a batch, by trained parameter name, and the loss."""
     names = task.trained(module)
     parameters = {name: p for name, p in module.named_parameters() if name in names}
+    batch = batch.to(next(iter(parameters.values())).device)
     loss = task.loss(module, batch.inputs, batch.labels, lengths=batch.lengths)
     grads = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
     return dict(zip(parameters, grads, strict=True)), float(loss.detach())
@@ -167,13 +167,14 @@ def train_locally(
                 parameter.grad = gradient[name]
                 if proximal_mu:
                     parameter.grad = parameter.grad + proximal_mu * (
-                        parameter.detach() - before[name]
+                        parameter.detach() - before[name].to(parameter.device)
                     )
             optimizer.step()
         tensors = {name: p.detach().clone() for name, p in parameters.items()}
         optimizer.zero_grad()
     present = dict(module.named_buffers())
-    buffers = {name: present[name].clone() for name in before if name in present}
+    buffers = {name: present[name].cpu().clone() for name in before if name in present}
+    tensors = {name: value.cpu() for name, value in tensors.items()}
     update = Update(tensors=tensors, kind=cast(Any, kind), buffers=buffers, **common)
     return update, sum(losses) / len(losses)
 

@@ -3,17 +3,19 @@
 import contextlib
 import hashlib
 
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
-from safetensors.torch import save
 
 from fedsim.campaign import Campaign, Executor, Observer
+from fedsim.checkpoint import Checkpoint, Later, capture, restore
+from fedsim.grid import LocalGrid
+from fedsim.knowledge import Knowledge
 from fedsim.ledger import Ledger
 from fedsim.scenario import Scenario
 from fedsim.seeds import derive, reseed
 from fedsim.server import HonestButCurious
-from fedsim.strategies import Following, build_strategy
+from fedsim.strategies import Following, Wrapper, build_strategy
 from fedsim.tasks import Task
 from fedsim.victim import load_arrays
 
@@ -35,8 +37,21 @@ def play(
     module = task.module()
     initial = {name: value.clone() for name, value in task.arrays(module).items()}
     buffers = set(initial) - task.trained(module)
+    folder = place("checkpoint", point)
+    contexts = _contexts(grid)
+    found = Checkpoint.read(ledger, folder)
+    done = found if found and found.complete and found.round and contexts else None
+    if Knowledge.HISTORY in scenario.knowledge():
+        done = None  # what was seen in earlier rounds has to be seen again
+    ledger.rewind(point, done.round if done else 0)
+    if found:
+        observer("resumed", round=done.round if done else 0, of=settings.rounds)
     campaign = Campaign(
-        scenario, ledger, executor, point=point, folder=place("tape", scenario, point),
+        scenario,
+        ledger,
+        executor,
+        point=point,
+        folder=place("tape", point),
         observer=observer,
     )
     strategy: Strategy = build_strategy(scenario, buffers)
@@ -44,24 +59,38 @@ def play(
         strategy = Following(strategy, scenario.threat.follow)
     curious = HonestButCurious(strategy, campaign=campaign, on_failure=settings.on_failure)
     config = ConfigRecord({"scenario": scenario.model_dump_json(), "lr": settings.lr})
-    checkpoint = place("checkpoint", scenario, point) + "/global.safetensors"
+    waiting: list[Checkpoint] = []
+
+    def keep() -> None:
+        """Write the last round whose attacks have all ended; forget the ones before it."""
+        settled = [kept for kept in waiting if campaign.settled(kept.round)]
+        if settled:
+            settled[-1].write(ledger, folder)
+            del waiting[: len(settled)]
 
     def after_round(round: int, arrays: ArrayRecord) -> MetricRecord:
         """Utility on the test split; then seed what Flower's strategies draw from, so that a
         round depends on (seed, round) and on nothing that ran before it."""
-        state = {name: value.contiguous() for name, value in arrays.to_torch_state_dict().items()}
+        state = dict(arrays.to_torch_state_dict())
         load_arrays(module, state)
         utility = task.evaluate(module)
         utility.pop("num_examples")
         values = {**utility, **curious.metrics}
         ledger.utility(round, values, point)
-        ledger.artifact(checkpoint, save(state, {"round": str(round)}))
+        waiting.append(capture(round, state, strategy, contexts))
+        keep()
         observer("round", round=round, of=settings.rounds, point=point, **values)
         reseed(derive(seed, "round", round))
         return MetricRecord(dict(utility))
 
+    server: Wrapper = curious
+    if done is not None and contexts is not None:
+        restore(done, strategy, contexts)
+        initial = done.arrays
+        server = Later(curious, done.round)
+        reseed(derive(seed, "round", done.round))
     try:
-        curious.start(
+        server.start(
             grid=grid,
             initial_arrays=ArrayRecord(initial),
             num_rounds=settings.rounds,
@@ -70,6 +99,7 @@ def play(
             evaluate_fn=after_round,
         )
         campaign.collect(wait=True)
+        keep()
     except BaseException:
         campaign.cancel()
         with contextlib.suppress(Exception):
@@ -77,7 +107,14 @@ def play(
         raise
 
 
-def place(folder: str, scenario: Scenario, point: str) -> str:
+def _contexts(grid: Grid) -> dict[int, Context] | None:
+    """Every client's context by number, where the Grid keeps them."""
+    if not isinstance(grid, LocalGrid):
+        return None
+    return {client: grid.contexts[node] for node, client in grid.clients.items()}
+
+
+def place(folder: str, point: str) -> str:
     """Where a point of a sweep keeps its files: `folder`, or a folder of its own within."""
     if not point:
         return folder

@@ -1,4 +1,4 @@
-"""The run folder: findings, utility, artifacts, log, provenance; written so that a kill loses nothing.
+"""The run folder, written so that a kill loses nothing.
 
     scenario.toml  findings.csv  findings.parquet  utility.csv  tape/  artifacts/  checkpoint/
     report.html  log.jsonl  provenance.json
@@ -88,7 +88,25 @@ class Ledger:
         rows, torn = _read(self.folder / "findings.csv", COLUMNS)
         if torn:
             self._replace("findings.csv", _table(COLUMNS, rows))
-        self._replace("utility.csv", _line(UTILITY_COLUMNS).encode())
+        rounds, torn = _read(self.folder / "utility.csv", UTILITY_COLUMNS)
+        if torn:
+            self._replace("utility.csv", _table(UTILITY_COLUMNS, rounds))
+
+    def rewind(self, point: str, done: int) -> None:
+        """Make ready to train on from round `done` (0: from the start).
+
+        Drops the utility of later rounds, and the rows of the attack written last if it is of a
+        later round: a kill may have left only some of them. Other finished attacks stay.
+        """
+        rounds, _ = _read(self.folder / "utility.csv", UTILITY_COLUMNS)
+        kept = [row for row in rounds if row[3] != point or (done and int(row[0]) <= done)]
+        if kept != rounds:
+            self._replace("utility.csv", _table(UTILITY_COLUMNS, kept))
+        rows = self.rows()
+        if rows and rows[-1]["point"] == point and int(rows[-1]["round"]) > done:
+            last = [rows[-1][key] for key in ("point", "victim", "label")]
+            whole = [row for row in rows if [row[k] for k in ("point", "victim", "label")] != last]
+            self._replace("findings.csv", _table(COLUMNS, [list(r.values()) for r in whole]))
 
     def rows(self) -> list[dict[str, str]]:
         """The findings so far, as text by column."""
@@ -99,23 +117,7 @@ class Ledger:
 
     def finished(self, point: str) -> set[tuple[str, str]]:
         """(victim, adversary label) of the attacks that ended; they are not run again."""
-        return {
-            (row["victim"], row["label"])
-            for row in self.rows()
-            if row["point"] == point and row["status"] in ("ok", "denied")
-        }
-
-    def drop_unfinished(self) -> dict[tuple[str, str, str], int]:
-        """Take out rows of attacks that failed or timed out, to try them again on resume.
-
-        Returns how often each (point, victim, label) was tried.
-        """
-        rows = self.rows()
-        again = [row for row in rows if row["status"] not in ("ok", "denied")]
-        kept = [list(row.values()) for row in rows if row["status"] in ("ok", "denied")]
-        if again:
-            self._replace("findings.csv", _table(COLUMNS, kept))
-        return {(r["point"], r["victim"], r["label"]): int(r["attempt"]) for r in again}
+        return {(row["victim"], row["label"]) for row in self.rows() if row["point"] == point}
 
     def findings(self, findings: Iterable[Finding]) -> None:
         """Append rows and sync them to disk."""

@@ -96,9 +96,7 @@ class Display:
         for (label, metric), (count, total, chance) in self._sums.items():
             if count and label not in seen:
                 seen.add(label)
-                parts.append(
-                    f"{label} {metric} {total / count:.3g} (chance {chance / count:.3g})"
-                )
+                parts.append(f"{label} {metric} {total / count:.3g} (chance {chance / count:.3g})")
         return "  ".join(parts)
 
     def _say(self, text: str) -> None:

@@ -61,7 +61,7 @@ class Spec:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """One training batch: inputs (B, ...) float32, labels (B,) int64, lengths (B,) int64 or None."""
+    """A training batch: inputs (B, ...) float32, labels (B,) int64, lengths (B,) int64 or None."""
 
     inputs: Tensor
     labels: Tensor
@@ -69,6 +69,11 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def to(self, device: torch.device | str) -> "Batch":
+        """The batch on another device."""
+        lengths = None if self.lengths is None else self.lengths.to(device)
+        return Batch(self.inputs.to(device), self.labels.to(device), lengths)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

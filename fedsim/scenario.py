@@ -143,7 +143,7 @@ class Scenario(_Table):
     @classmethod
     def parse(cls, table: Mapping[str, Any]) -> "Scenario":
         """From plain tables, checked; raises `ScenarioError` with every complaint it has."""
-        table = copy.deepcopy(dict(table))
+        rest = copy.deepcopy(dict(table))
         values: dict[str, Any] = {}
         sections: dict[str, type[_Table]] = {
             "training": Training,
@@ -163,9 +163,9 @@ class Scenario(_Table):
                 return None
 
         for key, model in sections.items():
-            if key in table:
-                values[key] = attempt(key, model, table.pop(key))
-        attacks = table.pop("adversaries", [])
+            if key in rest:
+                values[key] = attempt(key, model, rest.pop(key))
+        attacks = rest.pop("adversaries", [])
         if not isinstance(attacks, list):
             raise ScenarioError("adversaries: expected [[adversaries]] tables")
         values["adversaries"] = [
@@ -173,7 +173,7 @@ class Scenario(_Table):
         ]
         if complaints:
             raise ScenarioError("\n".join(complaints))
-        scenario = validated(cls, {**table, **values}, "")
+        scenario = validated(cls, {**rest, **values}, "")
         scenario.check()
         return scenario
 
@@ -199,7 +199,8 @@ class Scenario(_Table):
                 f"threat.follow names {len(threat.follow)} clients, {t.per_round} take part a round"
             )
         named = list(threat.follow)
-        for plan in [threat, *self.adversaries]:
+        plans: list[Threat | AttackPlan] = [threat, *self.adversaries]
+        for plan in plans:
             if isinstance(plan.victims, list):
                 named += plan.victims
             elif isinstance(plan.victims, int) and plan.victims < 1:

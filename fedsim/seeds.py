@@ -45,7 +45,7 @@ def isolated(seed: int, purpose: str, *where: int | str) -> Iterator[None]:
     """
     python_state = random.getstate()
     numpy_state = np.random.get_state()
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
     value = derive(seed, purpose, *where)
     with torch.random.fork_rng(devices=devices):
         try:

@@ -102,6 +102,7 @@ class HonestButCurious(Wrapper):
         if failed and self.on_failure != "pass":
             named = "\n".join(f"  client {c}: {why}" for c, why in sorted(failed.items()))
             if self.on_failure == "stop":
+                self.campaign.collect(wait=True)
                 raise ClientError(
                     f"round {server_round}: {len(failed)} of {len(self._sent)} clients failed\n"
                     f'{named}\nTo go on without such clients: training.on_failure = "drop"'
@@ -153,15 +154,21 @@ def read_update(reply: Message, told: ConfigRecord) -> Update:
     except Exception as error:  # whatever a client put there
         raise UpdateRefused(f"its arrays cannot be read: {type(error).__name__}") from error
     examples = [m["num-examples"] for m in content.metric_records.values() if "num-examples" in m]
-    count = int(cast(float, examples[0])) if examples else 1
+    try:
+        count = int(cast(float, examples[0])) if examples else 1
+    except (TypeError, ValueError, OverflowError) as error:
+        raise UpdateRefused(f"num-examples is no number: {examples[0]!r:.80}") from error
     if UPDATE_KEY not in content.config_records:
         lr = told.get("lr", told.get("learning-rate"))
         lr = float(lr) if isinstance(lr, int | float) else None
-        floats = {name: value for name, value in tensors.items() if value.is_floating_point()}
+        # BatchNorm's counters: integers that turn into floats when a strategy averages them.
+        floats = {k: v if v.is_floating_point() else v.float() for k, v in tensors.items()}
         return Update(tensors=floats, kind="weights", lr=lr, num_examples=count)
     meaning = dict(content.config_records[UPDATE_KEY])
     try:
-        buffers = {str(name): tensors.pop(str(name)) for name in cast(list[str], meaning["buffers"])}
+        buffers = {
+            str(name): tensors.pop(str(name)) for name in cast(list[str], meaning["buffers"])
+        }
         kind = meaning["kind"]
         if kind not in ("gradient", "delta", "weights"):
             raise ValueError(f"kind {kind!r}")
@@ -178,7 +185,7 @@ def read_update(reply: Message, told: ConfigRecord) -> Update:
             num_examples=int(cast(int, meaning["num_examples"])),
             reduction=cast(Any, str(meaning["reduction"])),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise UpdateRefused(f"what it says of its arrays is broken: {error}") from error
 
 
@@ -191,4 +198,3 @@ def main(grid: Grid, context: Context) -> None:
     from fedsim.simulation import serve_app  # it imports this module
 
     serve_app(grid, context)
-

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from fedsim.campaign import Bench, InlineExecutor, Observer
 from fedsim.engine import engine_name, open_engine
-from fedsim.engine.grid import OrderedGrid
 from fedsim.errors import EngineError, ScenarioError, did_you_mean
 from fedsim.federation import play
+from fedsim.grid import OrderedGrid
 from fedsim.ledger import Ledger
 from fedsim.report import summary, write_report
 from fedsim.scenario import Scenario
@@ -52,9 +52,12 @@ def simulate(
                 raise ScenarioError(f"no point '{name}' in the sweep. {did_you_mean(name, chosen)}")
         chosen = {name: chosen[name] for name in points}
     task = scenario.build_task()
-    task.num_examples(0)  # data that is missing, or too little, is an error before any folder
+    # Missing data, and a model that cannot take it, are errors before there is any folder.
+    task.num_examples(0)
+    task.head  # noqa: B018
     fingerprint, weights = task.fingerprint(), task.arrays(task.module())
-    build_strategy(scenario)
+    with _quiet():
+        build_strategy(scenario)
     ledger = Ledger.create(Path(out), scenario, resume=resume)
     ledger.provenance(
         scenario,
@@ -70,11 +73,15 @@ def simulate(
 
     tell("started", scenario=scenario.name, points=list(chosen), engine=engine_name(scenario))
     try:
-        with _quiet(), _threads(1), isolated(scenario.seed, "simulation"):
-            with open_engine(scenario) as engine:
-                for name, point in chosen.items():
-                    tell("point", point=name, rounds=point.training.rounds)
-                    engine.play(point, ledger, name, tell)
+        with (
+            _quiet(),
+            _threads(1),
+            isolated(scenario.seed, "simulation"),
+            open_engine(scenario) as engine,
+        ):
+            for name, point in chosen.items():
+                tell("point", point=name, rounds=point.training.rounds)
+                engine.play(point, ledger, name, tell)
     except BaseException as error:
         tell("ended", status="interrupted", reason=f"{type(error).__name__}: {error}")
         raise
@@ -146,7 +153,9 @@ def serve_app(grid: Grid, context: Context) -> None:
     if scenario.sweep:
         raise ScenarioError("flwr run plays one scenario; run a sweep with `fedsim run`")
     task = scenario.build_task()
-    ledger = Ledger.create(Path(given.get("out") or f"runs/{scenario.name}-{context.run_id}"), scenario)
+    ledger = Ledger.create(
+        Path(given.get("out") or f"runs/{scenario.name}-{context.run_id}"), scenario
+    )
     ledger.provenance(scenario, {"data": task.fingerprint()}, engine="flwr run")
 
     def tell(event: str, **fields: Any) -> None:

@@ -145,7 +145,7 @@ def build_strategy(scenario: Scenario, buffers: Collection[str] = ()) -> Strateg
     name = str(settings.pop("name", "FedAvg"))
     if training.algorithm == "fedsgd" and name == "FedAvg":
         name = "FedSGD"
-    inner = str(settings.pop("inner", "FedSGD" if training.algorithm == "fedsgd" else "FedAvg"))
+    inner = str(settings.pop("inner", "FedAvg"))
     common = {
         "fraction_train": training.per_round / training.clients,
         "fraction_evaluate": training.evaluate_clients / training.clients,
@@ -161,7 +161,7 @@ def build_strategy(scenario: Scenario, buffers: Collection[str] = ()) -> Strateg
         given: dict[str, Any] = {key: value for key, value in common.items() if key in takes}
         if cls is FedSGD:
             given = {**common, **gradient}
-        elif training.algorithm == "fedsgd" and "strategy" not in takes:
+        elif training.algorithm == "fedsgd":
             raise ScenarioError(
                 f'training.strategy = "{name}" averages weights, and algorithm = "fedsgd" sends '
                 'gradients. Use strategy = "FedSGD", or algorithm = "fedavg"'
@@ -169,6 +169,8 @@ def build_strategy(scenario: Scenario, buffers: Collection[str] = ()) -> Strateg
         elif "strategy" in takes:
             given["strategy"] = make(inner, {})
             given["num_sampled_clients"] = training.per_round
+        if "client_learning_rate" in takes:  # QFedAvg's
+            given["client_learning_rate"] = training.lr
         if unknown := set(settings) - set(takes):
             key = sorted(unknown)[0]
             raise ScenarioError(

@@ -51,8 +51,7 @@ class VictimModel:
         """
         if at not in self.points:
             raise ValueError(f"no point '{at}' to feed inputs at; there are {self.points}")
-        value = self._loss(self.module, inputs, target, lengths=lengths, at=at)
-        return value
+        return self._loss(self.module, inputs, target, lengths=lengths, at=at)
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """The trained parameters by name, in the model's order."""

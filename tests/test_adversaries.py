@@ -282,7 +282,7 @@ def digits(index: int, size: int = 1, side: int = 16) -> tuple[Observation, Trut
 
 @pytest.mark.parametrize(
     "given",
-    [{}, {"line_search": "none"}, {"labels_from": "idlg"}, {"precision": "float64"}],
+    [{}, {"line_search": "none"}, {"labels_from": "idlg"}, {"precision": "float32"}],
     ids=str,
 )
 def test_dlg_recovers_a_real_digit(given):
@@ -293,6 +293,18 @@ def test_dlg_recovers_a_real_digit(given):
     assert claimed.inputs[0].dtype == torch.float32
     assert claimed.objective < 4e-6
     assert claimed.trace[-1][1] == claimed.objective
+
+
+def test_dlg_goes_on_until_a_small_gradient_is_matched_too():
+    # A gradient this small is nearer than 4e-6 to zero: an absolute tolerance would stop at once.
+    seen, truth = digits(3)
+    loss = seen.model._loss
+    model = VictimModel(seen.model.module, head="head", loss=lambda *a, **k: 1e-4 * loss(*a, **k))
+    small = {name: 1e-4 * value for name, value in seen.gradient.items()}
+    assert sum(float(value.square().sum()) for value in small.values()) < 4e-6
+    seen = dataclasses.replace(seen, gradient=small, model=model)
+    claimed = DLG().reconstruct(seen, testing.job(seed=1))
+    assert METRICS["mse"].score(claimed, truth, seen.spec) < 1e-3
 
 
 def test_dlg_recovers_two_digits_at_once():
@@ -324,7 +336,9 @@ def test_dlg_starts_again_when_hopeless_and_keeps_the_best_start():
 def test_dlg_survives_an_overflow():
     seen = testing.example()
     huge = {k: torch.full_like(v, 1e25) for k, v in seen.gradient.items()}
-    claimed = DLG(restarts=1).reconstruct(dataclasses.replace(seen, gradient=huge), testing.job())
+    claimed = DLG(restarts=1, precision="float32").reconstruct(
+        dataclasses.replace(seen, gradient=huge), testing.job()
+    )
     assert claimed.diagnostics["outcomes"] == ["diverged", "diverged"]
     assert claimed.objective is None
 

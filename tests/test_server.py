@@ -12,6 +12,7 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import adaptiveclipping_mod, fixedclipping_mod
 from flwr.serverapp.strategy import FedAvg
 from rogues import Historian, Vandal
+from safetensors.torch import load_file
 from tiny import (
     ask,
     config,
@@ -81,11 +82,7 @@ def app_for(name: str) -> ClientApp:
 
 
 def test_every_strategy_of_flower_is_tried_or_known_not_to_train_a_network():
-    flower = {
-        name
-        for name in flower_strategies.__all__
-        if name not in ("Strategy", "Result")
-    }
+    flower = {name for name in flower_strategies.__all__ if name not in ("Strategy", "Result")}
     assert flower - set(strategy_names()) == CANNOT_TRAIN
     assert set(SETTINGS) == set(strategy_names()) == (flower - CANNOT_TRAIN) | {"FedSGD"}
 
@@ -107,9 +104,7 @@ def test_training_is_bit_identical_with_and_without_adversaries(name, tmp_path):
     def trained(curious):
         strategy = build_strategy(run)
         if curious:
-            campaign = Campaign(
-                run, Ledger.create(tmp_path, run), InlineExecutor(Bench(run))
-            )
+            campaign = Campaign(run, Ledger.create(tmp_path, run), InlineExecutor(Bench(run)))
             strategy = HonestButCurious(strategy, campaign=campaign)
         result = strategy.start(
             grid=InlineGrid(run.training.clients, app_for(name)),
@@ -129,7 +124,7 @@ def test_training_is_bit_identical_with_and_without_adversaries(name, tmp_path):
     assert wrapped.train_metrics_clientapp == alone.train_metrics_clientapp
     assert wrapped.evaluate_metrics_clientapp == alone.evaluate_metrics_clientapp
     assert drawn_wrapped == drawn_alone
-    assert Counter(row["status"] for row in rows(tmp_path)) == {"ok": 3 * 5 * (3 + 2)}
+    assert Counter(row["status"] for row in rows(tmp_path)) == {"ok": 3 * 5 * 2 * 3}
 
 
 def test_buffers_are_left_alone_too(tmp_path):
@@ -143,8 +138,9 @@ def test_buffers_are_left_alone_too(tmp_path):
     simulate(run, tmp_path / "attacked")
     simulate(quiet, tmp_path / "alone")
     final = "checkpoint/global.safetensors"
-    attacked = (tmp_path / "attacked" / final).read_bytes()
-    assert attacked == (tmp_path / "alone" / final).read_bytes()
+    attacked = load_file(tmp_path / "attacked" / final)
+    assert same(attacked, load_file(tmp_path / "alone" / final))
+    assert any("running_mean" in name for name in attacked)
     assert {row["status"] for row in rows(tmp_path / "attacked")} == {"ok"}
 
 
@@ -171,9 +167,7 @@ def test_fedsgd_is_one_step_along_the_mean_gradient_weighted_by_examples():
     asked = strategy.configure_train(1, ArrayRecord(before), ConfigRecord(), grid)
     replies = [
         Message(
-            RecordDict(
-                {"a": ArrayRecord(arrays), "m": MetricRecord({"num-examples": examples})}
-            ),
+            RecordDict({"a": ArrayRecord(arrays), "m": MetricRecord({"num-examples": examples})}),
             reply_to=message,
         )
         for message, (arrays, examples) in zip(asked, gradients, strict=True)
@@ -201,8 +195,6 @@ def test_one_round_of_fedsgd_equals_a_step_of_torch_on_all_batches(tmp_path):
     )
     loss.backward()
     optimizer.step()
-    from safetensors.torch import load_file
-
     final = load_file(tmp_path / "checkpoint/global.safetensors")
     for name, value in module.named_parameters():
         torch.testing.assert_close(final[name], value.detach(), rtol=1e-5, atol=1e-6)
@@ -439,8 +431,6 @@ def test_drop_finishes_with_the_others(how, tmp_path):
     assert failed == {(2, 2)}
     accuracy = [row for row in rows(tmp_path, "utility.csv") if row["metric"] == "accuracy"]
     assert len(accuracy) == 4
-    from safetensors.torch import load_file
-
     final = load_file(tmp_path / "checkpoint/global.safetensors")
     assert all(torch.isfinite(value).all() for value in final.values())
 

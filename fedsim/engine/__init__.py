@@ -28,7 +28,7 @@ class Engine(ABC):
     def play(self, scenario: Scenario, ledger: Ledger, point: str, observer: Observer) -> None:
         """Train, intercept, attack; findings and utility go to the ledger."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - only an engine with workers has some to give back
         """Give the workers back."""
 
 

@@ -43,7 +43,8 @@ class FlowerEngine(Engine):
                 start_new_session=True,
                 env={**os.environ, **quiet},
             )
-            assert process.stdin is not None and process.stdout is not None  # noqa: S101
+            assert process.stdin is not None  # noqa: S101 - both are pipes, as asked for
+            assert process.stdout is not None  # noqa: S101
             try:
                 process.stdin.write(scenario.model_dump_json())
                 process.stdin.close()
@@ -76,8 +77,8 @@ def _child(folder: Path, point: str) -> None:
 
     from fedsim.campaign import Bench, InlineExecutor
     from fedsim.client import app
-    from fedsim.engine.grid import OrderedGrid
     from fedsim.federation import place, play
+    from fedsim.grid import OrderedGrid
 
     scenario = Scenario.model_validate_json(sys.stdin.read())
     ledger = Ledger.append_to(folder)
@@ -92,9 +93,9 @@ def _child(folder: Path, point: str) -> None:
     server = ServerApp()
 
     @server.main()
-    def main(grid: Grid, context: Context) -> None:  # noqa: ARG001 - Flower's signature
+    def main(grid: Grid, context: Context) -> None:
         try:
-            bench = Bench(scenario, point, place("artifacts", scenario, point))
+            bench = Bench(scenario, point, place("artifacts", point))
             ordered = OrderedGrid(grid, scenario.training.clients)
             play(scenario, ledger, ordered, InlineExecutor(bench), point, tell, task=bench.task)
         except BaseException as error:

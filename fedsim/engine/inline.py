@@ -7,8 +7,8 @@ from flwr.app import Message
 from fedsim.campaign import Bench, InlineExecutor, Observer
 from fedsim.client import app
 from fedsim.engine import Engine
-from fedsim.engine.grid import LocalGrid, answer
 from fedsim.federation import place, play
+from fedsim.grid import LocalGrid, answer
 from fedsim.ledger import Ledger
 from fedsim.scenario import Scenario
 
@@ -33,6 +33,6 @@ class InlineEngine(Engine):
     """Everything in one process; attacks run at the end of each round."""
 
     def play(self, scenario: Scenario, ledger: Ledger, point: str, observer: Observer) -> None:
-        bench = Bench(scenario, point, place("artifacts", scenario, point))
+        bench = Bench(scenario, point, place("artifacts", point))
         grid = InlineGrid(scenario.training.clients)
         play(scenario, ledger, grid, InlineExecutor(bench), point, observer, task=bench.task)

@@ -17,9 +17,9 @@ from ray.exceptions import RayError
 from fedsim.campaign import Attack, Bench, Observer, Outcome
 from fedsim.client import app
 from fedsim.engine import Engine, workers
-from fedsim.engine.grid import RAISED, LocalGrid, answer
 from fedsim.errors import EngineError
 from fedsim.federation import place, play
+from fedsim.grid import RAISED, LocalGrid, answer
 from fedsim.ledger import Ledger
 from fedsim.records import Interception
 from fedsim.scenario import Scenario
@@ -96,7 +96,7 @@ class RayEngine(Engine):
 
     def play(self, scenario: Scenario, ledger: Ledger, point: str, observer: Observer) -> None:
         """Clients on their actors; attacks on theirs, while training goes on."""
-        bench = Bench(scenario, point, place("artifacts", scenario, point))
+        bench = Bench(scenario, point, place("artifacts", point))
         grid = RayGrid(scenario.training.clients, self._pool, self._new_client)
         executor = RayExecutor(bench, self._attackers, scenario.engine.gpus_per_attack)
         try:

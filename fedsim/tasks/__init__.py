@@ -148,8 +148,8 @@ class Task(Plugin, ABC):
 
     def render(
         self,
-        claimed: Reconstruction,  # noqa: ARG002
-        truth: Truth,  # noqa: ARG002
+        claimed: Reconstruction,
+        truth: Truth,
     ) -> dict[str, bytes]:
         """Files for a reader, by name: originals beside reconstructions. None by default."""
         return {}

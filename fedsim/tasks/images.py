@@ -271,7 +271,7 @@ def cross_entropy(
     inputs: Tensor,
     target: Tensor,
     *,
-    lengths: Any = None,  # noqa: ARG001
+    lengths: Any = None,
     at: str = "input",
 ) -> Tensor:
     """Mean cross-entropy of a classifier; target (B,) int64, or soft (B, classes)."""

@@ -65,7 +65,7 @@ class Partition(BaseModel):
             )
         return shares
 
-    def arguments(self, examples: int, clients: int) -> dict[str, Any]:  # noqa: ARG002
+    def arguments(self, examples: int, clients: int) -> dict[str, Any]:
         """What the library's partitioner is told, besides the column, the clients and the seed."""
         return self.model_dump(exclude={"kind"}, exclude_none=True)
 

@@ -25,5 +25,7 @@ class BiasSign(Adversary):
         """Claim every class with a negative entry."""
         bias = seen.know(Knowledge.HEAD_GRADIENT).get(f"{seen.head}.bias")
         if bias is None:
-            raise ValueError(f"the head '{seen.head}' has no bias, and this attack reads nothing else")
+            raise ValueError(
+                f"the head '{seen.head}' has no bias, and this attack reads nothing else"
+            )
         return Reconstruction(label_set=frozenset(torch.nonzero(bias < 0).flatten().tolist()))

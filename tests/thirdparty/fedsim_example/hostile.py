@@ -30,7 +30,9 @@ class _Hostile(Defense):
     clients: list[int] = Field(default=[], description="on which clients; on all where empty")
     rounds: list[int] = Field(default=[], description="in which rounds; in all where empty")
     seed: int = Field(default=7, ge=0, description="the scenario's seed")
-    position: int = Field(default=0, ge=0, description="this defense's place in the scenario's list")
+    position: int = Field(
+        default=0, ge=0, description="this defense's place in the scenario's list"
+    )
 
     def spoil(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """What is sent instead; the first tensor is the one to play with."""
