@@ -291,25 +291,37 @@ def _print_summary(console: Any, folder: Path) -> None:
     """Who was attacked, what leaked, against what chance gives."""
     from rich.table import Table
 
+    from fedsim.report.measures import MEASURES, measure
+
     rows = _summary(folder)
     if not rows:
         return
-    several = len({row["point"] for row in rows}) > 1
-    table = Table(title="what leaked", title_justify="left", box=None)
-    for heading in [*(["point"] if several else []), "adversary", "measure"]:
-        table.add_column(heading)
-    for heading in ("attacks", "leaked", "by chance"):
-        table.add_column(heading, justify="right")
-    table.add_column("in words")
+    order = list(MEASURES)
+    rows.sort(key=lambda row: order.index(row["metric"]) if row["metric"] in order else len(order))
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows:
-        cells = [*([row["point"]] if several else []), row["label"], row["metric"]]
-        cells += [str(row["attacks"]), _number(row["mean"]), _number(row["baseline"])]
-        table.add_row(*map(_escaped, [*cells, row["sentence"]]))
+        groups.setdefault((row["point"], row["label"]), []).append(row)
+    table = Table(title="What leaked", title_justify="left", title_style="bold", box=None)
+    table.add_column("adversary")
+    table.add_column("attacked")
+    table.add_column("measure")
+    table.add_column("leaked", justify="right")
+    table.add_column("by chance", justify="right")
+    table.add_column("")
+    for (point, label), group in sorted(groups.items()):
+        first = group[0]
+        name = f"{label} ({point})" if point else label
+        attacked = f"{first['attacks']} updates"
+        for status in ("failed", "timeout", "denied"):
+            attacked += f", {first[status]} {status}" if first[status] else ""
+        for row in group:
+            how = measure(row["metric"])
+            shown = [how.show(row["mean"]), how.show(row["baseline"]), row["verdict"]]
+            table.add_row(*map(_escaped, [name, attacked, how.title, *shown]))
+            name = attacked = ""
     console.print(table)
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3g}"
+    for group in groups.values():
+        console.print(f"{group[0]['label']}: {group[0]['sentence']}", markup=False, highlight=False)
 
 
 def _print_json(value: Any) -> None:

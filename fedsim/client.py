@@ -14,7 +14,7 @@ from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
 from fedsim.defense import Defense, Training
-from fedsim.errors import PluginError
+from fedsim.errors import ClientError, PluginError
 from fedsim.records import Batch, Update
 from fedsim.scenario import Scenario
 from fedsim.seeds import isolated, torch_generator
@@ -274,6 +274,12 @@ def defend(
         reply = call_next(message, context)
         if reply.has_error() or not message.metadata.message_type.startswith("train"):
             return reply
+        for there in (message.content, reply.content):
+            if len(there.array_records) != 1:
+                raise ClientError(
+                    f"{len(there.array_records)} array records; defend() protects a reply with "
+                    "one ArrayRecord, to a message with one"
+                )
         (sent,) = message.content.array_records.values()
         before = dict(sent.to_torch_state_dict())
         ((key, arrays),) = reply.content.array_records.items()

@@ -113,10 +113,10 @@ def _threads(number: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Flower's log down to warnings, unless FEDSIM_DEBUG is set."""
+    """Flower's log down to errors, unless FEDSIM_DEBUG is set."""
     logger = logging.getLogger("flwr")
     before = logger.level
-    logger.setLevel(logging.DEBUG if os.environ.get("FEDSIM_DEBUG") else logging.WARNING)
+    logger.setLevel(logging.DEBUG if os.environ.get("FEDSIM_DEBUG") else logging.ERROR)
     try:
         yield
     finally:
