@@ -157,7 +157,7 @@ def check(
 ) -> None:
     """Check a scenario, or a plugin's conformance, before any training."""
     from fedsim.scenario import Scenario
-    from fedsim.strategies import build_strategy
+    from fedsim.strategies import build_strategy, quiet
 
     if ":" in what and not Path(what).exists():
         _check_plugin(what)
@@ -167,7 +167,8 @@ def check(
         task = point.build_task()
         fewest = min(task.num_examples(client) for client in range(point.training.clients))
         task.module()
-        build_strategy(point)
+        with quiet():
+            build_strategy(point)
         t = point.training
         where = f"{name}: " if name else ""
         typer.echo(

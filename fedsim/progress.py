@@ -9,6 +9,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from fedsim.report.measures import MEASURES, measure
+
 __all__ = ["Display"]
 
 
@@ -91,13 +93,19 @@ class Display:
             self._say(f"round {round}/{of}  {utility}  {self._leakage()}")
 
     def _leakage(self) -> str:
+        """Each adversary's main metric so far, and what chance gives."""
+        main: dict[str, str] = {}
+        for label, metric in self._sums:
+            if label not in main or _rank(metric) < _rank(main[label]):
+                main[label] = metric
         parts = []
-        seen = set()
-        for (label, metric), (count, total, chance) in self._sums.items():
-            if count and label not in seen:
-                seen.add(label)
-                parts.append(f"{label} {metric} {total / count:.3g} (chance {chance / count:.3g})")
-        return "  ".join(parts)
+        for label, metric in main.items():
+            count, total, chance = self._sums[(label, metric)]
+            how = measure(metric)
+            if count:
+                means = f"{how.show(total / count)} (chance {how.show(chance / count)})"
+                parts.append(f"{label}: {how.title.lower()} {means}")
+        return ", ".join(parts)
 
     def _say(self, text: str) -> None:
         # Names in a line can come from clients: no markup, no control characters.
@@ -107,3 +115,8 @@ class Display:
     def _picture(self) -> Group:
         leakage = self._leakage()
         return Group(self._bars, Text(f"leakage so far: {leakage}" if leakage else ""))
+
+
+def _rank(metric: str) -> int:
+    order = list(MEASURES)
+    return order.index(metric) if metric in order else len(order)

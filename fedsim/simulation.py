@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import logging
 import os
 import shlex
 import time
@@ -24,7 +23,7 @@ from fedsim.ledger import Ledger
 from fedsim.report import summary, write_report
 from fedsim.scenario import Scenario
 from fedsim.seeds import isolated
-from fedsim.strategies import build_strategy
+from fedsim.strategies import build_strategy, quiet
 
 __all__ = ["serve_app", "simulate"]
 
@@ -56,7 +55,7 @@ def simulate(
     task.num_examples(0)
     task.head  # noqa: B018
     fingerprint, weights = task.fingerprint(), task.arrays(task.module())
-    with _quiet():
+    with quiet():
         build_strategy(scenario)
     ledger = Ledger.create(Path(out), scenario, resume=resume)
     ledger.provenance(
@@ -74,7 +73,7 @@ def simulate(
     tell("started", scenario=scenario.name, points=list(chosen), engine=engine_name(scenario))
     try:
         with (
-            _quiet(),
+            quiet(),
             _threads(1),
             isolated(scenario.seed, "simulation"),
             open_engine(scenario) as engine,
@@ -109,18 +108,6 @@ def _threads(number: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Flower's log down to errors, unless FEDSIM_DEBUG is set."""
-    logger = logging.getLogger("flwr")
-    before = logger.level
-    logger.setLevel(logging.DEBUG if os.environ.get("FEDSIM_DEBUG") else logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
 
 
 def serve_app(grid: Grid, context: Context) -> None:

@@ -1,7 +1,10 @@
 """Strategies: FedSGD, wrappers around any Flower strategy, and strategies by name."""
 
+import contextlib
 import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import logging
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import flwr.serverapp.strategy as flower_strategies
@@ -12,7 +15,15 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 from fedsim.errors import ScenarioError, did_you_mean
 from fedsim.scenario import Scenario
 
-__all__ = ["FedSGD", "Following", "Wrapper", "build_strategy", "clients_of", "strategy_names"]
+__all__ = [
+    "FedSGD",
+    "Following",
+    "Wrapper",
+    "build_strategy",
+    "clients_of",
+    "quiet",
+    "strategy_names",
+]
 
 
 class Wrapper(Strategy):
@@ -202,3 +213,15 @@ def _strategy_class(name: str) -> Callable[..., Strategy]:
             f"training.strategy: no strategy '{name}'. {did_you_mean(name, strategy_names())}"
         )
     return cast(Callable[..., Strategy], getattr(flower_strategies, name))
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Flower's log down to errors, unless FEDSIM_DEBUG is set."""
+    logger = logging.getLogger("flwr")
+    before = logger.level
+    logger.setLevel(logging.DEBUG if os.environ.get("FEDSIM_DEBUG") else logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
