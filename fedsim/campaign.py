@@ -23,7 +23,7 @@ from fedsim.adversary import Adversary, Job
 from fedsim.errors import AttackTimeout, Cancelled, NotGranted, ScenarioError
 from fedsim.knowledge import Knowledge, ThreatModel
 from fedsim.ledger import Ledger
-from fedsim.records import Finding, Interception, Reconstruction, Status, Update
+from fedsim.records import Finding, Interception, Reconstruction, Status, Truth, Update
 from fedsim.report import write_report
 from fedsim.scenario import AttackPlan, Scenario
 from fedsim.seeds import derive, isolated, torch_generator
@@ -166,10 +166,16 @@ class Bench:
     ) -> Outcome:
         label, plan, adversary = self.adversaries[attack.adversary]
         caught, scenario, settings = attack.interception, self.scenario, self.scenario.training
-        truth = self._truth(caught)
+        truth = Truth()
         files: dict[str, bytes] = {}
         values: dict[str, float | None] = {}
-        measured = metrics.applicable(adversary.recovers)
+        measured = metrics.applicable(adversary.recovers, self.task.spec)
+        try:
+            truth = self._truth(caught)
+        except Exception as reason:
+            status = "failed"
+            error = f"its truth cannot be re-derived: {type(reason).__name__}: {reason}"
+        known = truth.labels is not None or truth.inputs is not None
         if status == "ok":
             try:
                 for metric in measured:
@@ -183,8 +189,10 @@ class Bench:
         place_seed = derive(scenario.seed, "baseline", caught.round, *caught.clients)
         rows = []
         for metric in measured:
-            chance, informed = metrics.baselines(
-                metric, truth, self.task.spec, self.task.guess, place_seed
+            chance, informed = (
+                metrics.baselines(metric, truth, self.task.spec, self.task.guess, place_seed)
+                if known
+                else (None, None)
             )
             rows.append(
                 Finding(

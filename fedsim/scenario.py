@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedsim.adversary import Adversary
 from fedsim.defense import Defense
@@ -47,6 +47,14 @@ class Training(_Table):
     strategy: str | dict[str, Any] = "FedAvg"
     evaluate_clients: int = Field(default=0, ge=0)
     on_failure: Literal["stop", "drop"] = "stop"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _matching_strategy(cls, values: Any) -> Any:
+        if isinstance(values, dict) and "strategy" not in values:
+            sends_gradients = values.get("algorithm") == "fedsgd"
+            return {**values, "strategy": "FedSGD" if sends_gradients else "FedAvg"}
+        return values
 
     @property
     def per_round(self) -> int:

@@ -155,7 +155,7 @@ def build_strategy(scenario: Scenario, buffers: Collection[str] = ()) -> Strateg
     settings = {"name": asked} if isinstance(asked, str) else dict(asked)
     name = str(settings.pop("name", "FedAvg"))
     if training.algorithm == "fedsgd" and name == "FedAvg":
-        name = "FedSGD"
+        name = "FedSGD"  # FedAvg of gradients: the average, and a step along it
     inner = str(settings.pop("inner", "FedAvg"))
     common = {
         "fraction_train": training.per_round / training.clients,
@@ -164,24 +164,26 @@ def build_strategy(scenario: Scenario, buffers: Collection[str] = ()) -> Strateg
         "min_evaluate_nodes": training.evaluate_clients,
         "min_available_nodes": training.clients,
     }
-    gradient = {"lr": training.lr, "buffers": buffers}
 
     def make(name: str, settings: Mapping[str, Any]) -> Strategy:
         cls = _strategy_class(name)
         takes = inspect.signature(cls).parameters
         given: dict[str, Any] = {key: value for key, value in common.items() if key in takes}
-        if cls is FedSGD:
-            given = {**common, **gradient}
-        elif training.algorithm == "fedsgd":
+        if training.algorithm == "fedsgd" and cls is not FedSGD:
             raise ScenarioError(
-                f'training.strategy = "{name}" averages weights, and algorithm = "fedsgd" sends '
+                f'training.strategy = "{name}" combines weights, and algorithm = "fedsgd" sends '
                 'gradients. Use strategy = "FedSGD", or algorithm = "fedavg"'
             )
-        elif "strategy" in takes:
+        if training.algorithm != "fedsgd" and cls is FedSGD:
+            raise ScenarioError(
+                'training.strategy = "FedSGD" combines gradients, and algorithm = "fedavg" sends '
+                'weights. Use strategy = "FedAvg", or algorithm = "fedsgd"'
+            )
+        if cls is FedSGD:
+            given = {**common, "lr": training.lr, "buffers": buffers}
+        if "strategy" in takes:
             given["strategy"] = make(inner, {})
             given["num_sampled_clients"] = training.per_round
-        if "client_learning_rate" in takes:  # QFedAvg's
-            given["client_learning_rate"] = training.lr
         if unknown := set(settings) - set(takes):
             key = sorted(unknown)[0]
             raise ScenarioError(

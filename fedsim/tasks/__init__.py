@@ -1,5 +1,7 @@
 """What a federation trains: data, partition, model and loss, behind one contract."""
 
+import copy
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -114,6 +116,10 @@ class Task(Plugin, ABC):
         with isolated(self.seed, "model"):
             return self.build()
 
+    @functools.cached_property
+    def _initial(self) -> nn.Module:
+        return self.module()
+
     def trained(self, module: nn.Module) -> frozenset[str]:
         """Names of the parameters that are trained and sent; all of them by default."""
         return frozenset(name for name, p in module.named_parameters() if p.requires_grad)
@@ -132,7 +138,7 @@ class Task(Plugin, ABC):
 
     def victim(self, arrays: Mapping[str, Tensor]) -> VictimModel:
         """The model with these arrays in training mode, as a client had it before the round."""
-        module = self.module().train()
+        module = copy.deepcopy(self._initial).train()
         load_arrays(module, arrays)
         return VictimModel(module, head=self.head, loss=self.loss, trained=self.trained(module))
 
