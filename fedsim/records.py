@@ -41,6 +41,9 @@ Status = Literal["ok", "denied", "failed", "timeout"]
 LARGEST = 1e15
 """A value above this is refused: its square overflows float32, and no honest client sends one."""
 
+MOST = 1_000_000
+"""More examples or steps than this behind one update are refused: attacks count them out."""
+
 
 @dataclass(frozen=True, slots=True)
 class Spec:
@@ -130,10 +133,18 @@ class Update:
                     f"'{name}' holds {float(tensor.abs().max()):.1e}; beyond {LARGEST:.0e} "
                     "no honest update goes"
                 )
-        if self.steps < 1 or self.num_examples < 1:
+        if not (1 <= self.steps <= MOST and 1 <= self.num_examples <= MOST):
             raise UpdateRefused(
-                f"{self.num_examples} examples in {self.steps} steps; expected at least 1 of each"
+                f"{self.num_examples} examples in {self.steps} steps; expected 1 to {MOST} of each"
             )
+        settings = (0.0 if self.lr is None else self.lr, self.momentum, self.weight_decay)
+        if not all(0 <= value < LARGEST for value in settings) or self.momentum >= 1:
+            raise UpdateRefused(
+                f"lr {self.lr}, momentum {self.momentum}, weight decay {self.weight_decay}; "
+                "expected none below 0, and a momentum below 1"
+            )
+        if self.lr == 0:
+            raise UpdateRefused("lr 0: nothing was trained")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

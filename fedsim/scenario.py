@@ -41,9 +41,9 @@ class Training(_Table):
     clients_per_round: int | None = Field(default=None, ge=1)
     batch_size: int = Field(default=8, ge=1)
     local_steps: int = Field(default=1, ge=1)
-    lr: float = Field(default=0.1, gt=0)
+    lr: float = Field(default=0.1, gt=0, allow_inf_nan=False)
     momentum: float = Field(default=0.0, ge=0, lt=1)
-    weight_decay: float = Field(default=0.0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     strategy: str | dict[str, Any] = "FedAvg"
     evaluate_clients: int = Field(default=0, ge=0)
     on_failure: Literal["stop", "drop"] = "stop"
@@ -69,7 +69,7 @@ class Threat(_Table):
     rounds: Literal["all"] | list[int] = "all"
     victims: Literal["all"] | int | list[int] = "all"
     follow: list[int] = []
-    timeout: float = Field(default=600.0, gt=0)
+    timeout: float = Field(default=600.0, gt=0, allow_inf_nan=False)
     record: bool = False
 
 
@@ -79,9 +79,9 @@ class Engine(_Table):
     name: Literal["auto", "inline", "ray", "flower"] = "auto"
     workers: Literal["auto"] | int = "auto"
     attack_workers: Literal["auto"] | int = "auto"
-    cpus_per_client: float = Field(default=1.0, ge=0)
-    gpus_per_client: float = Field(default=0.0, ge=0)
-    gpus_per_attack: float = Field(default=0.0, ge=0)
+    cpus_per_client: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    gpus_per_client: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    gpus_per_attack: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     address: str = ""
 
 
@@ -97,7 +97,7 @@ class AttackPlan(_Table):
     victims: Literal["all"] | int | list[int] | None = None
     rounds: Literal["all"] | list[int] | None = None
     budget: int | None = Field(default=None, ge=1)
-    timeout: float | None = Field(default=None, gt=0)
+    timeout: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     settings: dict[str, Any] = {}
 
     def adversary(self, where: str = "") -> Adversary:

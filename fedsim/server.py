@@ -90,6 +90,7 @@ class HonestButCurious(Wrapper):
                 before = arrays[id(sent)]
                 update = read_update(reply, told)
                 update.check(before)
+                self._check_size(reply, update)
             except ClientError as error:
                 failed[client] = f"{type(error).__name__}: {error}"
                 continue
@@ -128,6 +129,16 @@ class HonestButCurious(Wrapper):
         finally:
             if self._owned:
                 self.campaign.finish()
+
+    def _check_size(self, reply: Message, update: Update) -> None:
+        """A client of fedsim's cannot have used more examples than it was told to."""
+        training = self.campaign.scenario.training
+        most = training.batch_size * training.local_steps
+        if UPDATE_KEY in reply.content.config_records and update.num_examples > most:
+            raise UpdateRefused(
+                f"it claims {update.num_examples} examples; {training.local_steps} steps of "
+                f"{training.batch_size} hold {most}"
+            )
 
     def _number(self, node: int) -> int:
         return self._clients.get(node, node)
