@@ -58,8 +58,14 @@ def run(
         if status is not None:
             status.stop()
     folder = out or _default_folder(loaded.name, resume=resume)
-    with Display(console, quiet=quiet) as display:
-        report = simulate(loaded, folder, resume=resume, points=points, observer=display)
+    try:
+        with Display(console, quiet=quiet) as display:
+            report = simulate(loaded, folder, resume=resume, points=points, observer=display)
+    except KeyboardInterrupt:
+        typer.secho(f"interrupted; what was found is in {folder}", fg="yellow", err=True)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(130)  # Ray takes seconds to say goodbye; its processes end with this one
     if as_json:
         _print_json({"report": str(report), "summary": _summary(folder)})
     elif not quiet:
@@ -298,31 +304,36 @@ def _print_summary(console: Any, folder: Path) -> None:
     if not rows:
         return
     order = list(MEASURES)
+    place = {row["label"]: i for i, row in enumerate(rows)}
     rows.sort(key=lambda row: order.index(row["metric"]) if row["metric"] in order else len(order))
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for row in rows:
+    for row in sorted(rows, key=lambda row: (row["point"], place[row["label"]])):
         groups.setdefault((row["point"], row["label"]), []).append(row)
+    several = len({point for point, _ in groups}) > 1
     table = Table(title="What leaked", title_justify="left", title_style="bold", box=None)
+    if several:
+        table.add_column("point", overflow="fold")
     table.add_column("adversary")
     table.add_column("attacked")
     table.add_column("measure")
     table.add_column("leaked", justify="right")
     table.add_column("by chance", justify="right")
     table.add_column("")
-    for (point, label), group in sorted(groups.items()):
+    for (point, label), group in groups.items():
         first = group[0]
-        name = f"{label} ({point})" if point else label
-        attacked = f"{first['attacks']} updates"
+        name, attacked = label, f"{first['attacks']} updates"
         for status in ("failed", "timeout", "denied"):
             attacked += f", {first[status]} {status}" if first[status] else ""
-        for row in group:
+        # Of several points the main measure each; the report has them all.
+        for row in group[:1] if several else group:
             how = measure(row["metric"])
             shown = [how.show(row["mean"]), how.show(row["baseline"]), row["verdict"]]
-            table.add_row(*map(_escaped, [name, attacked, how.title, *shown]))
+            cells = [*([point] if several else []), name, attacked, how.title, *shown]
+            table.add_row(*map(_escaped, cells))
             name = attacked = ""
     console.print(table)
-    for group in groups.values():
-        console.print(f"{group[0]['label']}: {group[0]['sentence']}", markup=False, highlight=False)
+    for (_, label), group in groups.items() if not several else ():
+        console.print(f"{label}: {group[0]['sentence']}", markup=False, highlight=False)
 
 
 def _print_json(value: Any) -> None:

@@ -18,6 +18,7 @@ __all__ = ["figure"]
 COLOURS = ("#d9660b", "#2f7ed8", "#1a9a76", "#9a6fd8", "#d6457a", "#9a8a12")
 UTILITY = "#7d8797"
 ROW_PIXELS = 190
+WHOSE = {"": "on the test set", "train": "in training", "client": "on clients' own data"}
 
 
 def figure(rows: "pd.DataFrame", utility: "pd.DataFrame", main: dict[str, str]) -> dict[str, Any]:
@@ -27,10 +28,15 @@ def figure(rows: "pd.DataFrame", utility: "pd.DataFrame", main: dict[str, str]) 
     """
     panels: dict[str, list[dict[str, Any]]] = {}
     by_metric = dict(list(utility.groupby("metric", sort=False)))
-    for metric in sorted(by_metric, key=lambda metric: metric != "accuracy"):
-        part, title = by_metric[metric], str(metric).capitalize()
-        line = _line(part["round"], part["value"], title, {"color": UTILITY, "width": 3})
-        panels.setdefault(title, []).append(line | {"showlegend": False})
+    for metric in sorted(by_metric, key=lambda metric: not str(metric).endswith("accuracy")):
+        # `loss`, `train_loss` and `client_loss` are one quantity, measured on different examples.
+        part, (whose, _, quantity) = by_metric[metric], str(metric).rpartition("_")
+        name = f"{quantity}: {WHOSE.get(whose, whose)}"
+        style = {"color": UTILITY, "width": 3 if not whose else 1.5}
+        if whose:
+            style["dash"] = "dash" if whose == "train" else "longdashdot"
+        line = _line(part["round"], part["value"], name, style)
+        panels.setdefault(quantity.capitalize(), []).append(line)
     for place, (label, metric) in enumerate(main.items()):
         part = rows[(rows["label"] == label) & (rows["metric"] == metric)]
         part = part[part["counted"].notna()]
