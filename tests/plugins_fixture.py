@@ -38,7 +38,7 @@ def with_plugins(target: Path, **more: str) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def thirdparty(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that `fedsim-example` is installed in: put it on PYTHONPATH to have its plugins."""
+    """Where `fedsim-example` is installed: put it on PYTHONPATH to have its plugins."""
     target = tmp_path_factory.mktemp("plugins") / "site"
     install(PACKAGE, target)
     return target

@@ -1,0 +1,273 @@
+"""What the documentation says is so: its code runs, its commands parse, its tables are complete."""
+
+import csv
+import dataclasses
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import tomli_w
+from plugins_fixture import install, with_plugins
+
+from fedsim import scenario
+from fedsim.knowledge import PRESETS, Knowledge
+from fedsim.metrics import METRICS
+from fedsim.plugin import find, names
+from fedsim.records import Finding
+from fedsim.scenario import Scenario
+from fedsim.tasks.images import Images
+from fedsim.tasks.models import MODELS
+from fedsim.tasks.partition import PARTITIONS
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+TUTORIAL = DOCS / "write-an-adversary.md"
+FLOWER = DOCS / "in-your-flower-project.md"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *DOCS.glob("*.md")]
+OTHERS = [page for page in PAGES if page not in (TUTORIAL, FLOWER)]
+KNOWN_HOSTS = {"flower.ai", "www.ray.io", "docs.ray.io", "keepachangelog.com"}
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: its language, its text, and the file that its first line names, if any."""
+
+    language: str
+    text: str
+
+    @property
+    def file(self) -> str:
+        found = re.match(r"# (\S+\.(?:py|toml))\n", self.text)
+        return found[1] if found else ""
+
+
+def blocks(page: Path, *languages: str) -> list[Block]:
+    found = re.findall(r"^```(\w+)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    return [Block(language, text) for language, text in found if language in languages]
+
+
+def written(page: Path, folder: Path) -> None:
+    for block in blocks(page, "python", "toml"):
+        if block.file:
+            (folder / block.file).write_text(block.text)
+
+
+def run(line: str, folder: Path, site: Path) -> str:
+    """One documented command, with this interpreter; pip installs into `site` instead."""
+    program, *rest = shlex.split(line)
+    if line == "pip install -e .":
+        install(folder, site)
+        return ""
+    module = {"fedsim": ["-m", "fedsim.cli"], "python": []}[program]
+    done = subprocess.run(
+        [sys.executable, *module, *rest],
+        cwd=folder,
+        env=with_plugins(site, OMP_NUM_THREADS="1", COLUMNS="110"),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, f"$ {line}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def findings(folder: Path) -> list[dict[str, str]]:
+    with (folder / "findings.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+# --- code -----------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(600)
+def test_the_tutorial_does_what_it_says(tmp_path):
+    folder, site = tmp_path / "project", tmp_path / "site"
+    folder.mkdir()
+    written(TUTORIAL, folder)
+    lines = [line for b in blocks(TUTORIAL, "sh") for line in b.text.splitlines()]
+    assert [block for block in blocks(TUTORIAL, "python", "toml") if not block.file] == []
+    said = {line: run(line, folder, site) for line in lines}
+
+    assert "conforms" in said["fedsim check bias_counts:BiasCounts"]
+    assert "bias-counts" in said["fedsim list adversaries"]
+    exact = {
+        label: [
+            float(row["value"])
+            for row in findings(folder / "runs/compare")
+            if (row["label"], row["metric"]) == (label, "label_exact")
+        ]
+        for label in ("llg", "bias-counts", "blind")
+    }
+    assert {label: len(values) for label, values in exact.items()} == dict.fromkeys(exact, 15)
+    assert sum(exact["bias-counts"]) == 15, "the page says that it beats LLG"
+    assert sum(exact["llg"]) < 5
+
+
+@pytest.mark.timeout(600)
+def test_the_flower_script_finds_what_was_trained_on(tmp_path):
+    written(FLOWER, tmp_path)
+    for block in blocks(FLOWER, "sh"):
+        for line in block.text.splitlines():
+            run(line, tmp_path, tmp_path / "site")
+    scores = {
+        (row["label"], row["metric"]): float(row["value"])
+        for row in findings(tmp_path / "runs/audit")
+    }
+    assert scores["llg", "asr"] == 1
+    assert scores["dlg", "recovered"] == 1
+    assert (tmp_path / "runs/audit/report.html").is_file()
+
+
+@pytest.mark.parametrize("page", [*OTHERS, FLOWER], ids=lambda page: page.name)
+def test_python_in_the_other_pages_runs(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    space: dict[str, object] = {"__name__": "documented"}
+    for block in blocks(page, "python"):
+        if not block.file:
+            exec(compile(block.text, page.name, "exec"), space)  # noqa: S102 - our own page
+
+
+@pytest.mark.parametrize("page", OTHERS, ids=lambda page: page.name)
+def test_scenarios_and_commands_in_the_other_pages_load(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    written(page, tmp_path)
+    for block in blocks(page, "toml"):
+        Scenario.parse(tomllib.loads(block.text)).points()
+    for block in blocks(page, "sh"):
+        for line in block.text.splitlines():
+            words = shlex.split(line)
+            assert words[0] == "fedsim", f"{line}: use a text block for what is not run here"
+            if words[1] in ("run", "check"):
+                overrides = [b for a, b in pairwise(words) if a == "--set"]
+                Scenario.load(words[2], overrides).points()
+
+
+# --- tables ---------------------------------------------------------------------------------
+
+
+def rows(page: Path) -> dict[str, str]:
+    """The second cell of every table row by the names in code font of the first."""
+    found = {}
+    for line in page.read_text().splitlines():
+        if line.startswith("| `"):
+            first, second, *_ = re.split(r"(?<!\\)\|", line.strip("| "))
+            for name in re.findall(r"`([^`]+)`", first):
+                found[name] = second.strip()
+    return found
+
+
+SECTIONS = {
+    "": scenario.Scenario,
+    "training.": scenario.Training,
+    "threat.": scenario.Threat,
+    "engine.": scenario.Engine,
+    "adversaries.N.": scenario.AttackPlan,
+    "task.": Images,
+}
+
+
+@pytest.mark.parametrize("prefix", SECTIONS)
+def test_every_key_of_a_scenario_is_documented_with_its_default(prefix):
+    documented = rows(DOCS / "scenarios.md")
+    model = SECTIONS[prefix]
+    hidden = {"seed", "clients", "folder"} if model is Images else set()
+    for key, field in model.model_fields.items():
+        if key in hidden:
+            continue
+        assert prefix + key in documented, f"docs/scenarios.md lacks a row for {prefix}{key}"
+        said = documented[prefix + key]
+        default = field.get_default()
+        if field.is_required() or default is None or not said.startswith("`"):
+            continue  # told in words
+        if hasattr(default, "model_dump"):
+            default = default.model_dump(exclude_none=True)
+        if not said.startswith("`threat."):
+            told = tomllib.loads(f"value = {said.strip('`')}")["value"]
+            assert told == tomllib.loads(tomli_w.dumps({"value": default}))["value"], key
+
+
+def test_no_key_is_documented_that_does_not_exist():
+    known = {prefix + key for prefix, model in SECTIONS.items() for key in model.model_fields}
+    told = {key for key in rows(DOCS / "scenarios.md") if key.startswith(tuple(SECTIONS)[1:])}
+    assert told <= known
+
+
+@pytest.mark.parametrize(
+    ("page", "expected"),
+    [
+        ("scenarios.md", [field.name for field in dataclasses.fields(Finding)]),
+        ("scenarios.md", ["ok", "denied", "failed", "timeout"]),
+        ("scenarios.md", list(METRICS)),
+        ("threat-models.md", list(Knowledge.__members__)),
+        ("threat-models.md", list(PRESETS)),
+        ("threat-models.md", [n for n in names("adversaries") if find("adversaries", n).cites]),
+    ],
+    ids=["columns", "statuses", "metrics", "knowledge", "presets", "adversaries"],
+)
+def test_tables_are_complete(page, expected):
+    assert set(expected) <= rows(DOCS / page).keys()
+
+
+def test_presets_are_told_as_they_are():
+    told = rows(DOCS / "threat-models.md")
+    for name, granted in PRESETS.items():
+        if granted != ~Knowledge(0):
+            assert re.findall(r"`(\w+)`", told[name]) == granted.names()
+
+
+def test_needs_are_told_as_they_are():
+    told = rows(DOCS / "threat-models.md")
+    for name in names("adversaries"):
+        cls = find("adversaries", name)
+        if name in told:
+            assert re.findall(r"`(\w+)`", told[name]) == cls.needs.names()  # type: ignore[attr-defined]
+
+
+def test_models_and_partitions_are_all_named():
+    text = (DOCS / "scenarios.md").read_text()
+    missing = [name for name in [*MODELS, *PARTITIONS] if f"`{name}`" not in text]
+    assert missing == []
+
+
+# --- links and addresses --------------------------------------------------------------------
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as the usual renderers make them."""
+    found = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in found}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)]+)\)", page.read_text()):
+        if "://" in target:
+            assert target.split("/")[2] in KNOWN_HOSTS, target
+            continue
+        path, _, anchor = target.partition("#")
+        there = (page.parent / path).resolve() if path else page
+        assert there.exists(), f"{page.name}: {target}"
+        assert not anchor or anchor in anchors(there), f"{page.name}: {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_page_tells_of_a_machine(page):
+    text = page.read_text()
+    assert re.findall(r"(?<![\w.])/(?:work|tmp|root|home|mnt|Users)/", text) == []
+    assert os.path.expanduser("~") + "/" not in text
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.name)
+def test_every_page_is_in_the_index(page):
+    index = (DOCS / "index.md").read_text()
+    assert page.name == "index.md" or f"({page.name})" in index
+
+
+def test_no_page_has_a_placeholder_left():
+    assert [page.name for page in PAGES if "@@" in page.read_text()] == []

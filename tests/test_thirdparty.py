@@ -1,0 +1,145 @@
+"""A package of somebody else's plugins, really installed, works like the built-in ones."""
+
+import csv
+import json
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from plugins_fixture import thirdparty, with_plugins
+
+__all__ = ["thirdparty"]
+
+SCENARIO = """
+seed = 7
+[task]
+name = "images"
+model = "cnn"
+[training]
+algorithm = "fedsgd"
+rounds = 2
+clients = 6
+clients_per_round = 3
+batch_size = 1
+on_failure = "drop"
+[threat]
+grants = "white-box"
+"""
+
+WELL_BEHAVED = """
+[[defenses]]
+name = "scale"
+factor = 0.5
+[[adversaries]]
+name = "bias-sign"
+[[adversaries]]
+name = "bad-raiser"
+message = "expected"
+[[adversaries]]
+name = "bad-abuser"
+[[adversaries]]
+name = "llg"
+"""
+
+
+def fedsim(site: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "fedsim.cli", *words],
+        cwd=folder,
+        env=with_plugins(site, OMP_NUM_THREADS="1"),
+        capture_output=True,
+        text=True,
+    )
+
+
+def played(site: Path, folder: Path, text: str, *words: str) -> list[dict[str, str]]:
+    """The findings of a run of this scenario."""
+    (folder / "case.toml").write_text(text)
+    done = fedsim(site, folder, "run", "case.toml", "--out", "out", "--quiet", *words)
+    assert done.returncode == 0, done.stderr
+    with (folder / "out" / "findings.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def statuses(rows: list[dict[str, str]], key: str = "label") -> dict[str, set[str]]:
+    found = defaultdict(set)
+    for row in rows:
+        found[row[key]].add(row["status"])
+    return dict(found)
+
+
+def test_is_listed_and_shown_like_a_built_in(thirdparty, tmp_path):
+    listed = json.loads(fedsim(thirdparty, tmp_path, "list", "--json").stdout)
+    assert {"bias-sign", "llg"} <= listed["adversaries"].keys()
+    assert {"scale", "sign"} <= listed["defenses"].keys()
+    shown = json.loads(fedsim(thirdparty, tmp_path, "show", "scale", "--json").stdout)
+    assert [setting["name"] for setting in shown["settings"]] == ["factor"]
+
+
+def test_is_seen_only_where_it_is_on_the_path(thirdparty, tmp_path):
+    listed = json.loads(fedsim(tmp_path, tmp_path, "list", "adversaries", "--json").stdout)
+    assert "bias-sign" not in listed
+
+
+@pytest.mark.parametrize(
+    ("plugin", "conforms"),
+    [("adversary:BiasSign", True), ("defense:Scale", True), ("misbehaving:Abuser", False)],
+)
+def test_is_checked_by_the_command(thirdparty, tmp_path, plugin, conforms):
+    done = fedsim(thirdparty, tmp_path, "check", f"fedsim_example.{plugin}")
+    assert (done.returncode == 0) is conforms, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("workers", [1, 2], ids=["inline", "ray"])
+def test_runs_on_every_engine(thirdparty, tmp_path, workers):
+    rows = played(
+        thirdparty, tmp_path, SCENARIO + WELL_BEHAVED, "--set", f"engine.workers={workers}"
+    )
+    assert statuses(rows) == {
+        "bias-sign": {"ok"},
+        "bad-raiser": {"failed"},
+        "bad-abuser": {"ok"},
+        "llg": {"ok"},
+    }
+    assert {row["error"] for row in rows if row["label"] == "bad-raiser"} == {
+        "RuntimeError: expected"
+    }
+    exact = [row["value"] for row in rows if row["label"] == "bias-sign"]
+    assert exact == ["1.0"] * 6, "one example: only its label's entry is negative"
+    assert all(row["value"] == "1.0" for row in rows if row["label"] == "llg")
+
+
+def test_an_attack_that_kills_its_worker_costs_only_itself(thirdparty, tmp_path):
+    attacks = '[[adversaries]]\nname = "bad-exiter"\nrounds = [1]\nvictims = 1\n'
+    attacks += '[[adversaries]]\nname = "llg"\n'
+    rows = played(thirdparty, tmp_path, SCENARIO + attacks, "--set", "engine.workers=2")
+    assert statuses(rows) == {"bad-exiter": {"failed"}, "llg": {"ok"}}
+    assert len([row for row in rows if row["metric"] == "asr"]) == 6
+
+
+def test_an_attack_that_sleeps_is_woken(thirdparty, tmp_path):
+    attacks = '[[adversaries]]\nname = "bad-sleeper"\ntimeout = 1\nrounds = [1]\nvictims = 1\n'
+    rows = played(thirdparty, tmp_path, SCENARIO + attacks, "--set", "engine.workers=1")
+    assert statuses(rows) == {"bad-sleeper": {"timeout"}}
+
+
+HOSTILE = ["bad-nan", "bad-inf", "bad-huge", "bad-drop", "bad-extra", "bad-shape", "bad-raise"]
+
+
+def test_what_a_hostile_client_sends_is_refused_and_recorded(thirdparty, tmp_path):
+    """One sweep over the ways to be hostile: client 0 is, and takes part in every round."""
+    text = SCENARIO.replace("[threat]\n", "[threat]\nfollow = [0]\n")
+    text += '[[defenses]]\nname = "bad-nan"\nclients = [0]\n[[adversaries]]\nname = "llg"\n'
+    text += f'[engine]\nworkers = 1\n[sweep]\n"defenses.0.name" = {json.dumps(HOSTILE)}\n'
+    rows = played(thirdparty, tmp_path, text)
+    for name in HOSTILE:
+        point = [row for row in rows if row["point"] == f"defenses.0.name={name}"]
+        of_client = statuses(point, "client")
+        assert of_client.pop("0") == {"failed"}, name
+        assert set.union(*of_client.values()) == {"ok"}, name
+        assert all(row["error"] for row in point if row["client"] == "0"), name
+    with (tmp_path / "out" / "utility.csv").open(newline="") as file:
+        losses = [float(r["value"]) for r in csv.DictReader(file) if r["metric"] == "loss"]
+    assert all(loss < 100 for loss in losses), "what was refused has not reached the model"
