@@ -259,7 +259,10 @@ def _print_facts(console: Any, facts: dict[str, Any]) -> None:
     from rich.table import Table
 
     console.print(f"{facts['name']} ({facts['kind']})", style="bold", highlight=False)
-    console.print(facts["text"], markup=False, highlight=False)
+    for paragraph in facts["text"].split("\n\n"):
+        code = paragraph.startswith("    ")
+        text = paragraph if code else " ".join(paragraph.split())
+        console.print(text + "\n", markup=False, highlight=False)
     for key in ("needs", "recovers", "cites"):
         if facts.get(key):
             value = facts[key] if isinstance(facts[key], str) else ", ".join(facts[key])
@@ -321,11 +324,12 @@ def _print_summary(console: Any, folder: Path) -> None:
     table.add_column("")
     for (point, label), group in groups.items():
         first = group[0]
-        name, attacked = label, f"{first['attacks']} updates"
+        name, attacked = label, f"{first['attacks']} update{'' if first['attacks'] == 1 else 's'}"
         for status in ("failed", "timeout", "denied"):
             attacked += f", {first[status]} {status}" if first[status] else ""
         # Of several points the main measure each; the report has them all.
-        for row in group[:1] if several else group:
+        denied = first["denied"] == first["attacks"]
+        for row in group[:1] if several or denied else group:
             how = measure(row["metric"])
             shown = [how.show(row["mean"]), how.show(row["baseline"]), row["verdict"]]
             cells = [*([point] if several else []), name, attacked, how.title, *shown]
@@ -342,18 +346,24 @@ def _print_json(value: Any) -> None:
 
 def main() -> None:
     """Run the command line; a mistake of the user's ends in one message, never a traceback."""
+    import click
+
     from fedsim.errors import ClientError, EngineError, FedsimError
 
     try:
-        app()
+        code = typer.main.get_command(app).main(standalone_mode=False)
     except FedsimError as error:
         if os.environ.get("FEDSIM_DEBUG"):
             raise
         typer.secho(f"error: {error}", fg="red", err=True)
-        sys.exit(1 if isinstance(error, ClientError | EngineError) else 2)
-    except KeyboardInterrupt:
+        code = 1 if isinstance(error, ClientError | EngineError) else 2
+    except (KeyboardInterrupt, click.Abort):
         typer.secho("interrupted; what was found is in the run folder", fg="yellow", err=True)
-        sys.exit(130)
+        code = 130
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from fedsim.victim import load_arrays
 __all__ = ["app", "defend", "protect", "train_locally", "update_record"]
 
 UPDATE_KEY = "fedsim.update"
+CLIENT_KEY = "fedsim.client"
 STATE_KEY = "fedsim.defense"
 
 app = ClientApp()
@@ -92,7 +93,9 @@ def train(message: Message, context: Context) -> Message:
         )
         update = protect(update, before, session.defenses, (seed, round, client), context.state)
     metrics = {"num-examples": update.num_examples, "train_loss": loss}
-    return Message(_reply(update, metrics), reply_to=message)
+    content = _reply(update, metrics)
+    content[CLIENT_KEY] = ConfigRecord({"client": client})
+    return Message(content, reply_to=message)
 
 
 @app.evaluate()
@@ -259,7 +262,9 @@ def defend(
 
     The reply's one ArrayRecord is read as new weights, and the defenses work on the difference to
     the weights that were received. A defense that has to take part in the training itself
-    (`prepare`) cannot be added from outside: raises `PluginError`.
+    (`prepare`) cannot be added from outside: raises `PluginError`. The reply also says which
+    client it is from (`partition-id`), which Flower's node ids do not tell; for that alone,
+    `defend()` without a defense will do.
     """
     for defense in defenses:
         if type(defense).prepare is not Defense.prepare:
@@ -280,13 +285,17 @@ def defend(
                     f"{len(there.array_records)} array records; defend() protects a reply with "
                     "one ArrayRecord, to a message with one"
                 )
+        client = client_number(context)
+        reply.content[CLIENT_KEY] = ConfigRecord({"client": client})
+        if not defenses:
+            return reply
         (sent,) = message.content.array_records.values()
         before = dict(sent.to_torch_state_dict())
         ((key, arrays),) = reply.content.array_records.items()
         after = dict(arrays.to_torch_state_dict())
         floating = {name: value for name, value in after.items() if value.is_floating_point()}
         config = next(iter(message.content.config_records.values()), ConfigRecord())
-        where = (seed, int(cast(int, config.get("server-round", 0))), client_number(context))
+        where = (seed, int(cast(int, config.get("server-round", 0))), client)
         update = Update(tensors=floating, kind="weights")
         protected = protect(update, before, defenses, where, context.state)
         reply.content[key] = ArrayRecord({**after, **dict(protected.tensors)})

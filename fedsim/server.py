@@ -14,9 +14,10 @@ from torch import Tensor
 
 from fedsim.adversary import Adversary
 from fedsim.campaign import Campaign
-from fedsim.client import UPDATE_KEY
+from fedsim.client import CLIENT_KEY, UPDATE_KEY
 from fedsim.errors import ClientError, UpdateRefused
 from fedsim.records import Interception, Update
+from fedsim.scenario import Training
 from fedsim.strategies import Wrapper, clients_of
 from fedsim.tasks import Task
 
@@ -55,13 +56,15 @@ class HonestButCurious(Wrapper):
         self.metrics: dict[str, float] = {}
         self._sent: dict[int, tuple[ArrayRecord, ConfigRecord]] = {}
         self._clients: dict[int, int] = {}
+        self._known = False
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """The strategy's messages; remembers what each node is about to get."""
         messages = list(super().configure_train(server_round, arrays, config, grid))
-        self._clients = clients_of(grid)
+        self._known = hasattr(grid, "clients")
+        self._clients = clients_of(grid) if not self._clients or self._known else self._clients
         self._sent = {}
         for message in messages:
             (sent,) = message.content.array_records.values()
@@ -88,7 +91,9 @@ class HonestButCurious(Wrapper):
                 if id(sent) not in arrays:
                     arrays[id(sent)] = dict(sent.to_torch_state_dict())
                 before = arrays[id(sent)]
-                update = read_update(reply, told)
+                self._identify(reply)
+                client = self._number(node)
+                update = read_update(reply, told, self.campaign.scenario.training)
                 update.check(before)
                 self._check_size(reply, update)
             except ClientError as error:
@@ -140,6 +145,20 @@ class HonestButCurious(Wrapper):
                 f"{training.batch_size} hold {most}"
             )
 
+    def _identify(self, reply: Message) -> None:
+        """Learn which client a node is, where the Grid cannot say, from the reply itself."""
+        if self._known or reply.has_error():
+            return
+        number = reply.content.config_records.get(CLIENT_KEY, ConfigRecord()).get("client")
+        total = self.campaign.scenario.training.clients
+        if not isinstance(number, int) or not 0 <= number < total:
+            raise ClientError(
+                f"which client this is, it does not say (found {number!r}, expected 0 to "
+                f"{total - 1}), so its attacks cannot be scored. Add the mod defend() to the "
+                "ClientApp's train function"
+            )
+        self._clients[reply.metadata.src_node_id] = number
+
     def _number(self, node: int) -> int:
         return self._clients.get(node, node)
 
@@ -148,11 +167,13 @@ def _scalars(metrics: MetricRecord | None) -> dict[str, float]:
     return {k: float(v) for k, v in (metrics or {}).items() if isinstance(v, int | float)}
 
 
-def read_update(reply: Message, told: ConfigRecord) -> Update:
+def read_update(reply: Message, told: ConfigRecord, training: Training) -> Update:
     """The update in a reply; raises `ClientError` for an error, `UpdateRefused` for a broken one.
 
-    A client of fedsim's says what its arrays mean; from any other they are taken for new weights
-    after one local step, with the learning rate the server told it, if it did.
+    A client of fedsim's says what its arrays mean. From any other they are taken for the new
+    weights after SGD as `training` has it: its local steps, momentum and weight decay, the
+    learning rate that the server told the client or else `training` states, and, where `training`
+    states a batch size, that many examples a step instead of the reply's `num-examples`.
     """
     if reply.has_error():
         raise ClientError(reply.error.reason or f"error code {reply.error.code}")
@@ -170,11 +191,21 @@ def read_update(reply: Message, told: ConfigRecord) -> Update:
     except (TypeError, ValueError, OverflowError) as error:
         raise UpdateRefused(f"num-examples is no number: {examples[0]!r:.80}") from error
     if UPDATE_KEY not in content.config_records:
+        stated = training.model_fields_set
         lr = told.get("lr", told.get("learning-rate"))
-        lr = float(lr) if isinstance(lr, int | float) else None
-        # BatchNorm's counters: integers that turn into floats when a strategy averages them.
-        floats = {k: v if v.is_floating_point() else v.float() for k, v in tensors.items()}
-        return Update(tensors=floats, kind="weights", lr=lr, num_examples=count)
+        if not isinstance(lr, int | float):
+            lr = training.lr if "lr" in stated else None
+        if "batch_size" in stated:
+            count = training.batch_size * training.local_steps
+        return Update(
+            tensors={name: value for name, value in tensors.items() if value.is_floating_point()},
+            kind="weights",
+            lr=None if lr is None else float(lr),
+            momentum=training.momentum,
+            weight_decay=training.weight_decay,
+            steps=training.local_steps,
+            num_examples=count,
+        )
     meaning = dict(content.config_records[UPDATE_KEY])
     try:
         buffers = {

@@ -169,7 +169,7 @@ def test_yes_or_no_metrics_are_told_as_counts(run):
             for n in range(25)]  # fmt: skip
     (found,) = summary(run(*rows))
     assert found["sentence"] == "labels of 22 of 25 updates recovered; chance 31 %"
-    assert found["verdict"] == "above chance"
+    assert found["verdict"] == "beats chance"
 
 
 def test_yes_or_no_metrics_met_in_part_are_told_as_shares(run):
@@ -178,7 +178,7 @@ def test_yes_or_no_metrics_met_in_part_are_told_as_shares(run):
 
 
 @pytest.mark.parametrize(
-    ("value", "verdict"), [(0.001, "above"), (0.1, "at"), (0.4, "below")]
+    ("value", "verdict"), [(0.001, "beats"), (0.1, "at"), (0.4, "worse")]
 )  # fmt: skip
 def test_lower_is_better_for_errors(run, value, verdict):
     rows = [row(client=n, metric="mse", value=value + n * 1e-5 - 5e-5, baseline=0.1)

@@ -171,7 +171,8 @@ def summarise(rows: "pd.DataFrame") -> list[dict[str, Any]]:
             "best": ends[0](scored, default=None), "worst": ends[1](scored, default=None),
             "lower_is_better": how.lower,
         }  # fmt: skip
-        row["verdict"] = _verdict(row)
+        gains = (counted["counted"] - counted["baseline"]).dropna().tolist()
+        row["verdict"] = _verdict(row, how, gains)
         row["sentence"] = _sentence(row, how, scored)
         found.append(row)
     return found
@@ -185,8 +186,8 @@ def _mean(values: list[float]) -> float | None:
 def _interval(values: list[float], how: Measure) -> tuple[float | None, float | None]:
     """95 % interval of the mean, from three values on.
 
-    Wilson's for values in 0..1, which stays honest when all agree (it is exact for yes/no and
-    too wide otherwise); a bootstrap for the rest, the normal approximation beyond 2000 values.
+    Wilson's for yes/no, which stays honest when all agree; a bootstrap for the rest, the normal
+    approximation beyond 2000 values.
     """
     import numpy as np
 
@@ -194,7 +195,7 @@ def _interval(values: list[float], how: Measure) -> tuple[float | None, float | 
     if n < 3 or not all(map(math.isfinite, values)):
         return None, None
     mean = sum(values) / n
-    if how.kind != "number" and min(values) >= 0 and max(values) <= 1:
+    if how.kind == "yes/no" and min(values) >= 0 and max(values) <= 1:
         centre, spread = (
             mean + z * z / (2 * n),
             z * math.sqrt(mean * (1 - mean) / n + z * z / (4 * n * n)),
@@ -210,18 +211,35 @@ def _interval(values: list[float], how: Measure) -> tuple[float | None, float | 
     return float(low), float(high)
 
 
-def _verdict(row: Mapping[str, Any]) -> str:
-    mean, chance, low, high = (row[key] for key in ("mean", "baseline", "low", "high"))
+def _verdict(row: Mapping[str, Any], how: Measure, gains: list[float]) -> str:
+    """Against chance on the same victims. gains: value - baseline, victim by victim.
+
+    Yes/no: whether Wilson's interval holds the mean baseline. Otherwise whether the t interval of
+    the gains holds zero: victims differ in what chance gives, so they are compared in pairs.
+    """
+    from scipy.stats import t
+
     if row["denied"] == row["attacks"]:
         return "denied"
-    if mean is None or chance is None:
+    if row["mean"] is None or row["baseline"] is None or not gains:
         return "not known"
-    if low is None:
-        better = mean < chance if row["lower_is_better"] else mean > chance
-        return "above chance, few attacks" if better else "at chance, few attacks"
-    if low <= chance <= high:
+    gain = sum(gains) / len(gains) * (-1 if how.lower else 1)
+    if row["low"] is None:
+        return f"{'beats' if gain > 0 else 'at'} chance, few attacks"
+    if how.kind == "yes/no":
+        decided = not row["low"] <= row["baseline"] <= row["high"]
+    else:
+        n = len(gains)
+        decided = abs(gain) > t.ppf(0.975, n - 1) * _standard_error(gains)
+    if not decided:
         return "at chance"
-    return "above chance" if (chance > high) == row["lower_is_better"] else "below chance"
+    return "beats chance" if gain > 0 else "worse than chance"
+
+
+def _standard_error(values: list[float]) -> float:
+    mean = sum(values) / len(values)
+    squares = sum((value - mean) ** 2 for value in values)
+    return math.sqrt(squares / (len(values) - 1) / len(values))
 
 
 def _sentence(row: Mapping[str, Any], how: Measure, scored: list[float]) -> str:

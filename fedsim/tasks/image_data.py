@@ -208,7 +208,10 @@ def _joined(parts: list[tuple[Array, Array]], names: tuple[str, ...], where: str
 
 def _hub(name: str, size: int | None) -> _Arrays:
     import datasets
+    from huggingface_hub.utils import logging
 
+    # Without a network it would tell of every retry; the error below says it once.
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     owner, _, rest = name.removeprefix(HUB).partition("/")
     repository, _, config = rest.partition("/")
     try:
