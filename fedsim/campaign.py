@@ -178,8 +178,8 @@ class Bench:
         known = truth.labels is not None or truth.inputs is not None
         if status == "ok":
             try:
-                for metric in measured:
-                    values[metric.name] = metric.score(claimed, truth, self.task.spec)
+                for each in measured:
+                    values[each.name] = each.score(claimed, truth, self.task.spec)
                 place = f"{self.folder}/{caught.victim}/{label}"
                 rendered = self.task.render(claimed, truth)
                 files = {f"{place}/{name}": content for name, content in rendered.items()}
@@ -188,10 +188,12 @@ class Bench:
                 error = f"its reconstruction cannot be scored: {type(reason).__name__}: {reason}"
         place_seed = derive(scenario.seed, "baseline", caught.round, *caught.clients)
         rows = []
-        for metric in measured:
+        # An attack that nothing scores leaves a row too.
+        scored: Sequence[metrics.Metric | None] = measured or [None]
+        for metric in scored:
             chance, informed = (
                 metrics.baselines(metric, truth, self.task.spec, self.task.guess, place_seed)
-                if known
+                if known and metric
                 else (None, None)
             )
             rows.append(
@@ -203,8 +205,8 @@ class Bench:
                     client="+".join(map(str, caught.clients)),
                     victim=caught.victim,
                     adversary=plan.name,
-                    metric=metric.name,
-                    value=values.get(metric.name),
+                    metric=metric.name if metric else "",
+                    value=values.get(metric.name) if metric else None,
                     baseline=chance,
                     baseline_prior=informed,
                     status=status,

@@ -7,6 +7,7 @@ Rows are appended and synced while the run goes on. `finish` sorts them, so that
 not depend on which attack ended first, nor on whether the run was interrupted and resumed.
 """
 
+import contextlib
 import csv
 import dataclasses
 import hashlib
@@ -15,7 +16,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,14 @@ class Ledger:
     def create(cls, folder: Path, scenario: Scenario, *, resume: bool = False) -> "Ledger":
         """Make the folder, or with `resume` take up an existing one; raises `RunFolderError`."""
         ledger = cls(folder)
-        exists = (folder / "scenario.toml").exists()
+        if "\0" in str(folder):
+            raise RunFolderError(f"{str(folder)!r} holds a null character; choose another --out")
+        try:
+            exists = (folder / "scenario.toml").exists()
+        except OSError as error:  # a name too long, say
+            raise RunFolderError(
+                f"{str(folder)[:200]} cannot be written: {error.strerror}. Choose another --out"
+            ) from error
         if folder.exists() and not folder.is_dir():
             raise RunFolderError(f"{folder} is a file; choose another --out")
         if exists and not resume:
@@ -173,7 +181,10 @@ class Ledger:
     def _write_parquet(self, table: bytes) -> None:
         import pandas as pd
 
-        kinds = {field.name: str(field.type) for field in dataclasses.fields(Finding)}
+        kinds = {
+            field.name: field.type.__name__ if isinstance(field.type, type) else str(field.type)
+            for field in dataclasses.fields(Finding)
+        }
         numbers = {
             name: "Int64" if kind == "int" else "Float64"
             for name, kind in kinds.items()
@@ -186,7 +197,8 @@ class Ledger:
         os.replace(partial, self.folder / "findings.parquet")
 
     def _append(self, name: str, text: str, *, sync: bool = True) -> None:
-        with (self.folder / name).open("a", encoding="utf-8", newline="") as file:
+        path = self.folder / name
+        with _writing(path), path.open("a", encoding="utf-8", newline="") as file:
             file.write(text)
             file.flush()
             if sync:
@@ -194,13 +206,23 @@ class Ledger:
 
     def _replace(self, name: str, content: bytes) -> None:
         path = self.folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(path.name + ".part")
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
+        with _writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with partial.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, path)
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """A full disk is the user's to mend: one message, not a traceback."""
+    try:
+        yield
+    except OSError as error:
+        raise RunFolderError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 _NA = {name: [""] for name in ("value", "baseline", "baseline_prior")}

@@ -198,7 +198,8 @@ def read_update(reply: Message, told: ConfigRecord, training: Training) -> Updat
         if "batch_size" in stated:
             count = training.batch_size * training.local_steps
         return Update(
-            tensors={name: value for name, value in tensors.items() if value.is_floating_point()},
+            # BatchNorm's counters: integers that turn into floats when a strategy averages them.
+            tensors={k: v if v.is_floating_point() else v.float() for k, v in tensors.items()},
             kind="weights",
             lr=None if lr is None else float(lr),
             momentum=training.momentum,

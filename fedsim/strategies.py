@@ -184,6 +184,8 @@ def build_strategy(scenario: Scenario, buffers: Collection[str] = ()) -> Strateg
         if "strategy" in takes:
             given["strategy"] = make(inner, {})
             given["num_sampled_clients"] = training.per_round
+        if "client_learning_rate" in takes:  # QFedAvg's
+            given["client_learning_rate"] = training.lr
         if unknown := set(settings) - set(takes):
             key = sorted(unknown)[0]
             raise ScenarioError(

@@ -31,6 +31,7 @@ def real_data() -> Path:
 def rogue_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that makes `tests/rogues.py` look installed: metadata with entry points."""
     import rogues
+
     from fedsim.adversary import Adversary
     from fedsim.defense import Defense
 

@@ -1,9 +1,19 @@
 """A client trains as its algorithm says, from (seed, client, round) alone; defenses act on what
 it sends."""
 
+import itertools
+
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import (
+    ArrayRecord,
+    ConfigRecord,
+    Error,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.clientapp import ClientApp
 from rogues import Counting, Trainer
 from tiny import ask, config, initial, meaning, same, scenario, sent
@@ -187,7 +197,7 @@ def test_defenses_run_in_the_order_they_are_listed():
 def test_noise_differs_between_clients_and_rounds_and_repeats_under_a_seed():
     run, grid = scenario(defenses=[{"name": "gaussian-noise", "sigma": 10.0}]), InlineGrid(6)
     draws = [sent(ask(grid, run, c, round=r))["head.bias"] for c, r in [(0, 1), (0, 2), (1, 1)]]
-    assert not any(torch.allclose(a, b) for a, b in zip(draws, draws[1:], strict=False))
+    assert not any(torch.allclose(a, b) for a, b in itertools.pairwise(draws))
     assert torch.equal(sent(ask(InlineGrid(6), run, 0))["head.bias"], draws[0])
 
 
@@ -237,9 +247,7 @@ def foreign(*mods) -> ClientApp:
 
 
 def asked(app, *, grid=None, round=1, kind=MessageType.TRAIN):
-    content = RecordDict(
-        {"a": ArrayRecord(BEFORE), "c": ConfigRecord({"server-round": round})}
-    )
+    content = RecordDict({"a": ArrayRecord(BEFORE), "c": ConfigRecord({"server-round": round})})
     (reply,) = (grid or InlineGrid(2, app)).send_and_receive([Message(content, 1001, kind)])
     return reply
 

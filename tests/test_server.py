@@ -35,6 +35,7 @@ from fedsim.campaign import Bench, Campaign, InlineExecutor
 from fedsim.engine.inline import InlineGrid
 from fedsim.errors import ClientError, ScenarioError, UpdateRefused
 from fedsim.ledger import Ledger
+from fedsim.scenario import Training
 from fedsim.server import read_update
 from fedsim.simulation import simulate
 from fedsim.strategies import FedSGD, Following, build_strategy, clients_of, strategy_names
@@ -313,7 +314,7 @@ def reply():
 
 
 def test_a_reply_says_what_its_arrays_mean(reply):
-    update = read_update(reply, ConfigRecord())
+    update = read_update(reply, ConfigRecord(), Training())
     assert (update.kind, update.num_examples, update.steps, update.lr) == ("gradient", 4, 1, 0.1)
     assert same(update.tensors, sent(reply))
 
@@ -321,13 +322,13 @@ def test_a_reply_says_what_its_arrays_mean(reply):
 def test_an_error_is_passed_on_with_its_reason(reply):
     broken = Message(Error(code=2, reason="out of memory"), reply_to=reply)
     with pytest.raises(ClientError, match="out of memory"):
-        read_update(broken, ConfigRecord())
+        read_update(broken, ConfigRecord(), Training())
 
 
 def test_two_array_records_are_refused(reply):
     reply.content["more"] = ArrayRecord({"w": torch.ones(1)})
     with pytest.raises(UpdateRefused, match="2 array records"):
-        read_update(reply, ConfigRecord())
+        read_update(reply, ConfigRecord(), Training())
 
 
 @pytest.mark.parametrize(
@@ -341,7 +342,7 @@ def test_two_array_records_are_refused(reply):
 def test_arrays_that_cannot_be_read_are_refused(reply, array):
     reply.content["arrays"] = ArrayRecord({"w": array})
     with pytest.raises(UpdateRefused, match="cannot be read"):
-        read_update(reply, ConfigRecord())
+        read_update(reply, ConfigRecord(), Training())
 
 
 @pytest.mark.parametrize(
@@ -363,21 +364,24 @@ def test_broken_metadata_is_refused(reply, key, value):
         told[key] = value
     reply.content[client.UPDATE_KEY] = ConfigRecord(told)
     with pytest.raises(UpdateRefused, match="broken"):
-        read_update(reply, ConfigRecord())
+        read_update(reply, ConfigRecord(), Training())
 
 
 def test_a_foreign_reply_is_read_as_weights_with_the_rate_that_was_told(reply):
     del reply.content[client.UPDATE_KEY]
-    update = read_update(reply, ConfigRecord({"learning-rate": 0.3}))
+    update = read_update(reply, ConfigRecord({"learning-rate": 0.3}), Training())
     assert (update.kind, update.lr, update.num_examples) == ("weights", 0.3, 4)
-    assert read_update(reply, ConfigRecord({"lr": "adaptive"})).lr is None
+    assert read_update(reply, ConfigRecord({"lr": "adaptive"}), Training()).lr is None
+    stated = Training(lr=0.7, momentum=0.9, local_steps=3, batch_size=5)
+    update = read_update(reply, ConfigRecord(), stated)
+    assert (update.lr, update.momentum, update.steps, update.num_examples) == (0.7, 0.9, 3, 15)
 
 
 def test_a_foreign_reply_with_a_broken_number_of_examples_is_refused(reply):
     del reply.content[client.UPDATE_KEY]
     reply.content["metrics"] = MetricRecord({"num-examples": [1, 2]})
     with pytest.raises(UpdateRefused, match="num-examples"):
-        read_update(reply, ConfigRecord())
+        read_update(reply, ConfigRecord(), Training())
 
 
 # --- clients that fail ------------------------------------------------------------------------

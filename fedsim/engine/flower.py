@@ -67,6 +67,7 @@ class FlowerEngine(Engine):
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
+                process.stdout.close()
 
 
 def _child(folder: Path, point: str) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import socket
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -75,6 +76,7 @@ class RayEngine(Engine):
                 "logging_level": logging.ERROR,
             }
             if scenario.engine.address:
+                _knock(scenario.engine.address)
                 options["address"] = scenario.engine.address
             else:
                 # Logical CPUs: a place for every actor. The kernel shares the real ones.
@@ -109,6 +111,20 @@ class RayEngine(Engine):
         for actor in self._pool:
             with contextlib.suppress(Exception):
                 ray.kill(actor)
+
+
+def _knock(address: str) -> None:
+    """Fail at once where nobody listens; Ray itself tries for minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+    except OSError as error:
+        raise EngineError(
+            f"Ray cannot be reached at engine.address = {address}: {error}. "
+            "Start it there (ray start --head), or leave out the address"
+        ) from error
 
 
 class RayGrid(LocalGrid):

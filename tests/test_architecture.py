@@ -1,0 +1,230 @@
+"""Who may import whom, what an import costs, and what the public face is."""
+
+import ast
+import subprocess
+import sys
+import sysconfig
+import time
+from pathlib import Path
+
+import pytest
+
+import adversaries
+import defenses
+import fedsim
+
+ROOT = Path(fedsim.__file__).parent
+
+# Rooms from left to right: a room imports what stands left of it, or in its own row.
+ROOMS = [
+    {"errors", "seeds", "records"},
+    {"victim", "gradients", "plugin"},
+    {"knowledge"},
+    {"adversary", "defense", "metrics", "tasks"},
+    {"scenario"},
+    {"report"},
+    {"tape", "ledger", "campaign"},
+    {"grid", "client", "strategies", "checkpoint", "server", "federation"},
+    {"engine"},
+    {"simulation"},
+    {"progress", "cli"},
+]
+AUTHORS = {"testing", "conformance"}
+"""For the tests of plugins: beside the rooms of adversaries, and read by the command line alone."""
+
+EXCEPTIONS = {
+    # `flwr run` finds its ServerApp in server.py, which loads the rest when it is called.
+    ("server", "simulation"),
+}
+
+FLOWER = {
+    "grid",
+    "client",
+    "strategies",
+    "checkpoint",
+    "server",
+    "federation",
+    "engine",
+    "simulation",
+}
+PLUGINS = {"fedsim", "torch", "numpy", "scipy", "transformers", "torchaudio", "pydantic"}
+
+
+def imports(path: Path, *, at_run_time: bool = True):
+    """Modules that a file imports; what only a type checker reads is left out."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    skipped = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: relative import"
+            yield str(node.module)
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def sources(root: Path = ROOT) -> list[Path]:
+    return sorted(root.rglob("*.py"))
+
+
+def room(path: Path) -> str:
+    """The room a file of fedsim belongs to; "" for the front door."""
+    first = path.relative_to(ROOT).parts[0].removesuffix(".py")
+    return "" if first == "__init__" else first
+
+
+def packages(path: Path) -> set[str]:
+    return {name.split(".")[0] for name in imports(path)}
+
+
+RANK = {name: rank for rank, names in enumerate(ROOMS) for name in names}
+
+
+def test_every_room_has_its_place():
+    assert {room(path) for path in sources()} - {""} == set(RANK) | AUTHORS
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_rooms_import_only_what_stands_left_of_them(path):
+    own = room(path)
+    names = {name.split(".")[1] for name in imports(path) if name.startswith("fedsim.")}
+    used = (names & (set(RANK) | AUTHORS)) - {own}
+    if own in AUTHORS:
+        assert all(name in AUTHORS or RANK[name] <= RANK["tasks"] for name in used)
+        return
+    if used & AUTHORS:
+        assert own == "cli"
+    for name in used - AUTHORS:
+        allowed = own == "" or RANK[name] <= RANK[own] or (own, name) in EXCEPTIONS
+        assert allowed, f"{own} imports {name}, which stands right of it"
+
+
+def test_the_report_reads_run_folders_and_nothing_else():
+    for path in sources(ROOT / "report"):
+        ours = {name for name in imports(path) if name.startswith("fedsim.")}
+        assert all(
+            name.startswith(("fedsim.report", "fedsim.errors", "fedsim.records")) for name in ours
+        ), path
+
+
+@pytest.mark.parametrize(
+    ("package", "where"),
+    [("flwr", FLOWER), ("ray", {"engine"}), ("flwr_datasets", {"tasks"}), ("datasets", {"tasks"})],
+)
+def test_heavy_packages_stay_in_their_rooms(package, where):
+    users = {room(path) for path in sources() if package in packages(path)}
+    assert users <= where
+    if package == "ray":
+        files = [path.name for path in sources() if package in packages(path)]
+        assert files == ["ray.py"]
+
+
+def test_flowers_private_names_are_touched_in_one_file():
+    users = [
+        path.name
+        for path in sources()
+        if any(name.startswith(("flwr.supercore", "flwr.common")) for name in imports(path))
+    ]
+    assert users == ["grid.py"]
+
+
+def test_fedsim_never_imports_the_plugins():
+    for path in sources():
+        assert not packages(path) & {"adversaries", "defenses", "scenarios"}, path
+
+
+@pytest.mark.parametrize(
+    "path",
+    [*sources(Path(adversaries.__file__).parent), *sources(Path(defenses.__file__).parent)],
+    ids=lambda path: f"{path.parent.name}/{path.name}",
+)
+def test_plugins_import_public_names_and_numerics_only(path):
+    own = path.parent.name
+    found = packages(path) - set(sys.stdlib_module_names) - {own}
+    assert found <= PLUGINS
+    public = public_modules()
+    for name in imports(path):
+        if name.startswith("fedsim."):
+            assert name.split(".")[1] in public, name
+            assert not any(part.startswith("_") for part in name.split(".")), name
+
+
+def public_modules() -> set[str]:
+    """The modules that `fedsim` itself offers, and those its public names live in."""
+    return set(fedsim._MODULES) | {"errors"}
+
+
+def test_the_public_names_are_sorted_and_are_those_of_the_lazy_table():
+    assert fedsim.__all__ == sorted(fedsim.__all__)
+    assert set(fedsim.__all__) == set(fedsim._HOMES) | {"__version__"}
+    assert list(fedsim._HOMES) == sorted(fedsim._HOMES)
+    assert dir(fedsim) == fedsim.__all__
+    for name in fedsim.__all__:
+        assert getattr(fedsim, name) is not None
+    with pytest.raises(AttributeError, match="Adversry"):
+        _ = fedsim.Adversry
+
+
+def test_public_names_are_declared_where_they_live():
+    for name, home in fedsim._HOMES.items():
+        module = __import__(f"fedsim.{home}", fromlist=["__all__"])
+        assert name in module.__all__, f"{name} is missing from fedsim.{home}.__all__"
+
+
+def loaded_after(code: str) -> set[str]:
+    """Top-level packages in a fresh interpreter after some code."""
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            f"{code}\nimport sys\nprint(*{{m.split('.')[0] for m in sys.modules}})",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    return set(done.stdout.split())
+
+
+def test_importing_fedsim_and_its_plugins_loads_nothing_heavy():
+    loaded = loaded_after(
+        "import fedsim, adversaries, defenses\n"
+        "import adversaries.llg, adversaries.dlg, adversaries.idlg\n"
+        "import defenses.noise, defenses.sign\n"
+        "from fedsim import Adversary, Defense, Knowledge, Observation, testing\n"
+        "from fedsim import Scenario, ThreatModel, Task"
+    )
+    assert "torch" in loaded
+    heavy = {"flwr", "ray", "datasets", "flwr_datasets", "transformers", "pandas", "plotly"}
+    assert not loaded & (heavy | {"sklearn", "torchmetrics", "typer"})
+
+
+def test_importing_fedsim_alone_loads_not_even_torch():
+    assert not loaded_after("import fedsim, adversaries, defenses") & {"torch", "numpy", "pydantic"}
+
+
+def test_help_answers_within_a_second():
+    command = [Path(sysconfig.get_path("scripts")) / "fedsim", "--help"]
+    took = []
+    for _ in range(5):
+        started = time.perf_counter()
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        took.append(time.perf_counter() - started)
+        if took[-1] < 1:
+            break
+    assert "Simulate federated learning" in done.stdout
+    assert min(took) < 1, took
+
+
+def test_modules_stay_small():
+    for path in sources():
+        lines = path.read_text(encoding="utf-8").count("\n")
+        assert lines <= 420, f"{path.name} has {lines} lines: make it two rooms"

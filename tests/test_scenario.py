@@ -1,0 +1,323 @@
+"""A scenario says everything a run depends on, and a mistake in one is one clear sentence."""
+
+import tomllib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedsim.errors import DataError, FedsimError, ScenarioError
+from fedsim.knowledge import Knowledge
+from fedsim.scenario import Scenario, scenario_names
+from fedsim.simulation import simulate
+from fedsim.strategies import build_strategy
+
+
+def parsed(text: str) -> Scenario:
+    return Scenario.parse(tomllib.loads(text))
+
+
+# --- mistakes ---------------------------------------------------------------------------------
+
+MISTAKES = {
+    "top level": ("sede = 1", ["sede: unknown key", "Did you mean 'seed'?"]),
+    "table": ("[trainig]\nrounds = 1", ["trainig", "Did you mean 'training'?"]),
+    "training": ("[training]\nround = 1", ["training.round: unknown", "Did you mean 'rounds'?"]),
+    "threat": ("[threat]\ngrant = 'full'", ["threat.grant: unknown", "Did you mean 'grants'?"]),
+    "engine": ("[engine]\nworker = 2", ["engine.worker: unknown", "Did you mean 'workers'?"]),
+    "task setting": ("[task]\ndat = 'digits'", ["task.dat: unknown", "Did you mean 'data'?"]),
+    "task name": ("[task]\nname = 'image'", ["'image'", "Did you mean 'images'?"]),
+    "model": ("[task]\nmodel = 'cnm'", ["cnm", "cnn"]),
+    "adversary": ("[[adversaries]]\nname = 'lgl'", ["'lgl'", "Did you mean 'llg'?"]),
+    "adversary setting": (
+        "[[adversaries]]\nname = 'dlg'\niteration = 3",
+        ["adversaries.0 (dlg).iteration: unknown", "Did you mean 'iterations'?"],
+    ),
+    "second adversary": (
+        "[[adversaries]]\nname = 'llg'\n[[adversaries]]\nname = 'dlg'\niterations = -3",
+        ["adversaries.1 (dlg).iterations", "found -3"],
+    ),
+    "nameless adversary": ("[[adversaries]]\nvictims = 2", ["adversaries.0.name"]),
+    "plan": ("[[adversaries]]\nname = 'llg'\nbudget = 0", ["adversaries.0.budget", "found 0"]),
+    "same label": (
+        "[[adversaries]]\nname = 'llg'\n[[adversaries]]\nname = 'llg'",
+        ["two adversaries are called 'llg'", "label"],
+    ),
+    "defense": ("[[defenses]]\nname = 'signs'", ["'signs'", "Did you mean 'sign'?"]),
+    "defense setting": (
+        "[[defenses]]\nname = 'gaussian-noise'\nsgima = 1",
+        ["defenses.0 (gaussian-noise).sgima", "Did you mean 'sigma'?"],
+    ),
+    "defense value": (
+        "[[defenses]]\nname = 'gaussian-noise'\nsigma = -1",
+        ["defenses.0 (gaussian-noise).sigma", "found -1"],
+    ),
+    "nameless defense": ("[[defenses]]\nsigma = 1", ["defenses.0.name: missing"]),
+    "preset": ("[threat]\ngrants = 'whitebox'", ["whitebox", "Did you mean 'white-box'?"]),
+    "knowledge": ("[threat]\ngrants = ['LABEL']", ["LABEL", "Did you mean 'LABELS'?"]),
+    "rounds": ("[training]\nrounds = 0", ["training.rounds", "found 0"]),
+    "lr": ("[training]\nlr = -0.1", ["training.lr", "found -0.1"]),
+    "momentum": ("[training]\nmomentum = 1.0", ["training.momentum"]),
+    "batch": ("[training]\nbatch_size = 'big'", ["training.batch_size", "found 'big'"]),
+    "algorithm": ("[training]\nalgorithm = 'sgd'", ["training.algorithm", "'fedsgd'"]),
+    "seed": ("seed = -1", ["seed", "found -1"]),
+    "per round": (
+        "[training]\nclients = 3\nclients_per_round = 4",
+        ["clients_per_round = 4, of only 3 clients"],
+    ),
+    "evaluate": (
+        "[training]\nclients = 3\nevaluate_clients = 4",
+        ["evaluate_clients = 4, of only 3 clients"],
+    ),
+    "fedsgd steps": (
+        "[training]\nalgorithm = 'fedsgd'\nlocal_steps = 2",
+        ["local_steps = 2", 'algorithm = "fedavg"'],
+    ),
+    "round beyond": ("[threat]\nrounds = [6]", ["round 6 is attacked", "1 to 5"]),
+    "round zero": ("[[adversaries]]\nname = 'llg'\nrounds = [0]", ["round 0 is attacked"]),
+    "victims": ("[threat]\nvictims = 0", ["victims = 0"]),
+    "victim": ("[threat]\nvictims = [20]", ["client 20", "0 to 19"]),
+    "follow": ("[threat]\nfollow = [-1]", ["client -1"]),
+    "follow many": (
+        "[training]\nclients_per_round = 1\n[threat]\nfollow = [1, 2]",
+        ["follow names 2 clients, 1 take part"],
+    ),
+    "workers": ("[engine]\nworkers = 0", ["engine.workers = 0"]),
+    "engine name": ("[engine]\nname = 'dask'", ["engine.name", "'flower'"]),
+    "empty sweep": ("[sweep]\n'training.lr' = []", ["sweep.training.lr", "at least one"]),
+    "no table": ("training = 3", ["training: expected a table, found 3"]),
+    "no list": ("adversaries = 'llg'", ["adversaries: expected [[adversaries]]"]),
+    "no entry": ("adversaries = ['llg']", ["adversaries.0: expected a table, found 'llg'"]),
+    "reserved": ("[task]\nseed = 3", ["task.seed: unknown key"]),
+    "nan": ("[training]\nlr = nan", ["training.lr"]),
+    "inf": ("[training]\nlr = inf", ["training.lr"]),
+}
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_a_mistake_is_named_with_what_was_meant(case):
+    text, words = MISTAKES[case]
+    with pytest.raises(FedsimError) as raised:
+        parsed(text)
+    message = str(raised.value)
+    for word in words:
+        assert word in message
+    assert len(message.splitlines()) < 25  # one screen
+
+
+def test_several_mistakes_are_told_at_once():
+    with pytest.raises(ScenarioError) as raised:
+        parsed("[training]\nround = 1\n[threat]\ngrant = 1\n[engine]\nworker = 1")
+    assert all(key in str(raised.value) for key in ("training.round", "threat.grant", "engine.wor"))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "words"),
+    [
+        ("FedAvgg", ["FedAvgg", "Did you mean 'FedAvg'?"]),
+        ({"name": "FedProx", "proximal": 1}, ["training.strategy.proximal", "proximal_mu"]),
+        ({"name": "DifferentialPrivacyServerSideFixedClipping"}, ["noise_multiplier"]),
+        ({"name": "FedAdam", "eta": "fast"}, None),
+    ],
+)
+def test_a_strategys_mistakes_are_named_too(strategy, words):
+    run = Scenario.parse({"training": {"strategy": strategy}})
+    if words is None:
+        build_strategy(run)  # Flower does not check its types
+        return
+    with pytest.raises(ScenarioError) as raised:
+        build_strategy(run)
+    assert all(word in str(raised.value) for word in words)
+
+
+def test_more_clients_than_examples_is_an_error_before_any_folder(tmp_path):
+    run = Scenario.parse({"training": {"clients": 5000}})
+    with pytest.raises((ScenarioError, DataError), match="5000"):
+        simulate(run, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_missing_data_is_an_error_before_any_folder(tmp_path):
+    run = Scenario.parse({"task": {"data": "mnist"}, "data_dir": str(tmp_path / "none")})
+    with pytest.raises(DataError, match="mnist"):
+        simulate(run, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+# --- files and --set --------------------------------------------------------------------------
+
+
+def test_a_name_that_is_no_scenario_names_the_nearest():
+    with pytest.raises(ScenarioError, match="Did you mean 'quickstart'"):
+        Scenario.load("quickstrat")
+
+
+@pytest.mark.parametrize("content", [b"seed = = 1", b"\xff\xfe", b"seed = 1\nseed = 2"])
+def test_a_file_that_is_no_toml_is_named(content, tmp_path):
+    path = tmp_path / "broken.toml"
+    path.write_bytes(content)
+    with pytest.raises(ScenarioError, match=r"broken\.toml cannot be read as TOML"):
+        Scenario.load(path)
+
+
+def test_a_folder_is_no_scenario(tmp_path):
+    with pytest.raises(ScenarioError):
+        Scenario.load(tmp_path)
+
+
+def test_a_scenario_is_called_like_its_file_unless_it_says(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text("seed = 1")
+    assert Scenario.load(path).name == "mine"
+    assert Scenario.load(path, ["name=other"]).name == "other"
+
+
+@pytest.mark.parametrize(
+    ("override", "read", "value"),
+    [
+        ("seed=11", lambda s: s.seed, 11),
+        ("training.lr=0.05", lambda s: s.training.lr, 0.05),
+        ("training.lr = 1e-3", lambda s: s.training.lr, 1e-3),
+        ("threat.victims=all", lambda s: s.threat.victims, "all"),
+        ("threat.victims=[1, 2]", lambda s: s.threat.victims, [1, 2]),
+        ("threat.record=true", lambda s: s.threat.record, True),
+        ("task.data=mnist", lambda s: s.task["data"], "mnist"),
+        ('task.data="mnist"', lambda s: s.task["data"], "mnist"),
+        ("task.partition.alpha=2.0", lambda s: s.task["partition"]["alpha"], 2.0),
+        ("adversaries.1.iterations=50", lambda s: s.adversaries[1].settings["iterations"], 50),
+        ("adversaries.1.victims=3", lambda s: s.adversaries[1].victims, 3),
+        ("adversaries=[]", lambda s: s.adversaries, []),
+        ("engine.workers=auto", lambda s: s.engine.workers, "auto"),
+        ("description=a = b", lambda s: s.description, "a = b"),
+        ('sweep={"training.lr"=[0.1]}', lambda s: s.sweep, {"training.lr": [0.1]}),
+    ],
+)
+def test_set_takes_values_as_in_toml_and_bare_words(override, read, value):
+    assert read(Scenario.load("quickstart", [override])) == value
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("training.lr", "expected key=value"),
+        ("=3", "expected key=value"),
+        ("training.lrr=1", "Did you mean 'lr'"),
+        ("adversaries.7.victims=1", "no position in a list of 2"),
+        ("adversaries.x.victims=1", "no position in a list of 2"),
+        ("adversaries.-1.victims=1", "no position in a list of 2"),
+        ("seed.deep=1", "'seed' is no table"),
+        ("defenses.0.sigma=1", "no position in a list of 0|defenses"),
+        ("training..lr=1", "training"),
+    ],
+)
+def test_set_says_what_is_wrong(override, words):
+    with pytest.raises(ScenarioError, match=words):
+        Scenario.load("quickstart", [override])
+
+
+def test_later_overrides_win():
+    assert Scenario.load("quickstart", ["seed=1", "seed=2"]).seed == 2
+
+
+# --- sweeps -----------------------------------------------------------------------------------
+
+
+def test_a_sweep_is_every_combination_by_name():
+    run = parsed(
+        "[[defenses]]\nname = 'gaussian-noise'\n"
+        "[sweep]\n'defenses.0.sigma' = [0.0, 0.1]\n'training.lr' = [0.1, 0.2, 0.3]"
+    )
+    points = run.points()
+    assert len(points) == 6
+    assert next(iter(points)) == "defenses.0.sigma=0.0,training.lr=0.1"
+    assert points["defenses.0.sigma=0.1,training.lr=0.3"].defenses[0]["sigma"] == 0.1
+    assert points["defenses.0.sigma=0.1,training.lr=0.3"].training.lr == 0.3
+    assert all(point.sweep == {} for point in points.values())
+
+
+def test_without_a_sweep_there_is_one_point():
+    run = parsed("seed = 1")
+    assert run.points() == {"": run}
+
+
+@pytest.mark.parametrize(
+    ("sweep", "words"),
+    [
+        ("'training.lrr' = [1]", "Did you mean 'lr'"),
+        ("'training.lr' = [0.1, -1]", "training.lr"),
+        ("'adversaries.3.budget' = [1]", "no position"),
+    ],
+)
+def test_a_sweep_over_what_is_not_there_is_an_error(sweep, words):
+    run = parsed(f"[sweep]\n{sweep}")
+    with pytest.raises(ScenarioError, match=words):
+        run.points()
+
+
+# --- round trip -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", scenario_names())
+def test_every_shipped_scenario_loads_checks_and_is_granted_what_it_needs(name):
+    run = Scenario.load(name)
+    assert run.description
+    for point in run.points().values():
+        point.check()
+        build_strategy(point)
+        assert point.denials() == {} or "denied" in run.description
+
+
+@pytest.mark.parametrize("name", scenario_names())
+def test_what_is_written_is_read_back(name, tmp_path):
+    run = Scenario.load(name)
+    path = tmp_path / "resolved.toml"
+    path.write_text(run.to_toml(), encoding="utf-8")
+    assert Scenario.load(path) == run
+    assert Scenario.load(path).to_toml() == run.to_toml()
+    assert Scenario.model_validate_json(run.model_dump_json()) == run
+
+
+@given(
+    rounds=st.integers(1, 9),
+    lr=st.floats(1e-6, 10, allow_subnormal=False),
+    grants=st.sampled_from(["gradients", "full", ["LABELS", "HEAD_GRADIENT"]]),
+    victims=st.one_of(st.just("all"), st.integers(1, 5), st.lists(st.integers(0, 4))),
+    description=st.text(st.characters(blacklist_categories=["Cs"]), max_size=30),
+    sigma=st.floats(0, 10, allow_subnormal=False),
+    label=st.text("abc-'\"\\\n=é", max_size=5),
+)
+@settings(max_examples=30, deadline=None)
+def test_any_scenario_survives_the_trip_through_toml(
+    rounds, lr, grants, victims, description, sigma, label
+):
+    run = Scenario.parse(
+        {
+            "description": description,
+            "training": {"rounds": rounds, "lr": lr, "clients": 5},
+            "threat": {"grants": grants, "victims": victims},
+            "defenses": [{"name": "gaussian-noise", "sigma": sigma}],
+            "adversaries": [{"name": "dlg", "label": label, "iterations": rounds}],
+        }
+    )
+    assert Scenario.parse(tomllib.loads(run.to_toml())) == run
+
+
+# --- what an adversary is not granted ---------------------------------------------------------
+
+
+def test_denials_name_the_adversary_and_what_it_lacks():
+    run = parsed(
+        "[threat]\ngrants = ['HEAD_GRADIENT']\n"
+        "[[adversaries]]\nname = 'idlg'\n[[adversaries]]\nname = 'llg'\nlabel = 'mine'\n"
+        "[[adversaries]]\nname = 'dlg'"
+    )
+    denied = run.denials()
+    assert set(denied) == {"mine", "dlg"}
+    assert denied["mine"] == Knowledge.BATCH_SIZE
+    assert Knowledge.MODEL in denied["dlg"]
+
+
+def test_a_part_passes_its_needs_on():
+    text = "[threat]\ngrants = {}\n[[adversaries]]\nname = 'dlg'\nlabels_from = 'given'"
+    assert parsed(text.format("'full'")).denials() == {}
+    assert parsed(text.format("'white-box'")).denials() == {"dlg": Knowledge.LABELS}
