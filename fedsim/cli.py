@@ -49,7 +49,7 @@ def run(
     if status is not None and console.is_terminal:
         status.start()
     try:
-        from fedsim.progress import Display
+        from fedsim.display import Display, print_summary
         from fedsim.scenario import Scenario
         from fedsim.simulation import simulate
 
@@ -67,9 +67,11 @@ def run(
         sys.stderr.flush()
         os._exit(130)  # Ray takes seconds to say goodbye; its processes end with this one
     if as_json:
-        _print_json({"report": str(report), "summary": _summary(folder)})
+        from fedsim.report import summary
+
+        _print_json({"report": str(report), "summary": summary(folder)})
     elif not quiet:
-        _print_summary(console, folder)
+        print_summary(console, folder)
         console.print(f"report: {report}", highlight=False, soft_wrap=True)
 
 
@@ -133,16 +135,17 @@ def show(
     from rich.console import Console
 
     from fedsim import plugin
+    from fedsim.display import describe, print_facts
     from fedsim.errors import ScenarioError, did_you_mean
     from fedsim.scenario import Scenario, scenario_names
 
     known = {n: kind for kind in ("tasks", "defenses", "adversaries") for n in plugin.names(kind)}
     if name in known:
-        facts = _describe(known[name], name)
+        facts = describe(known[name], name)
         if as_json:
             _print_json(facts)
         else:
-            _print_facts(Console(), facts)
+            print_facts(Console(), facts)
     elif name in scenario_names() or Path(name).is_file():
         loaded = Scenario.load(name)
         if as_json:
@@ -226,62 +229,6 @@ def _plugin_summary(kind: str, name: str) -> str:
         return f"(cannot be loaded: {error})"
 
 
-def _describe(kind: str, name: str) -> dict[str, Any]:
-    import inspect
-
-    from fedsim.plugin import find
-
-    cls = find(kind, name)
-    facts: dict[str, Any] = {"name": name, "kind": kind, "text": inspect.getdoc(cls) or ""}
-    if kind == "adversaries":
-        facts |= {
-            "needs": getattr(cls, "needs").names(),  # noqa: B009 - declared by Adversary
-            "recovers": sorted(getattr(cls, "recovers")),  # noqa: B009
-            "cites": getattr(cls, "cites", ""),
-        }
-    hidden = {"seed", "clients", "folder"} if kind == "tasks" else frozenset[str]()
-    facts["settings"] = [
-        {
-            "name": key,
-            "type": str(field.annotation).replace("typing.", "")
-            if not isinstance(field.annotation, type)
-            else field.annotation.__name__,
-            "default": "required" if field.is_required() else repr(field.get_default()),
-            "description": field.description or "",
-        }
-        for key, field in cls.model_fields.items()
-        if key not in hidden
-    ]
-    return facts
-
-
-def _print_facts(console: Any, facts: dict[str, Any]) -> None:
-    from rich.table import Table
-
-    console.print(f"{facts['name']} ({facts['kind']})", style="bold", highlight=False)
-    for paragraph in facts["text"].split("\n\n"):
-        code = paragraph.startswith("    ")
-        text = paragraph if code else " ".join(paragraph.split())
-        console.print(text + "\n", markup=False, highlight=False)
-    for key in ("needs", "recovers", "cites"):
-        if facts.get(key):
-            value = facts[key] if isinstance(facts[key], str) else ", ".join(facts[key])
-            console.print(f"{key}: {value}", markup=False, highlight=False)
-    if facts["settings"]:
-        table = Table("setting", "type", "default", "meaning", box=None)
-        for setting in facts["settings"]:
-            table.add_row(
-                *(_escaped(setting[k]) for k in ("name", "type", "default", "description"))
-            )
-        console.print(table)
-
-
-def _escaped(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)
-
-
 def _default_folder(name: str, *, resume: bool) -> Path:
     """`runs/NAME`, or the first free `runs/NAME-2`, ...; with `resume` the last that exists."""
     base, number = Path("runs") / name, 1
@@ -289,55 +236,6 @@ def _default_folder(name: str, *, resume: bool) -> Path:
     while (folder := base if number == 1 else base.with_name(f"{name}-{number}")).exists():
         last, number = folder, number + 1
     return last if resume else folder
-
-
-def _summary(folder: Path) -> list[dict[str, Any]]:
-    from fedsim.report import summary
-
-    return summary(folder)
-
-
-def _print_summary(console: Any, folder: Path) -> None:
-    """Who was attacked, what leaked, against what chance gives."""
-    from rich.table import Table
-
-    from fedsim.report.measures import MEASURES, measure
-
-    rows = _summary(folder)
-    if not rows:
-        return
-    order = list(MEASURES)
-    place = {row["label"]: i for i, row in enumerate(rows)}
-    rows.sort(key=lambda row: order.index(row["metric"]) if row["metric"] in order else len(order))
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for row in sorted(rows, key=lambda row: (row["point"], place[row["label"]])):
-        groups.setdefault((row["point"], row["label"]), []).append(row)
-    several = len({point for point, _ in groups}) > 1
-    table = Table(title="What leaked", title_justify="left", title_style="bold", box=None)
-    if several:
-        table.add_column("point", overflow="fold")
-    table.add_column("adversary")
-    table.add_column("attacked")
-    table.add_column("measure")
-    table.add_column("leaked", justify="right")
-    table.add_column("by chance", justify="right")
-    table.add_column("")
-    for (point, label), group in groups.items():
-        first = group[0]
-        name, attacked = label, f"{first['attacks']} update{'' if first['attacks'] == 1 else 's'}"
-        for status in ("failed", "timeout", "denied"):
-            attacked += f", {first[status]} {status}" if first[status] else ""
-        # Of several points the main measure each; the report has them all.
-        denied = first["denied"] == first["attacks"]
-        for row in group[:1] if several or denied else group:
-            how = measure(row["metric"])
-            shown = [how.show(row["mean"]), how.show(row["baseline"]), row["verdict"]]
-            cells = [*([point] if several else []), name, attacked, how.title, *shown]
-            table.add_row(*map(_escaped, cells))
-            name = attacked = ""
-    console.print(table)
-    for (_, label), group in groups.items() if not several else ():
-        console.print(f"{label}: {group[0]['sentence']}", markup=False, highlight=False)
 
 
 def _print_json(value: Any) -> None:

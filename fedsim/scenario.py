@@ -11,16 +11,17 @@ import itertools
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field
 
 from fedsim.adversary import Adversary
 from fedsim.defense import Defense
-from fedsim.errors import PluginError, ScenarioError, did_you_mean
+from fedsim.errors import ScenarioError, did_you_mean
 from fedsim.knowledge import Knowledge
 from fedsim.plugin import find, make, validated
+from fedsim.settings import AttackPlan, Engine, Table, Threat, Training
 from fedsim.tasks import Task
 
 __all__ = ["AttackPlan", "Scenario", "scenario_names"]
@@ -28,99 +29,19 @@ __all__ = ["AttackPlan", "Scenario", "scenario_names"]
 FOLDER = Path(__file__).resolve().parent.parent / "scenarios"
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Training(_Table):
-    """How clients train and how the server combines them."""
-
-    algorithm: Literal["fedsgd", "fedavg"] = "fedavg"
-    rounds: int = Field(default=5, ge=1)
-    clients: int = Field(default=20, ge=1)
-    clients_per_round: int | None = Field(default=None, ge=1)
-    batch_size: int = Field(default=8, ge=1)
-    local_steps: int = Field(default=1, ge=1)
-    lr: float = Field(default=0.1, gt=0, allow_inf_nan=False)
-    momentum: float = Field(default=0.0, ge=0, lt=1)
-    weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    strategy: str | dict[str, Any] = "FedAvg"
-    evaluate_clients: int = Field(default=0, ge=0)
-    on_failure: Literal["stop", "drop"] = "stop"
-
-    @model_validator(mode="before")
-    @classmethod
-    def _matching_strategy(cls, values: Any) -> Any:
-        if isinstance(values, dict) and "strategy" not in values:
-            sends_gradients = values.get("algorithm") == "fedsgd"
-            return {**values, "strategy": "FedSGD" if sends_gradients else "FedAvg"}
-        return values
-
-    @property
-    def per_round(self) -> int:
-        """Clients that take part in a round; all of them where it is not set."""
-        return self.clients_per_round or self.clients
-
-
-class Threat(_Table):
-    """What the curious server knows, and whom it attacks."""
-
-    grants: str | list[str] = "gradients"
-    rounds: Literal["all"] | list[int] = "all"
-    victims: Literal["all"] | int | list[int] = "all"
-    follow: list[int] = []
-    timeout: float = Field(default=600.0, gt=0, allow_inf_nan=False)
-    record: bool = False
-
-
-class Engine(_Table):
-    """Where clients and attacks run."""
-
-    name: Literal["auto", "inline", "ray", "flower"] = "auto"
-    workers: Literal["auto"] | int = "auto"
-    attack_workers: Literal["auto"] | int = "auto"
-    cpus_per_client: float = Field(default=1.0, ge=0, allow_inf_nan=False)
-    gpus_per_client: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    gpus_per_attack: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    address: str = ""
-
-
-class AttackPlan(_Table):
-    """One `[[adversaries]]` table: which adversary, its settings, whom and how long it attacks.
-
-    label tells two settings of one adversary apart in the findings. victims, rounds, timeout:
-    those of `[threat]` where left out. budget: iterations allowed an attack.
-    """
-
-    name: str
-    label: str = ""
-    victims: Literal["all"] | int | list[int] | None = None
-    rounds: Literal["all"] | list[int] | None = None
-    budget: int | None = Field(default=None, ge=1)
-    timeout: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    settings: dict[str, Any] = {}
-
-    def adversary(self, where: str = "") -> Adversary:
-        """The configured plugin."""
-        made = make("adversaries", self.name, dict(self.settings), where)
-        if not isinstance(made, Adversary):
-            raise PluginError(f"'{self.name}' is registered as an adversary and is none")
-        return made
-
-
-class Scenario(_Table):
+class Scenario(Table):
     """A run, resolved: every default filled in, every plugin known."""
 
     name: str = "scenario"
     description: str = ""
     seed: int = Field(default=0, ge=0)
-    task: dict[str, Any] = {"name": "images"}
+    task: dict[str, Any] = Field(default={"name": "images"})
     training: Training = Training()
     threat: Threat = Threat()
-    defenses: list[dict[str, Any]] = []
-    adversaries: list[AttackPlan] = []
+    defenses: list[dict[str, Any]] = Field(default=[])
+    adversaries: list[AttackPlan] = Field(default=[])
     engine: Engine = Engine()
-    sweep: dict[str, list[Any]] = {}
+    sweep: dict[str, list[Any]] = Field(default={})
     data_dir: str = ""
 
     @classmethod
@@ -153,14 +74,14 @@ class Scenario(_Table):
         """From plain tables, checked; raises `ScenarioError` with every complaint it has."""
         rest = copy.deepcopy(dict(table))
         values: dict[str, Any] = {}
-        sections: dict[str, type[_Table]] = {
+        sections: dict[str, type[Table]] = {
             "training": Training,
             "threat": Threat,
             "engine": Engine,
         }
         complaints: list[str] = []
 
-        def attempt(key: str, model: type[_Table], part: Any) -> Any:
+        def attempt(key: str, model: type[Table], part: Any) -> Any:
             if not isinstance(part, dict):
                 complaints.append(f"{key}: expected a table, found {part!r:.80}.")
                 return None

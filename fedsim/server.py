@@ -4,7 +4,7 @@ The server is honest: what it sends and how it aggregates are the wrapped strate
 It is curious: it keeps what it sent, and hands what comes back to a campaign.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Literal, cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
@@ -17,7 +17,7 @@ from fedsim.campaign import Campaign
 from fedsim.client import CLIENT_KEY, UPDATE_KEY
 from fedsim.errors import ClientError, UpdateRefused
 from fedsim.records import Interception, Update
-from fedsim.scenario import Training
+from fedsim.settings import Training
 from fedsim.strategies import Wrapper, clients_of
 from fedsim.tasks import Task
 
@@ -64,7 +64,10 @@ class HonestButCurious(Wrapper):
         """The strategy's messages; remembers what each node is about to get."""
         messages = list(super().configure_train(server_round, arrays, config, grid))
         self._known = hasattr(grid, "clients")
-        self._clients = clients_of(grid) if not self._clients or self._known else self._clients
+        if self._known or not self._clients:
+            # Beyond every true number until a node has said which client it is.
+            first = 0 if self._known else self.campaign.scenario.training.clients
+            self._clients = {node: first + rank for node, rank in clients_of(grid).items()}
         self._sent = {}
         for message in messages:
             (sent,) = message.content.array_records.values()
@@ -93,7 +96,9 @@ class HonestButCurious(Wrapper):
                 before = arrays[id(sent)]
                 self._identify(reply)
                 client = self._number(node)
-                update = read_update(reply, told, self.campaign.scenario.training)
+                update = read_update(
+                    reply, told, self.campaign.scenario.training, self.campaign.trained
+                )
                 update.check(before)
                 self._check_size(reply, update)
             except ClientError as error:
@@ -150,14 +155,16 @@ class HonestButCurious(Wrapper):
         if self._known or reply.has_error():
             return
         number = reply.content.config_records.get(CLIENT_KEY, ConfigRecord()).get("client")
-        total = self.campaign.scenario.training.clients
+        total, node = self.campaign.scenario.training.clients, reply.metadata.src_node_id
         if not isinstance(number, int) or not 0 <= number < total:
             raise ClientError(
                 f"which client this is, it does not say (found {number!r}, expected 0 to "
                 f"{total - 1}), so its attacks cannot be scored. Add the mod defend() to the "
                 "ClientApp's train function"
             )
-        self._clients[reply.metadata.src_node_id] = number
+        if any(other == number and n != node for n, other in self._clients.items()):
+            raise ClientError(f"it says it is client {number}, as another node does")
+        self._clients[node] = number
 
     def _number(self, node: int) -> int:
         return self._clients.get(node, node)
@@ -167,13 +174,19 @@ def _scalars(metrics: MetricRecord | None) -> dict[str, float]:
     return {k: float(v) for k, v in (metrics or {}).items() if isinstance(v, int | float)}
 
 
-def read_update(reply: Message, told: ConfigRecord, training: Training) -> Update:
+def read_update(
+    reply: Message,
+    told: ConfigRecord,
+    training: Training,
+    trained: Collection[str] | None = None,
+) -> Update:
     """The update in a reply; raises `ClientError` for an error, `UpdateRefused` for a broken one.
 
     A client of fedsim's says what its arrays mean. From any other they are taken for the new
     weights after SGD as `training` has it: its local steps, momentum and weight decay, the
     learning rate that the server told the client or else `training` states, and, where `training`
-    states a batch size, that many examples a step instead of the reply's `num-examples`.
+    states a batch size, that many examples a step instead of the reply's `num-examples`. trained:
+    which of its arrays are parameters, the others being buffers; all of them where left out.
     """
     if reply.has_error():
         raise ClientError(reply.error.reason or f"error code {reply.error.code}")
@@ -197,9 +210,11 @@ def read_update(reply: Message, told: ConfigRecord, training: Training) -> Updat
             lr = training.lr if "lr" in stated else None
         if "batch_size" in stated:
             count = training.batch_size * training.local_steps
+        # BatchNorm's counters: integers that turn into floats when a strategy averages them.
+        floats = {k: v if v.is_floating_point() else v.float() for k, v in tensors.items()}
         return Update(
-            # BatchNorm's counters: integers that turn into floats when a strategy averages them.
-            tensors={k: v if v.is_floating_point() else v.float() for k, v in tensors.items()},
+            tensors={k: v for k, v in floats.items() if trained is None or k in trained},
+            buffers={k: v for k, v in floats.items() if trained is not None and k not in trained},
             kind="weights",
             lr=None if lr is None else float(lr),
             momentum=training.momentum,

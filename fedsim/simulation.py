@@ -14,7 +14,8 @@ from flwr.app import Context
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from fedsim.campaign import Bench, InlineExecutor, Observer
+from fedsim.attack import Bench
+from fedsim.campaign import InlineExecutor, Observer
 from fedsim.engine import engine_name, open_engine
 from fedsim.errors import EngineError, ScenarioError, did_you_mean
 from fedsim.federation import play

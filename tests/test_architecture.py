@@ -21,13 +21,14 @@ ROOMS = [
     {"victim", "gradients", "plugin"},
     {"knowledge"},
     {"adversary", "defense", "metrics", "tasks"},
+    {"settings"},
     {"scenario"},
     {"report"},
-    {"tape", "ledger", "campaign"},
+    {"tape", "ledger", "attack", "campaign"},
     {"grid", "client", "strategies", "checkpoint", "server", "federation"},
     {"engine"},
     {"simulation"},
-    {"progress", "cli"},
+    {"display", "cli"},
 ]
 AUTHORS = {"testing", "conformance"}
 """For the tests of plugins: beside the rooms of adversaries, and read by the command line alone."""

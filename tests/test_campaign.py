@@ -12,14 +12,16 @@ from flwr.app import ConfigRecord
 from tiny import ask, initial, rows, scenario
 
 from fedsim.adversary import Adversary
-from fedsim.campaign import Attack, Bench, Campaign, InlineExecutor
+from fedsim.attack import Attack, Bench
+from fedsim.campaign import Campaign, InlineExecutor
 from fedsim.engine.inline import InlineGrid
 from fedsim.errors import Cancelled
 from fedsim.knowledge import Knowledge
 from fedsim.ledger import Ledger
 from fedsim.records import Interception, Reconstruction, Truth, Update
-from fedsim.scenario import AttackPlan, Scenario
+from fedsim.scenario import Scenario
 from fedsim.server import read_update
+from fedsim.settings import AttackPlan
 from fedsim.simulation import simulate
 from fedsim.tasks import Task
 

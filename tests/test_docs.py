@@ -16,7 +16,7 @@ import pytest
 import tomli_w
 from plugins_fixture import install, with_plugins
 
-from fedsim import scenario
+from fedsim import settings
 from fedsim.knowledge import PRESETS, Knowledge
 from fedsim.metrics import METRICS
 from fedsim.plugin import find, names
@@ -163,11 +163,11 @@ def rows(page: Path) -> dict[str, str]:
 
 
 SECTIONS = {
-    "": scenario.Scenario,
-    "training.": scenario.Training,
-    "threat.": scenario.Threat,
-    "engine.": scenario.Engine,
-    "adversaries.N.": scenario.AttackPlan,
+    "": Scenario,
+    "training.": settings.Training,
+    "threat.": settings.Threat,
+    "engine.": settings.Engine,
+    "adversaries.N.": settings.AttackPlan,
     "task.": Images,
 }
 

@@ -14,9 +14,9 @@ import pytest
 from PIL import Image
 
 from fedsim.errors import RunFolderError
-from fedsim.report.leakage import COLUMNS, inside
 from fedsim.records import Finding
 from fedsim.report import summary, write_report
+from fedsim.report.leakage import COLUMNS, inside
 
 HOSTILE = "</script><script>window.hacked=1</script><img src=x onerror=window.hacked=1>"
 SCENARIO = """seed = 7

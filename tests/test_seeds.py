@@ -18,7 +18,7 @@ def state():
 
 
 def draws():
-    return random.random(), float(np.random.rand()), float(torch.rand(()))  # noqa: S311
+    return random.random(), float(np.random.rand()), float(torch.rand(()))
 
 
 @given(st.integers(), st.text(max_size=5), places)

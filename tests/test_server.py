@@ -30,13 +30,14 @@ from torch import nn
 
 from adversaries import LLG
 from defenses import GaussianNoise
-from fedsim import HonestButCurious, client
-from fedsim.campaign import Bench, Campaign, InlineExecutor
+from fedsim import HonestButCurious, client, defend
+from fedsim.attack import Bench
+from fedsim.campaign import Campaign, InlineExecutor
 from fedsim.engine.inline import InlineGrid
 from fedsim.errors import ClientError, ScenarioError, UpdateRefused
 from fedsim.ledger import Ledger
-from fedsim.scenario import Training
 from fedsim.server import read_update
+from fedsim.settings import Training
 from fedsim.simulation import simulate
 from fedsim.strategies import FedSGD, Following, build_strategy, clients_of, strategy_names
 from fedsim.tasks.images import Images
@@ -280,6 +281,76 @@ def test_clients_of_a_foreign_grid_are_numbered_by_the_rank_of_their_node():
 
     assert clients_of(Stock()) == {12: 0, 345: 1, 7000: 2}
     assert clients_of(InlineGrid(3)) == {1000: 0, 1001: 1, 1002: 2}
+
+
+class StockGrid:
+    """A Grid that, like Flower's own, has node ids in no order and knows no client numbers."""
+
+    def __init__(self, grid):
+        self._grid = grid
+        self._ids = {node: (node * 7919) % 10007 for node in grid.get_node_ids()}
+        self._nodes = {told: node for node, told in self._ids.items()}
+
+    def get_node_ids(self):
+        return set(self._nodes)
+
+    def send_and_receive(self, messages, *, timeout=None):
+        messages = list(messages)
+        for message in messages:
+            message.metadata.dst_node_id = self._nodes[message.metadata.dst_node_id]
+        replies = list(self._grid.send_and_receive(messages))
+        for reply in replies:
+            reply.metadata.__dict__["_src_node_id"] = self._ids[reply.metadata.src_node_id]
+        return replies
+
+
+def audited(out, *mods, stock=True):
+    """Rows of an audit of four foreign clients on a Grid that does not know them."""
+    task = Images(clients=4, model="cnn", seed=5)
+    curious = HonestButCurious(
+        FedAvg(fraction_evaluate=0.0),
+        adversaries=[LLG()],
+        task=task,
+        out=out,
+        training={"batch_size": 2},
+    )
+    grid = InlineGrid(4, foreign_app(task, 0.05, *mods))
+    random.seed(0)
+    curious.start(
+        grid=StockGrid(grid) if stock else grid,
+        initial_arrays=ArrayRecord(task.module().state_dict()),
+        num_rounds=2,
+        train_config=ConfigRecord({"lr": 0.05}),
+    )
+    return [
+        (r["round"], r["client"], r["metric"], r["status"], r["value"], r["error"])
+        for r in Ledger(out).rows()
+    ]
+
+
+def test_a_node_that_says_which_client_it_is_is_scored_against_its_own_examples(tmp_path):
+    known = audited(tmp_path / "known", defend(), stock=False)
+    assert {status for *_, status, _, _ in known} == {"ok"}
+    assert audited(tmp_path / "stock", defend()) == known
+
+
+def test_a_node_that_does_not_say_is_never_scored_against_somebody_else(tmp_path):
+    rows = audited(tmp_path / "audit")
+    assert len(rows) == len(audited(tmp_path / "named", defend()))
+    assert {status for *_, status, _, _ in rows} == {"failed"}
+    assert all("defend()" in error for *_, error in rows)
+
+
+def test_two_nodes_that_claim_one_client_cost_no_row(tmp_path):
+    def liar(message, context, call_next):
+        reply = call_next(message, context)
+        reply.content[client.CLIENT_KEY] = ConfigRecord({"client": 1})
+        return reply
+
+    rows = audited(tmp_path / "audit", liar)
+    first = [row for row in rows if row[0] == "1"]
+    assert {client: status for _, client, _, status, _, _ in first}.get("1") == "ok"
+    assert sum(status == "failed" for _, _, _, status, _, _ in first) == len(first) * 3 // 4
 
 
 def test_adversaries_without_a_task_are_refused():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny import rows, same, scenario
 
-from fedsim.campaign import Attack, Bench
+from fedsim.attack import Attack, Bench
 from fedsim.errors import RunFolderError
 from fedsim.records import Interception, Update
 from fedsim.simulation import simulate

@@ -76,7 +76,8 @@ def _child(folder: Path, point: str) -> None:
     from flwr.serverapp import Grid, ServerApp
     from flwr.simulation import run_simulation
 
-    from fedsim.campaign import Bench, InlineExecutor
+    from fedsim.attack import Bench
+    from fedsim.campaign import InlineExecutor
     from fedsim.client import app
     from fedsim.federation import place, play
     from fedsim.grid import OrderedGrid

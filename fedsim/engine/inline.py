@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from flwr.app import Message
 
-from fedsim.campaign import Bench, InlineExecutor, Observer
+from fedsim.attack import Bench
+from fedsim.campaign import InlineExecutor, Observer
 from fedsim.client import app
 from fedsim.engine import Engine
 from fedsim.federation import place, play

@@ -15,7 +15,8 @@ import torch
 from flwr.app import Context, Error, Message, RecordDict
 from ray.exceptions import RayError
 
-from fedsim.campaign import Attack, Bench, Observer, Outcome
+from fedsim.attack import Attack, Bench, Outcome
+from fedsim.campaign import Observer
 from fedsim.client import app
 from fedsim.engine import Engine, workers
 from fedsim.errors import EngineError
@@ -258,9 +259,10 @@ class RayExecutor:
 
     def _lost(self, running: _Running, why: str, status: str = "failed") -> Outcome:
         """Rows for an attack whose worker is gone, and a new worker in its place."""
-        with contextlib.suppress(Exception):
-            ray.kill(self._workers[running.worker])
-        self._workers[running.worker] = self._new()
+        if self._workers:
+            with contextlib.suppress(Exception):
+                ray.kill(self._workers[running.worker])
+            self._workers[running.worker] = self._new()
         outcome = self._bench.perform(replace(running.attack, refused=why))
         findings = tuple(replace(row, status=status) for row in outcome.findings)  # type: ignore[arg-type]
         return replace(outcome, findings=findings)
@@ -271,9 +273,12 @@ class RayExecutor:
         return len(self._queue) + len(self._running)
 
     def cancel(self) -> None:
-        """Drop the queue and kill the workers."""
+        """Drop the queue and kill the workers; attacks that have ended can still be collected."""
         self._queue.clear()
-        self._running.clear()
+        with contextlib.suppress(Exception):
+            tasks = list(self._running)
+            done = ray.wait(tasks, num_returns=len(tasks), timeout=0)[0] if tasks else []
+            self._running = {task: self._running[task] for task in done}
         for worker in self._workers:
             with contextlib.suppress(Exception):
                 ray.kill(worker)

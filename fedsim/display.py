@@ -1,17 +1,22 @@
-"""What a person sees while a run goes on: a live display, or plain lines."""
+"""What a person sees: progress while a run goes on, its last table, a plugin described."""
 
+import inspect
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 from rich.text import Text
 
+from fedsim.plugin import find
+from fedsim.report import summary
 from fedsim.report.measures import MEASURES, measure
 
-__all__ = ["Display"]
+__all__ = ["Display", "describe", "print_facts", "print_summary"]
 
 
 class Display:
@@ -120,3 +125,86 @@ class Display:
 def _rank(metric: str) -> int:
     order = list(MEASURES)
     return order.index(metric) if metric in order else len(order)
+
+
+def describe(kind: str, name: str) -> dict[str, Any]:
+    """A plugin's facts: text, needs, what it recovers, paper, settings."""
+    cls = find(kind, name)
+    facts: dict[str, Any] = {"name": name, "kind": kind, "text": inspect.getdoc(cls) or ""}
+    if kind == "adversaries":
+        facts |= {
+            "needs": getattr(cls, "needs").names(),  # noqa: B009 - declared by Adversary
+            "recovers": sorted(getattr(cls, "recovers")),  # noqa: B009
+            "cites": getattr(cls, "cites", ""),
+        }
+    hidden = {"seed", "clients", "folder"} if kind == "tasks" else frozenset[str]()
+    facts["settings"] = [
+        {
+            "name": key,
+            "type": str(field.annotation).replace("typing.", "")
+            if not isinstance(field.annotation, type)
+            else field.annotation.__name__,
+            "default": "required" if field.is_required() else repr(field.get_default()),
+            "description": field.description or "",
+        }
+        for key, field in cls.model_fields.items()
+        if key not in hidden
+    ]
+    return facts
+
+
+def print_facts(console: Console, facts: dict[str, Any]) -> None:
+    """What `describe` found, for reading."""
+    console.print(f"{facts['name']} ({facts['kind']})", style="bold", highlight=False)
+    for paragraph in facts["text"].split("\n\n"):
+        code = paragraph.startswith("    ")
+        text = paragraph if code else " ".join(paragraph.split())
+        console.print(text + "\n", markup=False, highlight=False)
+    for key in ("needs", "recovers", "cites"):
+        if facts.get(key):
+            value = facts[key] if isinstance(facts[key], str) else ", ".join(facts[key])
+            console.print(f"{key}: {value}", markup=False, highlight=False)
+    if facts["settings"]:
+        table = Table("setting", "type", "default", "meaning", box=None)
+        for setting in facts["settings"]:
+            table.add_row(*(escape(setting[k]) for k in ("name", "type", "default", "description")))
+        console.print(table)
+
+
+def print_summary(console: Console, folder: Path) -> None:
+    """Who was attacked, what leaked, against what chance gives."""
+    rows = summary(folder)
+    if not rows:
+        return
+    order = list(MEASURES)
+    place = {row["label"]: i for i, row in enumerate(rows)}
+    rows.sort(key=lambda row: order.index(row["metric"]) if row["metric"] in order else len(order))
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in sorted(rows, key=lambda row: (row["point"], place[row["label"]])):
+        groups.setdefault((row["point"], row["label"]), []).append(row)
+    several = len({point for point, _ in groups}) > 1
+    table = Table(title="What leaked", title_justify="left", title_style="bold", box=None)
+    if several:
+        table.add_column("point", overflow="fold")
+    table.add_column("adversary")
+    table.add_column("attacked")
+    table.add_column("measure")
+    table.add_column("leaked", justify="right")
+    table.add_column("by chance", justify="right")
+    table.add_column("")
+    for (point, label), group in groups.items():
+        first = group[0]
+        name, attacked = label, f"{first['attacks']} update{'' if first['attacks'] == 1 else 's'}"
+        for status in ("failed", "timeout", "denied"):
+            attacked += f", {first[status]} {status}" if first[status] else ""
+        # Of several points the main measure each; the report has them all.
+        denied = first["denied"] == first["attacks"]
+        for row in group[:1] if several or denied else group:
+            how = measure(row["metric"])
+            shown = [how.show(row["mean"]), how.show(row["baseline"]), row["verdict"]]
+            cells = [*([point] if several else []), name, attacked, how.title, *shown]
+            table.add_row(*map(escape, cells))
+            name = attacked = ""
+    console.print(table)
+    for (_, label), group in groups.items() if not several else ():
+        console.print(f"{label}: {group[0]['sentence']}", markup=False, highlight=False)

@@ -1,0 +1,93 @@
+"""The tables of a scenario: training, threat, engine, and one an adversary."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from fedsim.adversary import Adversary
+from fedsim.errors import PluginError
+from fedsim.plugin import make
+
+__all__ = ["AttackPlan", "Engine", "Table", "Threat", "Training"]
+
+
+class Table(BaseModel):
+    """A table of a scenario: frozen, unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Training(Table):
+    """How clients train and how the server combines them."""
+
+    algorithm: Literal["fedsgd", "fedavg"] = "fedavg"
+    rounds: int = Field(default=5, ge=1)
+    clients: int = Field(default=20, ge=1)
+    clients_per_round: int | None = Field(default=None, ge=1)
+    batch_size: int = Field(default=8, ge=1)
+    local_steps: int = Field(default=1, ge=1)
+    lr: float = Field(default=0.1, gt=0, allow_inf_nan=False)
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+    weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    strategy: str | dict[str, Any] = "FedAvg"
+    evaluate_clients: int = Field(default=0, ge=0)
+    on_failure: Literal["stop", "drop"] = "stop"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _matching_strategy(cls, values: Any) -> Any:
+        if isinstance(values, dict) and "strategy" not in values:
+            sends_gradients = values.get("algorithm") == "fedsgd"
+            return {**values, "strategy": "FedSGD" if sends_gradients else "FedAvg"}
+        return values
+
+    @property
+    def per_round(self) -> int:
+        """Clients that take part in a round; all of them where it is not set."""
+        return self.clients_per_round or self.clients
+
+
+class Threat(Table):
+    """What the curious server knows, and whom it attacks."""
+
+    grants: str | list[str] = "gradients"
+    rounds: Literal["all"] | list[int] = "all"
+    victims: Literal["all"] | int | list[int] = "all"
+    follow: list[int] = []
+    timeout: float = Field(default=600.0, gt=0, allow_inf_nan=False)
+    record: bool = False
+
+
+class Engine(Table):
+    """Where clients and attacks run."""
+
+    name: Literal["auto", "inline", "ray", "flower"] = "auto"
+    workers: Literal["auto"] | int = "auto"
+    attack_workers: Literal["auto"] | int = "auto"
+    cpus_per_client: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    gpus_per_client: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    gpus_per_attack: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    address: str = ""
+
+
+class AttackPlan(Table):
+    """One `[[adversaries]]` table: which adversary, its settings, whom and how long it attacks.
+
+    label tells two settings of one adversary apart in the findings. victims, rounds, timeout:
+    those of `[threat]` where left out. budget: iterations allowed an attack.
+    """
+
+    name: str
+    label: str = ""
+    victims: Literal["all"] | int | list[int] | None = None
+    rounds: Literal["all"] | list[int] | None = None
+    budget: int | None = Field(default=None, ge=1)
+    timeout: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    settings: dict[str, Any] = {}
+
+    def adversary(self, where: str = "") -> Adversary:
+        """The configured plugin."""
+        made = make("adversaries", self.name, dict(self.settings), where)
+        if not isinstance(made, Adversary):
+            raise PluginError(f"'{self.name}' is registered as an adversary and is none")
+        return made
