@@ -1,4 +1,4 @@
-"""The server: an honest-but-curious wrapper around any Flower strategy, and the ServerApp.
+"""The server: an honest-but-curious wrapper around any Flower strategy.
 
 The server is honest: what it sends and how it aggregates are the wrapped strategy's, bit for bit.
 It is curious: it keeps what it sent, and hands what comes back to a campaign.
@@ -7,8 +7,8 @@ It is curious: it keeps what it sent, and hands what comes back to a campaign.
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Literal, cast
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
-from flwr.serverapp import Grid, ServerApp
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
@@ -18,10 +18,10 @@ from fedsim.client import CLIENT_KEY, UPDATE_KEY
 from fedsim.errors import ClientError, UpdateRefused
 from fedsim.records import Interception, Update
 from fedsim.settings import Training
-from fedsim.strategies import Wrapper, clients_of
+from fedsim.strategies import FedSGD, Wrapper, clients_of
 from fedsim.tasks import Task
 
-__all__ = ["HonestButCurious", "app", "read_update"]
+__all__ = ["FedSGD", "HonestButCurious", "read_update"]
 
 
 class HonestButCurious(Wrapper):
@@ -245,14 +245,3 @@ def read_update(
         )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise UpdateRefused(f"what it says of its arrays is broken: {error}") from error
-
-
-app = ServerApp()
-
-
-@app.main()
-def main(grid: Grid, context: Context) -> None:
-    """The ServerApp of `flwr run`: the scenario named in `[tool.flwr.app.config]`."""
-    from fedsim.simulation import serve_app  # it imports this module
-
-    serve_app(grid, context)

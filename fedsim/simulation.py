@@ -2,31 +2,23 @@
 
 import contextlib
 import hashlib
-import os
-import shlex
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import Context
-from flwr.serverapp import Grid
 from torch import Tensor
 
-from fedsim.attack import Bench
-from fedsim.campaign import InlineExecutor, Observer
+from fedsim.campaign import Observer
 from fedsim.engine import engine_name, open_engine
-from fedsim.errors import EngineError, ScenarioError, did_you_mean
-from fedsim.federation import play
-from fedsim.grid import OrderedGrid
+from fedsim.errors import ScenarioError, did_you_mean
 from fedsim.ledger import Ledger
-from fedsim.report import summary, write_report
+from fedsim.report import write_report
 from fedsim.scenario import Scenario
 from fedsim.seeds import isolated
 from fedsim.strategies import build_strategy, quiet
 
-__all__ = ["serve_app", "simulate"]
+__all__ = ["one_thread", "simulate"]
 
 
 def simulate(
@@ -75,7 +67,7 @@ def simulate(
     try:
         with (
             quiet(),
-            _threads(1),
+            one_thread(),
             isolated(scenario.seed, "simulation"),
             open_engine(scenario) as engine,
         ):
@@ -101,78 +93,11 @@ def _hash(arrays: dict[str, Tensor]) -> str:
 
 
 @contextlib.contextmanager
-def _threads(number: int) -> Iterator[None]:
-    """Bound torch's threads: sums then add up in the same order on every engine."""
+def one_thread() -> Iterator[None]:
+    """Keep torch to one thread: sums then add up in the same order on every engine."""
     before = torch.get_num_threads()
-    torch.set_num_threads(number)
+    torch.set_num_threads(1)
     try:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def serve_app(grid: Grid, context: Context) -> None:
-    """The ServerApp of `flwr run`: one scenario, on whichever nodes Flower has.
-
-    Run config: `scenario` (name or path), `overrides` (as for --set, separated by spaces), `out`,
-    `data`. The number of clients is the number of SuperNodes.
-    """
-    given = {key: str(value) for key, value in context.run_config.items()}
-    name = given.get("scenario") or "quickstart"
-    overrides = shlex.split(given.get("overrides", ""))
-    data = given.get("data") or os.environ.get("FEDSIM_DATA")
-    nodes = _settled(grid)
-    asked = Scenario.load(name, overrides, data=data).training
-    if nodes != asked.clients:
-        print(  # noqa: T201
-            f"{nodes} SuperNodes are connected, so training.clients = {nodes} instead of "
-            f"{asked.clients}; set num-supernodes to change that",
-            flush=True,
-        )
-    scenario = Scenario.load(
-        name,
-        [
-            *overrides,
-            f"training.clients={nodes}",
-            f"training.clients_per_round={min(asked.per_round, nodes)}",
-        ],
-        data=data,
-    )
-    if scenario.sweep:
-        raise ScenarioError("flwr run plays one scenario; run a sweep with `fedsim run`")
-    task = scenario.build_task()
-    ledger = Ledger.create(
-        Path(given.get("out") or f"runs/{scenario.name}-{context.run_id}"), scenario
-    )
-    ledger.provenance(scenario, {"data": task.fingerprint()}, engine="flwr run")
-
-    def tell(event: str, **fields: Any) -> None:
-        if event == "round":
-            numbers = [f"{k} {v:.3f}" for k, v in fields.items() if isinstance(v, float)]
-            print(f"round {fields['round']}/{fields['of']}", *numbers, flush=True)  # noqa: T201
-        if event != "findings":
-            ledger.event(event, **fields)
-
-    try:
-        with _threads(1), isolated(scenario.seed, "simulation"):
-            executor = InlineExecutor(Bench(scenario, task=task))
-            play(scenario, ledger, OrderedGrid(grid, nodes), executor, "", tell, task=task)
-    finally:
-        ledger.finish()
-        report = write_report(ledger.folder)
-        for row in summary(ledger.folder):
-            print(f"{row['label']}: {row['sentence']}", flush=True)  # noqa: T201
-        print(f"report: {report.resolve()}", flush=True)  # noqa: T201
-
-
-def _settled(grid: Grid, *, quiet: float = 3.0, patience: float = 120.0) -> int:
-    """How many nodes there are, once no new one has come for a while."""
-    seen, since, start = 0, time.monotonic(), time.monotonic()
-    while seen == 0 or time.monotonic() - since < quiet:
-        now = len(list(grid.get_node_ids()))
-        if now != seen:
-            seen, since = now, time.monotonic()
-        if time.monotonic() - start > patience:
-            raise EngineError(f"no client connected within {patience:g} s")
-        time.sleep(0.2)
-    return seen

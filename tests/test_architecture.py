@@ -28,15 +28,10 @@ ROOMS = [
     {"grid", "client", "strategies", "checkpoint", "server", "federation"},
     {"engine"},
     {"simulation"},
-    {"display", "cli"},
+    {"app", "display", "cli"},
 ]
 AUTHORS = {"testing", "conformance"}
 """For the tests of plugins: beside the rooms of adversaries, and read by the command line alone."""
-
-EXCEPTIONS = {
-    # `flwr run` finds its ServerApp in server.py, which loads the rest when it is called.
-    ("server", "simulation"),
-}
 
 FLOWER = {
     "grid",
@@ -46,7 +41,7 @@ FLOWER = {
     "server",
     "federation",
     "engine",
-    "simulation",
+    "app",
 }
 PLUGINS = {"fedsim", "torch", "numpy", "scipy", "transformers", "torchaudio", "pydantic"}
 
@@ -103,7 +98,7 @@ def test_rooms_import_only_what_stands_left_of_them(path):
     if used & AUTHORS:
         assert own == "cli"
     for name in used - AUTHORS:
-        allowed = own == "" or RANK[name] <= RANK[own] or (own, name) in EXCEPTIONS
+        allowed = own == "" or RANK[name] <= RANK[own]
         assert allowed, f"{own} imports {name}, which stands right of it"
 
 
