@@ -84,7 +84,7 @@ class Bench:
         else:
             try:
                 with (
-                    isolated(self.scenario.seed, f"attack.{label}", caught.round),
+                    isolated(self.scenario.seed, f"attack.{label}", caught.round, *caught.clients),
                     _alarm(plan.timeout or self.scenario.threat.timeout),
                 ):
                     claimed = self._attack(adversary, attack, job)

@@ -16,6 +16,7 @@ import json
 import os
 import platform
 import time
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -87,8 +88,8 @@ class Ledger:
         self._replace("utility.csv", _line(UTILITY_COLUMNS).encode())
 
     def _take_up(self, scenario: Scenario) -> None:
-        before = (self.folder / "scenario.toml").read_bytes()
-        if before != scenario.to_toml().encode():
+        before = tomllib.loads((self.folder / "scenario.toml").read_text(encoding="utf-8"))
+        if _placeless(before) != _placeless(tomllib.loads(scenario.to_toml())):
             raise RunFolderError(
                 f"{self.folder} was run with another scenario than this one; resume it with the "
                 "same scenario and --set options"
@@ -162,6 +163,19 @@ class Ledger:
         }
         self._replace("provenance.json", json.dumps(content, indent=2).encode())
 
+    def same_data(self, fingerprint: str) -> None:
+        """Refuse to go on with other data than the run began with; raises `RunFolderError`."""
+        try:
+            known = json.loads((self.folder / "provenance.json").read_text(encoding="utf-8"))
+            before = known["hashes"]["data"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return  # killed before it was written, so before any training
+        if before != fingerprint:
+            raise RunFolderError(
+                f"{self.folder} was run on other data than is found now; resume it with the same "
+                "--data, or start anew with another --out"
+            )
+
     def finish(self) -> None:
         """Sort the findings and write them as parquet too."""
         rows = self.rows()
@@ -230,9 +244,12 @@ _NA = {name: [""] for name in ("value", "baseline", "baseline_prior")}
 
 def scenario_hash(scenario: Scenario) -> str:
     """A hash of the resolved scenario, without the folder that data was found in."""
-    table = scenario.to_dict()
-    table.pop("data_dir")
+    table = _placeless(scenario.to_dict())
     return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
+
+
+def _placeless(table: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in table.items() if key != "data_dir"}
 
 
 def _cells(values: Sequence[Any]) -> list[str]:

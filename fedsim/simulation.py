@@ -51,6 +51,7 @@ def simulate(
     with quiet():
         build_strategy(scenario)
     ledger = Ledger.create(Path(out), scenario, resume=resume)
+    ledger.same_data(fingerprint)
     ledger.provenance(
         scenario,
         {"data": fingerprint, "model": _hash(weights)},

@@ -6,6 +6,7 @@ from typing import Any
 from pydantic import Field, model_validator
 from torch import Tensor, float32, nn
 
+from fedsim import libraries
 from fedsim.errors import DataError, did_you_mean
 from fedsim.tasks.models.architecture import Architecture
 
@@ -63,9 +64,7 @@ class Transformers(Architecture):
 
     def build(self, shape: tuple[int, int, int], classes: int) -> nn.Module:
         """A new classifier; raises `DataError` for what cannot be found or does not fit."""
-        import transformers
-
-        classifiers: Any = transformers.AutoModelForImageClassification
+        classifiers: Any = libraries.transformers().AutoModelForImageClassification
         config = self._configuration(shape, classes)
         folder = Path(self.config) if self.config is not None else None
         stored = folder is None or any(folder.glob("*.safetensors")) or any(folder.glob("*.bin"))
@@ -91,14 +90,15 @@ class Transformers(Architecture):
 
     def _configuration(self, shape: tuple[int, int, int], classes: int) -> Any:
         from huggingface_hub.errors import StrictDataclassError
-        from transformers import CONFIG_MAPPING, AutoConfig
 
+        library = libraries.transformers()
+        configs, AutoConfig = library.CONFIG_MAPPING, library.AutoConfig
         channels, height, width = shape
         fitting: dict[str, Any] = {}
         stored = self.config is None or (Path(self.config) / "config.json").is_file()
         source = self.config or self.name.removeprefix(HUB)
-        if not stored and source not in CONFIG_MAPPING:
-            near = did_you_mean(source, CONFIG_MAPPING).split(" Known:")[0]
+        if not stored and source not in configs:
+            near = did_you_mean(source, configs).split(" Known:")[0]
             raise DataError(
                 f"{self._label}: no folder with a config.json and no model type of transformers. "
                 + (near if near.startswith("Did") else "Examples: resnet, vit, efficientnet.")

@@ -1,0 +1,52 @@
+"""Libraries that need a hand before they import.
+
+torchaudio's wheel on PyPI holds an extension for one CUDA version. Beside a torch of another, or
+without CUDA, `import torchaudio` raises, although everything fedsim uses of it is plain PyTorch;
+and transformers imports it wherever it is installed.
+"""
+
+import importlib
+import sys
+from types import ModuleType
+from typing import Any
+
+__all__ = ["torchaudio", "transformers"]
+
+
+def transformers() -> ModuleType:
+    """The transformers library, whichever torchaudio is installed beside it."""
+    torchaudio()
+    return importlib.import_module("transformers")
+
+
+def torchaudio() -> ModuleType | None:
+    """torchaudio, without its compiled extension where that does not load, or None."""
+    try:
+        return importlib.import_module("torchaudio")
+    except ModuleNotFoundError:
+        return None
+    except (OSError, RuntimeError, ImportError):
+        for name in [name for name in sys.modules if name.partition(".")[0] == "torchaudio"]:
+            del sys.modules[name]
+        sys.modules["torchaudio._extension"] = _without_extension()
+        return importlib.import_module("torchaudio")
+
+
+def _without_extension() -> ModuleType:
+    """What torchaudio's own loader leaves behind where it finds no extension file."""
+
+    def missing(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError(
+            "this torchaudio was compiled for another torch or CUDA version, so its compiled "
+            "parts (forced alignment, CUDA decoding) are not there"
+        )
+
+    module = ModuleType("torchaudio._extension")
+    vars(module).update(
+        _IS_TORCHAUDIO_EXT_AVAILABLE=False,
+        _IS_ALIGN_AVAILABLE=False,
+        _check_cuda_version=lambda: None,
+        _load_lib=missing,
+        fail_if_no_align=lambda function: missing,
+    )
+    return module
