@@ -195,8 +195,8 @@ class Campaign:
         if isinstance(victims, list):
             return [(one, 1.0) for one in present if set(one) & set(victims)]
         rng = torch_generator(self.scenario.seed, "victims", round)
-        order = torch.randperm(self.scenario.training.clients, generator=rng).tolist()
-        rank = {client: place for place, client in enumerate(order)}
+        places = torch.randperm(self.scenario.training.clients, generator=rng).tolist()
+        rank = dict(enumerate(places))
         last = len(rank)  # a node that does not say which client it is
         chosen = sorted(
             sorted(present, key=lambda one: min(rank.get(c, last) for c in one))[:victims]
