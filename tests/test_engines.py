@@ -288,7 +288,8 @@ def test_ctrl_c_ends_a_run_and_keeps_what_was_found(engine, whole_group, sleeps,
     assert {row["status"] for row in after} == {"ok"}
     assert (tmp_path / "run" / "report.html").stat().st_size > 1000
     assert (tmp_path / "run" / "findings.parquet").exists()
-    deadline = time.monotonic() + 10
+    # Ray's own agents look whether their raylet still lives every now and then.
+    deadline = time.monotonic() + 60
     while (left := alive(mark)) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert not left
