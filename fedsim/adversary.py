@@ -87,7 +87,10 @@ class Adversary(Plugin, ABC):
     def reconstruct_many(
         self, seen: Sequence[Observation], jobs: Sequence[Job]
     ) -> list[Reconstruction]:
-        """Attack many observations; a batched override must give the same answers."""
+        """Attack many observations; a batched override must give the same answers.
+
+        For batched attacks; the campaign hands out one observation at a time so far.
+        """
         return [self.reconstruct(one, job) for one, job in zip(seen, jobs, strict=True)]
 
     def parts(self) -> dict[str, "Adversary"]:

@@ -4,6 +4,7 @@ Run config (`[tool.flwr.app.config]`): `scenario` (name or path), `overrides` (a
 separated by spaces), `out`, `data`. The number of clients is the number of SuperNodes.
 """
 
+import contextlib
 import os
 import shlex
 import time
@@ -15,7 +16,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedsim.attack import Bench
 from fedsim.campaign import InlineExecutor
-from fedsim.errors import EngineError, ScenarioError
+from fedsim.errors import EngineError, FedsimError, ScenarioError
 from fedsim.federation import play
 from fedsim.grid import OrderedGrid
 from fedsim.ledger import Ledger
@@ -72,12 +73,16 @@ def main(grid: Grid, context: Context) -> None:
         with one_thread(), isolated(scenario.seed, "simulation"):
             executor = InlineExecutor(Bench(scenario, task=task))
             play(scenario, ledger, OrderedGrid(grid, nodes), executor, "", tell, task=task)
-    finally:
-        ledger.finish()
-        report = write_report(ledger.folder)
-        for row in summary(ledger.folder):
-            print(f"{row['label']}: {row['sentence']}", flush=True)  # noqa: T201
-        print(f"report: {report.resolve()}", flush=True)  # noqa: T201
+    except BaseException:
+        with contextlib.suppress(FedsimError):
+            ledger.finish()
+            write_report(ledger.folder)
+        raise
+    ledger.finish()
+    report = write_report(ledger.folder)
+    for row in summary(ledger.folder):
+        print(f"{row['label']}: {row['sentence']}", flush=True)  # noqa: T201
+    print(f"report: {report.resolve()}", flush=True)  # noqa: T201
 
 
 def _settled(grid: Grid, *, quiet: float = 3.0, patience: float = 120.0) -> int:

@@ -6,7 +6,7 @@ Truth is re-derived here, after the attack, and never reaches the adversary.
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -16,9 +16,9 @@ import torch
 
 from fedsim import metrics
 from fedsim.adversary import Adversary, Job
-from fedsim.errors import AttackTimeout, Cancelled, NotGranted
+from fedsim.errors import AttackTimeout, NotGranted
 from fedsim.knowledge import Knowledge, ThreatModel
-from fedsim.records import Finding, Interception, Reconstruction, Status, Truth
+from fedsim.records import Finding, Interception, Observation, Reconstruction, Status, Truth
 from fedsim.scenario import Scenario
 from fedsim.seeds import derive, isolated, torch_generator
 from fedsim.settings import AttackPlan
@@ -64,42 +64,51 @@ class Bench:
         self.adversaries = adversaries or scenario.build_adversaries()
         defenses = tuple(str(entry["name"]) for entry in scenario.defenses)
         self.threat = ThreatModel(scenario.knowledge(), self.task, defenses)
-        self.cancelled: Callable[[], bool] = lambda: False
+
+    def warm(self) -> None:
+        """Load data and model now, so that no attack's time is spent on it."""
+        self.task.num_examples(0)
+        self.task.victim({})
 
     def perform(self, attack: Attack) -> Outcome:
         """Attack, score, render. Whatever an adversary does, a row comes of it."""
         label, plan, adversary = self.adversaries[attack.adversary]
-        caught = attack.interception
-        job = Job(
-            torch_generator(self.scenario.seed, f"attack.{label}", caught.round, *caught.clients),
-            device=_device(self.scenario.engine.gpus_per_attack),
-            budget=plan.budget,
-            deadline=plan.timeout or self.scenario.threat.timeout,
-            cancelled=self.cancelled,
-        )
+        caught, seed = attack.interception, self.scenario.seed
+        where = (caught.round, *caught.clients)
+        limit = plan.timeout or self.scenario.threat.timeout
+        claimed, error, job = Reconstruction(), attack.refused, None
+        status: Status = "failed" if attack.refused else "ok"
         started = time.perf_counter()
-        claimed, status, error = Reconstruction(), "ok", ""
-        if attack.refused:
-            status, error = "failed", attack.refused
-        else:
-            try:
-                with (
-                    isolated(self.scenario.seed, f"attack.{label}", caught.round, *caught.clients),
-                    _alarm(plan.timeout or self.scenario.threat.timeout),
-                ):
-                    claimed = self._attack(adversary, attack, job)
-            except NotGranted as reason:
-                status, error = "denied", str(reason)
-            except AttackTimeout as reason:
-                status, error = "timeout", str(reason)
-            except Cancelled:
-                raise
-            except Exception as reason:
-                status, error = "failed", f"{type(reason).__name__}: {reason}"
+        try:
+            if not attack.refused:
+                with isolated(seed, f"attack.{label}", *where):
+                    seen = self._observe(adversary, attack)
+                    job = Job(
+                        torch_generator(seed, f"attack.{label}", *where),
+                        device=_device(self.scenario.engine.gpus_per_attack),
+                        budget=plan.budget,
+                        deadline=limit,
+                    )
+                    started = time.perf_counter()
+                    with _alarm(limit):
+                        claimed = adversary.reconstruct(seen, job)
+                if not isinstance(claimed, Reconstruction):
+                    raise TypeError(
+                        f"reconstruct returned {type(claimed).__name__}, expected a Reconstruction"
+                    )
+        except NotGranted as reason:
+            status, error = "denied", str(reason)
+        except (AttackTimeout, _Alarm) as reason:
+            status, error = "timeout", str(reason)
+        except (Exception, SystemExit, GeneratorExit) as reason:
+            status, error = "failed", f"{type(reason).__name__}: {reason}"
+        if status != "ok":
+            claimed = Reconstruction()
         seconds = time.perf_counter() - started
-        return self._score(attack, claimed, status, error, seconds, job.iterations)  # type: ignore[arg-type]
+        iterations = 0 if job is None else job.iterations
+        return self._score(attack, claimed, status, error, seconds, iterations)
 
-    def _attack(self, adversary: Adversary, attack: Attack, job: Job) -> Reconstruction:
+    def _observe(self, adversary: Adversary, attack: Attack) -> Observation:
         missing = adversary.requires() & ~self.threat.granted.closed()
         if missing:
             raise NotGranted(
@@ -107,18 +116,11 @@ class Bench:
             )
         caught = attack.interception
         given = Knowledge.LABELS | Knowledge.LENGTHS
-        truth = self._truth(caught) if self.threat.granted & given else None
-        seen = self.threat.observe(
+        return self.threat.observe(
             caught,
-            truth=truth,
+            truth=self._truth(caught) if self.threat.granted & given else None,
             history=[self.threat.observe(earlier) for earlier in attack.history],
         )
-        claimed = adversary.reconstruct(seen, job)
-        if not isinstance(claimed, Reconstruction):
-            raise TypeError(
-                f"reconstruct returned {type(claimed).__name__}, expected a Reconstruction"
-            )
-        return claimed
 
     def _truth(self, caught: Interception) -> Any:
         settings = self.scenario.training
@@ -162,15 +164,22 @@ class Bench:
                 status, values, files = "failed", {}, {}
                 error = f"its reconstruction cannot be scored: {type(reason).__name__}: {reason}"
         place_seed = derive(scenario.seed, "baseline", caught.round, *caught.clients)
+        held = settings.batch_size
+        if truth.labels is not None:
+            held = len(truth.labels) // (settings.local_steps * len(caught.clients)) or 1
         rows = []
-        # An attack that nothing scores leaves a row too.
+        # A claim that no metric scores is still an outcome.
         scored: Sequence[metrics.Metric | None] = measured or [None]
         for metric in scored:
-            chance, informed = (
-                metrics.baselines(metric, truth, self.task.spec, self.task.guess, place_seed)
-                if known and metric
-                else (None, None)
-            )
+            chance: float | None = None
+            informed: float | None = None
+            try:
+                if known and metric is not None:
+                    chance, informed = metrics.baselines(
+                        metric, truth, self.task.spec, self.task.guess, place_seed
+                    )
+            except Exception as reason:
+                error = error or f"no baseline: {type(reason).__name__}: {reason}"
             rows.append(
                 Finding(
                     scenario=scenario.name,
@@ -191,13 +200,17 @@ class Bench:
                     iterations=iterations,
                     granted="|".join(self.threat.granted.names()),
                     label=label,
-                    batch_size=settings.batch_size,
+                    batch_size=held,
                     local_steps=settings.local_steps,
                     inclusion=attack.inclusion,
                     artifact=min(files, default=""),
                 )
             )
         return Outcome(caught.round, tuple(rows), files)
+
+
+class _Alarm(BaseException):
+    """Time is up. No `Exception`, so that an attack that catches everything hears it too."""
 
 
 @contextmanager
@@ -208,11 +221,11 @@ def _alarm(seconds: float) -> Iterator[None]:
         return
 
     def ring(number: int, frame: FrameType | None) -> None:
-        raise AttackTimeout(f"over its limit of {seconds:g} s, without reporting progress")
+        raise _Alarm(f"over its limit of {seconds:g} s, without reporting progress")
 
     previous = signal.signal(signal.SIGALRM, ring)
-    # A second later than the job's own deadline, which ends an attack more gently.
-    signal.setitimer(signal.ITIMER_REAL, seconds + 1)
+    # A second later than the job's own deadline, which ends an attack more gently; then again.
+    signal.setitimer(signal.ITIMER_REAL, seconds + 1, 1.0)
     try:
         yield
     finally:

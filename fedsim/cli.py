@@ -36,7 +36,8 @@ def run(
     data: Data = "",
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run")] = False,
     points: Annotated[
-        list[str] | None, typer.Option("--points", help="Only these points of the sweep")
+        list[str] | None,
+        typer.Option("--points", help="Only this point of the sweep; give it once a point"),
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors")] = False,
     as_json: AsJson = False,
@@ -50,6 +51,7 @@ def run(
         status.start()
     try:
         from fedsim.display import Display, print_summary
+        from fedsim.errors import ScenarioError
         from fedsim.scenario import Scenario
         from fedsim.simulation import simulate
 
@@ -57,6 +59,8 @@ def run(
     finally:
         if status is not None:
             status.stop()
+    if out is not None and out == Path():
+        raise ScenarioError("--out is empty: name a folder, or leave it out for runs/NAME")
     folder = out or _default_folder(loaded.name, resume=resume)
     try:
         with Display(console, quiet=quiet) as display:
@@ -184,6 +188,10 @@ def check(
             f"{where}{t.clients} clients, {t.per_round} a round, {t.rounds} rounds of "
             f"{t.algorithm}; at least {fewest} examples a client"
         )
+        if fewest < t.batch_size:
+            typer.echo(
+                f"  a batch of {t.batch_size} is cut to what a client holds, at least {fewest}"
+            )
         denials = point.denials()
         for label, _, adversary in point.build_adversaries():
             needs = ", ".join(adversary.requires().names())

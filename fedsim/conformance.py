@@ -16,7 +16,7 @@ from fedsim.defense import Defense, Training
 from fedsim.errors import NotGranted
 from fedsim.knowledge import Knowledge
 from fedsim.plugin import Plugin
-from fedsim.records import Batch, Kind, Observation, Reconstruction, Update
+from fedsim.records import FIELDS, Batch, Kind, Observation, Reconstruction, Update
 from fedsim.seeds import isolated, torch_generator
 from fedsim.testing import SPEC, batch, example, network
 from fedsim.victim import VictimModel
@@ -29,17 +29,9 @@ CLAIMS = {field.name for field in dataclasses.fields(Reconstruction)} - {
     "diagnostics",
 }
 _FIELDS = {
-    Knowledge.BUFFERS: "buffers",
-    Knowledge.MODEL: "model",
-    Knowledge.BATCH_SIZE: "num_examples",
-    Knowledge.LOCAL_STEPS: "steps",
-    Knowledge.LEARNING_RATE: "lr",
-    Knowledge.LABELS: "labels",
-    Knowledge.LENGTHS: "lengths",
-    Knowledge.AUXILIARY: "auxiliary",
-    Knowledge.PRIOR: "prior",
-    Knowledge.DEFENSE: "defenses",
-    Knowledge.HISTORY: "history",
+    flag: FIELDS.get(str(flag.name).lower(), str(flag.name).lower())
+    for flag in Knowledge
+    if flag not in (Knowledge.GRADIENT, Knowledge.HEAD_GRADIENT)
 }
 
 BUDGET = 3

@@ -4,14 +4,14 @@ Sign and scale: an adversary always sees the gradient of the loss (uphill), mean
 delta has the opposite sign and a factor lr x steps; half of this field's bugs live there.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
 
 from fedsim.records import Update
 
-__all__ = ["DISTANCES", "HeadGradient", "head_gradient", "squared_distance", "to_gradient"]
+__all__ = ["HeadGradient", "head_gradient", "squared_distance", "to_gradient"]
 
 
 def to_gradient(
@@ -101,15 +101,9 @@ def head_gradient(gradient: Mapping[str, Tensor], head: str, classes: int) -> He
     return HeadGradient(weight, gradient.get(f"{head}.bias"))
 
 
-Distance = Callable[[Mapping[str, Tensor], Mapping[str, Tensor], Iterable[str]], Tensor]
-
-
 def squared_distance(
     ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], names: Iterable[str]
 ) -> Tensor:
     """Sum over the named parameters of ||g' - g||^2 (Zhu et al., DLG, Eq. 4); a sum, not a mean."""
     terms = [(ours[name] - theirs[name]).square().sum() for name in names]
     return torch.stack(terms).sum()
-
-
-DISTANCES: dict[str, Distance] = {"l2": squared_distance}

@@ -31,7 +31,7 @@ def answer(app: ClientApp, message: Message, context: Context) -> Message:
     """One client's reply; an error reply where its app raised."""
     try:
         return app(message, context)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         reason = f"{type(error).__name__}: {error}"
         return Message(Error(code=RAISED, reason=reason), reply_to=message)
 

@@ -31,6 +31,8 @@ __all__ = ["COLUMNS", "SCHEMA", "Ledger"]
 SCHEMA = 1
 COLUMNS = [field.name for field in dataclasses.fields(Finding)]
 UTILITY_COLUMNS = ["round", "metric", "value", "point"]
+PLACES = {"data_dir", "engine"}
+"""Keys of a scenario that say where it runs, and not what comes out."""
 PACKAGES = ["flwr", "numpy", "ray", "torch", "transformers"]
 
 
@@ -89,10 +91,13 @@ class Ledger:
 
     def _take_up(self, scenario: Scenario) -> None:
         before = tomllib.loads((self.folder / "scenario.toml").read_text(encoding="utf-8"))
-        if _placeless(before) != _placeless(tomllib.loads(scenario.to_toml())):
+        now = _placeless(tomllib.loads(scenario.to_toml()))
+        if differing := sorted(
+            key for key in {*before, *now} - PLACES if before.get(key) != now.get(key)
+        ):
             raise RunFolderError(
-                f"{self.folder} was run with another scenario than this one; resume it with the "
-                "same scenario and --set options"
+                f"{self.folder} was run with another scenario than this one, which differs in "
+                f"{', '.join(differing)}; resume it with the same scenario and --set options"
             )
         rows, torn = _read(self.folder / "findings.csv", COLUMNS)
         if torn:
@@ -140,7 +145,9 @@ class Ledger:
         self._append("utility.csv", "".join(map(_line, rows)))
 
     def artifact(self, path: str, content: bytes) -> None:
-        """Write a file under the run folder; missing folders are made."""
+        """Write a file under the run folder; missing folders are made, and none above it."""
+        if not (self.folder / path).resolve().is_relative_to(self.folder.resolve()):
+            raise RunFolderError(f"'{path}' lies outside the run folder {self.folder}")
         self._replace(path, content)
 
     def event(self, kind: str, **fields: Any) -> None:
@@ -243,13 +250,13 @@ _NA = {name: [""] for name in ("value", "baseline", "baseline_prior")}
 
 
 def scenario_hash(scenario: Scenario) -> str:
-    """A hash of the resolved scenario, without the folder that data was found in."""
+    """A hash of the resolved scenario, without where it ran and where data was found."""
     table = _placeless(scenario.to_dict())
     return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
 
 
 def _placeless(table: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in table.items() if key != "data_dir"}
+    return {key: value for key, value in table.items() if key not in PLACES}
 
 
 def _cells(values: Sequence[Any]) -> list[str]:

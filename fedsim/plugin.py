@@ -55,6 +55,8 @@ def names(kind: str) -> list[str]:
 def find(kind: str, name: str) -> type[Plugin]:
     """The plugin class registered under a name; raises `PluginError`."""
     points = _entry_points(kind)
+    if not isinstance(name, str):
+        raise PluginError(f"{name!r} names none of the {kind}: expected a string")
     if name not in points:
         raise PluginError(f"no '{name}' among the {kind}. {did_you_mean(name, points)}")
     try:

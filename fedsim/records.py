@@ -229,18 +229,19 @@ class Observation:
         elif name == "head_gradient":
             value = {k: v for k, v in self.gradient.items() if k.startswith(f"{self.head}.")}
         else:
-            value = getattr(self, _FIELDS.get(name, name))
+            value = getattr(self, FIELDS.get(name, name))
         if value is None:
             raise NotGranted(f"{what.name} is granted, but this task has none to give")
         return value
 
 
-_FIELDS = {
+FIELDS = {
     "batch_size": "num_examples",
     "local_steps": "steps",
     "learning_rate": "lr",
     "defense": "defenses",
 }
+"""The field of `Observation` by the name of the knowledge, where the two differ."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -275,8 +276,9 @@ class Finding:
     point: which point of a sweep. client: the client's number, joined by + for an aggregate.
     victim: the interception's key. value: the score, None unless `status` is ok.
     baseline: what a random guess scores on the same victim. baseline_prior: what a guess from
-    public data scores. attempt: 1 unless a resumed run tried again. seconds: wall clock of the
-    attack. granted: knowledge, joined by |. label: the adversary's own name in the scenario.
+    public data scores. attempt: which try this was (1, as none is repeated yet). seconds: wall
+    clock of the attack. granted: knowledge, joined by |. label: the adversary's own name in the
+    scenario.
     inclusion: probability that this victim was attacked, among the round's participants.
     artifact: path in the run folder of what was reconstructed.
     """

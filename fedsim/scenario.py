@@ -21,7 +21,7 @@ from fedsim.defense import Defense
 from fedsim.errors import ScenarioError, did_you_mean
 from fedsim.knowledge import Knowledge
 from fedsim.plugin import find, make, validated
-from fedsim.settings import AttackPlan, Engine, Table, Threat, Training
+from fedsim.settings import PLAIN_NAME, AttackPlan, Engine, Table, Threat, Training
 from fedsim.tasks import Task
 
 __all__ = ["AttackPlan", "Scenario", "scenario_names"]
@@ -32,9 +32,9 @@ FOLDER = Path(__file__).resolve().parent.parent / "scenarios"
 class Scenario(Table):
     """A run, resolved: every default filled in, every plugin known."""
 
-    name: str = "scenario"
+    name: str = Field(default="scenario", pattern=PLAIN_NAME)
     description: str = ""
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**63)
     task: dict[str, Any] = Field(default={"name": "images"})
     training: Training = Training()
     threat: Threat = Threat()
@@ -119,6 +119,11 @@ class Scenario(Table):
                 f"training.local_steps = {t.local_steps}: FedSGD sends the gradient of one step. "
                 'Set it to 1, or algorithm = "fedavg"'
             )
+        if t.algorithm == "fedsgd" and (t.momentum or t.weight_decay):
+            complaints.append(
+                "training.momentum and training.weight_decay belong to local steps, and FedSGD "
+                'takes none. Leave them out, or set algorithm = "fedavg"'
+            )
         if t.evaluate_clients > t.clients:
             complaints.append(
                 f"training.evaluate_clients = {t.evaluate_clients}, of only {t.clients} clients"
@@ -160,6 +165,11 @@ class Scenario(Table):
             f"sweep.{key}: expected a list with at least one value"
             for key, options in self.sweep.items()
             if not options
+        ]
+        complaints += [
+            f"sweep.{key}: {options} holds a value twice"
+            for key, options in self.sweep.items()
+            if len({str(value) for value in options}) < len(options)
         ]
         if complaints:
             raise ScenarioError("\n".join(complaints))

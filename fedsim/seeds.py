@@ -7,8 +7,10 @@ and with or without adversaries.
 
 import contextlib
 import hashlib
+import os
 import random
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -37,14 +39,19 @@ def numpy_generator(seed: int, purpose: str, *where: int | str) -> np.random.Gen
 
 @contextlib.contextmanager
 def isolated(seed: int, purpose: str, *where: int | str) -> Iterator[None]:
-    """Seed the global generators inside the block, and put them back as they were after it.
+    """Seed the global generators inside the block, and put global state back after it.
 
     For code that cannot be handed a generator (dropout, weight initialisation) and for code that
-    is not ours (adversaries): whatever it does to `random`, numpy's or torch's global state
+    is not ours (adversaries): whatever it does to the state of `random`, numpy or torch, to
+    torch's gradient mode, default dtype, threads and determinism, or to the working directory,
     changes nothing outside the block.
     """
     python_state = random.getstate()
     numpy_state = np.random.get_state()
+    directory = Path.cwd()
+    gradients = torch.is_grad_enabled()
+    dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
+    deterministic = torch.are_deterministic_algorithms_enabled()
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
     value = derive(seed, purpose, *where)
     with torch.random.fork_rng(devices=devices):
@@ -54,6 +61,11 @@ def isolated(seed: int, purpose: str, *where: int | str) -> Iterator[None]:
         finally:
             random.setstate(python_state)
             np.random.set_state(numpy_state)
+            torch.set_grad_enabled(gradients)
+            torch.set_default_dtype(dtype)
+            torch.set_num_threads(threads)
+            torch.use_deterministic_algorithms(deterministic)
+            os.chdir(directory)
 
 
 def reseed(value: int) -> None:

@@ -4,6 +4,8 @@ The server is honest: what it sends and how it aggregates are the wrapped strate
 It is curious: it keeps what it sent, and hands what comes back to a campaign.
 """
 
+import contextlib
+import math
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Literal, cast
 
@@ -15,7 +17,7 @@ from torch import Tensor
 from fedsim.adversary import Adversary
 from fedsim.campaign import Campaign
 from fedsim.client import CLIENT_KEY, UPDATE_KEY
-from fedsim.errors import ClientError, UpdateRefused
+from fedsim.errors import ClientError, FedsimError, UpdateRefused
 from fedsim.records import Interception, Update
 from fedsim.settings import Training
 from fedsim.strategies import FedSGD, Wrapper, clients_of
@@ -135,10 +137,16 @@ class HonestButCurious(Wrapper):
     def start(self, *args: Any, **settings: Any) -> Result:
         """Train as Flower does; a campaign of its own ends with its run folder's report."""
         try:
-            return super().start(*args, **settings)
-        finally:
+            result = super().start(*args, **settings)
+        except BaseException:
             if self._owned:
-                self.campaign.finish()
+                self.campaign.cancel()
+                with contextlib.suppress(FedsimError):
+                    self.campaign.finish()
+            raise
+        if self._owned:
+            self.campaign.finish()
+        return result
 
     def _check_size(self, reply: Message, update: Update) -> None:
         """A client of fedsim's cannot have used more examples than it was told to."""
@@ -198,11 +206,13 @@ def read_update(
         tensors = dict(record.to_torch_state_dict())
     except Exception as error:  # whatever a client put there
         raise UpdateRefused(f"its arrays cannot be read: {type(error).__name__}") from error
-    examples = [m["num-examples"] for m in content.metric_records.values() if "num-examples" in m]
-    try:
-        count = int(cast(float, examples[0])) if examples else 1
-    except (TypeError, ValueError, OverflowError) as error:
-        raise UpdateRefused(f"num-examples is no number: {examples[0]!r:.80}") from error
+    if len(content.metric_records) != 1:
+        raise UpdateRefused(f"{len(content.metric_records)} metric records, expected one")
+    (said,) = content.metric_records.values()
+    examples = said.get("num-examples")
+    if not isinstance(examples, int | float) or not math.isfinite(examples) or examples < 1:
+        raise UpdateRefused(f"num-examples is {examples!r:.80}, expected a number from 1 on")
+    count = int(examples)
     if UPDATE_KEY not in content.config_records:
         stated = training.model_fields_set
         lr = told.get("lr", told.get("learning-rate"))
@@ -231,6 +241,8 @@ def read_update(
         if kind not in ("gradient", "delta", "weights"):
             raise ValueError(f"kind {kind!r}")
         lr = meaning.get("lr")
+        if int(cast(int, meaning["num_examples"])) != count:
+            raise ValueError(f"num-examples {count}, but {meaning['num_examples']!r} in the update")
         return Update(
             tensors=tensors,
             kind=cast(Any, kind),

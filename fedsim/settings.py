@@ -1,8 +1,8 @@
 """The tables of a scenario: training, threat, engine, and one an adversary."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from fedsim.adversary import Adversary
 from fedsim.errors import PluginError
@@ -11,10 +11,32 @@ from fedsim.plugin import make
 __all__ = ["AttackPlan", "Engine", "Table", "Threat", "Training"]
 
 
+PLAIN_NAME = r"^[^/\\\x00-\x1f.][^/\\\x00-\x1f]{0,99}$"
+"""What may name a file: no separators, control characters, leading dot, or great length."""
+
+
 class Table(BaseModel):
     """A table of a scenario: frozen, unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def _whom(value: Any) -> Any:
+    numbers = value if isinstance(value, list) else [value]
+    if value not in ("all", None) and not all(type(number) is int for number in numbers):
+        raise ValueError("expected 'all', a number, or a list of client numbers")
+    return value
+
+
+def _when(value: Any) -> Any:
+    listed = isinstance(value, list) and all(type(number) is int for number in value)
+    if value not in ("all", None) and not listed:
+        raise ValueError("expected 'all', or a list of round numbers")
+    return value
+
+
+Victims = Annotated[Literal["all"] | int | list[int], BeforeValidator(_whom)]
+Rounds = Annotated[Literal["all"] | list[int], BeforeValidator(_when)]
 
 
 class Training(Table):
@@ -51,8 +73,8 @@ class Threat(Table):
     """What the curious server knows, and whom it attacks."""
 
     grants: str | list[str] = "gradients"
-    rounds: Literal["all"] | list[int] = "all"
-    victims: Literal["all"] | int | list[int] = "all"
+    rounds: Rounds = "all"
+    victims: Victims = "all"
     follow: list[int] = []
     timeout: float = Field(default=600.0, gt=0, allow_inf_nan=False)
     record: bool = False
@@ -78,9 +100,9 @@ class AttackPlan(Table):
     """
 
     name: str
-    label: str = ""
-    victims: Literal["all"] | int | list[int] | None = None
-    rounds: Literal["all"] | list[int] | None = None
+    label: str = Field(default="", pattern=f"^$|{PLAIN_NAME}")
+    victims: Victims | None = None
+    rounds: Rounds | None = None
     budget: int | None = Field(default=None, ge=1)
     timeout: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     settings: dict[str, Any] = {}

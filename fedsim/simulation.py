@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedsim.campaign import Observer
 from fedsim.engine import engine_name, open_engine
-from fedsim.errors import ScenarioError, did_you_mean
+from fedsim.errors import FedsimError, ScenarioError, did_you_mean
 from fedsim.ledger import Ledger
 from fedsim.report import write_report
 from fedsim.scenario import Scenario
@@ -40,16 +40,20 @@ def simulate(
     chosen = scenario.points()
     if points:
         for name in points:
+            if not scenario.sweep:
+                raise ScenarioError(f"no point '{name}': this scenario has no [sweep]")
             if name not in chosen:
                 raise ScenarioError(f"no point '{name}' in the sweep. {did_you_mean(name, chosen)}")
         chosen = {name: chosen[name] for name in points}
+    for point in chosen.values():
+        # Missing data, and a model that cannot take it, are errors before there is any folder.
+        task = point.build_task()
+        task.num_examples(0)
+        task.head  # noqa: B018
+        with quiet():
+            build_strategy(point)
     task = scenario.build_task()
-    # Missing data, and a model that cannot take it, are errors before there is any folder.
-    task.num_examples(0)
-    task.head  # noqa: B018
     fingerprint, weights = task.fingerprint(), task.arrays(task.module())
-    with quiet():
-        build_strategy(scenario)
     ledger = Ledger.create(Path(out), scenario, resume=resume)
     ledger.same_data(fingerprint)
     ledger.provenance(
@@ -77,13 +81,14 @@ def simulate(
                 engine.play(point, ledger, name, tell)
     except BaseException as error:
         tell("ended", status="interrupted", reason=f"{type(error).__name__}: {error}")
+        # What ended the run matters more than a report that has nothing to tell yet.
+        with contextlib.suppress(FedsimError):
+            ledger.finish()
+            write_report(ledger.folder)
         raise
-    else:
-        tell("ended", status="finished")
-    finally:
-        ledger.finish()
-        report = write_report(ledger.folder)
-    return report
+    tell("ended", status="finished")
+    ledger.finish()
+    return write_report(ledger.folder)
 
 
 def _hash(arrays: dict[str, Tensor]) -> str:

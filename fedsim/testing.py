@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fedsim.adversary import Job
 from fedsim.knowledge import Knowledge
-from fedsim.records import Batch, Observation, Spec
+from fedsim.records import FIELDS, Batch, Observation, Spec
 from fedsim.seeds import isolated, torch_generator
 from fedsim.victim import VictimModel
 
@@ -43,20 +43,13 @@ def observation(
         granted |= Knowledge.GRADIENT if gradient else Knowledge(0)
         granted |= Knowledge.MODEL if model is not None else Knowledge(0)
         for flag in Knowledge:
-            field = _FIELDS.get(flag, str(flag.name).lower())
+            name = str(flag.name).lower()
+            field = FIELDS.get(name, name)
             if known.get(field) is not None:
                 granted |= flag
     return Observation(
         granted=granted.closed(), spec=spec, head=head, gradient=gradient, model=model, **known
     )
-
-
-_FIELDS = {
-    Knowledge.BATCH_SIZE: "num_examples",
-    Knowledge.LOCAL_STEPS: "steps",
-    Knowledge.LEARNING_RATE: "lr",
-    Knowledge.DEFENSE: "defenses",
-}
 
 
 def job(*, seed: int = 0, budget: int | None = None, **settings: Any) -> Job:

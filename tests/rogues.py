@@ -33,6 +33,9 @@ class Vandal(Adversary):
         np.random.seed(1)
         torch.manual_seed(1)
         random.random(), np.random.rand(), torch.rand(3)
+        torch.set_grad_enabled(False)
+        torch.set_default_dtype(torch.float64)
+        torch.set_num_threads(2)
         return NOTHING
 
     def _wreck(self, seen: Observation) -> None:

@@ -1,7 +1,9 @@
 """Who is attacked, what an adversary is handed, and a row for whatever comes of it."""
 
+import contextlib
 import dataclasses
 import gc
+import time
 import types
 from collections import defaultdict
 from typing import ClassVar
@@ -24,6 +26,7 @@ from fedsim.server import read_update
 from fedsim.settings import AttackPlan
 from fedsim.simulation import simulate
 from fedsim.tasks import Task
+from fedsim.tasks.images import Images
 
 pytestmark = pytest.mark.usefixtures("rogues")
 
@@ -254,12 +257,56 @@ def test_an_error_of_many_lines_stays_one_row(tmp_path):
     assert "in two lines" in text
 
 
-def test_a_cancelled_attack_leaves_no_row():
+@pytest.mark.parametrize("way", [SystemExit(0), GeneratorExit(), Cancelled("so there")])
+def test_an_adversary_cannot_end_the_run(way):
+    class Leaver(Asks):
+        def reconstruct(self, seen, job):
+            raise way
+
     run = scenario()
-    bench = Bench(run, adversaries=[("asks", AttackPlan(name="asks"), Asks())])
-    bench.cancelled = lambda: True
-    with pytest.raises(Cancelled):
-        bench.perform(Attack(intercepted(run, 0), 0, 1.0))
+    bench = Bench(run, adversaries=[("leaver", AttackPlan(name="leaver"), Leaver())])
+    found = bench.perform(Attack(intercepted(run, 0), 0, 1.0)).findings
+    assert {row.status for row in found} == {"failed"}
+    assert type(way).__name__ in found[0].error
+
+
+def test_an_attack_that_catches_every_exception_is_stopped_all_the_same():
+    class Deaf(Asks):
+        def reconstruct(self, seen, job):
+            while True:
+                with contextlib.suppress(Exception):
+                    time.sleep(0.05)
+
+    run = scenario()
+    plan = AttackPlan(name="deaf", timeout=0.2)
+    started = time.monotonic()
+    found = Bench(run, adversaries=[("deaf", plan, Deaf())]).perform(
+        Attack(intercepted(run, 0), 0, 1.0)
+    )
+    assert {row.status for row in found.findings} == {"timeout"}
+    assert time.monotonic() - started < 20
+
+
+def test_a_task_that_cannot_guess_costs_the_baseline_and_no_row():
+    class Clueless(Images):
+        def guess(self, truth, rng, *, informed):
+            raise NotImplementedError
+
+    dlg = {"name": "dlg", "iterations": 1, "restarts": 0}
+    run = scenario(adversaries=[dlg], threat={"grants": "white-box"})
+    task = Clueless(**run.build_task().model_dump(exclude={"model", "partition"}))
+    rows = Bench(run, task=task).perform(Attack(intercepted(run, 0), 0, 1.0)).findings
+    assert {row.status for row in rows} == {"ok"}
+    by_metric = {row.metric: row for row in rows}
+    assert by_metric["mse"].baseline is None
+    assert "no baseline" in by_metric["mse"].error
+
+
+def test_the_batch_size_of_a_row_is_what_the_client_held():
+    run = scenario(training={"batch_size": 100_000})
+    held = run.build_task().num_examples(0)
+    (row, *_) = Bench(run).perform(Attack(intercepted(run, 0), 0, 1.0)).findings
+    assert row.batch_size == held
 
 
 def test_a_cancelled_queue_is_dropped():

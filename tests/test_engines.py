@@ -210,6 +210,24 @@ def test_a_cluster_that_is_not_there_is_one_clear_error(tmp_path):
         _knock(elsewhere)
 
 
+def test_what_kept_an_engine_from_starting_is_what_the_user_reads(tmp_path):
+    nowhere = scenario(engine={"name": "ray", "workers": 2, "address": "127.0.0.1:1"})
+    with pytest.raises(EngineError, match="cannot be reached"):
+        simulate(nowhere, tmp_path / "nowhere")
+
+
+def test_too_few_gpus_are_an_error_and_no_endless_wait(tmp_path):
+    greedy = scenario(engine={"name": "ray", "workers": 2, "gpus_per_client": 64})
+    with pytest.raises(EngineError, match=r"need 128 GPUs, and Ray has .*gpus_per_client"):
+        simulate(greedy, tmp_path / "greedy")
+
+
+def test_a_short_limit_is_the_attack_s_and_not_its_worker_s(tmp_path):
+    quick = scenario(engine={"name": "ray", "workers": 2}, threat={"timeout": 1.0})
+    simulate(quick, tmp_path)
+    assert {row["status"] for row in rows(tmp_path)} == {"ok"}
+
+
 # --- Ctrl-C -----------------------------------------------------------------------------------
 
 

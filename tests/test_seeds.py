@@ -1,5 +1,6 @@
 """Every purpose has its own randomness, and the global generators are left alone."""
 
+import os
 import random
 
 import numpy as np
@@ -71,4 +72,24 @@ def test_isolation_puts_back_what_an_exception_left():
     before = state()
     with pytest.raises(RuntimeError):
         fail()
+    assert state() == before
+
+
+def test_isolation_covers_more_than_generators(tmp_path):
+    def state():
+        return (
+            torch.is_grad_enabled(),
+            torch.get_default_dtype(),
+            torch.get_num_threads(),
+            torch.are_deterministic_algorithms_enabled(),
+            os.getcwd(),
+        )
+
+    before = state()
+    with isolated(1, "vandal"):
+        torch.set_grad_enabled(False)
+        torch.set_default_dtype(torch.float64)
+        torch.set_num_threads(torch.get_num_threads() + 1)
+        torch.use_deterministic_algorithms(True)
+        os.chdir(tmp_path)
     assert state() == before

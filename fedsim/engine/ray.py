@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 import os
 import socket
 import time
@@ -27,6 +28,9 @@ from fedsim.records import Interception
 from fedsim.scenario import Scenario
 
 __all__ = ["RayEngine", "RayExecutor", "RayGrid"]
+
+_STARTED: set[int] = set()
+"""This process, while it has a Ray session that fedsim started and may end."""
 
 GRACE = 10.0
 """Seconds past its limit after which the worker of an attack that does not stop is killed."""
@@ -54,10 +58,17 @@ class _AttackWorker:
     def __init__(self, scenario: str, point: str, folder: str) -> None:
         torch.set_num_threads(1)
         self._bench = Bench(Scenario.model_validate_json(scenario), point, folder)
+        self._bench.warm()
 
-    def perform(self, attack: Attack, caught: Interception, before: dict[str, Any]) -> Outcome:
-        """One attack; its interception and the round's arrays come as objects of their own."""
-        whole = replace(attack, interception=replace(caught, before=before))
+    def ready(self) -> None:
+        """Answers once data and model are loaded; until then no attack's time runs."""
+
+    def perform(
+        self, attack: Attack, caught: Interception, before: dict[str, Any], past: list[Any]
+    ) -> Outcome:
+        """One attack; its interceptions and the round's arrays come as objects of their own."""
+        history = tuple(ray.get(list(past)))
+        whole = replace(attack, interception=replace(caught, before=before), history=history)
         return self._bench.perform(whole)
 
 
@@ -69,26 +80,55 @@ class RayEngine(Engine):
         asked = scenario.engine.attack_workers
         self._attackers = self._clients if asked == "auto" else asked
         self._settings = scenario.engine
+        if ray.is_initialized() and _STARTED and self._shortage():
+            ray.shutdown()  # the session of an earlier run, too small for this one
+            _STARTED.clear()
         if not ray.is_initialized():
-            os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-            options: dict[str, Any] = {
-                "include_dashboard": False,
-                "log_to_driver": bool(os.environ.get("FEDSIM_DEBUG")),
-                "logging_level": logging.ERROR,
-            }
-            if scenario.engine.address:
-                _knock(scenario.engine.address)
-                options["address"] = scenario.engine.address
-            else:
-                # Logical CPUs: a place for every actor. The kernel shares the real ones.
-                need = self._clients * scenario.engine.cpus_per_client + self._attackers
-                options["num_cpus"] = max(1, int(need + 0.999))
-            try:
-                ray.init(**options)
-            except (RayError, ConnectionError, OSError, RuntimeError, ValueError) as error:
-                where = scenario.engine.address or "a local session"
-                raise EngineError(f"Ray cannot start or reach {where}: {error}") from error
+            self._start()
+        if shortage := self._shortage():
+            raise EngineError(shortage)
         self._pool = [self._new_client() for _ in range(self._clients)]
+
+    def _start(self) -> None:
+        engine = self._settings
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        options: dict[str, Any] = {
+            "include_dashboard": False,
+            "log_to_driver": bool(os.environ.get("FEDSIM_DEBUG")),
+            "logging_level": logging.ERROR,
+        }
+        if engine.address:
+            _knock(engine.address)
+            options["address"] = engine.address
+        else:
+            # Logical CPUs: a place for every actor. The kernel shares the real ones.
+            options["num_cpus"] = max(1, math.ceil(self._needs()["CPU"]))
+        try:
+            ray.init(**options)
+            if not engine.address:
+                _STARTED.add(os.getpid())
+        except (RayError, ConnectionError, OSError, RuntimeError, ValueError) as error:
+            where = engine.address or "a local session"
+            raise EngineError(f"Ray cannot start or reach {where}: {error}") from error
+
+    def _needs(self) -> dict[str, float]:
+        engine, attackers = self._settings, self._attackers
+        return {
+            "CPU": self._clients * engine.cpus_per_client + attackers,
+            "GPU": self._clients * engine.gpus_per_client + attackers * engine.gpus_per_attack,
+        }
+
+    def _shortage(self) -> str:
+        """What Ray lacks, so that an actor would wait for ever; empty where there is room."""
+        there: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+        for kind, need in self._needs().items():
+            if need > there.get(kind, 0):
+                return (
+                    f"{self._clients} client workers and {self._attackers} attack workers need "
+                    f"{need:g} {kind}s, and Ray has {there.get(kind, 0):g}. Lower engine.workers, "
+                    f"engine.attack_workers or engine.{kind.lower()}s_per_client"
+                )
+        return ""
 
     def _new_client(self) -> Any:
         resources = {
@@ -191,21 +231,25 @@ class RayExecutor:
         self._bench = bench
         self._number, self._gpus = number, gpus
         self._workers: list[Any] = []
-        self._queue: deque[tuple[Attack, Any, Any]] = deque()
+        self._queue: deque[tuple[Attack, Any, Any, list[Any]]] = deque()
+        self._past: dict[int, Any] = {}
+        self._starting: dict[int, Any] = {}
         self._running: dict[Any, _Running] = {}
 
-    def _new(self) -> Any:
+    def _new(self, index: int) -> Any:
         bench = self._bench
-        return (
+        worker = (
             ray.remote(_AttackWorker)
             .options(num_cpus=1, num_gpus=self._gpus)
             .remote(bench.scenario.model_dump_json(), bench.point, bench.folder)
         )
+        self._starting[index] = worker.ready.remote()  # type: ignore[attr-defined]
+        return worker
 
     def submit(self, attacks: Sequence[Attack]) -> None:
         """Put each interception, and a round's arrays, into the object store once."""
         if not self._workers and attacks:
-            self._workers = [self._new() for _ in range(self._number)]
+            self._workers = [self._new(index) for index in range(self._number)]
         stored: dict[int, Any] = {}
 
         def put(value: Any, key: int) -> Any:
@@ -218,15 +262,22 @@ class RayExecutor:
             before = put(dict(caught.before), id(caught.before))
             light = put(replace(caught, before={}), id(caught))
             stub = replace(caught, before={}, update=caught.update.replace(tensors={}, buffers={}))
-            self._queue.append((replace(attack, interception=stub), light, before))
+            past = [self._past.get(id(one)) or self._keep(one) for one in attack.history]
+            alone = replace(attack, interception=stub, history=())
+            self._queue.append((alone, light, before, past))
         self._fill()
+
+    def _keep(self, earlier: Interception) -> Any:
+        """An earlier interception as an object that every later attack refers to."""
+        self._past[id(earlier)] = ray.put(earlier)
+        return self._past[id(earlier)]
 
     def _fill(self) -> None:
         busy = {running.worker for running in self._running.values()}
         for index, worker in enumerate(self._workers):
             if index not in busy and self._queue:
-                attack, caught, before = self._queue.popleft()
-                task = worker.perform.remote(attack, caught, before)
+                attack, caught, before, past = self._queue.popleft()
+                task = worker.perform.remote(attack, caught, before, past)
                 self._running[task] = _Running(attack, index, time.monotonic())
 
     def collect(self, *, wait: bool) -> Iterator[Outcome]:
@@ -249,6 +300,12 @@ class RayExecutor:
         for task, running in list(self._running.items()):
             _, plan, _ = self._bench.adversaries[running.attack.adversary]
             limit = plan.timeout or self._bench.scenario.threat.timeout
+            ready = self._starting.get(running.worker)
+            if ready is not None:
+                if not ray.wait([ready], timeout=0)[0]:
+                    running.since = time.monotonic()
+                    continue
+                del self._starting[running.worker]
             if time.monotonic() - running.since > limit + GRACE:
                 del self._running[task]
                 outcome = self._lost(
@@ -262,7 +319,7 @@ class RayExecutor:
         if self._workers:
             with contextlib.suppress(Exception):
                 ray.kill(self._workers[running.worker])
-            self._workers[running.worker] = self._new()
+            self._workers[running.worker] = self._new(running.worker)
         outcome = self._bench.perform(replace(running.attack, refused=why))
         findings = tuple(replace(row, status=status) for row in outcome.findings)  # type: ignore[arg-type]
         return replace(outcome, findings=findings)

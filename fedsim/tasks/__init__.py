@@ -11,6 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from fedsim.errors import PluginError
 from fedsim.plugin import Plugin
 from fedsim.records import Batch, Reconstruction, Spec, Truth
 from fedsim.seeds import isolated
@@ -138,6 +139,11 @@ class Task(Plugin, ABC):
 
     def victim(self, arrays: Mapping[str, Tensor]) -> VictimModel:
         """The model with these arrays in training mode, as a client had it before the round."""
+        if getattr(self.loss, "__self__", None) is not None:
+            raise PluginError(
+                f"the loss of task '{self.name}' is a bound method: adversaries get it with the "
+                "model, and would reach the task and its truth through it. Make it a function"
+            )
         module = copy.deepcopy(self._initial).train()
         load_arrays(module, arrays)
         return VictimModel(module, head=self.head, loss=self.loss, trained=self.trained(module))

@@ -104,6 +104,11 @@ def load(
             f"data '{name}' has labels from {found.y.min()} to {found.y.max()}, expected "
             f"0 to {classes - 1}" + (": it names that many classes" if found.label_names else "")
         )
+    if classes > len(found.y) and not found.label_names:
+        raise DataError(
+            f"data '{name}' has labels up to {found.y.max()} on {len(found.y)} examples; expected "
+            "classes numbered from 0 without gaps"
+        )
     if classes < 2:
         raise DataError(f"data '{name}' has a single label; a classifier needs two")
     total = len(found.y)

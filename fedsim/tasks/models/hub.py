@@ -64,6 +64,10 @@ class Transformers(Architecture):
 
     def build(self, shape: tuple[int, int, int], classes: int) -> nn.Module:
         """A new classifier; raises `DataError` for what cannot be found or does not fit."""
+        from huggingface_hub.utils import logging
+
+        # Without a network it would tell of every retry; the error below says it once.
+        logging.set_verbosity_error()  # type: ignore[no-untyped-call]
         classifiers: Any = libraries.transformers().AutoModelForImageClassification
         config = self._configuration(shape, classes)
         folder = Path(self.config) if self.config is not None else None
