@@ -80,6 +80,8 @@ class RayEngine(Engine):
         asked = scenario.engine.attack_workers
         self._attackers = self._clients if asked == "auto" else asked
         self._settings = scenario.engine
+        if scenario.engine.address:
+            _knock(scenario.engine.address)
         if ray.is_initialized() and _STARTED and self._shortage():
             ray.shutdown()  # the session of an earlier run, too small for this one
             _STARTED.clear()
@@ -98,7 +100,6 @@ class RayEngine(Engine):
             "logging_level": logging.ERROR,
         }
         if engine.address:
-            _knock(engine.address)
             options["address"] = engine.address
         else:
             # Logical CPUs: a place for every actor. The kernel shares the real ones.
