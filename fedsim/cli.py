@@ -69,7 +69,9 @@ def run(
         typer.secho(f"interrupted; what was found is in {folder}", fg="yellow", err=True)
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(130)  # Ray takes seconds to say goodbye; its processes end with this one
+        if "fedsim.engine.ray" in sys.modules:
+            sys.modules["fedsim.engine.ray"].kill_session()
+        os._exit(130)  # leaving by the front door, Ray takes seconds to say goodbye
     if as_json:
         from fedsim.report import summary
 

@@ -306,8 +306,7 @@ def test_ctrl_c_ends_a_run_and_keeps_what_was_found(engine, whole_group, sleeps,
     assert {row["status"] for row in after} == {"ok"}
     assert (tmp_path / "run" / "report.html").stat().st_size > 1000
     assert (tmp_path / "run" / "findings.parquet").exists()
-    # Ray's own agents look whether their raylet still lives every now and then.
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 10
     while (left := alive(mark)) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert not left

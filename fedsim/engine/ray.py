@@ -4,11 +4,13 @@ import contextlib
 import logging
 import math
 import os
+import signal
 import socket
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -153,6 +155,30 @@ class RayEngine(Engine):
         for actor in self._pool:
             with contextlib.suppress(Exception):
                 ray.kill(actor)
+
+
+def kill_session() -> None:
+    """Kill the session that fedsim started, all its processes; for a program about to exit.
+
+    Saying goodbye (`ray.shutdown`) takes Ray many seconds, and a program that just leaves may leave
+    some of Ray's agents behind.
+    """
+    if not _STARTED:
+        return
+    if not Path("/proc/self/stat").exists():
+        ray.shutdown()
+        return
+    children: dict[int, list[int]] = defaultdict(list)
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            children[parent].append(int(stat.parent.name))
+    doomed = list(children[os.getpid()])
+    for pid in doomed:  # grows while it is walked
+        doomed += children[pid]
+    for pid in doomed:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _knock(address: str) -> None:
