@@ -6,9 +6,37 @@
 import importlib
 from typing import Any
 
-_HOMES = {"GaussianNoise": "noise", "Sign": "sign"}
+_HOMES = {
+    "ClientDP": "dp",
+    "DPSGD": "dp",
+    "DeepGradientCompression": "compression",
+    "Dropout": "dropout",
+    "GaussianNoise": "noise",
+    "GradDrop": "sparsify",
+    "GradientMask": "sparsify",
+    "HalfPrecision": "quantize",
+    "Int8": "quantize",
+    "LaplacianNoise": "noise",
+    "QSGD": "quantize",
+    "Sign": "sign",
+    "TopK": "sparsify",
+}
 
-__all__ = ["GaussianNoise", "Sign"]
+__all__ = [
+    "DPSGD",
+    "QSGD",
+    "ClientDP",
+    "DeepGradientCompression",
+    "Dropout",
+    "GaussianNoise",
+    "GradDrop",
+    "GradientMask",
+    "HalfPrecision",
+    "Int8",
+    "LaplacianNoise",
+    "Sign",
+    "TopK",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,26 +1,20 @@
-"""Gaussian noise on what is sent: the plainest perturbation, without a privacy budget."""
+"""Noise on what is sent: the plainest perturbation, without a privacy budget."""
 
+import math
+from abc import abstractmethod
 from typing import ClassVar
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from fedsim.defense import ClientState, Defense
 from fedsim.records import Update
 
-__all__ = ["GaussianNoise"]
+__all__ = ["GaussianNoise", "LaplacianNoise"]
 
 
-class GaussianNoise(Defense):
-    """Adds independent N(0, sigma^2) to every coordinate of the update.
-
-    No clipping, so no privacy guarantee: `spent` reports none. The noise is on what is sent, so
-    under FedAvg it is on the delta, which is lr x steps times smaller than a gradient: the same
-    sigma perturbs it more. Buffers are sent as they are.
-    """
-
-    name: ClassVar[str] = "gaussian-noise"
-
+class _Noise(Defense):
     sigma: float = Field(
         default=0.01,
         ge=0,
@@ -32,8 +26,41 @@ class GaussianNoise(Defense):
         """The update plus noise; with sigma 0 the very same update."""
         if self.sigma == 0:
             return update
-        noisy = {}
-        for name, value in update.tensors.items():
-            noise = torch.randn(value.shape, generator=rng, dtype=value.dtype)
-            noisy[name] = value + self.sigma * noise.to(value.device)
+        noisy = {
+            name: value + self.sigma * self._drawn(value, rng).to(value.device)
+            for name, value in update.tensors.items()
+        }
         return update.replace(tensors=noisy)
+
+    @abstractmethod
+    def _drawn(self, like: Tensor, rng: torch.Generator) -> Tensor:
+        """Independent noise of variance 1 in the shape and dtype of a tensor."""
+
+
+class GaussianNoise(_Noise):
+    """Adds independent N(0, sigma^2) to every coordinate of the update.
+
+    No clipping, so no privacy guarantee: `spent` reports none. The noise is on what is sent, so
+    under FedAvg it is on the delta, which is lr x steps times smaller than a gradient: the same
+    sigma perturbs it more. Buffers are sent as they are.
+    """
+
+    name: ClassVar[str] = "gaussian-noise"
+
+    def _drawn(self, like: Tensor, rng: torch.Generator) -> Tensor:
+        return torch.randn(like.shape, generator=rng, dtype=like.dtype)
+
+
+class LaplacianNoise(_Noise):
+    """Adds independent Laplacian noise to every coordinate of the update (DLG, section 5.1).
+
+    Of standard deviation sigma, so that it compares with Gaussian noise: its scale is
+    sigma / sqrt(2). No clipping, so no privacy guarantee. Buffers are sent as they are.
+    """
+
+    name: ClassVar[str] = "laplacian-noise"
+
+    def _drawn(self, like: Tensor, rng: torch.Generator) -> Tensor:
+        # The difference of two exponentials of rate 1 is Laplacian with variance 2.
+        ahead, behind = torch.empty(2, *like.shape, dtype=like.dtype).exponential_(generator=rng)
+        return torch.sub(ahead, behind) / math.sqrt(2)

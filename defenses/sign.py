@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedsim.defense import ClientState, Defense
+from fedsim.defense import ClientState, Defense, Effect
 from fedsim.records import Update
 
 __all__ = ["Sign"]
@@ -16,8 +16,9 @@ class Sign(Defense):
     """Sends the sign of every coordinate, times a scale so that training still works.
 
     Zero stays zero. With scale "mean" a tensor keeps its L1 norm (Seide et al., 2014; Karimireddy
-    et al., 2019, without their error feedback); with a number every coordinate has that size, as
-    in signSGD (Bernstein et al., ICML 2018). Buffers are sent as they are.
+    et al., ICML 2019); with a number every coordinate has that size, as in signSGD (Bernstein et
+    al., ICML 2018). With error feedback a client adds what earlier rounds rounded away before it
+    takes signs (Karimireddy et al., algorithm 1). Buffers are sent as they are.
     """
 
     name: ClassVar[str] = "sign"
@@ -26,10 +27,29 @@ class Sign(Defense):
         default="mean",
         description='size of a coordinate: "mean" (mean magnitude of its tensor) or a number > 0',
     )
+    error_feedback: bool = Field(
+        default=False, description="keep what the signs leave out, and add it in the next round"
+    )
+
+    @property
+    def effect(self) -> Effect:
+        """A format."""
+        return "format"
+
+    @property
+    def remembers(self) -> bool:
+        """With error feedback."""
+        return self.error_feedback
 
     def protect(self, update: Update, rng: torch.Generator, state: ClientState) -> Update:
         """The update with every coordinate reduced to its sign and the scale."""
-        return update.replace(tensors={k: self._signs(v) for k, v in update.tensors.items()})
+        signs = {}
+        for name, value in update.tensors.items():
+            whole = value + state[name] if self.error_feedback and name in state else value
+            signs[name] = self._signs(whole)
+            if self.error_feedback:
+                state[name] = whole - signs[name]
+        return update.replace(tensors=signs)
 
     def _signs(self, value: Tensor) -> Tensor:
         if self.scale == "mean":

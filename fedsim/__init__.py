@@ -12,6 +12,7 @@ _HOMES = {
     "Batch": "records",
     "ClientState": "defense",
     "Defense": "defense",
+    "Exposure": "defense",
     "FedSGD": "strategies",
     "FedsimError": "errors",
     "Finding": "records",
@@ -19,6 +20,7 @@ _HOMES = {
     "Interception": "records",
     "Job": "adversary",
     "Knowledge": "knowledge",
+    "MeanGradient": "defense",
     "NotGranted": "errors",
     "Observation": "records",
     "Plugin": "plugin",
@@ -36,13 +38,14 @@ _HOMES = {
     "write_report": "report",
 }
 
-_MODULES = frozenset(_HOMES.values()) | {"gradients", "metrics", "seeds", "testing"}
+_MODULES = frozenset(_HOMES.values()) | {"gradients", "metrics", "privacy", "seeds", "testing"}
 
 __all__ = [
     "Adversary",
     "Batch",
     "ClientState",
     "Defense",
+    "Exposure",
     "FedSGD",
     "FedsimError",
     "Finding",
@@ -50,6 +53,7 @@ __all__ = [
     "Interception",
     "Job",
     "Knowledge",
+    "MeanGradient",
     "NotGranted",
     "Observation",
     "Plugin",

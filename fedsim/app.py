@@ -20,6 +20,7 @@ from fedsim.errors import EngineError, FedsimError, ScenarioError
 from fedsim.federation import play
 from fedsim.grid import OrderedGrid
 from fedsim.ledger import Ledger
+from fedsim.preflight import preflight
 from fedsim.report import summary, write_report
 from fedsim.scenario import Scenario
 from fedsim.seeds import isolated
@@ -56,7 +57,7 @@ def main(grid: Grid, context: Context) -> None:
     )
     if scenario.sweep:
         raise ScenarioError("flwr run plays one scenario; run a sweep with `fedsim run`")
-    task = scenario.build_task()
+    task, cautions = preflight(scenario)
     ledger = Ledger.create(
         Path(given.get("out") or f"runs/{scenario.name}-{context.run_id}"), scenario
     )
@@ -66,9 +67,13 @@ def main(grid: Grid, context: Context) -> None:
         if event == "round":
             numbers = [f"{k} {v:.3f}" for k, v in fields.items() if isinstance(v, float)]
             print(f"round {fields['round']}/{fields['of']}", *numbers, flush=True)  # noqa: T201
+        if event == "caution":
+            print(f"warning: {fields['text']}", flush=True)  # noqa: T201
         if event != "findings":
             ledger.event(event, **fields)
 
+    for caution in cautions:
+        tell("caution", text=caution)
     try:
         with one_thread(), isolated(scenario.seed, "simulation"):
             executor = InlineExecutor(Bench(scenario, task=task))

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
 
@@ -62,8 +62,8 @@ class Bench:
         self.scenario, self.point, self.folder = scenario, point, folder
         self.task = task or scenario.build_task()
         self.adversaries = adversaries or scenario.build_adversaries()
-        defenses = tuple(str(entry["name"]) for entry in scenario.defenses)
-        self.threat = ThreatModel(scenario.knowledge(), self.task, defenses)
+        self.defenses = scenario.build_defenses()
+        self.threat = ThreatModel(scenario.knowledge(), self.task)
 
     def warm(self) -> None:
         """Load data and model now, so that no attack's time is spent on it."""
@@ -116,10 +116,12 @@ class Bench:
             )
         caught = attack.interception
         given = Knowledge.LABELS | Knowledge.LENGTHS
-        return self.threat.observe(
+        run = [one.name for one in self.defenses if any(map(one.guards, caught.clients))]
+        threat = replace(self.threat, defenses=tuple(run))
+        return threat.observe(
             caught,
-            truth=self._truth(caught) if self.threat.granted & given else None,
-            history=[self.threat.observe(earlier) for earlier in attack.history],
+            truth=self._truth(caught) if threat.granted & given else None,
+            history=[threat.observe(earlier) for earlier in attack.history],
         )
 
     def _truth(self, caught: Interception) -> Any:

@@ -6,6 +6,7 @@ The global arrays under their own names, then what the strategy and the clients 
 to round. A round is kept once every attack on it has ended, so that taking up after it loses none.
 """
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -39,13 +40,17 @@ STATE: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Checkpoint:
-    """The state after a round. complete: whether a run can be taken up from it."""
+    """The state after a round. complete: whether a run can be taken up from it.
+
+    taken_part: by client, the rounds it took part in.
+    """
 
     round: int
     complete: bool
     arrays: dict[str, Tensor]
     strategy: dict[str, Any]
     clients: dict[int, RecordDict]
+    taken_part: dict[int, int]
 
     def write(self, ledger: Ledger, folder: str) -> None:
         """Replace the checkpoint in a run folder, in one step."""
@@ -60,7 +65,11 @@ class Checkpoint:
                     tensors[f"client/{client}/{record}/{name}"] = tensor
         content = save(
             {name: value.contiguous() for name, value in tensors.items()},
-            {"round": str(self.round), "complete": str(self.complete)},
+            {
+                "round": str(self.round),
+                "complete": str(self.complete),
+                "taken_part": json.dumps(self.taken_part),
+            },
         )
         ledger.artifact(f"{folder}/{FILE}", content)
 
@@ -71,6 +80,7 @@ class Checkpoint:
             with safe_open(ledger.folder / folder / FILE, framework="pt") as file:
                 meta = file.metadata()
                 round, complete = int(meta["round"]), meta["complete"] == "True"
+                taken_part = {int(k): int(n) for k, n in json.loads(meta["taken_part"]).items()}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (OSError, SafetensorError, KeyError, ValueError):
             return None
@@ -94,7 +104,7 @@ class Checkpoint:
             client: RecordDict({key: ArrayRecord(kept) for key, kept in state.items()})
             for client, state in states.items()
         }
-        return cls(round, complete, arrays, strategy, clients)
+        return cls(round, complete, arrays, strategy, clients, taken_part)
 
 
 def capture(
@@ -102,6 +112,7 @@ def capture(
     arrays: dict[str, Tensor],
     strategy: Strategy,
     contexts: Mapping[int, Context] | None,
+    taken_part: Mapping[int, int],
 ) -> Checkpoint:
     """The state after a round; not complete where strategy or clients keep more than is known.
 
@@ -117,7 +128,7 @@ def capture(
     )
     kept = {field: _copied(getattr(inner, field)) for field in fields or ()}
     clients = {client: RecordDict(dict(state)) for client, state in states.items()}
-    return Checkpoint(round, complete, arrays, kept, clients)
+    return Checkpoint(round, complete, arrays, kept, clients, dict(taken_part))
 
 
 def restore(kept: Checkpoint, strategy: Strategy, contexts: Mapping[int, Context]) -> None:

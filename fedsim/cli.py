@@ -171,19 +171,16 @@ def check(
     data: Data = "",
 ) -> None:
     """Check a scenario, or a plugin's conformance, before any training."""
+    from fedsim.preflight import preflight
     from fedsim.scenario import Scenario
-    from fedsim.strategies import build_strategy, quiet
 
     if ":" in what and not Path(what).exists():
         _check_plugin(what)
         return
     scenario = Scenario.load(what, set or [], data=data or None)
     for name, point in scenario.points().items():
-        task = point.build_task()
+        task, cautions = preflight(point)
         fewest = min(task.num_examples(client) for client in range(point.training.clients))
-        task.module()
-        with quiet():
-            build_strategy(point)
         t = point.training
         where = f"{name}: " if name else ""
         typer.echo(
@@ -194,6 +191,8 @@ def check(
             typer.echo(
                 f"  a batch of {t.batch_size} is cut to what a client holds, at least {fewest}"
             )
+        for caution in cautions:
+            typer.echo(f"  warning: {caution}")
         denials = point.denials()
         for label, _, adversary in point.build_adversaries():
             needs = ", ".join(adversary.requires().names())

@@ -13,19 +13,20 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
-from fedsim.defense import Defense, Training
+from fedsim.defense import Defense, MeanGradient, Training
 from fedsim.errors import ClientError, PluginError
 from fedsim.records import Batch, Update
 from fedsim.scenario import Scenario
 from fedsim.seeds import isolated, torch_generator
 from fedsim.tasks import Task
-from fedsim.victim import load_arrays
+from fedsim.victim import Loss, load_arrays
 
-__all__ = ["app", "defend", "protect", "train_locally", "update_record"]
+__all__ = ["app", "defend", "local_training", "protect", "train_locally", "update_record"]
 
 UPDATE_KEY = "fedsim.update"
 CLIENT_KEY = "fedsim.client"
 STATE_KEY = "fedsim.defense"
+MEMORY_KEY = "fedsim.memory"
 
 app = ClientApp()
 
@@ -73,18 +74,9 @@ def train(message: Message, context: Context) -> Message:
     )
     with isolated(seed, "client", round, client):
         module.train()
-        training = Training(
-            module=module,
-            batches=tuple(batches),
-            gradient=functools.partial(mean_gradient, task),
-            algorithm=settings.algorithm,
-            lr=settings.lr,
-            momentum=settings.momentum,
-            weight_decay=settings.weight_decay,
-            rng=torch_generator(seed, "training", round, client),
-        )
-        for defense in session.defenses:
-            training = defense.prepare(training)
+        defenses = [defense for defense in session.defenses if defense.guards(client)]
+        rng = torch_generator(seed, "training", round, client)
+        training = local_training(session.scenario, task, module, batches, rng, defenses)
         update, loss = train_locally(
             training,
             before,
@@ -94,7 +86,7 @@ def train(message: Message, context: Context) -> Message:
         update = protect(update, before, session.defenses, (seed, round, client), context.state)
     metrics = {"num-examples": update.num_examples, "train_loss": loss}
     content = _reply(update, metrics)
-    content[CLIENT_KEY] = ConfigRecord({"client": client})
+    content[CLIENT_KEY] = _signature(client, defenses, context.state)
     return Message(content, reply_to=message)
 
 
@@ -120,14 +112,48 @@ def client_number(context: Context) -> int:
     return int(context.node_config["partition-id"])
 
 
-def mean_gradient(task: Task, module: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], float]:
-    """Gradient of the task's mean loss on a batch, by trained parameter name, and the loss."""
-    names = task.trained(module)
-    parameters = {name: p for name, p in module.named_parameters() if name in names}
-    batch = batch.to(next(iter(parameters.values())).device)
-    loss = task.loss(module, batch.inputs, batch.labels, lengths=batch.lengths)
-    grads = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
-    return dict(zip(parameters, grads, strict=True)), float(loss.detach())
+def _signature(client: int, defenses: Sequence[Defense], state: RecordDict) -> ConfigRecord:
+    """Which client a reply is from, and how many of its rounds its defenses remember, if any."""
+    said: dict[str, Any] = {"client": client}
+    if any(defense.remembers for defense in defenses):
+        kept = state.array_records.get(MEMORY_KEY)
+        rounds = 1 + (int(kept.to_torch_state_dict()["rounds"]) if kept else 0)
+        state[MEMORY_KEY] = ArrayRecord({"rounds": torch.tensor(float(rounds))})
+        said["remembers"] = rounds
+    return ConfigRecord(said)
+
+
+def local_training(
+    scenario: Scenario,
+    task: Task,
+    module: nn.Module,
+    batches: Sequence[Batch],
+    rng: torch.Generator,
+    defenses: Sequence[Defense],
+) -> Training:
+    """A client's training as the scenario has it, prepared by its defenses."""
+    settings = scenario.training
+    device = next(module.parameters()).device
+    loss = functools.partial(batch_loss, task.loss)
+    training = Training(
+        module=module,
+        batches=tuple(batch.to(device) for batch in batches),
+        loss=loss,
+        gradient=MeanGradient(loss, task.trained(module)),
+        algorithm=settings.algorithm,
+        lr=settings.lr,
+        momentum=settings.momentum,
+        weight_decay=settings.weight_decay,
+        rng=rng,
+    )
+    for defense in defenses:
+        training = defense.prepare(training)
+    return training
+
+
+def batch_loss(loss: Loss, module: nn.Module, batch: Batch) -> Tensor:
+    """A task's mean loss on a batch, a scalar."""
+    return loss(module, batch.inputs, batch.labels, lengths=batch.lengths)
 
 
 def train_locally(
@@ -191,10 +217,12 @@ def protect(
 ) -> Update:
     """Apply the defenses in listed order to a gradient, or to the delta behind new weights.
 
-    where: (seed, round, client), from which each defense's generator comes. state: the client's
-    own, kept across rounds. A tensor that no defense touched is sent bit-identical.
+    Each gets the tensors of its own layers, if it runs on this client. where: (seed, round,
+    client), from which each defense's generator comes. state: the client's own, kept across
+    rounds. A tensor that no defense touched is sent bit-identical. Raises `PluginError` for a
+    layer that the update does not have.
     """
-    if not defenses:
+    if not any(defense.guards(where[2]) for defense in defenses):
         return update
     delta = update
     if update.kind == "weights":
@@ -203,12 +231,22 @@ def protect(
     protected = delta
     seed, round, client = where
     for position, defense in enumerate(defenses):
+        if not defense.guards(client):
+            continue
+        if complaint := defense.unknown_layers(protected.tensors):
+            raise PluginError(f"{defense.name}: {complaint}")
         key = f"{STATE_KEY}.{position}"
         kept = dict(state.array_records[key].to_torch_state_dict()) if key in state else {}
         rng = torch_generator(seed, f"defense.{position}.{defense.name}", round, client)
-        protected = defense.protect(protected, rng, kept)
+        whole = dict(protected.tensors)
+        chosen = {name: value for name, value in whole.items() if defense.covers(name)}
+        changed = defense.protect(protected.replace(tensors=chosen), rng, kept)
+        if len(chosen) < len(whole):
+            rest = {name: value for name, value in whole.items() if name not in chosen}
+            changed = changed.replace(tensors={**rest, **changed.tensors})
+        protected = changed
         if kept:
-            state[key] = ArrayRecord(kept)
+            state[key] = ArrayRecord({name: v.contiguous() for name, v in kept.items()})
     if update.kind != "weights":
         return protected
     tensors = {
@@ -286,8 +324,9 @@ def defend(
                     "one ArrayRecord, to a message with one"
                 )
         client = client_number(context)
-        reply.content[CLIENT_KEY] = ConfigRecord({"client": client})
-        if not defenses:
+        running = [defense for defense in defenses if defense.guards(client)]
+        reply.content[CLIENT_KEY] = _signature(client, running, context.state)
+        if not running:
             return reply
         (sent,) = message.content.array_records.values()
         before = dict(sent.to_torch_state_dict())

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.adversary import Adversary, Job
-from fedsim.defense import Defense, Training
+from fedsim.defense import Defense, MeanGradient, Training
 from fedsim.errors import NotGranted
 from fedsim.knowledge import Knowledge
 from fedsim.plugin import Plugin
@@ -210,16 +210,14 @@ def _defense(defense: Defense) -> list[str]:
 
 
 def _prepare(defense: Defense, model: VictimModel, examples: Batch) -> list[str]:
-    def gradient(module: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], float]:
-        loss = nn.functional.cross_entropy(module(batch.inputs), batch.labels)
-        values = torch.autograd.grad(loss, list(module.parameters()))
-        names = [name for name, _ in module.named_parameters()]
-        return dict(zip(names, values, strict=True)), float(loss.detach())
+    def loss(module: nn.Module, batch: Batch) -> Tensor:
+        return nn.functional.cross_entropy(module(batch.inputs), batch.labels)
 
     def run() -> Any:
         rng = torch_generator(0, "conformance")
         module = model.copy().module
-        training = Training(module, (examples,), gradient, "fedsgd", 0.1, 0.0, 0.0, rng)
+        plain = MeanGradient(loss, frozenset(model.parameters()))
+        training = Training(module, (examples,), loss, plain, "fedsgd", 0.1, 0.0, 0.0, rng)
         prepared = defense.prepare(training)
         if not isinstance(prepared, Training):
             return None

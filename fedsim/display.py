@@ -70,6 +70,9 @@ class Display:
         if point:
             self._say(f"point {point}")
 
+    def _on_caution(self, text: str, **_: Any) -> None:
+        self._say(f"warning: {text}")
+
     def _on_training(self, round: int, clients: int, **_: Any) -> None:
         self._bars.update(self._rounds, note=f"round {round}: {clients} clients training")
 

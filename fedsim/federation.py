@@ -7,6 +7,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
+from fedsim.budget import Budget
 from fedsim.campaign import Campaign, Executor, Observer
 from fedsim.checkpoint import Checkpoint, Later, capture, restore
 from fedsim.grid import LocalGrid
@@ -58,6 +59,7 @@ def play(
     if scenario.threat.follow:
         strategy = Following(strategy, scenario.threat.follow)
     curious = HonestButCurious(strategy, campaign=campaign, on_failure=settings.on_failure)
+    budget = Budget(scenario, task)
     config = ConfigRecord({"scenario": scenario.model_dump_json(), "lr": settings.lr})
     waiting: list[Checkpoint] = []
 
@@ -75,9 +77,9 @@ def play(
         load_arrays(module, state)
         utility = task.evaluate(module)
         utility.pop("num_examples")
-        values = {**utility, **curious.metrics}
+        values = {**utility, **curious.metrics, **budget.spent(round, curious.taken_part)}
         ledger.utility(round, values, point)
-        waiting.append(capture(round, state, strategy, contexts))
+        waiting.append(capture(round, state, strategy, contexts, curious.taken_part))
         keep()
         observer("round", round=round, of=settings.rounds, point=point, **values)
         reseed(derive(seed, "round", round))
@@ -86,6 +88,7 @@ def play(
     server: Wrapper = curious
     if done is not None and contexts is not None:
         restore(done, strategy, contexts)
+        curious.taken_part.update(done.taken_part)
         initial = done.arrays
         server = Later(curious, done.round)
         reseed(derive(seed, "round", done.round))

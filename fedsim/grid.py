@@ -20,11 +20,25 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedsim.errors import EngineError
 
-__all__ = ["LocalGrid", "OrderedGrid", "answer"]
+__all__ = ["LocalGrid", "OrderedGrid", "answer", "message"]
 
 FIRST_NODE = 1000
 RAISED = 2
 """Flower's error code for a ClientApp that raised."""
+
+
+def message(content: RecordDict) -> Message:
+    """A training message that is never sent, for code that takes nothing but messages."""
+    try:
+        return Message(content, FIRST_NODE, MessageType.TRAIN)
+    except RuntimeError:  # nobody has said yet who this process is
+        _introduce()
+        return Message(content, FIRST_NODE, MessageType.TRAIN)
+
+
+def _introduce() -> None:
+    """The one private touch: `Message()` asks who is sending."""
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
 
 
 def answer(app: ClientApp, message: Message, context: Context) -> Message:
@@ -43,8 +57,7 @@ class LocalGrid(Grid):
     """
 
     def __init__(self, clients: int) -> None:
-        # The one private touch: `Message()` asks who is sending.
-        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+        _introduce()
         self.clients = {FIRST_NODE + client: client for client in range(clients)}
         self.contexts = {
             node: Context(

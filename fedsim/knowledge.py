@@ -100,7 +100,7 @@ class ThreatModel:
     """Which parts of an interception an adversary gets.
 
     granted: the knowledge; source: the task that supplies models and auxiliary data;
-    defenses: names of the clients' defenses, told under `DEFENSE`.
+    defenses: names of the defenses that the intercepted clients run, told under `DEFENSE`.
     """
 
     granted: Knowledge

@@ -17,7 +17,7 @@ import tomli_w
 from pydantic import Field
 
 from fedsim.adversary import Adversary
-from fedsim.defense import Defense
+from fedsim.defense import Defense, contradictions
 from fedsim.errors import ScenarioError, did_you_mean
 from fedsim.knowledge import Knowledge
 from fedsim.plugin import find, make, validated
@@ -175,8 +175,22 @@ class Scenario(Table):
             raise ScenarioError("\n".join(complaints))
         self.knowledge()
         self.build_task()
-        self.build_defenses()
+        self._check_defenses()
         self.denials()
+
+    def _check_defenses(self) -> None:
+        """That they are there, do not undo each other, and are run by clients that exist."""
+        defenses = self.build_defenses()
+        complaints = contradictions(defenses)
+        for i, defense in enumerate(defenses):
+            for client in () if defense.clients == "all" else defense.clients:
+                if client >= self.training.clients:
+                    complaints.append(
+                        f"defenses.{i} ({defense.name}).clients: there is no client {client}; "
+                        f"clients go from 0 to {self.training.clients - 1}"
+                    )
+        if complaints:
+            raise ScenarioError("\n".join(complaints))
 
     def knowledge(self) -> Knowledge:
         """What the threat model grants."""
@@ -317,4 +331,10 @@ def _position(items: list[Any], part: str, key: str) -> int:
 
 
 def _short(value: Any) -> str:
+    """A value as a point's name has it; plugin tables by name, such as `sign(scale=0.1)`."""
+    if isinstance(value, dict) and "name" in value:
+        settings = " ".join(f"{k}={_short(v)}" for k, v in value.items() if k != "name")
+        return f"{value['name']}({settings})" if settings else str(value["name"])
+    if isinstance(value, list) and all(isinstance(one, dict) for one in value):
+        return "+".join(map(_short, value)) or "none"
     return str(value) if not isinstance(value, dict | list) else str(value).replace(" ", "")

@@ -6,6 +6,7 @@ It is curious: it keeps what it sent, and hands what comes back to a campaign.
 
 import contextlib
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Literal, cast
 
@@ -59,6 +60,7 @@ class HonestButCurious(Wrapper):
         self._sent: dict[int, tuple[ArrayRecord, ConfigRecord]] = {}
         self._clients: dict[int, int] = {}
         self._known = False
+        self.taken_part: Counter[int] = Counter()
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -103,10 +105,14 @@ class HonestButCurious(Wrapper):
                 )
                 update.check(before)
                 self._check_size(reply, update)
+                self._check_memory(reply, client)
             except ClientError as error:
                 failed[client] = f"{type(error).__name__}: {error}"
                 continue
             caught.append(Interception(server_round, (client,), before, update))
+        self.taken_part.update(
+            self._number(reply.metadata.src_node_id) for reply in replies if not reply.has_error()
+        )
         heard = {reply.metadata.src_node_id for reply in replies}
         failed |= {
             self._number(node): "ClientError: no reply" for node in self._sent if node not in heard
@@ -156,6 +162,17 @@ class HonestButCurious(Wrapper):
             raise UpdateRefused(
                 f"it claims {update.num_examples} examples; {training.local_steps} steps of "
                 f"{training.batch_size} hold {most}"
+            )
+
+    def _check_memory(self, reply: Message, client: int) -> None:
+        """A client whose defense remembers must remember every round it took part in."""
+        rounds = reply.content.config_records.get(CLIENT_KEY, ConfigRecord()).get("remembers")
+        if isinstance(rounds, int) and rounds <= self.taken_part[client]:
+            raise ClientError(
+                f"its defense keeps state from round to round, and remembers {rounds - 1} of the "
+                f"{self.taken_part[client]} rounds it took part in before: this engine, or a node "
+                "that was started anew, does not keep Context.state. Use an engine that does, or "
+                "switch the error feedback off"
             )
 
     def _identify(self, reply: Message) -> None:

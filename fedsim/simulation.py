@@ -13,10 +13,11 @@ from fedsim.campaign import Observer
 from fedsim.engine import engine_name, open_engine
 from fedsim.errors import FedsimError, ScenarioError, did_you_mean
 from fedsim.ledger import Ledger
+from fedsim.preflight import preflight
 from fedsim.report import write_report
 from fedsim.scenario import Scenario
 from fedsim.seeds import isolated
-from fedsim.strategies import build_strategy, quiet
+from fedsim.strategies import quiet
 
 __all__ = ["one_thread", "simulate"]
 
@@ -45,13 +46,8 @@ def simulate(
             if name not in chosen:
                 raise ScenarioError(f"no point '{name}' in the sweep. {did_you_mean(name, chosen)}")
         chosen = {name: chosen[name] for name in points}
-    for point in chosen.values():
-        # Missing data, and a model that cannot take it, are errors before there is any folder.
-        task = point.build_task()
-        task.num_examples(0)
-        task.head  # noqa: B018
-        with quiet():
-            build_strategy(point)
+    # Whatever cannot be run is an error before there is any folder.
+    cautions = {name: preflight(point)[1] for name, point in chosen.items()}
     task = scenario.build_task()
     fingerprint, weights = task.fingerprint(), task.arrays(task.module())
     ledger = Ledger.create(Path(out), scenario, resume=resume)
@@ -78,6 +74,8 @@ def simulate(
         ):
             for name, point in chosen.items():
                 tell("point", point=name, rounds=point.training.rounds)
+                for caution in cautions[name]:
+                    tell("caution", point=name, text=caution)
                 engine.play(point, ledger, name, tell)
     except BaseException as error:
         tell("ended", status="interrupted", reason=f"{type(error).__name__}: {error}")

@@ -18,14 +18,15 @@ ROOT = Path(fedsim.__file__).parent
 # Rooms from left to right: a room imports what stands left of it, or in its own row.
 ROOMS = [
     {"errors", "seeds", "records"},
-    {"libraries", "victim", "gradients", "plugin"},
+    {"libraries", "victim", "gradients", "plugin", "privacy"},
     {"knowledge"},
     {"adversary", "defense", "metrics", "tasks"},
     {"settings"},
     {"scenario"},
     {"report"},
-    {"tape", "ledger", "attack", "campaign"},
-    {"grid", "client", "strategies", "checkpoint", "server", "federation"},
+    {"tape", "ledger", "attack", "campaign", "budget"},
+    {"grid", "mods", "client", "strategies", "checkpoint", "server", "federation"},
+    {"preflight"},
     {"engine"},
     {"simulation"},
     {"app", "display", "cli"},
@@ -35,6 +36,7 @@ AUTHORS = {"testing", "conformance"}
 
 FLOWER = {
     "grid",
+    "mods",
     "client",
     "strategies",
     "checkpoint",
@@ -43,7 +45,7 @@ FLOWER = {
     "engine",
     "app",
 }
-PLUGINS = {"fedsim", "torch", "numpy", "scipy", "transformers", "torchaudio", "pydantic"}
+PLUGINS = {"fedsim", "torch", "numpy", "scipy", "transformers", "torchaudio", "pydantic", "opacus"}
 
 
 def imports(path: Path, *, at_run_time: bool = True):

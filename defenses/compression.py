@@ -1,0 +1,84 @@
+"""Deep Gradient Compression: few coordinates, and nothing is lost (Lin et al., ICLR 2018)."""
+
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from defenses.sparsify import largest
+from fedsim.defense import ClientState, Defense
+from fedsim.records import Update
+
+__all__ = ["DeepGradientCompression"]
+
+
+class DeepGradientCompression(Defense):
+    """Sends the largest coordinates of what has piled up; the rest stays with the client and grows.
+
+    A client keeps u (momentum) and v (what is still to be sent). With the update g of a round
+    (Lin et al., ICLR 2018, algorithm 4):
+
+        g <- g min(1, clip / ||g||)     local clipping
+        u <- momentum u + g             momentum correction
+        v <- v + u
+        send the kept share of v, largest magnitudes first; then zero v and u there
+
+    `ratio` is the share that is held back, LLG's theta. The paper's warm-up holds back less in the
+    first rounds: 1 - (1 - ratio)^(r / warmup) in a client's r-th round. With FedSGD g is the
+    gradient, with FedAvg the delta. Combine momentum with a server that has none. Buffers are sent
+    as they are.
+    """
+
+    name: ClassVar[str] = "deep-gradient-compression"
+
+    ratio: float = Field(
+        default=0.99, ge=0, lt=1, description="share of a tensor's coordinates held back"
+    )
+    momentum: float = Field(
+        default=0.9, ge=0, lt=1, description="momentum m; 0: none is corrected for"
+    )
+    clip: float | None = Field(
+        default=None, gt=0, allow_inf_nan=False, description="L2 norm of g to clip to; none: no"
+    )
+    warmup: int = Field(default=0, ge=0, le=10_000, description="rounds of a client's warm-up")
+
+    @property
+    def remembers(self) -> bool:
+        """What is held back."""
+        return True
+
+    def protect(self, update: Update, rng: torch.Generator, state: ClientState) -> Update:
+        """The largest coordinates of all that has not been sent yet."""
+        if self.ratio == 0 and self.momentum == 0 and self.clip is None:
+            return update
+        gone = int(state.get("rounds", torch.zeros(())))
+        state["rounds"] = torch.tensor(gone + 1.0)
+        ratio = self.ratio
+        if gone + 1 < self.warmup:
+            ratio = 1 - (1 - self.ratio) ** ((gone + 1) / self.warmup)
+        scale = self._scale(update)
+        waiting: dict[str, Tensor] = {}
+        moving: dict[str, Tensor] = {}
+        for name, value in update.tensors.items():
+            moving[name] = self.momentum * _kept(state, f"u/{name}", value) + scale * value
+            waiting[name] = _kept(state, f"v/{name}", value) + moving[name]
+        masks = largest(waiting, lambda n: n - int(ratio * n + 1e-9))
+        sent = {}
+        for name, mask in masks.items():
+            sent[name] = torch.where(mask, waiting[name], 0)
+            state[f"v/{name}"] = torch.where(mask, 0, waiting[name])
+            if self.momentum:
+                state[f"u/{name}"] = torch.where(mask, 0, moving[name])
+        return update.replace(tensors=sent)
+
+    def _scale(self, update: Update) -> float:
+        if self.clip is None or not update.tensors:
+            return 1.0
+        norms = torch.stack([torch.linalg.vector_norm(v) for v in update.tensors.values()])
+        return min(1.0, self.clip / max(float(torch.linalg.vector_norm(norms)), 1e-30))
+
+
+def _kept(state: ClientState, key: str, like: Tensor) -> Tensor:
+    kept = state.get(key)
+    return torch.zeros_like(like) if kept is None else kept

@@ -1,0 +1,270 @@
+"""Differential privacy of a whole client (`client-dp`), or of each of its examples (`dp-sgd`)."""
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal, Self, cast
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from fedsim.defense import ClientState, Defense, Exposure, MeanGradient, Training
+from fedsim.errors import ScenarioError
+from fedsim.privacy import Accountant, epsilon
+from fedsim.records import Batch, Update
+
+__all__ = ["DPSGD", "ClientDP"]
+
+TINY = 1e-30
+"""Stands in for a norm of zero."""
+
+
+class _Private(Defense):
+    clip: float = Field(
+        default=1.0, gt=0, description="bound C of the L2 norm; inf: none (and then no noise)"
+    )
+    noise_multiplier: float = Field(
+        default=1.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="standard deviation of the noise / C; 0: no noise, and no guarantee",
+    )
+    delta: float = Field(
+        default=1e-5, gt=0, lt=1, description="probability with which epsilon may not hold"
+    )
+    accountant: Accountant = Field(
+        default="rdp", description="Opacus accountant that epsilon comes from"
+    )
+
+    @model_validator(mode="after")
+    def _bounded_where_noisy(self) -> Self:
+        if math.isinf(self.clip) and self.noise_multiplier:
+            raise ValueError(
+                "noise is noise_multiplier x clip, and clip is infinite; give clip a number, or "
+                "set noise_multiplier = 0"
+            )
+        return self
+
+    def _spends(self, rate: float, steps: int, noise_multiplier: float | None = None) -> float:
+        multiplier = self.noise_multiplier if noise_multiplier is None else noise_multiplier
+        return epsilon(multiplier, rate, steps, self.delta, self.accountant)
+
+    def _caution(self, records: int, of: str) -> list[str]:
+        if self.delta < 1 / records:
+            return []
+        return [
+            f"{self.name}: delta = {self.delta:g} with {records} {of}: a mechanism that publishes "
+            f"one of them at random keeps to that. Set delta well below 1 / {records} = "
+            f"{1 / records:.1g}"
+        ]
+
+
+class ClientDP(_Private):
+    """Clips the whole update to an L2 norm of C and adds N(0, (noise_multiplier C)^2) to it.
+
+    What protects a client, not an example (McMahan et al., ICLR 2018; Geyer et al., 2017; LLG's
+    "differential privacy", table 1, with noise_multiplier = sigma / beta). Every client adds its
+    own noise, so nobody has to trust the server.
+
+    Epsilon is what the curious server learns: it sees every update of a client (or, with secure
+    aggregation, sums in which the noise of all adds up) and knows who took part, so sampling hides
+    nothing. `epsilon_released` is what somebody learns who sees the global models only, where
+    sampling and everybody's noise count. Neighbours: the client's updates are there or not; where
+    another client's may stand in their place, halve the noise multiplier. Infinite where arrays are
+    sent that it does not cover: buffers (use a model without BatchNorm), or other layers.
+    """
+
+    name: ClassVar[str] = "client-dp"
+
+    def protect(self, update: Update, rng: torch.Generator, state: ClientState) -> Update:
+        """The update, clipped and noisy; the very same with clip = inf and no noise."""
+        if math.isinf(self.clip) or not update.tensors:
+            return update
+        norms = torch.stack([torch.linalg.vector_norm(v) for v in update.tensors.values()])
+        factor = min(1.0, self.clip / max(float(torch.linalg.vector_norm(norms)), TINY))
+        sigma = self.noise_multiplier * self.clip
+        private = {}
+        for name, value in update.tensors.items():
+            private[name] = value * factor if factor < 1 else value
+            if sigma:
+                noise = torch.randn(value.shape, generator=rng, dtype=value.dtype)
+                private[name] = private[name] + sigma * noise.to(value.device)
+        return update.replace(tensors=private)
+
+    def spent(self, exposure: Exposure) -> Mapping[str, float]:
+        """Epsilon and delta against the server, and against readers of the global models."""
+        if exposure.buffers or not all(self.covers(name) for name in exposure.trained):
+            return {"epsilon": math.inf, "delta": self.delta}
+        seen = self.noise_multiplier * math.sqrt(exposure.summed)
+        found = {
+            "epsilon": self._spends(1.0, exposure.participations, seen),
+            "delta": self.delta,
+        }
+        if exposure.released:
+            rate = exposure.clients_per_round / exposure.clients
+            noise = self.noise_multiplier * math.sqrt(exposure.released)
+            found["epsilon_released"] = self._spends(rate, exposure.rounds, noise)
+        return found
+
+    def cautions(self, exposure: Exposure) -> Sequence[str]:
+        """A delta that promises nothing."""
+        return self._caution(exposure.clients, "clients")
+
+
+class DPSGD(_Private):
+    """Clips every example's gradient to an L2 norm of C, adds noise to their sum (DP-SGD).
+
+    Abadi et al., CCS 2016, algorithm 1, in every local step: g = (sum_i g_i min(1, C / ||g_i||) +
+    N(0, (noise_multiplier C)^2)) / B. Per-example gradients come from Opacus' hooks where it knows
+    all the layers, from `torch.func` (vmap of grad) elsewhere. Batch normalisation mixes examples,
+    so that no example has a gradient of its own, and is refused.
+
+    Epsilon counts every local step of every round that a client took part in, with batches as
+    samples of rate B / n of its n examples: the bound for the client with the fewest examples and
+    the most rounds. It holds against the curious server, which sees all updates. Neighbours: one
+    example is there or not. Batches have a fixed size where the accountant assumes Poisson samples:
+    the usual approximation.
+    """
+
+    name: ClassVar[str] = "dp-sgd"
+
+    per_example: Literal["auto", "opacus", "torch.func"] = Field(
+        default="auto", description="where per-example gradients come from"
+    )
+
+    def prepare(self, training: Training) -> Training:
+        """Training by DP-SGD; the very same training with clip = inf and no noise."""
+        if math.isinf(self.clip):
+            return training
+        if not isinstance(training.gradient, MeanGradient):
+            raise ScenarioError(
+                "dp-sgd computes the gradient of each example itself, and what a defense listed "
+                "before it does to the gradient would be lost. List dp-sgd before that one"
+            )
+        norms = [
+            name
+            for name, module in training.module.named_modules()
+            if isinstance(module, nn.modules.batchnorm._BatchNorm)
+        ]
+        if norms:
+            raise ScenarioError(
+                f"dp-sgd: the model has batch normalisation ({norms[0]}"
+                f"{f' and {len(norms) - 1} more' if norms[1:] else ''}), which computes each "
+                "example's output from the whole batch. So no example has a gradient of its own to "
+                "clip, and nothing bounds what one gives away. Use a model without it (cnn, "
+                "lenet, lenet-sigmoid) or with GroupNorm in its place, or protect the whole client "
+                "with client-dp"
+            )
+        names, loss = training.gradient.names, training.loss
+        hooks = self.per_example != "torch.func" and _opacus_knows(training.module)
+        if self.per_example == "opacus" and not hooks:
+            raise ScenarioError(
+                "dp-sgd: Opacus has no per-example gradients for some layer of this model. Set "
+                'per_example = "torch.func", or leave it "auto"'
+            )
+        each = _by_opacus if hooks else _by_torch_func
+
+        def gradient(module: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], float]:
+            gradients, value = each(loss, module, names, batch)
+            return self.privatized(gradients, training.rng), value
+
+        return training.replace(gradient=gradient)
+
+    def privatized(
+        self, gradients: Mapping[str, Tensor], rng: torch.Generator
+    ) -> dict[str, Tensor]:
+        """The noisy mean (by name) of per-example gradients (B, ...), each clipped to C."""
+        per_tensor = [g.flatten(1).norm(dim=1) for g in gradients.values()]
+        norms = torch.stack(per_tensor).norm(dim=0)
+        factors = (self.clip / norms.clamp(min=TINY)).clamp(max=1.0)
+        sigma = self.noise_multiplier * self.clip
+        private = {}
+        for name, value in gradients.items():
+            total = torch.einsum("b,b...->...", factors, value)
+            if sigma:
+                noise = torch.randn(total.shape, generator=rng, dtype=total.dtype)
+                total = total + sigma * noise.to(total.device)
+            private[name] = total / len(norms)
+        return private
+
+    def spent(self, exposure: Exposure) -> Mapping[str, float]:
+        """Epsilon and delta of one example of the most exposed client, against the server."""
+        rate = min(1.0, exposure.batch_size / exposure.examples)
+        steps = exposure.participations * exposure.local_steps
+        return {"epsilon": self._spends(rate, steps), "delta": self.delta}
+
+    def cautions(self, exposure: Exposure) -> Sequence[str]:
+        """A delta that promises nothing."""
+        return self._caution(exposure.examples, "examples on one client")
+
+
+def _opacus_knows(module: nn.Module) -> bool:
+    """Whether Opacus has a per-example gradient for every trained layer."""
+    from opacus import GradSampleModule
+    from opacus.validators import ModuleValidator
+
+    return not ModuleValidator.validate(module, strict=False) and not GradSampleModule.validate(
+        module, strict=False
+    )
+
+
+def _by_opacus(
+    loss: Any, module: nn.Module, names: frozenset[str], batch: Batch
+) -> tuple[dict[str, Tensor], float]:
+    """Per-example gradients (B, ...) by name and the mean loss, by Opacus' hooks."""
+    from opacus import GradSampleModule
+
+    # Models are shared by a worker's clients: the hooks must not outlive the step.
+    hooked = GradSampleModule(module, loss_reduction="mean")
+    try:
+        value = loss(module, batch)
+        with warnings.catch_warnings():
+            # Inputs need no gradient here, which Opacus' hooks can live with.
+            warnings.filterwarnings("ignore", message="Full backward hook is firing")
+            value.backward()
+        found = {
+            name: cast(Any, parameter).grad_sample.detach()
+            for name, parameter in module.named_parameters()
+            if name in names
+        }
+    finally:
+        hooked.zero_grad(set_to_none=True)
+        hooked.to_standard_module()
+    return found, float(value.detach())
+
+
+def _by_torch_func(
+    loss: Any, module: nn.Module, names: frozenset[str], batch: Batch
+) -> tuple[dict[str, Tensor], float]:
+    """The same by vmap of grad: one call of the model with a batch of one, vectorised."""
+    chosen = {k: p.detach() for k, p in module.named_parameters() if k in names}
+
+    def single(parameters: dict[str, Tensor], *example: Tensor) -> Tensor:
+        alone = Batch(*(part.unsqueeze(0) for part in example))
+        call = {f"module.{name}": value for name, value in parameters.items()}
+        value: Tensor = torch.func.functional_call(_Loss(loss, module), call, (alone,))
+        return value
+
+    parts = [batch.inputs, batch.labels]
+    if batch.lengths is not None:
+        parts.append(batch.lengths)
+    each = torch.func.vmap(
+        torch.func.grad_and_value(single),
+        in_dims=(None, *(0 for _ in parts)),
+        randomness="different",
+    )
+    gradients, values = each(chosen, *parts)
+    return dict(gradients), float(values.mean())
+
+
+class _Loss(nn.Module):
+    """A loss as a module's output, so that its parameters can be swapped for one call."""
+
+    def __init__(self, loss: Any, module: nn.Module) -> None:
+        super().__init__()
+        self.loss, self.module = loss, module
+
+    def forward(self, batch: Batch) -> Tensor:
+        value: Tensor = self.loss(self.module, batch)
+        return value

@@ -1,0 +1,88 @@
+"""Dropout while training: the gradient of a network that the server does not know."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedsim.defense import Defense, MeanGradient, Training
+from fedsim.errors import ScenarioError, did_you_mean
+from fedsim.records import Batch
+
+__all__ = ["Dropout"]
+
+ACTIVATIONS = (
+    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish, nn.Hardtanh,
+    nn.Sigmoid, nn.Tanh, nn.Softplus,
+)  # fmt: skip
+
+
+class Dropout(Defense):
+    """Drops hidden units at random in every local step (Srivastava et al., 2014; HFGM, table 3).
+
+    A unit is zero with probability `rate`, and the others are scaled by 1 / (1 - rate). The mask is
+    the client's own, drawn anew for each example, step and round, and is not sent. Units are the
+    outputs of the model's activation modules, or of the modules named in `after`. Dropout that the
+    model has anyway stays. The curious server's copy of the model has none of this.
+    """
+
+    name: ClassVar[str] = "dropout"
+
+    rate: float = Field(default=0.1, ge=0, lt=1, description="probability of being dropped; 0: off")
+    after: tuple[str, ...] = Field(
+        default=(), description="modules whose outputs are dropped; none: every activation"
+    )
+
+    def prepare(self, training: Training) -> Training:
+        """Training with dropout; with rate 0 the very same training."""
+        if self.rate == 0:
+            return training
+        modules = dict(training.module.named_modules())
+        for name in self.after:
+            if name not in modules:
+                raise ScenarioError(
+                    f"dropout.after: the model has no module '{name}'. "
+                    f"{did_you_mean(name, [known for known in modules if known])}"
+                )
+        places = self.after or tuple(
+            name for name, module in modules.items() if isinstance(module, ACTIVATIONS)
+        )
+        if not places:
+            raise ScenarioError(
+                "dropout: the model has no activation modules to drop units after (it calls "
+                "functions instead). Name the modules whose outputs are to be dropped: after = "
+                f"{[name for name, module in modules.items() if isinstance(module, nn.Linear)]}"
+            )
+        plain, loss = training.gradient, training.loss
+
+        def dropped(module: nn.Module, batch: Batch) -> Tensor:
+            with _dropping(module, places, self.rate):
+                return loss(module, batch)
+
+        if isinstance(plain, MeanGradient):
+            return training.replace(loss=dropped, gradient=MeanGradient(dropped, plain.names))
+
+        def gradient(module: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], float]:
+            with _dropping(module, places, self.rate):
+                return plain(module, batch)
+
+        return training.replace(loss=dropped, gradient=gradient)
+
+
+@contextlib.contextmanager
+def _dropping(module: nn.Module, places: tuple[str, ...], rate: float) -> Iterator[None]:
+    """Dropout after some modules inside the block, and never outside it: models are shared."""
+
+    def drop(_module: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
+        return functional.dropout(output, rate, training=True)
+
+    modules = dict(module.named_modules())
+    hooks = [modules[name].register_forward_hook(drop) for name in places]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -1,0 +1,74 @@
+"""What a run's defenses have spent of their privacy budgets, round by round."""
+
+from collections.abc import Mapping
+
+from fedsim.defense import Defense, Exposure
+from fedsim.scenario import Scenario
+from fedsim.tasks import Task
+
+__all__ = ["Budget"]
+
+AVERAGING = ("FedAvg", "FedSGD")
+"""Strategies whose new model is the plain mean of what clients send, so that noise adds up."""
+
+
+class Budget:
+    """Counts for every defense what `Defense.spent` asks for."""
+
+    def __init__(self, scenario: Scenario, task: Task) -> None:
+        self.scenario, self.task = scenario, task
+        self.defenses = scenario.build_defenses()
+        module = task.module()
+        self._trained = task.trained(module)
+        self._buffers = frozenset(task.arrays(module)) - self._trained
+
+    def spent(self, rounds: int, taken_part: Mapping[int, int]) -> dict[str, float]:
+        """Epsilon, delta and what else defenses report after so many rounds.
+
+        taken_part: by client, the rounds it took part in. Where several defenses report, their
+        names stand before the quantities.
+        """
+        reports = {
+            position: dict(defense.spent(self._exposure(defense, rounds, taken_part)))
+            for position, defense in enumerate(self.defenses)
+            if type(defense).spent is not Defense.spent
+        }
+        if len(reports) == 1:
+            return next(iter(reports.values()))
+        return {
+            f"{self.defenses[position].name}.{position} {key}": value
+            for position, report in reports.items()
+            for key, value in report.items()
+        }
+
+    def cautions(self) -> list[str]:
+        """What the defenses have to say before a run, as if one client took part in every round."""
+        rounds = self.scenario.training.rounds
+        taken_part = dict.fromkeys(range(self.scenario.training.clients), rounds)
+        return [
+            caution
+            for defense in self.defenses
+            for caution in defense.cautions(self._exposure(defense, rounds, taken_part))
+        ]
+
+    def _exposure(self, defense: Defense, rounds: int, taken_part: Mapping[int, int]) -> Exposure:
+        training = self.scenario.training
+        held = {client: self.task.num_examples(client) for client in range(training.clients)}
+        fewest = min(number for client, number in held.items() if defense.guards(client))
+        everyone = all(map(defense.guards, held))
+        alike = fewest >= training.batch_size and everyone
+        name = training.strategy
+        name = str(name.get("name", "FedAvg")) if isinstance(name, dict) else name
+        sampled = not self.scenario.threat.follow
+        return Exposure(
+            rounds=rounds,
+            participations=max((n for c, n in taken_part.items() if defense.guards(c)), default=0),
+            clients=training.clients,
+            clients_per_round=training.per_round,
+            examples=fewest,
+            batch_size=min(training.batch_size, fewest),
+            local_steps=training.local_steps,
+            released=training.per_round if alike and sampled and name in AVERAGING else 0,
+            trained=self._trained,
+            buffers=self._buffers,
+        )
