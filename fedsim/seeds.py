@@ -72,4 +72,8 @@ def reseed(value: int) -> None:
     """Seed the three global generators. Flower's strategies draw from them."""
     random.seed(value)
     np.random.seed(value % 2**32)
-    torch.random.manual_seed(value)
+    # Not torch.manual_seed: without a GPU it keeps every call, with its stack, until CUDA is
+    # initialised, and a long run seeds once a client.
+    torch.default_generator.manual_seed(value)
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(value)
