@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
@@ -62,20 +62,19 @@ def _open(message: Message) -> tuple[_Session, nn.Module, dict[str, Tensor], int
     return session, session.module, before, int(cast(int, config["server-round"]))
 
 
-_LAST: tuple[list[Array], dict[str, Tensor]] = ([], {})
-"""The arrays decoded last: all clients of a round are sent the same."""
+_LAST: tuple[list[bytes], dict[str, Tensor]] = ([], {})
+"""The arrays decoded last, as sent and as tensors: all clients of a round are sent the same."""
 
 
 def _decoded(record: ArrayRecord) -> dict[str, Tensor]:
     """A record's arrays as tensors, which nobody may change; decoded once a round."""
     global _LAST
-    arrays, tensors = list(record.values()), _LAST[1]
-    if len(arrays) != len(_LAST[0]) or any(
-        a is not b for a, b in zip(arrays, _LAST[0], strict=True)
-    ):
+    sent = [array.data for array in record.values()]
+    known, tensors = _LAST
+    if list(record) != list(tensors) or any(a is not b for a, b in zip(sent, known, strict=True)):
         tensors = dict(record.to_torch_state_dict())
-        _LAST = (arrays, tensors)
-    return dict(zip(record, tensors.values(), strict=True))
+        _LAST = (sent, tensors)
+    return dict(tensors)
 
 
 @app.train()

@@ -12,9 +12,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from fedsim.defense import Defense
 from fedsim.plugin import find
-from fedsim.report import summary
-from fedsim.report.measures import MEASURES, measure
+from fedsim.report import final_utility, summary
+from fedsim.report.measures import MEASURES, budget, measure
 
 __all__ = ["Display", "describe", "print_facts", "print_summary"]
 
@@ -97,7 +98,7 @@ class Display:
         self._bars.update(self._rounds, completed=round)
         if round and self._live is None:
             numbers = {k: v for k, v in fields.items() if isinstance(v, float)}
-            utility = "  ".join(f"{name} {value:.3f}" for name, value in numbers.items())
+            utility = "  ".join(f"{name} {_number(name, value)}" for name, value in numbers.items())
             self._say(f"round {round}/{of}  {utility}  {self._leakage()}")
 
     def _leakage(self) -> str:
@@ -125,6 +126,10 @@ class Display:
         return Group(self._bars, Text(f"leakage so far: {leakage}" if leakage else ""))
 
 
+def _number(metric: str, value: float) -> str:
+    return f"{value:.3g}" if budget(metric) else f"{value:.3f}"
+
+
 def _rank(metric: str) -> int:
     order = list(MEASURES)
     return order.index(metric) if metric in order else len(order)
@@ -141,6 +146,7 @@ def describe(kind: str, name: str) -> dict[str, Any]:
             "cites": getattr(cls, "cites", ""),
         }
     hidden = {"seed", "clients", "folder"} if kind == "tasks" else frozenset[str]()
+    shared = Defense.model_fields if kind == "defenses" else {}  # after those of its own
     facts["settings"] = [
         {
             "name": key,
@@ -150,7 +156,7 @@ def describe(kind: str, name: str) -> dict[str, Any]:
             "default": "required" if field.is_required() else repr(field.get_default()),
             "description": field.description or "",
         }
-        for key, field in cls.model_fields.items()
+        for key, field in sorted(cls.model_fields.items(), key=lambda item: item[0] in shared)
         if key not in hidden
     ]
     return facts
@@ -177,6 +183,7 @@ def print_facts(console: Console, facts: dict[str, Any]) -> None:
 def print_summary(console: Console, folder: Path) -> None:
     """Who was attacked, what leaked, against what chance gives."""
     rows = summary(folder)
+    _print_utility(console, final_utility(folder))
     if not rows:
         return
     order = list(MEASURES)
@@ -211,3 +218,30 @@ def print_summary(console: Console, folder: Path) -> None:
     console.print(table)
     for (_, label), group in groups.items() if not several else ():
         console.print(f"{label}: {group[0]['sentence']}", markup=False, highlight=False)
+
+
+def _print_utility(console: Console, utility: dict[str, dict[str, float]]) -> None:
+    """The model after the last round, and what its privacy cost, where there is a choice to see.
+
+    Of one point without a budget the rounds above have said it all.
+    """
+    metrics = [
+        metric
+        for metric in dict.fromkeys(m for values in utility.values() for m in values)
+        if metric == "accuracy" or budget(metric)
+    ]
+    if len(utility) < 2 and not any(map(budget, metrics)):
+        return
+    table = Table(title="The model in the end", title_justify="left", title_style="bold", box=None)
+    if len(utility) > 1:
+        table.add_column("point", overflow="fold")
+    for metric in metrics:
+        table.add_column(escape(metric), justify="right")
+    for point, values in utility.items():
+        shown = [
+            f"{100 * values[m]:.1f} %" if m == "accuracy" and m in values
+            else f"{values[m]:.3g}" if m in values else ""
+            for m in metrics
+        ]  # fmt: skip
+        table.add_row(*([escape(point)] if len(utility) > 1 else []), *shown)
+    console.print(table)

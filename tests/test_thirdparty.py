@@ -75,7 +75,7 @@ def test_is_listed_and_shown_like_a_built_in(thirdparty, tmp_path):
     assert {"bias-sign", "llg"} <= listed["adversaries"].keys()
     assert {"scale", "sign"} <= listed["defenses"].keys()
     shown = json.loads(fedsim(thirdparty, tmp_path, "show", "scale", "--json").stdout)
-    assert [setting["name"] for setting in shown["settings"]] == ["factor"]
+    assert [setting["name"] for setting in shown["settings"]] == ["factor", "clients", "layers"]
 
 
 def test_is_seen_only_where_it_is_on_the_path(thirdparty, tmp_path):

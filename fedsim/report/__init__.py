@@ -6,6 +6,7 @@ from another machine. The page holds its pictures and its one library, and asks 
 
 import contextlib
 import json
+import math
 import os
 import tomllib
 from pathlib import Path
@@ -14,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from fedsim.errors import RunFolderError
 from fedsim.report.exhibits import Exhibits, scores
 from fedsim.report.leakage import inside, main_metrics, read_findings, read_rows, summarise
-from fedsim.report.measures import measure
+from fedsim.report.measures import budget, measure
 from fedsim.report.pages import render
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["summary", "write_report"]
+__all__ = ["final_utility", "summary", "write_report"]
 
 ATTACK = ["seed", "round", "victim", "client", "label"]
 ATTACKS, ERRORS, ERROR_LENGTH = 400, 12, 2000
@@ -57,6 +58,17 @@ def summary(run_dir: Path) -> list[dict[str, Any]]:
     no number. Failed and timed-out attacks count as the baseline, denied ones not at all.
     """
     return summarise(_findings(Path(run_dir))[0])
+
+
+def final_utility(run_dir: Path) -> dict[str, dict[str, float]]:
+    """By sweep point and metric, the utility after the last round: accuracy, epsilon, ..."""
+    utility = _findings(Path(run_dir))[1]
+    return {
+        str(point): {
+            str(k): float(v) for k, v in part.groupby("metric", sort=False)["value"].last().items()
+        }
+        for point, part in utility.groupby("point", sort=False)
+    }
 
 
 def _findings(run_dir: Path) -> "tuple[pd.DataFrame, pd.DataFrame, list[str]]":
@@ -172,12 +184,12 @@ def _point(
             }
         )
     each = rows.groupby(ATTACK, sort=False)
-    last = utility.groupby("metric", sort=False)["value"].last()
+    final = utility.groupby("metric", sort=False)["value"].last()
     return {
         "name": point,
         "adversaries": adversaries,
         "chiefs": {adversary["label"]: adversary["chief"] for adversary in adversaries},
-        "utility": {str(metric): float(value) for metric, value in last.items()},
+        "utility": {str(metric): float(value) for metric, value in final.items()},
         "figure": charts.figure(rows, utility, main),
         "rounds": _rounds(rows, utility, main),
         "attacks": [
@@ -241,7 +253,22 @@ def _lead(
     if points == 1 and not accuracy.empty:
         first, last = accuracy["value"].iloc[0], accuracy["value"].iloc[-1]
         parts.append(f"Meanwhile accuracy went from {100 * first:.0f} % to {100 * last:.0f} %.")
+    if points == 1:
+        parts += [f"Privacy spent: {text}." for text in _spent(utility)]
     return " ".join(parts)
+
+
+def _spent(utility: "pd.DataFrame") -> list[str]:
+    """What each defense has spent in the end, such as `epsilon = 3.1 at delta = 1e-05`."""
+    last = dict(utility.groupby("metric", sort=False)["value"].last())
+    found = []
+    for metric, value in last.items():
+        name = str(metric)
+        if (part := budget(name)) in ("epsilon", "epsilon_released"):
+            delta = last.get(name.removesuffix(str(part)) + "delta", math.nan)
+            value = "infinite" if math.isinf(value) else f"{value:.3g}"
+            found.append(f"{name} = {value} at delta = {delta:.3g}")
+    return found
 
 
 def _count(number: int, one: str, many: str = "") -> str:

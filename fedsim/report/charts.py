@@ -7,7 +7,7 @@ import html
 import math
 from typing import TYPE_CHECKING, Any
 
-from fedsim.report.measures import measure
+from fedsim.report.measures import budget, measure
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,6 +29,13 @@ def figure(rows: "pd.DataFrame", utility: "pd.DataFrame", main: dict[str, str]) 
     panels: dict[str, list[dict[str, Any]]] = {}
     by_metric = dict(list(utility.groupby("metric", sort=False)))
     for metric in sorted(by_metric, key=lambda metric: not str(metric).endswith("accuracy")):
+        if (spent := budget(str(metric))) is not None:
+            if spent.startswith("epsilon"):
+                style = {"color": COLOURS[len(panels) % len(COLOURS)], "width": 2.5}
+                part = by_metric[metric]
+                line = _line(part["round"], part["value"], str(metric), style)
+                panels.setdefault("Privacy spent: epsilon", []).append(line)
+            continue
         # `loss`, `train_loss` and `client_loss` are one quantity, measured on different examples.
         part, (whose, _, quantity) = by_metric[metric], str(metric).rpartition("_")
         name = f"{quantity}: {WHOSE.get(whose, whose)}"

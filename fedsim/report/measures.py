@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["MEASURES", "Measure", "measure"]
+__all__ = ["MEASURES", "Measure", "budget", "measure"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +91,15 @@ MEASURES: Mapping[str, Measure] = {
         "label F1 {share} over {n} updates", "share",
     ),
 }  # fmt: skip
+
+
+def budget(metric: str) -> str | None:
+    """Which part of a privacy budget a column of utility.csv is: "epsilon", "delta" ...; or None.
+
+    Where several defenses report, theirs stand before it: `client-dp.1 epsilon`.
+    """
+    part = metric.rpartition(" ")[2]
+    return part if part in ("epsilon", "epsilon_released", "delta") else None
 
 
 def measure(metric: str) -> Measure:
