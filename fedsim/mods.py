@@ -43,8 +43,14 @@ class _Mod(Defense):
         context = Context(run_id=0, node_id=0, node_config={}, state=RecordDict(), run_config={})
         # Its noise comes from numpy's global generator.
         drawn = int(torch.randint(2**62, (), generator=rng))
-        with isolated(drawn, self.name):
-            reply = self.mod()(asked, context, lambda *_: Message(answered, reply_to=asked))
+        try:
+            with isolated(drawn, self.name):
+                reply = self.mod()(asked, context, lambda *_: Message(answered, reply_to=asked))
+        except ZeroDivisionError as error:
+            raise ClientError(
+                f"{self.name}: Flower's clipping divides by the norm of the update, and this one "
+                "is zero throughout: nothing was trained, or a defense listed before removed it all"
+            ) from error
         if reply.has_error():
             raise ClientError(f"{self.name}: {reply.error.reason}")
         (arrays,) = reply.content.array_records.values()

@@ -7,9 +7,10 @@ from typing import Literal
 
 __all__ = ["Accountant", "epsilon"]
 
-Accountant = Literal["rdp", "prv", "gdp"]
-"""Renyi DP (Mironov et al., 2019), the privacy random variable (Gopi et al., NeurIPS 2021), or
-Gaussian DP's central limit (Bu et al., 2020)."""
+Accountant = Literal["rdp", "prv"]
+"""Renyi DP (Mironov et al., 2019), or the privacy random variable (Gopi et al., NeurIPS 2021).
+
+Opacus' third, Gaussian DP, may give less than was spent, as it warns itself; so it is no choice."""
 
 
 @functools.lru_cache(maxsize=4096)

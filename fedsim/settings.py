@@ -18,7 +18,8 @@ PLAIN_NAME = r"^[^/\\\x00-\x1f.][^/\\\x00-\x1f]{0,99}$"
 class Table(BaseModel):
     """A table of a scenario: frozen, unknown keys are errors."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # Infinity is a setting (no clipping), and must survive the trip to the clients.
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
 
 def _whom(value: Any) -> Any:

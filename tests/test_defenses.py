@@ -1,26 +1,65 @@
 """Every registered defense keeps its contract; then what each is known to do."""
 
+import math
+
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from defenses import GaussianNoise, Sign
+from defenses import (
+    QSGD,
+    DeepGradientCompression,
+    Dropout,
+    GaussianNoise,
+    GradDrop,
+    GradientMask,
+    HalfPrecision,
+    Int8,
+    LaplacianNoise,
+    Sign,
+    TopK,
+)
 from fedsim import testing
-from fedsim.defense import Defense
+from fedsim.defense import Defense, MeanGradient, Training, contradictions
 from fedsim.errors import ScenarioError
 from fedsim.plugin import find, make, names
 from fedsim.records import Update
 
 
+def drawn(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
 @pytest.fixture
 def update():
-    rng = torch.Generator().manual_seed(0)
-    tensors = {"head.weight": torch.randn(200, 100, generator=rng), "head.bias": torch.zeros(200)}
+    tensors = {"head.weight": drawn(200, 100), "head.bias": torch.zeros(200)}
     return Update(tensors, "gradient", buffers={"mean": torch.ones(3)}, lr=0.1, num_examples=8)
 
 
-def protect(defense, update, seed=0):
-    return defense.protect(update, torch.Generator().manual_seed(seed), {})
+def protect(defense, update, seed=0, state=None):
+    state = {} if state is None else state
+    return defense.protect(update, torch.Generator().manual_seed(seed), state)
+
+
+def of(**tensors):
+    return Update(tensors, "delta", lr=0.1)
+
+
+def training(module=None):
+    model, batch = testing.network(), testing.batch()
+
+    def loss(module, batch):
+        return torch.nn.functional.cross_entropy(module(batch.inputs), batch.labels)
+
+    plain = MeanGradient(loss, frozenset(model.parameters()))
+    module = module or model.module
+    rng = torch.Generator().manual_seed(0)
+    return Training(module, (batch,), loss, plain, "fedsgd", 0.1, 0.0, 0.0, rng)
+
+
+# --- all of them ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", names("defenses"))
@@ -35,23 +74,135 @@ def test_leaves_everything_but_the_tensors_alone(name, update):
     assert torch.equal(after.buffers["mean"], update.buffers["mean"])
 
 
-def test_noise_has_the_standard_deviation_asked_for(update):
-    noisy = protect(GaussianNoise(sigma=0.5), update)
+NOTHING = {
+    "client-dp": {"clip": math.inf, "noise_multiplier": 0},
+    "deep-gradient-compression": {"ratio": 0, "momentum": 0},
+    "dp-sgd": {"clip": math.inf, "noise_multiplier": 0},
+    "dropout": {"rate": 0},
+    "gaussian-noise": {"sigma": 0},
+    "grad-drop": {"rate": 0, "error_feedback": True},
+    "gradient-mask": {"rate": 0},
+    "laplacian-noise": {"sigma": 0},
+    "top-k": {"k": 1, "error_feedback": True},
+}
+"""Settings at strength zero; formats and Flower's mods have none."""
+
+
+@pytest.mark.parametrize("name", NOTHING)
+def test_at_strength_zero_nothing_is_touched(name, update):
+    defense, plain = make("defenses", name, NOTHING[name]), training()
+    assert protect(defense, update) is update
+    assert defense.prepare(plain) is plain
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("gaussian-noise", {"sigma": -1}),
+        ("gaussian-noise", {"sigma": float("nan")}),
+        ("gaussian-noise", {"sigma": float("inf")}),
+        ("laplacian-noise", {"sigma": -0.1}),
+        ("top-k", {"k": 0}),
+        ("top-k", {"k": 1.5}),
+        ("grad-drop", {"rate": 1}),
+        ("gradient-mask", {"rate": -0.1}),
+        ("deep-gradient-compression", {"ratio": 1}),
+        ("deep-gradient-compression", {"clip": 0}),
+        ("deep-gradient-compression", {"momentum": 1}),
+        ("client-dp", {"clip": 0}),
+        ("client-dp", {"noise_multiplier": -1}),
+        ("client-dp", {"clip": math.inf}),
+        ("client-dp", {"delta": 0}),
+        ("dp-sgd", {"clip": -1}),
+        ("dp-sgd", {"delta": 1}),
+        ("dropout", {"rate": 1}),
+        ("int8", {"rounding": "down"}),
+        ("qsgd", {"levels": 0}),
+        ("half-precision", {"format": "fp8"}),
+        ("sign", {"scale": 0}),
+        ("flower-local-dp", {"epsilon": 0}),
+        ("flower-fixed-clipping", {"clipping_norm": 0}),
+        ("gaussian-noise", {"layers": []}),
+        ("gaussian-noise", {"clients": []}),
+        ("gaussian-noise", {"clients": [-1]}),
+        ("dp-sgd", {"layers": ["head"]}),
+        ("dropout", {"layers": ["head"]}),
+    ],
+)
+def test_impossible_settings_are_refused_by_name(name, settings):
+    with pytest.raises(ScenarioError, match=next(iter(settings))):
+        make("defenses", name, settings)
+
+
+# --- noise ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [GaussianNoise, LaplacianNoise])
+def test_noise_has_the_standard_deviation_asked_for(kind, update):
+    noisy = protect(kind(sigma=0.5), update)
     noise = noisy.tensors["head.weight"] - update.tensors["head.weight"]
-    assert float(noise.std()) == pytest.approx(0.5, rel=0.02)
+    assert float(noise.std()) == pytest.approx(0.5, rel=0.03)
     assert float(noise.mean()) == pytest.approx(0, abs=0.02)
     assert noisy.tensors["head.bias"].any()
-    assert not torch.equal(protect(GaussianNoise(), update, 1).tensors["head.bias"], torch.zeros(9))
+    assert not torch.equal(protect(kind(), update, 1).tensors["head.bias"], torch.zeros(9))
 
 
-def test_no_noise_is_the_very_same_update(update):
-    assert protect(GaussianNoise(sigma=0), update) is update
+def test_laplacian_noise_has_heavier_tails_than_gaussian(update):
+    def kurtosis(kind):
+        noisy = protect(kind(sigma=1.0), update).tensors["head.weight"]
+        noise = noisy - update.tensors["head.weight"]
+        return float((noise**4).mean() / (noise**2).mean() ** 2)
+
+    assert kurtosis(GaussianNoise) == pytest.approx(3, abs=0.3)
+    assert kurtosis(LaplacianNoise) == pytest.approx(6, abs=1)
 
 
-@pytest.mark.parametrize("sigma", [-1, float("nan"), float("inf")])
-def test_noise_refuses_an_impossible_sigma(sigma):
-    with pytest.raises(ScenarioError, match="sigma"):
-        make("defenses", "gaussian-noise", {"sigma": sigma})
+# --- low precision --------------------------------------------------------------------------
+
+
+@given(seed=st.integers(0, 10_000), scale=st.floats(1e-6, 1e6))
+def test_int8_errs_by_at_most_half_a_step(seed, scale):
+    value = scale * drawn(3, 7, seed=seed)
+    sent = protect(Int8(), of(x=value)).tensors["x"]
+    step = float(value.abs().max()) / 127
+    assert float((sent - value).abs().max()) <= step / 2 * (1 + 1e-4)
+    units = sent / step
+    assert torch.allclose(units, units.round(), atol=1e-3)
+    assert units.abs().max() <= 127 * (1 + 1e-6)
+
+
+def test_int8_leaves_zeros_and_knows_no_other_255_values(update):
+    sent = protect(Int8(), update).tensors
+    assert not sent["head.bias"].any()
+    assert sent["head.weight"].unique().numel() <= 255
+
+
+@pytest.mark.parametrize("defense", [Int8(rounding="stochastic"), QSGD(), QSGD(norm="max")])
+def test_stochastic_rounding_is_right_in_the_mean(defense):
+    value = drawn(40)
+    draws = [protect(defense, of(x=value), seed).tensors["x"] for seed in range(1500)]
+    spread = torch.stack(draws).std(dim=0)
+    error = (torch.stack(draws).mean(dim=0) - value).abs()
+    assert torch.all(error <= 5 * spread / 1500**0.5 + 1e-6)
+    assert spread.max() > 0
+
+
+@pytest.mark.parametrize("levels", [1, 4])
+def test_qsgd_sends_few_levels(levels):
+    sent = protect(QSGD(levels=levels, norm="max"), of(x=drawn(1000))).tensors["x"]
+    assert sent.abs().unique().numel() <= levels + 1
+
+
+def test_half_precision_is_what_torch_makes_of_it_and_never_infinite():
+    value = torch.tensor([1.0001, 1e-3, 1e6, -1e6])
+    fp16 = protect(HalfPrecision(), of(x=value)).tensors["x"]
+    bf16 = protect(HalfPrecision(format="bf16"), of(x=value)).tensors["x"]
+    assert torch.equal(fp16[:2], value[:2].half().float())
+    assert fp16[2:].tolist() == [65504, -65504]
+    assert torch.equal(bf16, value.bfloat16().float())
+
+
+# --- signs ----------------------------------------------------------------------------------
 
 
 def test_signs_keep_the_mean_size_of_each_tensor(update):
@@ -72,6 +223,150 @@ def test_signs_of_a_fixed_size(update):
 def test_signs_refuse_an_impossible_scale(scale):
     with pytest.raises(ValidationError):
         Sign(scale=scale)
+
+
+# --- few coordinates ------------------------------------------------------------------------
+
+
+@given(seed=st.integers(0, 10_000), n=st.integers(1, 60), k=st.floats(0.01, 1), ties=st.booleans())
+def test_top_k_keeps_exactly_k_and_the_largest(seed, n, k, ties):
+    value = drawn(n, seed=seed).sign() if ties else drawn(n, seed=seed)
+    sent = protect(TopK(k=k), of(x=value)).tensors["x"]
+    kept = sent != 0
+    assert int(kept.sum()) == max(1, round(k * n))
+    assert torch.equal(sent[kept], value[kept])
+    if not kept.all():
+        assert value[kept].abs().min() >= value[~kept].abs().max()
+
+
+@pytest.mark.parametrize(("rate", "dropped"), [(0.5, 50), (0.9, 90), (0.999, 99), (0.29, 29)])
+def test_grad_drop_drops_the_share_asked_for(rate, dropped):
+    sent = protect(GradDrop(rate=rate), of(x=drawn(100))).tensors["x"]
+    assert int((sent == 0).sum()) == dropped
+
+
+def test_counting_over_the_whole_update_may_silence_a_tensor():
+    small, large = 0.01 * drawn(50), drawn(50, seed=1) + 5
+    each = protect(TopK(k=0.5), of(small=small, large=large)).tensors
+    both = protect(TopK(k=0.5, scope="update"), of(small=small, large=large)).tensors
+    assert [int((v != 0).sum()) for v in each.values()] == [25, 25]
+    assert [int((v != 0).sum()) for v in both.values()] == [0, 50]
+
+
+def test_a_mask_zeroes_exactly_its_share_at_places_that_change():
+    first, second = (protect(GradientMask(rate=0.75), of(x=drawn(40, 10)), s) for s in (0, 1))
+    for sent in (first, second):
+        assert int((sent.tensors["x"] == 0).sum()) == 300
+    assert not torch.equal(first.tensors["x"] == 0, second.tensors["x"] == 0)
+
+
+REMEMBERING = [
+    Sign(error_feedback=True),
+    TopK(k=0.1, error_feedback=True),
+    GradDrop(rate=0.9, error_feedback=True),
+    DeepGradientCompression(ratio=0.9, momentum=0),
+]
+
+
+@pytest.mark.parametrize("defense", REMEMBERING, ids=lambda d: d.name)
+def test_what_was_sent_and_what_is_kept_add_up_to_all_there_was(defense):
+    assert defense.remembers
+    state, sent, total = {}, torch.zeros(50), torch.zeros(50)
+    for round in range(6):
+        value = drawn(50, seed=round)
+        total += value
+        sent += protect(defense, of(x=value), round, state).tensors["x"]
+    (kept,) = [v for k, v in state.items() if k.endswith("x")]
+    assert kept.any()
+    torch.testing.assert_close(sent + kept, total, rtol=0, atol=1e-5)
+
+
+def test_deep_gradient_compression_corrects_for_momentum():
+    """One coordinate of two is sent a round; both columns worked out by hand from algorithm 4."""
+    defense, state = DeepGradientCompression(ratio=0.5, momentum=0.5), {}
+    g = torch.tensor([4.0, 1.0])
+    rounds = [protect(defense, of(x=g), 0, state).tensors["x"].tolist() for _ in range(4)]
+    # u = (4, 1), v = (4, 1): send 4. u = (4, 1.5), v = (4, 2.5): send 4.
+    # u = (4, 1.75), v = (4, 4.25): send 4.25. u = (6, 1), v = (10 - 0, 1): send 10.
+    assert rounds == [[4, 0], [4, 0], [0, 4.25], [10, 0]]
+
+
+def test_deep_gradient_compression_clips_and_warms_up():
+    clipped = protect(DeepGradientCompression(ratio=0, momentum=0, clip=1.0), of(x=drawn(30)))
+    assert float(clipped.tensors["x"].norm()) == pytest.approx(1, abs=1e-6)
+    state, defense = {}, DeepGradientCompression(ratio=0.999, momentum=0, warmup=3)
+    sent = [protect(defense, of(x=drawn(1000, seed=s)), s, state).tensors["x"] for s in range(4)]
+    assert [int((x != 0).sum()) for x in sent] == [100, 10, 1, 1]
+
+
+# --- dropout --------------------------------------------------------------------------------
+
+
+def test_dropout_trains_a_network_with_holes_and_leaves_the_model_as_it_was():
+    plain = training()
+    dropped = Dropout(rate=0.5).prepare(plain)
+    batch = plain.batches[0]
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        one, _ = dropped.gradient(plain.module, batch)
+        two, _ = dropped.gradient(plain.module, batch)
+    before, _ = plain.gradient(plain.module, batch)
+    assert not torch.equal(one["head.weight"], two["head.weight"])
+    dead = (one["head.weight"] == 0).all(dim=0)
+    assert 0 < int(dead.sum()) < dead.numel()  # a dropped unit gives the head no gradient
+    assert not (before["head.weight"] == 0).all(dim=0).any()
+    after, _ = plain.gradient(plain.module, batch)
+    assert all(torch.equal(before[k], after[k]) for k in before)
+
+
+def test_dropout_names_what_it_cannot_find():
+    with pytest.raises(ScenarioError, match=r"no module 'haed'.*Did you mean 'head'"):
+        Dropout(after=("haed",)).prepare(training())
+    bare = torch.nn.Sequential(torch.nn.Linear(4, 4))
+    with pytest.raises(ScenarioError, match=r"no activation modules.*after = \['0'\]"):
+        Dropout().prepare(training(bare))
+
+
+# --- which go together ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("listed", "words"),
+    [
+        (["int8", "sign"], ["sign) after", "int8 fixes the form", "keep one of them"]),
+        (["sign", "gaussian-noise"], ["list gaussian-noise before sign"]),
+        (["half-precision", "client-dp"], ["list client-dp before half-precision"]),
+        (["int8", "deep-gradient-compression"], ["before int8"]),
+        (["dp-sgd", "dp-sgd"], ["takes the place of the first"]),
+    ],
+)
+def test_defenses_that_undo_each_other_are_refused(listed, words):
+    (complaint,) = contradictions([make("defenses", name, {}) for name in listed])
+    assert all(word in complaint for word in words), complaint
+
+
+def test_defenses_that_go_together_are_not():
+    pairs = [
+        ["gaussian-noise", "sign"],
+        ["int8", "top-k"],
+        ["top-k", "int8"],
+        ["sign", "gradient-mask"],
+        ["dp-sgd", "int8"],
+        ["int8", "dp-sgd"],
+        ["client-dp", "top-k", "half-precision"],
+        ["dropout", "dp-sgd"],
+    ]
+    for listed in pairs:
+        assert contradictions([make("defenses", name, {}) for name in listed]) == [], listed
+    apart = [Int8(clients=(0, 1)), Sign(clients=(2,))]
+    assert contradictions(apart) == []
+    assert contradictions([Int8(layers=("body",)), Sign(layers=("head",))]) == []
+    assert contradictions([Int8(layers=("head",)), Sign(layers=("head.weight",))])
+    assert contradictions([TopK(), TopK(error_feedback=True)]) == []
+    assert contradictions([Int8(), TopK(error_feedback=True)])
+
+
+# --- plugins that break the rules -----------------------------------------------------------
 
 
 class Nothing(Defense):
