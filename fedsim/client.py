@@ -17,6 +17,7 @@ from fedsim.defense import Defense, Training
 from fedsim.errors import ClientError, PluginError
 from fedsim.records import Batch, Update
 from fedsim.scenario import Scenario
+from fedsim.secure.client import secured
 from fedsim.seeds import isolated, torch_generator
 from fedsim.tasks import Task
 from fedsim.victim import load_arrays
@@ -61,7 +62,7 @@ def _open(message: Message) -> tuple[_Session, nn.Module, dict[str, Tensor], int
     return session, session.module, before, int(cast(int, config["server-round"]))
 
 
-@app.train()
+@app.train(mods=[secured(UPDATE_KEY)])
 def train(message: Message, context: Context) -> Message:
     """One client's round: the update as an ArrayRecord, what it means as a ConfigRecord."""
     session, module, before, round = _open(message)
@@ -108,7 +109,7 @@ def evaluate(message: Message, context: Context) -> Message:
     return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
 
-@app.query()
+@app.query(mods=[secured(UPDATE_KEY)])
 def query(message: Message, context: Context) -> Message:
     """Which client this node is."""
     record = ConfigRecord({"client": client_number(context)})

@@ -26,6 +26,10 @@ __all__ = [
 ]
 
 
+AVERAGING = ("FedAdagrad", "FedAdam", "FedAvg", "FedAvgM", "FedProx", "FedSGD", "FedYogi")
+"""Strategies that need no more of a round than the mean update, weighted by examples."""
+
+
 class Wrapper(Strategy):
     """Delegates everything to the strategy inside."""
 
@@ -157,6 +161,12 @@ def build_strategy(scenario: Scenario, buffers: Collection[str] = ()) -> Strateg
     if training.algorithm == "fedsgd" and name == "FedAvg":
         name = "FedSGD"  # FedAvg of gradients: the average, and a step along it
     inner = str(settings.pop("inner", "FedAvg"))
+    if training.secure_aggregation and name in strategy_names() and name not in AVERAGING:
+        raise ScenarioError(
+            f'training.strategy = "{name}" looks at single updates, and under '
+            "training.secure_aggregation the server gets their sum alone. Use one that averages: "
+            f"{', '.join(AVERAGING)}"
+        )
     common = {
         "fraction_train": training.per_round / training.clients,
         "fraction_evaluate": training.evaluate_clients / training.clients,
