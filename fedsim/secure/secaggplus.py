@@ -159,6 +159,8 @@ def secagg_plus(
                 went_well = stage(tap.grid, context, state)
             except Exception as error:  # whatever a client's reply did to Flower's code
                 raise ClientError(f"SecAgg+ broke off while {name}: {error!r}") from error
+            if name in ("setting up", "sharing keys"):
+                _forget(state, state.sampled_node_ids - state.active_node_ids)
             if not went_well:
                 raise ClientError(
                     f"SecAgg+ stopped while {name}: {len(state.active_node_ids)} of {number} "
@@ -167,6 +169,16 @@ def secagg_plus(
                 )
     meaning = agreed({node: tap.said[node] for node in nodes}, {})
     return Mean(tuple(nodes), outcome.values, outcome.examples, meaning)
+
+
+def _forget(state: WorkflowState, gone: set[int]) -> None:
+    """Clients that never shared keys have masked nothing.
+
+    Flower's last stage would ask the others for shares of their keys, which nobody has.
+    """
+    state.sampled_node_ids = state.sampled_node_ids - gone
+    for neighbours in state.nid_to_neighbours.values():
+        neighbours -= gone
 
 
 @dataclass(slots=True, eq=False)
