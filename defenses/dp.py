@@ -122,9 +122,9 @@ class DPSGD(_Private):
 
     Epsilon counts every local step of every round that a client took part in, with batches as
     samples of rate B / n of its n examples: the bound for the client with the fewest examples and
-    the most rounds. It holds against the curious server, which sees all updates. Neighbours: one
-    example is there or not. Batches have a fixed size where the accountant assumes Poisson samples:
-    the usual approximation.
+    the most rounds. It holds against the curious server, which sees all updates, and is infinite
+    where batches are composed by label. Neighbours: one example is there or not. Batches have a
+    fixed size where the accountant assumes Poisson samples: the usual approximation.
     """
 
     name: ClassVar[str] = "dp-sgd"
@@ -190,13 +190,21 @@ class DPSGD(_Private):
 
     def spent(self, exposure: Exposure) -> Mapping[str, float]:
         """Epsilon and delta of one example of the most exposed client, against the server."""
+        if not exposure.uniform:
+            return {"epsilon": math.inf, "delta": self.delta}
         rate = min(1.0, exposure.batch_size / exposure.examples)
         steps = exposure.participations * exposure.local_steps
         return {"epsilon": self._spends(rate, steps), "delta": self.delta}
 
     def cautions(self, exposure: Exposure) -> Sequence[str]:
         """A delta that promises nothing."""
-        return self._caution(exposure.examples, "examples on one client")
+        found = self._caution(exposure.examples, "examples on one client")
+        if not exposure.uniform:
+            found.append(
+                "dp-sgd: batches are composed by label, so that no accountant's sampling fits "
+                'and epsilon is infinite. Set task.composition = "natural"'
+            )
+        return found
 
 
 def _opacus_knows(module: nn.Module) -> bool:

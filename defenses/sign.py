@@ -15,10 +15,11 @@ __all__ = ["Sign"]
 class Sign(Defense):
     """Sends the sign of every coordinate, times a scale so that training still works.
 
-    Zero stays zero. With scale "mean" a tensor keeps its L1 norm (Seide et al., 2014; Karimireddy
-    et al., ICML 2019); with a number every coordinate has that size, as in signSGD (Bernstein et
-    al., ICML 2018). With error feedback a client adds what earlier rounds rounded away before it
-    takes signs (Karimireddy et al., algorithm 1). Buffers are sent as they are.
+    Zero stays zero. With scale "mean" every other coordinate becomes its tensor's mean magnitude,
+    which keeps the L1 norm of a tensor without zeros (Karimireddy et al., ICML 2019); with a
+    number every coordinate has that size, as in signSGD (Bernstein et al., ICML 2018). With error
+    feedback a client adds what earlier rounds rounded away before it takes signs (Karimireddy et
+    al., algorithm 1). Buffers are sent as they are.
     """
 
     name: ClassVar[str] = "sign"

@@ -8,7 +8,7 @@ from fedsim.tasks import Task
 
 __all__ = ["Budget"]
 
-AVERAGING = ("FedAvg", "FedSGD")
+PLAIN_MEAN = ("FedAvg", "FedProx", "FedSGD")
 """Strategies whose new model is the plain mean of what clients send, so that noise adds up."""
 
 
@@ -60,6 +60,8 @@ class Budget:
         name = training.strategy
         name = str(name.get("name", "FedAvg")) if isinstance(name, dict) else name
         sampled = not self.scenario.threat.follow
+        # Where clients may be dropped, a sum is of two at least.
+        added = training.per_round if training.on_failure == "stop" else 2
         return Exposure(
             rounds=rounds,
             participations=max((n for c, n in taken_part.items() if defense.guards(c)), default=0),
@@ -68,7 +70,9 @@ class Budget:
             examples=fewest,
             batch_size=min(training.batch_size, fewest),
             local_steps=training.local_steps,
-            released=training.per_round if alike and sampled and name in AVERAGING else 0,
+            summed=added if training.secure_aggregation and alike else 1,
+            released=training.per_round if alike and sampled and name in PLAIN_MEAN else 0,
             trained=self._trained,
             buffers=self._buffers,
+            uniform=self.task.draws_uniformly,
         )

@@ -17,6 +17,7 @@ from fedsim.defense import Defense, MeanGradient, Training
 from fedsim.errors import ClientError, PluginError
 from fedsim.records import Batch, Update
 from fedsim.scenario import Scenario
+from fedsim.secure.client import secured
 from fedsim.seeds import isolated, torch_generator
 from fedsim.tasks import Task
 from fedsim.victim import Loss, load_arrays
@@ -77,7 +78,7 @@ def _decoded(record: ArrayRecord) -> dict[str, Tensor]:
     return dict(tensors)
 
 
-@app.train()
+@app.train(mods=[secured(UPDATE_KEY)])
 def train(message: Message, context: Context) -> Message:
     """One client's round: the update as an ArrayRecord, what it means as a ConfigRecord."""
     session, module, before, round = _open(message)
@@ -115,7 +116,7 @@ def evaluate(message: Message, context: Context) -> Message:
     return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
 
-@app.query()
+@app.query(mods=[secured(UPDATE_KEY)])
 def query(message: Message, context: Context) -> Message:
     """Which client this node is."""
     record = ConfigRecord({"client": client_number(context)})

@@ -84,7 +84,7 @@ class Exposure:
     summed: clients that run the defense in the smallest sum that the server sees, weighted
     alike: 1 where it sees every update. released: the same for the global model, 0 where nothing
     can be said (unequal weights, clients that take part by name). trained, buffers: names of the
-    arrays that travel.
+    arrays that travel. uniform: whether batches are drawn without regard to labels.
     """
 
     rounds: int
@@ -98,6 +98,7 @@ class Exposure:
     released: int = 0
     trained: frozenset[str] = frozenset()
     buffers: frozenset[str] = frozenset()
+    uniform: bool = True
 
 
 class Defense(Plugin):

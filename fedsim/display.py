@@ -145,7 +145,9 @@ def describe(kind: str, name: str) -> dict[str, Any]:
             "recovers": sorted(getattr(cls, "recovers")),  # noqa: B009
             "cites": getattr(cls, "cites", ""),
         }
-    hidden = {"seed", "clients", "folder"} if kind == "tasks" else frozenset[str]()
+    hidden = {"seed", "clients", "folder"} if kind == "tasks" else set[str]()
+    if issubclass(cls, Defense) and cls.protect is Defense.protect:
+        hidden = {"layers"}  # of an update, which it does not touch
     shared = Defense.model_fields if kind == "defenses" else {}  # after those of its own
     facts["settings"] = [
         {

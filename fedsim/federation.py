@@ -14,6 +14,7 @@ from fedsim.grid import LocalGrid
 from fedsim.knowledge import Knowledge
 from fedsim.ledger import Ledger
 from fedsim.scenario import Scenario
+from fedsim.secure.grid import SecureGrid
 from fedsim.seeds import derive, reseed
 from fedsim.server import HonestButCurious
 from fedsim.strategies import Following, Wrapper, build_strategy
@@ -40,6 +41,9 @@ def play(
     buffers = set(initial) - task.trained(module)
     folder = place("checkpoint", point)
     contexts = _contexts(grid)
+    if settings.secure_aggregation:
+        most = settings.batch_size * settings.local_steps
+        grid = SecureGrid(grid, settings.secure_aggregation, seed=seed, most=most)
     found = Checkpoint.read(ledger, folder)
     done = found if found and found.complete and found.round and contexts else None
     if Knowledge.HISTORY in scenario.knowledge():

@@ -20,7 +20,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedsim.errors import EngineError
 
-__all__ = ["LocalGrid", "OrderedGrid", "answer", "message"]
+__all__ = ["LocalGrid", "OrderedGrid", "Through", "answer", "message"]
 
 FIRST_NODE = 1000
 RAISED = 2
@@ -130,7 +130,39 @@ def _private(message: Message) -> Message:
     )
 
 
-class OrderedGrid(Grid):
+class Through(Grid):
+    """Delegates everything to the Grid inside. clients: client by node."""
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+        self.clients: dict[int, int] = dict(getattr(grid, "clients", {}))
+
+    def set_run(self, run: Any) -> None:
+        self._grid.set_run(run)
+
+    @property
+    def run(self) -> Any:
+        return self._grid.run
+
+    def create_message(self, *args: Any, **settings: Any) -> Message:
+        return self._grid.create_message(*args, **settings)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self.clients)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        return self._grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return self._grid.pull_messages(message_ids)
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        return self._grid.send_and_receive(messages, timeout=timeout)
+
+
+class OrderedGrid(Through):
     """Makes a stock Grid deterministic: waits for all nodes, names them, keeps their order.
 
     Stock node ids are random and come as a set, replies arrive in any order, and the server starts
@@ -138,7 +170,7 @@ class OrderedGrid(Grid):
     """
 
     def __init__(self, grid: Grid, expected: int, *, patience: float = 120.0) -> None:
-        self._grid = grid
+        super().__init__(grid)
         deadline = time.monotonic() + patience
         while len(nodes := list(grid.get_node_ids())) < expected:
             if time.monotonic() > deadline:
@@ -163,25 +195,6 @@ class OrderedGrid(Grid):
                 f"clients {sorted(found.values())} answered, expected 0 to {expected - 1} once each"
             )
         self.clients = dict(sorted(found.items(), key=lambda item: item[1]))
-
-    def set_run(self, run: Any) -> None:
-        self._grid.set_run(run)
-
-    @property
-    def run(self) -> Any:
-        return self._grid.run
-
-    def create_message(self, *args: Any, **settings: Any) -> Message:
-        return self._grid.create_message(*args, **settings)
-
-    def get_node_ids(self) -> Iterable[int]:
-        return list(self.clients)
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        return self._grid.push_messages(messages)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        return self._grid.pull_messages(message_ids)
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None

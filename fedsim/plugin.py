@@ -89,5 +89,6 @@ def validated(model: type[Model], values: dict[str, Any], where: str) -> Model:
                 lines.append(f"{place}: unknown key. {did_you_mean(key.split('.')[-1], known)}")
             else:
                 found = repr(problem["input"])[:80]
-                lines.append(f"{place}: {problem['msg']}; found {found}.")
+                said = problem["msg"].removeprefix("Value error, ")
+                lines.append(f"{place}: {said}; found {found}.")
         raise ScenarioError("\n".join(lines)) from error

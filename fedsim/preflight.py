@@ -21,13 +21,11 @@ def preflight(scenario: Scenario) -> tuple[Task, list[str]]:
     task = scenario.build_task()
     task.num_examples(0)
     task.head  # noqa: B018 - raises where none is found
-    with quiet():
-        build_strategy(scenario)
-    defenses = scenario.build_defenses()
-    if not defenses:
-        return task, []
     module = task.module().train()
     trained = task.trained(module)
+    with quiet():
+        build_strategy(scenario, set(task.arrays(module)) - trained)
+    defenses = scenario.build_defenses()
     for position, defense in enumerate(defenses):
         if complaint := defense.unknown_layers(trained):
             raise ScenarioError(f"defenses.{position} ({defense.name}).{complaint}")

@@ -9,6 +9,7 @@ Each is frozen and made in one place: the client makes an `Update`, the curious 
 """
 
 import dataclasses
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -43,6 +44,9 @@ LARGEST = 1e15
 
 MOST = 1_000_000
 """More examples or steps than this behind one update are refused: attacks count them out."""
+
+MOST_NAMED = 16
+"""Clients that the key of an interception names one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +165,16 @@ class Interception:
 
     @property
     def victim(self) -> str:
-        """A key that joins everything about this interception, such as `r0003-c0017`."""
-        return f"r{self.round:04d}-c" + "+".join(f"{client:04d}" for client in self.clients)
+        """A key that joins everything about this interception, such as `r0003-c0017`.
+
+        It names files, which hold 255 characters: of more than 16 clients it names the first and
+        a hash of them all.
+        """
+        clients = "+".join(f"{client:04d}" for client in self.clients)
+        if len(self.clients) > MOST_NAMED:
+            digest = hashlib.blake2b(clients.encode(), digest_size=6).hexdigest()
+            clients = f"{self.clients[0]:04d}+{len(self.clients) - 1}-{digest}"
+        return f"r{self.round:04d}-c{clients}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -128,6 +128,12 @@ class Scenario(Table):
             complaints.append(
                 f"training.evaluate_clients = {t.evaluate_clients}, of only {t.clients} clients"
             )
+        if t.secure_aggregation and t.per_round == 1:
+            complaints.append(
+                "training.secure_aggregation with one client a round protects nothing: the sum of "
+                "one update is that update. Set training.clients_per_round to 2 or more, or leave "
+                "secure_aggregation out"
+            )
         if len(threat.follow) > t.per_round:
             complaints.append(
                 f"threat.follow names {len(threat.follow)} clients, {t.per_round} take part a round"

@@ -20,6 +20,7 @@ from fedsim.campaign import Campaign
 from fedsim.client import CLIENT_KEY, UPDATE_KEY
 from fedsim.errors import ClientError, FedsimError, UpdateRefused
 from fedsim.records import Interception, Update
+from fedsim.secure import CLIENTS_KEY
 from fedsim.settings import Training
 from fedsim.strategies import FedSGD, Wrapper, clients_of
 from fedsim.tasks import Task
@@ -90,7 +91,7 @@ class HonestButCurious(Wrapper):
         arrays: dict[int, dict[str, Tensor]] = {}
         for reply in sorted(replies, key=lambda r: self._number(r.metadata.src_node_id)):
             node = reply.metadata.src_node_id
-            client = self._number(node)
+            clients: tuple[int, ...] = (self._number(node),)
             try:
                 if node not in self._sent:
                     raise UpdateRefused("it was not asked for an update this round")
@@ -99,23 +100,25 @@ class HonestButCurious(Wrapper):
                     arrays[id(sent)] = dict(sent.to_torch_state_dict())
                 before = arrays[id(sent)]
                 self._identify(reply)
-                client = self._number(node)
+                clients = (self._number(node),)
+                clients = self._added_up(reply) or clients
                 update = read_update(
                     reply, told, self.campaign.scenario.training, self.campaign.trained
                 )
                 update.check(before)
-                self._check_size(reply, update)
-                self._check_memory(reply, client)
+                self._check_size(reply, update, len(clients))
+                self._check_memory(reply, clients)
             except ClientError as error:
-                failed[client] = f"{type(error).__name__}: {error}"
-                continue
-            caught.append(Interception(server_round, (client,), before, update))
-        self.taken_part.update(
-            self._number(reply.metadata.src_node_id) for reply in replies if not reply.has_error()
-        )
-        heard = {reply.metadata.src_node_id for reply in replies}
+                failed |= dict.fromkeys(clients, f"{type(error).__name__}: {error}")
+            else:
+                caught.append(Interception(server_round, clients, before, update))
+            if not reply.has_error():
+                self.taken_part.update(clients)
+        heard = {*failed, *(client for one in caught for client in one.clients)}
         failed |= {
-            self._number(node): "ClientError: no reply" for node in self._sent if node not in heard
+            client: "ClientError: no reply"
+            for client in map(self._number, self._sent)
+            if client not in heard
         }
         self.campaign.intercept(server_round, caught, failed)
         if failed and self.on_failure != "pass":
@@ -154,23 +157,40 @@ class HonestButCurious(Wrapper):
             self.campaign.finish()
         return result
 
-    def _check_size(self, reply: Message, update: Update) -> None:
-        """A client of fedsim's cannot have used more examples than it was told to."""
+    def _added_up(self, reply: Message) -> tuple[int, ...]:
+        """Whose updates secure aggregation added up in a reply; empty without it."""
+        if reply.has_error() or not self.campaign.scenario.training.secure_aggregation:
+            return ()
+        record = reply.content.config_records.get(CLIENTS_KEY)
+        if record is None:
+            raise UpdateRefused(
+                "it is a single update, and training.secure_aggregation is set; train on a "
+                "SecureGrid"
+            )
+        return tuple(sorted(cast(list[int], record["clients"])))
+
+    def _check_size(self, reply: Message, update: Update, clients: int) -> None:
+        """Clients of fedsim's cannot have used more examples than they were told to."""
         training = self.campaign.scenario.training
-        most = training.batch_size * training.local_steps
+        most = training.batch_size * training.local_steps * clients
         if UPDATE_KEY in reply.content.config_records and update.num_examples > most:
             raise UpdateRefused(
                 f"it claims {update.num_examples} examples; {training.local_steps} steps of "
                 f"{training.batch_size} hold {most}"
+                + (f" for {clients} clients" if clients > 1 else "")
             )
 
-    def _check_memory(self, reply: Message, client: int) -> None:
-        """A client whose defense remembers must remember every round it took part in."""
+    def _check_memory(self, reply: Message, clients: tuple[int, ...]) -> None:
+        """A client whose defense remembers must remember every round it took part in.
+
+        A sum does not tell.
+        """
         rounds = reply.content.config_records.get(CLIENT_KEY, ConfigRecord()).get("remembers")
-        if isinstance(rounds, int) and rounds <= self.taken_part[client]:
+        before = self.taken_part[clients[0]]
+        if isinstance(rounds, int) and rounds <= before:
             raise ClientError(
                 f"its defense keeps state from round to round, and remembers {rounds - 1} of the "
-                f"{self.taken_part[client]} rounds it took part in before: this engine, or a node "
+                f"{before} rounds it took part in before: this engine, or a node "
                 "that was started anew, does not keep Context.state. Use an engine that does, or "
                 "switch the error feedback off"
             )

@@ -40,6 +40,17 @@ Victims = Annotated[Literal["all"] | int | list[int], BeforeValidator(_whom)]
 Rounds = Annotated[Literal["all"] | list[int], BeforeValidator(_when)]
 
 
+def _which(value: Any) -> Any:
+    if value is True:
+        return "secagg+"
+    if value is not False and value not in ("secagg+", "masked-sum"):
+        raise ValueError("expected false, 'secagg+' (or true), or 'masked-sum'")
+    return value
+
+
+Protocol = Annotated[Literal[False, "secagg+", "masked-sum"], BeforeValidator(_which)]
+
+
 class Training(Table):
     """How clients train and how the server combines them."""
 
@@ -55,6 +66,7 @@ class Training(Table):
     strategy: str | dict[str, Any] = "FedAvg"
     evaluate_clients: int = Field(default=0, ge=0)
     on_failure: Literal["stop", "drop"] = "stop"
+    secure_aggregation: Protocol = False
 
     @model_validator(mode="before")
     @classmethod

@@ -26,6 +26,14 @@ __all__ = [
 ]
 
 
+AVERAGING = ("FedAdagrad", "FedAdam", "FedAvg", "FedAvgM", "FedProx", "FedSGD", "FedYogi")
+"""Strategies that need no more of a round than the mean update, weighted by examples."""
+
+
+PRIVATE = "DifferentialPrivacy"
+"""How the names of Flower's differential-privacy wrappers begin."""
+
+
 class Wrapper(Strategy):
     """Delegates everything to the strategy inside."""
 
@@ -156,7 +164,15 @@ def build_strategy(scenario: Scenario, buffers: Collection[str] = ()) -> Strateg
     name = str(settings.pop("name", "FedAvg"))
     if training.algorithm == "fedsgd" and name == "FedAvg":
         name = "FedSGD"  # FedAvg of gradients: the average, and a step along it
-    inner = str(settings.pop("inner", "FedAvg"))
+    inner = settings.pop("inner", "FedAvg")
+    if name.startswith(PRIVATE):
+        _check_private(name, settings, scenario, buffers)
+    if training.secure_aggregation and name in strategy_names() and name not in AVERAGING:
+        raise ScenarioError(
+            f'training.strategy = "{name}" looks at single updates, and under '
+            "training.secure_aggregation the server gets their sum alone. Use one that averages: "
+            f"{', '.join(AVERAGING)}"
+        )
     common = {
         "fraction_train": training.per_round / training.clients,
         "fraction_evaluate": training.evaluate_clients / training.clients,
@@ -182,7 +198,13 @@ def build_strategy(scenario: Scenario, buffers: Collection[str] = ()) -> Strateg
         if cls is FedSGD:
             given = {**common, "lr": training.lr, "buffers": buffers}
         if "strategy" in takes:
-            given["strategy"] = make(inner, {})
+            wrapped = {"name": inner} if isinstance(inner, str) else dict(inner)
+            if str(wrapped.get("name", "")).startswith(PRIVATE):
+                raise ScenarioError(
+                    f"training.strategy.inner = {wrapped['name']!r}: {name} wraps a strategy that "
+                    'combines updates, such as "FedAvg", and no other wrapper'
+                )
+            given["strategy"] = make(str(wrapped.pop("name", "FedAvg")), wrapped)
             given["num_sampled_clients"] = training.per_round
         if "client_learning_rate" in takes:  # QFedAvg's
             given["client_learning_rate"] = training.lr
@@ -193,10 +215,44 @@ def build_strategy(scenario: Scenario, buffers: Collection[str] = ()) -> Strateg
             )
         try:
             return cls(**{**given, **settings})
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, AttributeError) as error:
             raise ScenarioError(f"training.strategy ({name}): {error}") from error
 
     return make(name, settings)
+
+
+def _check_private(
+    name: str, settings: Mapping[str, Any], scenario: Scenario, buffers: Collection[str]
+) -> None:
+    """Flower's differential-privacy wrappers, which take a lot on trust."""
+    where = f"training.strategy ({name})"
+    if "num_sampled_clients" in settings:
+        raise ScenarioError(
+            f"{where}: num_sampled_clients is training.clients_per_round = "
+            f"{scenario.training.per_round}, by which the noise is scaled; leave it out"
+        )
+    if buffers:
+        raise ScenarioError(
+            f"{where} clips and adds noise to all that clients send, running statistics too "
+            f"({min(buffers)}), which destroys them. Use a model without BatchNorm"
+        )
+    if name.endswith("ClientSideAdaptiveClipping"):
+        raise ScenarioError(
+            f"{where} needs a bit from every client beside its update, which no defense here sends."
+            ' Use "DifferentialPrivacyServerSideAdaptiveClipping"'
+        )
+    bounds = {
+        entry.get("clipping_norm", 1.0)
+        for entry in scenario.defenses
+        if entry.get("name") == "flower-fixed-clipping"
+        and entry.get("clients", "all") == entry.get("layers", "all") == "all"
+    }
+    norm = settings.get("clipping_norm")
+    if name.endswith("ClientSideFixedClipping") and norm not in bounds:
+        raise ScenarioError(
+            f"{where} adds noise for updates that clients have clipped to {norm}, and none does. "
+            f'Add [[defenses]] name = "flower-fixed-clipping", clipping_norm = {norm}'
+        )
 
 
 def strategy_names() -> list[str]:

@@ -51,7 +51,7 @@ class Tape:
             "clients": interception.clients,
             "buffers": list(update.buffers),
         }
-        name = "c" + "+".join(f"{client:04d}" for client in interception.clients)
+        name = interception.victim.partition("-")[2]
         _save(
             {**update.tensors, **update.buffers},
             place / f"{name}.safetensors",

@@ -30,7 +30,7 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 TUTORIAL = DOCS / "write-an-adversary.md"
 FLOWER = DOCS / "in-your-flower-project.md"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *DOCS.glob("*.md")]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *DOCS.rglob("*.md")]
 OTHERS = [page for page in PAGES if page not in (TUTORIAL, FLOWER)]
 KNOWN_HOSTS = {"flower.ai", "www.ray.io", "docs.ray.io", "keepachangelog.com"}
 
@@ -263,10 +263,10 @@ def test_no_page_tells_of_a_machine(page):
     assert os.path.expanduser("~") + "/" not in text
 
 
-@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.name)
 def test_every_page_is_in_the_index(page):
     index = (DOCS / "index.md").read_text()
-    assert page.name == "index.md" or f"({page.name})" in index
+    assert page.name == "index.md" or f"({page.relative_to(DOCS)})" in index
 
 
 def test_no_page_has_a_placeholder_left():

@@ -1,4 +1,4 @@
-"""Differential privacy: bounds that hold, noise that is there, budgets as the accountant has them."""
+"""Differential privacy: bounds hold, noise is as stated, budgets are the accountant's own."""
 
 import csv
 import math

@@ -56,6 +56,11 @@ class Task(Plugin, ABC):
     def batches(self, client: int, round: int, *, batch_size: int, steps: int) -> list[Batch]:
         """The client's training batches in a round: a pure function of (seed, client, round)."""
 
+    @property
+    def draws_uniformly(self) -> bool:
+        """Whether any example of a client is as likely in a batch as any other, once at most."""
+        return True
+
     @abstractmethod
     def num_examples(self, client: int) -> int:
         """How many training examples a client holds."""

@@ -137,6 +137,11 @@ class Images(Task):
             chosen = [compose(labels, size, rng) for _ in range(steps)]
         return [self._batch(share[own]) for own in chosen]
 
+    @property
+    def draws_uniformly(self) -> bool:
+        """In natural batches."""
+        return self.composition == "natural"
+
     def num_examples(self, client: int) -> int:
         """How many training examples a client holds."""
         return len(self._share(client))
