@@ -25,6 +25,7 @@ def preflight(scenario: Scenario) -> tuple[Task, list[str]]:
     trained = task.trained(module)
     with quiet():
         build_strategy(scenario, set(task.arrays(module)) - trained)
+    _check_client_half(scenario)
     defenses = scenario.build_defenses()
     for position, defense in enumerate(defenses):
         if complaint := defense.unknown_layers(trained):
@@ -33,3 +34,27 @@ def preflight(scenario: Scenario) -> tuple[Task, list[str]]:
     for chain in dict.fromkeys(tuple(d for d in defenses if d.guards(c)) for c in clients):
         local_training(scenario, task, module, (), torch.Generator(), chain)
     return task, Budget(scenario, task).cautions()
+
+
+def _check_client_half(scenario: Scenario) -> None:
+    """Two of Flower's strategies count on clients that clip."""
+    asked = scenario.training.strategy
+    settings = {"name": asked} if isinstance(asked, str) else asked
+    name, norm = str(settings.get("name", "")), settings.get("clipping_norm")
+    where = f"training.strategy ({name})"
+    if name.endswith("ClientSideAdaptiveClipping"):
+        raise ScenarioError(
+            f"{where} needs a bit from every client beside its update, which no defense here sends."
+            ' Use "DifferentialPrivacyServerSideAdaptiveClipping"'
+        )
+    bounds = {
+        entry.get("clipping_norm", 1.0)
+        for entry in scenario.defenses
+        if entry.get("name") == "flower-fixed-clipping"
+        and entry.get("clients", "all") == entry.get("layers", "all") == "all"
+    }
+    if name.endswith("ClientSideFixedClipping") and norm not in bounds:
+        raise ScenarioError(
+            f"{where} adds noise for updates that clients have clipped to {norm}, and none does. "
+            f'Add [[defenses]] name = "flower-fixed-clipping", clipping_norm = {norm}'
+        )

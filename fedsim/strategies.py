@@ -236,23 +236,6 @@ def _check_private(
             f"{where} clips and adds noise to all that clients send, running statistics too "
             f"({min(buffers)}), which destroys them. Use a model without BatchNorm"
         )
-    if name.endswith("ClientSideAdaptiveClipping"):
-        raise ScenarioError(
-            f"{where} needs a bit from every client beside its update, which no defense here sends."
-            ' Use "DifferentialPrivacyServerSideAdaptiveClipping"'
-        )
-    bounds = {
-        entry.get("clipping_norm", 1.0)
-        for entry in scenario.defenses
-        if entry.get("name") == "flower-fixed-clipping"
-        and entry.get("clients", "all") == entry.get("layers", "all") == "all"
-    }
-    norm = settings.get("clipping_norm")
-    if name.endswith("ClientSideFixedClipping") and norm not in bounds:
-        raise ScenarioError(
-            f"{where} adds noise for updates that clients have clipped to {norm}, and none does. "
-            f'Add [[defenses]] name = "flower-fixed-clipping", clipping_norm = {norm}'
-        )
 
 
 def strategy_names() -> list[str]:

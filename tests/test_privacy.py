@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from flwr.app import RecordDict
 from opacus import GradSampleModule
 from opacus.accountants import create_accountant
 from opacus.optimizers import DPOptimizer
@@ -15,10 +16,14 @@ from torch.nn import functional
 
 from defenses import DPSGD, ClientDP, GaussianNoise, LaplacianNoise
 from fedsim import testing
+from fedsim.attack import Bench
 from fedsim.budget import Budget
+from fedsim.campaign import InlineExecutor
 from fedsim.defense import Exposure, MeanGradient, Training
 from fedsim.engine.inline import InlineGrid
 from fedsim.errors import ClientError, ScenarioError
+from fedsim.federation import play
+from fedsim.ledger import Ledger
 from fedsim.mods import FixedClipping, LocalDP
 from fedsim.preflight import preflight
 from fedsim.privacy import epsilon
@@ -448,3 +453,107 @@ def test_flowers_dp_strategies_train_under_their_names(where, tmp_path):
     simulate(run, tmp_path / "run")
     assert {row["status"] for row in rows(tmp_path / "run")} == {"ok"}
     assert len(spent(tmp_path / "run", "accuracy")) == 3
+
+
+DP = "DifferentialPrivacy"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "defenses", "words"),
+    [
+        (f"{DP}ClientSideFixedClipping", [], "none does"),
+        (f"{DP}ClientSideFixedClipping", [{"clipping_norm": 0.5}], "clipped to 1.0, and none does"),
+        (f"{DP}ClientSideFixedClipping", [{"clients": [0]}], "none does"),
+        (f"{DP}ClientSideAdaptiveClipping", [], "ServerSideAdaptiveClipping"),
+        (f"{DP}ServerSideFixedClipping", [], ""),
+    ],
+)
+def test_a_strategy_that_counts_on_clipping_clients_gets_them(strategy, defenses, words):
+    settings = {"name": strategy, "noise_multiplier": 0.1}
+    if strategy.endswith("FixedClipping"):
+        settings["clipping_norm"] = 1.0
+    listed = [{"name": "flower-fixed-clipping", **entry} for entry in defenses]
+    run = scenario(training={"algorithm": "fedavg", "strategy": settings}, defenses=listed)
+    if not words:
+        preflight(run)
+        return
+    with pytest.raises(ScenarioError, match=words):
+        preflight(run)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"num_sampled_clients": 3}, "leave it out"),
+        ({"inner": f"{DP}ServerSideFixedClipping"}, "no other wrapper"),
+        ({"inner": {"name": "FedTrimmedAvg", "beta": 2}}, "beta"),
+        ({"accountant": 1}, "'int' object"),
+    ],
+)
+def test_what_a_dp_strategy_takes_on_trust_is_checked(more, words):
+    settings = {"name": f"{DP}ServerSideFixedClipping", "noise_multiplier": 0.1}
+    strategy = {**settings, "clipping_norm": 1.0, **more}
+    run = scenario(training={"algorithm": "fedavg", "strategy": strategy})
+    with pytest.raises(ScenarioError, match=words):
+        preflight(run)
+
+
+def test_dp_strategies_refuse_running_statistics():
+    strategy = {
+        "name": f"{DP}ServerSideFixedClipping",
+        "noise_multiplier": 0.1,
+        "clipping_norm": 1.0,
+    }
+    run = scenario(
+        task={"model": "resnet20"}, training={"algorithm": "fedavg", "strategy": strategy}
+    )
+    with pytest.raises(ScenarioError, match="running statistics too"):
+        preflight(run)
+
+
+def test_batches_composed_by_label_have_no_sampling_to_count():
+    run = scenario(task={"composition": "balanced"}, defenses=[{"name": "dp-sgd"}])
+    _, cautions = preflight(run)
+    assert "composed by label" in cautions[0]
+    assert Budget(run, run.build_task()).spent(1, {0: 1})["epsilon"] == math.inf
+
+
+def test_sums_of_everybodys_noise_are_cheaper():
+    both = {"defenses": [{"name": "client-dp"}]}
+    alone = scenario(**both)
+    summed = scenario(**both, training={"secure_aggregation": "masked-sum"})
+    dropping = scenario(**both, training={"secure_aggregation": "masked-sum", "on_failure": "drop"})
+    told = [
+        Budget(run, run.build_task()).spent(2, {0: 2})["epsilon"]
+        for run in (alone, summed, dropping)
+    ]
+    multipliers = (1.0, math.sqrt(4), math.sqrt(2))
+    assert told == [epsilon(z, 1.0, 2, 1e-5) for z in multipliers]
+
+
+# --- state that must not be lost ------------------------------------------------------------
+
+
+class Forgetful(InlineGrid):
+    """An engine that gives every client a new Context each round."""
+
+    def exchange(self, messages):
+        for context in self.contexts.values():
+            context.state = RecordDict()
+        return super().exchange(messages)
+
+
+def test_a_defense_that_remembers_refuses_an_engine_that_forgets(tmp_path):
+    run = scenario(
+        training={"clients_per_round": 6},
+        defenses=[{"name": "top-k", "error_feedback": True}],
+    )
+
+    def started(grid, folder):
+        bench = Bench(run)
+        ledger = Ledger.create(tmp_path / folder, run)
+        play(run, ledger, grid, InlineExecutor(bench), "", lambda *_, **__: None, task=bench.task)
+
+    started(InlineGrid(6), "kept")
+    with pytest.raises(ClientError, match=r"remembers 0 of the 1 rounds .*Context.state"):
+        started(Forgetful(6), "lost")
