@@ -183,67 +183,88 @@ def print_facts(console: Console, facts: dict[str, Any]) -> None:
 
 
 def print_summary(console: Console, folder: Path) -> None:
-    """Who was attacked, what leaked, against what chance gives."""
-    rows = summary(folder)
-    _print_utility(console, final_utility(folder))
-    if not rows:
+    """What leaked against what chance gives; of a sweep one line a point, with the model's utility.
+
+    Of a single point the utility shows where defenses have spent a budget.
+    """
+    rows, utility = summary(folder), final_utility(folder)
+    if len({*utility, *(row["point"] for row in rows)}) > 1:
+        console.print(_points(rows, utility))
         return
-    order = list(MEASURES)
+    for values in utility.values():
+        if spent := [f"{m} {values[m]:.3g}" for m in values if budget(m)]:
+            console.print(f"privacy spent: {', '.join(spent)}", markup=False, highlight=False)
+    if rows:
+        _print_leakage(console, rows)
+
+
+def _order(row: dict[str, Any]) -> int:
+    """How much a row's measure tells of an adversary; the least stands for it."""
+    return _rank(row["metric"])
+
+
+def _points(rows: list[dict[str, Any]], utility: dict[str, dict[str, float]]) -> Table:
+    """A line for each point of a sweep: accuracy, privacy spent, every adversary's main measure."""
+    points = list(dict.fromkeys([*utility, *(row["point"] for row in rows)]))
+    keys = {point.partition("=")[0] for point in points}
+    alone = len(keys) == 1 and not any("," in point.split("(")[0] for point in points)
+    title = "In the end (in brackets: by chance)" if rows else "In the end"
+    table = Table(title=title, title_justify="left", title_style="bold", box=None)
+    table.add_column(escape(keys.pop()) if alone else "point", overflow="fold", min_width=22)
+    metrics = [
+        metric
+        for metric in dict.fromkeys(m for values in utility.values() for m in values)
+        if metric == "accuracy" or (budget(metric) or "").startswith("epsilon")
+    ]
+    main: dict[str, str] = {}
+    for row in sorted(rows, key=_order, reverse=True):
+        main[row["label"]] = row["metric"]
+    labels = list(dict.fromkeys(row["label"] for row in rows))
+    titles = [f"{label} {measure(main[label]).title.lower()}" for label in labels]
+    for title in (*(metric.replace("_", " ") for metric in metrics), *titles):
+        table.add_column(escape(title.replace(" ", "\n")), justify="right")
+    found = {  # by point and adversary
+        (row["point"], row["label"]): row for row in rows if row["metric"] == main[row["label"]]
+    }
+    for point in points:
+        values = utility.get(point, {})
+        cells = [_utility(metric, values.get(metric)) for metric in metrics]
+        for label in labels:
+            how, mine = measure(main[label]), found.get((point, label))
+            cells.append(f"{how.show(mine['mean'])} ({how.show(mine['baseline'])})" if mine else "")
+        table.add_row(*map(escape, [point.partition("=")[2] if alone else point, *cells]))
+    return table
+
+
+def _utility(metric: str, value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{100 * value:.1f} %" if metric == "accuracy" else f"{value:.3g}"
+
+
+def _print_leakage(console: Console, rows: list[dict[str, Any]]) -> None:
+    """Who was attacked, and every measure of what leaked."""
     place = {row["label"]: i for i, row in enumerate(rows)}
-    rows.sort(key=lambda row: order.index(row["metric"]) if row["metric"] in order else len(order))
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for row in sorted(rows, key=lambda row: (row["point"], place[row["label"]])):
-        groups.setdefault((row["point"], row["label"]), []).append(row)
-    several = len({point for point, _ in groups}) > 1
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in sorted(sorted(rows, key=_order), key=lambda row: place[row["label"]]):
+        groups.setdefault(row["label"], []).append(row)
     table = Table(title="What leaked", title_justify="left", title_style="bold", box=None)
-    if several:
-        table.add_column("point", overflow="fold")
     table.add_column("adversary")
     table.add_column("attacked")
     table.add_column("measure")
     table.add_column("leaked", justify="right")
     table.add_column("by chance", justify="right")
     table.add_column("")
-    for (point, label), group in groups.items():
+    for label, group in groups.items():
         first = group[0]
         name, attacked = label, f"{first['attacks']} update{'' if first['attacks'] == 1 else 's'}"
         for status in ("failed", "timeout", "denied"):
             attacked += f", {first[status]} {status}" if first[status] else ""
-        # Of several points the main measure each; the report has them all.
-        denied = first["denied"] == first["attacks"]
-        for row in group[:1] if several or denied else group:
+        for row in group[:1] if first["denied"] == first["attacks"] else group:
             how = measure(row["metric"])
             shown = [how.show(row["mean"]), how.show(row["baseline"]), row["verdict"]]
-            cells = [*([point] if several else []), name, attacked, how.title, *shown]
-            table.add_row(*map(escape, cells))
+            table.add_row(*map(escape, [name, attacked, how.title, *shown]))
             name = attacked = ""
     console.print(table)
-    for (_, label), group in groups.items() if not several else ():
+    for label, group in groups.items():
         console.print(f"{label}: {group[0]['sentence']}", markup=False, highlight=False)
-
-
-def _print_utility(console: Console, utility: dict[str, dict[str, float]]) -> None:
-    """The model after the last round, and what its privacy cost, where there is a choice to see.
-
-    Of one point without a budget the rounds above have said it all.
-    """
-    metrics = [
-        metric
-        for metric in dict.fromkeys(m for values in utility.values() for m in values)
-        if metric == "accuracy" or budget(metric)
-    ]
-    if len(utility) < 2 and not any(map(budget, metrics)):
-        return
-    table = Table(title="The model in the end", title_justify="left", title_style="bold", box=None)
-    if len(utility) > 1:
-        table.add_column("point", overflow="fold")
-    for metric in metrics:
-        table.add_column(escape(metric), justify="right")
-    for point, values in utility.items():
-        shown = [
-            f"{100 * values[m]:.1f} %" if m == "accuracy" and m in values
-            else f"{values[m]:.3g}" if m in values else ""
-            for m in metrics
-        ]  # fmt: skip
-        table.add_row(*([escape(point)] if len(utility) > 1 else []), *shown)
-    console.print(table)
