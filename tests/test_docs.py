@@ -17,6 +17,7 @@ import tomli_w
 from plugins_fixture import install, with_plugins
 
 from fedsim import settings
+from fedsim.defense import Defense
 from fedsim.knowledge import PRESETS, Knowledge
 from fedsim.metrics import METRICS
 from fedsim.plugin import find, names
@@ -265,8 +266,25 @@ def test_no_page_tells_of_a_machine(page):
 
 @pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.name)
 def test_every_page_is_in_the_index(page):
-    index = (DOCS / "index.md").read_text()
-    assert page.name == "index.md" or f"({page.relative_to(DOCS)})" in index
+    """Of a folder with a README, that is in the index, and the others are in it."""
+    folder = page.parent / "README.md"
+    index = DOCS / "index.md" if page == folder or not folder.exists() else folder
+    assert page.name == "index.md" or f"({page.relative_to(index.parent)})" in index.read_text()
+
+
+@pytest.mark.parametrize("name", names("defenses"))
+def test_every_defense_has_a_page_with_all_its_settings(name):
+    told = rows(DOCS / "defenses" / f"{name}.md")
+    cls = find("defenses", name)
+    expected = set(cls.model_fields)
+    if cls.protect is Defense.protect:
+        expected -= {"layers"}
+    assert expected <= set(told), f"{name}.md lacks {expected - set(told)}"
+    for setting in expected:
+        default = cls.model_fields[setting].default
+        text = told[setting].strip("`")
+        value = None if text == "none" else tomllib.loads(f"value = {text}")["value"]
+        assert value == (list(default) if isinstance(default, tuple) else default), setting
 
 
 def test_no_page_has_a_placeholder_left():
