@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedsim.defense import ClientState, Defense, Exposure, MeanGradient, Training
 from fedsim.errors import ScenarioError
-from fedsim.privacy import Accountant, epsilon
+from fedsim.privacy import Accountant, epsilon, weak_delta
 from fedsim.records import Batch, Update
 
 __all__ = ["DPSGD", "ClientDP"]
@@ -50,15 +50,6 @@ class _Private(Defense):
         multiplier = self.noise_multiplier if noise_multiplier is None else noise_multiplier
         return epsilon(multiplier, rate, steps, self.delta, self.accountant)
 
-    def _caution(self, records: int, of: str) -> list[str]:
-        if self.delta < 1 / records:
-            return []
-        return [
-            f"{self.name}: delta = {self.delta:g} with {records} {of}: a mechanism that publishes "
-            f"one of them at random keeps to that. Set delta well below 1 / {records} = "
-            f"{1 / records:.1g}"
-        ]
-
 
 class ClientDP(_Private):
     """Clips the whole update to an L2 norm of C and adds N(0, (noise_multiplier C)^2) to it.
@@ -70,9 +61,11 @@ class ClientDP(_Private):
     Epsilon is what the curious server learns: it sees every update of a client (or, with secure
     aggregation, sums in which the noise of all adds up) and knows who took part, so sampling hides
     nothing. `epsilon_released` is what somebody learns who sees the global models only, where
-    sampling and everybody's noise count. Neighbours: the client's updates are there or not; where
-    another client's may stand in their place, halve the noise multiplier. Infinite where arrays are
-    sent that it does not cover: buffers (use a model without BatchNorm), or other layers.
+    sampling and everybody's noise count. Noise adds up where all clients run this defense, weigh
+    the same, and nothing later changes the update. Neighbours: the client's updates are there or
+    not; where another client's may stand in their place, halve the noise multiplier. Infinite
+    where arrays are sent that it does not cover: buffers (use a model without BatchNorm), or other
+    layers.
     """
 
     name: ClassVar[str] = "client-dp"
@@ -109,7 +102,7 @@ class ClientDP(_Private):
 
     def cautions(self, exposure: Exposure) -> Sequence[str]:
         """A delta that promises nothing."""
-        return self._caution(exposure.clients, "clients")
+        return weak_delta(self.name, self.delta, exposure.clients, "clients")
 
 
 class DPSGD(_Private):
@@ -163,10 +156,15 @@ class DPSGD(_Private):
                 "dp-sgd: Opacus has no per-example gradients for some layer of this model. Set "
                 'per_example = "torch.func", or leave it "auto"'
             )
-        each = _by_opacus if hooks else _by_torch_func
 
         def gradient(module: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], float]:
-            gradients, value = each(loss, module, names, batch)
+            found = _by_opacus(loss, module, names, batch) if hooks else None
+            if found is None and self.per_example == "opacus":
+                raise ScenarioError(
+                    "dp-sgd: Opacus has seen no gradient for some parameter, which the model uses "
+                    'outside its layer or not at all. Leave per_example "auto"'
+                )
+            gradients, value = found or _by_torch_func(loss, module, names, batch)
             return self.privatized(gradients, training.rng), value
 
         return training.replace(gradient=gradient)
@@ -175,7 +173,7 @@ class DPSGD(_Private):
         self, gradients: Mapping[str, Tensor], rng: torch.Generator
     ) -> dict[str, Tensor]:
         """The noisy mean (by name) of per-example gradients (B, ...), each clipped to C."""
-        per_tensor = [g.flatten(1).norm(dim=1) for g in gradients.values()]
+        per_tensor = [g.reshape(len(g), -1).norm(dim=1) for g in gradients.values()]
         norms = torch.stack(per_tensor).norm(dim=0)
         factors = (self.clip / norms.clamp(min=TINY)).clamp(max=1.0)
         sigma = self.noise_multiplier * self.clip
@@ -190,7 +188,7 @@ class DPSGD(_Private):
 
     def spent(self, exposure: Exposure) -> Mapping[str, float]:
         """Epsilon and delta of one example of the most exposed client, against the server."""
-        if not exposure.uniform:
+        if exposure.buffers or not exposure.uniform:
             return {"epsilon": math.inf, "delta": self.delta}
         rate = min(1.0, exposure.batch_size / exposure.examples)
         steps = exposure.participations * exposure.local_steps
@@ -198,7 +196,7 @@ class DPSGD(_Private):
 
     def cautions(self, exposure: Exposure) -> Sequence[str]:
         """A delta that promises nothing."""
-        found = self._caution(exposure.examples, "examples on one client")
+        found = weak_delta(self.name, self.delta, exposure.examples, "examples on one client")
         if not exposure.uniform:
             found.append(
                 "dp-sgd: batches are composed by label, so that no accountant's sampling fits "
@@ -208,7 +206,7 @@ class DPSGD(_Private):
 
 
 def _opacus_knows(module: nn.Module) -> bool:
-    """Whether Opacus has a per-example gradient for every trained layer."""
+    """Whether Opacus has a rule for every layer; what a model does beside them shows later."""
     from opacus import GradSampleModule
     from opacus.validators import ModuleValidator
 
@@ -219,8 +217,11 @@ def _opacus_knows(module: nn.Module) -> bool:
 
 def _by_opacus(
     loss: Any, module: nn.Module, names: frozenset[str], batch: Batch
-) -> tuple[dict[str, Tensor], float]:
-    """Per-example gradients (B, ...) by name and the mean loss, by Opacus' hooks."""
+) -> tuple[dict[str, Tensor], float] | None:
+    """Per-example gradients (B, ...) by name and the mean loss, by Opacus' hooks.
+
+    None where they have not seen all parameters at work.
+    """
     from opacus import GradSampleModule
 
     # Models are shared by a worker's clients: the hooks must not outlive the step.
@@ -232,14 +233,16 @@ def _by_opacus(
             warnings.filterwarnings("ignore", message="Full backward hook is firing")
             value.backward()
         found = {
-            name: cast(Any, parameter).grad_sample.detach()
+            name: cast(Any, parameter).grad_sample
             for name, parameter in module.named_parameters()
             if name in names
         }
     finally:
         hooked.zero_grad(set_to_none=True)
         hooked.to_standard_module()
-    return found, float(value.detach())
+    if any(sample is None for sample in found.values()):
+        return None
+    return {name: sample.detach() for name, sample in found.items()}, float(value.detach())
 
 
 def _by_torch_func(

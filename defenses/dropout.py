@@ -25,15 +25,17 @@ class Dropout(Defense):
 
     A unit is zero with probability `rate`, and the others are scaled by 1 / (1 - rate). The mask is
     the client's own, drawn anew for each example, step and round, and is not sent. Units are the
-    outputs of the model's activation modules, or of the modules named in `after`. Dropout that the
-    model has anyway stays. The curious server's copy of the model has none of this.
+    outputs of the model's activation modules, or the inputs of the modules named in `before`.
+    Dropout that the model has anyway stays. The curious server's copy of the model has none of
+    this.
     """
 
     name: ClassVar[str] = "dropout"
 
     rate: float = Field(default=0.1, ge=0, lt=1, description="probability of being dropped; 0: off")
-    after: tuple[str, ...] = Field(
-        default=(), description="modules whose outputs are dropped; none: every activation"
+    before: tuple[str, ...] = Field(
+        default=(),
+        description="modules whose inputs are dropped; none: the outputs of every activation",
     )
 
     def prepare(self, training: Training) -> Training:
@@ -41,46 +43,61 @@ class Dropout(Defense):
         if self.rate == 0:
             return training
         modules = dict(training.module.named_modules())
-        for name in self.after:
+        for name in self.before:
             if name not in modules:
                 raise ScenarioError(
-                    f"dropout.after: the model has no module '{name}'. "
+                    f"dropout.before: the model has no module '{name}'. "
                     f"{did_you_mean(name, [known for known in modules if known])}"
                 )
-        places = self.after or tuple(
+        places = self.before or tuple(
             name for name, module in modules.items() if isinstance(module, ACTIVATIONS)
         )
         if not places:
             raise ScenarioError(
                 "dropout: the model has no activation modules to drop units after (it calls "
-                "functions instead). Name the modules whose outputs are to be dropped: after = "
+                "functions instead). Name the modules whose inputs are to be dropped: before = "
                 f"{[name for name, module in modules.items() if isinstance(module, nn.Linear)]}"
             )
         plain, loss = training.gradient, training.loss
 
         def dropped(module: nn.Module, batch: Batch) -> Tensor:
-            with _dropping(module, places, self.rate):
+            with _dropping(module, places, self.rate, inputs=bool(self.before)):
                 return loss(module, batch)
 
         if isinstance(plain, MeanGradient):
             return training.replace(loss=dropped, gradient=MeanGradient(dropped, plain.names))
 
         def gradient(module: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], float]:
-            with _dropping(module, places, self.rate):
+            with _dropping(module, places, self.rate, inputs=bool(self.before)):
                 return plain(module, batch)
 
         return training.replace(loss=dropped, gradient=gradient)
 
 
 @contextlib.contextmanager
-def _dropping(module: nn.Module, places: tuple[str, ...], rate: float) -> Iterator[None]:
-    """Dropout after some modules inside the block, and never outside it: models are shared."""
+def _dropping(
+    module: nn.Module, places: tuple[str, ...], rate: float, *, inputs: bool
+) -> Iterator[None]:
+    """Dropout at some modules inside the block, and never outside it: models are shared.
 
-    def drop(_module: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
+    On inputs, or on outputs of modules without parameters: Opacus' hooks then see what the layers
+    saw.
+    """
+
+    def before(_module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
+        first, *rest = given
+        return (functional.dropout(first, rate, training=True), *rest)
+
+    def after(_module: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
         return functional.dropout(output, rate, training=True)
 
     modules = dict(module.named_modules())
-    hooks = [modules[name].register_forward_hook(drop) for name in places]
+    hooks = [
+        modules[name].register_forward_pre_hook(before)
+        if inputs
+        else modules[name].register_forward_hook(after)
+        for name in places
+    ]
     try:
         yield
     finally:

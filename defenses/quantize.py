@@ -1,5 +1,6 @@
 """Low precision: sixteen bits, eight bits, a few random levels. One format, and one last step."""
 
+import math
 from typing import ClassVar, Literal
 
 import torch
@@ -104,9 +105,10 @@ class QSGD(Defense):
         return update.replace(tensors={k: self._rounded(v, rng) for k, v in update.tensors.items()})
 
     def _rounded(self, value: Tensor, rng: torch.Generator) -> Tensor:
-        if not value.any():
+        norms = {"max": math.inf, "l2": 2}
+        unit = torch.linalg.vector_norm(value, norms[self.norm]) if value.numel() else value.sum()
+        if not unit > 0:
             return value
-        unit = value.abs().max() if self.norm == "max" else torch.linalg.vector_norm(value)
         level = (value.abs() / unit * self.levels + _uniform(value, rng)).floor()
         return value.sign() * level.clamp(max=self.levels) * (unit / self.levels)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from fedsim.defense import Defense, Exposure
+from fedsim.defense import Defense, Exposure, overlap
 from fedsim.scenario import Scenario
 from fedsim.tasks import Task
 
@@ -29,7 +29,7 @@ class Budget:
         names stand before the quantities.
         """
         reports = {
-            position: dict(defense.spent(self._exposure(defense, rounds, taken_part)))
+            position: dict(defense.spent(self._exposure(position, rounds, taken_part)))
             for position, defense in enumerate(self.defenses)
             if type(defense).spent is not Defense.spent
         }
@@ -45,23 +45,30 @@ class Budget:
         """What the defenses have to say before a run, as if one client took part in every round."""
         rounds = self.scenario.training.rounds
         taken_part = dict.fromkeys(range(self.scenario.training.clients), rounds)
+        self.spent(rounds, taken_part)  # an accountant that fails does so before any training
         return [
             caution
-            for defense in self.defenses
-            for caution in defense.cautions(self._exposure(defense, rounds, taken_part))
+            for position, defense in enumerate(self.defenses)
+            for caution in defense.cautions(self._exposure(position, rounds, taken_part))
         ]
 
-    def _exposure(self, defense: Defense, rounds: int, taken_part: Mapping[int, int]) -> Exposure:
-        training = self.scenario.training
+    def _exposure(self, position: int, rounds: int, taken_part: Mapping[int, int]) -> Exposure:
+        training, defense = self.scenario.training, self.defenses[position]
         held = {client: self.task.num_examples(client) for client in range(training.clients)}
         fewest = min(number for client, number in held.items() if defense.guards(client))
         everyone = all(map(defense.guards, held))
-        alike = fewest >= training.batch_size and everyone
+        # What comes later may take most of the noise away again before it is added up.
+        last = not any(
+            overlap(defense, later) and type(later).protect is not Defense.protect
+            for later in self.defenses[position + 1 :]
+        )
+        adds_up = fewest >= training.batch_size and everyone and last
         name = training.strategy
         name = str(name.get("name", "FedAvg")) if isinstance(name, dict) else name
         sampled = not self.scenario.threat.follow
-        # Where clients may be dropped, a sum is of two at least.
-        added = training.per_round if training.on_failure == "stop" else 2
+        # Where clients may be dropped, one may be left; of a secure sum two at least.
+        hidden = bool(training.secure_aggregation)
+        added = training.per_round if training.on_failure == "stop" else 1 + hidden
         return Exposure(
             rounds=rounds,
             participations=max((n for c, n in taken_part.items() if defense.guards(c)), default=0),
@@ -70,8 +77,8 @@ class Budget:
             examples=fewest,
             batch_size=min(training.batch_size, fewest),
             local_steps=training.local_steps,
-            summed=added if training.secure_aggregation and alike else 1,
-            released=training.per_round if alike and sampled and name in PLAIN_MEAN else 0,
+            summed=added if hidden and adds_up else 1,
+            released=added if adds_up and sampled and name in PLAIN_MEAN else 0,
             trained=self._trained,
             buffers=self._buffers,
             uniform=self.task.draws_uniformly,

@@ -21,6 +21,7 @@ __all__ = [
     "MeanGradient",
     "Training",
     "contradictions",
+    "overlap",
 ]
 
 ClientState = MutableMapping[str, Tensor]
@@ -81,10 +82,11 @@ class Exposure:
     participations: rounds that any one client took part in. clients, clients_per_round: the
     federation's. examples: training examples of the client that holds fewest. batch_size: examples
     a local step, as cut to what that client holds. local_steps: steps a round.
-    summed: clients that run the defense in the smallest sum that the server sees, weighted
-    alike: 1 where it sees every update. released: the same for the global model, 0 where nothing
-    can be said (unequal weights, clients that take part by name). trained, buffers: names of the
-    arrays that travel. uniform: whether batches are drawn without regard to labels.
+    summed: clients whose noise adds up in the smallest sum that the server sees: 1 where it
+    sees every update, where they weigh differently, or where a later defense takes noise away.
+    released: the same for the global model, 0 where nothing can be said (clients that take part by
+    name, too). trained, buffers: names of the arrays that travel. uniform: whether batches are
+    drawn without regard to labels.
     """
 
     rounds: int
@@ -196,7 +198,7 @@ def contradictions(defenses: Sequence[Defense]) -> list[str]:
     found = []
     for later, second in enumerate(defenses):
         for earlier, first in enumerate(defenses[:later]):
-            if not _meet(first, second):
+            if not overlap(first, second):
                 continue
             pair = f"defenses.{later} ({second.name}) after defenses.{earlier} ({first.name})"
             sends = type(second).protect is not Defense.protect
@@ -218,7 +220,7 @@ def contradictions(defenses: Sequence[Defense]) -> list[str]:
     return found
 
 
-def _meet(first: Defense, second: Defense) -> bool:
+def overlap(first: Defense, second: Defense) -> bool:
     """Whether two defenses work on the same tensors of the same client."""
     clients = (
         first.clients == "all"

@@ -13,7 +13,7 @@ from pydantic import Field
 from fedsim.defense import ClientState, Defense, Exposure
 from fedsim.errors import ClientError
 from fedsim.grid import message
-from fedsim.privacy import epsilon
+from fedsim.privacy import epsilon, weak_delta
 from fedsim.records import Update
 from fedsim.seeds import isolated
 
@@ -31,12 +31,14 @@ class _Mod(Defense):
         """What the mod makes of the update; its noise is seeded by `rng`."""
         if not update.tensors:
             return update
-        zeros = {name: torch.zeros_like(value) for name, value in update.tensors.items()}
+        # Flat, because Flower passes over arrays without dimensions.
+        flat = {name: value.contiguous().reshape(-1) for name, value in update.tensors.items()}
+        zeros = {name: torch.zeros_like(value) for name, value in flat.items()}
         config = ConfigRecord({"clipping_norm": self.clipping_norm})
         asked = message(RecordDict({"arrays": ArrayRecord(zeros), "config": config}))
         answered = RecordDict(
             {
-                "arrays": ArrayRecord({k: v.contiguous() for k, v in update.tensors.items()}),
+                "arrays": ArrayRecord(flat),
                 "metrics": MetricRecord({"num-examples": update.num_examples}),
             }
         )
@@ -55,7 +57,7 @@ class _Mod(Defense):
             raise ClientError(f"{self.name}: {reply.error.reason}")
         (arrays,) = reply.content.array_records.values()
         tensors = {
-            name: value.to(update.tensors[name].dtype)
+            name: value.to(update.tensors[name].dtype).reshape(update.tensors[name].shape)
             for name, value in arrays.to_torch_state_dict().items()
         }
         return update.replace(tensors=tensors)
@@ -118,11 +120,13 @@ class LocalDP(_Mod):
         }
 
     def cautions(self, exposure: Exposure) -> Sequence[str]:
-        """A sensitivity below what clipping leaves."""
+        """A delta that promises nothing; a sensitivity below what clipping leaves."""
+        found = weak_delta(self.name, self.delta, exposure.clients, "clients")
         if self.sensitivity >= self.clipping_norm:
-            return []
+            return found
         return [
+            *found,
             f"{self.name}: sensitivity = {self.sensitivity:g} is below clipping_norm = "
             f"{self.clipping_norm:g}, the most that one client can change: an update costs more "
-            "than epsilon says. They should be equal"
+            "than epsilon says. They should be equal",
         ]

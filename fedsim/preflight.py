@@ -4,6 +4,7 @@ import torch
 
 from fedsim.budget import Budget
 from fedsim.client import local_training
+from fedsim.defense import Defense
 from fedsim.errors import ScenarioError
 from fedsim.scenario import Scenario
 from fedsim.strategies import build_strategy, quiet
@@ -31,7 +32,8 @@ def preflight(scenario: Scenario) -> tuple[Task, list[str]]:
         if complaint := defense.unknown_layers(trained):
             raise ScenarioError(f"defenses.{position} ({defense.name}).{complaint}")
     clients = range(scenario.training.clients)
-    for chain in dict.fromkeys(tuple(d for d in defenses if d.guards(c)) for c in clients):
+    for guarded in sorted({tuple(one.guards(c) for one in defenses) for c in clients}):
+        chain = [one for one, on in zip(defenses, guarded, strict=True) if on]
         local_training(scenario, task, module, (), torch.Generator(), chain)
     return task, Budget(scenario, task).cautions()
 
@@ -47,14 +49,15 @@ def _check_client_half(scenario: Scenario) -> None:
             f"{where} needs a bit from every client beside its update, which no defense here sends."
             ' Use "DifferentialPrivacyServerSideAdaptiveClipping"'
         )
-    bounds = {
-        entry.get("clipping_norm", 1.0)
-        for entry in scenario.defenses
-        if entry.get("name") == "flower-fixed-clipping"
-        and entry.get("clients", "all") == entry.get("layers", "all") == "all"
-    }
+    bounds: set[float] = set()
+    for defense in scenario.build_defenses():
+        if type(defense).protect is Defense.protect or defense.effect == "zeros":
+            continue
+        bounds.clear()  # whatever changes values may undo a clip before it
+        if defense.name == "flower-fixed-clipping" and defense.clients == defense.layers == "all":
+            bounds.add(defense.model_dump()["clipping_norm"])
     if name.endswith("ClientSideFixedClipping") and norm not in bounds:
         raise ScenarioError(
             f"{where} adds noise for updates that clients have clipped to {norm}, and none does. "
-            f'Add [[defenses]] name = "flower-fixed-clipping", clipping_norm = {norm}'
+            f'List [[defenses]] name = "flower-fixed-clipping", clipping_norm = {norm} last'
         )

@@ -5,7 +5,9 @@ import math
 import warnings
 from typing import Literal
 
-__all__ = ["Accountant", "epsilon"]
+from fedsim.errors import ScenarioError
+
+__all__ = ["Accountant", "epsilon", "weak_delta"]
 
 Accountant = Literal["rdp", "prv"]
 """Renyi DP (Mironov et al., 2019), or the privacy random variable (Gopi et al., NeurIPS 2021).
@@ -26,7 +28,8 @@ def epsilon(
     noise_multiplier: standard deviation of the noise / sensitivity. sample_rate: the probability
     that a record takes part in a step. Neighbours differ in one record that is there or not.
     Batches of a fixed size, as clients draw them, are treated as Poisson samples of that rate: the
-    usual approximation. Infinite without noise, 0 before the first step.
+    usual approximation. Infinite without noise, 0 before the first step. Raises `ScenarioError`
+    where the accountant gives up.
     """
     if steps == 0:
         return 0.0
@@ -36,7 +39,24 @@ def epsilon(
 
     counting = create_accountant(accountant)
     counting.history = [(noise_multiplier, sample_rate, steps)]
-    with warnings.catch_warnings():
-        # At the edge of the orders it tries, the bound holds and is only looser.
-        warnings.filterwarnings("ignore", message="Optimal order is the", category=UserWarning)
-        return float(counting.get_epsilon(delta=delta))
+    try:
+        with warnings.catch_warnings():
+            # At the edge of the orders it tries, the bound holds and is only looser.
+            warnings.filterwarnings("ignore", message="Optimal order is the", category=UserWarning)
+            return max(0.0, float(counting.get_epsilon(delta=delta)))
+    except (ArithmeticError, MemoryError, RuntimeError, ValueError) as error:
+        raise ScenarioError(
+            f'Opacus\' accountant "{accountant}" cannot count noise of {noise_multiplier:g} times '
+            f"the sensitivity over {steps} steps at a rate of {sample_rate:g}, delta {delta:g}: "
+            f'{type(error).__name__}: {error}. Set accountant = "rdp", or less extreme values'
+        ) from error
+
+
+def weak_delta(name: str, delta: float, records: int, of: str) -> list[str]:
+    """A caution about a delta of 1 / n or more, for n records; none below."""
+    if delta < 1 / records:
+        return []
+    return [
+        f"{name}: delta = {delta:g} with {records} {of}: a mechanism that publishes one of them at "
+        f"random keeps to that. Set delta well below 1 / {records} = {1 / records:.1g}"
+    ]

@@ -208,6 +208,12 @@ def build_strategy(scenario: Scenario, buffers: Collection[str] = ()) -> Strateg
             given["num_sampled_clients"] = training.per_round
         if "client_learning_rate" in takes:  # QFedAvg's
             given["client_learning_rate"] = training.lr
+        if fixed := sorted((set(common) | {"weighted_by_key"}) & set(settings)):
+            raise ScenarioError(
+                f"training.strategy.{fixed[0]}: who takes part and how much a client weighs follow "
+                "from [training], and budgets are counted by it; set training.clients_per_round "
+                "or training.evaluate_clients instead"
+            )
         if unknown := set(settings) - set(takes):
             key = sorted(unknown)[0]
             raise ScenarioError(

@@ -1,5 +1,6 @@
 """Every registered defense keeps its contract; then what each is known to do."""
 
+import dataclasses
 import math
 
 import pytest
@@ -70,8 +71,9 @@ def test_keeps_its_contract(name):
 @pytest.mark.parametrize("name", names("defenses"))
 def test_leaves_everything_but_the_tensors_alone(name, update):
     after = protect(make("defenses", name, {}), update)
-    assert after.replace(tensors=update.tensors, buffers=update.buffers).num_examples == 8
-    assert torch.equal(after.buffers["mean"], update.buffers["mean"])
+    for field in dataclasses.fields(Update):
+        if field.name != "tensors":
+            assert getattr(after, field.name) == getattr(update, field.name), field.name
 
 
 NOTHING = {
@@ -144,7 +146,7 @@ def test_noise_has_the_standard_deviation_asked_for(kind, update):
     assert float(noise.std()) == pytest.approx(0.5, rel=0.03)
     assert float(noise.mean()) == pytest.approx(0, abs=0.02)
     assert noisy.tensors["head.bias"].any()
-    assert not torch.equal(protect(kind(), update, 1).tensors["head.bias"], torch.zeros(9))
+    assert protect(kind(), update, 1).tensors["head.bias"].any()
 
 
 def test_laplacian_noise_has_heavier_tails_than_gaussian(update):
@@ -321,9 +323,9 @@ def test_dropout_trains_a_network_with_holes_and_leaves_the_model_as_it_was():
 
 def test_dropout_names_what_it_cannot_find():
     with pytest.raises(ScenarioError, match=r"no module 'haed'.*Did you mean 'head'"):
-        Dropout(after=("haed",)).prepare(training())
+        Dropout(before=("haed",)).prepare(training())
     bare = torch.nn.Sequential(torch.nn.Linear(4, 4))
-    with pytest.raises(ScenarioError, match=r"no activation modules.*after = \['0'\]"):
+    with pytest.raises(ScenarioError, match=r"no activation modules.*before = \['0'\]"):
         Dropout().prepare(training(bare))
 
 
@@ -399,3 +401,8 @@ def test_conformance_says_what_is_wrong(cls, words):
     complaints = testing.conformance(cls)
     for word in words:
         assert any(word in complaint for complaint in complaints), (word, complaints)
+
+
+def test_qsgd_sends_what_is_too_small_for_a_norm_as_it_is():
+    tiny = torch.tensor([1e-24, 0, 5e-25])
+    assert torch.equal(protect(QSGD(), of(x=tiny)).tensors["x"], tiny)

@@ -14,7 +14,7 @@ from tiny import ask, rows, scenario, sent
 from torch import nn
 from torch.nn import functional
 
-from defenses import DPSGD, ClientDP, GaussianNoise, LaplacianNoise
+from defenses import DPSGD, ClientDP, Dropout, GaussianNoise, LaplacianNoise
 from fedsim import testing
 from fedsim.attack import Bench
 from fedsim.budget import Budget
@@ -557,3 +557,129 @@ def test_a_defense_that_remembers_refuses_an_engine_that_forgets(tmp_path):
     started(InlineGrid(6), "kept")
     with pytest.raises(ClientError, match=r"remembers 0 of the 1 rounds .*Context.state"):
         started(Forgetful(6), "lost")
+
+
+# --- what a review found --------------------------------------------------------------------
+
+
+def test_noise_adds_up_only_where_nothing_takes_it_away_again():
+    masked = {"secure_aggregation": "masked-sum"}
+
+    def told(*after):
+        listed = [{"name": "client-dp"}, *({"name": name} for name in after)]
+        run = scenario(training=masked, defenses=listed)
+        return Budget(run, run.build_task()).spent(2, {0: 2})
+
+    alone = told()
+    assert alone["epsilon"] == epsilon(2.0, 1.0, 2, 1e-5)
+    for name in ("top-k", "int8", "sign"):
+        spoiled = told(name)
+        assert spoiled == {"epsilon": epsilon(1.0, 1.0, 2, 1e-5), "delta": 1e-5}, name
+    apart = [{"name": "client-dp"}, {"name": "dropout"}]
+    run = scenario(training=masked, defenses=apart)
+    assert Budget(run, run.build_task()).spent(2, {0: 2}) == alone
+
+
+def test_where_clients_may_be_dropped_the_global_model_may_hold_one_clients_noise():
+    run = scenario(training={"on_failure": "drop"}, defenses=[{"name": "client-dp"}])
+    told = Budget(run, run.build_task()).spent(2, {0: 2})
+    assert told["epsilon_released"] == epsilon(1.0, 4 / 6, 2, 1e-5)
+
+
+@pytest.mark.parametrize("key", ["fraction_train", "min_train_nodes", "weighted_by_key"])
+def test_a_strategy_cannot_change_who_takes_part_behind_the_accountants_back(key):
+    value = "weight" if key == "weighted_by_key" else 1
+    run = scenario(training={"algorithm": "fedavg", "strategy": {"name": "FedAvg", key: value}})
+    with pytest.raises(ScenarioError, match=rf"strategy.{key}.*clients_per_round"):
+        preflight(run)
+
+
+def test_flowers_mods_reach_parameters_without_dimensions():
+    clipped = protect(FixedClipping(clipping_norm=1.0), {"s": torch.tensor(2.0), "w": drawn(3)})
+    assert norm(clipped) == pytest.approx(1, rel=1e-5)
+    assert clipped["s"].shape == ()
+    noisy = protect(LocalDP(epsilon=5.0), {"s": torch.tensor(0.5)})
+    assert float(noisy["s"]) != 0.5
+
+
+@pytest.mark.parametrize("order", [("dropout", "dp-sgd"), ("dp-sgd", "dropout")])
+@pytest.mark.parametrize("before", [(), ("head",)])
+def test_dropout_and_dp_sgd_work_together_whatever_their_order(order, before):
+    """Without a clip that bites, DP-SGD under dropout is dropout's own mean gradient."""
+    module, batch = convolutional(), testing.batch(4)
+    dropout = Dropout(rate=0.5, before=before)
+
+    def gradient(prepared):
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            return prepared.gradient(module, batch)[0]
+
+    expected = gradient(dropout.prepare(training(module, batch)))
+    for clip in (1e6, 0.1):
+        both = {"dropout": dropout, "dp-sgd": DPSGD(clip=clip, noise_multiplier=0)}
+        prepared = training(module, batch)
+        for name in order:
+            prepared = both[name].prepare(prepared)
+        found = gradient(prepared)
+        if clip > 1:
+            for name, value in expected.items():
+                torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-7)
+        else:
+            assert norm(found) <= clip * (1 + 1e-6)
+
+
+class Aside(nn.Module):
+    """A weight used outside its layer, which Opacus' hooks do not see."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.head = nn.Linear(36, 10)
+        self.tied = nn.Linear(36, 10)
+
+    def forward(self, inputs):
+        flat = inputs.flatten(1)
+        return self.head(flat) + functional.linear(flat.tanh(), self.tied.weight)
+
+
+def test_weights_used_outside_their_layer_go_by_torch_func():
+    module, batch = Aside(), testing.batch(4)
+    ours, _ = (
+        DPSGD(clip=0.3, noise_multiplier=0).prepare(training(module, batch)).gradient(module, batch)
+    )
+    total = {name: torch.zeros_like(p) for name, p in module.named_parameters()}
+    for x, y in zip(batch.inputs, batch.labels, strict=True):
+        value = loss(module, Batch(x[None], y[None]))
+        grads = torch.autograd.grad(value, list(total_of(module)), materialize_grads=True)
+        size = torch.cat([g.flatten() for g in grads]).norm()
+        for name, g in zip(total, grads, strict=True):
+            total[name] += g * min(1.0, 0.3 / float(size)) / 4
+    for name, expected in total.items():
+        torch.testing.assert_close(ours[name], expected, rtol=1e-4, atol=1e-7)
+    only = DPSGD(clip=0.3, per_example="opacus").prepare(training(module, batch))
+    with pytest.raises(ScenarioError, match="outside its layer"):
+        only.gradient(module, batch)
+
+
+def test_an_accountant_that_gives_up_says_so_before_any_training():
+    settings = {"name": "client-dp", "noise_multiplier": 1e-200}
+    with pytest.raises(ScenarioError, match=r"cannot count noise of 1e-200.*accountant = .rdp"):
+        preflight(scenario(defenses=[settings]))
+    assert epsilon(50.0, 0.01, 1, 0.5) == 0  # never negative
+
+
+def test_a_clip_that_is_undone_does_not_count_as_one():
+    strategy = {
+        "name": f"{DP}ClientSideFixedClipping",
+        "noise_multiplier": 0.1,
+        "clipping_norm": 1.0,
+    }
+    clip, sign = {"name": "flower-fixed-clipping"}, {"name": "sign", "scale": 1.0}
+    extra = {"algorithm": "fedavg", "strategy": strategy}
+    preflight(scenario(training=extra, defenses=[clip, {"name": "top-k"}]))
+    with pytest.raises(ScenarioError, match=r"clipping_norm = 1\.0 last"):
+        preflight(scenario(training=extra, defenses=[clip, sign]))
+    _, cautions = preflight(
+        scenario(defenses=[{"name": "flower-local-dp", "delta": 0.9}], training={"clients": 6})
+    )
+    assert "delta = 0.9 with 6 clients" in cautions[0]

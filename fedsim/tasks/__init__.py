@@ -58,8 +58,11 @@ class Task(Plugin, ABC):
 
     @property
     def draws_uniformly(self) -> bool:
-        """Whether any example of a client is as likely in a batch as any other, once at most."""
-        return True
+        """Whether any example of a client is as likely in a batch as any other, once at most.
+
+        Privacy accounting for examples rests on it; a task that keeps to it says so.
+        """
+        return False
 
     @abstractmethod
     def num_examples(self, client: int) -> int:
