@@ -22,7 +22,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from fedsim.errors import RunFolderError
+from fedsim.errors import FedsimError, RunFolderError
 from fedsim.records import Finding
 from fedsim.scenario import Scenario
 
@@ -91,6 +91,8 @@ class Ledger:
 
     def _take_up(self, scenario: Scenario) -> None:
         before = tomllib.loads((self.folder / "scenario.toml").read_text(encoding="utf-8"))
+        with contextlib.suppress(FedsimError):  # keys that are newer than the run have defaults
+            before = tomllib.loads(Scenario.parse(before).to_toml())
         now = _placeless(tomllib.loads(scenario.to_toml()))
         if differing := sorted(
             key for key in {*before, *now} - PLACES if before.get(key) != now.get(key)

@@ -226,6 +226,17 @@ def test_another_scenario_is_not_resumed(ledger):
 # --- resume -----------------------------------------------------------------------------------
 
 
+def test_a_run_from_before_a_key_was_invented_is_resumed(ledger):
+    path = ledger.folder / "scenario.toml"
+    text = path.read_text()
+    assert "secure_aggregation = false\n" in text
+    path.write_text(text.replace("secure_aggregation = false\n", ""))
+    Ledger.create(ledger.folder, scenario(), resume=True)
+    other = scenario(training={"secure_aggregation": "masked-sum"})
+    with pytest.raises(RunFolderError, match="differs in training"):
+        Ledger.create(ledger.folder, other, resume=True)
+
+
 def test_attacks_are_known_by_point_victim_and_label_however_they_ended(ledger):
     ledger.findings(
         [
