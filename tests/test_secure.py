@@ -357,7 +357,9 @@ def test_the_gradient_that_an_adversary_sees_is_that_of_all_the_examples():
     inputs = torch.cat([batch.inputs for batch in batches])
     labels = torch.cat([batch.labels for batch in batches])
     whole = type(batches[0])(inputs, labels)
-    gradient, loss = client.mean_gradient(task, task.module().train(), whole)
+    module = task.module().train()
+    training = client.local_training(run, task, module, [whole], torch.Generator(), ())
+    gradient, loss = training.gradient(module, whole)
     for name, value in arrays(reply).items():
         torch.testing.assert_close(
             torch.from_numpy(value).float(), gradient[name], rtol=1e-4, atol=1e-6
