@@ -74,5 +74,6 @@ for name, published in PUBLISHED.items():
         lost = "" if ours is None else f"{ours - reached[points[0]]:+.1f}"
         gone = f"{theirs - float(published[0]):+.1f}" if isinstance(theirs, float) else ""
         shown = "not measured" if ours is None else f"{ours:.1f} %"
-        print(f"| {point.partition('=')[2]} | {shown} | {lost} | {theirs} % | {gone} |")
+        stated = theirs if theirs == "–" else f"{theirs} %"
+        print(f"| {point.partition('=')[2]} | {shown} | {lost} | {stated} | {gone} |")
     print()

@@ -1,6 +1,7 @@
 """Low precision: sixteen bits, eight bits, a few random levels. One format, and one last step."""
 
 import math
+from abc import abstractmethod
 from typing import ClassVar, Literal
 
 import torch
@@ -16,7 +17,24 @@ _FORMATS = {"fp16": torch.float16, "bf16": torch.bfloat16}
 LARGEST_INT8 = 127
 
 
-class HalfPrecision(Defense):
+class _Rounded(Defense):
+    """Rounds every tensor by itself; subclasses say to what."""
+
+    @property
+    def effect(self) -> Effect:
+        """A format."""
+        return "format"
+
+    def protect(self, update: Update, rng: torch.Generator, state: ClientState) -> Update:
+        """The update with every tensor rounded."""
+        return update.replace(tensors={k: self._rounded(v, rng) for k, v in update.tensors.items()})
+
+    @abstractmethod
+    def _rounded(self, value: Tensor, rng: torch.Generator) -> Tensor:
+        """One tensor as it is sent, shape and dtype as before."""
+
+
+class HalfPrecision(_Rounded):
     """Rounds every coordinate to IEEE half precision or to bfloat16 (DLG, section 5.1).
 
     fp16 keeps 10 bits of mantissa and ends at 65,504, where larger values are cut off; bf16 keeps 7
@@ -27,23 +45,13 @@ class HalfPrecision(Defense):
 
     format: Literal["fp16", "bf16"] = Field(default="fp16", description="which sixteen bits")
 
-    @property
-    def effect(self) -> Effect:
-        """A format."""
-        return "format"
-
-    def protect(self, update: Update, rng: torch.Generator, state: ClientState) -> Update:
-        """The update as it is after a trip through sixteen bits."""
+    def _rounded(self, value: Tensor, rng: torch.Generator) -> Tensor:
         dtype = _FORMATS[self.format]
         largest = torch.finfo(dtype).max
-        rounded = {
-            name: value.clamp(-largest, largest).to(dtype).to(value.dtype)
-            for name, value in update.tensors.items()
-        }
-        return update.replace(tensors=rounded)
+        return value.clamp(-largest, largest).to(dtype).to(value.dtype)
 
 
-class Int8(Defense):
+class Int8(_Rounded):
     """Rounds every coordinate to one of 255 evenly spaced values (DLG, table 3).
 
     A tensor's step is its largest magnitude / 127, so that zero stays zero and nothing is cut off:
@@ -57,15 +65,6 @@ class Int8(Defense):
         default="nearest", description="to the nearest value, or up or down at random"
     )
 
-    @property
-    def effect(self) -> Effect:
-        """A format."""
-        return "format"
-
-    def protect(self, update: Update, rng: torch.Generator, state: ClientState) -> Update:
-        """The update as it is after a trip through eight bits."""
-        return update.replace(tensors={k: self._rounded(v, rng) for k, v in update.tensors.items()})
-
     def _rounded(self, value: Tensor, rng: torch.Generator) -> Tensor:
         step = value.abs().max() / LARGEST_INT8 if value.numel() else value.new_zeros(())
         if not step > 0:
@@ -78,7 +77,7 @@ class Int8(Defense):
         return units.clamp(-LARGEST_INT8, LARGEST_INT8) * step
 
 
-class QSGD(Defense):
+class QSGD(_Rounded):
     """Rounds every coordinate at random to one of a few levels (QSGD, Alistarh et al., NIPS 2017).
 
     A tensor's levels lie at 0, 1/s, ..., 1 times its norm. A magnitude between two of them goes to
@@ -94,15 +93,6 @@ class QSGD(Defense):
     norm: Literal["l2", "max"] = Field(
         default="l2", description="a tensor's unit: its L2 norm (the paper), or largest magnitude"
     )
-
-    @property
-    def effect(self) -> Effect:
-        """A format."""
-        return "format"
-
-    def protect(self, update: Update, rng: torch.Generator, state: ClientState) -> Update:
-        """The update on its levels, unbiased."""
-        return update.replace(tensors={k: self._rounded(v, rng) for k, v in update.tensors.items()})
 
     def _rounded(self, value: Tensor, rng: torch.Generator) -> Tensor:
         norms = {"max": math.inf, "l2": 2}
