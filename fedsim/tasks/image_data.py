@@ -1,5 +1,6 @@
 """Loading images: scikit-learn's digits, npz files in a folder, or a set of the Hub."""
 
+import functools
 import hashlib
 import zipfile
 from collections.abc import Iterable
@@ -97,7 +98,8 @@ def load(
     elif name.startswith(HUB):
         found = _hub(name, size)
     else:
-        found = _npz(_find(name, folder))
+        path = _find(name, folder)
+        found = _npz(path, path.stat().st_mtime_ns)
     classes = len(found.label_names) or int(found.y.max()) + 1
     if int(found.y.min()) < 0 or int(found.y.max()) >= classes:
         raise DataError(
@@ -162,7 +164,12 @@ def _find(name: str, folder: Path | None) -> Path:
     return files[name]
 
 
-def _npz(path: Path) -> _Arrays:
+@functools.lru_cache(maxsize=2)
+def _npz(path: Path, written: int) -> _Arrays:
+    """What a file holds, read once for all tasks of a process that use it; nobody writes to it.
+
+    written: when the file was, so that a new one is read again.
+    """
     try:
         # Opened here, because numpy leaves a file open that turns out to be no archive.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:

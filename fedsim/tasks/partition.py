@@ -92,7 +92,7 @@ class Partition(BaseModel):
         if partitioner.num_partitions != clients:
             raise ValueError(f"it makes {partitioner.num_partitions} partitions")
         return tuple(
-            np.asarray(partitioner.load_partition(client)["index"], dtype=np.int64)
+            np.asarray(partitioner.load_partition(client)[:]["index"], dtype=np.int64)
             for client in range(clients)
         )
 
