@@ -110,10 +110,10 @@ class DLG(Adversary):
             label_counts=dict(sorted(Counter(claimed.tolist()).items())),
             label_set=frozenset(claimed.tolist()),
             objective=best_distance if best_distance < float("inf") else None,
+            outcomes=tuple(outcomes),
             trace=tuple(job.trace),
             diagnostics={
                 "restarts": len(outcomes) - 1,
-                "outcomes": outcomes,
                 "closures": match.evaluations,
                 "exact_gradient": seen.exact,
             },

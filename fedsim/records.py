@@ -261,15 +261,19 @@ class Reconstruction:
     """What an adversary claims about the victim's examples; a metric says which field it scores.
 
     label_set: labels present. label_counts: how often each. labels (N,): one an example.
+    label_scores (classes,): an estimate of every count before it is made a whole number.
     sequences: label sequences. num_labels: how many labels in all. inputs: one tensor an example.
     tokens, text: one an example. attributes: ranked scores by attribute (a speaker, say).
     objective: the attack's own final loss. trace: (iteration, objective) pairs.
+    outcomes: how each start of an optimisation ended: "matched" the gradient, "diverged",
+        "stalled", or ran out of "steps" or "budget".
     diagnostics: whatever explains the outcome, or why there is none.
     """
 
     label_set: frozenset[int] | None = None
     label_counts: Mapping[int, int] | None = None
     labels: Tensor | None = None
+    label_scores: Tensor | None = None
     sequences: Sequence[Tensor] | None = None
     num_labels: int | None = None
     inputs: Sequence[Tensor] | None = None
@@ -277,6 +281,7 @@ class Reconstruction:
     text: Sequence[str] | None = None
     attributes: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     objective: float | None = None
+    outcomes: Sequence[str] | None = None
     trace: Sequence[tuple[int, float]] = ()
     diagnostics: Mapping[str, Any] = field(default_factory=dict)
 
