@@ -1,21 +1,20 @@
 """DLG: the training images themselves, by matching the shared gradient."""
 
 from collections import Counter
-from typing import ClassVar, Literal
+from collections.abc import Sequence
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedsim.adversary import Adversary, Job
-from fedsim.gradients import squared_distance
+from fedsim.gradients import LBFGS, Match, Problem, Rules, alike, minimise
 from fedsim.knowledge import Knowledge
 from fedsim.records import Observation, Reconstruction
+from fedsim.victim import VictimModel
 
 __all__ = ["DLG"]
-
-STALLED = 25
-"""Outer steps without a fall of 5 % after which a restart is given up."""
 
 RELATIVE = 1e-9
 """Share of the gradient's squared norm that a match must fall below, besides `tolerance`: as a
@@ -24,18 +23,19 @@ model is trained its gradients shrink, and an absolute threshold soon means noth
 FLOOR = 1e-6
 """A start that stalls below this share has reached the rounding of what was sent, not failed."""
 
-CHECKED = 10
-"""Outer steps (about 200 evaluations) after which a distance beyond `diverged` is hopeless."""
-
 
 class DLG(Adversary):
     """Inputs and labels of a batch, found by making a dummy batch whose gradient is the same.
 
-    Dummy inputs x' and label logits y' start from N(0, 1); L-BFGS (lr 1, 20 inner steps, history
-    100) minimises D = sum over parameters of ||dL(x', softmax(y'))/dW - dL(x, y)/dW||^2. A start
-    that diverges (D is NaN, Inf, or beyond `diverged` after 10 outer steps) or stalls (D falls by
-    less than 5 % in 25 outer steps) is given up for a new one; the restart with the lowest D is
-    kept. The truth has no say in that.
+    Dummy inputs x' and label logits y' start from N(0, 1); L-BFGS minimises D = sum over
+    parameters of ||dL(x', softmax(y'))/dW - dL(x, y)/dW||^2. A start that diverges (D is NaN, Inf,
+    or beyond `diverged` after 10 outer steps) or stalls (D falls by less than 5 % in 25 outer
+    steps) is given up for a new one; the restart with the lowest D is kept. The truth has no say in
+    that. Victims of one round are attacked in one batched optimisation, with the answers of
+    one by one.
+
+    The authors' code takes steps of length 1 (`line_search = "none"`), and one start; the default
+    here backtracks (Armijo), which saves most starts.
 
     Needs the whole gradient, the model the client started from (twice differentiable: sigmoid or
     tanh, no ReLU or max-pooling for good results) and the number of examples. Assumes that the
@@ -52,17 +52,32 @@ class DLG(Adversary):
         {"inputs", "labels", "label_counts", "label_set"}
     )
     cites: ClassVar[str] = "Zhu et al., Deep Leakage from Gradients, NeurIPS 2019, Algorithm 1"
+    group: ClassVar[int] = 20
 
     iterations: int = Field(
-        default=300, ge=1, description="L-BFGS outer steps a start, of up to 20 inner steps each"
+        default=300, ge=1, description="L-BFGS outer steps a start, of 20 evaluations each"
     )
     restarts: int = Field(
         default=3, ge=0, description="new starts when one diverges or stalls; 0: a single start"
     )
-    line_search: Literal["none", "strong_wolfe"] = Field(
-        default="strong_wolfe",
-        description='L-BFGS step length: "strong_wolfe", or "none" as in the authors\' code '
-        "(diverges more often)",
+    line_search: Literal["armijo", "none"] = Field(
+        default="armijo",
+        description='L-BFGS step length: "armijo" (backtracking), or "none" as in the authors\' '
+        "code (diverges more often)",
+    )
+    history: int = Field(default=100, ge=1, description="pairs that L-BFGS remembers")
+    batch_rule: Literal["joint", "cyclic"] = Field(
+        default="joint",
+        description='"joint": every step moves all examples; "cyclic": outer step i moves example '
+        "i mod N alone (the paper's Eq. 5)",
+    )
+    distance: Literal["l2", "cosine", "l1+l2"] = Field(
+        default="l2", description="between gradients: summed squares, 1 - cosine, or TAG's"
+    )
+    parameters: dict[str, Annotated[float, Field(ge=0)]] = Field(
+        default={"*": 1.0},
+        description="what each parameter's distance counts, by name pattern; a parameter that no "
+        'pattern fits is left out, such as {"head.*" = 10.0, "*" = 1.0}',
     )
     labels_from: str | None = Field(
         default=None,
@@ -83,156 +98,123 @@ class DLG(Adversary):
     )
     precision: Literal["float32", "float64"] = Field(
         default="float64",
-        description="floating-point type of the optimisation; float32 is no faster on a CPU and "
-        "comes less close",
+        description="floating-point type of the optimisation; float32 is faster and comes less "
+        "close",
     )
 
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
         """Match the gradient; raises `ValueError` where gradient and model do not fit."""
-        labels = self._labels(seen, job)
-        match = _Match(seen, labels, job.device, getattr(torch, self.precision))
-        best, best_distance = match.start(job.rng), float("inf")
-        point, outcomes = best, []
-        while True:
-            found, distance, outcome = self._descend(match, point, job)
-            outcomes.append(outcome)
-            if distance < best_distance:
-                best, best_distance = found, distance
-            if outcome in ("matched", "budget") or len(outcomes) > self.restarts:
-                break
-            point = match.start(job.rng)
+        return self.reconstruct_many([seen], [job])[0]
 
-        inputs, soft = match.split(best)
-        claimed = soft.argmax(dim=1).cpu()
+    def reconstruct_many(
+        self, seen: Sequence[Observation], jobs: Sequence[Job]
+    ) -> list[Reconstruction]:
+        """Match many at once: those with the same model and batch size in one optimisation."""
+        labels = [self.labels(one, job) for one, job in zip(seen, jobs, strict=True)]
+        found: dict[int, Reconstruction] = {}
+        models = [one.know(Knowledge.MODEL) for one in seen]
+        for group in alike(models, [one.know(Knowledge.BATCH_SIZE) for one in seen]):
+            claims = self._match(
+                [seen[i] for i in group], [labels[i] for i in group], [jobs[i] for i in group]
+            )
+            found |= dict(zip(group, claims, strict=True))
+        return [found[index] for index in range(len(seen))]
+
+    def _match(
+        self, seen: Sequence[Observation], labels: Sequence[Tensor | None], jobs: Sequence[Job]
+    ) -> list[Reconstruction]:
+        problem = Problem(
+            seen[0].know(Knowledge.MODEL),
+            [one.know(Knowledge.GRADIENT) for one in seen],
+            seen[0].spec,
+            size=int(seen[0].know(Knowledge.BATCH_SIZE)),
+            labels=labels,
+            distance=self.distance,
+            parameters=self.parameters,
+            device=jobs[0].device,
+            dtype=getattr(torch, self.precision),
+        )
+        # Distances that are relative by themselves need no scale.
+        norms = problem.norms if self.distance == "l2" else [1.0] * len(seen)
+        rules = [
+            Rules(
+                iterations=self.iterations,
+                matched=min(self.tolerance, RELATIVE * norm),
+                floor=FLOOR * norm,
+                hopeless=self.diverged,
+            )
+            for norm in norms
+        ]
+        matches = minimise(
+            problem,
+            lambda victim: problem.start(jobs[victim].rng),
+            jobs,
+            lambda starts: LBFGS(
+                starts, history=self.history, backtracking=self.line_search == "armijo"
+            ),
+            rules,
+            restarts=self.restarts,
+            blocks=problem.blocks() if self.batch_rule == "cyclic" else None,
+        )
+        notes = self.cautions(seen[0].know(Knowledge.MODEL))
+        return [
+            self._claim(problem, index, match, seen[index], jobs[index], notes)
+            for index, match in enumerate(matches)
+        ]
+
+    def _claim(
+        self,
+        problem: Problem,
+        victim: int,
+        match: Match,
+        seen: Observation,
+        job: Job,
+        notes: Sequence[str],
+    ) -> Reconstruction:
+        inputs, soft = problem.split(match.point[None], torch.tensor([victim]))
+        claimed = soft[0].argmax(dim=1).cpu()
+        diagnostics: dict[str, object] = {
+            "restarts": len(match.outcomes) - 1,
+            "closures": match.evaluations,
+            "exact_gradient": seen.exact,
+        }
+        if notes:
+            diagnostics["notes"] = list(notes)
         return Reconstruction(
-            inputs=list(inputs.float().cpu()),
+            inputs=list(inputs[0].float().cpu()),
             labels=claimed,
             label_counts=dict(sorted(Counter(claimed.tolist()).items())),
             label_set=frozenset(claimed.tolist()),
-            objective=best_distance if best_distance < float("inf") else None,
-            outcomes=tuple(outcomes),
+            objective=match.value if match.value < float("inf") else None,
+            outcomes=tuple(match.outcomes),
             trace=tuple(job.trace),
-            diagnostics={
-                "restarts": len(outcomes) - 1,
-                "closures": match.evaluations,
-                "exact_gradient": seen.exact,
-            },
+            diagnostics=diagnostics,
         )
 
-    def _descend(self, match: "_Match", start: Tensor, job: Job) -> tuple[Tensor, float, str]:
-        """One start: the point with the lowest distance, that distance, and how it ended."""
-        point = start.clone().requires_grad_(True)
-        best, lowest, outcome = start, float("inf"), "steps"
-        # L-BFGS has absolute thresholds of its own; a small gradient's match would end at once.
-        scale = max(1.0, 1 / match.norm)
-        search = None if self.line_search == "none" else self.line_search
-        optimizer = torch.optim.LBFGS([point], history_size=100, line_search_fn=search)
-
-        def closure() -> Tensor:
-            nonlocal best, lowest
-            distance = match.distance(point)
-            value = float(distance.detach())
-            if not value < float("inf"):
-                raise _Diverged
-            if value < lowest:
-                best, lowest = point.detach().clone(), value
-            (gradient,) = torch.autograd.grad(distance, point)
-            point.grad = gradient * scale
-            return distance.detach() * scale
-
-        falls = [lowest]
-        for _ in job.steps(self.iterations):
-            try:
-                optimizer.step(closure)  # type: ignore[no-untyped-call]
-            except _Diverged:
-                outcome = "diverged"
-            falls.append(lowest)
-            job.progress(job.iterations, lowest)
-            if outcome == "diverged":
-                break
-            if lowest < min(self.tolerance, RELATIVE * match.norm):
-                outcome = "matched"
-                break
-            if len(falls) > CHECKED and lowest > self.diverged:
-                outcome = "diverged"
-                break
-            if len(falls) > STALLED and lowest > 0.95 * falls[-STALLED]:
-                outcome = "stalled" if lowest > FLOOR * match.norm else "matched"
-                break
-        if outcome == "steps" and job.budget is not None and job.iterations >= job.budget:
-            outcome = "budget"
-        return best, lowest, outcome
-
-    def _labels(self, seen: Observation, job: Job) -> Tensor | None:
-        if self.labels_from is None:
-            return None
-        if self.labels_from == "given":
-            found: Tensor | None = seen.know(Knowledge.LABELS)
-        else:
-            found = self.parts()["labels_from"].reconstruct(seen, job).labels
-        count = 0 if found is None else len(found)
-        size = seen.know(Knowledge.BATCH_SIZE)
-        if found is None or count != size:
-            raise ValueError(
-                f"labels_from = '{self.labels_from}' gives {count} labels; the update holds "
-                f"{size} examples. Use an adversary that finds one label an example, such as llg"
+    def cautions(self, model: VictimModel) -> list[str]:
+        """What in the model stands in the way of matching by second derivatives."""
+        kinds = {type(part).__name__ for part in model.module.modules()}
+        flat = sorted(kinds & {"ReLU", "ReLU6", "LeakyReLU", "Hardtanh"})
+        pooled = sorted(kind for kind in kinds if "MaxPool" in kind)
+        found = []
+        if flat:
+            found.append(
+                f"the model has {', '.join(flat)}, whose second derivative is zero: DLG finds its "
+                "way by second derivatives and mostly fails. Give the model sigmoids, or use "
+                "inverting-gradients"
+            )
+        if pooled:
+            found.append(
+                f"the model has {', '.join(pooled)}: only the largest pixel of each window reaches "
+                "the gradient, and which one it is changes in jumps that no derivative sees. Use "
+                "strides instead of pooling, or inverting-gradients"
+            )
+        batch_norm = any(
+            isinstance(part, nn.modules.batchnorm._BatchNorm) and part.training
+            for part in model.module.modules()
+        )
+        if batch_norm:
+            found.append(
+                "the model normalises by batch statistics, which the dummy batch has to hit as well"
             )
         return found
-
-
-class _Diverged(Exception):
-    """The distance is NaN or Inf."""
-
-
-class _Match:
-    """The gradient distance as a function of one flat vector: the inputs, then label logits.
-
-    labels: fixed hard labels (B,), or None to optimise soft ones.
-    """
-
-    def __init__(
-        self, seen: Observation, labels: Tensor | None, device: torch.device, dtype: torch.dtype
-    ) -> None:
-        if seen.spec.input_shape is None:
-            raise ValueError("DLG needs inputs of a fixed shape; this task's inputs vary")
-        self.model = seen.know(Knowledge.MODEL).copy().to(device)
-        self.model.module.to(dtype)
-        observed = seen.know(Knowledge.GRADIENT)
-        self.names = [name for name in self.model.parameters() if name in observed]
-        if not self.names:
-            raise ValueError("the gradient names none of the model's trained parameters")
-        self.theirs = {name: observed[name].to(device, dtype) for name in self.names}
-        for name, value in self.theirs.items():
-            if not torch.isfinite(value).all():
-                raise ValueError(f"the gradient of '{name}' holds NaN or Inf")
-        self.norm = float(sum(value.square().sum() for value in self.theirs.values()))
-        if not self.norm:
-            raise ValueError("the gradient is zero throughout: there is nothing to match")
-        size = int(seen.know(Knowledge.BATCH_SIZE))
-        self.inputs_shape = (size, *seen.spec.input_shape)
-        self.labels_shape = (size, seen.spec.classes)
-        self.labels = None if labels is None else labels.to(device)
-        self.device, self.dtype = device, dtype
-        self.evaluations = 0
-
-    def start(self, rng: torch.Generator) -> Tensor:
-        """A new starting point, N(0, 1) in every coordinate, from the job's generator."""
-        logits = 0 if self.labels is not None else torch.Size(self.labels_shape).numel()
-        count = torch.Size(self.inputs_shape).numel() + logits
-        return torch.randn(count, generator=rng).to(self.device, self.dtype)
-
-    def split(self, point: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs (B, ...) and targets (B, classes), soft, or one-hot where the labels are fixed."""
-        count = torch.Size(self.inputs_shape).numel()
-        if self.labels is not None:
-            target = torch.nn.functional.one_hot(self.labels, self.labels_shape[1]).to(self.dtype)
-        else:
-            target = point[count:].view(self.labels_shape).softmax(dim=1)
-        return point[:count].view(self.inputs_shape), target
-
-    def distance(self, point: Tensor) -> Tensor:
-        """D, a scalar that can be differentiated with respect to the point."""
-        self.evaluations += 1
-        inputs, target = self.split(point)
-        ours = self.model.gradient(inputs, target, names=self.names, create_graph=True)
-        return squared_distance(ours, self.theirs, self.names)

@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from fedsim.errors import AttackTimeout, Cancelled, PluginError
 from fedsim.knowledge import Knowledge
 from fedsim.plugin import Plugin, find
 from fedsim.records import Observation, Reconstruction
+from fedsim.victim import VictimModel
 
 __all__ = ["Adversary", "Job"]
 
@@ -93,6 +95,10 @@ class Adversary(Plugin, ABC):
         """
         return [self.reconstruct(one, job) for one, job in zip(seen, jobs, strict=True)]
 
+    def cautions(self, model: VictimModel) -> list[str]:
+        """What a user should be told before a run: what in this model makes the attack weak."""
+        return []
+
     def parts(self) -> dict[str, "Adversary"]:
         """Adversaries this one runs first, by the setting that names them."""
         found = {}
@@ -103,6 +109,26 @@ class Adversary(Plugin, ABC):
                 if not issubclass(cls, Adversary):
                     raise PluginError(f"{setting} = '{value}': that is no adversary")
                 found[setting] = cls()
+        return found
+
+    def labels(self, seen: Observation, job: Job) -> Tensor | None:
+        """Labels (N,) from where the setting `labels_from` says, None where it names nothing.
+
+        Raises `ValueError` when what it names does not find one label an example.
+        """
+        source: str | None = getattr(self, "labels_from", None)
+        if source is None:
+            return None
+        if source == "given":
+            found: Tensor | None = seen.know(Knowledge.LABELS)
+        else:
+            found = self.parts()["labels_from"].reconstruct(seen, job).labels
+        count, size = 0 if found is None else len(found), seen.know(Knowledge.BATCH_SIZE)
+        if found is None or count != size:
+            raise ValueError(
+                f"labels_from = '{source}' gives {count} labels; the update holds {size} examples. "
+                "Use an adversary that finds one label an example, such as llg"
+            )
         return found
 
     def requires(self) -> Knowledge:

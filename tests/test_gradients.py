@@ -165,7 +165,8 @@ def test_the_head_is_found_by_name_and_turned():
         head_gradient({"h.weight": weight}, "h", 7)
 
 
-def test_the_distance_is_a_sum_over_the_named_parameters():
-    ours = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([5.0]), "c": torch.tensor([9.0])}
+def test_the_distance_is_a_sum_over_parameters_of_every_row():
+    ours = {"a": torch.tensor([[1.0, 2.0], [0.0, 0.0]]), "b": torch.tensor([[5.0], [3.0]])}
     theirs = {name: torch.zeros_like(value) for name, value in ours.items()}
-    assert float(squared_distance(ours, theirs, ["a", "b"])) == 30
+    assert squared_distance(ours, theirs).tolist() == [30, 9]
+    assert squared_distance(ours, theirs, {"b": 2.0}).tolist() == [55, 18]

@@ -1,0 +1,46 @@
+"""Gradients: what an update says of them, how far two are apart, and how to match one.
+
+update      from whatever a client sent to the gradient of its loss
+head        the projection layer's gradient
+distances   between gradients, of many dummy batches at a time
+dummy       the gradients of many dummy batches in one pass
+problem     gradient matching as an objective
+descent     optimizers of many independent problems at a time
+matching    the one matching loop, for many victims and restarts at a time
+"""
+
+from fedsim.gradients.descent import LBFGS, Adam, Optimizer
+from fedsim.gradients.distances import (
+    Gradients,
+    Outer,
+    cosine_distance,
+    l1_l2_distance,
+    squared_distance,
+)
+from fedsim.gradients.dummy import DummyGradients
+from fedsim.gradients.head import HeadGradient, head_gradient
+from fedsim.gradients.matching import Match, Objective, Rules, minimise
+from fedsim.gradients.problem import DISTANCES, Problem, alike
+from fedsim.gradients.update import to_gradient
+
+__all__ = [
+    "DISTANCES",
+    "LBFGS",
+    "Adam",
+    "DummyGradients",
+    "Gradients",
+    "HeadGradient",
+    "Match",
+    "Objective",
+    "Optimizer",
+    "Outer",
+    "Problem",
+    "Rules",
+    "alike",
+    "cosine_distance",
+    "head_gradient",
+    "l1_l2_distance",
+    "minimise",
+    "squared_distance",
+    "to_gradient",
+]

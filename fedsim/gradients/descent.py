@@ -1,0 +1,239 @@
+"""Optimizers of many independent problems at a time, a row each."""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+__all__ = ["LBFGS", "Adam", "Optimizer"]
+
+SUFFICIENT = 1e-4
+"""Share of the promised fall that a step must bring (Armijo)."""
+
+SHRINK = 0.25
+REJECTIONS = 6
+"""Rejected steps in a row after which a row forgets its curvature and goes downhill."""
+
+CURVED = 1e-10
+"""Least cosine between a step s and the change of gradient y of a pair worth keeping."""
+
+
+class Optimizer(Protocol):
+    """Proposes a point for every row, and is told the value and gradient there."""
+
+    def point(self) -> Tensor:
+        """Where to evaluate next, (R, n)."""
+
+    def tell(self, values: Tensor, gradients: Tensor) -> None:
+        """values (R,), gradients (R, n) at `point()`; where undefined a value of Inf."""
+
+    def at(self, row: int) -> Tensor:
+        """The point (n,) that a row has reached."""
+
+    def restart(self, row: int, start: Tensor) -> None:
+        """Begin anew from start (n,), as if nothing had been before."""
+
+    def keep(self, rows: Tensor) -> None:
+        """Drop all rows but these (int64)."""
+
+    def stuck(self) -> Tensor:
+        """Rows that no step can better, (R,) bool."""
+
+
+class Adam:
+    """Adam; `signed`: on the sign of the gradient (Geiping et al., section 4).
+
+    lr: step length; schedule: its factor by step, from 0.
+    """
+
+    def __init__(
+        self,
+        starts: Tensor,
+        *,
+        lr: float,
+        schedule: "Schedule",
+        signed: bool = False,
+        low: float | None = None,
+        high: float | None = None,
+        clamped: int = 0,
+    ) -> None:
+        self._x = starts.clone()
+        self._mean = torch.zeros_like(starts)
+        self._square = torch.zeros_like(starts)
+        self._steps = torch.zeros(len(starts), dtype=torch.int64, device=starts.device)
+        self._lr, self._schedule, self._signed = lr, schedule, signed
+        self._low, self._high, self._clamped = low, high, clamped
+        self._stuck = torch.zeros(len(starts), dtype=torch.bool, device=starts.device)
+
+    def point(self) -> Tensor:
+        return self._x
+
+    def tell(self, values: Tensor, gradients: Tensor) -> None:
+        self._stuck |= values.isinf()
+        g = gradients.sign() if self._signed else gradients
+        factors = [self._schedule(step) for step in self._steps.tolist()]
+        self._steps += 1
+        self._mean = 0.9 * self._mean + 0.1 * g
+        self._square = 0.999 * self._square + 0.001 * g.square()
+        count = self._steps.to(g.dtype)[:, None]
+        mean = self._mean / (1 - 0.9**count)
+        square = self._square / (1 - 0.999**count)
+        lr = self._lr * torch.tensor(factors, dtype=g.dtype, device=g.device)[:, None]
+        self._x = self._x - lr * mean / (square.sqrt() + 1e-8)
+        if self._clamped:
+            self._x[:, : self._clamped] = self._x[:, : self._clamped].clamp(self._low, self._high)
+
+    def at(self, row: int) -> Tensor:
+        return self._x[row].clone()
+
+    def restart(self, row: int, start: Tensor) -> None:
+        self._x[row] = start
+        self._mean[row] = self._square[row] = 0.0
+        self._steps[row] = 0
+        self._stuck[row] = False
+
+    def keep(self, rows: Tensor) -> None:
+        _keep(self, rows)
+
+    def stuck(self) -> Tensor:
+        return self._stuck
+
+
+class Schedule(Protocol):
+    """A factor on the step length by step, from 0."""
+
+    def __call__(self, step: int) -> float: ...
+
+
+class LBFGS:
+    """Limited-memory BFGS, the directions of all rows from one batched product.
+
+    The inverse Hessian comes in its compact form (Byrd, Nocedal and Schnabel, 1994, Eq. 2.6 for
+    H): two products with the history instead of a recursion over it. backtracking: a step that
+    does not bring 1e-4 of the promised fall is cut to a quarter; after six cuts the row forgets
+    its history and goes down the gradient. Without it every step has length 1, as in DLG's code.
+    """
+
+    def __init__(self, starts: Tensor, *, history: int = 100, backtracking: bool = True) -> None:
+        rows, size = starts.shape
+        self._backtracking = backtracking
+        self._x = starts.clone()
+        self._f = starts.new_full((rows,), torch.inf)
+        self._g = torch.zeros_like(starts)
+        self._d = torch.zeros_like(starts)
+        self._t = starts.new_zeros(rows)
+        self._cuts = starts.new_zeros(rows, dtype=torch.int64)
+        self._steep = starts.new_zeros(rows, dtype=torch.bool)
+        self._stuck = starts.new_zeros(rows, dtype=torch.bool)
+        self._pairs = starts.new_zeros(rows, 2 * history, size)
+        self._sy = starts.new_zeros(rows, history, history, dtype=torch.float64)
+        self._yy = starts.new_zeros(rows, history, history, dtype=torch.float64)
+        self._count = starts.new_zeros(rows, dtype=torch.int64)
+
+    def point(self) -> Tensor:
+        trial: Tensor = self._x + self._t[:, None] * self._d
+        return trial
+
+    def tell(self, values: Tensor, gradients: Tensor) -> None:
+        promised = SUFFICIENT * self._t * (self._g * self._d).sum(dim=1)
+        taken = values <= self._f + promised
+        first = self._f.isinf()
+        taken |= first
+        if not self._backtracking:
+            taken = torch.ones_like(taken)
+        broken = values.isinf() & taken
+        taken &= ~broken
+        self._stuck |= broken
+        step = self._t[:, None] * self._d
+        s = torch.where(taken[:, None], step, torch.zeros_like(step))
+        y = torch.where(taken[:, None], gradients - self._g, torch.zeros_like(step))
+        self._x = self._x + s
+        self._f = torch.where(taken, values, self._f)
+        self._g = torch.where(taken[:, None], gradients, self._g)
+        direction = self._remember(s, y)
+        downhill = (direction * self._g).sum(dim=1) < 0
+        downhill &= direction.isfinite().all(dim=1)
+        exhausted = ~taken & (self._cuts + 1 >= REJECTIONS)
+        self._stuck |= exhausted & self._steep
+        forget = (taken & ~downhill & (self._count > 0)) | exhausted
+        self._count = torch.where(forget, 0, self._count)
+        steep = forget | (taken & (self._count == 0))
+        self._d = torch.where(taken[:, None], direction, self._d)
+        self._d = torch.where(steep[:, None], -self._g, self._d)
+        gentle = 1 / self._g.abs().sum(dim=1).clamp(min=torch.finfo(s.dtype).tiny)
+        self._t = torch.where(taken, torch.ones_like(self._t), self._t * SHRINK)
+        self._t = torch.where(steep, gentle, self._t)
+        self._steep = torch.where(taken | forget, steep, self._steep)
+        self._cuts = torch.where(taken | forget, 0, self._cuts + 1)
+
+    def _remember(self, s: Tensor, y: Tensor) -> Tensor:
+        """Take in steps s and changes of gradient y, (R, n); returns -H g, (R, n).
+
+        `_pairs` holds each row's s in a ring of m slots, then its y; the products s.y and y.y are
+        kept from the oldest pair to the newest, rows with fewer pairs having them at the end.
+        """
+        rows, history = len(s), self._sy.shape[1]
+        every = torch.arange(rows, device=s.device)
+        curved = (s * y).sum(dim=1) > CURVED * s.norm(dim=1) * y.norm(dim=1)
+        chosen, slot = every[curved], (self._count % history)[curved]
+        self._pairs[chosen, slot] = s[curved]
+        self._pairs[chosen, slot + history] = y[curved]
+        self._count = self._count + curved
+        # Stacked as rows: a batched product with columns is several times slower.
+        products = (torch.stack([s, y, self._g], dim=1) @ self._pairs.mT).double()
+        ages = torch.arange(history, device=s.device)
+        order = (self._count[:, None] - history + ages) % history
+        there = ages >= history - self._count[:, None]
+        both = torch.cat([order, order + history], dim=1)
+        with_s, with_y, with_g = products.gather(2, both[:, None].expand(-1, 3, -1)).unbind(dim=1)
+        self._sy = _shifted(self._sy, curved)
+        self._sy[chosen, -1] = with_s[curved, history:]
+        self._sy[chosen, :, -1] = with_y[curved, :history]
+        self._yy = _shifted(self._yy, curved)
+        self._yy[chosen, -1] = with_y[curved, history:]
+        self._yy[chosen, :, -1] = with_y[curved, history:]
+
+        a, b = with_g[:, :history] * there, with_g[:, history:] * there
+        pair = there[:, :, None] & there[:, None, :]
+        sy, yy = self._sy * pair, self._yy * pair
+        diagonal = sy.diagonal(dim1=1, dim2=2)
+        last = yy[:, -1, -1]
+        gamma = torch.where(last > 0, diagonal[:, -1] / last, torch.ones_like(last))[:, None]
+        upper = sy.triu() + torch.diag_embed((~there).to(sy))
+        u = torch.linalg.solve_triangular(upper, a[..., None], upper=True)
+        v = diagonal[..., None] * u + gamma[..., None] * (yy @ u - b[..., None])
+        p = torch.linalg.solve_triangular(upper.mT, v, upper=False)
+        weights = torch.cat([p[..., 0] * there, -gamma * u[..., 0] * there], dim=1)
+        weights = torch.zeros_like(weights).scatter(1, both, weights).to(s)
+        direction: Tensor = -(gamma.to(s) * self._g + (weights[:, None] @ self._pairs)[:, 0])
+        return direction
+
+    def at(self, row: int) -> Tensor:
+        return self._x[row].clone()
+
+    def restart(self, row: int, start: Tensor) -> None:
+        self._x[row] = start
+        self._f[row] = torch.inf
+        self._g[row] = self._d[row] = 0.0
+        self._t[row] = 0.0
+        self._cuts[row] = self._count[row] = 0
+        self._steep[row] = self._stuck[row] = False
+
+    def keep(self, rows: Tensor) -> None:
+        _keep(self, rows)
+
+    def stuck(self) -> Tensor:
+        return self._stuck
+
+
+def _keep(state: object, rows: Tensor) -> None:
+    for name, value in vars(state).items():
+        if isinstance(value, Tensor):
+            setattr(state, name, value[rows])
+
+
+def _shifted(matrices: Tensor, rows: Tensor) -> Tensor:
+    """Matrices (R, m, m) without their oldest row and column, in the rows (R,) that say so."""
+    moved = torch.zeros_like(matrices)
+    moved[:, :-1, :-1] = matrices[:, 1:, 1:]
+    return torch.where(rows[:, None, None], moved, matrices)

@@ -1,0 +1,145 @@
+"""Gradients of many dummy batches in one pass, through which one can differentiate."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedsim.gradients.distances import Gradients, Outer
+from fedsim.victim import VictimModel
+
+__all__ = ["DummyGradients"]
+
+AGREES = 1e-3
+"""Largest difference between the two ways, as a share of the gradient's norm, that is rounding."""
+
+
+class DummyGradients:
+    """The gradient of the loss for each of R dummy batches, by parameter name.
+
+    One forward and one backward pass serve all R: a layer's weight gradient for one batch is the
+    product of what went into the layer and the loss's gradient at what came out of it. That
+    needs linear layers and plain 2-d convolutions, each used once, and examples that do not see
+    one another (no batch statistics). For every other model the batches take turns. `batched`
+    tells which; it is not assumed but tried on two random batches.
+
+    model: used in the mode it is in; its parameters are not changed. names: parameters whose
+    gradients are wanted. single: whether a linear layer may be answered with an `Outer` product
+    where a batch holds one example.
+    """
+
+    def __init__(
+        self, model: VictimModel, names: Iterable[str], *, shape: tuple[int, ...], classes: int
+    ) -> None:
+        self.model = model
+        self.names = list(names)
+        self._layers = _layers(model.module, self.names)
+        self.batched = self._layers is not None and self._agrees(shape, classes)
+
+    def __call__(self, inputs: Tensor, targets: Tensor) -> Gradients:
+        """inputs (R, B, ...), targets (R, B, classes) soft or (R, B) hard -> (R, *shape) each."""
+        if self.batched:
+            return self._together(inputs, targets)
+        return self._in_turn(inputs, targets)
+
+    def _in_turn(self, inputs: Tensor, targets: Tensor) -> Gradients:
+        found = [
+            self.model.gradient(one, target, names=self.names, create_graph=True)
+            for one, target in zip(inputs, targets, strict=True)
+        ]
+        return {name: torch.stack([each[name] for each in found]) for name in self.names}
+
+    def _together(self, inputs: Tensor, targets: Tensor) -> Gradients:
+        assert self._layers is not None  # noqa: S101 - `batched` says so
+        rows, size = inputs.shape[:2]
+        seen: dict[str, tuple[Tensor, Tensor]] = {}
+
+        def keep(name: str) -> Any:
+            def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+                if name in seen:
+                    raise RuntimeError(f"'{name}' is used twice")
+                seen[name] = (args[0], output)
+
+            return hook
+
+        hooks = [layer.register_forward_hook(keep(name)) for name, layer in self._layers.items()]
+        try:
+            # The loss is a mean over R x B examples; each batch's own is R times its share.
+            loss = self.model.loss(inputs.flatten(0, 1), targets.flatten(0, 1)) * rows
+        finally:
+            for hook in hooks:
+                hook.remove()
+        outputs = [seen[name][1] for name in self._layers]
+        backward = torch.autograd.grad(loss, outputs, create_graph=True)
+        found: dict[str, Tensor | Outer] = {}
+        for (name, layer), delta in zip(self._layers.items(), backward, strict=True):
+            entered = seen[name][0]
+            if isinstance(layer, nn.Conv2d):
+                delta = delta.flatten(2)
+                padding = layer.padding if isinstance(layer.padding, tuple) else (0, 0)
+                entered = functional.unfold(
+                    entered, layer.kernel_size, layer.dilation, padding, layer.stride
+                )
+            else:
+                delta, entered = (
+                    x.flatten(1, -2).mT if x.ndim > 2 else x.unsqueeze(2) for x in (delta, entered)
+                )
+            # Both (R B, features, places) now: sum the products over a batch's examples and places.
+            delta, entered = (x.view(rows, size, *x.shape[1:]) for x in (delta, entered))
+            for name_, parameter in self._wanted(name, layer):
+                if parameter.ndim == 1:
+                    found[name_] = delta.sum(dim=(1, 3))
+                elif size == 1 and delta.shape[3] == 1 and isinstance(layer, nn.Linear):
+                    found[name_] = Outer(delta[:, 0, :, 0], entered[:, 0, :, 0])
+                else:
+                    mine = delta.transpose(1, 2).flatten(2)
+                    other = entered.transpose(1, 2).flatten(2)
+                    found[name_] = (mine @ other.mT).view(rows, *parameter.shape)
+        return {name: found[name] for name in self.names}
+
+    def _wanted(self, name: str, layer: nn.Module) -> list[tuple[str, Tensor]]:
+        own = ((f"{name}.{key}" if name else key, p) for key, p in layer.named_parameters())
+        return [(key, p) for key, p in own if key in self.names]
+
+    def _agrees(self, shape: tuple[int, ...], classes: int) -> bool:
+        """Whether the fast way gives what autograd gives, on two batches of two."""
+        like = next(self.model.module.parameters())
+        rng = torch.Generator().manual_seed(0)
+        inputs = torch.rand((2, 2, *shape), generator=rng).to(like)
+        targets = torch.rand((2, 2, classes), generator=rng).softmax(dim=2).to(like)
+        state = torch.random.get_rng_state()
+        try:
+            fast = self._together(inputs, targets)
+        except (RuntimeError, KeyError, ValueError, TypeError, AttributeError):
+            return False
+        finally:
+            torch.random.set_rng_state(state)
+        slow = self._in_turn(inputs, targets)
+        torch.random.set_rng_state(state)
+        apart = sum(float((_dense(fast[n]) - _dense(slow[n])).square().sum()) for n in self.names)
+        whole = sum(float(_dense(slow[n]).square().sum()) for n in self.names)
+        return apart <= AGREES**2 * whole
+
+
+def _dense(value: Tensor | Outer) -> Tensor:
+    return (value.dense if isinstance(value, Outer) else value).detach()
+
+
+def _layers(module: nn.Module, names: list[str]) -> dict[str, nn.Module] | None:
+    """The layers that own the parameters, in the model's order; None if one is of another kind."""
+    wanted = {name.rpartition(".")[0] for name in names}
+    found: dict[str, nn.Module] = {}
+    for name, layer in module.named_modules():
+        if name in wanted:
+            plain = type(layer) is nn.Linear or (
+                type(layer) is nn.Conv2d
+                and layer.groups == 1
+                and layer.padding_mode == "zeros"
+                and not isinstance(layer.padding, str)
+            )
+            if not plain:
+                return None
+            found[name] = layer
+    return found if found.keys() == wanted else None

@@ -1,0 +1,55 @@
+"""The projection layer's gradient, found by name and turned the right way."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+__all__ = ["HeadGradient", "head_gradient"]
+
+
+class HeadGradient:
+    """The gradient of the projection layer: weight (classes, features), bias (classes,) or None."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.weight = weight
+        self.bias = bias
+
+    def class_sums(self) -> Tensor:
+        """g_i of LLG (Wainakh et al., Eq. 3): row sums of the weight's gradient, (classes,)."""
+        return self.weight.sum(dim=1)
+
+
+def head_gradient(gradient: Mapping[str, Tensor], head: str, classes: int) -> HeadGradient:
+    """The head's gradient out of all, with classes along the first dimension.
+
+    A transposed weight (features, classes) is turned. Raises `ValueError` when the head is not
+    there (the message lists the candidates), is no matrix with a side of `classes`, holds NaN or
+    Inf, or is zero throughout: nothing can be read from such a gradient.
+    """
+    weight = gradient.get(f"{head}.weight")
+    if weight is None:
+        candidates = sorted(
+            name.removesuffix(".weight")
+            for name, value in gradient.items()
+            if value.ndim == 2 and classes in value.shape
+        )
+        raise ValueError(
+            f"no gradient for the head '{head}.weight'; layers that could be the head: "
+            f"{', '.join(candidates) or 'none'}"
+        )
+    if weight.ndim != 2 or classes not in weight.shape:
+        raise ValueError(
+            f"the head '{head}.weight' has shape {tuple(weight.shape)}, expected a matrix with "
+            f"a side of {classes} classes"
+        )
+    if not torch.isfinite(weight).all():
+        raise ValueError(f"the gradient of the head '{head}.weight' holds NaN or Inf")
+    if not weight.any():
+        raise ValueError(
+            f"the gradient of the head '{head}.weight' is zero throughout: the client sent "
+            "nothing, or a defense removed it"
+        )
+    if weight.shape[0] != classes:
+        weight = weight.T
+    return HeadGradient(weight, gradient.get(f"{head}.bias"))

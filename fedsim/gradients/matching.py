@@ -1,0 +1,185 @@
+"""The one matching loop: many victims, and new starts of them, in one batched optimisation."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fedsim.gradients.descent import Optimizer
+
+__all__ = ["Match", "Objective", "Resources", "Rules", "minimise"]
+
+Objective = Callable[[Tensor, Tensor], Tensor]
+"""objective(points (R, n), victims (R,) int64) -> values (R,), to be differentiated; a row's
+value depends on its own point and victim alone."""
+
+
+class Resources(Protocol):
+    """What the loop asks of a victim's `Job`."""
+
+    iterations: int
+
+    @property
+    def budget(self) -> int | None: ...
+    @property
+    def rng(self) -> torch.Generator: ...
+    def progress(self, step: int, objective: float) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """When a start ends.
+
+    iterations: of `evaluations` evaluations each. matched: value below which a victim is done.
+    floor: value below which a start that stalls has come as far as rounding lets it. hopeless:
+    value beyond which a start is given up after `checked` iterations. A start stalls when its
+    value falls by less than `fall` (a share) in `patience` iterations.
+    """
+
+    iterations: int
+    evaluations: int = 20
+    matched: float = 0.0
+    floor: float = 0.0
+    hopeless: float = math.inf
+    checked: int = 10
+    fall: float = 0.05
+    patience: int = 25
+
+
+@dataclass(slots=True)
+class Match:
+    """What came of one victim.
+
+    point: (n,), the one with the lowest value over all starts. outcomes: how each start ended,
+    "matched", "stalled", "diverged", "steps" or "budget". evaluations: of the objective with its
+    gradient, all starts together.
+    """
+
+    point: Tensor
+    value: float = math.inf
+    outcomes: list[str] = field(default_factory=list)
+    evaluations: int = 0
+
+
+@dataclass(slots=True)
+class _Start:
+    """A row: one start of one victim. recent: the lowest value after each iteration."""
+
+    victim: int
+    lowest: float = math.inf
+    evaluations: int = 0
+    recent: list[float] = field(default_factory=list)
+
+
+def minimise(
+    objective: Objective,
+    start: Callable[[int], Tensor],
+    jobs: Sequence[Resources],
+    optimizer: Callable[[Tensor], Optimizer],
+    rules: Sequence[Rules],
+    *,
+    restarts: int = 0,
+    all_starts: bool = False,
+    blocks: Tensor | None = None,
+) -> list[Match]:
+    """Minimise one objective a victim, all at once; the answers are those of one by one.
+
+    start: draws a victim's starting point (n,) from its job's generator. jobs, rules: one a
+    victim. optimizer: made from the starting points (R, n). restarts: new starts of a victim
+    whose start diverged, stalled or ran out of steps; with `all_starts` every one is run, side
+    by side, however the others end. The lowest value decides; no truth is asked. blocks (N, n)
+    bool: iteration i moves the coordinates of block i mod N alone (DLG's rule for batches).
+
+    Raises what `progress` raises: `Cancelled`, `AttackTimeout`.
+    """
+    starts = 1 + restarts if all_starts else 1
+    rows = [_Start(victim) for _ in range(starts) for victim in range(len(jobs))]
+    points = torch.stack([start(row.victim) for row in rows])
+    found = [Match(points[victim].clone()) for victim in range(len(jobs))]
+    state = optimizer(points)
+    for victim, job in enumerate(jobs):
+        if job.budget is not None and job.iterations >= job.budget:
+            found[victim].outcomes.append("budget")
+    going = [index for index, row in enumerate(rows) if not found[row.victim].outcomes]
+    if len(going) < len(rows):
+        rows = [rows[index] for index in going]
+        state.keep(torch.tensor(going, dtype=torch.int64, device=points.device))
+    while rows:
+        points = state.point().detach().requires_grad_(True)
+        victims = torch.tensor([row.victim for row in rows], device=points.device)
+        values = objective(points, victims)
+        (gradients,) = torch.autograd.grad(values.sum(), points)
+        values = values.detach()
+        if blocks is not None:
+            moved = [len(row.recent) % len(blocks) for row in rows]
+            gradients = torch.where(blocks[moved], gradients, torch.zeros_like(gradients))
+        sound = values.isfinite() & gradients.isfinite().all(dim=1)
+        numbers, fine = values.tolist(), sound.tolist()
+        for index, (row, good) in enumerate(zip(rows, fine, strict=True)):
+            best = found[row.victim]
+            row.evaluations += 1
+            best.evaluations += 1
+            if not good:
+                continue
+            row.lowest = min(row.lowest, numbers[index])
+            if numbers[index] < best.value:
+                best.value, best.point = numbers[index], points[index].detach().clone()
+        state.tell(
+            torch.where(sound, values, torch.inf),
+            torch.where(sound[:, None], gradients, torch.zeros_like(gradients)),
+        )
+        ended: dict[int, str] = {}
+        for index, (row, stuck) in enumerate(zip(rows, state.stuck().tolist(), strict=True)):
+            rule = rules[row.victim]
+            if stuck or row.lowest < rule.matched or row.evaluations % rule.evaluations == 0:
+                outcome = _judge(row, rule, jobs[row.victim], stuck, not fine[index])
+                if outcome:
+                    ended[index] = outcome
+                elif blocks is not None and len(blocks) > 1:
+                    state.restart(index, state.at(index))
+        left = _settle(ended, rows, found, restarts, all_starts, state, start)
+        if len(left) < len(rows):
+            rows = [rows[index] for index in left]
+            state.keep(torch.tensor(left, dtype=torch.int64, device=points.device))
+    return found
+
+
+def _judge(row: _Start, rule: Rules, job: Resources, stuck: bool, broken: bool) -> str:
+    """How a start has ended after an iteration; empty where it goes on."""
+    job.iterations += 1
+    row.recent.append(row.lowest)
+    job.progress(job.iterations, row.lowest)
+    steps = len(row.recent)
+    if row.lowest < rule.matched:
+        return "matched"
+    if (stuck and broken) or (steps >= rule.checked and row.lowest > rule.hopeless):
+        return "diverged"
+    slow = steps > rule.patience and row.lowest > (1 - rule.fall) * row.recent[-1 - rule.patience]
+    if stuck or slow:
+        return "matched" if row.lowest <= rule.floor else "stalled"
+    if job.budget is not None and job.iterations >= job.budget:
+        return "budget"
+    return "steps" if steps >= rule.iterations else ""
+
+
+def _settle(
+    ended: dict[int, str],
+    rows: list[_Start],
+    found: list[Match],
+    restarts: int,
+    all_starts: bool,
+    state: Optimizer,
+    start: Callable[[int], Tensor],
+) -> list[int]:
+    """Book what ended, begin new starts in the same rows; returns the rows that go on."""
+    for index, outcome in ended.items():
+        best = found[rows[index].victim]
+        best.outcomes.append(outcome)
+        again = outcome in ("diverged", "stalled", "steps") and len(best.outcomes) <= restarts
+        if again and not all_starts:
+            rows[index] = _Start(rows[index].victim)
+            state.restart(index, start(rows[index].victim))
+    return [i for i, row in enumerate(rows) if i not in ended or not row.evaluations]

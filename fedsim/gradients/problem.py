@@ -1,0 +1,184 @@
+"""Gradient matching as an objective: which dummy batch has the gradient that was observed?"""
+
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedsim.gradients.distances import (
+    Gradients,
+    Outer,
+    cosine_distance,
+    l1_l2_distance,
+    squared_distance,
+)
+from fedsim.gradients.dummy import DummyGradients
+from fedsim.records import Spec
+from fedsim.victim import VictimModel
+
+__all__ = ["DISTANCES", "Problem", "alike", "parameter_weights"]
+
+Distance = Callable[[Gradients, Gradients, Mapping[str, float] | None], Tensor]
+
+DISTANCES: dict[str, Distance] = {
+    "l2": squared_distance,
+    "cosine": cosine_distance,
+    "l1+l2": l1_l2_distance,
+}
+"""Distances by name: DLG's, Inverting Gradients', TAG's."""
+
+
+def parameter_weights(names: Sequence[str], wanted: Mapping[str, float]) -> dict[str, float]:
+    """What each parameter counts: the weight of the first pattern that fits its name.
+
+    wanted: weights by shell pattern, such as {"head.*": 1.0}. A name that none fits is left out.
+    Raises `ValueError` for a pattern that fits no name, and when nothing is left.
+    """
+    for pattern in wanted:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise ValueError(
+                f"parameters: '{pattern}' fits none of the parameters that were sent and that the "
+                f"model has: {', '.join(names)}"
+            )
+    found = {}
+    for name in names:
+        fits = [weight for pattern, weight in wanted.items() if fnmatchcase(name, pattern)]
+        if fits and fits[0] > 0:
+            found[name] = fits[0]
+    if not found:
+        raise ValueError("parameters: nothing is left to match; give one a weight above 0")
+    return found
+
+
+class Problem:
+    """The distance between observed gradients and those of dummy batches, for V victims at once.
+
+    A point is a flat vector: the inputs of a batch, then its label logits where the labels are not
+    given. Called with points (R, n) and victims (R,), as `minimise` does, it returns (R,).
+
+    model: what all V victims started from; it is copied. observed: each victim's gradient by name.
+    size: examples in each batch. labels: each victim's hard labels (size,), or None to search
+    for soft ones. distance: one of `DISTANCES`. parameters: weights by name pattern. simulate:
+    gradients (R, *shape) of dummy batches; `DummyGradients` of the model where left out.
+
+    Raises `ValueError` where gradient and model do not fit, and for a gradient that holds NaN or
+    Inf or is zero throughout.
+    """
+
+    def __init__(
+        self,
+        model: VictimModel,
+        observed: Sequence[Mapping[str, Tensor]],
+        spec: Spec,
+        *,
+        size: int,
+        labels: Sequence[Tensor | None],
+        distance: str = "l2",
+        parameters: Mapping[str, float] | None = None,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float64,
+        simulate: Callable[[VictimModel, list[str]], Callable[[Tensor, Tensor], Gradients]]
+        | None = None,
+    ) -> None:
+        if spec.input_shape is None:
+            raise ValueError("matching needs inputs of a fixed shape; this task's inputs vary")
+        self.model = model.copy().to(device)
+        self.model.module.to(dtype)
+        sent = [name for name in self.model.parameters() if all(name in one for one in observed)]
+        if not sent:
+            raise ValueError("the gradient names none of the model's trained parameters")
+        self.weights = parameter_weights(sent, parameters or {"*": 1.0})
+        self.names = list(self.weights)
+        theirs = {
+            name: torch.stack([one[name] for one in observed]).to(device, dtype)
+            for name in self.names
+        }
+        for name, value in theirs.items():
+            if not torch.isfinite(value).all():
+                raise ValueError(f"the gradient of '{name}' holds NaN or Inf")
+        squares = sum(value.square().flatten(1).sum(dim=1) for value in theirs.values())
+        self.norms: list[float] = torch.as_tensor(squares).tolist()
+        """Squared norm of each victim's gradient."""
+        if not all(self.norms):
+            raise ValueError("the gradient is zero throughout: there is nothing to match")
+        self.inputs_shape = (size, *spec.input_shape)
+        self.pixels = torch.Size(self.inputs_shape).numel()
+        self.classes = spec.classes
+        self.device, self.dtype = torch.device(device), dtype
+        for given in labels:
+            if given is not None and not (
+                len(given) == size and given.min() >= 0 and given.max() < self.classes
+            ):
+                raise ValueError(
+                    f"labels {given.tolist()} for a batch of {size}; expected {size} labels from 0 "
+                    f"to {self.classes - 1}"
+                )
+        hard = [given for given in labels if given is not None]
+        self.labels = torch.stack(hard).to(device) if hard else None
+        self._distance = DISTANCES[distance]
+        if simulate is None:
+            dummy = DummyGradients(
+                self.model, self.names, shape=spec.input_shape, classes=spec.classes
+            )
+            self._gradients: Callable[[Tensor, Tensor], Gradients] = dummy
+            self.batched = dummy.batched
+        else:
+            self._gradients, self.batched = simulate(self.model, self.names), False
+        self._theirs: dict[str, Any] = dict(theirs)
+        if self.batched and size == 1 and distance != "l1+l2":
+            for name, value in theirs.items():
+                if value.ndim == 3 and (product := Outer.of(value)) is not None:
+                    self._theirs[name] = product
+
+    @property
+    def size(self) -> int:
+        """Length n of a point."""
+        count = 0 if self.labels is not None else self.inputs_shape[0] * self.classes
+        return self.pixels + count
+
+    def start(self, rng: torch.Generator) -> Tensor:
+        """A new starting point (n,), N(0, 1) in every coordinate."""
+        return torch.randn(self.size, generator=rng).to(self.device, self.dtype)
+
+    def split(self, points: Tensor, victims: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs (R, B, ...) and targets (R, B, classes), one-hot where the labels are given."""
+        inputs = points[:, : self.pixels].view(-1, *self.inputs_shape)
+        if self.labels is not None:
+            hard = self.labels[victims]
+            return inputs, torch.nn.functional.one_hot(hard, self.classes).to(self.dtype)
+        logits = points[:, self.pixels :].view(-1, self.inputs_shape[0], self.classes)
+        return inputs, logits.softmax(dim=2)
+
+    def __call__(self, points: Tensor, victims: Tensor) -> Tensor:
+        inputs, targets = self.split(points, victims)
+        ours = self._gradients(inputs, targets)
+        theirs = {name: value[victims] for name, value in self._theirs.items()}
+        return self._distance(ours, theirs, self.weights)
+
+    def blocks(self) -> Tensor:
+        """Which coordinates of a point belong to each example, (B, n) bool."""
+        size = self.inputs_shape[0]
+        of = torch.arange(size).repeat_interleave(self.pixels // size)
+        if self.labels is None:
+            of = torch.cat([of, torch.arange(size).repeat_interleave(self.classes)])
+        return (of[None] == torch.arange(size)[:, None]).to(self.device)
+
+
+def alike(models: Sequence[VictimModel], sizes: Sequence[int]) -> list[list[int]]:
+    """Which victims fit into one `Problem`: the same weights, as many examples; by position."""
+    found: list[list[int]] = []
+    for index, (model, size) in enumerate(zip(models, sizes, strict=True)):
+        for group in found:
+            if sizes[group[0]] == size and _same(models[group[0]], model):
+                group.append(index)
+                break
+        else:
+            found.append([index])
+    return found
+
+
+def _same(one: VictimModel, other: VictimModel) -> bool:
+    a, b = one.module.state_dict(), other.module.state_dict()
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
