@@ -41,8 +41,8 @@ class Rules:
 
     iterations: int
     evaluations: int = 20
-    matched: float = 0.0
-    floor: float = 0.0
+    matched: float = -math.inf
+    floor: float = -math.inf
     hopeless: float = math.inf
     checked: int = 10
     fall: float = 0.05
