@@ -3,6 +3,7 @@
 Truth is re-derived here, after the attack, and never reaches the adversary.
 """
 
+import math
 import signal
 import threading
 import time
@@ -158,7 +159,8 @@ class Bench:
         if status == "ok":
             try:
                 for each in measured:
-                    values[each.name] = each.score(claimed, truth, self.task.spec)
+                    value = each.score(claimed, truth, self.task.spec)
+                    values[each.name] = None if math.isnan(value) else value
                 place = f"{self.folder}/{caught.victim}/{label}"
                 rendered = self.task.render(claimed, truth)
                 files = {f"{place}/{name}": content for name, content in rendered.items()}

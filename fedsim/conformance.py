@@ -23,11 +23,7 @@ from fedsim.victim import VictimModel
 
 __all__ = ["conformance"]
 
-CLAIMS = {field.name for field in dataclasses.fields(Reconstruction)} - {
-    "objective",
-    "trace",
-    "diagnostics",
-}
+CLAIMS = {field.name for field in dataclasses.fields(Reconstruction)} - {"trace", "diagnostics"}
 _FIELDS = {
     flag: FIELDS.get(str(flag.name).lower(), str(flag.name).lower())
     for flag in Knowledge
@@ -169,7 +165,7 @@ def _withheld(seen: Observation, granted: Knowledge) -> dict[str, Any]:
 
 
 def _claim(claimed: Reconstruction) -> dict[str, Any]:
-    return {name: getattr(claimed, name) for name in (*sorted(CLAIMS), "objective")}
+    return {name: getattr(claimed, name) for name in sorted(CLAIMS)}
 
 
 def _defense(defense: Defense) -> list[str]:

@@ -491,7 +491,7 @@ def test_stop_names_the_client_and_the_round_and_keeps_every_row(how, tmp_path):
     found = outcome(run, tmp_path)
     assert set(found) == {(round, number) for round in (1, 2) for number in range(6)}
     for place, attacks in found.items():
-        assert len(attacks) == 2 * 3  # adversaries, metrics
+        assert len(attacks) == 2 * 6  # adversaries, metrics
         assert {row["status"] for row in attacks} == {"failed" if place == (2, 2) else "ok"}
     broken = found[(2, 2)]
     assert all(SAID[how] in row["error"] and row["value"] == "" for row in broken)
