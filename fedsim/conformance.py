@@ -79,6 +79,12 @@ def _declarations(cls: type[Plugin]) -> list[str]:
             found.append(
                 f"recovers names {unknown}, which Reconstruction lacks: use {sorted(CLAIMS)}"
             )
+        many = cls.reconstruct_many is not Adversary.reconstruct_many
+        if many != (cls.group > 1):
+            found.append(
+                f"group is {cls.group}, and reconstruct_many is {'' if many else 'not '}overridden"
+                ": override it and say how many victims it likes at once, or neither"
+            )
     elif issubclass(cls, Defense) and (
         cls.prepare is Defense.prepare and cls.protect is Defense.protect
     ):
