@@ -49,7 +49,7 @@ class DLG(Adversary):
     name: ClassVar[str] = "dlg"
     needs: ClassVar[Knowledge] = Knowledge.GRADIENT | Knowledge.MODEL | Knowledge.BATCH_SIZE
     recovers: ClassVar[frozenset[str]] = frozenset(
-        {"inputs", "labels", "label_counts", "label_set"}
+        {"inputs", "labels", "label_counts", "label_set", "objective", "outcomes"}
     )
     cites: ClassVar[str] = "Zhu et al., Deep Leakage from Gradients, NeurIPS 2019, Algorithm 1"
     group: ClassVar[int] = 20
@@ -185,7 +185,7 @@ class DLG(Adversary):
             labels=claimed,
             label_counts=dict(sorted(Counter(claimed.tolist()).items())),
             label_set=frozenset(claimed.tolist()),
-            objective=match.value if match.value < float("inf") else None,
+            objective=match.value,
             outcomes=tuple(match.outcomes),
             trace=tuple(job.trace),
             diagnostics=diagnostics,

@@ -76,11 +76,15 @@ class Adversary(Plugin, ABC):
     Composition: a setting whose name ends in `_from` (such as `labels_from = "llg"`) names
     another adversary to run first; its needs are inherited. "given" takes the value from the
     observation instead.
+
+    group: observations of one round that `reconstruct_many` likes to be handed at once, at most;
+    1 where it is not overridden.
     """
 
     needs: ClassVar[Knowledge]
     recovers: ClassVar[frozenset[str]]
     cites: ClassVar[str] = ""
+    group: ClassVar[int] = 1
 
     @abstractmethod
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
@@ -89,9 +93,11 @@ class Adversary(Plugin, ABC):
     def reconstruct_many(
         self, seen: Sequence[Observation], jobs: Sequence[Job]
     ) -> list[Reconstruction]:
-        """Attack many observations; a batched override must give the same answers.
+        """Attack many observations; a batched override must give the same answers as one by one.
 
-        For batched attacks; the campaign hands out one observation at a time so far.
+        For batched attacks, which set `group`. Each job has its own generator and budget, all have
+        one deadline: that of one attack times their number. Whatever this raises costs no victim
+        its row: all are attacked again one by one.
         """
         return [self.reconstruct(one, job) for one, job in zip(seen, jobs, strict=True)]
 

@@ -3,6 +3,7 @@
 Truth is re-derived here, after the attack, and never reaches the adversary.
 """
 
+import math
 import signal
 import threading
 import time
@@ -24,18 +25,22 @@ from fedsim.seeds import derive, isolated, torch_generator
 from fedsim.settings import AttackPlan
 from fedsim.tasks import Task
 
-__all__ = ["Attack", "Bench", "Outcome"]
+__all__ = ["Attack", "Bench", "GroupFailed", "Outcome", "one_by_one"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Attack:
-    """One adversary against one victim. refused: why there is nothing to attack, if so."""
+    """One adversary against one victim. refused: why there is nothing to attack, if so.
+
+    caution: what the user should be told when it has ended.
+    """
 
     interception: Interception
     adversary: int
     inclusion: float
     refused: str = ""
     history: tuple[Interception, ...] = ()
+    caution: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,6 +50,20 @@ class Outcome:
     round: int
     findings: tuple[Finding, ...]
     files: Mapping[str, bytes]
+    caution: str = ""
+
+
+class GroupFailed(Exception):
+    """A group of attacks came to nothing as a whole. Carries why; empty where it was denied."""
+
+
+def one_by_one(group: Sequence[Attack], why: str) -> list[list[Attack]]:
+    """A failed group as groups of one; the first tells the user why."""
+    first, *rest = group
+    text = ""
+    if why:
+        text = f"{len(group)} attacks together failed, and are made one by one: {why}"
+    return [[replace(first, caution=text)], *([one] for one in rest)]
 
 
 class Bench:
@@ -70,32 +89,42 @@ class Bench:
         self.task.num_examples(0)
         self.task.victim({})
 
+    def groups(self, attacks: Sequence[Attack], workers: int = 1) -> list[list[Attack]]:
+        """A round's attacks as they are to be performed: those of one adversary in groups.
+
+        A group holds as many as the adversary likes at once, and no more than an even share of the
+        workers. What cannot be attacked is left alone.
+        """
+        found: list[list[Attack]] = []
+        for index, (_, _, adversary) in enumerate(self.adversaries):
+            mine = [one for one in attacks if one.adversary == index]
+            found += [[one] for one in mine if one.refused]
+            sound = [one for one in mine if not one.refused]
+            size = max(1, min(adversary.group, math.ceil(len(sound) / workers)))
+            found += [sound[at : at + size] for at in range(0, len(sound), size)]
+        return found
+
+    def limit(self, attacks: Sequence[Attack]) -> float:
+        """Seconds that attacks of one adversary may take together."""
+        _, plan, _ = self.adversaries[attacks[0].adversary]
+        return len(attacks) * (plan.timeout or self.scenario.threat.timeout)
+
     def perform(self, attack: Attack) -> Outcome:
         """Attack, score, render. Whatever an adversary does, a row comes of it."""
-        label, plan, adversary = self.adversaries[attack.adversary]
-        caught, seed = attack.interception, self.scenario.seed
-        where = (caught.round, *caught.clients)
-        limit = plan.timeout or self.scenario.threat.timeout
+        _, _, adversary = self.adversaries[attack.adversary]
         claimed, error, job = Reconstruction(), attack.refused, None
         status: Status = "failed" if attack.refused else "ok"
         started = time.perf_counter()
         try:
             if not attack.refused:
-                with isolated(seed, f"attack.{label}", *where):
+                with isolated(*self._place(attack)):
                     seen = self._observe(adversary, attack)
-                    job = Job(
-                        torch_generator(seed, f"attack.{label}", *where),
-                        device=_device(self.scenario.engine.gpus_per_attack),
-                        budget=plan.budget,
-                        deadline=limit,
-                    )
+                    limit = self.limit([attack])
+                    job = self._job(attack, limit)
                     started = time.perf_counter()
                     with _alarm(limit):
                         claimed = adversary.reconstruct(seen, job)
-                if not isinstance(claimed, Reconstruction):
-                    raise TypeError(
-                        f"reconstruct returned {type(claimed).__name__}, expected a Reconstruction"
-                    )
+                _check(claimed, "reconstruct")
         except NotGranted as reason:
             status, error = "denied", str(reason)
         except (AttackTimeout, _Alarm) as reason:
@@ -107,6 +136,55 @@ class Bench:
         seconds = time.perf_counter() - started
         iterations = 0 if job is None else job.iterations
         return self._score(attack, claimed, status, error, seconds, iterations)
+
+    def perform_together(self, attacks: Sequence[Attack]) -> list[Outcome]:
+        """Attacks of one adversary on several victims of a round, in one call of it.
+
+        The seconds of each are those of the call over their number. Raises `GroupFailed` where the
+        call raises, takes too long, or does not return a reconstruction for each: whose fault that
+        is shows when they are performed one by one.
+        """
+        if len(attacks) == 1:
+            return [self.perform(attacks[0])]
+        _, _, adversary = self.adversaries[attacks[0].adversary]
+        try:
+            with isolated(*self._place(attacks[0])):
+                seen = [self._observe(adversary, attack) for attack in attacks]
+                limit = self.limit(attacks)
+                jobs = [self._job(attack, limit) for attack in attacks]
+                started = time.perf_counter()
+                with _alarm(limit):
+                    claims = list(adversary.reconstruct_many(seen, jobs))
+            seconds = (time.perf_counter() - started) / len(attacks)
+            if len(claims) != len(attacks):
+                raise TypeError(f"reconstruct_many returned {len(claims)} claims")
+            for claimed in claims:
+                _check(claimed, "reconstruct_many")
+        except NotGranted:
+            raise GroupFailed("") from None
+        except (AttackTimeout, _Alarm) as reason:
+            raise GroupFailed(str(reason)) from None
+        except (Exception, SystemExit, GeneratorExit) as reason:
+            raise GroupFailed(f"{type(reason).__name__}: {reason}") from None
+        return [
+            self._score(attack, claimed, "ok", "", seconds, job.iterations)
+            for attack, claimed, job in zip(attacks, claims, jobs, strict=True)
+        ]
+
+    def _place(self, attack: Attack) -> tuple[Any, ...]:
+        """The arguments by which an attack's randomness is its own: seed, purpose, where."""
+        label, _, _ = self.adversaries[attack.adversary]
+        caught = attack.interception
+        return (self.scenario.seed, f"attack.{label}", caught.round, *caught.clients)
+
+    def _job(self, attack: Attack, limit: float) -> Job:
+        _, plan, _ = self.adversaries[attack.adversary]
+        return Job(
+            torch_generator(*self._place(attack)),
+            device=_device(self.scenario.engine.gpus_per_attack),
+            budget=plan.budget,
+            deadline=limit,
+        )
 
     def _observe(self, adversary: Adversary, attack: Attack) -> Observation:
         missing = adversary.requires() & ~self.threat.granted.closed()
@@ -158,7 +236,8 @@ class Bench:
         if status == "ok":
             try:
                 for each in measured:
-                    values[each.name] = each.score(claimed, truth, self.task.spec)
+                    value = each.score(claimed, truth, self.task.spec)
+                    values[each.name] = None if math.isnan(value) else value
                 place = f"{self.folder}/{caught.victim}/{label}"
                 rendered = self.task.render(claimed, truth)
                 files = {f"{place}/{name}": content for name, content in rendered.items()}
@@ -208,7 +287,12 @@ class Bench:
                     artifact=min(files, default=""),
                 )
             )
-        return Outcome(caught.round, tuple(rows), files)
+        return Outcome(caught.round, tuple(rows), files, attack.caution)
+
+
+def _check(claimed: object, method: str) -> None:
+    if not isinstance(claimed, Reconstruction):
+        raise TypeError(f"{method} returned {type(claimed).__name__}, expected a Reconstruction")
 
 
 class _Alarm(BaseException):

@@ -4,7 +4,7 @@ The campaign decides who is attacked and keeps the books; an `Executor`, handed 
 decides where an attack runs.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from fedsim.adversary import Adversary
-from fedsim.attack import Attack, Bench, Outcome
+from fedsim.attack import Attack, Bench, GroupFailed, Outcome, one_by_one
 from fedsim.errors import ScenarioError
 from fedsim.knowledge import Knowledge
 from fedsim.ledger import Ledger
@@ -53,25 +53,36 @@ class InlineExecutor:
 
     def __init__(self, bench: Bench) -> None:
         self._bench = bench
-        self._queue: list[Attack] = []
+        self._queue: deque[list[Attack]] = deque()
+        self._pending = 0
 
     def submit(self, attacks: Sequence[Attack]) -> None:
         """Queue them for the end of the round."""
-        self._queue.extend(attacks)
+        self._queue.extend(self._bench.groups(attacks))
+        self._pending += len(attacks)
 
     def collect(self, *, wait: bool) -> Iterator[Outcome]:
-        """Run the queue, one by one."""
+        """Run the queue, group by group."""
         while self._queue:
-            yield self._bench.perform(self._queue.pop(0))
+            group = self._queue.popleft()
+            try:
+                outcomes = self._bench.perform_together(group)
+            except GroupFailed as reason:
+                self._queue.extendleft(reversed(one_by_one(group, str(reason))))
+                continue
+            for outcome in outcomes:
+                self._pending -= 1
+                yield outcome
 
     @property
     def pending(self) -> int:
         """Attacks queued."""
-        return len(self._queue)
+        return self._pending
 
     def cancel(self) -> None:
         """Drop the queue."""
         self._queue.clear()
+        self._pending = 0
 
 
 class Campaign:
@@ -210,6 +221,8 @@ class Campaign:
                 self.ledger.artifact(path, content)
             self.ledger.findings(outcome.findings)
             self._open[outcome.round] -= 1
+            if outcome.caution:
+                self.observer("caution", text=outcome.caution)
             self.observer("findings", findings=outcome.findings, pending=self.executor.pending)
 
     def settled(self, round: int) -> bool:

@@ -23,11 +23,7 @@ from fedsim.victim import VictimModel
 
 __all__ = ["conformance"]
 
-CLAIMS = {field.name for field in dataclasses.fields(Reconstruction)} - {
-    "objective",
-    "trace",
-    "diagnostics",
-}
+CLAIMS = {field.name for field in dataclasses.fields(Reconstruction)} - {"trace", "diagnostics"}
 _FIELDS = {
     flag: FIELDS.get(str(flag.name).lower(), str(flag.name).lower())
     for flag in Knowledge
@@ -82,6 +78,12 @@ def _declarations(cls: type[Plugin]) -> list[str]:
         elif unknown := sorted(recovers - CLAIMS):
             found.append(
                 f"recovers names {unknown}, which Reconstruction lacks: use {sorted(CLAIMS)}"
+            )
+        many = cls.reconstruct_many is not Adversary.reconstruct_many
+        if many != (cls.group > 1):
+            found.append(
+                f"group is {cls.group}, and reconstruct_many is {'' if many else 'not '}overridden"
+                ": override it and say how many victims it likes at once, or neither"
             )
     elif issubclass(cls, Defense) and (
         cls.prepare is Defense.prepare and cls.protect is Defense.protect
@@ -169,7 +171,7 @@ def _withheld(seen: Observation, granted: Knowledge) -> dict[str, Any]:
 
 
 def _claim(claimed: Reconstruction) -> dict[str, Any]:
-    return {name: getattr(claimed, name) for name in (*sorted(CLAIMS), "objective")}
+    return {name: getattr(claimed, name) for name in sorted(CLAIMS)}
 
 
 def _defense(defense: Defense) -> list[str]:

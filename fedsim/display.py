@@ -1,6 +1,7 @@
 """What a person sees: progress while a run goes on, its last table, a plugin described."""
 
 import inspect
+import math
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -89,7 +90,7 @@ class Display:
             if row.status == "ok" and row.value is not None:
                 entry[0] += 1
                 entry[1] += row.value
-                entry[2] += row.baseline or 0.0
+                entry[2] += math.nan if row.baseline is None else row.baseline
         if findings and findings[0].status != "ok":
             row = findings[0]
             self._say(f"{row.victim} {row.label}: {row.status}: {row.error[:200]}")
@@ -243,7 +244,7 @@ def _utility(metric: str, value: float | None) -> str:
 
 
 def _print_leakage(console: Console, rows: list[dict[str, Any]]) -> None:
-    """Who was attacked, and every measure of what leaked."""
+    """Who was attacked, and the main measures of what leaked; the page has the others."""
     place = {row["label"]: i for i, row in enumerate(rows)}
     groups: dict[str, list[dict[str, Any]]] = {}
     for row in sorted(sorted(rows, key=_order), key=lambda row: place[row["label"]]):
@@ -260,7 +261,8 @@ def _print_leakage(console: Console, rows: list[dict[str, Any]]) -> None:
         name, attacked = label, f"{first['attacks']} update{'' if first['attacks'] == 1 else 's'}"
         for status in ("failed", "timeout", "denied"):
             attacked += f", {first[status]} {status}" if first[status] else ""
-        for row in group[:1] if first["denied"] == first["attacks"] else group:
+        main = [row for row in group if not measure(row["metric"]).detail] or group[:1]
+        for row in group[:1] if first["denied"] == first["attacks"] else main:
             how = measure(row["metric"])
             shown = [how.show(row["mean"]), how.show(row["baseline"]), row["verdict"]]
             table.add_row(*map(escape, [name, attacked, how.title, *shown]))

@@ -264,7 +264,8 @@ class Reconstruction:
     label_scores (classes,): an estimate of every count before it is made a whole number.
     sequences: label sequences. num_labels: how many labels in all. inputs: one tensor an example.
     tokens, text: one an example. attributes: ranked scores by attribute (a speaker, say).
-    objective: the attack's own final loss. trace: (iteration, objective) pairs.
+    objective: the attack's own final loss, infinite where it never was finite.
+    trace: (iteration, objective) pairs.
     outcomes: how each start of an optimisation ended: "matched" the gradient, "diverged",
         "stalled", or ran out of "steps" or "budget".
     diagnostics: whatever explains the outcome, or why there is none.

@@ -3,6 +3,7 @@
 import os
 import random
 import time
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -126,6 +127,57 @@ class Historian(Adversary):
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
         self.lengths.append(len(seen.know(Knowledge.HISTORY)))
         return NOTHING
+
+
+class Flock(Adversary):
+    """Attacks up to three victims at once, and misbehaves when one client is among them.
+
+    Claims the class of which the head's gradient is lowest, and draws the other labels. A call
+    appends the number of its victims to the file `log`.
+    """
+
+    name: ClassVar[str] = "flock"
+    needs: ClassVar[Knowledge] = Knowledge.HEAD_GRADIENT | Knowledge.BATCH_SIZE
+    recovers: ClassVar[frozenset[str]] = LABELS
+    group: ClassVar[int] = 3
+
+    how: Literal["fine", "raise", "die", "hang", "short", "none", "interrupt", "nap"] = "fine"
+    client: int = Field(default=2, ge=0, description="the client that it cannot cope with")
+    known_as: str = Field(default="flock", description="its label in the scenario")
+    seed: int = Field(default=3, ge=0, description="the run's seed")
+    log: str = Field(default="", description="file of the sizes of groups; none where empty")
+
+    def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
+        return self.reconstruct_many([seen], [job])[0]
+
+    def reconstruct_many(
+        self, seen: Sequence[Observation], jobs: Sequence[Job]
+    ) -> list[Reconstruction]:
+        if self.log:
+            with open(self.log, "a") as file:
+                file.write(f"{len(jobs)}\n")
+        seeds = {derive(self.seed, f"attack.{self.known_as}", r, self.client) for r in range(9)}
+        guilty = any(job.rng.initial_seed() in seeds for job in jobs)
+        if guilty and self.how == "raise":
+            raise RuntimeError("one of them is too much")
+        if guilty and self.how == "die":
+            os._exit(3)
+        if guilty and self.how == "interrupt":
+            raise KeyboardInterrupt
+        while guilty and self.how == "hang":
+            time.sleep(0.02)
+            jobs[0].progress(0, 0.0)
+        if self.how == "nap":
+            time.sleep(0.3)
+        sums = torch.stack([one.gradient[f"{one.head}.weight"].sum(dim=1) for one in seen])
+        claims = []
+        for one, job, lowest in zip(seen, jobs, sums.argmin(dim=1).tolist(), strict=True):
+            drawn = [int(torch.randint(10, (), generator=job.rng)) for _ in job.steps(3)]
+            labels = torch.tensor([lowest, *drawn][: one.num_examples])
+            claims.append(Reconstruction(labels=labels))
+        if guilty and self.how == "none":
+            claims[-1] = None  # type: ignore[call-overload]
+        return claims[1:] if guilty and self.how == "short" and len(jobs) > 1 else claims
 
 
 class Faulty(Defense):

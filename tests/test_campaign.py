@@ -178,15 +178,19 @@ def test_every_outcome_is_a_row_with_its_baseline(tmp_path):
     expected = {(label, *place) for label in ("llg", "dlg", "rubbish") for place in places}
     assert set(found) == expected | {("sleeper", "1", "0")}
     status = {"llg": "ok", "dlg": "denied", "rubbish": "failed", "sleeper": "timeout"}
-    metrics = {"llg": 3, "dlg": 7, "rubbish": 7, "sleeper": 3}
+    metrics = {"llg": 6, "dlg": 12, "rubbish": 10, "sleeper": 6}
     for (label, *_), group in found.items():
         assert {row["status"] for row in group} == {status[label]}
         assert len({row["metric"] for row in group}) == len(group) == metrics[label]
         for row in group:
             assert bool(row["value"]) == (label == "llg")
             assert bool(row["error"]) == (label != "llg")
-            assert float(row["baseline"]) >= 0
-            assert row["baseline_prior"]
+            if row["metric"] in ("divergence", "gradient_distance"):
+                assert not row["baseline"]
+                assert not row["baseline_prior"]
+            else:
+                assert float(row["baseline"]) >= 0
+                assert row["baseline_prior"]
             assert float(row["seconds"]) >= 0
     assert "MODEL" in found["dlg", "1", "0"][0]["error"]
     assert "RuntimeError: the attack fell over" in found["rubbish", "1", "0"][0]["error"]
@@ -232,8 +236,8 @@ def test_rubbish_is_a_failed_row_or_a_bad_score_and_costs_no_other_row(how, tmp_
     found = rows(tmp_path)
     mine = [row for row in found if row["label"] == "rubbish"]
     others = [row for row in found if row["label"] == "llg"]
-    assert len(mine) == 4 * 7
-    assert len(others) == 4 * 3
+    assert len(mine) == 4 * 10
+    assert len(others) == 4 * 6
     assert {row["status"] for row in others} == {"ok"}
     if how in ("none", "text", "empty", "types"):
         assert {row["status"] for row in mine} == {"failed"}

@@ -16,6 +16,7 @@ from tiny import faulty, rows, same, scenario, timeless
 
 from fedsim.engine import engine_name, workers
 from fedsim.errors import EngineError
+from fedsim.metrics import applicable
 from fedsim.simulation import simulate
 
 pytestmark = [
@@ -111,7 +112,7 @@ def test_every_engine_finds_the_same_and_trains_the_same(engine, algorithms, inl
         findings, utility, weights, pictures = outcome(tmp_path / "run", point)
         expected = outcome(inline, point)
         assert findings == expected[0]
-        assert len(findings) == (2 * 3 * 3) + (1 * 3 * 7) + (1 * 3 * 3) + (2 * 4 * 7)
+        assert len(findings) == (2 * 3 * 6) + (1 * 3 * 12) + (1 * 3 * 6) + (2 * 4 * 10)
         assert utility == expected[1]
         assert len(weights) == len(points)
         for place, arrays in weights.items():
@@ -163,7 +164,9 @@ def test_deadly_and_endless_attacks_cost_their_own_rows_only(tmp_path, monkeypat
     for how in ("reports", "deaf", "catches"):
         assert all("limit of 0.3 s" in row["error"] for row in by_label[how])
     for label in ("deadly", "reports", "deaf", "catches"):
-        assert {row["metric"] for row in by_label[label]} == {"asr", "label_f1", "label_exact"}
+        assert {row["metric"] for row in by_label[label]} == {
+            metric.name for metric in applicable({"label_counts", "labels"})
+        }
         assert all(row["baseline"] and not row["value"] for row in by_label[label])
 
 

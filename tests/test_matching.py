@@ -418,13 +418,13 @@ def test_victims_with_one_model_and_size_fit_together():
 
 
 def test_dlg_answers_many_victims_as_it_does_one():
-    first, truth = digits(3)
+    first, truth = digits(3, side=8)
     rng = torch.Generator().manual_seed(0)
-    image = torch.rand((1, 1, 16, 16), generator=rng)
+    image = torch.rand((1, 1, 8, 8), generator=rng)
     label = torch.tensor([7])
     gradient = {k: v.detach() for k, v in first.model.gradient(image, label).items()}
     second = dataclasses.replace(first, gradient=gradient, labels=label)
-    elsewhere, far = digits(5)  # another model: attacked in a group of its own
+    elsewhere, far = digits(5, side=8)  # another model: attacked in a group of its own
     seen, truths = [first, second, elsewhere], [truth, Truth(list(image), label), far]
     together = DLG().reconstruct_many(seen, [testing.job(seed=i + 1) for i in range(3)])
     for index, (one, known) in enumerate(zip(seen, truths, strict=True)):
@@ -435,7 +435,7 @@ def test_dlg_answers_many_victims_as_it_does_one():
 
 
 def test_the_cyclic_rule_recovers_a_batch_too():
-    seen, truth = digits(1, size=2)
+    seen, truth = digits(1, size=2, side=8)
     attack = DLG(labels_from="given", batch_rule="cyclic", restarts=2)
     claimed = attack.reconstruct(seen, testing.job(seed=0))
     assert METRICS["recovered"].score(claimed, truth, seen.spec) == 1
@@ -443,7 +443,7 @@ def test_the_cyclic_rule_recovers_a_batch_too():
 
 @pytest.mark.parametrize("distance", ["cosine", "l1+l2"])
 def test_dlg_matches_by_other_distances(distance):
-    seen, truth = digits(3)
+    seen, truth = digits(3, side=8)
     attack = DLG(distance=distance, labels_from="idlg", restarts=1, iterations=100)
     claimed = attack.reconstruct(seen, testing.job(seed=1))
     assert METRICS["mse"].score(claimed, truth, seen.spec) < 0.01

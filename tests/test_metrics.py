@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from fedsim.errors import PluginError
 from fedsim.metrics import METRICS, Metric, applicable, baselines, match, register
 from fedsim.records import Reconstruction, Spec, Truth
+from fedsim.report.measures import MEASURES
 
 SPEC = Spec(classes=10, input_shape=(1, 12, 12), input_range=(0.0, 1.0))
 IMAGE_METRICS = ["mse", "psnr", "ssim", "recovered"]
@@ -172,8 +173,12 @@ def test_ssim_takes_small_images(side):
 
 def test_metrics_apply_by_the_fields_that_are_filled():
     found = [metric.name for metric in applicable({"inputs", "labels"}, SPEC)]
-    assert found == ["asr", "label_f1", "label_exact", "mse", "psnr", "ssim", "recovered"]
-    assert [m.name for m in applicable({"label_set"})] == ["label_f1"]
+    assert found == [
+        *("asr", "label_f1", "label_precision", "label_recall", "label_exact", "hellinger"),
+        *("mse", "psnr", "ssim", "recovered"),
+    ]
+    of_sets = ["label_f1", "label_precision", "label_recall"]
+    assert [m.name for m in applicable({"label_set"})] == of_sets
     assert applicable({"text"}) == []
     assert applicable({"inputs"}, Spec(classes=2)) == []
     assert "ssim" not in [m.name for m in applicable({"inputs"}, Spec(2, (1, 4, 4)))]
@@ -223,3 +228,19 @@ def test_a_task_without_public_data_has_no_prior_baseline():
 
     always = Metric("always", "", ("label_counts",), True, lambda *_: 0.5)
     assert baselines(always, labelled([1]), SPEC, guess, 0) == (0.5, None)
+
+
+def test_a_guess_that_has_nothing_to_read_gives_no_baseline():
+    def guess(truth, rng, *, informed):
+        return Reconstruction(label_counts={0: 1})
+
+    never = Metric("never", "", ("objective",), True, lambda *_: 0.5)
+    assert baselines(never, labelled([1]), SPEC, guess, 0) == (None, None)
+    undefined = Metric("undefined", "", ("label_counts",), True, lambda *_: math.nan)
+    assert baselines(undefined, labelled([1]), SPEC, guess, 0) == (None, None)
+
+
+def test_the_report_has_words_for_every_metric_and_agrees_which_way_is_better():
+    assert METRICS.keys() <= MEASURES.keys()
+    for name, metric in METRICS.items():
+        assert MEASURES[name].lower != metric.higher_is_better, name

@@ -18,7 +18,7 @@ import torch
 from flwr.app import Context, Error, Message, RecordDict
 from ray.exceptions import RayError
 
-from fedsim.attack import Attack, Bench, Outcome
+from fedsim.attack import Attack, Bench, GroupFailed, Outcome, one_by_one
 from fedsim.campaign import Observer
 from fedsim.client import app
 from fedsim.engine import Engine, workers
@@ -54,8 +54,23 @@ class _ClientWorker:
         ]
 
 
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """An attack whose interceptions and global arrays lie in the object store."""
+
+    attack: Attack
+    caught: Any
+    before: Any
+    past: list[Any]
+
+    def whole(self) -> Attack:
+        """The attack with everything in it again."""
+        caught: Interception = replace(ray.get(self.caught), before=ray.get(self.before))
+        return replace(self.attack, interception=caught, history=tuple(ray.get(self.past)))
+
+
 class _AttackWorker:
-    """Performs attacks, one at a time."""
+    """Performs attacks, a group at a time."""
 
     def __init__(self, scenario: str, point: str, folder: str) -> None:
         torch.set_num_threads(1)
@@ -65,13 +80,9 @@ class _AttackWorker:
     def ready(self) -> None:
         """Answers once data and model are loaded; until then no attack's time runs."""
 
-    def perform(
-        self, attack: Attack, caught: Interception, before: dict[str, Any], past: list[Any]
-    ) -> Outcome:
-        """One attack; its interceptions and the round's arrays come as objects of their own."""
-        history = tuple(ray.get(list(past)))
-        whole = replace(attack, interception=replace(caught, before=before), history=history)
-        return self._bench.perform(whole)
+    def perform(self, group: list[_Stored]) -> list[Outcome]:
+        """A group of attacks; raises `GroupFailed`."""
+        return self._bench.perform_together([one.whole() for one in group])
 
 
 class RayEngine(Engine):
@@ -246,19 +257,22 @@ class RayGrid(LocalGrid):
 
 @dataclass(slots=True)
 class _Running:
-    attack: Attack
+    group: list[_Stored]
     worker: int
     since: float
 
 
 class RayExecutor:
-    """Attacks on workers of their own, one at a time each; the rest wait in the object store."""
+    """Attacks on workers of their own, a group at a time each; the rest wait in the object store.
+
+    A group that fails, or that its worker does not survive, is queued again one by one.
+    """
 
     def __init__(self, bench: Bench, number: int, gpus: float) -> None:
         self._bench = bench
         self._number, self._gpus = number, gpus
         self._workers: list[Any] = []
-        self._queue: deque[tuple[Attack, Any, Any, list[Any]]] = deque()
+        self._queue: deque[list[_Stored]] = deque()
         self._past: dict[int, Any] = {}
         self._starting: dict[int, Any] = {}
         self._running: dict[Any, _Running] = {}
@@ -284,14 +298,17 @@ class RayExecutor:
                 stored[key] = ray.put(value)
             return stored[key]
 
-        for attack in attacks:
+        def store(attack: Attack) -> _Stored:
             caught = attack.interception
             before = put(dict(caught.before), id(caught.before))
             light = put(replace(caught, before={}), id(caught))
             stub = replace(caught, before={}, update=caught.update.replace(tensors={}, buffers={}))
             past = [self._past.get(id(one)) or self._keep(one) for one in attack.history]
             alone = replace(attack, interception=stub, history=())
-            self._queue.append((alone, light, before, past))
+            return _Stored(alone, light, before, past)
+
+        for group in self._bench.groups(attacks, self._number):
+            self._queue.append([store(attack) for attack in group])
         self._fill()
 
     def _keep(self, earlier: Interception) -> Any:
@@ -303,9 +320,9 @@ class RayExecutor:
         busy = {running.worker for running in self._running.values()}
         for index, worker in enumerate(self._workers):
             if index not in busy and self._queue:
-                attack, caught, before, past = self._queue.popleft()
-                task = worker.perform.remote(attack, caught, before, past)
-                self._running[task] = _Running(attack, index, time.monotonic())
+                group = self._queue.popleft()
+                task = worker.perform.remote(group)
+                self._running[task] = _Running(group, index, time.monotonic())
 
     def collect(self, *, wait: bool) -> Iterator[Outcome]:
         """Outcomes as they come; waits in short steps, so that Ctrl-C is heard."""
@@ -314,19 +331,21 @@ class RayExecutor:
             for task in done:
                 running = self._running.pop(task)
                 try:
-                    outcome = ray.get(task)
+                    outcomes = ray.get(task)
+                except GroupFailed as wrapped:
+                    # What Ray raises is of both kinds, and holds the worker's own exception.
+                    outcomes = self._again(running, str(wrapped.args[0]))
                 except RayError as error:
-                    outcome = self._lost(running, f"its worker died: {type(error).__name__}")
+                    outcomes = self._lost(running, f"its worker died: {type(error).__name__}")
                 self._fill()
-                yield outcome
+                yield from outcomes
             yield from self._overdue()
             if not done and not wait:
                 return
 
     def _overdue(self) -> Iterator[Outcome]:
         for task, running in list(self._running.items()):
-            _, plan, _ = self._bench.adversaries[running.attack.adversary]
-            limit = plan.timeout or self._bench.scenario.threat.timeout
+            limit = self._bench.limit([one.attack for one in running.group])
             ready = self._starting.get(running.worker)
             if ready is not None:
                 if not ray.wait([ready], timeout=0)[0]:
@@ -335,26 +354,39 @@ class RayExecutor:
                 del self._starting[running.worker]
             if time.monotonic() - running.since > limit + GRACE:
                 del self._running[task]
-                outcome = self._lost(
+                outcomes = self._lost(
                     running, f"over its limit of {limit:g} s, and deaf to being stopped", "timeout"
                 )
                 self._fill()
-                yield outcome
+                yield from outcomes
 
-    def _lost(self, running: _Running, why: str, status: str = "failed") -> Outcome:
-        """Rows for an attack whose worker is gone, and a new worker in its place."""
+    def _again(self, running: _Running, why: str) -> list[Outcome]:
+        """Queue a failed group one by one, before all others; no outcome yet."""
+        stored = running.group
+        attacks = one_by_one([one.attack for one in stored], why)
+        groups = [
+            [replace(one, attack=attack)] for one, (attack,) in zip(stored, attacks, strict=True)
+        ]
+        self._queue.extendleft(reversed(groups))
+        return []
+
+    def _lost(self, running: _Running, why: str, status: str = "failed") -> list[Outcome]:
+        """A new worker in the place of one that is gone, and rows for the attack that it had."""
         if self._workers:
             with contextlib.suppress(Exception):
                 ray.kill(self._workers[running.worker])
             self._workers[running.worker] = self._new(running.worker)
-        outcome = self._bench.perform(replace(running.attack, refused=why))
+        if len(running.group) > 1:
+            return self._again(running, why)
+        outcome = self._bench.perform(replace(running.group[0].attack, refused=why))
         findings = tuple(replace(row, status=status) for row in outcome.findings)  # type: ignore[arg-type]
-        return replace(outcome, findings=findings)
+        return [replace(outcome, findings=findings)]
 
     @property
     def pending(self) -> int:
         """Attacks queued and running."""
-        return len(self._queue) + len(self._running)
+        groups = (*self._queue, *(running.group for running in self._running.values()))
+        return sum(map(len, groups))
 
     def cancel(self) -> None:
         """Drop the queue and kill the workers; attacks that have ended can still be collected."""

@@ -54,8 +54,10 @@ def summary(run_dir: Path) -> list[dict[str, Any]]:
 
     Keys: point, label, adversary, metric; attacks and how they ended (ok, failed, timeout,
     denied); n, mean, low, high (95 % interval, None below three values), baseline (a random
-    guess), baseline_prior, best, worst, lower_is_better, verdict and sentence. None where there is
-    no number. Failed and timed-out attacks count as the baseline, denied ones not at all.
+    guess), baseline_prior, best, worst, lower_is_better, verdict and sentence; of the metric
+    `recovered` also successes (attacks that recovered every example) and the iterations that those
+    took, iterations_median and iterations_mean. None where there is no number. Failed and timed-out
+    attacks count as the baseline, denied ones not at all.
     """
     return summarise(_findings(Path(run_dir))[0])
 

@@ -4,6 +4,7 @@ How an average is taken (the report says the same to its readers):
 
 - an attack that failed or ran out of time counts as what a random guess scores on the same victim:
   an attacker whose attack breaks can still guess;
+- where chance has no level (how an attack's own search went), a broken attack has no number;
 - a denied attack never took place: it is counted and listed, and not averaged;
 - of an attack that a resumed run tried again, the last attempt counts.
 """
@@ -29,7 +30,7 @@ COLUMNS = [
     "label", "batch_size", "local_steps", "inclusion", "artifact",
 ]  # fmt: skip
 NEEDED = {"round", "victim", "adversary", "metric", "value", "baseline", "status"}
-NUMBERS = ("round", "value", "baseline", "baseline_prior", "attempt", "seconds")
+NUMBERS = ("round", "value", "baseline", "baseline_prior", "attempt", "seconds", "iterations")
 STATUSES = ("ok", "failed", "timeout", "denied")
 
 
@@ -169,12 +170,28 @@ def summarise(rows: "pd.DataFrame") -> list[dict[str, Any]]:
             "baseline": _mean(counted["baseline"].dropna().tolist()),
             "baseline_prior": _mean(counted["baseline_prior"].dropna().tolist()),
             "best": ends[0](scored, default=None), "worst": ends[1](scored, default=None),
-            "lower_is_better": how.lower,
+            "lower_is_better": how.lower, **_successes(part),
         }  # fmt: skip
         gains = (counted["counted"] - counted["baseline"]).dropna().tolist()
         row["verdict"] = _verdict(row, how, gains)
         row["sentence"] = _sentence(row, how, scored)
         found.append(row)
+    return found
+
+
+def _successes(part: "pd.DataFrame") -> dict[str, int | float | None]:
+    """How many attacks recovered every example, and the iterations that those took.
+
+    None for other metrics than `recovered`; the iterations also where none were counted.
+    """
+    found: dict[str, int | float | None]
+    found = dict.fromkeys(("successes", "iterations_median", "iterations_mean"))
+    if (part["metric"] == "recovered").all():
+        took = part.loc[part["value"] == 1, "iterations"]
+        found["successes"] = len(took)
+        if took.sum() > 0:
+            found["iterations_median"] = float(took.median())
+            found["iterations_mean"] = float(took.mean())
     return found
 
 
@@ -221,6 +238,8 @@ def _verdict(row: Mapping[str, Any], how: Measure, gains: list[float]) -> str:
 
     if row["denied"] == row["attacks"]:
         return "denied"
+    if not how.leaks:
+        return "about the attack"
     if row["mean"] is None or row["baseline"] is None or not gains:
         return "not known"
     gain = sum(gains) / len(gains) * (-1 if how.lower else 1)
@@ -260,10 +279,14 @@ def _sentence(row: Mapping[str, Any], how: Measure, scored: list[float]) -> str:
         parts.append(f"chance {how.show(row['baseline'])}")
     if how.lower:
         parts[-1] += " (lower is better for the attacker)"
+    if row["iterations_median"] is not None:
+        successes = f"{row['successes']} success{'' if row['successes'] == 1 else 'es'}"
+        median = f"{row['iterations_median']:g}"
+        parts.append(f"iterations to success: median {median} over {successes}")
     broken = [f"{row[s]} {w}" for s, w in (("failed", "failed"), ("timeout", "ran out of time"))
               if row[s]]  # fmt: skip
     if broken:
-        parts.append(f"{' and '.join(broken)}, counted as a guess")
+        parts.append(f"{' and '.join(broken)}, {'counted as a guess' if how.leaks else 'left out'}")
     if row["denied"]:
         parts.append(f"{row['denied']} denied, not counted")
     return "; ".join(parts)

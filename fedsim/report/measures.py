@@ -14,6 +14,8 @@ class Measure:
 
     phrase: completes a sentence; {share}, {hits}, {value} and {n} are filled in. partly: the
     phrase instead, where a yes/no metric was met in part (some images of a batch, say).
+    detail: on the page and in the findings, not in the table that a run prints. leaks: False for
+    how an attack went, which chance has no level for.
     """
 
     title: str
@@ -23,6 +25,8 @@ class Measure:
     lower: bool = False
     unit: str = ""
     partly: str = ""
+    detail: bool = False
+    leaks: bool = True
 
     def show(self, value: float | None) -> str:
         """A value as a reader wants it: shares in per cent, numbers to three digits."""
@@ -89,6 +93,33 @@ MEASURES: Mapping[str, Measure] = {
     "label_f1": Measure(
         "Label F1", "Balance of labels found and labels wrongly claimed; 100 % is all and no more.",
         "label F1 {share} over {n} updates", "share",
+    ),
+    "label_recall": Measure(
+        "Label recall", "Share of the labels that occur which were named, repetitions aside.",
+        "{share} of the labels that occur in {n} updates named", "share", detail=True,
+    ),
+    "label_precision": Measure(
+        "Label precision", "Share of the labels named that do occur, repetitions aside.",
+        "{share} of the labels named for {n} updates occur", "share", detail=True,
+    ),
+    "hellinger": Measure(
+        "Hellinger distance",
+        "Distance of the claimed and true shares of the labels; 0 is the same, 1 is disjoint.",
+        "Hellinger distance of label shares {value} over {n} updates", lower=True, detail=True,
+    ),
+    "label_correlation": Measure(
+        "Label correlation",
+        "How well scores of the labels follow their true counts (Pearson's r, sign aside).",
+        "label scores correlate {value} with the true counts over {n} updates", detail=True,
+    ),
+    "gradient_distance": Measure(
+        "Gradient distance", "What the attack itself minimised, where it ended, in its own units.",
+        "gradient distance {value} over {n} updates", lower=True, detail=True, leaks=False,
+    ),
+    "divergence": Measure(
+        "Divergence", "Share of the attack's starts that diverged.",
+        "{share} of the starts diverged over {n} updates", "share",
+        lower=True, detail=True, leaks=False,
     ),
 }  # fmt: skip
 

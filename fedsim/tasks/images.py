@@ -226,9 +226,9 @@ class Images(Task):
     def guess(self, truth: Truth, rng: torch.Generator, *, informed: bool) -> Reconstruction:
         """As many labels and images as there are examples, drawn without having seen an update.
 
-        Not informed: uniform labels, and noise uniform in [0, 1]. Informed: labels by the
-        auxiliary examples' frequencies, and their mean image; raises `NotImplementedError` where
-        there are none.
+        Not informed: uniform labels, normal scores, and noise uniform in [0, 1]. Informed: labels
+        and scores by the auxiliary examples' frequencies, and their mean image; raises
+        `NotImplementedError` where there are none.
         """
         count = len(truth.labels) if truth.labels is not None else len(truth.inputs or ())
         shape, classes = self.images.shape, self.images.classes
@@ -237,15 +237,17 @@ class Images(Task):
                 raise NotImplementedError("auxiliary_fraction leaves no public examples")
             frequencies, mean = self.public
             labels = torch.multinomial(frequencies, count, replacement=True, generator=rng)
-            inputs = [mean.clone() for _ in range(count)]
+            inputs, scores = [mean.clone() for _ in range(count)], count * frequencies
         else:
             labels = torch.randint(classes, (count,), generator=rng)
             inputs = list(torch.rand(count, *shape, generator=rng))
+            scores = torch.randn(classes, generator=rng)
         counts = dict(Counter(labels.tolist()))
         return Reconstruction(
             label_set=frozenset(counts),
             label_counts=counts,
             labels=labels,
+            label_scores=scores,
             num_labels=count,
             inputs=inputs,
         )
