@@ -228,6 +228,9 @@ def test_needs_are_told_as_they_are():
         cls = find("adversaries", name)
         if name in told:
             assert re.findall(r"`(\w+)`", told[name]) == cls.needs.names()  # type: ignore[attr-defined]
+            for setting, chosen in cls.asking_more().items():
+                more = (chosen.requires() & ~cls.needs).names()
+                assert re.findall(r"`(\w+)`", told[setting]) == more, setting
 
 
 def test_models_and_partitions_are_all_named():
