@@ -33,9 +33,11 @@ class LLG(Adversary):
 
     - `llg`, the gradient alone: m = (1 + 1/n) / |D| * (sum of the negative g_i), Eq. 18, and
       s = 0. A positive factor on the gradient changes nothing here.
+
     - `llg*`, also the model: from the gradients of dummy batches that hold one label each,
       m = (1 + 1/n) / (n B) * sum_i (mean of g_i where i is the label), Eq. 19, and s_i the mean of
       g_i where it is not, Eq. 20. B is the size of one local step's batch.
+
     - `llg+`, also auxiliary data: the same with real images.
 
     |D| counts all local steps, gamma B. After several, the paper's gradient is their sum; fedsim's,
@@ -128,7 +130,7 @@ class LLG(Adversary):
     ) -> tuple[float, Tensor]:
         """m of Eq. 19 and s (classes,) of Eq. 20, from probes of one label each."""
         n, largest = seen.spec.classes, min(size, LARGEST)
-        model = seen.know(Knowledge.MODEL).copy().to(job.device)
+        model = seen.know(Knowledge.MODEL).to(job.device)
         sizes, batches = [largest], self.batches
         if self.fidelity == "paper":
             sizes += [2**k for k in range(1, largest.bit_length()) if 2**k < largest]
@@ -139,11 +141,10 @@ class LLG(Adversary):
                 notes["auxiliary_lacks"] = sorted(set(range(n)) - held.keys())
         else:
             kind = suited(seen.spec) if self.dummy == "data" else self.dummy
-            count = batches * largest if kind == "random" else 2
-            images = dummies(kind, count, seen.spec, job.rng)
-            held = dict.fromkeys(range(n), torch.arange(count))
             if kind != "random":
                 sizes, batches = sizes[:1], 1  # all others would be the same
+            images = dummies(kind, batches * largest, seen.spec, job.rng)
+            held = dict.fromkeys(range(n), torch.arange(batches * largest) % len(images))
         probes = [draw(held, each, batches, job.rng) for each in sizes]
         seed = int(torch.randint(2**62, (), generator=job.rng))
         found, notes["probes"] = class_sums(model, n, images.to(job.device), probes, seed=seed)
@@ -154,7 +155,9 @@ class LLG(Adversary):
         if not m < 0:
             raise ValueError(
                 f"one more example of a label moves its gradient by {m:g}, expected less than 0: "
-                "LLG needs a non-negative activation before the head, such as sigmoid or ReLU"
+                "LLG needs a non-negative activation before the head, such as sigmoid or ReLU, "
+                "and not zero throughout. For LLG* where batches are normalised, set dummy = "
+                '"random"'
             )
         others = len(labels) - torch.bincount(labels, minlength=n)
         s = sums.sum(dim=0).index_add(0, labels, -own) / others.clamp(min=1)

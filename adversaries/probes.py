@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from fedsim.records import Spec
@@ -73,16 +73,18 @@ def draw(held: Mapping[int, Tensor], size: int, batches: int, rng: torch.Generat
 
 
 def dummies(kind: str, count: int, spec: Spec, rng: torch.Generator) -> Tensor:
-    """Inputs (count, ...) float32 at either end of the range, [0, 1] if not known, or between."""
+    """Inputs (count, ...) float32, random within the range ([0, 1] where it is not known).
+
+    Of "zeros", its lower end, and "ones", its upper, two stand for all.
+    """
     if spec.input_shape is None:
         raise ValueError(
             "LLG* makes up inputs of a fixed shape, and this task's have none; use llg or llg+"
         )
     low, high = spec.input_range or (0.0, 1.0)
-    shape = (count, *spec.input_shape)
     if kind == "random":
-        return low + (high - low) * torch.rand(shape, generator=rng)
-    return torch.full(shape, low if kind == "zeros" else high)
+        return low + (high - low) * torch.rand(count, *spec.input_shape, generator=rng)
+    return torch.full((2, *spec.input_shape), low if kind == "zeros" else high)
 
 
 def class_sums(
@@ -98,31 +100,39 @@ def class_sums(
 
     images: (N, ...) on the model's device. seed: of what the model itself draws (dropout).
     way: "pooled" (all images in one pass), "batched" (one forward pass a probe) or "autograd" (one
-    backward pass a probe); left out, the first that agrees with autograd. The model's buffers
-    change where its forward pass changes them: hand over a copy.
+    backward pass a probe); left out, the first that agrees with autograd. The model's buffers are
+    put back as they were.
     """
-    run = _Run(model, classes, images, seed)
+    run = _Run(model, classes, images)
     if way is not None:
-        return run.by(way, probes), way
+        with isolated(seed, "probes"):
+            return run.by(way, probes), way
     # A mean over a single example hides a loss that sums.
     told = min(probes, key=lambda one: (one.members.shape[1] < 2, one.members.shape[1]))
     one = [Probes(told.labels[:1], told.members[:1])]
-    (expected,) = run.by("autograd", one)
+    with isolated(seed, "probes"):
+        (expected,) = run.by("autograd", one)
+        found = run.by("pooled", [*one, *probes])  # goes on drawing, so that dropout shows
+    if _agree(found, expected):
+        return found[1:], "pooled"
+    with isolated(seed, "probes"):
+        way = "batched" if _agree(run.by("batched", one), expected) else "autograd"
+    with isolated(seed, "probes"):
+        return run.by(way, probes), way
+
+
+def _agree(found: list[Tensor], expected: Tensor) -> bool:
     close = TOLERANCE * float(expected.abs().max())
-    for fast in ("pooled", "batched"):
-        found = run.by(fast, [*one, *probes] if fast == "pooled" else one)
-        if found and torch.allclose(found[0], expected, rtol=0, atol=close):
-            return (found[1:] if fast == "pooled" else run.by(fast, probes)), fast
-    return run.by("autograd", probes), "autograd"
+    return bool(found) and torch.allclose(found[0], expected, rtol=0, atol=close)
 
 
 class _Run:
-    def __init__(self, model: VictimModel, classes: int, images: Tensor, seed: int) -> None:
-        self.model, self.classes, self.images, self.seed = model, classes, images, seed
+    def __init__(self, model: VictimModel, classes: int, images: Tensor) -> None:
+        self.model, self.classes, self.images = model, classes, images
 
     def by(self, way: Way, probes: Sequence[Probes]) -> list[Tensor]:
-        """Class sums in one of the ways, from the same draws each time; [] where it cannot."""
-        with isolated(self.seed, "probes"):
+        """Class sums in one of the ways; [] where it cannot."""
+        with _buffers_kept(self.model.module):
             if way == "autograd":
                 return [self._autograd(each) for each in probes]
             try:
@@ -180,6 +190,17 @@ class _Run:
 
 class _HeadOutOfSight(Exception):
     """The head's input and logits do not show in one call of the module of that name."""
+
+
+@contextmanager
+def _buffers_kept(module: nn.Module) -> Iterator[None]:
+    """Running statistics go back to what they were: every way starts from the same."""
+    before = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    try:
+        yield
+    finally:
+        for buffer, value in before:
+            buffer.copy_(value)
 
 
 @contextmanager
