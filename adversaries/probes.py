@@ -27,11 +27,12 @@ __all__ = ["Probes", "Way", "by_label", "class_sums", "draw", "dummies"]
 
 Way = Literal["pooled", "batched", "autograd"]
 
-AT_ONCE = 512
+AT_ONCE = 256
 """Images in one forward pass when they are pooled."""
 
-TOLERANCE = 1e-4
-"""Of the largest class sum: how far a probe may lie from autograd's. float32 rounds at 1e-6."""
+TOLERANCE = 1e-3
+"""Of the largest class sum: how far a probe may lie from autograd's. float32 rounds at 1e-6, and a
+GPU's convolutions at 1e-4 unless told otherwise."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
