@@ -6,9 +6,16 @@
 import importlib
 from typing import Any
 
-_HOMES = {"DLG": "dlg", "IDLG": "idlg", "LLG": "llg"}
+_HOMES = {
+    "BiasSigns": "bias_signs",
+    "DLG": "dlg",
+    "IDLG": "idlg",
+    "LLG": "llg",
+    "MinColumn": "min_column",
+    "RandomGuess": "random_guess",
+}
 
-__all__ = ["DLG", "IDLG", "LLG"]
+__all__ = ["DLG", "IDLG", "LLG", "BiasSigns", "MinColumn", "RandomGuess"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,11 +1,13 @@
 """What an adversary is: one method to write, `reconstruct`."""
 
+import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args, get_origin
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from fedsim.errors import AttackTimeout, Cancelled, PluginError
@@ -70,8 +72,9 @@ class Job:
 class Adversary(Plugin, ABC):
     """Turns what the threat model lets it see into what it claims about the victim's data.
 
-    needs: knowledge it cannot do without. recovers: the fields of `Reconstruction` it fills,
-    which decides what it is scored on. cites: the paper.
+    needs: knowledge it cannot do without, whatever its settings; one whose settings ask for more
+    overrides `requires`. recovers: the fields of `Reconstruction` it fills, which decides what it
+    is scored on. cites: the paper.
 
     Composition: a setting whose name ends in `_from` (such as `labels_from = "llg"`) names
     another adversary to run first; its needs are inherited. "given" takes the value from the
@@ -146,3 +149,22 @@ class Adversary(Plugin, ABC):
             if setting.endswith("_from") and getattr(self, setting) == "given":
                 required |= Knowledge[setting.removesuffix("_from").upper()]
         return required
+
+    @classmethod
+    def asking_more(cls) -> "dict[str, Adversary]":
+        """The adversary by each setting that asks for more than `needs`, all others left alone.
+
+        Keys read as in a scenario: `variant = "llg*"`. Only settings with a list of choices (a
+        `Literal`) are looked through.
+        """
+        found = {}
+        for setting, field in cls.model_fields.items():
+            if get_origin(field.annotation) is Literal:
+                for value in get_args(field.annotation):
+                    try:
+                        chosen = cls.model_validate({setting: value})
+                    except ValidationError:
+                        continue  # not without another setting, which is its author's to say
+                    if chosen.requires() & ~cls.needs:
+                        found[f"{setting} = {json.dumps(value)}"] = chosen
+        return found

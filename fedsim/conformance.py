@@ -54,7 +54,10 @@ def conformance(cls: type, sample: Observation | None = None) -> list[str]:
     if isinstance(plugin, Adversary):
         if complaints:
             return complaints
-        return _adversary(plugin, sample)
+        found = _adversary(plugin, sample)
+        for setting, chosen in plugin.asking_more().items():
+            found += [f"with {setting}: {one}" for one in _adversary(chosen, sample)]
+        return found
     return complaints + _defense(plugin)
 
 
@@ -109,6 +112,11 @@ def _bounded(annotation: Any, metadata: Sequence[Any]) -> bool:
 def _adversary(attack: Adversary, sample: Observation | None) -> list[str]:
     blind = Observation(granted=Knowledge(0), spec=SPEC, head="head")
     found = []
+    if dropped := (attack.needs & ~attack.requires()).names():
+        found.append(
+            f"requires() leaves out {', '.join(dropped)}, which `needs` names: start from "
+            "super().requires()"
+        )
     if attack.requires():
         try:
             _attack(attack, blind, 0)

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from fedsim.adversary import Adversary
 from fedsim.defense import Defense
 from fedsim.plugin import find
 from fedsim.report import final_utility, summary
@@ -140,11 +141,15 @@ def describe(kind: str, name: str) -> dict[str, Any]:
     """A plugin's facts: text, needs, what it recovers, paper, settings."""
     cls = find(kind, name)
     facts: dict[str, Any] = {"name": name, "kind": kind, "text": inspect.getdoc(cls) or ""}
-    if kind == "adversaries":
+    if issubclass(cls, Adversary):
         facts |= {
-            "needs": getattr(cls, "needs").names(),  # noqa: B009 - declared by Adversary
-            "recovers": sorted(getattr(cls, "recovers")),  # noqa: B009
-            "cites": getattr(cls, "cites", ""),
+            "needs": cls.needs.names(),
+            "needs_with": {
+                setting: (chosen.requires() & ~cls.needs).names()
+                for setting, chosen in cls.asking_more().items()
+            },
+            "recovers": sorted(cls.recovers),
+            "cites": cls.cites,
         }
     hidden = {"seed", "clients", "folder"} if kind == "tasks" else set[str]()
     if issubclass(cls, Defense) and cls.protect is Defense.protect:
@@ -176,6 +181,11 @@ def print_facts(console: Console, facts: dict[str, Any]) -> None:
         if facts.get(key):
             value = facts[key] if isinstance(facts[key], str) else ", ".join(facts[key])
             console.print(f"{key}: {value}", markup=False, highlight=False)
+        if key == "needs":
+            for setting, more in facts.get("needs_with", {}).items():
+                console.print(
+                    f"with {setting} also: {', '.join(more)}", markup=False, highlight=False
+                )
     if facts["settings"]:
         table = Table("setting", "type", "default", "meaning", box=None)
         for setting in facts["settings"]:

@@ -198,6 +198,7 @@ def test_importing_fedsim_and_its_plugins_loads_nothing_heavy():
     loaded = loaded_after(
         "import fedsim, adversaries, defenses\n"
         "import adversaries.llg, adversaries.dlg, adversaries.idlg\n"
+        "import adversaries.min_column, adversaries.bias_signs, adversaries.random_guess\n"
         "import defenses.noise, defenses.sign\n"
         "from fedsim import Adversary, Defense, Knowledge, Observation, testing\n"
         "from fedsim import Scenario, ThreatModel, Task"

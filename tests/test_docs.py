@@ -20,7 +20,7 @@ from fedsim import settings
 from fedsim.defense import Defense
 from fedsim.knowledge import PRESETS, Knowledge
 from fedsim.metrics import METRICS
-from fedsim.plugin import find, names
+from fedsim.plugin import Plugin, find, names
 from fedsim.records import Finding
 from fedsim.scenario import Scenario
 from fedsim.tasks.images import Images
@@ -228,6 +228,9 @@ def test_needs_are_told_as_they_are():
         cls = find("adversaries", name)
         if name in told:
             assert re.findall(r"`(\w+)`", told[name]) == cls.needs.names()  # type: ignore[attr-defined]
+            for setting, chosen in cls.asking_more().items():
+                more = (chosen.requires() & ~cls.needs).names()
+                assert re.findall(r"`(\w+)`", told[setting]) == more, setting
 
 
 def test_models_and_partitions_are_all_named():
@@ -272,19 +275,40 @@ def test_every_page_is_in_the_index(page):
     assert page.name == "index.md" or f"({page.relative_to(index.parent)})" in index.read_text()
 
 
-@pytest.mark.parametrize("name", names("defenses"))
-def test_every_defense_has_a_page_with_all_its_settings(name):
-    told = rows(DOCS / "defenses" / f"{name}.md")
-    cls = find("defenses", name)
-    expected = set(cls.model_fields)
-    if cls.protect is Defense.protect:
-        expected -= {"layers"}
-    assert expected <= set(told), f"{name}.md lacks {expected - set(told)}"
+def told_as_they_are(page: Path, cls: type[Plugin], expected: set[str]) -> None:
+    """Every setting has a row on the page, with the default that the class gives it."""
+    told = rows(page)
+    assert expected <= set(told), f"{page.name} lacks {expected - set(told)}"
     for setting in expected:
         default = cls.model_fields[setting].default
         text = told[setting].strip("`")
         value = None if text == "none" else tomllib.loads(f"value = {text}")["value"]
         assert value == (list(default) if isinstance(default, tuple) else default), setting
+
+
+@pytest.mark.parametrize("name", names("defenses"))
+def test_every_defense_has_a_page_with_all_its_settings(name):
+    cls = find("defenses", name)
+    expected = set(cls.model_fields)
+    if cls.protect is Defense.protect:
+        expected -= {"layers"}
+    told_as_they_are(DOCS / "defenses" / f"{name}.md", cls, expected)
+
+
+ATTACKS = DOCS / "adversaries"
+TOGETHER = dict.fromkeys(("bias-signs", "idlg", "min-column", "random"), "label-baselines")
+"""Adversaries that share a page."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [*TOGETHER, *(n for n in names("adversaries") if (ATTACKS / f"{n}.md").exists())],
+)
+def test_pages_of_adversaries_have_all_their_settings(name):
+    page = ATTACKS / f"{TOGETHER.get(name, name)}.md"
+    cls = find("adversaries", name)
+    told_as_they_are(page, cls, set(cls.model_fields))
+    assert f"({page.name}" in (ATTACKS / "README.md").read_text()
 
 
 def test_no_page_has_a_placeholder_left():

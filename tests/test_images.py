@@ -365,6 +365,15 @@ def test_unbalanced_batches_hold_half_of_one_label_and_a_quarter_of_another(size
         assert len({image.numpy().tobytes() for image in batch.inputs}) == size
 
 
+def test_the_two_frequent_labels_stay_for_all_steps_of_a_round():
+    task = Images(clients=1, composition="unbalanced")
+    batches = task.batches(0, 0, batch_size=8, steps=5)
+    assert len({int(batch.labels[0]) for batch in batches}) == 1
+    assert len({int(batch.labels[4]) for batch in batches}) == 1
+    rounds = {int(task.batches(0, r, batch_size=8, steps=1)[0].labels[0]) for r in range(20)}
+    assert len(rounds) > 1
+
+
 def test_an_unbalanced_batch_repeats_only_what_a_client_has_too_few_of():
     task = Images(clients=130, composition="unbalanced")
     held = task.num_examples(0)

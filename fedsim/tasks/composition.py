@@ -21,23 +21,25 @@ def natural(held: int, size: int, steps: int, rng: torch.Generator) -> list[Tens
     return chosen[:steps]
 
 
-def unbalanced(labels: Tensor, size: int, rng: torch.Generator) -> Tensor:
-    """LLG's batch: size // 2 of one label, size // 4 of another, the rest drawn from all others.
+def unbalanced(labels: Tensor, size: int, steps: int, rng: torch.Generator) -> list[Tensor]:
+    """LLG's batches: size // 2 of one label, size // 4 of another, the rest drawn from all others.
 
-    labels: those of the examples held, (held,) int64. Both labels are drawn uniformly from those
-    present; the rest are examples not yet in the batch, whatever their label. Returns positions
-    (size,) int64, size <= held.
+    labels: those of the examples held, (held,) int64. Both labels are drawn once, uniformly from
+    those present, for all steps; the rest of a batch are examples not yet in it, whatever their
+    label. Returns `steps` times positions (size,) int64, size <= held.
     """
     present = torch.unique(labels)
     present = present[torch.randperm(len(present), generator=rng)]
-    wanted = zip(present.tolist(), (size // 2, size // 4), strict=False)
-    picked = [_pick(labels, label, count, rng) for label, count in wanted]
-    used = torch.cat(picked)
-    others = torch.ones(len(labels), dtype=torch.bool)
-    others[used] = False
-    free = others.nonzero().flatten()
-    rest = free[torch.randperm(len(free), generator=rng)[: size - len(used)]]
-    return torch.cat([used, rest])
+    wanted = list(zip(present.tolist(), (size // 2, size // 4), strict=False))
+    chosen = []
+    for _ in range(steps):
+        used = torch.cat([_pick(labels, label, count, rng) for label, count in wanted])
+        others = torch.ones(len(labels), dtype=torch.bool)
+        others[used] = False
+        free = others.nonzero().flatten()
+        rest = free[torch.randperm(len(free), generator=rng)[: size - len(used)]]
+        chosen.append(torch.cat([used, rest]))
+    return chosen
 
 
 def balanced(labels: Tensor, size: int, rng: torch.Generator) -> Tensor:

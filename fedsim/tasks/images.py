@@ -43,7 +43,8 @@ class Images(Task):
     - natural: slices of B from a random permutation of its examples, in which none repeats; when
       fewer than B are left, they are skipped and a new permutation begins.
     - unbalanced (LLG, section 5): B // 2 examples of one label, B // 4 of another where it has
-      one, the rest drawn from all its other examples. Both labels are drawn anew for every step.
+      one, the rest drawn from all its other examples. Both labels are drawn once a round, so that
+      several local steps are as unbalanced together as each of them.
     - balanced: its labels in random order, one example of each in turn until there are B, so that
       counts differ by at most one.
 
@@ -132,9 +133,10 @@ class Images(Task):
         labels = self.images.labels[share]
         if self.composition == "natural":
             chosen = natural(len(share), size, steps, rng)
+        elif self.composition == "unbalanced":
+            chosen = unbalanced(labels, size, steps, rng)
         else:
-            compose = unbalanced if self.composition == "unbalanced" else balanced
-            chosen = [compose(labels, size, rng) for _ in range(steps)]
+            chosen = [balanced(labels, size, rng) for _ in range(steps)]
         return [self._batch(share[own]) for own in chosen]
 
     @property

@@ -1,0 +1,219 @@
+"""The head's class sums for batches of one label each, by one forward pass wherever that is exact.
+
+With cross-entropy, mean over a batch, the head's gradient is the mean of (p_k - y_k) h_k', so that
+the sum of its row i is g_i = mean_k (p_ki - y_ki) H_k, where H_k is the sum of the head's input
+h_k. In a batch of one label c that is mean_k p_ki H_k, less mean_k H_k where i = c: the images'
+p_k H_k and H_k, from a forward pass, give g for every label and every batch drawn from them.
+
+Exact as long as images do not meet in a batch (batch normalisation), the forward pass is no draw
+(dropout), and the loss is that cross-entropy. So one probe is worked out by autograd too, and
+where it differs the next way is taken, each probe's batch on its own and at last autograd for all.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedsim.records import Spec
+from fedsim.seeds import isolated
+from fedsim.victim import VictimModel
+
+__all__ = ["Probes", "Way", "by_label", "class_sums", "draw", "dummies"]
+
+Way = Literal["pooled", "batched", "autograd"]
+
+AT_ONCE = 256
+"""Images in one forward pass when they are pooled."""
+
+TOLERANCE = 1e-3
+"""Of the largest class sum: how far a probe may lie from autograd's. float32 rounds at 1e-6, and a
+GPU's convolutions at 1e-4 unless told otherwise."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Probes:
+    """Batches of one size: labels (R,) int64, and members (R, b) int64, positions of images."""
+
+    labels: Tensor
+    members: Tensor
+
+
+def by_label(labels: Tensor, classes: int) -> dict[int, Tensor]:
+    """Positions (int64) of the examples of every label there is.
+
+    Raises `ValueError` for labels outside 0 to classes - 1, and where there are no examples.
+    """
+    if not len(labels):
+        raise ValueError("there is no auxiliary example; expected at least one, of any label")
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= classes:
+        raise ValueError(
+            f"the auxiliary data have labels from {low} to {high}, expected 0 to {classes - 1}"
+        )
+    return {label: (labels == label).nonzero().flatten() for label in torch.unique(labels).tolist()}
+
+
+def draw(held: Mapping[int, Tensor], size: int, batches: int, rng: torch.Generator) -> Probes:
+    """So many batches of `size` for every label, of the examples `held` for it.
+
+    They are cut from permutations of the label's examples, so that none repeats before all were
+    used.
+    """
+    rows = []
+    for own in held.values():
+        turns = -(-batches * size // len(own))
+        orders = [own[torch.randperm(len(own), generator=rng)] for _ in range(turns)]
+        rows.append(torch.cat(orders)[: batches * size].reshape(batches, size))
+    labels = torch.tensor(list(held)).repeat_interleave(batches)
+    return Probes(labels, torch.cat(rows))
+
+
+def dummies(kind: str, count: int, spec: Spec, rng: torch.Generator) -> Tensor:
+    """Inputs (count, ...) float32, random within the range ([0, 1] where it is not known).
+
+    Of "zeros", its lower end, and "ones", its upper, two stand for all.
+    """
+    if spec.input_shape is None:
+        raise ValueError(
+            "LLG* makes up inputs of a fixed shape, and this task's have none; use llg or llg+"
+        )
+    low, high = spec.input_range or (0.0, 1.0)
+    if kind == "random":
+        return low + (high - low) * torch.rand(count, *spec.input_shape, generator=rng)
+    return torch.full((2, *spec.input_shape), low if kind == "zeros" else high)
+
+
+def class_sums(
+    model: VictimModel,
+    classes: int,
+    images: Tensor,
+    probes: Sequence[Probes],
+    *,
+    seed: int,
+    way: Way | None = None,
+) -> tuple[list[Tensor], Way]:
+    """g_i of every probe, a tensor (R, classes) float64 for each size, and how they were found.
+
+    images: (N, ...) on the model's device. seed: of what the model itself draws (dropout).
+    way: "pooled" (all images in one pass), "batched" (one forward pass a probe) or "autograd" (one
+    backward pass a probe); left out, the first that agrees with autograd. The model's buffers are
+    put back as they were.
+    """
+    run = _Run(model, classes, images)
+    if way is not None:
+        with isolated(seed, "probes"):
+            return run.by(way, probes), way
+    # A mean over a single example hides a loss that sums.
+    told = min(probes, key=lambda one: (one.members.shape[1] < 2, one.members.shape[1]))
+    one = [Probes(told.labels[:1], told.members[:1])]
+    with isolated(seed, "probes"):
+        (expected,) = run.by("autograd", one)
+        found = run.by("pooled", [*one, *probes])  # goes on drawing, so that dropout shows
+    if _agree(found, expected):
+        return found[1:], "pooled"
+    with isolated(seed, "probes"):
+        way = "batched" if _agree(run.by("batched", one), expected) else "autograd"
+    with isolated(seed, "probes"):
+        return run.by(way, probes), way
+
+
+def _agree(found: list[Tensor], expected: Tensor) -> bool:
+    close = TOLERANCE * float(expected.abs().max())
+    return bool(found) and torch.allclose(found[0], expected, rtol=0, atol=close)
+
+
+class _Run:
+    def __init__(self, model: VictimModel, classes: int, images: Tensor) -> None:
+        self.model, self.classes, self.images = model, classes, images
+
+    def by(self, way: Way, probes: Sequence[Probes]) -> list[Tensor]:
+        """Class sums in one of the ways; [] where it cannot."""
+        with _buffers_kept(self.model.module):
+            if way == "autograd":
+                return [self._autograd(each) for each in probes]
+            try:
+                return self._pooled(probes) if way == "pooled" else self._batched(probes)
+            except _HeadOutOfSight:
+                return []
+
+    def _pooled(self, probes: Sequence[Probes]) -> list[Tensor]:
+        used = torch.unique(torch.cat([each.members.flatten() for each in probes]))
+        parts = [self._products(images) for images in torch.split(self.images[used], AT_ONCE)]
+        table = torch.cat(parts)
+        found = []
+        for each in probes:
+            members = torch.searchsorted(used, each.members)
+            means = functional.embedding_bag(members, table, mode="mean")
+            found.append(self._labelled(means, each.labels))
+        return found
+
+    def _batched(self, probes: Sequence[Probes]) -> list[Tensor]:
+        found = []
+        for each in probes:
+            means = [self._products(self.images[batch]).mean(dim=0) for batch in each.members]
+            found.append(self._labelled(torch.stack(means), each.labels))
+        return found
+
+    def _labelled(self, means: Tensor, labels: Tensor) -> Tensor:
+        """From (R, classes + 1), the means of p H and of H, to the class sums (R, classes)."""
+        g = means[:, :-1].clone()
+        g[torch.arange(len(g)), labels] -= means[:, -1]
+        return g
+
+    def _products(self, images: Tensor) -> Tensor:
+        """p_k H_k and, in the last column, H_k of every image, (b, classes + 1) float64."""
+        any_label = torch.zeros(len(images), dtype=torch.int64, device=images.device)
+        with torch.no_grad(), _watched(self.model) as passes:
+            self.model.loss(images, any_label)
+        if len(passes) != 1:
+            raise _HeadOutOfSight
+        features, logits = passes[0]
+        if features.ndim != 2 or logits.shape != (len(images), self.classes):
+            raise _HeadOutOfSight
+        total = features.double().sum(dim=1, keepdim=True)
+        return torch.cat([logits.double().softmax(dim=1) * total, total], dim=1).cpu()
+
+    def _autograd(self, probes: Probes) -> Tensor:
+        name = f"{self.model.head}.weight"
+        found = []
+        for label, members in zip(probes.labels, probes.members, strict=True):
+            target = torch.full((len(members),), int(label), device=self.images.device)
+            weight = self.model.gradient(self.images[members], target, names=[name])[name]
+            rows = weight if weight.shape[0] == self.classes else weight.T
+            found.append(rows.double().sum(dim=1).cpu())
+        return torch.stack(found)
+
+
+class _HeadOutOfSight(Exception):
+    """The head's input and logits do not show in one call of the module of that name."""
+
+
+@contextmanager
+def _buffers_kept(module: nn.Module) -> Iterator[None]:
+    """Running statistics go back to what they were: every way starts from the same."""
+    before = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    try:
+        yield
+    finally:
+        for buffer, value in before:
+            buffer.copy_(value)
+
+
+@contextmanager
+def _watched(model: VictimModel) -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """Input and output of the head, of every time it is called."""
+    passes: list[tuple[Tensor, Tensor]] = []
+
+    def keep(module: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        passes.append((inputs[0], output))
+
+    handle = model.module.get_submodule(model.head).register_forward_hook(keep)
+    try:
+        yield passes
+    finally:
+        handle.remove()

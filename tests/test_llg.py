@@ -1,0 +1,448 @@
+"""LLG, LLG* and LLG+: known answers, what the scalings do, bad input; then their probes."""
+
+import dataclasses
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional
+
+from adversaries import LLG
+from adversaries.probes import Probes, by_label, class_sums, draw
+from fedsim import testing
+from fedsim.errors import NotGranted
+from fedsim.knowledge import Knowledge
+from fedsim.metrics import METRICS
+from fedsim.plugin import make
+from fedsim.records import Batch, Observation, Reconstruction, Spec, Truth
+from fedsim.tasks.images import Images, cross_entropy
+from fedsim.victim import VictimModel
+
+DIGITS = Spec(classes=10, input_shape=(1, 8, 8), input_range=(0.0, 1.0))
+
+
+def victim(
+    seed: int, batch: int, steps: int = 1, *, trained: bool = False, **task: Any
+) -> tuple[Observation, Truth]:
+    """`steps` unbalanced batches of digits on LLG's untrained CNN, at lr 0.1 where it trains."""
+    images = Images(seed=seed, **{"composition": "unbalanced", **task})
+    model = images.victim({})
+    local = model.copy()
+    total = {name: torch.zeros_like(p) for name, p in local.parameters().items()}
+    batches = images.batches(0, 1, batch_size=batch, steps=steps)
+    for one in batches:
+        for name, value in local.gradient(one.inputs, one.labels).items():
+            total[name] += value.detach()
+            if trained:
+                local.parameters()[name].data -= 0.1 * value
+    seen = testing.observation(
+        gradient={name: value / steps for name, value in total.items()},
+        spec=images.spec,
+        head=images.head,
+        exact=steps == 1,
+        model=model,
+        num_examples=batch * steps,
+        steps=steps,
+        lr=0.1,
+        auxiliary=images.auxiliary(),
+    )
+    return seen, Truth(labels=torch.cat([one.labels for one in batches]))
+
+
+def attacked(seen: Observation, variant: str = "llg", **given: Any) -> Reconstruction:
+    return LLG(variant=variant, **given).reconstruct(seen, testing.job(seed=1))
+
+
+def success(cases: list[tuple[Observation, Truth]], variant: str, **given: Any) -> float:
+    """Mean attack success rate."""
+    metric = METRICS["asr"]
+    scores = [metric.score(attacked(s, variant, **given), t, s.spec) for s, t in cases]
+    return sum(scores) / len(scores)
+
+
+# Known answers
+
+
+@pytest.mark.parametrize("size", [1, 2, 8, 32, 128])
+def test_llg_plus_reads_an_untrained_cnn(size):
+    # Figure 4a: LLG+ above 98 %, LLG and LLG* between 77 and 100 %.
+    cases = [victim(seed, size) for seed in range(8)]
+    assert success(cases, "llg+") > 0.97
+    assert success(cases, "llg*") > 0.75
+    assert success(cases, "llg") > 0.75
+
+
+def test_llg_plus_reads_mnist(real_data):
+    cases = [victim(seed, 64, data="mnist", folder=real_data) for seed in range(4)]
+    assert success(cases, "llg+") > 0.97
+
+
+def test_scores_after_calibration_are_the_counts():
+    # Figure 3c: absolute correlation above .99 between calibrated gradients and counts.
+    for size in (8, 128):
+        for seed in range(4):
+            seen, truth = victim(seed, size)
+            scores = attacked(seen, "llg+").label_scores
+            counts = torch.bincount(truth.labels, minlength=10).double()
+            assert scores.shape == (10,)
+            assert torch.corrcoef(torch.stack([scores, counts]))[0, 1] > 0.99
+
+
+@pytest.mark.parametrize("variant", ["llg", "llg*", "llg+"])
+def test_one_class_only(variant):
+    images = Images(seed=3)
+    model = images.victim({})
+    inputs, label = images.auxiliary().inputs[:16], 4
+    gradient = model.gradient(inputs, torch.full((16,), label))
+    seen = testing.observation(
+        gradient={name: value.detach() for name, value in gradient.items()},
+        spec=images.spec,
+        model=model,
+        num_examples=16,
+        auxiliary=images.auxiliary(),
+    )
+    # The factor 1 + 1/n of Eq. 18 and 19 is too much for a single label, by one in sixteen here.
+    assert attacked(seen, variant).label_counts[label] >= 15
+
+
+@pytest.mark.parametrize("data", ["cifar100", "mnist"])
+@pytest.mark.parametrize("variant", ["llg", "llg*", "llg+"])
+def test_more_examples_than_classes_and_fewer(real_data: Path, data, variant):
+    seen, truth = victim(0, 40, data=data, folder=real_data)
+    claimed = attacked(seen, variant)
+    assert sum(claimed.label_counts.values()) == len(claimed.labels) == 40
+    assert METRICS["asr"].score(claimed, truth, seen.spec) > 0.7
+
+
+def test_a_head_by_any_name_without_a_bias():
+    torch.manual_seed(0)
+    module = nn.Sequential()
+    module.add_module("flat", nn.Flatten())
+    module.add_module("act", nn.Sequential(nn.Linear(64, 30), nn.Sigmoid()))
+    module.add_module("out", nn.Linear(30, 10, bias=False))
+    model = VictimModel(module, head="out", loss=cross_entropy)
+    batch = Images(seed=1).auxiliary()
+    gradient = model.gradient(batch.inputs[:32], batch.labels[:32], names=["out.weight"])
+    seen = testing.observation(
+        gradient={name: value.detach() for name, value in gradient.items()},
+        head="out",
+        spec=DIGITS,
+        model=model,
+        num_examples=32,
+        auxiliary=Batch(batch.inputs[32:], batch.labels[32:]),
+    )
+    truth = Truth(labels=batch.labels[:32])
+    for variant, least in (("llg", 0.6), ("llg*", 0.9), ("llg+", 0.9)):
+        assert METRICS["asr"].score(attacked(seen, variant), truth, DIGITS) > least
+
+
+@given(labels=st.lists(st.integers(0, 9), min_size=1, max_size=20), seed=st.integers(0, 50))
+@settings(max_examples=25, deadline=None)
+def test_class_sums_of_any_batch_cancel(labels, seed):
+    # p and y both sum to one, so every example's p - y, and its outer product with h, to zero.
+    model = testing.network(seed)
+    model.module.double()
+    inputs = testing.batch(len(labels), seed).inputs.double()
+    g = model.gradient(inputs, torch.tensor(labels))["head.weight"].sum(dim=1)
+    assert abs(float(g.sum())) < 1e-12 * len(labels)
+    probes = [Probes(torch.tensor(labels), torch.arange(len(labels)).repeat(len(labels), 1))]
+    (sums,), _ = class_sums(model, 10, inputs, probes, seed=0)
+    assert float(sums.sum(dim=1).abs().max()) < 1e-12 * len(labels)
+
+
+# Local steps
+
+
+def test_scalings_agree_after_one_step():
+    seen, _ = victim(0, 8)
+    for variant in ("llg*", "llg+"):
+        claims = [attacked(seen, variant, scaling=s) for s in ("paper", "authors", "consistent")]
+        assert claims[0].label_counts == claims[1].label_counts == claims[2].label_counts
+        assert torch.equal(claims[0].label_scores, claims[2].label_scores)
+
+
+def test_consistent_wins_with_frozen_weights_and_loses_when_they_move():
+    # Ten steps of eight. Known beforehand, frozen: .56 authors, .86 paper, .96 to 1 consistent;
+    # trained: .14 to .30 consistent against .45 to .80 paper.
+    rate = {
+        (trained, scaling): success(
+            [victim(seed, 8, 10, trained=trained, size=28) for seed in range(6)],
+            "llg+",
+            scaling=scaling,
+        )
+        for trained in (False, True)
+        for scaling in ("paper", "authors", "consistent")
+    }
+    assert rate[False, "consistent"] > 0.95
+    assert rate[False, "consistent"] > rate[False, "paper"] > rate[False, "authors"] + 0.1
+    assert rate[True, "authors"] > rate[True, "paper"] + 0.1
+    assert rate[True, "paper"] > rate[True, "consistent"] + 0.1
+
+
+def test_scores_count_all_steps_with_consistent_scaling():
+    seen, truth = victim(0, 8, 10)
+    scores = attacked(seen, "llg+", scaling="consistent").label_scores
+    counts = torch.bincount(truth.labels, minlength=10)
+    # (1 + 1/n) makes every occurrence a little larger than it is.
+    assert torch.allclose(scores * 1.1, counts.double(), atol=0.1 * 80)
+
+
+def test_unknown_units_are_denied_and_unknown_steps_noted():
+    seen, _ = victim(0, 4, 2)
+    blind = seen.granted & ~Knowledge.LEARNING_RATE
+    with pytest.raises(NotGranted, match="LEARNING_RATE"):
+        attacked(dataclasses.replace(seen, granted=blind, lr=None), "llg*")
+    assert len(attacked(dataclasses.replace(seen, granted=blind, lr=None)).labels) == 8
+    assert "steps" in attacked(dataclasses.replace(seen, steps=None), "llg*").diagnostics
+    assert "steps" not in attacked(seen, "llg*").diagnostics
+
+
+# Settings
+
+
+def test_needs_follow_the_variant():
+    alone = Knowledge.HEAD_GRADIENT | Knowledge.BATCH_SIZE
+    assert LLG.needs == LLG().requires() == alone
+    assert LLG(variant="llg*").requires() == alone | Knowledge.MODEL
+    assert LLG(variant="llg+").requires() == alone | Knowledge.MODEL | Knowledge.AUXILIARY
+    assert list(LLG.asking_more()) == ['variant = "llg*"', 'variant = "llg+"']
+
+
+@pytest.mark.parametrize(
+    ("shape", "classes", "expected"),
+    [
+        ((1, 28, 28), 10, "zeros"),  # MNIST
+        ((3, 32, 32), 100, "ones"),  # CIFAR-100
+        ((3, 32, 32), 10, "random"),  # SVHN
+        ((3, 218, 178), 5, "zeros"),  # CelebA
+    ],
+)
+def test_dummies_suit_the_data_as_in_the_paper(shape, classes, expected):
+    from adversaries.llg import suited
+
+    assert suited(Spec(classes=classes, input_shape=shape)) == expected
+
+
+def test_dummies_lie_in_the_range():
+    seen, _ = victim(0, 4)
+    shifted = dataclasses.replace(seen.spec, input_range=(-1.0, 3.0))
+    found = {}
+    for dummy in ("zeros", "ones", "random"):
+        fed = []
+        loss = seen.model._loss
+
+        def spy(module, inputs, target, fed=fed, loss=loss, **given):
+            fed.append(inputs.detach())
+            return loss(module, inputs, target, **given)
+
+        model = VictimModel(seen.model.module, head="head", loss=spy)
+        changed = dataclasses.replace(seen, spec=shifted, model=model)
+        attacked(changed, "llg*", dummy=dummy)
+        found[dummy] = torch.cat(fed)
+    assert found["zeros"].unique().tolist() == [-1]
+    assert found["ones"].unique().tolist() == [3]
+    assert found["random"].min() >= -1
+    assert found["random"].max() <= 3
+    assert found["random"].std() > 1
+
+
+def test_authors_probe_at_one_size_and_the_paper_at_several():
+    seen, _ = victim(0, 16)
+    paper, authors = (attacked(seen, "llg+", fidelity=f) for f in ("paper", "authors"))
+    assert paper.diagnostics["impact"] == authors.diagnostics["impact"]
+    assert not torch.equal(paper.label_scores, authors.label_scores)
+    assert torch.allclose(paper.label_scores, authors.label_scores, atol=0.1)
+
+
+# Bad input
+
+
+def test_auxiliary_data_may_lack_classes():
+    seen, truth = victim(0, 32)
+    kept = (seen.auxiliary.labels != 3) & (seen.auxiliary.labels != 7)
+    lacking = Batch(seen.auxiliary.inputs[kept], seen.auxiliary.labels[kept])
+    claimed = attacked(dataclasses.replace(seen, auxiliary=lacking), "llg+")
+    assert claimed.diagnostics["auxiliary_lacks"] == [3, 7]
+    assert METRICS["asr"].score(claimed, truth, seen.spec) > 0.9
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [([], "no auxiliary example"), ([3, 10], "from 3 to 10, expected 0 to 9")],
+)
+def test_auxiliary_data_with_nothing_to_use_is_refused(labels, message):
+    seen, _ = victim(0, 4)
+    auxiliary = Batch(torch.zeros(len(labels), 1, 8, 8), torch.tensor(labels, dtype=torch.int64))
+    with pytest.raises(ValueError, match=message):
+        attacked(dataclasses.replace(seen, auxiliary=auxiliary), "llg+")
+
+
+def test_auxiliary_data_of_a_single_class_will_do():
+    seen, truth = victim(0, 8)
+    kept = seen.auxiliary.labels == 2
+    one = Batch(seen.auxiliary.inputs[kept], seen.auxiliary.labels[kept])
+    claimed = attacked(dataclasses.replace(seen, auxiliary=one), "llg+")
+    assert METRICS["asr"].score(claimed, truth, seen.spec) > 0.5
+
+
+@pytest.mark.parametrize("variant", ["llg", "llg*", "llg+"])
+def test_a_wrong_number_of_examples_is_noted(variant):
+    seen, truth = victim(0, 32)
+    present = len(truth.labels.unique())
+    claimed = attacked(dataclasses.replace(seen, num_examples=2), variant)
+    assert len(claimed.labels) == 2 < present
+    assert set(claimed.labels.tolist()) <= set(truth.labels.tolist())
+    assert "wrong number of examples" in claimed.diagnostics["note"]
+    assert "note" not in attacked(seen, variant).diagnostics
+
+
+def test_an_activation_with_negative_values_is_refused_with_the_reason():
+    seen, _ = victim(0, 4)
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 20), nn.Tanh(), nn.Linear(20, 10))
+    nn.init.constant_(module[1].bias, -5.0)
+    model = VictimModel(module, head="3", loss=cross_entropy)
+    gradient = {"3.weight": seen.gradient["head.weight"]}
+    changed = dataclasses.replace(seen, model=model, head="3", gradient=gradient)
+    with pytest.raises(ValueError, match="non-negative activation"):
+        attacked(changed, "llg*")
+
+
+def test_constant_dummies_under_batch_normalisation_are_refused_with_the_remedy():
+    # Black images normalise to nothing, and nothing reaches the head.
+    seen, _ = victim(0, 4, model="resnet20")
+    with pytest.raises(ValueError, match="normalised"):
+        attacked(seen, "llg*", dummy="zeros")
+
+
+def test_inputs_of_no_fixed_shape_leave_llg_star_without_dummies():
+    seen, _ = victim(0, 4)
+    with pytest.raises(ValueError, match="llg or llg\\+"):
+        attacked(dataclasses.replace(seen, spec=Spec(classes=10)), "llg*")
+
+
+def test_a_gradient_without_negative_entries_counts_nothing():
+    seen = testing.observation(gradient={"head.weight": torch.ones(4, 3)}, num_examples=2)
+    claimed = attacked(seen)
+    assert claimed.label_scores.tolist() == [0] * 4
+    assert len(claimed.labels) == 2
+
+
+# Probes
+
+
+def small(*middle: nn.Module, head: nn.Module | None = None) -> nn.Module:
+    torch.manual_seed(2)
+    module = nn.Sequential(
+        nn.Flatten(), nn.Linear(36, 12), nn.Sigmoid(), *middle, head or nn.Linear(12, 10)
+    )
+    return module.double()
+
+
+class Transposed(nn.Module):
+    """A head whose weight is (features, classes)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(12, 10))
+
+    def forward(self, features: Tensor) -> Tensor:
+        return features @ self.weight
+
+
+class Bypassed(nn.Module):
+    """A head whose weight is used without calling the module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(36, 12), nn.Sigmoid())
+        self.out = nn.Linear(12, 10)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return functional.linear(self.body(inputs), self.out.weight)
+
+
+def smoothed(module: nn.Module, inputs: Tensor, target: Tensor, **_: Any) -> Tensor:
+    return functional.cross_entropy(module(inputs), target, label_smoothing=0.1)
+
+
+def summed(module: nn.Module, inputs: Tensor, target: Tensor, **_: Any) -> Tensor:
+    return functional.cross_entropy(module(inputs), target, reduction="sum")
+
+
+def cooled(module: nn.Module, inputs: Tensor, target: Tensor, **_: Any) -> Tensor:
+    return functional.cross_entropy(module(inputs) / 2, target)
+
+
+@pytest.mark.parametrize(
+    ("module", "head", "loss", "way"),
+    [
+        (small(), "3", cross_entropy, "pooled"),
+        (small(head=nn.Linear(12, 10, bias=False)), "3", cross_entropy, "pooled"),
+        (small(head=Transposed()), "3", cross_entropy, "pooled"),
+        (small(nn.BatchNorm1d(12), nn.ReLU()), "5", cross_entropy, "batched"),
+        (small(nn.BatchNorm1d(12), nn.ReLU()).eval(), "5", cross_entropy, "pooled"),
+        (small(nn.Dropout(0.5)), "4", cross_entropy, "batched"),
+        (Bypassed().double(), "out", cross_entropy, "autograd"),
+        (small(), "3", smoothed, "autograd"),
+        (small(), "3", summed, "autograd"),
+        (small(), "3", cooled, "autograd"),
+    ],
+    ids=[
+        *("plain", "no-bias", "transposed", "batchnorm", "batchnorm-eval", "dropout"),
+        *("bypassed", "label-smoothing", "summed", "temperature"),
+    ],
+)
+def test_probes_are_those_of_autograd(module, head, loss, way):
+    model = VictimModel(module, head=head, loss=loss)
+    images = testing.batch(40, 5)
+    held = by_label(torch.arange(40) % 10, 10)
+    rng = torch.Generator().manual_seed(0)
+    probes = [draw(held, size, 3, rng) for size in (4, 2)]
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    state = torch.random.get_rng_state()
+    inputs = images.inputs.double()
+    found, how = class_sums(model, 10, inputs, probes, seed=1)
+    expected, _ = class_sums(model, 10, inputs, probes, seed=1, way="autograd")
+    assert how == way
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.shape == theirs.shape == (30, 10)
+        assert torch.allclose(ours, theirs, rtol=0, atol=1e-6 * float(theirs.abs().max()))
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("variant", ["llg*", "llg+"])
+@pytest.mark.parametrize("model", ["cnn", "lenet", "resnet20"], ids=str)
+def test_attacks_agree_with_autograd_on_the_architectures_of_the_paper(variant, model, monkeypatch):
+    seen, _ = victim(0, 4, model=model)
+    given = {"batches": 2, "dummy": "random"}
+    fast = attacked(seen, variant, **given)
+
+    def slow(*given: Any, **named: Any) -> Any:
+        return class_sums(*given, way="autograd", **named)
+
+    monkeypatch.setattr("adversaries.llg.class_sums", slow)
+    exact = attacked(seen, variant, **given)
+    assert exact.diagnostics["probes"] == "autograd" != fast.diagnostics["probes"]
+    assert fast.diagnostics["impact"] == pytest.approx(exact.diagnostics["impact"], rel=1e-5)
+    assert torch.allclose(fast.label_scores, exact.label_scores, atol=1e-3)
+    assert fast.label_counts == exact.label_counts
+
+
+def test_batches_are_cut_from_permutations():
+    held = {2: torch.tensor([5, 6, 7]), 9: torch.tensor([1])}
+    probes = draw(held, 2, 3, torch.Generator().manual_seed(0))
+    assert probes.labels.tolist() == [2, 2, 2, 9, 9, 9]
+    assert probes.members.shape == (6, 2)
+    assert Counter(probes.members[:3].flatten().tolist()) == {5: 2, 6: 2, 7: 2}
+    assert set(probes.members[3:].flatten().tolist()) == {1}
+
+
+def test_a_setting_out_of_the_list_is_refused():
+    with pytest.raises(Exception, match="variant"):
+        make("adversaries", "llg", {"variant": "llg-plus"})
