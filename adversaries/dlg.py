@@ -16,11 +16,11 @@ from fedsim.victim import VictimModel
 
 __all__ = ["DLG"]
 
-RELATIVE = 1e-9
+RELATIVE = {"float64": 1e-9, "float32": 5e-9}
 """Share of the gradient's squared norm that a match must fall below, besides `tolerance`: as a
 model is trained its gradients shrink, and an absolute threshold soon means nothing."""
 
-FLOOR = 1e-6
+FLOOR = 1e-8
 """A start that stalls below this share has reached the rounding of what was sent, not failed."""
 
 
@@ -88,7 +88,7 @@ class DLG(Adversary):
         default=4e-6,
         ge=0,
         description="squared gradient distance at which the match is done, if that is also below "
-        "1e-9 of the gradient's squared norm",
+        "1e-9 of the gradient's squared norm (5e-9 in float32)",
     )
     diverged: float = Field(
         default=10.0,
@@ -139,7 +139,7 @@ class DLG(Adversary):
         rules = [
             Rules(
                 iterations=self.iterations,
-                matched=min(self.tolerance, RELATIVE * norm),
+                matched=min(self.tolerance, RELATIVE[self.precision] * norm),
                 floor=FLOOR * norm,
                 hopeless=self.diverged,
             )
