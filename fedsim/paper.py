@@ -26,7 +26,8 @@ Names = Annotated[list[str], BeforeValidator(_several)]
 class Published(Table):
     """One statement or point of the paper, about the mean of a measure; all values in its units.
 
-    Exactly one of value, at_least, at_most and between says what is published.
+    Exactly one of value, at_least, at_most and between says what is published. A limit may be
+    "chance": what a random guess scores on the same victims.
     """
 
     series: Names = Field(default=["*"], description='names of series, or "*" for all of them')
@@ -35,8 +36,8 @@ class Published(Table):
         default={}, description="where on the axis: a value, or a list of them; left out: all along"
     )
     value: float | None = None
-    at_least: float | None = None
-    at_most: float | None = None
+    at_least: float | Literal["chance"] | None = None
+    at_most: float | Literal["chance"] | None = None
     between: list[float] | None = Field(default=None, min_length=2, max_length=2)
     tolerance: float = Field(
         default=0.0, ge=0, description="how far off a number may be, one read off a plot, say"
@@ -53,15 +54,15 @@ class Published(Table):
             raise ValueError(f"between = {self.between}: expected the lower number first")
         return self
 
-    def bounds(self) -> tuple[float, float]:
+    def bounds(self, chance: float | None = None) -> tuple[float, float]:
         """The interval that agrees with it, tolerance included; either end may be infinite."""
         low = high = self.value
         if self.between is not None:
             low, high = self.between
         if self.at_least is not None:
-            low = self.at_least
+            low = chance if self.at_least == "chance" else self.at_least
         if self.at_most is not None:
-            high = self.at_most
+            high = chance if self.at_most == "chance" else self.at_most
         return (
             float("-inf") if low is None else low - self.tolerance,
             float("inf") if high is None else high + self.tolerance,
@@ -89,6 +90,9 @@ class Paper(Table):
         description='the axis: a key of the sweep, or "round"; the other keys of the sweep and the '
         "adversaries' labels make the series",
     )
+    pool: list[str] = Field(
+        default=[], description="keys of the sweep that neither axis nor series tells apart"
+    )
     kind: Literal["curve", "bars", "table"] = "curve"
     repetitions: int = Field(
         default=5, ge=1, description="seeds: seed, seed + 1, ...; each with new weights and batches"
@@ -115,6 +119,11 @@ class Paper(Table):
                 f'paper.x = "{self.x}": expected a key of the sweep '
                 f'({", ".join(sweep) or "there is none"}), or "round"'
             )
+        found += [
+            f'paper.pool names "{key}", which is no key of the sweep'
+            for key in self.pool
+            if key not in sweep
+        ]
         for number, one in enumerate(self.published):
             found += [
                 f'paper.published.{number}.at names "{key}"; the axis is "{self.x}"'

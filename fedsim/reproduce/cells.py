@@ -16,7 +16,7 @@ from fedsim.scenario import Scenario, short
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Cell", "Place", "how", "measured", "places", "series"]
+__all__ = ["Cell", "Place", "axis", "how", "measured", "places", "series"]
 
 CHANGE = "_change"
 OF_ATTACKS = ("seconds", "iterations_to_success")
@@ -68,6 +68,11 @@ class Cell:
     broken: int = 0
 
 
+def axis(x: str) -> str:
+    """What an axis is called: `batch size` for training.batch_size."""
+    return x.rpartition(".")[2].replace("_", " ")
+
+
 def how(name: str) -> Measure:
     """How to show a measure."""
     return KNOWN.get(name) or measure(name)
@@ -77,7 +82,7 @@ def places(scenario: Scenario) -> dict[float | str, Place]:
     """The places of a scenario's axis in order, by the sweep's value or the number of the bin."""
     paper = _paper(scenario)
     if paper.x != "round":
-        found = dict.fromkeys(_split(chosen, paper.x)[0] for chosen in _chosen(scenario).values())
+        found = dict.fromkeys(_split(chosen, paper)[0] for chosen in _chosen(scenario).values())
         return {at: Place(at, frozenset({Place(at, frozenset()).where})) for at in found}
     bins: dict[float | str, Place] = {}
     for number in range(math.ceil(scenario.training.rounds / paper.bin)):
@@ -90,14 +95,12 @@ def places(scenario: Scenario) -> dict[float | str, Place]:
 def series(scenario: Scenario, name: str) -> dict[tuple[str, str], str]:
     """The series of a measure by (the sweep's other values in words, adversary label or "")."""
     paper = _paper(scenario)
-    extras = list(dict.fromkeys(_split(c, paper.x)[1] for c in _chosen(scenario).values()))
+    extras = list(dict.fromkeys(_split(c, paper)[1] for c in _chosen(scenario).values()))
     if not of_attacks(name):
         return {(extra, ""): extra or name.removesuffix(CHANGE) for extra in extras}
     labels = [plan.label or plan.name for plan in scenario.adversaries]
     return {
-        (extra, label): ", ".join(
-            filter(None, [label if len(labels) > 1 or not extra else "", extra])
-        )
+        (extra, label): f"{label}, {extra}" if extra else label
         for extra in extras
         for label in labels
     }
@@ -118,11 +121,12 @@ def _chosen(scenario: Scenario) -> dict[str, dict[str, Any]]:
     return scenario.combinations() if scenario.sweep else {"": {}}
 
 
-def _split(chosen: dict[str, Any], x: str) -> tuple[float | str, str]:
+def _split(chosen: dict[str, Any], paper: Paper) -> tuple[float | str, str]:
     """A point's value on the axis, and its other values in words."""
-    value = chosen.get(x, "")
+    value = chosen.get(paper.x, "")
     numeric = isinstance(value, int | float) and not isinstance(value, bool)
-    others = ", ".join(short(other) for key, other in chosen.items() if key != x)
+    told = {paper.x, *paper.pool}
+    others = ", ".join(short(other) for key, other in chosen.items() if key not in told)
     return float(value) if numeric else short(value), others
 
 
@@ -146,7 +150,7 @@ class _Table:
         self.paper, self.scenario = _paper(scenario), scenario
         self.places = places(scenario)
         self._known = {
-            point: _split(chosen, self.paper.x) for point, chosen in _chosen(scenario).items()
+            point: _split(chosen, self.paper) for point, chosen in _chosen(scenario).items()
         }
         rows, _ = read_findings(folder)
         rows["iterations"] = pd.to_numeric(rows["iterations"], errors="coerce")

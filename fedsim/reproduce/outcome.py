@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.errors import FedsimError
+from fedsim.ledger import Ledger
 from fedsim.paper import Paper
 from fedsim.reproduce.catalogue import Figure, Part
 from fedsim.reproduce.cells import Cell, Place, measured, places, series
@@ -124,8 +125,7 @@ def _facts(scenario: Scenario, folder: Path) -> list[tuple[str, str]]:
     provenance: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError):
         provenance = json.loads((folder / "provenance.json").read_text(encoding="utf-8"))
-    paper, training = scenario.paper, scenario.training
-    last = scenario.seed + (paper.repetitions if paper else 1) - 1
+    training = scenario.training
     model = scenario.task.get("model", "cnn")
     facts = [
         ("data", str(scenario.task.get("data", "digits"))),
@@ -134,10 +134,13 @@ def _facts(scenario: Scenario, folder: Path) -> list[tuple[str, str]]:
             "training",
             f"{training.algorithm}, clients {training.clients}, rounds {training.rounds}",
         ),
-        ("seeds", f"{scenario.seed} to {last}" if last > scenario.seed else str(scenario.seed)),
     ]
     if not provenance:
         return facts
+    ended = Ledger.append_to(folder).ended()
+    seeds = sorted({int(point.partition(",")[0].removeprefix("seed=")) for point in ended})
+    if seeds:
+        facts.append(("seeds", f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"{seeds[0]}"))
     facts[0] = ("data", f"{facts[0][1]} (sha256 {str(provenance['hashes']['data'])[:12]})")
     versions = provenance.get("versions", {})
     return [

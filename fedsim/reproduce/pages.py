@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from fedsim.errors import RunFolderError
 from fedsim.report.pages import render
-from fedsim.reproduce.cells import Cell, how
+from fedsim.reproduce.cells import Cell, axis, how
 from fedsim.reproduce.outcome import Outcome
 from fedsim.reproduce.picture import picture
 from fedsim.reproduce.verdict import Judgement, shown
@@ -42,9 +42,9 @@ def values(found: Outcome, measure: str) -> Table:
     """
     cells = [c for s in found.shares for c in s.cells if c.measure == measure]
     names = list(dict.fromkeys(cell.series for cell in cells))
-    axis = {place.where: place for s in found.shares for place in s.places}
+    every = {place.where: place for s in found.shares for place in s.places}
     shown_axis = sorted(
-        axis.values(), key=lambda p: p.at if isinstance(p.at, float) else 0.0
+        every.values(), key=lambda p: p.at if isinstance(p.at, float) else 0.0
     )  # text keeps its order
     x = found.figure.parts[0].paper.x
     guessed = any(cell.chance is not None for cell in cells)
@@ -60,7 +60,7 @@ def values(found: Outcome, measure: str) -> Table:
         if guessed:
             row.append(how(measure).show(sum(chances) / len(chances)) if chances else "–")
         body.append([*row, _span([cell.n for cell in here])])
-    head = [x or "", *names, *(["by chance"] if guessed else []), "n"]
+    head = [axis(x), *names, *(["by chance"] if guessed else []), "n"]
     return {"head": head, "body": body}
 
 
@@ -75,7 +75,7 @@ def statements(found: Outcome) -> Table:
             if (c.measure, c.series, c.place.where) not in told
         ]
     x = found.figure.parts[0].paper.x
-    head = ["measure", "series", *([x] if x else []), "ours", "n", "by chance", "published"]
+    head = ["measure", "series", *([axis(x)] if x else []), "ours", "n", "by chance", "published"]
     return {"head": [*head, "verdict"], "body": body}
 
 

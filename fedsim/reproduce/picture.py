@@ -7,7 +7,7 @@ from typing import Any
 
 from fedsim.paper import Published
 from fedsim.report.charts import COLOURS
-from fedsim.reproduce.cells import Cell, how
+from fedsim.reproduce.cells import Cell, axis, how
 from fedsim.reproduce.outcome import Outcome, Share
 from fedsim.reproduce.verdict import shown, speaks_of
 
@@ -103,7 +103,7 @@ def _levels(statement: Published) -> list[tuple[float, str]]:
         (statement.at_most, "triangle-down-open"),
         *((level, "line-ew-open") for level in statement.between or ()),
     ]
-    return [(level, symbol) for level, symbol in marks if level is not None]
+    return [(level, symbol) for level, symbol in marks if isinstance(level, float)]
 
 
 def _chance(cells: Sequence[Cell]) -> Trace:
@@ -125,17 +125,17 @@ def _chance(cells: Sequence[Cell]) -> Trace:
 def _layout(shares: Sequence[Share], measure: str) -> dict[str, Any]:
     reading = how(measure)
     x = shares[0].paper.x
-    axis: dict[str, Any] = {"title": {"text": _plain(x.rpartition(".")[2].replace("_", " "))}}
+    below: dict[str, Any] = {"title": {"text": _plain(axis(x))}}
     at = sorted({p.at for share in shares for p in share.places if isinstance(p.at, float)})
     if x == "round":
-        axis |= {"zeroline": False}
+        below |= {"zeroline": False}
     elif len(at) > 2 and at[0] > 0 and all(math.log2(one).is_integer() for one in at):
-        axis |= {"type": "log", "tickmode": "array", "tickvals": at}
-        axis |= {"ticktext": [f"{one:g}" for one in at]}
+        below |= {"type": "log", "tickmode": "array", "tickvals": at}
+        below |= {"ticktext": [f"{one:g}" for one in at]}
     elif len(at) > 2 and at[0] > 0 and at[-1] / at[0] > 50:
-        axis |= {"type": "log"}
+        below |= {"type": "log"}
     elif not at:
-        axis |= {"type": "category"}
+        below |= {"type": "category"}
     y: dict[str, Any] = {"title": {"text": _plain(reading.title)}, "zeroline": False}
     if reading.kind != "number":
         y |= {"tickformat": ".0%"}
@@ -146,7 +146,7 @@ def _layout(shares: Sequence[Share], measure: str) -> dict[str, Any]:
         "hovermode": "x" if at else "closest",
         "margin": {"l": 66, "r": 16, "t": 10, "b": 90},
         "legend": {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0},
-        "xaxis": axis,
+        "xaxis": below,
         "yaxis": y,
     }
 

@@ -81,7 +81,7 @@ def judge(
 
 def gap(published: Published, cell: Cell) -> float:
     """How far the mean lies outside what is published, signed; 0 where the cell agrees."""
-    low, high = published.bounds()
+    low, high = published.bounds(cell.chance)
     down, up = (cell.mean, cell.mean) if cell.low is None or cell.high is None else (
         cell.low,
         cell.high,
@@ -106,13 +106,13 @@ def speaks_of(published: Published, place: Place, x: str) -> bool:
 
 def shown(published: Published, measure: str) -> str:
     """The published number, such as `≥ 98 %`."""
-    show = how(measure).show
+    show, guess = how(measure).show, "a random guess"
     if published.between is not None:
         text = " to ".join(map(show, published.between))
     elif published.at_least is not None:
-        text = f"≥ {show(published.at_least)}"
+        text = f"≥ {guess if published.at_least == 'chance' else show(published.at_least)}"
     elif published.at_most is not None:
-        text = f"≤ {show(published.at_most)}"
+        text = f"≤ {guess if published.at_most == 'chance' else show(published.at_most)}"
     else:
         text = show(published.value)
     return f"{text} ± {show(published.tolerance)}" if published.tolerance else text
