@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 from tiny import rows
+from typer.testing import CliRunner
 
 from adversaries import LLG
+from fedsim.cli import app, list_
 from fedsim.errors import ScenarioError
-from fedsim.paper import Published
+from fedsim.paper import Paper, Published
 from fedsim.reproduce import choose, figures, locked, outcome
 from fedsim.reproduce.cells import Cell, Place, places, series
 from fedsim.reproduce.console import listing, reproduce
@@ -229,7 +231,7 @@ def test_show_runs_nothing_and_neither_does_a_second_process(tmp_path, attacked)
     source, out = toml(tmp_path), tmp_path / "out"
     text = reproduce(source, out, play=False)[0].read_text()
     assert [row[-1] for row in table(text, "measure")] == ["not measured: not run yet"] * 3
-    with locked(out / "test/tiny/smoke") as first:
+    with locked(out / "test/tiny/smoke/.tiny.lock") as first:
         assert first
         console = Console(record=True, width=200)
         reproduce(source, out, console=console)
@@ -405,7 +407,6 @@ def test_every_shipped_figure_has_a_title_and_is_listed():
 
 
 def test_scenarios_of_papers_are_listed_by_figure_and_not_one_by_one(capsys):
-    from fedsim.cli import list_
 
     list_("scenarios")
     told = capsys.readouterr().out
@@ -422,3 +423,20 @@ def test_a_picture_has_our_curves_chance_and_the_published_marks(tmp_path):
     names = [trace.get("name", "band") for trace in drawn["data"]]
     assert {"llg", "idlg", "random guess", "llg: published ≥ 90 %"} <= {*names}
     assert tomllib.loads(Path(source).read_text())["paper"]["x"] == "training.batch_size"
+
+
+def test_every_key_of_the_table_is_documented():
+    page = (Path(__file__).parent.parent / "docs" / "reproduce.md").read_text()
+    for prefix, model in (("paper.", Paper), ("paper.published.N.", Published)):
+        missing = [key for key in model.model_fields if f"`{prefix}{key}" not in page]
+        assert missing in ([], ["published"])
+
+
+def test_the_command_line_prints_ours_and_where_the_pages_are(tmp_path):
+    arguments = ["reproduce", toml(tmp_path), "--out", str(tmp_path / "out")]
+    done = CliRunner().invoke(app, [*arguments, "--set", "paper.repetitions=1"])
+    assert done.exit_code == 0, done.output
+    assert "Labels recovered" in done.output
+    assert "smoke.html" in done.output
+    again = CliRunner(env={"COLUMNS": "200"}).invoke(app, [*arguments, "--show"])
+    assert "too few repetitions" in " ".join(again.output.split())

@@ -11,8 +11,8 @@ console      the same on a terminal
 """
 
 from fedsim.reproduce.catalogue import choose, figures
-from fedsim.reproduce.driver import locked, play_figure
+from fedsim.reproduce.driver import locked, play
 from fedsim.reproduce.outcome import outcome
 from fedsim.reproduce.pages import write_page
 
-__all__ = ["choose", "figures", "locked", "outcome", "play_figure", "write_page"]
+__all__ = ["choose", "figures", "locked", "outcome", "play", "write_page"]

@@ -18,9 +18,9 @@ from rich.table import Table
 
 from fedsim.errors import ScenarioError
 from fedsim.paper import SCALES
-from fedsim.reproduce.catalogue import choose, figures
+from fedsim.reproduce import driver
+from fedsim.reproduce.catalogue import Figure, Part, choose, figures
 from fedsim.reproduce.cells import how
-from fedsim.reproduce.driver import locked, play_figure
 from fedsim.reproduce.outcome import Outcome, outcome
 from fedsim.reproduce.pages import statements, values, write_page
 
@@ -49,23 +49,22 @@ def reproduce(
     """Play what is left of a paper or figure, print its tables, write its paper's pages.
 
     which: "llg", "llg/fig4a", or a TOML file with a [paper] table. play: False shows what is there
-    and runs nothing; so does a figure that another process is playing. Returns the pages. Ctrl-C
+    and runs nothing; so does what another process is playing. Returns the pages. Ctrl-C
     leaves the pages of what there is. Raises what is in `fedsim.errors`.
     """
     if scale not in SCALES:
         raise ScenarioError(f"--scale {scale}: expected {' or '.join(SCALES)}")
     console = console or Console(quiet=True)
     chosen = choose(which)
-    problems: dict[str, dict[str, str]] = {}
+    problems: dict[str, dict[str, str]] = {figure.id: {} for figure in chosen}
     try:
-        for figure in chosen if play else ():
-            with locked(out / figure.id / scale) as ours, _bars(console) as bars:
-                if not ours:
-                    console.print(f"{figure.id}: another process is at it; showing what is there")
-                    continue
-                problems[figure.id] = play_figure(
-                    figure, out, scale, overrides=overrides, data=data, progress=bars
+        with _bars(console) as bars:
+            for figure, part in _order(chosen) if play else ():
+                problem = driver.play(
+                    figure, part, out, scale, overrides=overrides, data=data, progress=bars
                 )
+                if problem:
+                    problems[figure.id][part.name] = problem
     finally:
         known = {**figures(), **{figure.id: figure for figure in chosen}}
         found = {
@@ -86,6 +85,16 @@ def reproduce(
     return pages
 
 
+def _order(chosen: Sequence[Figure]) -> list[tuple[Figure, Part]]:
+    """The first scenario of every figure, then the second ones: what is added is often slow."""
+    return [
+        (figure, part)
+        for place in range(max(len(figure.parts) for figure in chosen))
+        for figure in chosen
+        for part in figure.parts[place : place + 1]
+    ]
+
+
 def _pages(out: Path, scale: str, found: dict[str, Outcome]) -> list[Path]:
     """Write each paper's pages, OUT/PAPER/SCALE.html and .md."""
     pages = []
@@ -100,7 +109,7 @@ def _show(console: Console, found: Outcome) -> None:
     console.print(f"\n{escape(found.figure.id)}: {escape(found.figure.title)}", style="bold")
     for share in found.shares:
         if share.problem:
-            console.print(f"{share.part.name}: not measured: {share.problem}", markup=False)
+            console.print(f"{share.part.name}: {share.problem}", markup=False, highlight=False)
     if found.figure.parts[0].paper.kind != "table":
         for name in dict.fromkeys(m for share in found.shares for m in share.paper.measure):
             made = values(found, name)

@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 
+from fedsim import simulation
 from fedsim.errors import ClientError, DataError, FedsimError, RunFolderError, ScenarioError
 from fedsim.federation import place
 from fedsim.ledger import Ledger
 from fedsim.preflight import preflight
 from fedsim.reproduce.catalogue import Figure, Part
 from fedsim.scenario import Scenario
-from fedsim.simulation import open_ledger, play
 
-__all__ = ["folder_of", "locked", "play_figure"]
+__all__ = ["folder_of", "locked", "play"]
 
 Progress = Callable[[str, int, int], None]
 """progress(scenario, points played, points in all)"""
@@ -32,34 +32,35 @@ def folder_of(out: Path, figure: Figure, part: Part, scale: str) -> Path:
     return out / figure.id / scale / part.name
 
 
-def play_figure(
+def play(
     figure: Figure,
+    part: Part,
     out: Path,
     scale: str,
     *,
     overrides: Sequence[str] = (),
     data: str = "",
     progress: Progress = lambda part, done, of: None,
-) -> dict[str, str]:
-    """Play what is left of a figure; returns, by scenario, why it could not be measured.
+) -> str:
+    """Play what is left of one scenario of a figure; returns why it could not be measured, or "".
 
-    A scenario that cannot be run (its data is not there, say) does not stop the others.
+    Whatever is wrong with it (its data is not there, say) is told and not raised, so that it does
+    not stop the others.
     """
-    problems = {}
-    for part in figure.parts:
-        try:
-            scenario = part.scenario(scale, overrides, data)
-            problem = _play_part(scenario, folder_of(out, figure, part, scale), progress, part.name)
-        except FedsimError as error:
-            problem = str(error)
-            if isinstance(error, DataError) and part.paper.needs:
-                problem = f"needs {part.paper.needs}: {error}"
-        if problem:
-            problems[part.name] = problem
-    return problems
+    folder = folder_of(out, figure, part, scale)
+    try:
+        scenario = part.scenario(scale, overrides, data)
+        with locked(folder.parent / f".{part.name}.lock") as ours:
+            if not ours:
+                return "another process is at it; this is what there is so far"
+            return _play(scenario, folder, progress, part.name)
+    except DataError as error:
+        return f"needs {part.paper.needs}: {error}" if part.paper.needs else str(error)
+    except FedsimError as error:
+        return str(error)
 
 
-def _play_part(scenario: Scenario, folder: Path, progress: Progress, name: str) -> str:
+def _play(scenario: Scenario, folder: Path, progress: Progress, name: str) -> str:
     """Play the points that are left; returns why some of them could not be played."""
     assert scenario.paper is not None  # noqa: S101 - the catalogue holds no other
     if scenario.engine.gpus_per_attack and not torch.cuda.is_available():
@@ -75,7 +76,7 @@ def _play_part(scenario: Scenario, folder: Path, progress: Progress, name: str) 
         return ""
     for point in _repetition(scenario, left[0]).points().values():
         preflight(point)
-    ledger = open_ledger(scenario, folder, resume=exists, growing={"sweep"})
+    ledger = simulation.open_ledger(scenario, folder, resume=exists, growing={"sweep"})
     refused: dict[str, str] = {}
     current = ""
 
@@ -99,7 +100,7 @@ def _play_part(scenario: Scenario, folder: Path, progress: Progress, name: str) 
     try:
         while True:
             try:
-                play(scenario, points, ledger, tell)
+                simulation.play(scenario, points, ledger, tell)
                 break
             except ClientError as error:  # of this point alone: an update with NaN, say
                 refused[current] = str(error)
@@ -122,19 +123,19 @@ def _names(scenario: Scenario, seed: int) -> list[str]:
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[bool]:
-    """Hold a folder for this process; yields False where another process holds it already."""
+def locked(path: Path) -> Iterator[bool]:
+    """Hold a lock file for this process; yields False where another process holds it already."""
     try:
         import fcntl
     except ImportError:  # Windows: two calls at once are the user's care
         yield True
         return
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / ".lock").open("w")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("w")
     except OSError as error:
         raise RunFolderError(
-            f"{folder} cannot be written: {error.strerror}. Choose another --out"
+            f"{path.parent} cannot be written: {error.strerror}. Choose another --out"
         ) from error
     with file:
         try:
