@@ -3,10 +3,12 @@
 An example repeats within a batch only where a label has too few.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-__all__ = ["balanced", "natural", "unbalanced"]
+__all__ = ["balanced", "favourites", "natural", "unbalanced"]
 
 
 def natural(held: int, size: int, steps: int, rng: torch.Generator) -> list[Tensor]:
@@ -21,16 +23,24 @@ def natural(held: int, size: int, steps: int, rng: torch.Generator) -> list[Tens
     return chosen[:steps]
 
 
-def unbalanced(labels: Tensor, size: int, rng: torch.Generator) -> Tensor:
+def favourites(labels: Tensor, rng: torch.Generator) -> list[int]:
+    """Two labels, or the only one, drawn uniformly from those present; labels: (held,) int64."""
+    present = torch.unique(labels)
+    drawn: list[int] = present[torch.randperm(len(present), generator=rng)][:2].tolist()
+    return drawn
+
+
+def unbalanced(
+    labels: Tensor, size: int, rng: torch.Generator, of: Sequence[int] | None = None
+) -> Tensor:
     """LLG's batch: size // 2 of one label, size // 4 of another, the rest drawn from all others.
 
-    labels: those of the examples held, (held,) int64. Both labels are drawn uniformly from those
-    present; the rest are examples not yet in the batch, whatever their label. Returns positions
-    (size,) int64, size <= held.
+    labels: those of the examples held, (held,) int64. of: the two labels; `favourites` draws them
+    where left out. The rest are examples not yet in the batch, whatever their label. Returns
+    positions (size,) int64, size <= held.
     """
-    present = torch.unique(labels)
-    present = present[torch.randperm(len(present), generator=rng)]
-    wanted = zip(present.tolist(), (size // 2, size // 4), strict=False)
+    of = favourites(labels, rng) if of is None else of
+    wanted = zip(of, (size // 2, size // 4), strict=False)
     picked = [_pick(labels, label, count, rng) for label, count in wanted]
     used = torch.cat(picked)
     others = torch.ones(len(labels), dtype=torch.bool)

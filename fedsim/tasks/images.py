@@ -17,7 +17,7 @@ from fedsim.metrics import match
 from fedsim.records import Batch, Reconstruction, Spec, Truth
 from fedsim.seeds import torch_generator
 from fedsim.tasks import Task
-from fedsim.tasks.composition import balanced, natural, unbalanced
+from fedsim.tasks.composition import balanced, favourites, natural, unbalanced
 from fedsim.tasks.image_data import ImageData, load
 from fedsim.tasks.models import Architecture, as_architecture, find_head
 from fedsim.tasks.models.cnn import CNN
@@ -44,10 +44,12 @@ class Images(Task):
       fewer than B are left, they are skipped and a new permutation begins.
     - unbalanced (LLG, section 5): B // 2 examples of one label, B // 4 of another where it has
       one, the rest drawn from all its other examples. Both labels are drawn anew for every step.
+    - skewed: the same, but a client's two labels are drawn once and for all. So its updates stay
+      unbalanced over many local steps, as LLG's do: section 6.4 has a random guess at 40 % there.
     - balanced: its labels in random order, one example of each in turn until there are B, so that
       counts differ by at most one.
 
-    In the last two an example repeats within a batch only where a label has too few.
+    In the last three an example repeats within a batch only where a label has too few.
     """
 
     name = "images"
@@ -75,7 +77,7 @@ class Images(Task):
     partition: Annotated[SerializeAsAny[Partition], BeforeValidator(as_partition)] = Field(
         default=Iid(), description='how data is cut, such as {kind = "dirichlet", alpha = 0.5}'
     )
-    composition: Literal["natural", "unbalanced", "balanced"] = Field(
+    composition: Literal["natural", "unbalanced", "skewed", "balanced"] = Field(
         default="natural", description="how a client's batches are composed of its examples"
     )
     model: Annotated[SerializeAsAny[Architecture], BeforeValidator(as_architecture)] = Field(
@@ -133,9 +135,12 @@ class Images(Task):
         if self.composition == "natural":
             chosen = natural(len(share), size, steps, rng)
         else:
-            compose = unbalanced if self.composition == "unbalanced" else balanced
+            compose = balanced if self.composition == "balanced" else unbalanced
+            if self.composition == "skewed":
+                own = torch_generator(self.seed, "favourites", client)
+                compose = functools.partial(unbalanced, of=favourites(labels, own))
             chosen = [compose(labels, size, rng) for _ in range(steps)]
-        return [self._batch(share[own]) for own in chosen]
+        return [self._batch(share[places]) for places in chosen]
 
     @property
     def draws_uniformly(self) -> bool:
