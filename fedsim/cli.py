@@ -1,4 +1,4 @@
-"""The command line: run, report, list, show, check."""
+"""The command line: run, report, reproduce, list, show, check."""
 
 import json
 import os
@@ -97,6 +97,35 @@ def report(
         typer.echo(write_report(folder, kind))
 
 
+@app.command()
+def reproduce(
+    which: Annotated[
+        str, typer.Argument(metavar="[PAPER[/FIGURE]]", help="Nothing: list what there is")
+    ] = "",
+    scale: Annotated[str, typer.Option("--scale", help="smoke or paper")] = "smoke",
+    set: Set = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder for all of them")] = Path(
+        "runs/reproduce"
+    ),
+    data: Data = "",
+    show: Annotated[bool, typer.Option("--show", help="Run nothing; show what is there")] = False,
+) -> None:
+    """Reproduce a paper's figures and tables, ours beside published."""
+    from rich.console import Console
+
+    from fedsim.reproduce import console as terminal
+
+    console = Console()
+    if not which:
+        terminal.listing(console)
+        return
+    pages = terminal.reproduce(
+        which, out, scale, overrides=set or [], data=data, play=not show, console=console
+    )
+    for page in pages:
+        console.print(f"page: {page}", highlight=False, soft_wrap=True)
+
+
 KINDS = ("adversaries", "defenses", "scenarios", "tasks")
 
 
@@ -118,7 +147,9 @@ def list_(
     found: dict[str, dict[str, str]] = {}
     for each in [kind] if kind else KINDS:
         if each == "scenarios":
-            found[each] = {name: Scenario.load(name).description for name in scenario_names()}
+            # The papers' are many, and `fedsim reproduce` lists them by figure.
+            own = [name for name in scenario_names() if not name.startswith("papers/")]
+            found[each] = {name: Scenario.load(name).description for name in own}
         else:
             found[each] = {name: _plugin_summary(each, name) for name in plugin.names(each)}
     if as_json:
@@ -130,6 +161,8 @@ def list_(
         for name, summary in entries.items():
             table.add_row(name, summary)
         console.print(table)
+    if "scenarios" in found:
+        console.print("papers' figures and tables: fedsim reproduce", highlight=False)
 
 
 @app.command()

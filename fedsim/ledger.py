@@ -1,7 +1,7 @@
 """The run folder, written so that a kill loses nothing.
 
-    scenario.toml  findings.csv  findings.parquet  utility.csv  tape/  artifacts/  checkpoint/
-    report.html  log.jsonl  provenance.json
+    scenario.toml  findings.csv  findings.parquet  utility.csv  points.csv  tape/  artifacts/
+    checkpoint/  report.html  log.jsonl  provenance.json
 
 Rows are appended and synced while the run goes on. `finish` sorts them, so that a run's table does
 not depend on which attack ended first, nor on whether the run was interrupted and resumed.
@@ -15,9 +15,10 @@ import io
 import json
 import os
 import platform
+import shutil
 import time
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -30,9 +31,17 @@ __all__ = ["COLUMNS", "SCHEMA", "Ledger"]
 
 SCHEMA = 1
 COLUMNS = [field.name for field in dataclasses.fields(Finding)]
+POINT, ROUND, VICTIM, LABEL = (COLUMNS.index(n) for n in ("point", "round", "victim", "label"))
+ATTACK = (POINT, VICTIM, LABEL)
+"""Places of the columns that tell one attack of a run from another."""
 UTILITY_COLUMNS = ["round", "metric", "value", "point"]
-PLACES = {"data_dir", "engine"}
-"""Keys of a scenario that say where it runs, and not what comes out."""
+TABLES = {
+    "findings.csv": COLUMNS,
+    "utility.csv": UTILITY_COLUMNS,
+    "points.csv": ["point", "seconds"],
+}
+ASIDE = frozenset({"data_dir", "engine", "description", "paper"})
+"""Keys of a scenario that say where it runs or what for, and not what comes out."""
 PACKAGES = ["flwr", "numpy", "ray", "torch", "transformers"]
 
 
@@ -42,10 +51,22 @@ class Ledger:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._started = time.monotonic()
+        self._known: dict[str, tuple[list[list[str]], int]] = {}
 
     @classmethod
-    def create(cls, folder: Path, scenario: Scenario, *, resume: bool = False) -> "Ledger":
-        """Make the folder, or with `resume` take up an existing one; raises `RunFolderError`."""
+    def create(
+        cls,
+        folder: Path,
+        scenario: Scenario,
+        *,
+        resume: bool = False,
+        growing: Collection[str] = (),
+    ) -> "Ledger":
+        """Make the folder, or with `resume` take up an existing one; raises `RunFolderError`.
+
+        growing: keys of the scenario that may differ from what the folder began with, such as
+        "sweep", whose points are told apart by their names.
+        """
         ledger = cls(folder)
         if "\0" in str(folder):
             raise RunFolderError(f"{str(folder)!r} holds a null character; choose another --out")
@@ -69,7 +90,7 @@ class Ledger:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if exists:
-                ledger._take_up(scenario)
+                ledger._take_up(scenario, growing)
             else:
                 ledger._begin(scenario)
         except OSError as error:
@@ -89,24 +110,27 @@ class Ledger:
         self._replace("findings.csv", _line(COLUMNS).encode())
         self._replace("utility.csv", _line(UTILITY_COLUMNS).encode())
 
-    def _take_up(self, scenario: Scenario) -> None:
+    def _take_up(self, scenario: Scenario, growing: Collection[str] = ()) -> None:
         before = tomllib.loads((self.folder / "scenario.toml").read_text(encoding="utf-8"))
         with contextlib.suppress(FedsimError):  # keys that are newer than the run have defaults
             before = tomllib.loads(Scenario.parse(before).to_toml())
-        now = _placeless(tomllib.loads(scenario.to_toml()))
+        now = _bare(tomllib.loads(scenario.to_toml()))
         if differing := sorted(
-            key for key in {*before, *now} - PLACES if before.get(key) != now.get(key)
+            key for key in {*before, *now} - ASIDE - {*growing} if before.get(key) != now.get(key)
         ):
             raise RunFolderError(
                 f"{self.folder} was run with another scenario than this one, which differs in "
-                f"{', '.join(differing)}; resume it with the same scenario and --set options"
+                f"{', '.join(differing)}; resume it with the same scenario and --set options, or "
+                "choose another --out"
             )
-        rows, torn = _read(self.folder / "findings.csv", COLUMNS)
-        if torn:
-            self._replace("findings.csv", _table(COLUMNS, rows))
-        rounds, torn = _read(self.folder / "utility.csv", UTILITY_COLUMNS)
-        if torn:
-            self._replace("utility.csv", _table(UTILITY_COLUMNS, rounds))
+        if growing:
+            self._replace("scenario.toml", scenario.to_toml().encode())
+        for name, columns in TABLES.items():
+            if name == "points.csv" and not (self.folder / name).exists():
+                continue
+            rows, torn = _read(self.folder / name, columns)
+            if torn:
+                self._replace(name, _table(columns, rows))
 
     def rewind(self, point: str, done: int) -> None:
         """Make ready to train on from round `done` (0: from the start).
@@ -114,15 +138,15 @@ class Ledger:
         Drops the utility of later rounds, and the rows of the attack written last if it is of a
         later round: a kill may have left only some of them. Other finished attacks stay.
         """
-        rounds, _ = _read(self.folder / "utility.csv", UTILITY_COLUMNS)
+        rounds = self._so_far("utility.csv", UTILITY_COLUMNS)
         kept = [row for row in rounds if row[3] != point or (done and int(row[0]) <= done)]
         if kept != rounds:
             self._replace("utility.csv", _table(UTILITY_COLUMNS, kept))
-        rows = self.rows()
-        if rows and rows[-1]["point"] == point and int(rows[-1]["round"]) > done:
-            last = [rows[-1][key] for key in ("point", "victim", "label")]
-            whole = [row for row in rows if [row[k] for k in ("point", "victim", "label")] != last]
-            self._replace("findings.csv", _table(COLUMNS, [list(r.values()) for r in whole]))
+        rows = self._so_far("findings.csv", COLUMNS)
+        if rows and rows[-1][POINT] == point and int(rows[-1][ROUND]) > done:
+            last = [rows[-1][place] for place in ATTACK]
+            whole = [row for row in rows if [row[place] for place in ATTACK] != last]
+            self._replace("findings.csv", _table(COLUMNS, whole))
 
     def rows(self) -> list[dict[str, str]]:
         """The findings so far, as text by column."""
@@ -133,7 +157,39 @@ class Ledger:
 
     def finished(self, point: str) -> set[tuple[str, str]]:
         """(victim, adversary label) of the attacks that ended; they are not run again."""
-        return {(row["victim"], row["label"]) for row in self.rows() if row["point"] == point}
+        rows = self._so_far("findings.csv", COLUMNS)
+        return {(row[VICTIM], row[LABEL]) for row in rows if row[POINT] == point}
+
+    def ended(self) -> set[str]:
+        """The points that were played to the end, all attacks written down."""
+        path = self.folder / "points.csv"
+        return {row[0] for row in _read(path, TABLES[path.name])[0]} if path.exists() else set()
+
+    def end(self, point: str, seconds: float) -> None:
+        """Write down that a point was played to the end, and how long it took."""
+        if not (self.folder / "points.csv").exists():
+            self._replace("points.csv", _line(TABLES["points.csv"]).encode())
+        self._append("points.csv", _line([point, f"{seconds:.3f}"]))
+
+    def discard(self, folder: str) -> None:
+        """Remove a folder of the run, such as the checkpoint of a point that has ended."""
+        shutil.rmtree(self.folder / folder, ignore_errors=True)
+
+    def _so_far(self, name: str, columns: Sequence[str]) -> list[list[str]]:
+        """The whole rows of a table that only this process writes, each read once: a run of a
+        thousand points would otherwise spend its time on reading what it wrote."""
+        rows, end = self._known.get(name, ([], 0))
+        path = self.folder / name
+        if not end:
+            rows = _read(path, columns)[0]
+            end = path.stat().st_size
+        elif path.stat().st_size > end:
+            with path.open("rb") as file:
+                file.seek(end)
+                rows += csv.reader(io.StringIO(file.read().decode(errors="replace")))
+                end = file.tell()
+        self._known[name] = (rows, end)
+        return rows
 
     def findings(self, findings: Iterable[Finding]) -> None:
         """Append rows and sync them to disk."""
@@ -228,6 +284,7 @@ class Ledger:
                 os.fsync(file.fileno())
 
     def _replace(self, name: str, content: bytes) -> None:
+        self._known.pop(name, None)
         path = self.folder / name
         partial = path.with_name(path.name + ".part")
         with _writing(path):
@@ -253,12 +310,12 @@ _NA = {name: [""] for name in ("value", "baseline", "baseline_prior")}
 
 def scenario_hash(scenario: Scenario) -> str:
     """A hash of the resolved scenario, without where it ran and where data was found."""
-    table = _placeless(scenario.to_dict())
+    table = _bare(scenario.to_dict())
     return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
 
 
-def _placeless(table: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in table.items() if key not in PLACES}
+def _bare(table: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in table.items() if key not in ASIDE}
 
 
 def _cells(values: Sequence[Any]) -> list[str]:

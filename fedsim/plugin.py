@@ -6,7 +6,8 @@ with an entry point in one of the groups below has added one; the built-in ones 
 
 import functools
 import importlib.metadata
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Sequence
+from typing import Any, ClassVar, TypeVar, get_args
 
 import pydantic
 from pydantic import BaseModel, ConfigDict
@@ -75,18 +76,31 @@ def make(kind: str, name: str, settings: dict[str, Any], where: str = "") -> Plu
     return validated(find(kind, name), settings, where or f"{kind} '{name}'")
 
 
+def _table_at(
+    model: type[pydantic.BaseModel], path: Sequence[int | str]
+) -> type[pydantic.BaseModel]:
+    """The model of a table within a table, by the names and positions that lead there."""
+    for part in path:
+        kind = model.model_fields[part].annotation if part in model.model_fields else None
+        for inner in (kind, *get_args(kind)):
+            if isinstance(inner, type) and issubclass(inner, pydantic.BaseModel):
+                model = inner
+    return model
+
+
 def validated(model: type[Model], values: dict[str, Any], where: str) -> Model:
     """`model(**values)`, with pydantic's complaints turned into one readable `ScenarioError`."""
     try:
         return model.model_validate(values)
     except pydantic.ValidationError as error:
-        known = model.model_fields
         lines = []
         for problem in error.errors():
             key = ".".join(str(part) for part in problem["loc"])
             place = f"{where}.{key}" if where and key else where or key
             if problem["type"] == "extra_forbidden":
-                lines.append(f"{place}: unknown key. {did_you_mean(key.split('.')[-1], known)}")
+                *path, last = problem["loc"]
+                known = _table_at(model, path).model_fields
+                lines.append(f"{place}: unknown key. {did_you_mean(str(last), known)}")
             else:
                 found = repr(problem["input"])[:80]
                 said = problem["msg"].removeprefix("Value error, ")

@@ -20,11 +20,12 @@ from fedsim.adversary import Adversary
 from fedsim.defense import Defense, contradictions
 from fedsim.errors import ScenarioError, did_you_mean
 from fedsim.knowledge import Knowledge
+from fedsim.paper import SCALES, Paper
 from fedsim.plugin import find, make, validated
 from fedsim.settings import PLAIN_NAME, AttackPlan, Engine, Table, Threat, Training
 from fedsim.tasks import Task
 
-__all__ = ["AttackPlan", "Scenario", "scenario_names"]
+__all__ = ["AttackPlan", "Scenario", "assign", "locate", "read_table", "scenario_names", "short"]
 
 FOLDER = Path(__file__).resolve().parent.parent / "scenarios"
 
@@ -42,6 +43,7 @@ class Scenario(Table):
     adversaries: list[AttackPlan] = Field(default=[])
     engine: Engine = Engine()
     sweep: dict[str, list[Any]] = Field(default={})
+    paper: Paper | None = None
     data_dir: str = ""
 
     @classmethod
@@ -51,18 +53,19 @@ class Scenario(Table):
         overrides: Iterable[str] = (),
         *,
         data: str | Path | None = None,
+        scale: str = "smoke",
     ) -> "Scenario":
         """Read a scenario by name (one that `fedsim list scenarios` shows) or by path.
 
         overrides: `key=value` strings, values as in TOML, bare words as strings.
-        data: folder where local data sets are looked up. Raises `ScenarioError`.
+        data: folder where local data sets are looked up. scale: "smoke", as it is written, or
+        "paper", with what `paper.scale.paper` changes. Raises `ScenarioError`.
         """
-        path = _locate(source)
-        try:
-            table = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-            raise ScenarioError(f"{path} cannot be read as TOML: {error}") from error
+        path = locate(source)
+        table = read_table(path)
         table.setdefault("name", path.stem)
+        for key, value in _changes(table, scale).items():
+            assign(table, key, value)
         for override in overrides:
             _override(table, override)
         if data:
@@ -78,6 +81,7 @@ class Scenario(Table):
             "training": Training,
             "threat": Threat,
             "engine": Engine,
+            "paper": Paper,
         }
         complaints: list[str] = []
 
@@ -177,6 +181,7 @@ class Scenario(Table):
             for key, options in self.sweep.items()
             if len({str(value) for value in options}) < len(options)
         ]
+        complaints += self.paper.complaints(self.sweep) if self.paper else []
         if complaints:
             raise ScenarioError("\n".join(complaints))
         self.knowledge()
@@ -249,14 +254,20 @@ class Scenario(Table):
         if not self.sweep:
             return {"": self}
         found = {}
-        for values in itertools.product(*self.sweep.values()):
-            table = self.to_dict()
-            table["sweep"] = {}
-            chosen = dict(zip(self.sweep, values, strict=True))
+        for name, chosen in self.combinations().items():
+            table = self.to_dict() | {"sweep": {}}
+            table.pop("paper", None)  # of the whole, not of a point
             for key, value in chosen.items():
-                _assign(table, key, value)
-            name = ",".join(f"{key}={_short(value)}" for key, value in chosen.items())
+                assign(table, key, value)
             found[name] = Scenario.parse(table)
+        return found
+
+    def combinations(self) -> dict[str, dict[str, Any]]:
+        """By the name of a point, the values that it takes from the sweep."""
+        found = {}
+        for values in itertools.product(*self.sweep.values()):
+            chosen = dict(zip(self.sweep, values, strict=True))
+            found[",".join(f"{key}={short(value)}" for key, value in chosen.items())] = chosen
         return found
 
     def to_dict(self) -> dict[str, Any]:
@@ -271,6 +282,25 @@ class Scenario(Table):
         return tomli_w.dumps(self.to_dict())
 
 
+def read_table(path: Path) -> dict[str, Any]:
+    """A TOML file as plain tables; raises `ScenarioError`."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise ScenarioError(f"{path} cannot be read as TOML: {error}") from error
+
+
+def _changes(table: dict[str, Any], scale: str) -> dict[str, Any]:
+    """What a scale changes: values by dotted key, in the units of the file."""
+    if scale not in SCALES:
+        raise ScenarioError(f"no scale '{scale}'. {did_you_mean(scale, SCALES)}")
+    paper = table.get("paper")
+    if scale == "smoke" or not isinstance(paper, dict):
+        return {}
+    changed = validated(Paper, paper, "paper").scale
+    return copy.deepcopy(changed.get("paper", {}))
+
+
 def scenario_names() -> list[str]:
     """Scenarios that come with fedsim, by name."""
     return sorted(
@@ -278,7 +308,8 @@ def scenario_names() -> list[str]:
     )
 
 
-def _locate(source: str | Path) -> Path:
+def locate(source: str | Path) -> Path:
+    """The TOML file of a scenario, by name or path; raises `ScenarioError`."""
     path = Path(source)
     if path.is_file():
         return path
@@ -308,10 +339,10 @@ def _override(table: dict[str, Any], text: str) -> None:
         parsed = tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         parsed = value.strip()
-    _assign(table, key.strip(), parsed)
+    assign(table, key.strip(), parsed)
 
 
-def _assign(table: dict[str, Any], key: str, value: Any) -> None:
+def assign(table: dict[str, Any], key: str, value: Any) -> None:
     """Set a dotted key, list positions by number."""
     *path, last = key.split(".")
     place: Any = table
@@ -336,11 +367,11 @@ def _position(items: list[Any], part: str, key: str) -> int:
     return int(part)
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
     """A value as a point's name has it; plugin tables by name, such as `sign(scale=0.1)`."""
     if isinstance(value, dict) and "name" in value:
-        settings = " ".join(f"{k}={_short(v)}" for k, v in value.items() if k != "name")
+        settings = " ".join(f"{k}={short(v)}" for k, v in value.items() if k != "name")
         return f"{value['name']}({settings})" if settings else str(value["name"])
     if isinstance(value, list) and all(isinstance(one, dict) for one in value):
-        return "+".join(map(_short, value)) or "none"
+        return "+".join(map(short, value)) or "none"
     return str(value) if not isinstance(value, dict | list) else str(value).replace(" ", "")

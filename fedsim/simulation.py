@@ -2,7 +2,10 @@
 
 import contextlib
 import hashlib
-from collections.abc import Iterator, Sequence
+import platform
+import re
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,7 @@ from fedsim.scenario import Scenario
 from fedsim.seeds import isolated
 from fedsim.strategies import quiet
 
-__all__ = ["one_thread", "simulate"]
+__all__ = ["one_thread", "open_ledger", "play", "simulate"]
 
 
 def simulate(
@@ -48,16 +51,7 @@ def simulate(
         chosen = {name: chosen[name] for name in points}
     # Whatever cannot be run is an error before there is any folder.
     cautions = {name: preflight(point)[1] for name, point in chosen.items()}
-    task = scenario.build_task()
-    fingerprint, weights = task.fingerprint(), task.arrays(task.module())
-    ledger = Ledger.create(Path(out), scenario, resume=resume)
-    ledger.same_data(fingerprint)
-    ledger.provenance(
-        scenario,
-        {"data": fingerprint, "model": _hash(weights)},
-        engine=engine_name(scenario),
-        parameters=sum(value.numel() for value in weights.values()),
-    )
+    ledger = open_ledger(scenario, Path(out), resume=resume)
 
     def tell(event: str, **fields: Any) -> None:
         if event != "findings":
@@ -66,17 +60,7 @@ def simulate(
 
     tell("started", scenario=scenario.name, points=list(chosen), engine=engine_name(scenario))
     try:
-        with (
-            quiet(),
-            one_thread(),
-            isolated(scenario.seed, "simulation"),
-            open_engine(scenario) as engine,
-        ):
-            for name, point in chosen.items():
-                tell("point", point=name, rounds=point.training.rounds)
-                for caution in cautions[name]:
-                    tell("caution", point=name, text=caution)
-                engine.play(point, ledger, name, tell)
+        play(scenario, chosen.items(), ledger, tell, cautions)
     except BaseException as error:
         tell("ended", status="interrupted", reason=f"{type(error).__name__}: {error}")
         # What ended the run matters more than a report that has nothing to tell yet.
@@ -87,6 +71,62 @@ def simulate(
     tell("ended", status="finished")
     ledger.finish()
     return write_report(ledger.folder)
+
+
+def open_ledger(
+    scenario: Scenario, out: Path, *, resume: bool, growing: Collection[str] = ()
+) -> Ledger:
+    """A run folder with its provenance; see `Ledger.create`. Raises `RunFolderError`."""
+    task = scenario.build_task()
+    fingerprint, weights = task.fingerprint(), task.arrays(task.module())
+    ledger = Ledger.create(out, scenario, resume=resume, growing=growing)
+    ledger.same_data(fingerprint)
+    ledger.provenance(
+        scenario,
+        {"data": fingerprint, "model": _hash(weights)},
+        engine=engine_name(scenario),
+        parameters=sum(value.numel() for value in weights.values()),
+        device=device_name(scenario),
+    )
+    return ledger
+
+
+def play(
+    scenario: Scenario,
+    points: Iterable[tuple[str, Scenario]],
+    ledger: Ledger,
+    tell: Observer,
+    cautions: Mapping[str, Sequence[str]] | None = None,
+) -> None:
+    """Play points of a scenario, by name, on its engine, one after the other.
+
+    points: may be made as they are asked for. cautions: by point, what to warn of. A point that
+    was played to the end is written down as such (`Ledger.ended`).
+    """
+    with (
+        quiet(),
+        one_thread(),
+        isolated(scenario.seed, "simulation"),
+        open_engine(scenario) as engine,
+    ):
+        for name, point in points:
+            tell("point", point=name, rounds=point.training.rounds)
+            for caution in (cautions or {}).get(name, ()):
+                tell("caution", point=name, text=caution)
+            started = time.perf_counter()
+            engine.play(point, ledger, name, tell)
+            ledger.end(name, time.perf_counter() - started)
+
+
+def device_name(scenario: Scenario) -> str:
+    """What attacks run on: the GPU's name, or the processor's."""
+    if scenario.engine.gpus_per_attack and torch.cuda.is_available():
+        return str(torch.cuda.get_device_name())
+    with contextlib.suppress(OSError):  # not on every system
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.M)
+        if found:
+            return found[1]
+    return platform.processor() or platform.machine()
 
 
 def _hash(arrays: dict[str, Tensor]) -> str:

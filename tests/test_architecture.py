@@ -22,6 +22,7 @@ ROOMS = [
     {"knowledge"},
     {"adversary", "defense", "metrics", "tasks"},
     {"settings"},
+    {"paper"},
     {"scenario"},
     {"report"},
     {"tape", "ledger", "attack", "campaign", "budget"},
@@ -29,6 +30,7 @@ ROOMS = [
     {"preflight"},
     {"engine"},
     {"simulation"},
+    {"reproduce"},
     {"app", "display", "cli"},
 ]
 AUTHORS = {"testing", "conformance"}

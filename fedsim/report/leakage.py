@@ -21,7 +21,7 @@ from fedsim.report.measures import MEASURES, Measure, measure
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["inside", "main_metrics", "read_findings", "read_rows", "summarise"]
+__all__ = ["inside", "interval", "main_metrics", "read_findings", "read_rows", "summarise"]
 
 # The fields of `fedsim.records.Finding`, which cannot be imported here: it needs torch.
 COLUMNS = [
@@ -161,7 +161,7 @@ def summarise(rows: "pd.DataFrame") -> list[dict[str, Any]]:
         counted = part[part["counted"].notna()]
         values = counted["counted"].tolist()
         scored = part["value"].dropna().tolist()
-        low, high = _interval(values, how)
+        low, high = interval(values, how)
         ends = (min, max) if how.lower else (max, min)
         row: dict[str, Any] = {
             "point": str(point), "label": str(label), "adversary": str(part["adversary"].iloc[0]),
@@ -200,7 +200,7 @@ def _mean(values: list[float]) -> float | None:
     return None if math.isnan(mean) else mean
 
 
-def _interval(values: list[float], how: Measure) -> tuple[float | None, float | None]:
+def interval(values: list[float], how: Measure) -> tuple[float | None, float | None]:
     """95 % interval of the mean, from three values on.
 
     Wilson's for yes/no, which stays honest when all agree; a bootstrap for the rest, the normal

@@ -11,14 +11,22 @@ __all__ = ["render"]
 TEMPLATES = Path(__file__).parent / "templates"
 
 
-def render(content: dict[str, Any], format: Literal["html", "markdown"]) -> str:
-    """The page of a report: HTML that escapes every value, or Markdown that does."""
+def render(
+    content: dict[str, Any],
+    format: Literal["html", "markdown"],
+    template: Path = TEMPLATES / "report",
+) -> str:
+    """A page: HTML that escapes every value, or Markdown that does.
+
+    template: its path without `.html.jinja` or `.md.jinja`. A page whose HTML has an element
+    `figures` (a JSON list of plotly figures) and elements with `data-figure` gets them drawn.
+    """
     import jinja2
     from markupsafe import Markup
 
     html = format == "html"
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
+        loader=jinja2.FileSystemLoader(template.parent),
         autoescape=html,  # noqa: S701 (markdown has its own escaping, on every value)
         finalize=None if html else _markdown,
         trim_blocks=True,
@@ -27,7 +35,7 @@ def render(content: dict[str, Any], format: Literal["html", "markdown"]) -> str:
     )
     environment.filters["capitalize_first"] = lambda text: text[:1].upper() + text[1:]
     if not html:
-        return environment.get_template("report.md.jinja").render(content, quote=_fenced)
+        return environment.get_template(f"{template.name}.md.jinja").render(content, quote=_fenced)
     import plotly.offline
 
     scripts = [plotly.offline.get_plotlyjs(), (TEMPLATES / "report.js").read_text("utf-8")]
@@ -35,7 +43,7 @@ def render(content: dict[str, Any], format: Literal["html", "markdown"]) -> str:
     # Only these two scripts may run, and nothing may be fetched: should any text of the run
     # folder ever get past the escaping, it still does nothing.
     digests = [hashlib.sha256(text.encode()).digest() for text in scripts]
-    return environment.get_template("report.html.jinja").render(
+    return environment.get_template(f"{template.name}.html.jinja").render(
         content,
         scripts=[Markup(text) for text in scripts],  # noqa: S704
         hashes=" ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests),

@@ -1,0 +1,235 @@
+"""What was measured: the rows of a run folder, averaged at each place of each series."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedsim.errors import ScenarioError
+from fedsim.metrics import METRICS
+from fedsim.paper import Paper
+from fedsim.report.leakage import interval, read_findings, read_rows
+from fedsim.report.measures import Measure, measure
+from fedsim.scenario import Scenario, short
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Cell", "Place", "axis", "how", "measured", "places", "series"]
+
+CHANGE = "_change"
+OF_ATTACKS = ("seconds", "iterations_to_success")
+KNOWN = {
+    "accuracy": Measure("Accuracy", "Share of test examples classified rightly.", "", "share"),
+    "accuracy_change": Measure(
+        "Change of accuracy", "Accuracy, less that at the first place of the axis.", "", "share"
+    ),
+    "seconds": Measure("Seconds", "Wall-clock time of an attack.", "", lower=True, unit=" s"),
+    "iterations_to_success": Measure(
+        "Iterations to success",
+        "Iterations of the attacks that recovered every example recognisably.",
+        "",
+        lower=True,
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place of the axis: a number where it is one, and all ways to write it."""
+
+    at: float | str
+    names: frozenset[str]
+
+    @property
+    def where(self) -> str:
+        """In words."""
+        return f"{self.at:g}" if isinstance(self.at, float) else self.at
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One mean.
+
+    n: values it is the mean of; low, high: their 95 % interval, None below three values. chance:
+    what a random guess scores there. broken: attacks that failed or ran out of time, and count as
+    a guess.
+    """
+
+    measure: str
+    series: str
+    place: Place
+    n: int
+    mean: float
+    low: float | None
+    high: float | None
+    chance: float | None = None
+    broken: int = 0
+
+
+def axis(x: str) -> str:
+    """What an axis is called: `batch size` for training.batch_size."""
+    return x.rpartition(".")[2].replace("_", " ")
+
+
+def how(name: str) -> Measure:
+    """How to show a measure."""
+    return KNOWN.get(name) or measure(name)
+
+
+def places(scenario: Scenario) -> dict[float | str, Place]:
+    """The places of a scenario's axis in order, by the sweep's value or the number of the bin."""
+    paper = _paper(scenario)
+    if paper.x != "round":
+        found = dict.fromkeys(_split(chosen, paper)[0] for chosen in _chosen(scenario).values())
+        return {at: Place(at, frozenset({Place(at, frozenset()).where})) for at in found}
+    bins: dict[float | str, Place] = {}
+    for number in range(math.ceil(scenario.training.rounds / paper.bin)):
+        first = number * paper.bin + 1
+        rounds = range(first, min(first + paper.bin, scenario.training.rounds + 1))
+        bins[float(number)] = Place(sum(rounds) / len(rounds), frozenset(map(str, rounds)))
+    return bins
+
+
+def series(scenario: Scenario, name: str) -> dict[tuple[str, str], str]:
+    """The series of a measure by (the sweep's other values in words, adversary label or "")."""
+    paper = _paper(scenario)
+    extras = list(dict.fromkeys(_split(c, paper)[1] for c in _chosen(scenario).values()))
+    if not of_attacks(name):
+        return {(extra, ""): extra or name.removesuffix(CHANGE) for extra in extras}
+    labels = [plan.label or plan.name for plan in scenario.adversaries]
+    return {
+        (extra, label): f"{label}, {extra}" if extra else label
+        for extra in extras
+        for label in labels
+    }
+
+
+def of_attacks(name: str) -> bool:
+    """Whether a measure is one of attacks, and not of the model that is trained."""
+    return name in METRICS or name in OF_ATTACKS
+
+
+def _paper(scenario: Scenario) -> Paper:
+    if scenario.paper is None:
+        raise ScenarioError(f"{scenario.name} has no [paper] table")
+    return scenario.paper
+
+
+def _chosen(scenario: Scenario) -> dict[str, dict[str, Any]]:
+    return scenario.combinations() if scenario.sweep else {"": {}}
+
+
+def _split(chosen: dict[str, Any], paper: Paper) -> tuple[float | str, str]:
+    """A point's value on the axis, and its other values in words."""
+    value = chosen.get(paper.x, "")
+    numeric = isinstance(value, int | float) and not isinstance(value, bool)
+    told = {paper.x, *paper.pool}
+    others = ", ".join(short(other) for key, other in chosen.items() if key not in told)
+    return float(value) if numeric else short(value), others
+
+
+def measured(folder: Path, scenario: Scenario) -> list[Cell]:
+    """The cells of a scenario's run folder, in the order of measures, series and places.
+
+    Empty where nothing was run yet. Rows of points that the scenario's sweep does not hold are
+    left out. Raises `RunFolderError` for a folder that cannot be read.
+    """
+    if not (folder / "scenario.toml").is_file():
+        return []
+    return list(_Table(folder, scenario).cells())
+
+
+class _Table:
+    """The rows of one run folder, with seed, extra and place for columns."""
+
+    def __init__(self, folder: Path, scenario: Scenario) -> None:
+        import pandas as pd
+
+        self.paper, self.scenario = _paper(scenario), scenario
+        self.places = places(scenario)
+        self._known = {
+            point: _split(chosen, self.paper) for point, chosen in _chosen(scenario).items()
+        }
+        rows, _ = read_findings(folder)
+        rows["iterations"] = pd.to_numeric(rows["iterations"], errors="coerce")
+        self.findings = self._placed(rows)
+        utility, _ = read_rows(folder, "utility.csv", {"round", "metric", "value", "point"})
+        ended, _ = read_rows(folder, "points.csv", {"point"})
+        utility = utility[utility["point"].isin(set(ended["point"]) if len(ended) else set())]
+        for column in ("round", "value"):
+            utility[column] = pd.to_numeric(utility[column], errors="coerce").astype(float)
+        utility = utility.drop_duplicates(["point", "round", "metric"], keep="last")
+        self.utility = self._placed(utility[utility["round"] > 0])
+
+    def _placed(self, rows: "pd.DataFrame") -> "pd.DataFrame":
+        split = rows["point"].str.partition(",")
+        rows = rows.assign(seed=split[0].str.removeprefix("seed="), rest=split[2])
+        rows = rows[rows["rest"].isin(set(self._known))].copy()
+        rows["extra"] = [self._known[point][1] for point in rows["rest"]]
+        if self.paper.x == "round":
+            rows["place"] = (rows["round"] - 1) // self.paper.bin
+        else:
+            rows["place"] = [self._known[point][0] for point in rows["rest"]]
+        return rows
+
+    def cells(self) -> Iterator[Cell]:
+        for name in self.paper.measure:
+            yield from self._attacks(name) if of_attacks(name) else self._utility(name)
+
+    def _attacks(self, name: str) -> Iterator[Cell]:
+        rows = self.findings
+        if name == "seconds":
+            rows = rows[rows["status"] == "ok"].drop_duplicates(["point", "victim", "label"])
+            rows = rows.assign(counted=rows["seconds"], baseline=math.nan)
+        elif name == "iterations_to_success":
+            rows = rows[(rows["metric"] == "recovered") & (rows["value"] == 1)]
+            rows = rows.assign(counted=rows["iterations"], baseline=math.nan)
+        else:
+            rows = rows[rows["metric"] == name]
+        rows = rows[rows["counted"].notna()]
+        for (extra, label), called in series(self.scenario, name).items():
+            own = rows[(rows["extra"] == extra) & (rows["label"] == label)]
+            for place, part in self._by_place(own):
+                broken = int(part["status"].isin(["failed", "timeout"]).sum())
+                chance = float(part["baseline"].mean())
+                yield _cell(name, called, place, part["counted"].tolist(), chance, broken)
+
+    def _utility(self, name: str) -> Iterator[Cell]:
+        base = name.removesuffix(CHANGE)
+        rows = self.utility[self.utility["metric"] == base]
+        if self.paper.x != "round":
+            rows = rows[rows["round"] > self.scenario.training.rounds - self.paper.last]
+        origin = next(iter(self.places.values()))
+        for (extra, _), called in series(self.scenario, name).items():
+            found = [
+                (place, part.groupby("seed")["value"].mean())
+                for place, part in self._by_place(rows[rows["extra"] == extra])
+            ]
+            for place, values in found:
+                if base == name:
+                    yield _cell(name, called, place, values.tolist())
+                elif found[0][0] == origin != place:
+                    change = (values - found[0][1]).dropna().tolist()
+                    yield _cell(name, called, place, change)
+
+    def _by_place(self, rows: "pd.DataFrame") -> "Iterator[tuple[Place, pd.DataFrame]]":
+        for key, place in self.places.items():
+            part = rows[rows["place"] == key]
+            if len(part):
+                yield place, part
+
+
+def _cell(
+    name: str,
+    called: str,
+    place: Place,
+    values: list[float],
+    chance: float = math.nan,
+    broken: int = 0,
+) -> Cell:
+    mean = sum(values) / len(values) if values else math.nan
+    low, high = interval(values, how(name))
+    known = None if math.isnan(chance) else chance
+    return Cell(name, called, place, len(values), mean, low, high, known, broken)

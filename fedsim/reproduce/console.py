@@ -1,0 +1,158 @@
+"""The terminal's side of `fedsim reproduce`: the listing, a bar a scenario, the tables."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from fedsim.errors import ScenarioError
+from fedsim.paper import SCALES
+from fedsim.reproduce import driver
+from fedsim.reproduce.catalogue import Figure, Part, choose, figures
+from fedsim.reproduce.cells import how
+from fedsim.reproduce.outcome import Outcome, outcome
+from fedsim.reproduce.pages import statements, values, write_page
+
+__all__ = ["listing", "reproduce"]
+
+
+def listing(console: Console) -> None:
+    """What can be reproduced: id, title, data, what else it needs, roughly how long it takes."""
+    table = Table("", "what", "data", "needs", "takes", box=None)
+    for figure in figures().values():
+        said = [figure.id, figure.title, ", ".join(figure.data)]
+        table.add_row(*map(escape, [*said, figure.said("needs"), figure.said("takes")]))
+    console.print(table)
+
+
+def reproduce(
+    which: str,
+    out: Path,
+    scale: str = "smoke",
+    *,
+    overrides: Sequence[str] = (),
+    data: str = "",
+    play: bool = True,
+    console: Console | None = None,
+) -> list[Path]:
+    """Play what is left of a paper or figure, print its tables, write its paper's pages.
+
+    which: "llg", "llg/fig4a", or a TOML file with a [paper] table. play: False shows what is there
+    and runs nothing; so does what another process is playing. Returns the pages. Ctrl-C
+    leaves the pages of what there is. Raises what is in `fedsim.errors`.
+    """
+    if scale not in SCALES:
+        raise ScenarioError(f"--scale {scale}: expected {' or '.join(SCALES)}")
+    console = console or Console(quiet=True)
+    chosen = choose(which)
+    problems: dict[str, dict[str, str]] = {figure.id: {} for figure in chosen}
+    try:
+        with _bars(console) as bars:
+            for figure, part in _order(chosen) if play else ():
+                problem = driver.play(
+                    figure, part, out, scale, overrides=overrides, data=data, progress=bars
+                )
+                if problem:
+                    problems[figure.id][part.name] = problem
+    finally:
+        known = {**figures(), **{figure.id: figure for figure in chosen}}
+        found = {
+            id: outcome(
+                figure,
+                out,
+                scale,
+                overrides=overrides if figure in chosen else (),
+                data=data,
+                problems=problems.get(id, {}),
+            )
+            for id, figure in known.items()
+            if id.partition("/")[0] in {one.id.partition("/")[0] for one in chosen}
+        }
+        pages = _pages(out, scale, found)
+    for figure in chosen:
+        _show(console, found[figure.id])
+    return pages
+
+
+def _order(chosen: Sequence[Figure]) -> list[tuple[Figure, Part]]:
+    """The first scenario of every figure, then the second ones: what is added is often slow."""
+    return [
+        (figure, part)
+        for place in range(max(len(figure.parts) for figure in chosen))
+        for figure in chosen
+        for part in figure.parts[place : place + 1]
+    ]
+
+
+def _pages(out: Path, scale: str, found: dict[str, Outcome]) -> list[Path]:
+    """Write each paper's pages, OUT/PAPER/SCALE.html and .md."""
+    pages = []
+    for paper in dict.fromkeys(id.partition("/")[0] for id in found):
+        own = [one for id, one in found.items() if id.partition("/")[0] == paper]
+        for suffix in (".md", ".html"):
+            pages.append(write_page(out / paper / f"{scale}{suffix}", paper, scale, own))
+    return pages
+
+
+def _show(console: Console, found: Outcome) -> None:
+    console.print(f"\n{escape(found.figure.id)}: {escape(found.figure.title)}", style="bold")
+    for share in found.shares:
+        if share.problem:
+            console.print(f"{share.part.name}: {share.problem}", markup=False, highlight=False)
+    if found.figure.parts[0].paper.kind != "table":
+        for name in dict.fromkeys(m for share in found.shares for m in share.paper.measure):
+            made = values(found, name)
+            if made["body"]:
+                _print(console, made["head"], made["body"], title=how(name).title)
+    told = statements(found)
+    if told["body"]:
+        _print(console, told["head"], told["body"])
+
+
+def _print(
+    console: Console, head: Sequence[str], body: Sequence[Sequence[str]], title: str = ""
+) -> None:
+    table = Table(title=escape(title) or None, title_justify="left", box=None)
+    for column in head:
+        table.add_column(escape(column), overflow="fold")
+    for row in body:
+        table.add_row(*map(escape, row))
+    console.print(table)
+
+
+class _Bars:
+    """A bar a scenario, made when it is first heard of."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._tasks: dict[str, TaskID] = {}
+
+    def __call__(self, part: str, done: int, of: int) -> None:
+        if part not in self._tasks:
+            self._tasks[part] = self._progress.add_task(part, total=of)
+        self._progress.update(self._tasks[part], completed=done, total=of)
+
+
+@contextlib.contextmanager
+def _bars(console: Console) -> Iterator[_Bars]:
+    with Progress(
+        TextColumn("{task.description:<24}"),
+        BarColumn(bar_width=32),
+        MofNCompleteColumn(),
+        TextColumn("points"),
+        TimeRemainingColumn(elapsed_when_finished=True),
+        console=console,
+        transient=True,
+    ) as progress:
+        yield _Bars(progress)

@@ -1,0 +1,146 @@
+"""Play a figure's scenarios, repetition after repetition, so that stopping costs precision only.
+
+    OUT/PAPER/FIGURE/SCALE/SCENARIO/    a run folder; its points: `seed=13,training.batch_size=8`
+
+A second call goes on where the first ended: points that were played to the end are skipped, more
+repetitions and longer sweeps are added to what is there.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedsim import simulation
+from fedsim.errors import ClientError, DataError, FedsimError, RunFolderError, ScenarioError
+from fedsim.federation import place
+from fedsim.ledger import Ledger
+from fedsim.preflight import preflight
+from fedsim.reproduce.catalogue import Figure, Part
+from fedsim.scenario import Scenario
+
+__all__ = ["folder_of", "locked", "play"]
+
+Progress = Callable[[str, int, int], None]
+"""progress(scenario, points played, points in all)"""
+
+
+def folder_of(out: Path, figure: Figure, part: Part, scale: str) -> Path:
+    """The run folder of one scenario of a figure."""
+    return out / figure.id / scale / part.name
+
+
+def play(
+    figure: Figure,
+    part: Part,
+    out: Path,
+    scale: str,
+    *,
+    overrides: Sequence[str] = (),
+    data: str = "",
+    progress: Progress = lambda part, done, of: None,
+) -> str:
+    """Play what is left of one scenario of a figure; returns why it could not be measured, or "".
+
+    Whatever is wrong with it (its data is not there, say) is told and not raised, so that it does
+    not stop the others.
+    """
+    folder = folder_of(out, figure, part, scale)
+    try:
+        scenario = part.scenario(scale, overrides, data)
+        with locked(folder.parent / f".{part.name}.lock") as ours:
+            if not ours:
+                return "another process is at it; this is what there is so far"
+            return _play(scenario, folder, progress, part.name)
+    except DataError as error:
+        return f"needs {part.paper.needs}: {error}" if part.paper.needs else str(error)
+    except FedsimError as error:
+        return str(error)
+
+
+def _play(scenario: Scenario, folder: Path, progress: Progress, name: str) -> str:
+    """Play the points that are left; returns why some of them could not be played."""
+    assert scenario.paper is not None  # noqa: S101 - the catalogue holds no other
+    if scenario.engine.gpus_per_attack and not torch.cuda.is_available():
+        raise ScenarioError("needs a GPU (engine.gpus_per_attack), and there is none")
+    seeds = range(scenario.seed, scenario.seed + scenario.paper.repetitions)
+    exists = (folder / "scenario.toml").exists()
+    done = Ledger.append_to(folder).ended() if exists else set()
+    left = [seed for seed in seeds if not {*_names(scenario, seed)} <= done]
+    total = len(seeds) * len(_names(scenario, scenario.seed))
+    played = total - sum(len({*_names(scenario, seed)} - done) for seed in left)
+    progress(name, played, total)
+    if not left:
+        return ""
+    for point in _repetition(scenario, left[0]).points().values():
+        preflight(point)
+    ledger = simulation.open_ledger(scenario, folder, resume=exists, growing={"sweep"})
+    refused: dict[str, str] = {}
+    current = ""
+
+    def waiting() -> Iterator[tuple[str, Scenario]]:
+        nonlocal played, current
+        for seed in left:
+            for point, own in _repetition(scenario, seed).points().items():
+                if point in done:
+                    continue
+                current = point
+                yield point, own
+                ledger.discard(place("checkpoint", point))
+                played += 1
+                progress(name, played, total)
+
+    def tell(event: str, **fields: Any) -> None:
+        if event in ("point", "resumed", "caution"):
+            ledger.event(event, **fields)
+
+    points = waiting()
+    try:
+        while True:
+            try:
+                simulation.play(scenario, points, ledger, tell)
+                break
+            except ClientError as error:  # of this point alone: an update with NaN, say
+                refused[current] = str(error)
+    finally:
+        with contextlib.suppress(FedsimError):
+            ledger.finish()
+    if not refused:
+        return ""
+    first, reason = next(iter(refused.items()))
+    return f"{len(refused)} of {total} points failed; the first, {first}: {reason}"
+
+
+def _repetition(scenario: Scenario, seed: int) -> Scenario:
+    """The scenario with the seed as the first key of its sweep."""
+    return scenario.model_copy(update={"sweep": {"seed": [seed], **scenario.sweep}, "paper": None})
+
+
+def _names(scenario: Scenario, seed: int) -> list[str]:
+    return list(_repetition(scenario, seed).combinations())
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[bool]:
+    """Hold a lock file for this process; yields False where another process holds it already."""
+    try:
+        import fcntl
+    except ImportError:  # Windows: two calls at once are the user's care
+        yield True
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("w")
+    except OSError as error:
+        raise RunFolderError(
+            f"{path.parent} cannot be written: {error.strerror}. Choose another --out"
+        ) from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            yield False
+            return
+        yield True

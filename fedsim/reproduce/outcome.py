@@ -1,0 +1,154 @@
+"""A figure as it stands: what was measured, beside what is published, with a verdict on each."""
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedsim.errors import FedsimError
+from fedsim.ledger import Ledger
+from fedsim.paper import Paper
+from fedsim.reproduce.catalogue import Figure, Part
+from fedsim.reproduce.cells import Cell, Place, measured, places, series
+from fedsim.reproduce.driver import folder_of
+from fedsim.reproduce.verdict import Judgement, judge, speaks_of
+from fedsim.scenario import Scenario
+
+__all__ = ["Outcome", "Share", "outcome"]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one scenario adds to a figure.
+
+    facts: what its numbers rest on, as (what, value). problem: why it was not measured, or "".
+    """
+
+    part: Part
+    paper: Paper
+    places: tuple[Place, ...]
+    cells: tuple[Cell, ...]
+    judgements: tuple[Judgement, ...]
+    facts: tuple[tuple[str, str], ...]
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A figure at one scale."""
+
+    figure: Figure
+    scale: str
+    shares: tuple[Share, ...]
+
+    @property
+    def judgements(self) -> list[Judgement]:
+        """Of all its scenarios."""
+        return [one for share in self.shares for one in share.judgements]
+
+
+def outcome(
+    figure: Figure,
+    out: Path,
+    scale: str,
+    *,
+    overrides: Sequence[str] = (),
+    data: str = "",
+    problems: Mapping[str, str] | None = None,
+) -> Outcome:
+    """A figure from its run folders alone, whatever is there of them.
+
+    problems: by scenario, why it could not be played just now.
+    """
+    return Outcome(
+        figure,
+        scale,
+        tuple(
+            _share(
+                part,
+                folder_of(out, figure, part, scale),
+                scale,
+                overrides,
+                data,
+                (problems or {}).get(part.name, ""),
+            )
+            for part in figure.parts
+        ),
+    )
+
+
+def _share(
+    part: Part, folder: Path, scale: str, overrides: Sequence[str], data: str, problem: str
+) -> Share:
+    try:
+        scenario = part.scenario(scale, overrides, data)
+    except FedsimError as error:
+        return Share(part, part.paper, (), (), (), (), str(error))
+    paper = scenario.paper or part.paper
+    cells: list[Cell] = []
+    try:
+        cells = measured(folder, scenario)
+    except FedsimError as error:
+        problem = problem or str(error)
+    found = tuple(_judged(scenario, paper, cells, problem))
+    axis = tuple(places(scenario).values())
+    return Share(part, paper, axis, tuple(cells), found, tuple(_facts(scenario, folder)), problem)
+
+
+def _judged(
+    scenario: Scenario, paper: Paper, cells: Sequence[Cell], problem: str
+) -> list[Judgement]:
+    axis = places(scenario).values()
+    found = []
+    for statement in paper.published:
+        name = statement.measure or paper.measure[0]
+        there = [place for place in axis if speaks_of(statement, place, paper.x)]
+        names = list(series(scenario, name).values())
+        for called in names if "*" in statement.series else statement.series:
+            own = [
+                cell
+                for cell in cells
+                if (cell.measure, cell.series) == (name, called) and cell.place in there
+            ]
+            known = {cell.place.where for cell in own}
+            missing = [place.where for place in there if place.where not in known]
+            found.append(
+                judge(statement, name, called, own, missing, remark=paper.remark, problem=problem)
+            )
+    return found
+
+
+def _facts(scenario: Scenario, folder: Path) -> list[tuple[str, str]]:
+    """What the numbers rest on: data, model, seeds, device, versions."""
+    provenance: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError):
+        provenance = json.loads((folder / "provenance.json").read_text(encoding="utf-8"))
+    training = scenario.training
+    model = scenario.task.get("model", "cnn")
+    facts = [
+        ("data", str(scenario.task.get("data", "digits"))),
+        ("model", str(model.get("name", model)) if isinstance(model, dict) else str(model)),
+        (
+            "training",
+            f"{training.algorithm}, clients {training.clients}, rounds {training.rounds}",
+        ),
+    ]
+    if not provenance:
+        return facts
+    ended = Ledger.append_to(folder).ended()
+    seeds = sorted({int(point.partition(",")[0].removeprefix("seed=")) for point in ended})
+    if seeds:
+        facts.append(("seeds", f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"{seeds[0]}"))
+    facts[0] = ("data", f"{facts[0][1]} (sha256 {str(provenance['hashes']['data'])[:12]})")
+    versions = provenance.get("versions", {})
+    return [
+        *facts,
+        ("device", str(provenance.get("device", "unknown"))),
+        (
+            "versions",
+            f"fedsim {provenance.get('fedsim')}, torch {versions.get('torch')}, "
+            f"flwr {versions.get('flwr')}, Python {provenance.get('python')}",
+        ),
+    ]

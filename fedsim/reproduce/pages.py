@@ -1,0 +1,169 @@
+"""Outcomes for readers: one page a paper, as HTML with pictures and as Markdown; tables for both.
+
+A page is a pure function of the run folders, and lists every figure of the paper, measured or not.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from fedsim.errors import RunFolderError
+from fedsim.report.pages import render
+from fedsim.reproduce.cells import Cell, axis, how
+from fedsim.reproduce.outcome import Outcome
+from fedsim.reproduce.picture import picture
+from fedsim.reproduce.verdict import Judgement, shown
+
+__all__ = ["statements", "values", "write_page"]
+
+TEMPLATE = Path(__file__).parent / "templates" / "paper"
+Table = dict[str, Any]
+"""head: column titles; body: rows of text."""
+
+
+def write_page(path: Path, paper: str, scale: str, found: Sequence[Outcome]) -> Path:
+    """Write PATH (.html or .md) in one step; returns it. Raises `RunFolderError`."""
+    format: Literal["html", "markdown"] = "html" if path.suffix == ".html" else "markdown"
+    text = render(_content(paper, scale, found), format, TEMPLATE)
+    draft = path.with_name(f".{path.name}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft.write_text(text, encoding="utf-8", newline="\n")
+        draft.replace(path)
+    except OSError as error:
+        raise RunFolderError(f"{path} cannot be written: {error.strerror}") from error
+    return path
+
+
+def values(found: Outcome, measure: str) -> Table:
+    """Ours: a row a place of the axis, a column a series; chance, and how many values.
+
+    A cell reads `mean [95 % interval]`.
+    """
+    cells = [c for s in found.shares for c in s.cells if c.measure == measure]
+    names = list(dict.fromkeys(cell.series for cell in cells))
+    every = {place.where: place for s in found.shares for place in s.places}
+    shown_axis = sorted(
+        every.values(), key=lambda p: p.at if isinstance(p.at, float) else 0.0
+    )  # text keeps its order
+    x = found.figure.parts[0].paper.x
+    guessed = any(cell.chance is not None for cell in cells)
+    body = []
+    for place in shown_axis:
+        row = [place.where]
+        here = [cell for cell in cells if cell.place == place]
+        if not here:
+            continue
+        for name in names:
+            row.append("; ".join(number(cell) for cell in here if cell.series == name) or "–")
+        chances = [cell.chance for cell in here if cell.chance is not None]
+        if guessed:
+            row.append(how(measure).show(sum(chances) / len(chances)) if chances else "–")
+        body.append([*row, _span([cell.n for cell in here])])
+    head = [axis(x), *names, *(["by chance"] if guessed else []), "n"]
+    return {"head": head, "body": body}
+
+
+def statements(found: Outcome) -> Table:
+    """Ours beside what is published: a row a statement and series."""
+    body = [_row(found, one) for one in found.judgements]
+    for share in found.shares if found.figure.parts[0].paper.kind == "table" else ():
+        told = {(one.measure, one.series, p) for one in share.judgements for p in one.places}
+        body += [
+            [*_where(found, [c]), number(c), str(c.n), _chance([c]), "–", ""]
+            for c in share.cells
+            if (c.measure, c.series, c.place.where) not in told
+        ]
+    x = found.figure.parts[0].paper.x
+    head = ["measure", "series", *([axis(x)] if x else []), "ours", "n", "by chance", "published"]
+    return {"head": [*head, "verdict"], "body": body}
+
+
+def number(cell: Cell) -> str:
+    """A mean with its interval, such as `98.1 % [97, 98.9]`; failed attacks told in brackets."""
+    show = how(cell.measure).show
+    text = show(cell.mean)
+    if cell.low is not None and cell.high is not None:
+        ends = [show(end).removesuffix(" %") for end in (cell.low, cell.high)]
+        text += f" [{ends[0]}, {ends[1]}]"
+    return f"{text} ({cell.broken} failed)" if cell.broken else text
+
+
+def _row(found: Outcome, one: Judgement) -> list[str]:
+    source = {"plot": " (read off the plot)", "table": "", "text": ""}[one.published.source]
+    published = shown(one.published, one.measure) + source
+    where = _where(found, one.cells, one)
+    if len(one.cells) > 1:
+        show, means = how(one.measure).show, [cell.mean for cell in one.cells]
+        ours = f"{show(min(means))} to {show(max(means))}"
+    else:
+        ours = number(one.cells[0]) if one.cells else "–"
+    n = _span([cell.n for cell in one.cells]) if one.cells else "0"
+    return [*where, ours, n, _chance(one.cells), published, one.text]
+
+
+def _where(found: Outcome, cells: Sequence[Cell], one: Judgement | None = None) -> list[str]:
+    measure = one.measure if one else cells[0].measure
+    series = one.series if one else cells[0].series
+    row = [how(measure).title, series]
+    if not found.figure.parts[0].paper.x:
+        return row
+    places = list(one.places if one else [cells[0].place.where])
+    every = [p.where for s in found.shares for p in s.places]
+    few = ", ".join(places) if len(places) <= 4 else f"{places[0]} to {places[-1]}"
+    return [*row, "all" if len(places) > 1 and {*places} == {*every} else few]
+
+
+def _chance(cells: Sequence[Cell]) -> str:
+    known = [cell.chance for cell in cells if cell.chance is not None]
+    if not known:
+        return "–"
+    show = how(cells[0].measure).show
+    low, high = show(min(known)), show(max(known))
+    return low if low == high else f"{low} to {high}"
+
+
+def _span(counts: Sequence[int]) -> str:
+    return str(counts[0]) if len({*counts}) == 1 else f"{min(counts)}–{max(counts)}"
+
+
+def _content(paper: str, scale: str, found: Sequence[Outcome]) -> dict[str, Any]:
+    pictures: list[dict[str, Any]] = []
+    figures = []
+    for one in found:
+        measures = []
+        for name in dict.fromkeys(m for share in one.shares for m in share.paper.measure):
+            drawn = picture(one, name)
+            if not drawn["data"]:
+                continue
+            pictures.append(drawn)
+            plain = one.figure.parts[0].paper.kind != "table"
+            measures.append(
+                {
+                    "title": how(name).title,
+                    "words": how(name).words,
+                    "picture": len(pictures) - 1,
+                    "values": values(one, name) if plain else None,
+                }
+            )
+        outcomes = [judged.outcome for judged in one.judgements]
+        figures.append(
+            {
+                "id": one.figure.id,
+                "anchor": one.figure.id.replace("/", "-"),
+                "title": one.figure.title,
+                "measures": measures,
+                "statements": statements(one),
+                "tally": {kind: outcomes.count(kind) for kind in dict.fromkeys(outcomes)},
+                "shares": [
+                    {
+                        "name": share.part.name,
+                        "facts": share.facts,
+                        "problem": share.problem,
+                        "remark": share.paper.remark,
+                    }
+                    for share in one.shares
+                ],
+            }
+        )
+    return {"paper": paper, "scale": scale, "figures": figures, "pictures": pictures}

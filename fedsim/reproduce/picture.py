@@ -1,0 +1,156 @@
+"""A picture like the paper's: our curves with 95 % bands, chance dotted, the published marked."""
+
+import html
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from fedsim.paper import Published
+from fedsim.report.charts import COLOURS
+from fedsim.reproduce.cells import Cell, axis, how
+from fedsim.reproduce.outcome import Outcome, Share
+from fedsim.reproduce.verdict import shown, speaks_of
+
+__all__ = ["picture"]
+
+Trace = dict[str, Any]
+
+
+def picture(found: Outcome, measure: str) -> dict[str, Any]:
+    """A plotly figure {"data", "layout"} of one measure; no data where nothing was measured."""
+    shares = [share for share in found.shares if measure in share.paper.measure]
+    names = list(dict.fromkeys(c.series for s in shares for c in s.cells if c.measure == measure))
+    traces: list[Trace] = []
+    for number, name in enumerate(names):
+        colour = COLOURS[number % len(COLOURS)]
+        for share in shares:
+            own = [c for c in share.cells if (c.measure, c.series) == (measure, name)]
+            if own:
+                traces += _series(name, own, colour, share.paper.kind)
+                traces += _published(share, measure, name, colour)
+    guesses = [c for s in shares for c in s.cells if c.measure == measure and c.chance is not None]
+    if guesses:
+        traces.append(_chance(guesses))
+    return {"data": traces, "layout": _layout(shares, measure) if shares else {}}
+
+
+def _series(name: str, cells: Sequence[Cell], colour: str, kind: str) -> list[Trace]:
+    x, y = [cell.place.at for cell in cells], [cell.mean for cell in cells]
+    known = [cell for cell in cells if cell.low is not None and cell.high is not None]
+    line: Trace = {
+        "name": _plain(name),
+        "legendgroup": name,
+        "x": x,
+        "y": y,
+        "customdata": [cell.n for cell in cells],
+        "hovertemplate": "%{y:.3~g}, n = %{customdata}",
+        "marker": {"color": colour, "size": 8},
+    }
+    if kind != "curve":
+        bars = {
+            "type": "data",
+            "symmetric": False,
+            "array": [(c.mean if c.high is None else c.high) - c.mean for c in cells],
+            "arrayminus": [c.mean - (c.mean if c.low is None else c.low) for c in cells],
+        }
+        return [{"type": "bar", "error_y": bars, **line}]
+    line |= {"type": "scatter", "mode": "lines+markers", "line": {"color": colour, "width": 2.5}}
+    band = {
+        "type": "scatter",
+        "mode": "lines",
+        "fill": "toself",
+        "x": [c.place.at for c in known] + [c.place.at for c in reversed(known)],
+        "y": [c.high for c in known] + [c.low for c in reversed(known)],
+        "line": {"width": 0, "color": colour},
+        "opacity": 0.25,
+        "hoverinfo": "skip",
+        "showlegend": False,
+        "legendgroup": name,
+    }
+    return [band, line] if len(known) > 1 else [line]
+
+
+def _published(share: Share, measure: str, name: str, colour: str) -> list[Trace]:
+    """Numbers as open diamonds, limits as dashed lines."""
+    traces = []
+    for statement in share.paper.published:
+        of = statement.measure or share.paper.measure[0]
+        if of != measure or not ({"*", name} & {*statement.series}):
+            continue
+        x = [place.at for place in share.places if speaks_of(statement, place, share.paper.x)]
+        for level, symbol in _levels(statement):
+            traces.append(
+                {
+                    "type": "scatter",
+                    "mode": "lines+markers" if len(x) > 1 else "markers",
+                    "name": _plain(f"{name}: published {shown(statement, measure)}"),
+                    "legendgroup": name,
+                    "showlegend": False,
+                    "x": x,
+                    "y": [level] * len(x),
+                    "line": {"color": colour, "width": 1.5, "dash": "dash"},
+                    "marker": {"color": colour, "symbol": symbol, "size": 10},
+                    "hovertemplate": _plain(f"published: {shown(statement, measure)}"),
+                }
+            )
+    return traces
+
+
+def _levels(statement: Published) -> list[tuple[float, str]]:
+    marks = [
+        (statement.value, "diamond-open"),
+        (statement.at_least, "triangle-up-open"),
+        (statement.at_most, "triangle-down-open"),
+        *((level, "line-ew-open") for level in statement.between or ()),
+    ]
+    return [(level, symbol) for level, symbol in marks if isinstance(level, float)]
+
+
+def _chance(cells: Sequence[Cell]) -> Trace:
+    by_place: dict[float | str, list[float]] = {}
+    for cell in cells:
+        by_place.setdefault(cell.place.at, []).append(cell.chance or 0.0)
+    return {
+        "type": "scatter",
+        "mode": "lines+markers" if len(by_place) == 1 else "lines",
+        "name": "random guess",
+        "x": list(by_place),
+        "y": [sum(values) / len(values) for values in by_place.values()],
+        "line": {"color": "#7d8797", "width": 2, "dash": "dot"},
+        "marker": {"color": "#7d8797", "symbol": "line-ew-open", "size": 12},
+        "hovertemplate": "%{y:.3~g}",
+    }
+
+
+def _layout(shares: Sequence[Share], measure: str) -> dict[str, Any]:
+    reading = how(measure)
+    x = shares[0].paper.x
+    below: dict[str, Any] = {"title": {"text": _plain(axis(x))}}
+    at = sorted({p.at for share in shares for p in share.places if isinstance(p.at, float)})
+    if x == "round":
+        below |= {"zeroline": False}
+    elif len(at) > 2 and at[0] > 0 and all(math.log2(one).is_integer() for one in at):
+        below |= {"type": "log", "tickmode": "array", "tickvals": at}
+        below |= {"ticktext": [f"{one:g}" for one in at]}
+    elif len(at) > 2 and at[0] > 0 and at[-1] / at[0] > 50:
+        below |= {"type": "log"}
+    elif not at:
+        below |= {"type": "category"}
+    y: dict[str, Any] = {"title": {"text": _plain(reading.title)}, "zeroline": False}
+    if reading.kind != "number":
+        y |= {"tickformat": ".0%"}
+        if not measure.endswith("_change"):
+            y |= {"range": [-0.03, 1.05]}
+    return {
+        "height": 420,
+        "hovermode": "x" if at else "closest",
+        "margin": {"l": 66, "r": 16, "t": 10, "b": 90},
+        "legend": {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0},
+        "xaxis": below,
+        "yaxis": y,
+    }
+
+
+def _plain(text: str) -> str:
+    """Plotly reads some HTML in names; this makes it show what is there."""
+    return html.escape(text, quote=False)

@@ -1,0 +1,125 @@
+"""Ours against the published statement: agrees, differs and by how much, or not known.
+
+A cell agrees with a statement when its 95 % interval touches the numbers that the statement allows,
+its tolerance included. Below three values there is no interval, and no verdict.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from fedsim.paper import Published
+from fedsim.reproduce.cells import Cell, Place, how
+
+__all__ = ["Judgement", "gap", "judge", "shown", "speaks_of"]
+
+Outcome = Literal["agrees", "differs", "few", "not measured"]
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """One published statement beside one of our series. text: the verdict in words."""
+
+    published: Published
+    measure: str
+    series: str
+    places: tuple[str, ...]
+    cells: tuple[Cell, ...]
+    outcome: Outcome
+    text: str
+
+
+def judge(
+    published: Published,
+    measure: str,
+    series: str,
+    cells: Sequence[Cell],
+    missing: Sequence[str] = (),
+    *,
+    remark: str = "",
+    problem: str = "",
+) -> Judgement:
+    """One statement against the cells that it speaks of; `missing`: places that have none.
+
+    remark: why ours differs, in a person's words. problem: why nothing was measured.
+    """
+    differing, few, agreeing = [], [], 0
+    for cell in cells:
+        off = gap(published, cell)
+        said = f"{_signed(off, measure)}" + (f" at {cell.place.where}" if cell.place.where else "")
+        if cell.low is None:
+            few.append(f"{said}, n = {cell.n}" if off else "")
+        elif off:
+            differing.append(said)
+        else:
+            agreeing += 1
+    outcome: Outcome
+    if differing:
+        outcome, parts = "differs", [f"differs by {'; '.join(differing)}"]
+        if agreeing:
+            parts.append(f"agrees at the other {agreeing}")
+        if reason := published.remark or remark:
+            parts[-1] += f": {reason}"
+    elif few:
+        off_by = [one for one in few if one]
+        outcome, parts = "few", ["too few repetitions to say"]
+        if off_by:
+            parts[0] += f" (off by {'; '.join(off_by)})"
+        if off_by and (reason := published.remark or remark):
+            parts[0] += f": {reason}"
+    elif agreeing:
+        outcome, parts = "agrees", ["agrees"]
+    else:
+        outcome, parts = "not measured", [f"not measured: {problem or 'not run yet'}"]
+    if missing and cells:
+        parts.append(
+            f"not measured at {', '.join(missing)}" + (f": {problem}" if problem else " yet")
+        )
+    places = (*(cell.place.where for cell in cells), *missing)
+    return Judgement(published, measure, series, places, tuple(cells), outcome, "; ".join(parts))
+
+
+def gap(published: Published, cell: Cell) -> float:
+    """How far the mean lies outside what is published, signed; 0 where the cell agrees."""
+    low, high = published.bounds(cell.chance)
+    down, up = (cell.mean, cell.mean) if cell.low is None or cell.high is None else (
+        cell.low,
+        cell.high,
+    )  # fmt: skip
+    if up < low:
+        return cell.mean - low
+    if down > high:
+        return cell.mean - high
+    return 0.0
+
+
+def speaks_of(published: Published, place: Place, x: str) -> bool:
+    """Whether a statement is about a place of the axis."""
+    if x not in published.at:
+        return True
+    wanted = published.at[x]
+    wanted = wanted if isinstance(wanted, list) else [wanted]
+    return any(
+        (f"{one:g}" if isinstance(one, int | float) else str(one)) in place.names for one in wanted
+    )
+
+
+def shown(published: Published, measure: str) -> str:
+    """The published number, such as `≥ 98 %`."""
+    show, guess = how(measure).show, "a random guess"
+    if published.between is not None:
+        text = " to ".join(map(show, published.between))
+    elif published.at_least is not None:
+        text = f"≥ {guess if published.at_least == 'chance' else show(published.at_least)}"
+    elif published.at_most is not None:
+        text = f"≤ {guess if published.at_most == 'chance' else show(published.at_most)}"
+    else:
+        text = show(published.value)
+    return f"{text} ± {show(published.tolerance)}" if published.tolerance else text
+
+
+def _signed(value: float, measure: str) -> str:
+    """A difference; of shares in points of a hundred."""
+    if how(measure).kind == "number":
+        return f"{value:+.3g}"
+    return f"{100 * value:+.1f} points"
