@@ -217,6 +217,9 @@ def test_data_that_is_not_there_reads_not_measured_and_stops_nothing(tmp_path, m
     assert [row[-1].split(":")[0] for row in table(text, "measure")[:3]] == ["not measured"] * 3
     assert table(text, "measure")[4][-1] == "agrees"
     assert [row[-1] for row in table(text, "batch size")] == ["3", "3"]
+    looked = reproduce("test/tiny", tmp_path / "out", data=str(tmp_path))[0].read_text()
+    assert "no data 'moon' in --data" in looked
+    assert str(tmp_path) not in looked
 
 
 def test_a_gpu_that_is_not_there_reads_not_measured(tmp_path, monkeypatch):

@@ -55,7 +55,11 @@ def play(
                 return "another process is at it; this is what there is so far"
             return _play(scenario, folder, progress, part.name)
     except DataError as error:
-        return f"needs {part.paper.needs}: {error}" if part.paper.needs else str(error)
+        # Pages are shown around: they do not tell where somebody keeps data.
+        told = str(error).replace(str(Path(data).expanduser().resolve()), "--data") if data else ""
+        return (
+            f"needs {part.paper.needs}: {told or error}" if part.paper.needs else told or str(error)
+        )
     except FedsimError as error:
         return str(error)
 

@@ -101,6 +101,8 @@ def _judged(
     scenario: Scenario, paper: Paper, cells: Sequence[Cell], problem: str
 ) -> list[Judgement]:
     axis = places(scenario).values()
+    if problem.startswith("needs "):
+        problem = problem.partition(": ")[0]  # the rest is told once, above the table
     found = []
     for statement in paper.published:
         name = statement.measure or paper.measure[0]
