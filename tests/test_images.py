@@ -365,6 +365,16 @@ def test_unbalanced_batches_hold_half_of_one_label_and_a_quarter_of_another(size
         assert len({image.numpy().tobytes() for image in batch.inputs}) == size
 
 
+def test_auxiliary_data_can_come_from_the_test_images():
+    task = Images(seed=3, clients=4, auxiliary_from="test", auxiliary_fraction=0.25)
+    held, clients = task.held_out
+    assert set(held.tolist()) | set(task.tested.tolist()) == set(task.images.test.tolist())
+    assert not set(held.tolist()) & set(task.tested.tolist())
+    assert len(task.auxiliary()) == len(task.images.test) // 4
+    assert set(clients.tolist()) == set(task.images.train.tolist())
+    assert sum(map(task.num_examples, range(4))) == len(task.images.train)
+
+
 def test_the_two_frequent_labels_stay_for_all_steps_of_a_round():
     task = Images(clients=1, composition="unbalanced")
     batches = task.batches(0, 0, batch_size=8, steps=5)

@@ -71,7 +71,12 @@ class Images(Task):
         default=0.2, gt=0, lt=1, description="test share of data that comes without a split"
     )
     auxiliary_fraction: float = Field(
-        default=0.1, ge=0, lt=1, description="share of training examples held by no client"
+        default=0.1, ge=0, lt=1, description="share of examples held by no client"
+    )
+    auxiliary_from: Literal["train", "test"] = Field(
+        default="train",
+        description='split that auxiliary examples are taken from; "test": that share of the test '
+        "examples, on which nobody is judged then",
     )
     partition: Annotated[SerializeAsAny[Partition], BeforeValidator(as_partition)] = Field(
         default=Iid(), description='how data is cut, such as {kind = "dirichlet", alpha = 0.5}'
@@ -100,14 +105,20 @@ class Images(Task):
     def held_out(self) -> tuple[Tensor, Tensor]:
         """Indices (int64) of the auxiliary examples, and of those left for the clients."""
         kept = _drawn(self.images.train, self.train_examples, self.seed, "training examples")
-        order = kept[torch.randperm(len(kept), generator=torch_generator(self.seed, "auxiliary"))]
-        count = int(self.auxiliary_fraction * len(kept))
-        return order[:count].sort().values, order[count:].sort().values
+        if self.auxiliary_from == "test":
+            return self._test_split[0], kept
+        return _split(kept, self.auxiliary_fraction, self.seed)
+
+    @functools.cached_property
+    def _test_split(self) -> tuple[Tensor, Tensor]:
+        """Indices of auxiliary examples among the test images, and of those that judge."""
+        share = self.auxiliary_fraction if self.auxiliary_from == "test" else 0.0
+        return _split(self.images.test, share, self.seed)
 
     @functools.cached_property
     def tested(self) -> Tensor:
         """Indices (int64) of the test examples."""
-        return _drawn(self.images.test, self.test_examples, self.seed, "test examples")
+        return _drawn(self._test_split[1], self.test_examples, self.seed, "test examples")
 
     @functools.cached_property
     def shares(self) -> tuple[Tensor, ...]:
@@ -294,6 +305,13 @@ def _drawn(index: Tensor, count: int | None, seed: int, purpose: str) -> Tensor:
         return index
     order = torch.randperm(len(index), generator=torch_generator(seed, purpose))
     return index[order[:count]].sort().values
+
+
+def _split(index: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]:
+    """A share of the examples, drawn by the seed, and the rest; both in their own order."""
+    order = index[torch.randperm(len(index), generator=torch_generator(seed, "auxiliary"))]
+    count = int(share * len(index))
+    return order[:count].sort().values, order[count:].sort().values
 
 
 def _tile(image: Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
