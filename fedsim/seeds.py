@@ -64,7 +64,9 @@ def isolated(seed: int, purpose: str, *where: int | str) -> Iterator[None]:
             torch.set_grad_enabled(gradients)
             torch.set_default_dtype(dtype)
             torch.set_num_threads(threads)
-            torch.use_deterministic_algorithms(deterministic)
+            # Asked first, because setting it imports torch's compiler, which takes seconds.
+            if torch.are_deterministic_algorithms_enabled() != deterministic:
+                torch.use_deterministic_algorithms(deterministic)
             os.chdir(directory)
 
 

@@ -328,4 +328,4 @@ def test_points_of_a_sweep_keep_their_rows_apart_over_a_resume(tmp_path):
     simulate(run, tmp_path / "cut", resume=True)
     assert timeless(tmp_path / "cut") == timeless(tmp_path / "whole")
     points = Counter(row["point"] for row in timeless(tmp_path / "cut"))
-    assert points == {"training.lr=0.1": 24, "training.lr=0.2": 24}
+    assert points == {"training.lr=0.1": 28, "training.lr=0.2": 28}

@@ -125,7 +125,7 @@ class Images(Task):
         """Indices (int64) of each client's examples."""
         rest = self.held_out[1]
         cut = self.partition.cut(self.images.labels[rest].numpy(), self.clients, self.seed)
-        return tuple(rest[torch.from_numpy(share)] for share in cut)
+        return tuple(rest[torch.tensor(share)] for share in cut)
 
     @property
     def spec(self) -> Spec:

@@ -4,6 +4,7 @@ A scenario says `partition = {kind = "dirichlet", alpha = 0.5}`; the settings of
 parameters of the library's partitioner, under their own names.
 """
 
+import functools
 import inspect
 import warnings
 from typing import Any, ClassVar, Literal
@@ -50,7 +51,13 @@ class Partition(BaseModel):
             # Its warnings repeat, attempt by attempt, what the final error says.
             warnings.simplefilter("ignore")
             try:
-                shares = self._cut(labels, clients, seed)
+                shares = _shares(
+                    type(self),
+                    self.model_dump_json(),
+                    labels.astype(np.int64).tobytes(),
+                    clients,
+                    seed,
+                )
             except (AssertionError, IndexError, TypeError, ValueError, ZeroDivisionError) as error:
                 raise DataError(
                     f"partition '{self.kind}' cannot cut {len(labels)} examples of "
@@ -98,6 +105,15 @@ class Partition(BaseModel):
 
     def _remedy(self) -> str:
         return " (a larger alpha)" if "alpha" in type(self).model_fields else ""
+
+
+@functools.lru_cache(maxsize=8)
+def _shares(
+    kind: type[Partition], settings: str, labels: bytes, clients: int, seed: int
+) -> tuple[Indices, ...]:
+    """`Partition._cut`, once for all tasks of a process that cut the same data alike."""
+    partition = kind.model_validate_json(settings)
+    return partition._cut(np.frombuffer(labels, dtype=np.int64), clients, seed)
 
 
 class Iid(Partition):
