@@ -97,7 +97,7 @@ class FirstLinear(Adversary):
             return [ratios[beyond.argmin()]], [1], 0
         rows, ratios = rows[within], ratios[within]
         near = torch.cdist(ratios, ratios) <= apart
-        claims, units = [], []
+        claims, units = list[Tensor](), list[int]()
         free = torch.ones(len(ratios), dtype=torch.bool, device=ratios.device)
         while len(claims) < count:
             votes = (near & free).sum(dim=1) * free
@@ -158,7 +158,8 @@ class FirstLinear(Adversary):
 def _ratio(rows: Tensor) -> Tensor:
     """The input (inputs,) of the rank-one matrix nearest to rows c_i (x, 1)."""
     _, _, right = torch.linalg.svd(rows, full_matrices=False)
-    return right[0, :-1] / right[0, -1]
+    nearest: Tensor = right[0, :-1] / right[0, -1]
+    return nearest
 
 
 def _standing_out(ratios: Tensor, claimed: list[Tensor], count: int, apart: float) -> list[Tensor]:
