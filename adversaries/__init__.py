@@ -11,6 +11,7 @@ _HOMES = {
     "DLG": "dlg",
     "FirstLinear": "first_linear",
     "IDLG": "idlg",
+    "InvertingGradients": "inverting_gradients",
     "LLG": "llg",
     "MinColumn": "min_column",
     "RandomGuess": "random_guess",
@@ -22,6 +23,7 @@ __all__ = [
     "LLG",
     "BiasSigns",
     "FirstLinear",
+    "InvertingGradients",
     "MinColumn",
     "RandomGuess",
 ]

@@ -56,6 +56,13 @@ EASY = {
     "dlg": Easy("mse", victims=2, noise=8, noise_settings={"iterations": 3, "restarts": 0}),
     "first-linear": Easy("mse", model=perceptron),
     "idlg": Easy("label_exact"),
+    "inverting-gradients": Easy(
+        "mse",
+        victims=2,
+        settings={"iterations": 150, "restarts": 0},
+        noise=8,
+        noise_settings={"iterations": 3, "restarts": 0},
+    ),
     "llg": Easy("asr", size=6),
     "llg*": Easy("asr", 6, "llg", {"variant": "llg*"}, noise_settings={"variant": "llg*"}),
     "llg+": Easy("asr", 6, "llg", {"variant": "llg+"}, noise_settings={"variant": "llg+"}),
