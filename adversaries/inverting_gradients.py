@@ -67,7 +67,7 @@ class InvertingGradients(Adversary):
     group: ClassVar[int] = 20
 
     iterations: int = Field(
-        default=1000, ge=1, description="steps a start; the paper takes 4,800 to 24,000"
+        default=2000, ge=1, description="steps a start; the paper takes 4,800 to 24,000"
     )
     restarts: int = Field(default=1, ge=0, description="starts besides the first; all are run")
     lr: float = Field(
@@ -83,7 +83,7 @@ class InvertingGradients(Adversary):
         "shares of the gradient's squared norm",
     )
     tv: float = Field(
-        default=1e-4,
+        default=1e-3,
         ge=0,
         description="weight of the total variation, inputs as shares of their range; more helps "
         "where the gradient says little, such as behind max-pooling",
