@@ -9,13 +9,24 @@ from typing import Any
 _HOMES = {
     "BiasSigns": "bias_signs",
     "DLG": "dlg",
+    "FirstLinear": "first_linear",
     "IDLG": "idlg",
+    "InvertingGradients": "inverting_gradients",
     "LLG": "llg",
     "MinColumn": "min_column",
     "RandomGuess": "random_guess",
 }
 
-__all__ = ["DLG", "IDLG", "LLG", "BiasSigns", "MinColumn", "RandomGuess"]
+__all__ = [
+    "DLG",
+    "IDLG",
+    "LLG",
+    "BiasSigns",
+    "FirstLinear",
+    "InvertingGradients",
+    "MinColumn",
+    "RandomGuess",
+]
 
 
 def __getattr__(name: str) -> Any:

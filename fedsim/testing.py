@@ -94,14 +94,17 @@ def batch(size: int = 1, seed: int = 0) -> Batch:
     return Batch(inputs, torch.randint(SPEC.classes, (size,), generator=rng))
 
 
-def example(size: int = 1, seed: int = 0) -> Observation:
-    """The gradient of `network` on `batch`, with everything granted that an image task has."""
-    model, examples = network(seed), batch(size, seed)
+def example(size: int = 1, seed: int = 0, model: VictimModel | None = None) -> Observation:
+    """The gradient of a model on `batch`, with everything granted that an image task has.
+
+    model: `network(seed)` where left out; another must take the images of `SPEC`.
+    """
+    model, examples = model or network(seed), batch(size, seed)
     gradient = model.gradient(examples.inputs, examples.labels)
     return Observation(
         granted=~Knowledge(0),
         spec=SPEC,
-        head="head",
+        head=model.head,
         gradient={name: value.detach() for name, value in gradient.items()},
         model=model,
         labels=examples.labels,

@@ -3,6 +3,7 @@ in noise; then what each is known to answer."""
 
 import dataclasses
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +22,8 @@ from fedsim.knowledge import Knowledge
 from fedsim.metrics import METRICS, baselines
 from fedsim.plugin import find, make, names
 from fedsim.records import Observation, Reconstruction, Spec, Truth, Update
+from fedsim.tasks.images import cross_entropy
+from fedsim.tasks.models import as_architecture
 from fedsim.victim import VictimModel
 
 
@@ -38,11 +41,28 @@ class Easy:
     victims: int = 8
     noise: int = 60
     noise_settings: dict[str, Any] = field(default_factory=dict)
+    model: Callable[[int], VictimModel] = testing.network
+
+
+def perceptron(seed: int) -> VictimModel:
+    """Linear layers and ReLUs alone, for `testing.SPEC`."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        module = as_architecture({"name": "mlp", "hidden": [20]}).build((1, 6, 6), 10)
+    return VictimModel(module, head="head", loss=cross_entropy)
 
 
 EASY = {
     "dlg": Easy("mse", victims=2, noise=8, noise_settings={"iterations": 3, "restarts": 0}),
+    "first-linear": Easy("mse", model=perceptron),
     "idlg": Easy("label_exact"),
+    "inverting-gradients": Easy(
+        "mse",
+        victims=2,
+        settings={"iterations": 150, "restarts": 0},
+        noise=8,
+        noise_settings={"iterations": 3, "restarts": 0},
+    ),
     "llg": Easy("asr", size=6),
     "llg*": Easy("asr", 6, "llg", {"variant": "llg*"}, noise_settings={"variant": "llg*"}),
     "llg+": Easy("asr", 6, "llg", {"variant": "llg+"}, noise_settings={"variant": "llg+"}),
@@ -74,7 +94,8 @@ def scores(name: str, size: int, victims: int, given: dict[str, Any], noise: boo
     metric = METRICS[EASY[name].metric]
     found = []
     for seed in range(victims):
-        seen, examples = testing.example(size, seed), testing.batch(size, seed)
+        model = EASY[name].model(seed)
+        seen, examples = testing.example(size, seed, model), testing.batch(size, seed)
         if noise:
             rng = torch.Generator().manual_seed(1000 + seed)
             static = {k: torch.randn(v.shape, generator=rng) for k, v in seen.gradient.items()}
@@ -95,7 +116,8 @@ def test_every_built_in_adversary_has_an_easy_case():
 
 @pytest.mark.parametrize("name", names("adversaries"))
 def test_keeps_its_contract(name):
-    assert testing.conformance(find("adversaries", name)) == []
+    sample = testing.example(model=EASY[name].model(0)) if name in EASY else None
+    assert testing.conformance(find("adversaries", name), sample) == []
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
@@ -121,7 +143,7 @@ def test_finds_nothing_in_noise(name):
 
 @pytest.mark.parametrize("name", EASY)
 def test_leaves_the_model_as_it_was(name):
-    seen = testing.example()
+    seen = testing.example(model=EASY[name].model(0))
     before = {k: v.clone() for k, v in seen.model.module.state_dict().items()}
     easy = EASY[name]
     attack = make("adversaries", easy.plugin or name, easy.settings)

@@ -26,6 +26,8 @@ CASES = {
     "cnn": "cnn",
     "lenet": "lenet",
     "lenet-sigmoid": "lenet-sigmoid",
+    "mlp": "mlp",
+    "mlp of sigmoids": {"name": "mlp", "hidden": [24, 12], "activation": "sigmoid"},
     "resnet20": "resnet20",
     "resnet20 as in DLG": {"name": "resnet20", "activation": "sigmoid", "strides": False},
     "resnet56": "resnet56",
@@ -36,7 +38,7 @@ CASES = {
     },
     "transformers vit": {"name": "transformers", "config": "vit", "settings": TINY["vit"]},
 }
-SMOOTH = ("cnn", "lenet-sigmoid", "resnet20 as in DLG", "transformers vit")
+SMOOTH = ("cnn", "lenet-sigmoid", "mlp of sigmoids", "resnet20 as in DLG", "transformers vit")
 
 
 def built(case, shape=(1, 16, 16), classes=7):
@@ -122,6 +124,11 @@ def test_resnets_have_the_depth_of_their_name():
         assert len(layers) == depth
 
 
+def test_an_mlp_has_the_hidden_layers_it_was_asked_for():
+    layers = [m for m in built("mlp of sigmoids").modules() if isinstance(m, nn.Linear)]
+    assert [(m.in_features, m.out_features) for m in layers] == [(256, 24), (24, 12), (12, 7)]
+
+
 def test_without_strides_a_resnet_keeps_height_and_width():
     sizes = {}
     for case in ("resnet20", "resnet20 as in DLG"):
@@ -160,6 +167,8 @@ def test_a_local_folder_gives_its_weights_and_needs_no_network(tmp_path):
         ({"activation": "relu"}, DataError, "expected a name, or a table"),
         ({"name": "resnet20", "activaton": "relu"}, ScenarioError, "Did you mean 'activation'"),
         ({"name": "resnet20", "activation": "tanh"}, ScenarioError, "model.activation"),
+        ({"name": "mlp", "hidden": []}, ScenarioError, "model.hidden"),
+        ({"name": "mlp", "hidden": [0]}, ScenarioError, "model.hidden"),
         ({"name": "cnn", "strides": False}, ScenarioError, "model.strides: unknown key"),
         ("transformers", ScenarioError, "with a config"),
         ({"name": "hub:a/b", "config": "resnet"}, ScenarioError, "either 'hub:NAME'"),

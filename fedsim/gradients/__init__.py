@@ -4,6 +4,7 @@ update      from whatever a client sent to the gradient of its loss
 head        the projection layer's gradient
 distances   between gradients, of many dummy batches at a time
 dummy       the gradients of many dummy batches in one pass
+unrolled    what several local steps on dummy examples would have sent
 problem     gradient matching as an objective
 descent     optimizers of many independent problems at a time
 matching    the one matching loop, for many victims and restarts at a time
@@ -21,6 +22,7 @@ from fedsim.gradients.dummy import DummyGradients
 from fedsim.gradients.head import HeadGradient, head_gradient
 from fedsim.gradients.matching import Match, Objective, Rules, minimise
 from fedsim.gradients.problem import DISTANCES, Problem, alike
+from fedsim.gradients.unrolled import unrolled_gradient
 from fedsim.gradients.update import to_gradient
 
 __all__ = [
@@ -43,4 +45,5 @@ __all__ = [
     "minimise",
     "squared_distance",
     "to_gradient",
+    "unrolled_gradient",
 ]

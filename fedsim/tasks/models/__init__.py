@@ -12,6 +12,7 @@ from fedsim.tasks.models.cnn import CNN
 from fedsim.tasks.models.hub import HUB, Transformers
 from fedsim.tasks.models.lenet import LeNet
 from fedsim.tasks.models.lenet_sigmoid import LeNetSigmoid
+from fedsim.tasks.models.mlp import MLP
 from fedsim.tasks.models.resnet import ResNet
 
 __all__ = ["MODELS", "Architecture", "as_architecture", "find_head"]
@@ -20,6 +21,7 @@ MODELS: dict[str, type[Architecture]] = {
     "cnn": CNN,
     "lenet": LeNet,
     "lenet-sigmoid": LeNetSigmoid,
+    "mlp": MLP,
     "resnet20": ResNet,
     "resnet56": ResNet,
     "transformers": Transformers,

@@ -1,0 +1,270 @@
+"""inverting-gradients: images by the direction of the gradient, and the smoothness of images."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedsim.adversary import Adversary, Job
+from fedsim.gradients import (
+    Adam,
+    Gradients,
+    Match,
+    Objective,
+    Problem,
+    Rules,
+    alike,
+    minimise,
+    unrolled_gradient,
+)
+from fedsim.knowledge import Knowledge
+from fedsim.records import Observation, Reconstruction
+from fedsim.victim import VictimModel
+
+__all__ = ["InvertingGradients"]
+
+DECAYS = (3 / 8, 5 / 8, 7 / 8)
+"""Shares of the iterations after which the step length is cut to a tenth (the paper's schedule)."""
+
+
+class InvertingGradients(Adversary):
+    """Images whose gradient points the same way as the victim's, and that look like images.
+
+    Minimises 1 - cos(g', g) + `tv` TV(x) over dummy inputs x, where g' is the gradient of x, g
+    the victim's, all parameters concatenated, and TV the mean absolute difference of neighbouring
+    pixels. The cosine leaves out the gradient's length, which falls as a model is trained; sign
+    and direction are what its data decide. Adam on the sign of the gradient, `lr` a step, a tenth
+    of that from 3/8, 5/8 and 7/8 of the iterations on; after every step inputs are put back into
+    the input range, in which they start uniformly. All restarts are run, and the lowest objective
+    is claimed.
+
+    Needs the whole gradient, the model and the number of examples. Only first derivatives of g'
+    are asked for, which ReLU and max-pooling have almost everywhere: the gradient is piecewise
+    smooth in x, and a sign descent crosses the kinks where DLG's L-BFGS is misled by them.
+
+    Labels come first, by default from LLG; right labels matter more than any other setting.
+    After K local steps, K and the learning rate known, g' is what K steps on the dummy examples
+    would have sent (`unroll`), cut into batches in their own order: which label was in which step
+    is not known. Otherwise all steps count as one batch at the first weights.
+
+    Claims one float32 tensor of `spec.input_shape` an example, within the input range, and its
+    label. The order of the examples cannot be told.
+    """
+
+    name: ClassVar[str] = "inverting-gradients"
+    needs: ClassVar[Knowledge] = Knowledge.GRADIENT | Knowledge.MODEL | Knowledge.BATCH_SIZE
+    recovers: ClassVar[frozenset[str]] = frozenset(
+        {"inputs", "labels", "label_counts", "label_set"}
+    )
+    cites: ClassVar[str] = (
+        "Geiping et al., Inverting Gradients: How easy is it to break privacy in federated "
+        "learning?, NeurIPS 2020, Eq. 4"
+    )
+    group: ClassVar[int] = 20
+
+    iterations: int = Field(
+        default=2000, ge=1, description="steps a start; the paper takes 4,800 to 24,000"
+    )
+    restarts: int = Field(default=1, ge=0, description="starts besides the first; all are run")
+    lr: float = Field(
+        default=0.025,
+        gt=0,
+        le=1,
+        description="first step length, as a share of the input range; the paper's 0.1 is in "
+        "standard deviations of the pixels, about a quarter of the range each",
+    )
+    distance: Literal["cosine", "l2", "l1+l2"] = Field(
+        default="cosine",
+        description="between gradients: 1 - cosine, or summed squares, or TAG's; the last two as "
+        "shares of the gradient's squared norm",
+    )
+    tv: float = Field(
+        default=1e-3,
+        ge=0,
+        description="weight of the total variation, inputs as shares of their range; more helps "
+        "where the gradient says little, such as behind max-pooling",
+    )
+    labels_from: str | None = Field(
+        default="llg",
+        description='where the labels come from: another adversary by name, "given" (the threat '
+        "model grants LABELS), or null (optimised with the inputs)",
+    )
+    unroll: bool | Literal["auto"] = Field(
+        default="auto",
+        description="simulate the local steps: true (needs LOCAL_STEPS and LEARNING_RATE), false, "
+        'or "auto" (wherever both are granted)',
+    )
+    parameters: dict[str, Annotated[float, Field(ge=0)]] = Field(
+        default={"*": 1.0},
+        description="what each parameter's distance counts, by name pattern; a parameter that no "
+        'pattern fits is left out, such as {"features.*" = 1.0}',
+    )
+    precision: Literal["float32", "float64"] = Field(
+        default="float32", description="floating-point type of the optimisation"
+    )
+
+    def requires(self) -> Knowledge:
+        """Also `LOCAL_STEPS` and `LEARNING_RATE` where the local steps must be simulated."""
+        more = Knowledge.LOCAL_STEPS | Knowledge.LEARNING_RATE
+        return super().requires() | (more if self.unroll is True else Knowledge(0))
+
+    def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
+        """Match the gradient; raises `ValueError` where gradient and model do not fit."""
+        return self.reconstruct_many([seen], [job])[0]
+
+    def reconstruct_many(
+        self, seen: Sequence[Observation], jobs: Sequence[Job]
+    ) -> list[Reconstruction]:
+        """Match many at once: those with the same model and training in one optimisation."""
+        labels = [self.labels(one, job) for one, job in zip(seen, jobs, strict=True)]
+        training = [self._training(one) for one in seen]
+        models = [one.know(Knowledge.MODEL) for one in seen]
+        found: dict[int, Reconstruction] = {}
+        for group in alike(models, [one.know(Knowledge.BATCH_SIZE) for one in seen]):
+            for steps, lr in dict.fromkeys(training[i] for i in group):
+                own = [i for i in group if training[i] == (steps, lr)]
+                claims = self._match(
+                    [seen[i] for i in own],
+                    [labels[i] for i in own],
+                    [jobs[i] for i in own],
+                    steps,
+                    lr,
+                )
+                found |= dict(zip(own, claims, strict=True))
+        return [found[index] for index in range(len(seen))]
+
+    def _training(self, seen: Observation) -> tuple[int, float]:
+        """Local steps to simulate, and their learning rate; 1 and 0 where there is none."""
+        steps, lr = seen.steps, seen.lr
+        if self.unroll is True:
+            steps, lr = seen.know(Knowledge.LOCAL_STEPS), seen.know(Knowledge.LEARNING_RATE)
+        if self.unroll is False or seen.exact or steps is None or steps == 1 or lr is None:
+            return 1, 0.0
+        return steps, lr
+
+    def _match(
+        self,
+        seen: Sequence[Observation],
+        labels: Sequence[Tensor | None],
+        jobs: Sequence[Job],
+        steps: int,
+        lr: float,
+    ) -> list[Reconstruction]:
+        spec = seen[0].spec
+        problem = Problem(
+            seen[0].know(Knowledge.MODEL),
+            [one.know(Knowledge.GRADIENT) for one in seen],
+            spec,
+            size=int(seen[0].know(Knowledge.BATCH_SIZE)),
+            labels=labels,
+            distance=self.distance,
+            parameters=self.parameters,
+            device=jobs[0].device,
+            dtype=getattr(torch, self.precision),
+            simulate=_local_steps(steps, lr) if steps > 1 else None,
+        )
+        low, high = spec.input_range or (0.0, 1.0)
+
+        def start(victim: int) -> Tensor:
+            point = problem.start(jobs[victim].rng)
+            if spec.input_range is not None:
+                uniform = torch.special.ndtr(point[: problem.pixels])
+                point[: problem.pixels] = low + (high - low) * uniform
+            return point
+
+        matches = minimise(
+            self._objective(problem, high - low),
+            start,
+            jobs,
+            lambda starts: Adam(
+                starts,
+                lr=self.lr * (high - low),
+                schedule=self._factor,
+                signed=True,
+                low=low,
+                high=high,
+                clamped=problem.pixels if spec.input_range is not None else 0,
+            ),
+            [Rules(self.iterations, evaluations=1, patience=self.iterations)] * len(jobs),
+            restarts=self.restarts,
+            all_starts=True,
+        )
+        return [
+            self._claim(problem, index, match, seen[index], jobs[index], steps)
+            for index, match in enumerate(matches)
+        ]
+
+    def _objective(self, problem: Problem, width: float) -> Objective:
+        if self.tv and len(problem.inputs_shape) != 4:
+            raise ValueError(
+                f"inputs of shape {problem.inputs_shape[1:]} are no images (channels, height, "
+                "width), so that they have no total variation: set tv = 0"
+            )
+        units = [1.0 if self.distance == "cosine" else norm for norm in problem.norms]
+        scale = torch.tensor(units, dtype=problem.dtype, device=problem.device)
+
+        def objective(points: Tensor, victims: Tensor) -> Tensor:
+            value = problem(points, victims) / scale[victims]
+            if not self.tv:
+                return value
+            images = points[:, : problem.pixels].view(-1, *problem.inputs_shape)
+            return value + self.tv / width * _total_variation(images)
+
+        return objective
+
+    def _factor(self, step: int) -> float:
+        return 0.1 ** sum(step >= share * self.iterations for share in DECAYS)
+
+    def _claim(
+        self,
+        problem: Problem,
+        victim: int,
+        match: Match,
+        seen: Observation,
+        job: Job,
+        steps: int,
+    ) -> Reconstruction:
+        inputs, soft = problem.split(match.point[None], torch.tensor([victim]))
+        claimed = soft[0].argmax(dim=1).cpu()
+        return Reconstruction(
+            inputs=list(inputs[0].float().cpu()),
+            labels=claimed,
+            label_counts=dict(sorted(Counter(claimed.tolist()).items())),
+            label_set=frozenset(claimed.tolist()),
+            objective=match.value if match.value < math.inf else None,
+            outcomes=tuple(match.outcomes),
+            trace=tuple(job.trace),
+            diagnostics={
+                "evaluations": match.evaluations,
+                "exact_gradient": seen.exact,
+                "unrolled_steps": steps,
+            },
+        )
+
+
+def _local_steps(
+    steps: int, lr: float
+) -> Callable[[VictimModel, list[str]], Callable[[Tensor, Tensor], Gradients]]:
+    """What `Problem` asks for: the average gradients of local steps on dummy batches."""
+
+    def simulate(model: VictimModel, names: list[str]) -> Callable[[Tensor, Tensor], Gradients]:
+        def gradients(inputs: Tensor, targets: Tensor) -> Gradients:
+            each = [
+                unrolled_gradient(model, one, target, lr=lr, steps=steps, names=names)
+                for one, target in zip(inputs, targets, strict=True)
+            ]
+            return {name: torch.stack([one[name] for one in each]) for name in names}
+
+        return gradients
+
+    return simulate
+
+
+def _total_variation(images: Tensor) -> Tensor:
+    """Mean absolute difference of neighbouring pixels of images (R, B, C, H, W), (R,)."""
+    down, across = images.diff(dim=3), images.diff(dim=4)
+    return down.abs().flatten(1).mean(dim=1) + across.abs().flatten(1).mean(dim=1)

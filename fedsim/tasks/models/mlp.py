@@ -1,0 +1,49 @@
+"""A perceptron: linear layers only, so that the first one takes the image itself."""
+
+from math import prod
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from fedsim.tasks.models.architecture import Architecture
+
+__all__ = ["MLP"]
+
+
+class _Perceptron(nn.Module):
+    def __init__(
+        self, inputs: int, hidden: tuple[int, ...], classes: int, activation: type[nn.Module]
+    ) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for width in hidden:
+            layers += [nn.Linear(inputs, width), activation()]
+            inputs = width
+        self.hidden = nn.Sequential(*layers)
+        self.head = nn.Linear(inputs, classes)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.hidden(torch.flatten(inputs, 1)))
+        return logits
+
+
+class MLP(Architecture):
+    """Fully connected layers over the flattened image, weights as torch draws them.
+
+    Layers are named `hidden.0`, `hidden.2`, ... and `head`.
+    """
+
+    name: str = "mlp"
+    hidden: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        default=(256,), min_length=1, description="units of each hidden layer, from the input on"
+    )
+    activation: Literal["relu", "sigmoid"] = Field(
+        default="relu", description="sigmoid is twice differentiable everywhere"
+    )
+
+    def build(self, shape: tuple[int, int, int], classes: int) -> nn.Module:
+        """A new network; any height and width."""
+        activation = nn.Sigmoid if self.activation == "sigmoid" else nn.ReLU
+        return _Perceptron(prod(shape), self.hidden, classes, activation)
