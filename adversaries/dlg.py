@@ -1,6 +1,5 @@
 """DLG: the training images themselves, by matching the shared gradient."""
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
@@ -9,7 +8,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedsim.adversary import Adversary, Job
-from fedsim.gradients import LBFGS, Match, Problem, Rules, alike, minimise
+from fedsim.gradients import LBFGS, Problem, Rules, alike, minimise
 from fedsim.knowledge import Knowledge
 from fedsim.records import Observation, Reconstruction
 from fedsim.victim import VictimModel
@@ -158,38 +157,16 @@ class DLG(Adversary):
         )
         notes = self.cautions(seen[0].know(Knowledge.MODEL))
         return [
-            self._claim(problem, index, match, seen[index], jobs[index], notes)
-            for index, match in enumerate(matches)
+            problem.claim(
+                victim,
+                match,
+                jobs[victim].trace,
+                restarts=len(match.outcomes) - 1,
+                exact_gradient=seen[victim].exact,
+                **({"notes": notes} if notes else {}),
+            )
+            for victim, match in enumerate(matches)
         ]
-
-    def _claim(
-        self,
-        problem: Problem,
-        victim: int,
-        match: Match,
-        seen: Observation,
-        job: Job,
-        notes: Sequence[str],
-    ) -> Reconstruction:
-        inputs, soft = problem.split(match.point[None], torch.tensor([victim]))
-        claimed = soft[0].argmax(dim=1).cpu()
-        diagnostics: dict[str, object] = {
-            "restarts": len(match.outcomes) - 1,
-            "closures": match.evaluations,
-            "exact_gradient": seen.exact,
-        }
-        if notes:
-            diagnostics["notes"] = list(notes)
-        return Reconstruction(
-            inputs=list(inputs[0].float().cpu()),
-            labels=claimed,
-            label_counts=dict(sorted(Counter(claimed.tolist()).items())),
-            label_set=frozenset(claimed.tolist()),
-            objective=match.value,
-            outcomes=tuple(match.outcomes),
-            trace=tuple(job.trace),
-            diagnostics=diagnostics,
-        )
 
     def cautions(self, model: VictimModel) -> list[str]:
         """What in the model stands in the way of matching by second derivatives."""

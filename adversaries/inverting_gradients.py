@@ -1,8 +1,6 @@
 """inverting-gradients: images by the direction of the gradient, and the smoothness of images."""
 
-import math
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -12,18 +10,15 @@ from torch import Tensor
 from fedsim.adversary import Adversary, Job
 from fedsim.gradients import (
     Adam,
-    Gradients,
-    Match,
     Objective,
     Problem,
     Rules,
     alike,
+    local_steps,
     minimise,
-    unrolled_gradient,
 )
 from fedsim.knowledge import Knowledge
 from fedsim.records import Observation, Reconstruction
-from fedsim.victim import VictimModel
 
 __all__ = ["InvertingGradients"]
 
@@ -58,7 +53,7 @@ class InvertingGradients(Adversary):
     name: ClassVar[str] = "inverting-gradients"
     needs: ClassVar[Knowledge] = Knowledge.GRADIENT | Knowledge.MODEL | Knowledge.BATCH_SIZE
     recovers: ClassVar[frozenset[str]] = frozenset(
-        {"inputs", "labels", "label_counts", "label_set"}
+        {"inputs", "labels", "label_counts", "label_set", "objective", "outcomes"}
     )
     cites: ClassVar[str] = (
         "Geiping et al., Inverting Gradients: How easy is it to break privacy in federated "
@@ -165,7 +160,7 @@ class InvertingGradients(Adversary):
             parameters=self.parameters,
             device=jobs[0].device,
             dtype=getattr(torch, self.precision),
-            simulate=_local_steps(steps, lr) if steps > 1 else None,
+            simulate=local_steps(steps, lr) if steps > 1 else None,
         )
         low, high = spec.input_range or (0.0, 1.0)
 
@@ -194,8 +189,14 @@ class InvertingGradients(Adversary):
             all_starts=True,
         )
         return [
-            self._claim(problem, index, match, seen[index], jobs[index], steps)
-            for index, match in enumerate(matches)
+            problem.claim(
+                victim,
+                match,
+                jobs[victim].trace,
+                exact_gradient=seen[victim].exact,
+                unrolled_steps=steps,
+            )
+            for victim, match in enumerate(matches)
         ]
 
     def _objective(self, problem: Problem, width: float) -> Objective:
@@ -218,50 +219,6 @@ class InvertingGradients(Adversary):
 
     def _factor(self, step: int) -> float:
         return 0.1 ** sum(step >= share * self.iterations for share in DECAYS)
-
-    def _claim(
-        self,
-        problem: Problem,
-        victim: int,
-        match: Match,
-        seen: Observation,
-        job: Job,
-        steps: int,
-    ) -> Reconstruction:
-        inputs, soft = problem.split(match.point[None], torch.tensor([victim]))
-        claimed = soft[0].argmax(dim=1).cpu()
-        return Reconstruction(
-            inputs=list(inputs[0].float().cpu()),
-            labels=claimed,
-            label_counts=dict(sorted(Counter(claimed.tolist()).items())),
-            label_set=frozenset(claimed.tolist()),
-            objective=match.value if match.value < math.inf else None,
-            outcomes=tuple(match.outcomes),
-            trace=tuple(job.trace),
-            diagnostics={
-                "evaluations": match.evaluations,
-                "exact_gradient": seen.exact,
-                "unrolled_steps": steps,
-            },
-        )
-
-
-def _local_steps(
-    steps: int, lr: float
-) -> Callable[[VictimModel, list[str]], Callable[[Tensor, Tensor], Gradients]]:
-    """What `Problem` asks for: the average gradients of local steps on dummy batches."""
-
-    def simulate(model: VictimModel, names: list[str]) -> Callable[[Tensor, Tensor], Gradients]:
-        def gradients(inputs: Tensor, targets: Tensor) -> Gradients:
-            each = [
-                unrolled_gradient(model, one, target, lr=lr, steps=steps, names=names)
-                for one, target in zip(inputs, targets, strict=True)
-            ]
-            return {name: torch.stack([one[name] for one in each]) for name in names}
-
-        return gradients
-
-    return simulate
 
 
 def _total_variation(images: Tensor) -> Tensor:

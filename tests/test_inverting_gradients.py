@@ -122,7 +122,7 @@ def test_all_restarts_are_run_and_the_lowest_objective_is_claimed():
     job = testing.job(seed=0)
     claimed = InvertingGradients(iterations=20, restarts=2).reconstruct(seen, job)
     assert claimed.outcomes == ("steps",) * 3
-    assert claimed.diagnostics["evaluations"] == job.iterations == 60
+    assert claimed.diagnostics["closures"] == job.iterations == 60
     assert claimed.objective == min(value for _, value in claimed.trace)
 
 

@@ -22,7 +22,7 @@ from fedsim.gradients.dummy import DummyGradients
 from fedsim.gradients.head import HeadGradient, head_gradient
 from fedsim.gradients.matching import Match, Objective, Rules, minimise
 from fedsim.gradients.problem import DISTANCES, Problem, alike
-from fedsim.gradients.unrolled import unrolled_gradient
+from fedsim.gradients.unrolled import local_steps, unrolled_gradient
 from fedsim.gradients.update import to_gradient
 
 __all__ = [
@@ -42,6 +42,7 @@ __all__ = [
     "cosine_distance",
     "head_gradient",
     "l1_l2_distance",
+    "local_steps",
     "minimise",
     "squared_distance",
     "to_gradient",

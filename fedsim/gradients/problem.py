@@ -1,5 +1,6 @@
 """Gradient matching as an objective: which dummy batch has the gradient that was observed?"""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -15,7 +16,8 @@ from fedsim.gradients.distances import (
     squared_distance,
 )
 from fedsim.gradients.dummy import DummyGradients
-from fedsim.records import Spec
+from fedsim.gradients.matching import Match
+from fedsim.records import Reconstruction, Spec
 from fedsim.victim import VictimModel
 
 __all__ = ["DISTANCES", "Problem", "alike", "parameter_weights"]
@@ -156,6 +158,23 @@ class Problem:
         ours = self._gradients(inputs, targets)
         theirs = {name: value[victims] for name, value in self._theirs.items()}
         return self._distance(ours, theirs, self.weights)
+
+    def claim(
+        self, victim: int, match: Match, trace: Sequence[tuple[int, float]], **diagnostics: Any
+    ) -> Reconstruction:
+        """What a match claims: one float32 input an example, its label, how the starts ended."""
+        inputs, soft = self.split(match.point[None], torch.tensor([victim], device=self.device))
+        labels = soft[0].argmax(dim=1).cpu()
+        return Reconstruction(
+            inputs=list(inputs[0].float().cpu()),
+            labels=labels,
+            label_counts=dict(sorted(Counter(labels.tolist()).items())),
+            label_set=frozenset(labels.tolist()),
+            objective=match.value,
+            outcomes=tuple(match.outcomes),
+            trace=tuple(trace),
+            diagnostics={"closures": match.evaluations, **diagnostics},
+        )
 
     def blocks(self) -> Tensor:
         """Which coordinates of a point belong to each example, (B, n) bool."""

@@ -1,15 +1,16 @@
 """What an honest client's local steps on dummy examples would have sent: FedAvg, unrolled."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedsim.gradients.distances import Gradients
 from fedsim.victim import VictimModel
 
-__all__ = ["unrolled_gradient"]
+__all__ = ["local_steps", "unrolled_gradient"]
 
 
 class _TrainingLoss(nn.Module):
@@ -75,3 +76,21 @@ def unrolled_gradient(
         total = {name: sofar + gradient[name] for name, sofar in total.items()}
         weights = {name: weight - lr * gradient[name] for name, weight in weights.items()}
     return {name: value / steps for name, value in total.items()}
+
+
+def local_steps(
+    steps: int, lr: float
+) -> Callable[[VictimModel, list[str]], Callable[[Tensor, Tensor], Gradients]]:
+    """What `Problem` asks for: the average gradients of local steps on dummy batches."""
+
+    def simulate(model: VictimModel, names: list[str]) -> Callable[[Tensor, Tensor], Gradients]:
+        def gradients(inputs: Tensor, targets: Tensor) -> Gradients:
+            each = [
+                unrolled_gradient(model, one, target, lr=lr, steps=steps, names=names)
+                for one, target in zip(inputs, targets, strict=True)
+            ]
+            return {name: torch.stack([one[name] for one in each]) for name in names}
+
+        return gradients
+
+    return simulate
