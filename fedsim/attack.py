@@ -27,6 +27,9 @@ from fedsim.tasks import Task
 
 __all__ = ["Attack", "Bench", "GroupFailed", "Outcome", "one_by_one"]
 
+REMEMBERED = 10_000
+"""Baselines that a bench keeps."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Attack:
@@ -83,6 +86,7 @@ class Bench:
         self.adversaries = adversaries or scenario.build_adversaries()
         self.defenses = scenario.build_defenses()
         self.threat = ThreatModel(scenario.knowledge(), self.task)
+        self._chances: dict[tuple[str, str], tuple[float | None, float | None]] = {}
 
     def warm(self) -> None:
         """Load data and model now, so that no attack's time is spent on it."""
@@ -211,6 +215,20 @@ class Bench:
             steps=settings.local_steps,
         )
 
+    def _baselines(
+        self, metric: metrics.Metric, truth: Truth, caught: Interception
+    ) -> tuple[float | None, float | None]:
+        """`metrics.baselines`, once a victim: what a guess scores is the same for all attacks."""
+        key = (caught.victim, metric.name)
+        if key not in self._chances:
+            if len(self._chances) >= REMEMBERED:
+                self._chances.clear()
+            seed = derive(self.scenario.seed, "baseline", caught.round, *caught.clients)
+            self._chances[key] = metrics.baselines(
+                metric, truth, self.task.spec, self.task.guess, seed
+            )
+        return self._chances[key]
+
     def _score(
         self,
         attack: Attack,
@@ -244,7 +262,6 @@ class Bench:
             except Exception as reason:
                 status, values, files = "failed", {}, {}
                 error = f"its reconstruction cannot be scored: {type(reason).__name__}: {reason}"
-        place_seed = derive(scenario.seed, "baseline", caught.round, *caught.clients)
         held = settings.batch_size
         if truth.labels is not None:
             held = len(truth.labels) // (settings.local_steps * len(caught.clients)) or 1
@@ -256,9 +273,7 @@ class Bench:
             informed: float | None = None
             try:
                 if known and metric is not None:
-                    chance, informed = metrics.baselines(
-                        metric, truth, self.task.spec, self.task.guess, place_seed
-                    )
+                    chance, informed = self._baselines(metric, truth, caught)
             except Exception as reason:
                 error = error or f"no baseline: {type(reason).__name__}: {reason}"
             rows.append(
