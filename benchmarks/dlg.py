@@ -47,6 +47,7 @@ def plain(indices: range) -> tuple[float, int, int]:
         rng = torch_generator(options.seed, "plain", index)
         attempts.append(attack(module, observed, inputs, images.classes, rng))
         print(f"  plain {len(attempts)} of {len(indices)}", end="\r", flush=True)
+    print(" " * 30, end="\r")
     return (
         sum(one.seconds for one in attempts),
         sum(one.closures for one in attempts),
