@@ -165,6 +165,6 @@ class Adversary(Plugin, ABC):
                         chosen = cls.model_validate({setting: value})
                     except ValidationError:
                         continue  # not without another setting, which is its author's to say
-                    if chosen.requires() & ~cls.needs:
+                    if chosen.requires() & ~cls.needs.closed():
                         found[f"{setting} = {json.dumps(value)}"] = chosen
         return found
