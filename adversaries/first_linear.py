@@ -31,7 +31,7 @@ class FirstLinear(Adversary):
     - One example: the matrix has rank one. Its leading right singular vector, scaled so that the
       bias coordinate is 1, is x: every unit votes, and noise averages out.
     - Several examples: behind a ReLU, units that fire for a single example give it exactly. Units
-      that agree on a ratio form a group, which no mixture does by accident, so the largest groups
+      that agree on a ratio form a group, which mixtures hardly ever do, so the largest groups
       are claimed first (`diagnostics["units"]`: how many agree). What is left of the number of
       examples is filled with single units whose ratio lies within the input range, those first
       that stand out most from what was already claimed (successive projection): of mixtures with
