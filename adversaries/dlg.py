@@ -51,7 +51,7 @@ class DLG(Adversary):
         {"inputs", "labels", "label_counts", "label_set", "objective", "outcomes"}
     )
     cites: ClassVar[str] = "Zhu et al., Deep Leakage from Gradients, NeurIPS 2019, Algorithm 1"
-    group: ClassVar[int] = 20
+    group: ClassVar[int] = 10
 
     iterations: int = Field(
         default=300, ge=1, description="L-BFGS outer steps a start, of 20 evaluations each"

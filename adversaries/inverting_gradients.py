@@ -59,7 +59,7 @@ class InvertingGradients(Adversary):
         "Geiping et al., Inverting Gradients: How easy is it to break privacy in federated "
         "learning?, NeurIPS 2020, Eq. 4"
     )
-    group: ClassVar[int] = 20
+    group: ClassVar[int] = 10
 
     iterations: int = Field(
         default=2000, ge=1, description="steps a start; the paper takes 4,800 to 24,000"

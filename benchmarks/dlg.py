@@ -23,6 +23,8 @@ from fedsim.seeds import torch_generator
 from fedsim.tasks.images import cross_entropy
 from fedsim.victim import VictimModel
 
+TOGETHER = 20
+
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
 parser.add_argument("--images", type=int, default=20)
 parser.add_argument("--more", type=int, default=60)
@@ -56,11 +58,11 @@ def plain(indices: range) -> tuple[float, int, int]:
 
 
 def plugin(indices: range) -> tuple[float, list[int], list[int], list[bool]]:
-    """CPU seconds; closures, starts and success of each image, `DLG.group` images at a time."""
+    """CPU seconds; closures, starts and success of each image, `TOGETHER` images at a time."""
     dlg = DLG(precision="float32", history=options.history)
     closures, starts, hits, seconds = [], [], [], 0.0
-    for first in range(indices.start, indices.stop, dlg.group):
-        chosen = range(first, min(first + dlg.group, indices.stop))
+    for first in range(indices.start, indices.stop, TOGETHER):
+        chosen = range(first, min(first + TOGETHER, indices.stop))
         seen, originals = [], []
         for index in chosen:
             inputs, label = victim(images, index)

@@ -93,18 +93,19 @@ class Bench:
         self.task.num_examples(0)
         self.task.victim({})
 
-    def groups(self, attacks: Sequence[Attack], workers: int = 1) -> list[list[Attack]]:
+    def groups(self, attacks: Sequence[Attack]) -> list[list[Attack]]:
         """A round's attacks as they are to be performed: those of one adversary in groups.
 
-        A group holds as many as the adversary likes at once, and no more than an even share of the
-        workers. What cannot be attacked is left alone.
+        A group holds as many as the adversary likes at once, however many workers there are: sums
+        over more victims are rounded otherwise, and every engine is to find the same. What cannot
+        be attacked is left alone.
         """
         found: list[list[Attack]] = []
         for index, (_, _, adversary) in enumerate(self.adversaries):
             mine = [one for one in attacks if one.adversary == index]
             found += [[one] for one in mine if one.refused]
             sound = [one for one in mine if not one.refused]
-            size = max(1, min(adversary.group, math.ceil(len(sound) / workers)))
+            size = adversary.group
             found += [sound[at : at + size] for at in range(0, len(sound), size)]
         return found
 

@@ -307,7 +307,7 @@ class RayExecutor:
             alone = replace(attack, interception=stub, history=())
             return _Stored(alone, light, before, past)
 
-        for group in self._bench.groups(attacks, self._number):
+        for group in self._bench.groups(attacks):
             self._queue.append([store(attack) for attack in group])
         self._fill()
 
