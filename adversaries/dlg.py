@@ -1,5 +1,6 @@
 """DLG: the training images themselves, by matching the shared gradient."""
 
+import math
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
@@ -21,6 +22,9 @@ model is trained its gradients shrink, and an absolute threshold soon means noth
 
 FLOOR = 1e-8
 """A start that stalls below this share has reached the rounding of what was sent, not failed."""
+
+MEMORY = 2**30
+"""Bytes that the L-BFGS history of one optimisation may take, all its victims together."""
 
 
 class DLG(Adversary):
@@ -113,11 +117,20 @@ class DLG(Adversary):
         found: dict[int, Reconstruction] = {}
         models = [one.know(Knowledge.MODEL) for one in seen]
         for group in alike(models, [one.know(Knowledge.BATCH_SIZE) for one in seen]):
-            claims = self._match(
-                [seen[i] for i in group], [labels[i] for i in group], [jobs[i] for i in group]
-            )
-            found |= dict(zip(group, claims, strict=True))
+            most = self._at_once(seen[group[0]])
+            for at in range(0, len(group), most):
+                some = group[at : at + most]
+                claims = self._match(
+                    [seen[i] for i in some], [labels[i] for i in some], [jobs[i] for i in some]
+                )
+                found |= dict(zip(some, claims, strict=True))
         return [found[index] for index in range(len(seen))]
+
+    def _at_once(self, seen: Observation) -> int:
+        """Victims whose curvature fits into `MEMORY`."""
+        coordinates = math.prod(seen.spec.input_shape or ()) + seen.spec.classes
+        pairs = 2 * self.history * int(seen.know(Knowledge.BATCH_SIZE)) * coordinates
+        return max(1, MEMORY // (8 * pairs))
 
     def _match(
         self, seen: Sequence[Observation], labels: Sequence[Tensor | None], jobs: Sequence[Job]
