@@ -146,8 +146,8 @@ class DLG(Adversary):
             device=jobs[0].device,
             dtype=getattr(torch, self.precision),
         )
-        # Distances that are relative by themselves need no scale.
-        norms = problem.norms if self.distance == "l2" else [1.0] * len(seen)
+        # A cosine has no scale; the other distances grow with the gradient.
+        norms = [1.0] * len(seen) if self.distance == "cosine" else problem.norms
         rules = [
             Rules(
                 iterations=self.iterations,

@@ -117,19 +117,17 @@ class InvertingGradients(Adversary):
         """Match many at once: those with the same model and training in one optimisation."""
         labels = [self.labels(one, job) for one, job in zip(seen, jobs, strict=True)]
         training = [self._training(one) for one in seen]
+        sizes = [one.know(Knowledge.BATCH_SIZE) for one in seen]
         models = [one.know(Knowledge.MODEL) for one in seen]
         found: dict[int, Reconstruction] = {}
-        for group in alike(models, [one.know(Knowledge.BATCH_SIZE) for one in seen]):
-            for steps, lr in dict.fromkeys(training[i] for i in group):
-                own = [i for i in group if training[i] == (steps, lr)]
-                claims = self._match(
-                    [seen[i] for i in own],
-                    [labels[i] for i in own],
-                    [jobs[i] for i in own],
-                    steps,
-                    lr,
-                )
-                found |= dict(zip(own, claims, strict=True))
+        for group in alike(models, list(zip(sizes, training, strict=True))):
+            claims = self._match(
+                [seen[i] for i in group],
+                [labels[i] for i in group],
+                [jobs[i] for i in group],
+                *training[group[0]],
+            )
+            found |= dict(zip(group, claims, strict=True))
         return [found[index] for index in range(len(seen))]
 
     def _training(self, seen: Observation) -> tuple[int, float]:

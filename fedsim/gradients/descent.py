@@ -1,5 +1,6 @@
 """Optimizers of many independent problems at a time, a row each."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -41,9 +42,10 @@ class Optimizer(Protocol):
 
 
 class Adam:
-    """Adam; `signed`: on the sign of the gradient (Geiping et al., section 4).
+    """Adam (Kingma and Ba, 2015); `signed`: on the sign of the gradient (Geiping et al., 2020).
 
-    lr: step length; schedule: its factor by step, from 0.
+    starts: (R, n). lr: step length; schedule: its factor by step, from 0. After every step the
+    first `clamped` coordinates of a row are put back between low and high.
     """
 
     def __init__(
@@ -51,7 +53,7 @@ class Adam:
         starts: Tensor,
         *,
         lr: float,
-        schedule: "Schedule",
+        schedule: Callable[[int], float],
         signed: bool = False,
         low: float | None = None,
         high: float | None = None,
@@ -99,17 +101,12 @@ class Adam:
         return self._stuck
 
 
-class Schedule(Protocol):
-    """A factor on the step length by step, from 0."""
-
-    def __call__(self, step: int) -> float: ...
-
-
 class LBFGS:
     """Limited-memory BFGS, the directions of all rows from one batched product.
 
-    The inverse Hessian comes in its compact form (Byrd, Nocedal and Schnabel, 1994, Eq. 2.6 for
-    H): two products with the history instead of a recursion over it. backtracking: a step that
+    The inverse Hessian comes in its compact form (Byrd, Nocedal and Schnabel, Representations of
+    quasi-Newton matrices, 1994): two products with the history instead of a recursion over it.
+    starts: (R, n). history: pairs that are remembered. backtracking: a step that
     does not bring 1e-4 of the promised fall is cut to a quarter; after six cuts the row forgets
     its history and goes down the gradient. Without it every step has length 1, as in DLG's code.
     """

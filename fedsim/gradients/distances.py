@@ -93,7 +93,7 @@ def l1_l2_distance(
     *,
     l1: float = 0.01,
 ) -> Tensor:
-    """||g' - g||^2 + l1 ||g' - g||_1, summed over parameters, (R,) (TAG, Deng et al., Eq. 4)."""
+    """||g' - g||^2 + l1 ||g' - g||_1, summed over parameters, (R,) (TAG, Deng et al.)."""
     total = squared_distance(ours, theirs, weights)
     for name, mine in ours.items():
         gap = (_dense(mine) - _dense(theirs[name])).abs().flatten(1).sum(dim=1)

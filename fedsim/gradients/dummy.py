@@ -26,8 +26,8 @@ class DummyGradients:
     tells which; it is not assumed but tried on two random batches.
 
     model: used in the mode it is in; its parameters are not changed. names: parameters whose
-    gradients are wanted. single: whether a linear layer may be answered with an `Outer` product
-    where a batch holds one example.
+    gradients are wanted. shape: of one input, without the batch; classes: of a soft label. Where a
+    batch holds one example, a linear layer's weight is answered with an `Outer` product.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Gradient matching as an objective: which dummy batch has the gradient that was observed?"""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -185,12 +185,15 @@ class Problem:
         return (of[None] == torch.arange(size)[:, None]).to(self.device)
 
 
-def alike(models: Sequence[VictimModel], sizes: Sequence[int]) -> list[list[int]]:
-    """Which victims fit into one `Problem`: the same weights, as many examples; by position."""
+def alike(models: Sequence[VictimModel], keys: Sequence[Hashable]) -> list[list[int]]:
+    """Which victims fit into one `Problem`, by position: the same weights, and equal keys.
+
+    keys: what else must agree, such as the number of examples.
+    """
     found: list[list[int]] = []
-    for index, (model, size) in enumerate(zip(models, sizes, strict=True)):
+    for index, (model, key) in enumerate(zip(models, keys, strict=True)):
         for group in found:
-            if sizes[group[0]] == size and _same(models[group[0]], model):
+            if keys[group[0]] == key and _same(models[group[0]], model):
                 group.append(index)
                 break
         else:
