@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedsim.adversary import Adversary, Job
-from fedsim.gradients import LBFGS, Problem, Rules, alike, minimise
+from fedsim.gradients import LBFGS, Problem, Rules, in_groups, minimise
 from fedsim.knowledge import Knowledge
 from fedsim.records import Observation, Reconstruction
 from fedsim.victim import VictimModel
@@ -114,17 +114,14 @@ class DLG(Adversary):
     ) -> list[Reconstruction]:
         """Match many at once: those with the same model and batch size in one optimisation."""
         labels = [self.labels(one, job) for one, job in zip(seen, jobs, strict=True)]
-        found: dict[int, Reconstruction] = {}
-        models = [one.know(Knowledge.MODEL) for one in seen]
-        for group in alike(models, [one.know(Knowledge.BATCH_SIZE) for one in seen]):
-            most = self._at_once(seen[group[0]])
-            for at in range(0, len(group), most):
-                some = group[at : at + most]
-                claims = self._match(
-                    [seen[i] for i in some], [labels[i] for i in some], [jobs[i] for i in some]
-                )
-                found |= dict(zip(some, claims, strict=True))
-        return [found[index] for index in range(len(seen))]
+        return in_groups(
+            [one.know(Knowledge.MODEL) for one in seen],
+            [one.know(Knowledge.BATCH_SIZE) for one in seen],
+            lambda some: self._match(
+                [seen[i] for i in some], [labels[i] for i in some], [jobs[i] for i in some]
+            ),
+            most=lambda victim: self._at_once(seen[victim]),
+        )
 
     def _at_once(self, seen: Observation) -> int:
         """Victims whose curvature fits into `MEMORY`."""

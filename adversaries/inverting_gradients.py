@@ -13,7 +13,7 @@ from fedsim.gradients import (
     Objective,
     Problem,
     Rules,
-    alike,
+    in_groups,
     local_steps,
     minimise,
 )
@@ -118,17 +118,16 @@ class InvertingGradients(Adversary):
         labels = [self.labels(one, job) for one, job in zip(seen, jobs, strict=True)]
         training = [self._training(one) for one in seen]
         sizes = [one.know(Knowledge.BATCH_SIZE) for one in seen]
-        models = [one.know(Knowledge.MODEL) for one in seen]
-        found: dict[int, Reconstruction] = {}
-        for group in alike(models, list(zip(sizes, training, strict=True))):
-            claims = self._match(
-                [seen[i] for i in group],
-                [labels[i] for i in group],
-                [jobs[i] for i in group],
-                *training[group[0]],
-            )
-            found |= dict(zip(group, claims, strict=True))
-        return [found[index] for index in range(len(seen))]
+        return in_groups(
+            [one.know(Knowledge.MODEL) for one in seen],
+            list(zip(sizes, training, strict=True)),
+            lambda some: self._match(
+                [seen[i] for i in some],
+                [labels[i] for i in some],
+                [jobs[i] for i in some],
+                *training[some[0]],
+            ),
+        )
 
     def _training(self, seen: Observation) -> tuple[int, float]:
         """Local steps to simulate, and their learning rate; 1 and 0 where there is none."""

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from adversaries import DLG
 from fedsim import testing
 from fedsim.errors import PluginError
-from fedsim.gradients import Problem, alike
+from fedsim.gradients import Problem
+from fedsim.gradients.problem import alike
 from fedsim.knowledge import Knowledge
 from fedsim.metrics import METRICS
 from fedsim.records import Observation, Spec, Truth

@@ -21,7 +21,7 @@ from fedsim.gradients.distances import (
 from fedsim.gradients.dummy import DummyGradients
 from fedsim.gradients.head import HeadGradient, head_gradient
 from fedsim.gradients.matching import Match, Objective, Rules, minimise
-from fedsim.gradients.problem import DISTANCES, Problem, alike
+from fedsim.gradients.problem import DISTANCES, Problem, in_groups
 from fedsim.gradients.unrolled import local_steps, unrolled_gradient
 from fedsim.gradients.update import to_gradient
 
@@ -38,9 +38,9 @@ __all__ = [
     "Outer",
     "Problem",
     "Rules",
-    "alike",
     "cosine_distance",
     "head_gradient",
+    "in_groups",
     "l1_l2_distance",
     "local_steps",
     "minimise",

@@ -20,7 +20,7 @@ from fedsim.gradients.matching import Match
 from fedsim.records import Reconstruction, Spec
 from fedsim.victim import VictimModel
 
-__all__ = ["DISTANCES", "Problem", "alike", "parameter_weights"]
+__all__ = ["DISTANCES", "Problem", "alike", "in_groups", "parameter_weights"]
 
 Distance = Callable[[Gradients, Gradients, Mapping[str, float] | None], Tensor]
 
@@ -183,6 +183,27 @@ class Problem:
         if self.labels is None:
             of = torch.cat([of, torch.arange(size).repeat_interleave(self.classes)])
         return (of[None] == torch.arange(size)[:, None]).to(self.device)
+
+
+def in_groups(
+    models: Sequence[VictimModel],
+    keys: Sequence[Hashable],
+    attack: Callable[[list[int]], list[Reconstruction]],
+    *,
+    most: Callable[[int], int] | None = None,
+) -> list[Reconstruction]:
+    """What `attack` claims about each victim; it is given positions that fit one `Problem`.
+
+    keys: what must agree in a group besides the model. most: how many one optimisation may hold,
+    by the position of one of them.
+    """
+    found: dict[int, Reconstruction] = {}
+    for group in alike(models, keys):
+        width = most(group[0]) if most else len(group)
+        for at in range(0, len(group), width):
+            some = group[at : at + width]
+            found |= dict(zip(some, attack(some), strict=True))
+    return [found[index] for index in range(len(models))]
 
 
 def alike(models: Sequence[VictimModel], keys: Sequence[Hashable]) -> list[list[int]]:
