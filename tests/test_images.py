@@ -254,6 +254,21 @@ def test_unknown_data_names_the_nearest(tmp_path):
         Images(data="toi", folder=written(tmp_path, **toy())).spec  # noqa: B018
 
 
+def test_a_head_can_be_wider_than_the_labels():
+    task = Images(seed=7, clients=2, classes=1000)
+    assert task.spec.classes == 1000
+    assert task.module().get_submodule(task.head).out_features == 1000
+    truth = task.truth([0], 0, batch_size=50, steps=1)
+    guess = task.guess(truth, torch.Generator().manual_seed(0), informed=False)
+    assert int(truth.labels.max()) < 10 < int(guess.labels.max())
+    assert task.evaluate(task.module())["num_examples"] == len(task.tested)
+
+
+def test_a_head_narrower_than_the_labels_is_refused():
+    with pytest.raises(DataError, match=r"task\.classes = 4, and data 'digits' has 10 labels"):
+        Images(classes=4).spec  # noqa: B018
+
+
 @pytest.mark.parametrize("folder", [None, Path("no") / "such"])
 def test_a_missing_folder_says_how_to_name_one(folder):
     with pytest.raises(DataError, match=r"--data DIR or FEDSIM_DATA"):

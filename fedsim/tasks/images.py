@@ -1,19 +1,15 @@
 """Image classification: what the clients hold, train on and are judged by."""
 
 import functools
-import io
-import math
 from collections import Counter
 from typing import Annotated, Any, Literal
 
-import numpy as np
 import torch
 from pydantic import BeforeValidator, Field, SerializeAsAny
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fedsim.errors import DataError
-from fedsim.metrics import match
 from fedsim.records import Batch, Reconstruction, Spec, Truth
 from fedsim.seeds import torch_generator
 from fedsim.tasks import Task
@@ -22,14 +18,12 @@ from fedsim.tasks.image_data import ImageData, load
 from fedsim.tasks.models import Architecture, as_architecture, find_head
 from fedsim.tasks.models.cnn import CNN
 from fedsim.tasks.partition import Iid, Partition, as_partition
+from fedsim.tasks.pictures import side_by_side
 from fedsim.victim import Loss
 
 __all__ = ["Images"]
 
 EVALUATED_AT_ONCE = 512
-TILES = 16
-TILE = 96
-GAP = 4
 
 
 class Images(Task):
@@ -88,6 +82,12 @@ class Images(Task):
         default=CNN(), description="a name, or a table with a name and the model's settings"
     )
 
+    classes: int | None = Field(
+        default=None,
+        ge=2,
+        description="outputs of the model, where they are more than the data's labels",
+    )
+
     # --- data -------------------------------------------------------------------------------
 
     @functools.cached_property
@@ -128,9 +128,19 @@ class Images(Task):
         return tuple(rest[torch.tensor(share)] for share in cut)
 
     @property
+    def outputs(self) -> int:
+        """How many classes the model tells apart; raises `DataError` for fewer than labels."""
+        if self.classes is not None and self.classes < self.images.classes:
+            raise DataError(
+                f"task.classes = {self.classes}, and data '{self.data}' has "
+                f"{self.images.classes} labels; expected at least that many"
+            )
+        return self.classes or self.images.classes
+
+    @property
     def spec(self) -> Spec:
         """Classes, shape (C, H, W) and range of the images."""
-        return Spec(self.images.classes, self.images.shape, (0.0, 1.0))
+        return Spec(self.outputs, self.images.shape, (0.0, 1.0))
 
     def batches(self, client: int, round: int, *, batch_size: int, steps: int) -> list[Batch]:
         """`steps` batches, composed as the class says: a pure function of (seed, client, round).
@@ -182,7 +192,7 @@ class Images(Task):
 
     def build(self) -> nn.Module:
         """A new model for these images, its weights drawn from torch's global generator."""
-        return self.model.build(self.images.shape, self.images.classes)
+        return self.model.build(self.images.shape, self.outputs)
 
     @functools.cached_property
     def head(self) -> str:
@@ -190,7 +200,7 @@ class Images(Task):
         return find_head(
             self.module(),
             self.images.shape,
-            self.images.classes,
+            self.outputs,
             label=self.model.name,
             named=self.model.head,
         )
@@ -229,7 +239,7 @@ class Images(Task):
     def public(self) -> tuple[Tensor, Tensor]:
         """Label frequencies (classes,) and mean image (C, H, W) of the auxiliary examples."""
         index = self.held_out[0]
-        counts = torch.bincount(self.images.labels[index], minlength=self.images.classes)
+        counts = torch.bincount(self.images.labels[index], minlength=self.outputs)
         total = sum(
             (self.images.inputs(part).sum(dim=0) for part in torch.split(index, EVALUATED_AT_ONCE)),
             start=torch.zeros(self.images.shape),
@@ -244,7 +254,7 @@ class Images(Task):
         `NotImplementedError` where there are none.
         """
         count = len(truth.labels) if truth.labels is not None else len(truth.inputs or ())
-        shape, classes = self.images.shape, self.images.classes
+        shape, classes = self.images.shape, self.outputs
         if informed:
             if not len(self.held_out[0]):
                 raise NotImplementedError("auxiliary_fraction leaves no public examples")
@@ -273,17 +283,7 @@ class Images(Task):
         """
         if not claimed.inputs or not truth.inputs:
             return {}
-        originals = torch.stack([image.detach().cpu().float() for image in truth.inputs])
-        claims = [image.detach().cpu().float() for image in claimed.inputs]
-        pairs = list(zip(originals, match(claims, originals), strict=True))[:TILES]
-        rows = [
-            [_tile(original) for original, _ in pairs],
-            [
-                _tile(claims[i] if i >= 0 else torch.full_like(original, 0.5))
-                for original, i in pairs
-            ],
-        ]
-        return {"reconstruction.png": _png(rows)}
+        return {"reconstruction.png": side_by_side(claimed.inputs, truth.inputs)}
 
 
 def cross_entropy(
@@ -312,29 +312,3 @@ def _split(index: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]:
     order = index[torch.randperm(len(index), generator=torch_generator(seed, "auxiliary"))]
     count = int(share * len(index))
     return order[:count].sort().values, order[count:].sort().values
-
-
-def _tile(image: Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """An image (C, H, W) as uint8 (H', W', 3), at least 96 pixels a side."""
-    pixels = image.clamp(0, 1)
-    pixels = pixels.expand(3, -1, -1) if pixels.shape[0] == 1 else pixels
-    array = (pixels.permute(1, 2, 0).numpy() * 255).round().astype(np.uint8)
-    times = max(1, math.ceil(TILE / min(array.shape[:2])))
-    return array.repeat(times, axis=0).repeat(times, axis=1)
-
-
-def _png(rows: list[list[np.ndarray[Any, np.dtype[np.uint8]]]]) -> bytes:
-    from PIL import Image
-
-    height, width = rows[0][0].shape[:2]
-    sheet = Image.new(
-        "RGB",
-        (len(rows[0]) * (width + GAP) + GAP, len(rows) * (height + GAP) + GAP),
-        "white",
-    )
-    for i, row in enumerate(rows):
-        for j, tile in enumerate(row):
-            sheet.paste(Image.fromarray(tile), (GAP + j * (width + GAP), GAP + i * (height + GAP)))
-    stream = io.BytesIO()
-    sheet.save(stream, format="PNG")
-    return stream.getvalue()
