@@ -172,6 +172,17 @@ def test_a_second_call_goes_on_where_the_first_was_interrupted(tmp_path, attacke
     assert rows(out / run, "utility.csv") == rows(whole / run, "utility.csv")
 
 
+def test_a_run_killed_before_its_first_row_reads_not_measured(tmp_path, attacked):
+    source, out = toml(tmp_path), tmp_path / "out"
+    reproduce(source, out, overrides=["paper.repetitions=1"])
+    run = out / "test/tiny/smoke/tiny"
+    for name in ("findings.csv", "utility.csv", "points.csv"):
+        head = (run / name).read_text().splitlines()[0]
+        (run / name).write_text(head + "\n")
+    text = reproduce(source, out, play=False)[0].read_text()
+    assert [row[-1] for row in table(text, "measure")] == ["not measured: not run yet"] * 3
+
+
 def test_more_repetitions_and_places_are_added_to_what_is_there(tmp_path, attacked):
     source, out = toml(tmp_path), tmp_path / "out"
     reproduce(source, out, overrides=["paper.repetitions=1"])

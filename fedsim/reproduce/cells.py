@@ -164,6 +164,8 @@ class _Table:
         self.utility = self._placed(utility[utility["round"] > 0])
 
     def _placed(self, rows: "pd.DataFrame") -> "pd.DataFrame":
+        if rows.empty:  # killed early
+            return rows.assign(seed="", rest="", extra="", place="")
         split = rows["point"].str.partition(",")
         rows = rows.assign(seed=split[0].str.removeprefix("seed="), rest=split[2])
         rows = rows[rows["rest"].isin(set(self._known))].copy()
