@@ -195,8 +195,9 @@ def _table(path: Path) -> Recordings:
     if not rows or not set(COLUMNS) <= rows[0].keys():
         found = ", ".join(rows[0]) if rows else "no rows"
         raise DataError(f"{path} has {found}; expected the columns {', '.join(COLUMNS)}")
-    if short := next((i for i, row in enumerate(rows) if None in row.values()), None):
-        raise DataError(f"{path}: row {short + 1} has fewer cells than the header")
+    for number, row in enumerate(rows, 1):
+        if None in row.values():
+            raise DataError(f"{path}: row {number} has fewer cells than the header")
     files = tuple(path.parent / row["file"] for row in rows)
     tests = tuple(row["split"] == "test" for row in rows) if "split" in rows[0] else None
     return _files(
