@@ -17,10 +17,11 @@ from fedsim import libraries
 from fedsim.errors import DataError
 from fedsim.records import Spec
 from fedsim.tasks.features import Features, resampled, trimmed
+from fedsim.tasks.recognisers import END
 from fedsim.tasks.speech_data import Limits, Recordings, frames, load
 from fedsim.tasks.transcripts import ALPHABET, plain, public_text, within
 from fedsim.tasks.voices import BLOCK, PHONES, RATE, phones, speak, voice
-from fedsim.tasks.wordpieces import END, learn
+from fedsim.tasks.wordpieces import learn
 
 REAL = os.environ.get("FEDSIM_DATA")
 real = pytest.mark.skipif(not REAL, reason="FEDSIM_DATA names no folder of real data sets")

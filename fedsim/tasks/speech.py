@@ -19,7 +19,7 @@ from fedsim.tasks import Task, judged
 from fedsim.tasks.composition import natural
 from fedsim.tasks.features import Features
 from fedsim.tasks.partition import PARTITIONS, Partition, Whole, as_partition
-from fedsim.tasks.recognisers import Recogniser, as_recogniser
+from fedsim.tasks.recognisers import PADDING, Recogniser, as_recogniser
 from fedsim.tasks.speech_data import Limits, Recordings, frames, load
 from fedsim.tasks.transcripts import public_text
 from fedsim.tasks.voices import RATE
@@ -29,8 +29,6 @@ from fedsim.victim import Loss
 __all__ = ["Speech"]
 
 EVALUATED_AT_ONCE = 32
-IGNORED = -100
-"""The label of a target's padding, which the loss leaves out."""
 
 _KINDS: dict[str, type[Partition]] = {"speaker": Whole, **PARTITIONS}
 
@@ -197,7 +195,7 @@ class Speech(Task):
         said = [self.pieces.encode(self.recordings.texts[i]) for i in index]
         return Batch(
             inputs=pad_sequence(heard, batch_first=True),
-            labels=pad_sequence(said, batch_first=True, padding_value=IGNORED),
+            labels=pad_sequence(said, batch_first=True, padding_value=PADDING),
             lengths=torch.tensor([len(one) for one in heard]),
         )
 
@@ -239,7 +237,7 @@ class Speech(Task):
             for part in torch.split(index, EVALUATED_AT_ONCE):
                 batch = self._batch(part.tolist()).to(device)
                 lengths = cast(Tensor, batch.lengths)
-                count = int((batch.labels != IGNORED).sum())
+                count = int((batch.labels != PADDING).sum())
                 loss += count * float(
                     self.loss(module, batch.inputs, batch.labels, lengths=lengths)
                 )

@@ -11,12 +11,10 @@ from torch import Tensor
 
 from fedsim.errors import DataError
 from fedsim.records import WORD_START
+from fedsim.tasks.recognisers import END
 from fedsim.tasks.transcripts import ALPHABET
 
-__all__ = ["END", "WordPieces", "learn"]
-
-END = 0
-"""The label that ends every sequence, and that a decoder is fed first."""
+__all__ = ["WordPieces", "learn"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
