@@ -20,6 +20,7 @@ from fedsim.tasks.composition import natural
 from fedsim.tasks.features import Features
 from fedsim.tasks.partition import PARTITIONS, Partition, Whole, as_partition
 from fedsim.tasks.recognisers import PADDING, Recogniser, as_recogniser
+from fedsim.tasks.recognisers.las import LAS
 from fedsim.tasks.speech_data import Limits, Recordings, frames, load
 from fedsim.tasks.transcripts import public_text
 from fedsim.tasks.voices import RATE
@@ -87,7 +88,7 @@ class Speech(Task):
         default=Whole(), description='how data is cut: "speaker", or any of the images task'
     )
     model: Annotated[SerializeAsAny[Recogniser], BeforeValidator(as_recogniser)] = Field(
-        default_factory=lambda: as_recogniser("las"),
+        default=LAS(),
         description="a name, or a table with a name and the recogniser's settings",
     )
 
