@@ -399,7 +399,7 @@ def test_transcripts_stand_beside_what_was_matched_to_them(task):
     spelled = task.render(Reconstruction(sequences=truth.sequences), truth)
     assert spelled["reconstruction.txt"] == spelled["original.txt"]
     pieces = task.render(Reconstruction(label_set=frozenset({0, 30, 9999})), truth)
-    assert pieces["reconstruction.txt"].decode() == f"<end> {task.spec.pieces[30]}"
+    assert pieces["reconstruction.txt"].decode() == f"<end> {task.spec.pieces[30]}\n"
     assert task.render(Reconstruction(), truth) == {}
     assert task.render(Reconstruction(text=["\ud800", "a"]), truth)["reconstruction.txt"]
 

@@ -265,6 +265,13 @@ def test_without_torchaudio_the_error_names_what_to_install(monkeypatch):
         resampled(torch.zeros(100), 8000)
 
 
+def test_missing_packages_are_named_before_anything_is_loaded(monkeypatch):
+    for name in ("jiwer", "torchaudio"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(DataError, match=r"speech needs jiwer, torchaudio: pip install 'fedsim\["):
+        load("voices", None, "sentences", Limits(speakers=5, utterances=1))
+
+
 @pytest.mark.parametrize("error", ["OSError", "RuntimeError"])
 def test_frames_need_none_of_torchaudios_compiled_parts(error):
     """error: what loading them raises beside a torch of another CUDA version, or without CUDA."""

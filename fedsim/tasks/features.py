@@ -101,5 +101,5 @@ def torchaudio() -> Any:
     """torchaudio, whatever CUDA it was compiled for; raises `DataError` where it is missing."""
     found = libraries.torchaudio()
     if found is None:
-        raise DataError("speech needs torchaudio, soundfile and more: pip install 'fedsim[audio]'")
+        raise DataError("speech needs torchaudio: pip install 'fedsim[audio]'")
     return found

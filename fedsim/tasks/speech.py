@@ -295,6 +295,6 @@ class Speech(Task):
         if not lines:
             return {}
         return {
-            "original.txt": "\n".join(truth.text).encode(),
-            "reconstruction.txt": "\n".join(lines).encode(errors="replace"),
+            "original.txt": ("\n".join(truth.text) + "\n").encode(),
+            "reconstruction.txt": ("\n".join(lines) + "\n").encode(errors="replace"),
         }

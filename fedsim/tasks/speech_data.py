@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import functools
 import hashlib
+import importlib.util
 import io
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -25,6 +26,7 @@ __all__ = ["HUB", "VOICES", "Limits", "Recordings", "frames", "load"]
 
 VOICES = "voices"
 HUB = "hub:"
+PACKAGES = ("jiwer", "soundfile", "tokenizers", "torchaudio")
 COLUMNS = ("file", "speaker", "transcript")
 SPEAKERS, EACH = 20, 12
 """Synthetic speakers, and utterances of each, where the scenario does not say."""
@@ -86,8 +88,11 @@ def load(data: str, folder: Path | None, text: str, limits: Limits) -> Recording
 
     data: "voices"; the stem of a csv, or a folder in LibriSpeech's layout, under `folder` or its
     subfolder `audio`; or "hub:OWNER/SET[/CONFIG]", the only one that uses the network. text: what
-    the voices read (`public_text`). Raises `DataError` for what is missing or unreadable.
+    the voices read (`public_text`). Raises `DataError` for what is missing or unreadable, a
+    package among it.
     """
+    if lacking := [name for name in PACKAGES if importlib.util.find_spec(name) is None]:
+        raise DataError(f"speech needs {', '.join(lacking)}: pip install 'fedsim[audio]'")
     if data == VOICES:
         return _voices(text, folder, limits)
     found = _hub(data) if data.startswith(HUB) else _local(data, folder)
@@ -103,7 +108,7 @@ def load(data: str, folder: Path | None, text: str, limits: Limits) -> Recording
     return _only(found, kept)
 
 
-@functools.lru_cache(maxsize=20_000)
+@functools.lru_cache(maxsize=4096)
 def frames(recordings: Recordings, features: Features, index: int) -> Tensor:
     """Frames (T, size) of an utterance; shared, so that nobody may write to them."""
     return features.of(recordings.sound(index))
@@ -243,10 +248,8 @@ def _files(
 
 def _decoded(source: Any, where: str) -> Tensor:
     """A recording as one channel at 16 kHz: channels are averaged, other rates resampled."""
-    try:
-        import soundfile
-    except (ImportError, OSError) as error:
-        raise DataError("recordings need soundfile: pip install 'fedsim[audio]'") from error
+    import soundfile
+
     try:
         sound, rate = soundfile.read(source, dtype="float32", always_2d=True)
     except (OSError, RuntimeError, ValueError) as error:

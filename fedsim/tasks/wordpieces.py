@@ -39,10 +39,8 @@ def learn(text: tuple[str, ...], size: int) -> WordPieces:
 
     Once a process; the same in every process. Raises `DataError` where the text has too few.
     """
-    try:
-        from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-    except ImportError as error:
-        raise DataError("word pieces need tokenizers: pip install 'fedsim[audio]'") from error
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
     # Without a prefix for the rest of a word, whose order differs from process to process.
     model = Tokenizer(models.BPE())
     model.pre_tokenizer = pre_tokenizers.Metaspace(replacement=WORD_START, prepend_scheme="always")
