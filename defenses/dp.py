@@ -110,8 +110,9 @@ class DPSGD(_Private):
 
     Abadi et al., CCS 2016, algorithm 1, in every local step: g = (sum_i g_i min(1, C / ||g_i||) +
     N(0, (noise_multiplier C)^2)) / B. Per-example gradients come from Opacus' hooks where it knows
-    all the layers, from `torch.func` (vmap of grad) elsewhere. Batch normalisation mixes examples,
-    so that no example has a gradient of its own, and is refused.
+    all the layers, from `torch.func` (vmap of grad) elsewhere, and from one example after the other
+    where a layer is recurrent. Of sequences each has the gradient of its own mean over labels.
+    Batch normalisation mixes examples, so that none has a gradient of its own, and is refused.
 
     Epsilon counts every local step of every round that a client took part in, with batches as
     samples of rate B / n of its n examples: the bound for the client with the fewest examples and
@@ -122,7 +123,7 @@ class DPSGD(_Private):
 
     name: ClassVar[str] = "dp-sgd"
 
-    per_example: Literal["auto", "opacus", "torch.func"] = Field(
+    per_example: Literal["auto", "opacus", "torch.func", "loop"] = Field(
         default="auto", description="where per-example gradients come from"
     )
 
@@ -150,7 +151,12 @@ class DPSGD(_Private):
                 "with client-dp"
             )
         names, loss = training.gradient.names, training.loss
-        hooks = self.per_example != "torch.func" and _opacus_knows(training.module)
+        hooks = self.per_example in ("auto", "opacus") and _opacus_knows(training.module)
+        recurrent = (nn.RNNBase, nn.RNNCellBase)
+        loop = self.per_example == "loop" or (
+            self.per_example == "auto"
+            and any(isinstance(part, recurrent) for part in training.module.modules())
+        )
         if self.per_example == "opacus" and not hooks:
             raise ScenarioError(
                 "dp-sgd: Opacus has no per-example gradients for some layer of this model. Set "
@@ -158,13 +164,21 @@ class DPSGD(_Private):
             )
 
         def gradient(module: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], float]:
-            found = _by_opacus(loss, module, names, batch) if hooks else None
+            # A mean over all labels of a batch weighs an example by the lengths of the others.
+            alike = batch.labels.ndim == 1
+            if self.per_example == "opacus" and not alike:
+                raise ScenarioError(
+                    "dp-sgd: Opacus splits a mean over examples, and the loss of sequences is a "
+                    'mean over labels. Leave per_example "auto"'
+                )
+            found = _by_opacus(loss, module, names, batch) if hooks and alike else None
             if found is None and self.per_example == "opacus":
                 raise ScenarioError(
                     "dp-sgd: Opacus has seen no gradient for some parameter, which the model uses "
                     'outside its layer or not at all. Leave per_example "auto"'
                 )
-            gradients, value = found or _by_torch_func(loss, module, names, batch)
+            alone = _one_by_one if loop else _by_torch_func
+            gradients, value = found or alone(loss, module, names, batch)
             return self.privatized(gradients, training.rng), value
 
         return training.replace(gradient=gradient)
@@ -267,6 +281,22 @@ def _by_torch_func(
     )
     gradients, values = each(chosen, *parts)
     return dict(gradients), float(values.mean())
+
+
+def _one_by_one(
+    loss: Any, module: nn.Module, names: frozenset[str], batch: Batch
+) -> tuple[dict[str, Tensor], float]:
+    """The same by as many backward passes as there are examples."""
+    parameters = {name: p for name, p in module.named_parameters() if name in names}
+    rows, total = [], 0.0
+    for index in range(len(batch)):
+        own = slice(index, index + 1)
+        lengths = None if batch.lengths is None else batch.lengths[own]
+        value = loss(module, Batch(batch.inputs[own], batch.labels[own], lengths))
+        rows.append(torch.autograd.grad(value, list(parameters.values()), materialize_grads=True))
+        total += float(value.detach())
+    stacked = [torch.stack(column) for column in zip(*rows, strict=True)]
+    return dict(zip(parameters, stacked, strict=True)), total / len(batch)
 
 
 class _Loss(nn.Module):

@@ -264,8 +264,8 @@ class Bench:
                 status, values, files = "failed", {}, {}
                 error = f"its reconstruction cannot be scored: {type(reason).__name__}: {reason}"
         held = settings.batch_size
-        if truth.labels is not None:
-            held = len(truth.labels) // (settings.local_steps * len(caught.clients)) or 1
+        if truth.num_examples:
+            held = truth.num_examples // (settings.local_steps * len(caught.clients)) or 1
         rows = []
         # A claim that no metric scores is still an outcome.
         scored: Sequence[metrics.Metric | None] = measured or [None]
@@ -300,10 +300,15 @@ class Bench:
                     batch_size=held,
                     local_steps=settings.local_steps,
                     inclusion=attack.inclusion,
-                    artifact=min(files, default=""),
+                    artifact=min(files, key=_shown_first, default=""),
                 )
             )
         return Outcome(caught.round, tuple(rows), files, attack.caution)
+
+
+def _shown_first(path: str) -> tuple[bool, str]:
+    """A key that puts what was reconstructed before the originals beside it."""
+    return not path.rpartition("/")[2].startswith("reconstruction"), path
 
 
 def _check(claimed: object, method: str) -> None:

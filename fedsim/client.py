@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedsim.defense import Defense, MeanGradient, Training
 from fedsim.errors import ClientError, PluginError
-from fedsim.records import Batch, Update
+from fedsim.records import Batch, Reduction, Update
 from fedsim.scenario import Scenario
 from fedsim.secure.client import secured
 from fedsim.seeds import isolated, torch_generator
@@ -97,6 +97,7 @@ def train(message: Message, context: Context) -> Message:
             training,
             before,
             trained=task.trained(module),
+            reduction=task.reduction,
             proximal_mu=float(cast(float, config.get("proximal-mu", 0.0))),
         )
         update = protect(update, before, session.defenses, (seed, round, client), context.state)
@@ -177,10 +178,12 @@ def train_locally(
     before: Mapping[str, Tensor],
     *,
     trained: frozenset[str],
+    reduction: Reduction = "example",
     proximal_mu: float = 0.0,
 ) -> tuple[Update, float]:
     """FedSGD: the gradient of the first batch. FedAvg: SGD over the batches, the new weights.
 
+    reduction: what the loss is a mean over.
     proximal_mu: weight of FedProx's term mu/2 ||w - w_0||^2 (Li et al., 2020), which the strategy
     sends. Returns the update and the mean training loss.
     """
@@ -192,6 +195,7 @@ def train_locally(
         "weight_decay": training.weight_decay,
         "steps": len(training.batches),
         "num_examples": examples,
+        "reduction": reduction,
     }
     parameters = {name: p for name, p in module.named_parameters() if name in trained}
     if training.algorithm == "fedsgd":

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from fedsim.errors import ScenarioError, did_you_mean
 from fedsim.gradients import to_gradient
@@ -148,7 +149,7 @@ class ThreatModel:
             gradient=gradient,
             exact=exact,
             model=model,
-            labels=grant(Knowledge.LABELS, None if known.labels is None else known.labels.clone()),
+            labels=grant(Knowledge.LABELS, _labels(known)),
             lengths=grant(Knowledge.LENGTHS, known.lengths),
             num_examples=grant(Knowledge.BATCH_SIZE, update.num_examples),
             steps=grant(Knowledge.LOCAL_STEPS, update.steps),
@@ -159,6 +160,13 @@ class ThreatModel:
             defenses=grant(Knowledge.DEFENSE, self.defenses),
             history=grant(Knowledge.HISTORY, tuple(history)),
         )
+
+
+def _labels(truth: Truth) -> Tensor | None:
+    """A label an example, or a row of labels, padded with -100 as in a training batch."""
+    if truth.sequences:
+        return pad_sequence(list(truth.sequences), batch_first=True, padding_value=-100)
+    return None if truth.labels is None else truth.labels.clone()
 
 
 def _copy(batch: Batch | None) -> Batch | None:

@@ -10,7 +10,7 @@ Each is frozen and made in one place: the client makes an `Update`, the curious 
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -48,6 +48,9 @@ MOST = 1_000_000
 MOST_NAMED = 16
 """Clients that the key of an interception names one by one."""
 
+WORD_START = "\u2581"
+"""The mark before a piece that starts a word, as in SentencePiece's vocabularies."""
+
 
 @dataclass(frozen=True, slots=True)
 class Spec:
@@ -57,6 +60,7 @@ class Spec:
     input_shape: shape of one input without the batch dimension, None when it varies.
     input_range: smallest and largest value of an input, None when unbounded.
     vocabulary: number of word pieces, sample_rate: Hz; None where they mean nothing.
+    pieces: what each label stands for in a transcript, `WORD_START` before a new word.
     """
 
     classes: int
@@ -64,11 +68,31 @@ class Spec:
     input_range: tuple[float, float] | None = None
     vocabulary: int | None = None
     sample_rate: int | None = None
+    pieces: tuple[str, ...] | None = None
+
+    def spell(self, labels: Iterable[int]) -> str:
+        """The words that a label sequence stands for, up to the first 0, which ends it.
+
+        Labels outside the vocabulary are left out. Raises `ValueError` where labels are no text.
+        """
+        if self.pieces is None:
+            raise ValueError("the labels of this task are no text")
+        spelled = []
+        for label in map(int, labels):
+            if label == 0:
+                break
+            if 0 < label < len(self.pieces):
+                spelled.append(self.pieces[label])
+        return " ".join("".join(spelled).replace(WORD_START, " ").split())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """A training batch: inputs (B, ...) float32, labels (B,) int64, lengths (B,) int64 or None."""
+    """A training batch: inputs (B, ...) float32, labels (B,) int64, lengths (B,) int64 or None.
+
+    Of sequences, inputs are (B, T, F), padded with 0 beyond their lengths, and labels (B, L),
+    padded with -100.
+    """
 
     inputs: Tensor
     labels: Tensor
@@ -181,7 +205,9 @@ class Interception:
 class Truth:
     """The examples behind an interception, re-derived by the scorer; no adversary gets this.
 
-    inputs: one tensor an example; labels (N,) int64; sequences: one (L,) int64 tensor an example.
+    inputs: one tensor an example; labels (N,) int64; sequences: one (L,) int64 tensor an example,
+    in which case labels are those of all sequences, one after the other. lengths: frames of each
+    input. text: a transcript an example. attributes: a list, one value an example.
     """
 
     inputs: Sequence[Tensor] | None = None
@@ -190,6 +216,12 @@ class Truth:
     lengths: Sequence[int] | None = None
     text: Sequence[str] | None = None
     attributes: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def num_examples(self) -> int:
+        """How many examples there are; 0 where nothing is known of them."""
+        known = (self.sequences, self.labels, self.inputs)
+        return next((len(each) for each in known if each is not None), 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -201,7 +233,8 @@ class Observation:
         client sent.
     exact: whether that gradient is exact; False once several local steps were taken.
     head: name of the projection layer, so that its weight is `gradient[f"{head}.weight"]`.
-    model: the victim's model before the round. labels (N,) int64. lengths (N,).
+    model: the victim's model before the round. labels (N,) int64, or (N, L) padded with -100 where
+        they are sequences. lengths (N,): frames of each input.
     num_examples: examples behind the update. steps, lr: local steps and learning rate.
     auxiliary: examples disjoint from every victim's. prior: a language prior.
     defenses: what the clients run, by name. history: earlier observations of the same client.

@@ -23,9 +23,13 @@ from fedsim.metrics import METRICS
 from fedsim.plugin import Plugin, find, names
 from fedsim.records import Finding
 from fedsim.scenario import Scenario
+from fedsim.tasks import Task
+from fedsim.tasks.features import Features
 from fedsim.tasks.images import Images
 from fedsim.tasks.models import MODELS
 from fedsim.tasks.partition import PARTITIONS
+from fedsim.tasks.recognisers.las import LAS
+from fedsim.tasks.speech import Speech
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -173,15 +177,21 @@ SECTIONS = {
 }
 
 
-@pytest.mark.parametrize("prefix", SECTIONS)
-def test_every_key_of_a_scenario_is_documented_with_its_default(prefix):
-    documented = rows(DOCS / "scenarios.md")
-    model = SECTIONS[prefix]
-    hidden = {"seed", "clients", "folder"} if model is Images else set()
+SPEECH = {"task.": Speech, "task.features.": Features, "task.model.": LAS}
+PLACES = [
+    *(("scenarios.md", prefix, model) for prefix, model in SECTIONS.items()),
+    *(("speech.md", prefix, model) for prefix, model in SPEECH.items()),
+]
+
+
+@pytest.mark.parametrize(("page", "prefix", "model"), PLACES)
+def test_every_key_of_a_scenario_is_documented_with_its_default(page, prefix, model):
+    documented = rows(DOCS / page)
+    hidden = {"seed", "clients", "folder"} if issubclass(model, Task) else set()
     for key, field in model.model_fields.items():
         if key in hidden:
             continue
-        assert prefix + key in documented, f"docs/scenarios.md lacks a row for {prefix}{key}"
+        assert prefix + key in documented, f"docs/{page} lacks a row for {prefix}{key}"
         said = documented[prefix + key]
         default = field.get_default()
         if field.is_required() or default is None or not said.startswith("`"):
@@ -194,9 +204,10 @@ def test_every_key_of_a_scenario_is_documented_with_its_default(prefix):
 
 
 def test_no_key_is_documented_that_does_not_exist():
-    known = {prefix + key for prefix, model in SECTIONS.items() for key in model.model_fields}
-    told = {key for key in rows(DOCS / "scenarios.md") if key.startswith(tuple(SECTIONS)[1:])}
-    assert told <= known
+    for page, sections in (("scenarios.md", SECTIONS), ("speech.md", SPEECH)):
+        known = {prefix + key for prefix, model in sections.items() for key in model.model_fields}
+        prefixes = tuple(prefix for prefix in sections if prefix)
+        assert {key for key in rows(DOCS / page) if key.startswith(prefixes)} <= known
 
 
 @pytest.mark.parametrize(

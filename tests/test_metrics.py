@@ -179,7 +179,9 @@ def test_metrics_apply_by_the_fields_that_are_filled():
     ]
     of_sets = ["label_f1", "label_precision", "label_recall"]
     assert [m.name for m in applicable({"label_set"})] == of_sets
-    assert applicable({"text"}) == []
+    assert [m.name for m in applicable({"text"})] == ["wer", "text_exact"]
+    assert applicable({"text"}, SPEC) == []
+    assert applicable({"attributes"}) == []
     assert applicable({"inputs"}, Spec(classes=2)) == []
     assert "ssim" not in [m.name for m in applicable({"inputs"}, Spec(2, (1, 4, 4)))]
 

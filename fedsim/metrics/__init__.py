@@ -2,6 +2,7 @@
 
     labels         which labels occur, how often, and how well scores order them
     images         how near the claimed images are, matched to the originals
+    words          how near the claimed transcripts are, matched to the originals
     perception     LPIPS, where its networks are on this machine
     optimisation   how an attack's own search went; no truth, and no chance level
 
@@ -22,6 +23,7 @@ from fedsim.metrics.registry import (
     baselines,
     register,
 )
+from fedsim.metrics.words import WORDS, word_errors, worded
 
 __all__ = [
     "DRAWS",
@@ -38,7 +40,9 @@ __all__ = [
     "match",
     "register",
     "true_counts",
+    "word_errors",
+    "worded",
 ]
 
-for _metric in (*LABELS, *IMAGES, LPIPS, *OPTIMISATION):
+for _metric in (*LABELS, *IMAGES, LPIPS, *WORDS, *OPTIMISATION):
     register(_metric)

@@ -74,6 +74,11 @@ MEASURES: Mapping[str, Measure] = {
         "LPIPS", "Perceived difference between recovered and true images; 0 is a copy.",
         "perceived difference {value} over {n} updates", lower=True,
     ),
+    "text_exact": Measure(
+        "Transcripts right", "Transcripts recovered without a mistake.",
+        "every transcript of {hits} of {n} updates recovered", "yes/no",
+        partly="{share} of the transcripts in {n} updates recovered",
+    ),
     "wer": Measure(
         "Word error rate", "Words wrong in the recovered transcripts; 0 is a copy.",
         "word error rate {share} over {n} updates", "share", lower=True,

@@ -1,9 +1,10 @@
 """What a federation trains: data, partition, model and loss, behind one contract."""
 
+import contextlib
 import copy
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,11 +14,24 @@ from torch import Tensor, nn
 
 from fedsim.errors import PluginError
 from fedsim.plugin import Plugin
-from fedsim.records import Batch, Reconstruction, Spec, Truth
+from fedsim.records import Batch, Reconstruction, Reduction, Spec, Truth
 from fedsim.seeds import isolated
 from fedsim.victim import Loss, VictimModel, load_arrays
 
-__all__ = ["Task"]
+__all__ = ["Task", "judged"]
+
+
+@contextlib.contextmanager
+def judged(module: nn.Module) -> Iterator[torch.device]:
+    """A module in evaluation mode, without gradients; yields its device, puts its modes back."""
+    modes = {part: part.training for part in module.modules()}
+    try:
+        with torch.no_grad():
+            module.eval()
+            yield next((p.device for p in module.parameters()), torch.device("cpu"))
+    finally:
+        for part, training in modes.items():
+            part.training = training
 
 
 class Task(Plugin, ABC):
@@ -113,6 +127,16 @@ class Task(Plugin, ABC):
         task knows the truth.
         """
 
+    @property
+    def reduction(self) -> Reduction:
+        """What the loss is a mean over."""
+        return "example"
+
+    @property
+    def points(self) -> tuple[str, ...]:
+        """Where the loss takes inputs."""
+        return ("input",)
+
     @abstractmethod
     def evaluate(self, module: nn.Module, client: int | None = None) -> dict[str, float]:
         """Utility (loss, accuracy, ...) on the test split, or on one client's own examples.
@@ -154,7 +178,13 @@ class Task(Plugin, ABC):
             )
         module = copy.deepcopy(self._initial).train()
         load_arrays(module, arrays)
-        return VictimModel(module, head=self.head, loss=self.loss, trained=self.trained(module))
+        return VictimModel(
+            module,
+            head=self.head,
+            loss=self.loss,
+            trained=self.trained(module),
+            points=self.points,
+        )
 
     # --- what a reader sees -----------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 from fedsim.errors import DataError
 from fedsim.records import Batch, Reconstruction, Spec, Truth
 from fedsim.seeds import torch_generator
-from fedsim.tasks import Task
+from fedsim.tasks import Task, judged
 from fedsim.tasks.composition import balanced, natural, unbalanced
 from fedsim.tasks.image_data import ImageData, load
 from fedsim.tasks.models import Architecture, as_architecture, find_head
@@ -216,20 +216,13 @@ class Images(Task):
         The module is judged in evaluation mode, on its own device, and gets its modes back.
         """
         index = self.tested if client is None else self._share(client)
-        device = next((p.device for p in module.parameters()), torch.device("cpu"))
-        modes = {part: part.training for part in module.modules()}
         loss = hits = 0.0
-        try:
-            module.eval()
-            with torch.no_grad():
-                for part in torch.split(index, EVALUATED_AT_ONCE):
-                    labels = self.images.labels[part].to(device)
-                    logits = module(self.images.inputs(part).to(device))
-                    loss += float(functional.cross_entropy(logits, labels, reduction="sum"))
-                    hits += int((logits.argmax(dim=1) == labels).sum())
-        finally:
-            for submodule, training in modes.items():
-                submodule.training = training
+        with judged(module) as device:
+            for part in torch.split(index, EVALUATED_AT_ONCE):
+                labels = self.images.labels[part].to(device)
+                logits = module(self.images.inputs(part).to(device))
+                loss += float(functional.cross_entropy(logits, labels, reduction="sum"))
+                hits += int((logits.argmax(dim=1) == labels).sum())
         total = len(index)
         return {"loss": loss / total, "accuracy": hits / total, "num_examples": float(total)}
 

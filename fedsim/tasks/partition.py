@@ -7,6 +7,7 @@ parameters of the library's partitioner, under their own names.
 import functools
 import inspect
 import warnings
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -17,7 +18,7 @@ from fedsim.errors import DataError, did_you_mean
 from fedsim.plugin import validated
 from fedsim.seeds import derive, isolated, numpy_generator
 
-__all__ = ["PARTITIONS", "Partition", "as_partition"]
+__all__ = ["PARTITIONS", "Partition", "Whole", "as_partition"]
 
 Indices = NDArray[np.int64]
 
@@ -246,6 +247,22 @@ class Distribution(Partition):
         }
 
 
+class Whole(Partition):
+    """Every label whole with one client, labels dealt in turn; of speech, a label is a speaker."""
+
+    kind: Literal["speaker"] = "speaker"
+
+    def _cut(self, labels: NDArray[Any], clients: int, seed: int) -> tuple[Indices, ...]:
+        present = numpy_generator(seed, "partition order").permutation(np.unique(labels))
+        if len(present) < clients:
+            raise ValueError(
+                f"every client needs a speaker of its own, and there are {len(present)}"
+            )
+        return tuple(
+            np.flatnonzero(np.isin(labels, present[client::clients])) for client in range(clients)
+        )
+
+
 PARTITIONS: dict[str, type[Partition]] = {
     cls.model_fields["kind"].default: cls
     for cls in (
@@ -264,11 +281,11 @@ PARTITIONS: dict[str, type[Partition]] = {
 }
 
 
-def as_partition(value: Any) -> Partition:
+def as_partition(value: Any, kinds: Mapping[str, type[Partition]] = PARTITIONS) -> Partition:
     """The partition that a scenario asks for.
 
-    value: a kind ("iid"), or a table with a kind and settings. Raises `DataError` for an unknown
-    kind and `ScenarioError` for unknown or ill-typed settings.
+    value: a kind ("iid"), or a table with a kind and settings. kinds: those the task knows. Raises
+    `DataError` for an unknown kind and `ScenarioError` for unknown or ill-typed settings.
     """
     if isinstance(value, Partition):
         return value
@@ -279,6 +296,6 @@ def as_partition(value: Any) -> Partition:
             '{kind = "dirichlet", alpha = 0.5}'
         )
     kind = settings["kind"]
-    if kind not in PARTITIONS:
-        raise DataError(f"no partition '{kind}'. {did_you_mean(kind, PARTITIONS)}")
-    return validated(PARTITIONS[kind], settings, "partition")
+    if kind not in kinds:
+        raise DataError(f"no partition '{kind}'. {did_you_mean(kind, kinds)}")
+    return validated(kinds[kind], settings, "partition")

@@ -1,0 +1,300 @@
+"""Speech recognition: utterances of speakers, cut among clients, and what they say."""
+
+import functools
+from collections import Counter
+from collections.abc import Sequence
+from typing import Annotated, Any, cast
+
+import numpy as np
+import torch
+from pydantic import BeforeValidator, Field, SerializeAsAny
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from fedsim.errors import DataError
+from fedsim.metrics import word_errors, worded
+from fedsim.records import Batch, Reconstruction, Reduction, Spec, Truth
+from fedsim.seeds import torch_generator
+from fedsim.tasks import Task, judged
+from fedsim.tasks.composition import natural
+from fedsim.tasks.features import Features
+from fedsim.tasks.partition import PARTITIONS, Partition, Whole, as_partition
+from fedsim.tasks.recognisers import PADDING, Recogniser, as_recogniser
+from fedsim.tasks.recognisers.las import LAS
+from fedsim.tasks.speech_data import Limits, Recordings, frames, load
+from fedsim.tasks.transcripts import public_text
+from fedsim.tasks.voices import RATE
+from fedsim.tasks.wordpieces import WordPieces, learn
+from fedsim.victim import Loss
+
+__all__ = ["Speech"]
+
+EVALUATED_AT_ONCE = 32
+
+_KINDS: dict[str, type[Partition]] = {"speaker": Whole, **PARTITIONS}
+
+
+def _as_partition(value: Any) -> Partition:
+    return as_partition(value, _KINDS)
+
+
+class Speech(Task):
+    """Speech recognition on synthetic voices, local recordings or sets of the Hub.
+
+    Inputs are frames (B, T, F) float32, padded with 0 beyond `lengths` (B,) int64; labels are word
+    pieces (B, L) int64, padded with -100, each sequence with the label 0 at its end. A client's
+    batches in a round are slices of a random permutation of its utterances, in which none repeats;
+    when fewer than a batch are left, they are skipped and a new permutation begins.
+    """
+
+    name = "speech"
+
+    data: str = Field(
+        default="voices",
+        min_length=1,
+        description='"voices" (synthetic), a csv or a folder in the layout of LibriSpeech under '
+        '--data, or "hub:OWNER/SET[/CONFIG]"',
+    )
+    text: str = Field(
+        default="sentences",
+        min_length=1,
+        description='what word pieces are learned from, and voices read: "sentences" (embedded), '
+        "or a text file or a folder of them under --data",
+    )
+    vocabulary: int = Field(
+        default=256, ge=32, le=65_536, description="word pieces, the end of a sequence included"
+    )
+    features: Features = Field(default=Features(), description="how sound becomes frames")
+    speakers: int | None = Field(default=None, ge=1, description="use so many speakers; voices: 20")
+    utterances: int | None = Field(
+        default=None, ge=1, description="use so many of each speaker; voices: 12"
+    )
+    longest: int | None = Field(
+        default=None, ge=1, description="use transcripts of so many characters at most; voices: 60"
+    )
+    per_length: int | None = Field(
+        default=None, ge=1, description="use at most so many transcripts of each length"
+    )
+    test_examples: int | None = Field(
+        default=None, ge=1, description="use so many test utterances, drawn by the seed"
+    )
+    test_fraction: float = Field(
+        default=0.2, gt=0, lt=1, description="test share of data that comes without a split"
+    )
+    auxiliary_fraction: float = Field(
+        default=0.1, ge=0, lt=1, description="share of training utterances held by no client"
+    )
+    partition: Annotated[SerializeAsAny[Partition], BeforeValidator(_as_partition)] = Field(
+        default=Whole(), description='how data is cut: "speaker", or any of the images task'
+    )
+    model: Annotated[SerializeAsAny[Recogniser], BeforeValidator(as_recogniser)] = Field(
+        default=LAS(),
+        description="a name, or a table with a name and the recogniser's settings",
+    )
+
+    # --- data -------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def recordings(self) -> Recordings:
+        """All utterances; looked up when first used, their sound when it is needed."""
+        limits = Limits(self.speakers, self.utterances, self.longest, self.per_length)
+        return load(self.data, self.folder, self.text, limits)
+
+    @functools.cached_property
+    def pieces(self) -> WordPieces:
+        """The word pieces; learned when first used."""
+        return learn(public_text(self.text, self.folder), self.vocabulary)
+
+    @functools.cached_property
+    def splits(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Indices (int64) of the test, auxiliary and clients' utterances."""
+        tested, rest = self.recordings.split(self.test_fraction, self.seed)
+        rest = rest[torch.randperm(len(rest), generator=torch_generator(self.seed, "auxiliary"))]
+        held = int(self.auxiliary_fraction * len(rest))
+        drawn = torch_generator(self.seed, "test examples")
+        tested = tested[torch.randperm(len(tested), generator=drawn)[: self.test_examples]]
+        return tested.sort().values, rest[:held].sort().values, rest[held:].sort().values
+
+    @functools.cached_property
+    def shares(self) -> tuple[Tensor, ...]:
+        """Indices (int64) of each client's utterances."""
+        rest = self.splits[2]
+        speakers = np.unique(self.recordings.speakers, return_inverse=True)[1][rest.numpy()]
+        cut = self.partition.cut(speakers, self.clients, self.seed)
+        return tuple(rest[torch.from_numpy(share)] for share in cut)
+
+    @property
+    def spec(self) -> Spec:
+        """Word pieces and the rate of the sound; utterances differ in length."""
+        names = self.pieces.names
+        return Spec(len(names), vocabulary=len(names), sample_rate=RATE, pieces=names)
+
+    def batches(self, client: int, round: int, *, batch_size: int, steps: int) -> list[Batch]:
+        """`steps` batches: a pure function of (seed, client, round).
+
+        The first batches are the same however many steps are asked for. Raises `DataError` for a
+        client that does not exist.
+        """
+        chosen = self._drawn(client, round, batch_size, steps)
+        return [self._batch(index.tolist()) for index in chosen]
+
+    @property
+    def draws_uniformly(self) -> bool:
+        """Always."""
+        return True
+
+    def num_examples(self, client: int) -> int:
+        """How many training utterances a client holds."""
+        return len(self._share(client))
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the speakers, the transcripts and the sound."""
+        return self.recordings.fingerprint()
+
+    def truth(self, clients: Sequence[int], round: int, *, batch_size: int, steps: int) -> Truth:
+        """The utterances behind an update: frames, word pieces, text and speaker of each."""
+        index = [
+            i
+            for client in clients
+            for drawn in self._drawn(client, round, batch_size, steps)
+            for i in drawn.tolist()
+        ]
+        inputs = [self._frames(i).clone() for i in index]
+        sequences = [self.pieces.encode(self.recordings.texts[i]) for i in index]
+        return Truth(
+            inputs=inputs,
+            labels=torch.cat(sequences),
+            sequences=sequences,
+            lengths=[len(one) for one in inputs],
+            text=[self.recordings.texts[i] for i in index],
+            attributes={"speaker": [self.recordings.speakers[i] for i in index]},
+        )
+
+    def auxiliary(self) -> Batch | None:
+        """The utterances that no client holds, new tensors at every call; None if none."""
+        index = self.splits[1].tolist()
+        return self._batch(index) if index else None
+
+    def _drawn(self, client: int, round: int, batch_size: int, steps: int) -> list[Tensor]:
+        share = self._share(client)
+        rng = torch_generator(self.seed, "batches", client, round)
+        size = min(batch_size, len(share))
+        return [share[own] for own in natural(len(share), size, steps, rng)]
+
+    def _share(self, client: int) -> Tensor:
+        if not 0 <= client < self.clients:
+            raise DataError(
+                f"there is no client {client}; clients run from 0 to {self.clients - 1}"
+            )
+        return self.shares[client]
+
+    def _frames(self, index: int) -> Tensor:
+        return frames(self.recordings, self.features, index)
+
+    def _batch(self, index: Sequence[int]) -> Batch:
+        heard = [self._frames(i) for i in index]
+        said = [self.pieces.encode(self.recordings.texts[i]) for i in index]
+        return Batch(
+            inputs=pad_sequence(heard, batch_first=True),
+            labels=pad_sequence(said, batch_first=True, padding_value=PADDING),
+            lengths=torch.tensor([len(one) for one in heard]),
+        )
+
+    # --- model ------------------------------------------------------------------------------
+
+    def build(self) -> nn.Module:
+        """A new recogniser of these frames, its weights drawn from torch's global generator."""
+        return self.model.build(self.features.size, len(self.pieces.names))
+
+    @property
+    def head(self) -> str:
+        """Name of the layer before the softmax over word pieces."""
+        return self.model.head
+
+    @property
+    def loss(self) -> Loss:
+        """Cross-entropy, mean over all word pieces of a batch, the ends included."""
+        return self.model.loss
+
+    @property
+    def reduction(self) -> Reduction:
+        """The loss is a mean over word pieces."""
+        return "token"
+
+    @property
+    def points(self) -> tuple[str, ...]:
+        """Where the recogniser takes inputs."""
+        return self.model.points
+
+    def evaluate(self, module: nn.Module, client: int | None = None) -> dict[str, float]:
+        """Mean loss a word piece and word error rate, on the test split or a client's utterances.
+
+        Transcribed greedily, a label for every two frames at most. The module is judged in
+        evaluation mode, on its own device, and gets its modes back.
+        """
+        index = self.splits[0] if client is None else self._share(client)
+        spec, loss, labels, wrong, words = self.spec, 0.0, 0, 0, 0
+        with judged(module) as device:
+            for part in torch.split(index, EVALUATED_AT_ONCE):
+                batch = self._batch(part.tolist()).to(device)
+                lengths = cast(Tensor, batch.lengths)
+                count = int((batch.labels != PADDING).sum())
+                loss += count * float(
+                    self.loss(module, batch.inputs, batch.labels, lengths=lengths)
+                )
+                labels += count
+                most = int(lengths.max()) // 2 + 1
+                heard = self.model.transcribe(module, batch.inputs, lengths, most)
+                for i, sequence in zip(part.tolist(), heard, strict=True):
+                    original = self.recordings.texts[i]
+                    wrong += word_errors(spec.spell(sequence.tolist()), original)
+                    words += len(original.split())
+        return {"loss": loss / labels, "wer": wrong / words, "num_examples": float(len(index))}
+
+    # --- what a reader sees -----------------------------------------------------------------
+
+    def guess(self, truth: Truth, rng: torch.Generator, *, informed: bool) -> Reconstruction:
+        """As many word pieces as there are, in as many sequences of the same lengths.
+
+        Not informed: uniform labels and normal scores. Informed: by the frequencies of the word
+        pieces in the text that they were learned from.
+        """
+        sizes = [len(one) for one in truth.sequences or ()]
+        count, classes = sum(sizes), len(self.pieces.names)
+        if informed:
+            frequencies = self.pieces.frequencies
+            labels = torch.multinomial(frequencies, count, replacement=True, generator=rng)
+            scores = count * frequencies
+        else:
+            labels = torch.randint(classes, (count,), generator=rng)
+            scores = torch.randn(classes, generator=rng)
+        sequences, counts = torch.split(labels, sizes), dict(Counter(labels.tolist()))
+        return Reconstruction(
+            label_set=frozenset(counts),
+            label_counts=counts,
+            labels=labels,
+            label_scores=scores,
+            sequences=list(sequences),
+            num_labels=count,
+            text=[self.spec.spell(one.tolist()) for one in sequences],
+        )
+
+    def render(self, claimed: Reconstruction, truth: Truth) -> dict[str, bytes]:
+        """Two texts: the transcripts, a line each, and what was matched to each of them.
+
+        Where only labels are claimed, their word pieces in one line. No file where there are none.
+        """
+        if truth.text is None:
+            return {}
+        spec, lines = self.spec, list[str]()
+        if claimed.text is not None or claimed.sequences is not None:
+            lines = worded(claimed, truth, spec)
+        elif claimed.label_set is not None and spec.pieces is not None:
+            known = [spec.pieces[k] for k in sorted(claimed.label_set) if 0 <= k < spec.classes]
+            lines = [" ".join(known)]
+        if not lines:
+            return {}
+        return {
+            "original.txt": ("\n".join(truth.text) + "\n").encode(),
+            "reconstruction.txt": ("\n".join(lines) + "\n").encode(errors="replace"),
+        }

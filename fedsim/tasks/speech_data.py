@@ -1,0 +1,309 @@
+"""Utterances with speakers and transcripts: synthetic voices, local recordings, or the Hub's."""
+
+import csv
+import dataclasses
+import functools
+import hashlib
+import importlib.util
+import io
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.errors import DataError, did_you_mean
+from fedsim.seeds import numpy_generator, torch_generator
+from fedsim.tasks.features import Features, resampled
+from fedsim.tasks.transcripts import plain, public_text, within
+from fedsim.tasks.voices import speak
+
+__all__ = ["HUB", "VOICES", "Limits", "Recordings", "frames", "load"]
+
+VOICES = "voices"
+HUB = "hub:"
+PACKAGES = ("jiwer", "soundfile", "tokenizers", "torchaudio")
+COLUMNS = ("file", "speaker", "transcript")
+SPEAKERS, EACH = 20, 12
+"""Synthetic speakers, and utterances of each, where the scenario does not say."""
+
+READABLE = 60
+"""Characters of the longest sentence that a voice reads, where the scenario does not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Which utterances are used, None for all: so many speakers, the first so many of each
+    speaker, transcripts of at most `longest` characters, at most `per_length` of each length."""
+
+    speakers: int | None = None
+    utterances: int | None = None
+    longest: int | None = None
+    per_length: int | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recordings:
+    """Utterances, whose sound is read, or spoken, when it is asked for.
+
+    speakers, texts: one an utterance, texts plain. tests: whether each is in the source's test
+    split, None where the source has none. sound(i): (n,) float32 at 16 kHz, one channel.
+    content(i): bytes by which a change of the sound shows.
+    """
+
+    speakers: tuple[str, ...]
+    texts: tuple[str, ...]
+    sound: Callable[[int], Tensor]
+    content: Callable[[int], bytes]
+    tests: tuple[bool, ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def split(self, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
+        """Indices (int64) of the test utterances and of the rest: the source's own split, else
+        the given share, drawn by the seed."""
+        if self.tests is not None:
+            tests = torch.tensor(self.tests)
+            return tests.nonzero().flatten(), (~tests).nonzero().flatten()
+        order = torch.randperm(len(self), generator=torch_generator(seed, "test split"))
+        count = min(max(1, round(fraction * len(self))), len(self) - 1)
+        return order[:count], order[count:]
+
+    def fingerprint(self) -> str:
+        """SHA-256 of speakers, transcripts and sound."""
+        digest = hashlib.sha256(repr((self.speakers, self.texts, self.tests)).encode())
+        for index in range(len(self)):
+            digest.update(self.content(index))
+        return digest.hexdigest()
+
+
+@functools.lru_cache(maxsize=2)
+def load(data: str, folder: Path | None, text: str, limits: Limits) -> Recordings:
+    """Utterances by name, once a process.
+
+    data: "voices"; the stem of a csv, or a folder in LibriSpeech's layout, under `folder` or its
+    subfolder `audio`; or "hub:OWNER/SET[/CONFIG]", the only one that uses the network. text: what
+    the voices read (`public_text`). Raises `DataError` for what is missing or unreadable, a
+    package among it.
+    """
+    if lacking := [name for name in PACKAGES if importlib.util.find_spec(name) is None]:
+        raise DataError(f"speech needs {', '.join(lacking)}: pip install 'fedsim[audio]'")
+    if data == VOICES:
+        return _voices(text, folder, limits)
+    found = _hub(data) if data.startswith(HUB) else _local(data, folder)
+    for index, said in enumerate(found.texts):
+        if not said:
+            raise DataError(f"data '{data}': utterance {index} has no word in its transcript")
+    kept = _limited(found, limits)
+    if len(kept) < 3:
+        raise DataError(
+            f"data '{data}' has {len(found)} utterances, of which task.speakers, task.utterances, "
+            f"task.longest and task.per_length leave {len(kept)}; expected 3 at least"
+        )
+    return _only(found, kept)
+
+
+@functools.lru_cache(maxsize=4096)
+def frames(recordings: Recordings, features: Features, index: int) -> Tensor:
+    """Frames (T, size) of an utterance; shared, so that nobody may write to them."""
+    return features.of(recordings.sound(index))
+
+
+def _limited(found: Recordings, limits: Limits) -> list[int]:
+    names = list(dict.fromkeys(found.speakers))[: limits.speakers]
+    seen: Counter[str] = Counter()
+    kept = []
+    for index in within(found.texts, limits.longest, limits.per_length):
+        speaker = found.speakers[index]
+        seen[speaker] += 1
+        if speaker in names and (limits.utterances is None or seen[speaker] <= limits.utterances):
+            kept.append(index)
+    return kept
+
+
+def _only(found: Recordings, kept: Sequence[int]) -> Recordings:
+    return dataclasses.replace(
+        found,
+        speakers=tuple(found.speakers[i] for i in kept),
+        texts=tuple(found.texts[i] for i in kept),
+        tests=None if found.tests is None else tuple(found.tests[i] for i in kept),
+        sound=lambda index: found.sound(kept[index]),
+        content=lambda index: found.content(kept[index]),
+    )
+
+
+# --- synthetic voices -----------------------------------------------------------------------
+
+
+def _voices(text: str, folder: Path | None, limits: Limits) -> Recordings:
+    """Sentences in an order of their own, dealt to the speakers in turn."""
+    pool = public_text(text, folder)
+    order = numpy_generator(0, "read aloud").permutation(len(pool)).tolist()
+    shuffled = tuple(pool[i] for i in order)
+    fitting = within(shuffled, limits.longest or READABLE, limits.per_length)
+    speakers = limits.speakers or SPEAKERS
+    count = speakers * (limits.utterances or EACH)
+    if len(fitting) < count:
+        raise DataError(
+            f"text '{text}' has {len(fitting)} sentences of at most "
+            f"{limits.longest or READABLE} characters"
+            + (f", {limits.per_length} of each length" if limits.per_length else "")
+            + f"; {speakers} speakers are to read {count}. Lower task.utterances or task.speakers"
+        )
+    texts = tuple(shuffled[i] for i in fitting[:count])
+
+    def sound(index: int) -> Tensor:
+        return torch.from_numpy(speak(texts[index], index % speakers))
+
+    def content(index: int) -> bytes:
+        # The rest of a speaker's utterances follow from the text and the same voice.
+        return sound(index).numpy().tobytes() if index < speakers else b""
+
+    names = tuple(f"voice{index % speakers:03d}" for index in range(count))
+    return Recordings(names, texts, sound, content)
+
+
+# --- local recordings -----------------------------------------------------------------------
+
+
+def _local(name: str, folder: Path | None) -> Recordings:
+    ways = 'Use data = "voices" (built in), or name a folder with --data DIR or FEDSIM_DATA.'
+    if folder is None or not folder.is_dir():
+        where = "a folder, and none is given" if folder is None else f"{folder}, which is not there"
+        raise DataError(f"data '{name}' is looked up in {where}. {ways}")
+    places = [place for place in (folder / "audio", folder) if place.is_dir()]
+    for place in places:
+        if (place / f"{name}.csv").is_file():
+            return _table(place / f"{name}.csv")
+        if (place / name).is_dir() and (found := sorted((place / name).rglob("*.trans.txt"))):
+            return _librispeech(found)
+    known = [path.stem for place in places for path in sorted(place.glob("*.csv"))]
+    known += [p.name for place in places for p in sorted(place.iterdir()) if p.is_dir()]
+    raise DataError(
+        f"no data '{name}' in {folder} (as {name}.csv or audio/{name}.csv with the columns "
+        f"{', '.join(COLUMNS)}, or as a folder in LibriSpeech's layout). "
+        f"{did_you_mean(name, [*known, VOICES])}"
+    )
+
+
+def _table(path: Path) -> Recordings:
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+    if not rows or not set(COLUMNS) <= rows[0].keys():
+        found = ", ".join(rows[0]) if rows else "no rows"
+        raise DataError(f"{path} has {found}; expected the columns {', '.join(COLUMNS)}")
+    for number, row in enumerate(rows, 1):
+        if None in row.values():
+            raise DataError(f"{path}: row {number} has fewer cells than the header")
+    files = tuple(path.parent / row["file"] for row in rows)
+    tests = tuple(row["split"] == "test" for row in rows) if "split" in rows[0] else None
+    return _files(
+        files,
+        tuple(row["speaker"] for row in rows),
+        tuple(plain(row["transcript"]) for row in rows),
+        tests if tests and any(tests) and not all(tests) else None,
+    )
+
+
+def _librispeech(lists: Sequence[Path]) -> Recordings:
+    """SPEAKER/CHAPTER/SPEAKER-CHAPTER.trans.txt beside its recordings."""
+    files, speakers, texts = [], [], []
+    for path in lists:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            name, _, text = line.partition(" ")
+            file = next((f for f in (path.parent / f"{name}{e}" for e in (".flac", ".wav"))
+                         if f.is_file()), None)  # fmt: skip
+            if file is None:
+                raise DataError(f"{path} tells of '{name}', and there is no {name}.flac beside it")
+            files.append(file)
+            speakers.append(path.parent.parent.name)
+            texts.append(plain(text))
+    return _files(tuple(files), tuple(speakers), tuple(texts), None)
+
+
+def _files(
+    files: tuple[Path, ...],
+    speakers: tuple[str, ...],
+    texts: tuple[str, ...],
+    tests: tuple[bool, ...] | None,
+) -> Recordings:
+    if missing := next((path for path in files if not path.is_file()), None):
+        raise DataError(f"there is no recording {missing}")
+    return Recordings(
+        speakers,
+        texts,
+        sound=lambda index: _decoded(files[index], str(files[index])),
+        content=lambda index: files[index].read_bytes(),
+        tests=tests,
+    )
+
+
+def _decoded(source: Any, where: str) -> Tensor:
+    """A recording as one channel at 16 kHz: channels are averaged, other rates resampled."""
+    import soundfile
+
+    try:
+        sound, rate = soundfile.read(source, dtype="float32", always_2d=True)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise DataError(f"{where} cannot be read: {error}") from error
+    if not len(sound) or not np.isfinite(sound).all():
+        raise DataError(f"{where} holds no sound: {len(sound)} samples, or NaN or Inf among them")
+    return resampled(torch.from_numpy(sound.mean(axis=1)), rate)
+
+
+# --- the Hub --------------------------------------------------------------------------------
+
+
+def _hub(name: str) -> Recordings:
+    import datasets
+    from huggingface_hub.utils import logging
+
+    # Without a network it would tell of every retry; the error below says it once.
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    owner, _, rest = name.removeprefix(HUB).partition("/")
+    repository, _, config = rest.partition("/")
+    try:
+        splits = datasets.load_dataset(f"{owner}/{repository}" if rest else owner, config or None)
+    # Whatever stops a download, from the resolver to the decoder, has the same two ways out.
+    except Exception as error:
+        reason = (str(error).strip() or "no message").splitlines()[0]
+        raise DataError(
+            f"data '{name}' could not be loaded from the Hub ({type(error).__name__}: {reason}). "
+            "Either load it once where there is a network (it is cached from then on), or save "
+            f"it under --data as recordings and a csv with the columns {', '.join(COLUMNS)}."
+        ) from error
+    features = next(iter(splits.values())).features
+    audio = next((key for key, kind in features.items() if isinstance(kind, datasets.Audio)), None)
+    text = next(
+        (k for k in ("text", "transcript", "transcription", "sentence") if k in features), ""
+    )
+    who = next((k for k in ("speaker_id", "speaker", "client_id") if k in features), "")
+    if audio is None or not text or not who:
+        raise DataError(
+            f"data '{name}' has columns {dict(features)}; expected an Audio, a transcript (text, "
+            "transcript, transcription, sentence) and a speaker (speaker_id, speaker, client_id)"
+        )
+    # Decoded by soundfile, like files: the library's own decoder is a package of its own.
+    parts = [part.cast_column(audio, datasets.Audio(decode=False)) for part in splits.values()]
+    whole = datasets.concatenate_datasets(parts)
+    tests = tuple(key == "test" for key, part in splits.items() for _ in range(len(part)))
+
+    def content(index: int) -> bytes:
+        stored = whole[index][audio]
+        return bytes(stored["bytes"] or Path(stored["path"]).read_bytes())
+
+    return Recordings(
+        tuple(map(str, whole[who])),
+        tuple(map(plain, whole[text])),
+        sound=lambda index: _decoded(io.BytesIO(content(index)), f"{name}, utterance {index}"),
+        content=content,
+        tests=tests if any(tests) and not all(tests) else None,
+    )

@@ -1,0 +1,138 @@
+"""Text for the speech task: plain transcripts, sentences made up for this project, text files."""
+
+import functools
+import re
+import unicodedata
+from pathlib import Path
+
+import numpy as np
+
+from fedsim.errors import DataError, did_you_mean
+from fedsim.seeds import numpy_generator
+
+__all__ = ["ALPHABET", "SENTENCES", "plain", "public_text", "within"]
+
+ALPHABET = "abcdefghijklmnopqrstuvwxyz'"
+"""Every character of a plain transcript, beside the single spaces between words."""
+
+SENTENCES = "sentences"
+"""The embedded text."""
+
+PUBLIC = 3000
+"""Sentences of the embedded text."""
+
+_WORDS = {
+    "who": "bavo, delwyn, fenna, gurrik, hazel, jorim, kirelo, lunet, miravel, nollo, ozrin, "
+    "pelka, quillan, rusk, sabiel, tovik, umbra, vessily, wendrow, xanty, yorveth, zemka",
+    "whose": "the gardener's, the captain's, my cousin's, the miller's, their, our, his, her",
+    "does": "paints, carries, borrows, repairs, hides, washes, weighs, finds, sells, follows, "
+    "guards, praises, fixes, measures, draws, judges, mixes, watches",
+    "what": "kettle, violin, lantern, carpet, basket, engine, puzzle, jacket, blanket, bicycle, "
+    "window, hammer, parcel, wagon, mirror, quilt, trumpet, ladder, bottle, pumpkin",
+    "kind": "small, yellow, heavy, broken, quiet, foxy, golden, dusty, purple, square, new, empty",
+    "where": "by the harbour, in the orchard, behind the mill, under the bridge, near the old "
+    "quarry, on the ferry, at the bakery, across the valley, beside the chapel, in the library",
+    "when": "before dawn, after supper, every tuesday, in the rain, at noon, on market day, "
+    "this week, while it snows",
+}
+"""What the embedded sentences are made of. The names are invented."""
+
+
+def plain(text: str) -> str:
+    """Lower-case words of a-z and the apostrophe, one space between them.
+
+    Accents are taken off letters; whatever else is no letter separates words. An apostrophe
+    stays where a letter is beside it.
+    """
+    bare = unicodedata.normalize("NFKD", text.replace("\u2019", "'").lower())
+    bare = "".join(c for c in bare if not unicodedata.combining(c))
+    words = re.sub(r"[^a-z']+", " ", bare).split()
+    return " ".join(word for word in words if word.strip("'"))
+
+
+def _sentence(rng: np.random.Generator) -> str:
+    """Two to fourteen words."""
+
+    def one(kind: str) -> str:
+        known = _WORDS[kind].split(", ")
+        return known[int(rng.integers(len(known)))]
+
+    words = [one("who"), one("does")]
+    if rng.random() < 0.8:
+        words.append(one("whose") if rng.random() < 0.4 else "the")
+        words += [one("kind")] if rng.random() < 0.4 else []
+        words.append(one("what"))
+    if rng.random() < 0.3:
+        words.append(one("where"))
+    if rng.random() < 0.25:
+        words.append(one("when"))
+    return " ".join(words)
+
+
+@functools.cache
+def _embedded() -> tuple[str, ...]:
+    rng = numpy_generator(0, "sentences")
+    found: dict[str, None] = {}
+    while len(found) < PUBLIC:
+        found[_sentence(rng)] = None
+    return tuple(found)
+
+
+def public_text(name: str, folder: Path | None) -> tuple[str, ...]:
+    """Plain sentences of two words and more, each once, in their order.
+
+    name: "sentences" for the 3,000 embedded ones, or a text file's stem, or a folder of text
+    files, under `folder` or its subfolder `lm`. What holds a digit or a mark of a tokenised
+    release (`<unk>`, `@-@`, `= heading =`) is left out. Raises `DataError` where there is none.
+    """
+    if name == SENTENCES:
+        return _embedded()
+    ways = 'Use text = "sentences" (built in), or name a folder with --data DIR or FEDSIM_DATA.'
+    if folder is None or not folder.is_dir():
+        where = "a folder, and none is given" if folder is None else f"{folder}, which is not there"
+        raise DataError(f"text '{name}' is looked up in {where}. {ways}")
+    places = [place for place in (folder / "lm", folder) if place.is_dir()]
+    files: dict[str, tuple[Path, ...]] = {}
+    files |= {path.stem: (path,) for place in places for path in sorted(place.glob("*.txt"))}
+    for inner in sorted(path for path in folder.iterdir() if path.is_dir()):
+        if texts := tuple(sorted(inner.glob("*.txt"))):
+            files[inner.name] = texts
+    if name not in files:
+        raise DataError(
+            f"no text '{name}' in {folder} (as {name}.txt, lm/{name}.txt or a folder of texts). "
+            f"{did_you_mean(name, [*files, SENTENCES])}"
+        )
+    found = _read(tuple((path, path.stat().st_mtime_ns) for path in files[name]))
+    if not found:
+        raise DataError(f"text '{name}' in {folder} has no sentence of two words")
+    return found
+
+
+@functools.lru_cache(maxsize=2)
+def _read(files: tuple[tuple[Path, int], ...]) -> tuple[str, ...]:
+    found: dict[str, None] = {}
+    for path, _ in files:
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(f"{path} cannot be read: {error}") from error
+        for part in re.split(r"[.!?;:\n]+", text):
+            if not re.search(r"[0-9<>@=_]", part):
+                sentence = plain(part)
+                if " " in sentence:
+                    found[sentence] = None
+    return tuple(found)
+
+
+def within(texts: tuple[str, ...], longest: int | None, per_length: int | None) -> list[int]:
+    """Positions of the texts of at most `longest` characters, `per_length` of each length."""
+    seen: dict[int, int] = {}
+    kept = []
+    for index, text in enumerate(texts):
+        size = len(text)
+        if longest is not None and size > longest:
+            continue
+        seen[size] = seen.get(size, 0) + 1
+        if per_length is None or seen[size] <= per_length:
+            kept.append(index)
+    return kept

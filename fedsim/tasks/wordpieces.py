@@ -1,0 +1,72 @@
+"""Word pieces, learned from text by byte-pair encoding (Sennrich et al., ACL 2016)."""
+
+import functools
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedsim.errors import DataError
+from fedsim.records import WORD_START
+from fedsim.tasks.recognisers import END
+from fedsim.tasks.transcripts import ALPHABET
+
+__all__ = ["WordPieces", "learn"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WordPieces:
+    """The pieces by label; label 0 is the end of a sequence. frequencies: (V,) in the text.
+
+    A piece that starts a word begins with the mark of `Spec.spell`.
+    """
+
+    names: tuple[str, ...]
+    frequencies: Tensor
+    _model: Any
+
+    def encode(self, text: str) -> Tensor:
+        """Labels (L,) int64 of a plain text, the end included."""
+        return torch.tensor([*self._model.encode(text).ids, END], dtype=torch.int64)
+
+
+@functools.lru_cache(maxsize=4)
+def learn(text: tuple[str, ...], size: int) -> WordPieces:
+    """`size` word pieces from plain sentences, the 28 single characters and the end included.
+
+    Once a process; the same in every process. Raises `DataError` where the text has too few.
+    """
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    # Without a prefix for the rest of a word, whose order differs from process to process.
+    model = Tokenizer(models.BPE())
+    model.pre_tokenizer = pre_tokenizers.Metaspace(replacement=WORD_START, prepend_scheme="always")
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=["<end>"],
+        initial_alphabet=[WORD_START, *ALPHABET],
+        show_progress=False,
+    )
+    model.train_from_iterator(text, trainer)
+    names = sorted(model.get_vocab(), key=model.get_vocab().__getitem__)
+    if len(names) != size:
+        raise DataError(
+            f"task.vocabulary = {size}, and the text gives {len(names)} word pieces. Set it to at "
+            "most that, or name a longer text with task.text"
+        )
+    return WordPieces(tuple(names), _frequencies(model, text, size), model)
+
+
+def _frequencies(model: Any, text: Sequence[str], size: int) -> Tensor:
+    """Share of each piece in the text, (V,) float32; an end a sentence."""
+    words = Counter(word for sentence in text for word in sentence.split(" "))
+    counts = torch.zeros(size, dtype=torch.float64)
+    counts[END] = len(text)
+    for encoded, times in zip(model.encode_batch(list(words)), words.values(), strict=True):
+        counts.index_add_(
+            0, torch.tensor(encoded.ids), torch.full((len(encoded.ids),), float(times)).double()
+        )
+    return (counts / counts.sum()).float()
