@@ -1,0 +1,32 @@
+"""The speech recognisers that a scenario can name, one architecture a file."""
+
+from typing import Any
+
+from fedsim.errors import DataError, did_you_mean
+from fedsim.plugin import validated
+from fedsim.tasks.recognisers.las import LAS
+from fedsim.tasks.recognisers.recogniser import END, PADDING, Recogniser
+
+__all__ = ["END", "PADDING", "RECOGNISERS", "Recogniser", "as_recogniser"]
+
+RECOGNISERS: dict[str, type[Recogniser]] = {"las": LAS}
+
+
+def as_recogniser(value: Any) -> Recogniser:
+    """The recogniser that a scenario's `model` asks for.
+
+    value: a name ("las"), or a table with a name and settings ({name = "las", decoder = 256}).
+    Raises `DataError` for an unknown name and `ScenarioError` for unknown or ill-typed settings.
+    """
+    if isinstance(value, Recogniser):
+        return value
+    settings = {"name": value} if isinstance(value, str) else value
+    if not isinstance(settings, dict) or not isinstance(settings.get("name"), str):
+        raise DataError(
+            f"model is {value!r}; expected a name, or a table such as "
+            '{name = "las", decoder = 256}'
+        )
+    name = settings["name"]
+    if name not in RECOGNISERS:
+        raise DataError(f"no recogniser '{name}'. {did_you_mean(name, RECOGNISERS)}")
+    return validated(RECOGNISERS[name], settings, "model")
