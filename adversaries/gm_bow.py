@@ -25,8 +25,8 @@ from fedsim.tasks.recognisers import END
 
 __all__ = ["GMBoW"]
 
-MATCHED = 1e-9
-"""Squared distance, as a share of the gradient's squared norm, that only rounding explains."""
+MATCHED = {"float32": 1e-7, "float64": 1e-9}
+"""Squared distance, as a share of the gradient's squared norm, that wrong orders do not reach."""
 
 PATIENCE = 100
 """Iterations in which L-BFGS must bring the distance down by 5 %."""
@@ -106,7 +106,7 @@ class GMBoW(Adversary):
         default=1.0, ge=0, description='weight of sum_i |1 - ||p_i||_1| in "paper" (lambda)'
     )
     spread: float = Field(
-        default=1.0,
+        default=0.2,
         gt=0,
         description="standard deviation of the first context vectors' entries, or coefficients",
     )
@@ -167,7 +167,7 @@ class GMBoW(Adversary):
             return Adam(starts, lr=self.lr, schedule=step)
 
         patience = PATIENCE if self.variant == "span" else self.iterations
-        matched = MATCHED if self.variant == "span" else 0.0
+        matched = MATCHED[self.precision] if self.variant == "span" else 0.0
         [match] = minimise(
             problem,
             lambda _: problem.start(job.rng, self.spread),
