@@ -1,7 +1,6 @@
 """gm-bow: a whole transcript from the decoder's gradient, its words known as a bag."""
 
 from collections import Counter
-from collections.abc import Callable
 from typing import Annotated, ClassVar, Literal, Self
 
 import torch
@@ -57,15 +56,7 @@ class GMBoW(Adversary):
     name: ClassVar[str] = "gm-bow"
     needs: ClassVar[Knowledge] = Knowledge.GRADIENT | Knowledge.MODEL
     recovers: ClassVar[frozenset[str]] = frozenset(
-        {
-            "sequences",
-            "num_labels",
-            "labels",
-            "label_counts",
-            "label_set",
-            "objective",
-            "outcomes",
-        }
+        {"sequences", "num_labels", "labels", "label_counts", "label_set", "objective", "outcomes"}
     )
     cites: ClassVar[str] = (
         "Dang et al., Revealing and Protecting Labels in Distributed Training, NeurIPS 2021, "
@@ -159,12 +150,14 @@ class GMBoW(Adversary):
             device=job.device,
             dtype=getattr(torch, self.precision),
         )
-        step = _schedule(self.lr, self.halved_every, self.lowest_lr)
+
+        def factor(step: int) -> float:
+            return max(0.5 ** (step // self.halved_every), self.lowest_lr / self.lr)
 
         def optimizer(starts: Tensor) -> Optimizer:
             if self.variant == "span":
                 return LBFGS(starts)
-            return Adam(starts, lr=self.lr, schedule=step)
+            return Adam(starts, lr=self.lr, schedule=factor)
 
         patience = PATIENCE if self.variant == "span" else self.iterations
         matched = MATCHED[self.precision] if self.variant == "span" else 0.0
@@ -218,7 +211,3 @@ class GMBoW(Adversary):
                 "that does, such as rlg"
             )
         return claimed.label_set, claimed.num_labels
-
-
-def _schedule(lr: float, every: int, lowest: float) -> Callable[[int], float]:
-    return lambda step: max(0.5 ** (step // every), lowest / lr)

@@ -86,7 +86,7 @@ def test_fed_the_context_vectors_that_attention_gave_the_decoder_says_the_same(l
 def test_the_head_is_where_it_says():
     recogniser, module = small()
     assert module.get_submodule(recogniser.head).weight.shape == (PIECES, 6)
-    assert all(0 < float(p.abs().max()) <= 0.1 for p in module.parameters())
+    assert all(0 < p.abs().max().item() <= 0.1 for p in module.parameters())
 
 
 @pytest.mark.parametrize("at", ["input", "context"])
