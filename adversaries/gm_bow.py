@@ -152,7 +152,7 @@ class GMBoW(Adversary):
         )
 
         def factor(step: int) -> float:
-            return max(0.5 ** (step // self.halved_every), self.lowest_lr / self.lr)
+            return max(0.5 ** (step // self.halved_every), min(1.0, self.lowest_lr / self.lr))
 
         def optimizer(starts: Tensor) -> Optimizer:
             if self.variant == "span":
