@@ -75,6 +75,9 @@ EASY = {
 CHANCE = {"random"}
 """Is chance itself."""
 
+ELSEWHERE = {"gm-bow"}
+"""For sequence models: their easy cases are in test files of their own."""
+
 BUILT_IN = [n for n in names("adversaries") if find("adversaries", n).__module__[:4] == "adve"]
 
 
@@ -111,7 +114,7 @@ def scores(name: str, size: int, victims: int, given: dict[str, Any], noise: boo
 
 def test_every_built_in_adversary_has_an_easy_case():
     covered = {case.plugin or name for name, case in EASY.items()}
-    assert set(BUILT_IN) - CHANCE <= covered, "add a row to EASY for the new adversary"
+    assert set(BUILT_IN) - CHANCE - ELSEWHERE <= covered, "add a row to EASY for the new adversary"
 
 
 @pytest.mark.parametrize("name", names("adversaries"))

@@ -4,8 +4,10 @@ update      from whatever a client sent to the gradient of its loss
 head        the projection layer's gradient
 distances   between gradients, of many dummy batches at a time
 dummy       the gradients of many dummy batches in one pass
+factored    those of many dummy sequences, as sums of outer products
 unrolled    what several local steps on dummy examples would have sent
 problem     gradient matching as an objective
+sequences   the same for a decoded sequence, from context vectors and smooth labels
 descent     optimizers of many independent problems at a time
 matching    the one matching loop, for many victims and restarts at a time
 """
@@ -19,9 +21,17 @@ from fedsim.gradients.distances import (
     squared_distance,
 )
 from fedsim.gradients.dummy import DummyGradients
+from fedsim.gradients.factored import (
+    Factored,
+    FactoredGradients,
+    Leading,
+    leading,
+    numerical_rank,
+)
 from fedsim.gradients.head import HeadGradient, head_gradient
 from fedsim.gradients.matching import Match, Objective, Rules, minimise
 from fedsim.gradients.problem import DISTANCES, Problem, in_groups
+from fedsim.gradients.sequences import SequenceProblem
 from fedsim.gradients.unrolled import local_steps, unrolled_gradient
 from fedsim.gradients.update import to_gradient
 
@@ -30,20 +40,26 @@ __all__ = [
     "LBFGS",
     "Adam",
     "DummyGradients",
+    "Factored",
+    "FactoredGradients",
     "Gradients",
     "HeadGradient",
+    "Leading",
     "Match",
     "Objective",
     "Optimizer",
     "Outer",
     "Problem",
     "Rules",
+    "SequenceProblem",
     "cosine_distance",
     "head_gradient",
     "in_groups",
     "l1_l2_distance",
+    "leading",
     "local_steps",
     "minimise",
+    "numerical_rank",
     "squared_distance",
     "to_gradient",
     "unrolled_gradient",

@@ -36,7 +36,8 @@ class Rules:
     iterations: of `evaluations` evaluations each. matched: value below which a victim is done.
     floor: value below which a start that stalls has come as far as rounding lets it. hopeless:
     value beyond which a start is given up after `checked` iterations. A start stalls when its
-    value falls by less than `fall` (a share) in `patience` iterations.
+    value falls by less than `fall` (a share) in `patience` iterations, and when what its point
+    says has been the same for `unchanged` iterations (0: never).
     """
 
     iterations: int
@@ -47,6 +48,7 @@ class Rules:
     checked: int = 10
     fall: float = 0.05
     patience: int = 25
+    unchanged: int = 0
 
 
 @dataclass(slots=True)
@@ -66,12 +68,21 @@ class Match:
 
 @dataclass(slots=True)
 class _Start:
-    """A row: one start of one victim. recent: the lowest value after each iteration."""
+    """A row: one start of one victim. recent: the lowest value after each iteration.
+
+    said: what its point says. same: evaluations since that changed.
+    """
 
     victim: int
     lowest: float = math.inf
     evaluations: int = 0
     recent: list[float] = field(default_factory=list)
+    said: Tensor | None = None
+    same: int = 0
+
+    def says(self, now: Tensor) -> None:
+        unchanged = self.said is not None and torch.equal(self.said, now)
+        self.said, self.same = now, self.same + 1 if unchanged else 0
 
 
 def minimise(
@@ -84,14 +95,16 @@ def minimise(
     restarts: int = 0,
     all_starts: bool = False,
     blocks: Tensor | None = None,
+    reading: Callable[[Tensor], Tensor] | None = None,
 ) -> list[Match]:
     """Minimise one objective a victim, all at once; the answers are those of one by one.
 
     start: draws a victim's starting point (n,) from its job's generator. jobs, rules: one a
     victim. optimizer: made from the starting points (R, n). restarts: new starts of a victim
     whose start diverged, stalled or ran out of steps; with `all_starts` every one is run, side
-    by side, however the others end. The lowest value decides; no truth is asked. blocks (N, n)
+    by side, until one has matched. The lowest value decides; no truth is asked. blocks (N, n)
     bool: iteration i moves the coordinates of block i mod N alone (DLG's rule for batches).
+    reading: what points (R, n) say, (R, k), for `Rules.unchanged`.
 
     Raises what `progress` raises: `Cancelled`, `AttackTimeout`.
     """
@@ -116,6 +129,9 @@ def minimise(
         if blocks is not None:
             moved = [len(row.recent) % len(blocks) for row in rows]
             gradients = torch.where(blocks[moved], gradients, torch.zeros_like(gradients))
+        if reading is not None:
+            for row, now in zip(rows, reading(points.detach()), strict=True):
+                row.says(now)
         sound = values.isfinite() & gradients.isfinite().all(dim=1)
         numbers, fine = values.tolist(), sound.tolist()
         for index, (row, good) in enumerate(zip(rows, fine, strict=True)):
@@ -158,7 +174,8 @@ def _judge(row: _Start, rule: Rules, job: Resources, stuck: bool, broken: bool) 
     if (stuck and broken) or (steps >= rule.checked and row.lowest > rule.hopeless):
         return "diverged"
     slow = steps > rule.patience and row.lowest > (1 - rule.fall) * row.recent[-1 - rule.patience]
-    if stuck or slow:
+    settled = rule.unchanged and row.same >= rule.unchanged * rule.evaluations
+    if stuck or slow or settled:
         return "matched" if row.lowest <= rule.floor else "stalled"
     if job.budget is not None and job.iterations >= job.budget:
         return "budget"
@@ -182,4 +199,8 @@ def _settle(
         if again and not all_starts:
             rows[index] = _Start(rows[index].victim)
             state.restart(index, start(rows[index].victim))
-    return [i for i, row in enumerate(rows) if i not in ended or not row.evaluations]
+    return [
+        i
+        for i, row in enumerate(rows)
+        if (i not in ended or not row.evaluations) and "matched" not in found[row.victim].outcomes
+    ]

@@ -1,0 +1,213 @@
+"""gm-bow: a whole transcript from the decoder's gradient, its words known as a bag."""
+
+from collections import Counter
+from typing import Annotated, ClassVar, Literal, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from fedsim.adversary import Adversary, Job
+from fedsim.gradients import (
+    LBFGS,
+    Adam,
+    Optimizer,
+    Rules,
+    SequenceProblem,
+    head_gradient,
+    minimise,
+    numerical_rank,
+)
+from fedsim.knowledge import Knowledge
+from fedsim.records import Observation, Reconstruction
+from fedsim.tasks.recognisers import END
+
+__all__ = ["GMBoW"]
+
+MATCHED = {"float32": 1e-7, "float64": 1e-9}
+"""Squared distance, as a share of the gradient's squared norm, that wrong orders do not reach."""
+
+PATIENCE = 100
+"""Iterations in which L-BFGS must bring the distance down by 5 %."""
+
+
+class GMBoW(Adversary):
+    """The transcript of one utterance: the labels that the gradient reveals, put into order.
+
+    A decoder with attention takes from the encoder nothing but a context vector a_i a step. Of
+    dummy context vectors A (S x d_A) and smooth labels P (S x |set|), fed back to the decoder as
+    e_i = sum_k p_i^k E(c_k), it seeks those whose decoder gradient is the one observed. The set of
+    labels is another attack's, as is S, or else the rank of the head's gradient; the input and its
+    length are not needed. Of `starts` starts, run side by side, the lowest distance is claimed.
+
+    variant "paper" (Eq. 8): all of A and P are free, ||g' - g|| + `penalty` sum_i |1 - ||p_i||_1|
+    is minimised by Adam. Variant "span" solves the same problem in far fewer variables: the rows
+    [s_i; a_i] that enter the layer behind the attention span its weight's gradient (of rank S), so
+    A is sought in that span, S x S coefficients; P is a softmax; L-BFGS on the squared distance.
+
+    Only layers behind the attention are matched by default: what A and P explain. The gradient of
+    the decoder's LSTM came through the attention too, which asked with its state; no A removes
+    that distance, small while the attention is untrained.
+
+    Assumes one utterance in one step, whose last label is known to be 0, the end; a model with the
+    point "context" that says by `context_size` what d_A is. Claims every label, the end included.
+    """
+
+    name: ClassVar[str] = "gm-bow"
+    needs: ClassVar[Knowledge] = Knowledge.GRADIENT | Knowledge.MODEL
+    recovers: ClassVar[frozenset[str]] = frozenset(
+        {"sequences", "num_labels", "labels", "label_counts", "label_set", "objective", "outcomes"}
+    )
+    cites: ClassVar[str] = (
+        "Dang et al., Revealing and Protecting Labels in Distributed Training, NeurIPS 2021, "
+        "section 4"
+    )
+
+    variant: Literal["span", "paper"] = Field(
+        default="span",
+        description='"paper": every variable free, by Adam; "span": the few that '
+        "can differ, by L-BFGS",
+    )
+    labels_from: str = Field(
+        default="rlg",
+        description='the set of labels: another adversary by name, or "given" (the threat model '
+        "grants LABELS, of which only the set and the number are used)",
+    )
+    restrict: bool = Field(
+        default=True, description="to the set; false: all C labels, the baseline without BoW"
+    )
+    normalise: Literal["all", "set"] = Field(
+        default="all",
+        description="softmax over all C labels, as the client's, or over the set alone (the "
+        "paper's L_BoW: cheaper, another gradient)",
+    )
+    starts: int = Field(default=5, ge=1, description="random starts")
+    iterations: int = Field(default=20_000, ge=1, description="steps a start")
+    lr: float = Field(default=0.05, gt=0, description='first step length of "paper"')
+    halved_every: int = Field(
+        default=4000, ge=1, description='steps after which "paper" halves its step length'
+    )
+    lowest_lr: float = Field(default=0.005, gt=0, description='least step length of "paper"')
+    unchanged: int = Field(
+        default=2000,
+        ge=0,
+        description="a start ends when its transcript is the same for so many steps; 0: never",
+    )
+    penalty: float = Field(
+        default=1.0, ge=0, description='weight of sum_i |1 - ||p_i||_1| in "paper" (lambda)'
+    )
+    spread: float = Field(
+        default=0.2,
+        gt=0,
+        description="standard deviation of the first context vectors' entries, or coefficients",
+    )
+    parameters: dict[str, Annotated[float, Field(ge=0)]] = Field(
+        default={"*head.*": 1.0, "*projection.*": 1.0},
+        description="what each parameter's squared distance counts, by name pattern; a parameter "
+        "that no pattern fits is left out",
+    )
+    precision: Literal["float32", "float64"] = Field(
+        default="float64", description="floating-point type of the optimisation"
+    )
+
+    @model_validator(mode="after")
+    def _a_set_to_normalise_over(self) -> Self:
+        if self.normalise == "set" and not self.restrict:
+            raise ValueError('normalise = "set" is for restrict = true: there is no set otherwise')
+        return self
+
+    def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
+        """Match the gradient; raises `ValueError` where model or update are of another kind."""
+        model, gradient = seen.know(Knowledge.MODEL), seen.know(Knowledge.GRADIENT)
+        if "context" not in model.points or not hasattr(model.module, "context_size"):
+            raise ValueError(
+                "the model has no point 'context' to feed context vectors at; gm-bow is for "
+                "recognisers with attention, such as las"
+            )
+        if seen.num_examples not in (None, 1):
+            raise ValueError(
+                f"{seen.num_examples} examples are behind this gradient, and gm-bow reads one: set "
+                "training.batch_size = 1"
+            )
+        head = head_gradient(gradient, seen.head, seen.spec.classes)
+        revealed, length = self._bag(seen, job)
+        source = self.labels_from
+        if length is None:
+            length, source = numerical_rank(head.weight, job.rng), "rank"
+        bag = sorted(revealed | {END}) if self.restrict else list(range(seen.spec.classes))
+        problem = SequenceProblem(
+            model,
+            gradient,
+            seen.head,
+            bag=torch.tensor(bag),
+            length=length,
+            last=END,
+            free=self.variant == "paper",
+            normalise=self.normalise,
+            parameters=self.parameters,
+            penalty=self.penalty,
+            rng=job.rng,
+            device=job.device,
+            dtype=getattr(torch, self.precision),
+        )
+
+        def factor(step: int) -> float:
+            return max(0.5 ** (step // self.halved_every), min(1.0, self.lowest_lr / self.lr))
+
+        def optimizer(starts: Tensor) -> Optimizer:
+            if self.variant == "span":
+                return LBFGS(starts)
+            return Adam(starts, lr=self.lr, schedule=factor)
+
+        patience = PATIENCE if self.variant == "span" else self.iterations
+        matched = MATCHED[self.precision] if self.variant == "span" else 0.0
+        [match] = minimise(
+            problem,
+            lambda _: problem.start(job.rng, self.spread),
+            [job],
+            optimizer,
+            [
+                Rules(
+                    self.iterations,
+                    evaluations=1,
+                    matched=matched,
+                    patience=patience,
+                    unchanged=self.unchanged,
+                )
+            ],
+            restarts=self.starts - 1,
+            all_starts=True,
+            reading=problem.read,
+        )
+        labels = problem.read(match.point[None])[0].cpu()
+        return Reconstruction(
+            sequences=[labels],
+            num_labels=length,
+            labels=labels,
+            label_counts=dict(sorted(Counter(labels.tolist()).items())),
+            label_set=frozenset(labels.tolist()),
+            objective=match.value,
+            outcomes=tuple(match.outcomes),
+            trace=tuple(job.trace),
+            diagnostics={
+                "variables": problem.size,
+                "bag": len(bag),
+                "length_from": source,
+                "closures": match.evaluations,
+                "exact_gradient": seen.exact,
+            },
+        )
+
+    def _bag(self, seen: Observation, job: Job) -> tuple[frozenset[int], int | None]:
+        """The set of labels, and how many there are in all where that is claimed."""
+        if self.labels_from == "given":
+            given = seen.know(Knowledge.LABELS).flatten()
+            given = given[given >= 0].tolist()
+            return frozenset(given), len(given)
+        claimed = self.parts()["labels_from"].reconstruct(seen, job)
+        if claimed.label_set is None:
+            raise ValueError(
+                f"labels_from = '{self.labels_from}' claims no set of labels; use an adversary "
+                "that does, such as rlg"
+            )
+        return claimed.label_set, claimed.num_labels
