@@ -1,0 +1,269 @@
+"""The separable columns without linear programs: certificates that reject, projections that accept.
+
+Columns that positively span the space (a basis B, and a combination of others that equals minus
+the sum of B) have every other column in their cone, which rejects it. The columns of a softmax's
+gradient sum to zero, so that there are such; two certificates leave few candidates. Rows of -B^-1
+are separators of B's own columns where no other column is on their wrong side. What is left is
+projected on the cone of the others (non-negative least squares): a residual separates, and its
+length is the margin; none rejects. Wherever rounding could decide, the linear program does.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import qr
+from scipy.linalg.lapack import dpotrf, dpotrs
+
+from adversaries.separability import Array, SolverError, Verdict, indices, separates
+
+__all__ = ["by_spanning"]
+
+Indices = NDArray[np.intp]
+
+SLACK = 1e-9
+"""How far below 0 a separator may have another column, where it has its own at -1. The LP, whose
+tolerance is 1e-7, accepts it then as well."""
+
+LARGEST = 1e6
+"""Sum of a combination's coefficients, and length of a separator, beyond which rounding could
+decide: for the LP's tolerance is then worth a tenth of the column in question."""
+
+RESIDUAL = 1e-10
+"""What may be left of a column, of length 1, that is a combination of others."""
+
+STEEP = 1e-7
+"""A pivot of a basis below this share of the first: its columns do not span the space."""
+
+AT_ONCE = 8
+"""Columns that join the working set in a round: those furthest on the wrong side."""
+
+
+def by_spanning(q: Array, lengths: Array, against: Iterable[int] | None = None) -> Verdict:
+    """What `by_lp` answers, mostly without it.
+
+    q: (S, C), columns of length 1 or 0. lengths (C,): what they were before, to try long ones
+    first. against: the columns to separate from; all where left out.
+    """
+    return _Search(q, lengths, indices(q, against)).verdict()
+
+
+@dataclass(frozen=True, slots=True)
+class _Certificate:
+    """basis (S,) and more: columns that span positively. inverse (S, S): of the basis. total: sum of
+    the coefficients of a combination of all of them that is zero, 1 for those of the basis."""
+
+    basis: Indices
+    more: Indices
+    inverse: Array
+    total: float
+
+
+class _Search:
+    def __init__(self, q: Array, lengths: Array, others: Indices) -> None:
+        self.q = q
+        self.live = others[q[:, others].any(axis=0)]
+        self.live = self.live[np.argsort(-lengths[self.live], kind="stable")]
+        self.work = self.live[: 4 * len(q)]
+        self.open = q.any(axis=0)
+        self.margins: dict[int, float] = {}
+
+    def verdict(self) -> Verdict:
+        if self.live.size:
+            first = self._certificate(self.live)
+            if first is not None:
+                self._use(first)
+                # Labels are the long columns: those stay, and all others must be new.
+                spent = np.setdiff1d(np.append(first.basis, first.more), self.live[: len(self.q)])
+                second = self._certificate(np.setdiff1d(self.live, spent), keep=True)
+                if second is not None:
+                    self._use(second)
+        unsure, failed = set(), set()
+        for c in np.flatnonzero(self.open).tolist():
+            if self.open[c] and not self._settled(c):
+                unsure.add(c)
+        for c in sorted(unsure):
+            try:
+                r = separates(self.q, c, self.live)
+            except SolverError:
+                failed.add(c)
+                continue
+            if r is not None:
+                self.margins[c] = 1 / float(np.linalg.norm(r))
+        return Verdict(
+            frozenset(self.margins), self.margins, frozenset(unsure), frozenset(failed), len(unsure)
+        )
+
+    def _use(self, found: _Certificate) -> None:
+        """Reject what a certificate spans, accept what its basis separates."""
+        a = found.inverse @ self.q
+        # q_j = sum a_ij b_i + m_j (sum b_i + sum of the others' parts), all coefficients >= 0.
+        lift = np.maximum(0, -a.min(axis=0))
+        spanned = a.sum(axis=0) + lift * found.total < LARGEST
+        spanned[found.basis] = spanned[found.more] = False
+        self.open &= ~spanned
+        worst = np.full(len(a), -np.inf)
+        for row, c in enumerate(found.basis):
+            if self.open[c]:
+                others = a[row, self.live[self.live != c]]
+                worst[row] = others.max() if others.size else -1.0
+        rows = np.flatnonzero((worst <= SLACK) & self.open[found.basis])
+        for row in rows:
+            reach = float(np.linalg.norm(found.inverse[row]))
+            if reach < LARGEST:
+                self._accept(int(found.basis[row]), 1 / reach)
+
+    def _accept(self, c: int, margin: float) -> None:
+        self.margins[c] = margin
+        self.open[c] = False
+
+    def _certificate(self, pool: Indices, *, keep: bool = False) -> _Certificate | None:
+        """Columns of the pool (longest first) that positively span; None where there are none."""
+        pool = self.live[np.isin(self.live, pool)] if keep else pool
+        q, size = self.q, len(self.q)
+        basis = None
+        for among in (pool[: 4 * size], pool):
+            if len(among) < size:
+                return None
+            _, r, order = qr(q[:, among], mode="economic", pivoting=True, check_finite=False)
+            pivots = np.abs(np.diag(r))
+            if pivots[-1] > STEEP * pivots[0]:
+                basis = among[order[:size]]
+                break
+        if basis is None:
+            return None
+        target = -q[:, basis].sum(axis=1)
+        rest = pool[~np.isin(pool, basis)]
+        found = self._project(target, rest, rest[: 4 * size])
+        if found is None or found.separator is not None or found.total > LARGEST:
+            return None
+        return _Certificate(basis, found.support, np.linalg.inv(q[:, basis]), size + found.total)
+
+    def _settled(self, c: int) -> bool:
+        """Accept or reject one column by projection; False where rounding could decide."""
+        others = self.live[self.live != c]
+        found = self._project(self.q[:, c], others, self.work[self.work != c])
+        if found is None:
+            return False
+        if found.separator is not None:
+            reach = float(np.linalg.norm(found.separator))
+            if reach < LARGEST:
+                self._accept(c, 1 / reach)
+            return reach < LARGEST
+        if len(found.support) < len(self.q) or found.total > LARGEST or found.least < SLACK:
+            return False  # on the cone's boundary, as far as can be seen
+        self.open[c] = False
+        # The same columns have others in their cone.
+        left = np.flatnonzero(self.open)
+        if len(left) > 1:
+            a = np.linalg.solve(self.q[:, found.support], self.q[:, left])
+            inside = (a.min(axis=0) > SLACK) & (a.sum(axis=0) < LARGEST)
+            inside &= ~np.isin(left, found.support)
+            self.open[left[inside]] = False
+        return True
+
+    def _project(self, target: Array, others: Indices, work: Indices) -> "_Projection | None":
+        """The projection of target on the cone of others, by way of few of them."""
+        support: Indices = np.empty(0, dtype=np.intp)
+        for _ in range(len(self.q) + 50):
+            solved = nonnegative(self.q[:, work], target, np.flatnonzero(np.isin(work, support)))
+            if solved is None:
+                return None
+            passive, x, residual = solved
+            support = work[passive]
+            if np.linalg.norm(residual) <= RESIDUAL * max(1.0, float(np.linalg.norm(target))):
+                least = float(x.min()) if len(x) else 0.0
+                return _Projection(support, float(x.sum()), least, None)
+            depth = residual @ target
+            beyond = (residual @ self.q)[others] / depth
+            wrong = np.flatnonzero(beyond > SLACK)
+            if not wrong.size:
+                return _Projection(support, float(x.sum()), 0.0, -residual / depth)
+            new = others[wrong[np.argsort(-beyond[wrong], kind="stable")[:AT_ONCE]]]
+            new = np.setdiff1d(new, work)
+            if not new.size:
+                return None
+            work = np.append(work, new)
+            self.work = np.union1d(self.work, new)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Projection:
+    """support: columns of the combination, total and least: sum and smallest of its coefficients.
+    separator (S,): where a residual is left, scaled to -1 at the target."""
+
+    support: Indices
+    total: float
+    least: float
+    separator: Array | None
+
+
+def nonnegative(a: Array, b: Array, start: Indices) -> tuple[Indices, Array, Array] | None:
+    """min |a x - b| over x >= 0 (Lawson and Hanson, 1974, chapter 23), from columns to start with.
+
+    Returns the columns with x > 0, their x, and the residual b - a x; None where columns are so
+    nearly dependent that it does not end.
+    """
+    gram, along = a.T @ a, a.T @ b
+    scale = float(np.linalg.norm(b))
+    passive = np.zeros(a.shape[1], dtype=bool)
+    x = np.zeros(a.shape[1])
+
+    def least_squares() -> Array | None:
+        chosen = np.flatnonzero(passive)
+        factor, broke = dpotrf(gram[chosen[:, None], chosen])
+        if broke:
+            return None
+        z = dpotrs(factor, along[chosen])[0]
+        # Once more on the residual: the Gram matrix has lost half of the digits.
+        left = b - a[:, chosen] @ z
+        again: Array = z + dpotrs(factor, a[:, chosen].T @ left)[0]
+        return again
+
+    if not passive.size:
+        return np.flatnonzero(passive), x, b
+
+    passive[start] = True
+    while passive.any():
+        z = least_squares()
+        if z is None:
+            passive[:] = False
+            break
+        if (z > 0).all():
+            x[passive] = z
+            break
+        passive[np.flatnonzero(passive)[z <= 0]] = False
+    for _ in range(6 * len(b) + 20):
+        residual = b - a[:, passive] @ x[passive]
+        if np.linalg.norm(residual) <= 1e-13 * scale:
+            break
+        gain = a.T @ residual
+        gain[passive] = -np.inf
+        best = int(gain.argmax())
+        if gain[best] <= 1e-12 * float(np.linalg.norm(residual)) or passive.sum() == len(b):
+            break
+        passive[best] = True
+        while True:
+            z = least_squares()
+            if z is None:
+                return None
+            chosen = np.flatnonzero(passive)
+            if (z > 0).all():
+                x[:] = 0
+                x[chosen] = z
+                break
+            down = z <= 0
+            step = (x[chosen][down] / (x[chosen][down] - z[down])).min()
+            x[chosen] += step * (z - x[chosen])
+            passive[chosen[(x[chosen] <= 1e-15) & down]] = False
+            x[~passive] = 0
+            if not passive.any() or (step == 0 and not passive[best]):
+                break
+        if not passive[best]:
+            break  # the new column came and went: rounding
+    else:
+        return None
+    support = np.flatnonzero(passive)
+    return support, x[support], b - a[:, support] @ x[support]
