@@ -14,6 +14,7 @@ _HOMES = {
     "InvertingGradients": "inverting_gradients",
     "LLG": "llg",
     "MinColumn": "min_column",
+    "RLG": "rlg",
     "RandomGuess": "random_guess",
 }
 
@@ -21,6 +22,7 @@ __all__ = [
     "DLG",
     "IDLG",
     "LLG",
+    "RLG",
     "BiasSigns",
     "FirstLinear",
     "InvertingGradients",

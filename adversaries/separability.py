@@ -12,7 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linprog
 
-__all__ = ["Array", "SolverError", "Verdict", "by_lp", "by_perceptron", "indices", "normalised"]
+__all__ = [
+    "Array",
+    "SolverError",
+    "Verdict",
+    "by_lp",
+    "by_perceptron",
+    "indices",
+    "normalised",
+    "screened",
+    "separates",
+]
 
 Array = NDArray[np.float64]
 
@@ -108,11 +118,16 @@ def by_perceptron(q: Array, lengths: Array, against: Iterable[int] | None = None
     """
     others = indices(q, against)
     largest = others[np.argsort(-lengths[others], kind="stable")[:SCREEN]]
+    return by_lp(q, screened(q, largest).tolist(), others)
+
+
+def screened(q: Array, against: NDArray[np.intp]) -> NDArray[np.intp]:
+    """The columns that a perceptron without bias, given 50 passes, separates from some others."""
     going = np.flatnonzero(q.any(axis=0))
     r, passed = -q[:, going].T.copy(), []
     for _ in range(EPOCHS):
         mistaken = np.zeros(len(going), dtype=bool)
-        for j in largest:
+        for j in against:
             wrong = (r @ q[:, j] <= 0) & (going != j)
             r[wrong] += q[:, j]
             mistaken |= wrong
@@ -123,7 +138,7 @@ def by_perceptron(q: Array, lengths: Array, against: Iterable[int] | None = None
         going, r = going[mistaken], r[mistaken]
         if not len(going):
             break
-    return by_lp(q, sorted(passed), others)
+    return np.array(sorted(passed), dtype=np.intp)
 
 
 def indices(q: Array, chosen: Iterable[int] | None) -> NDArray[np.intp]:

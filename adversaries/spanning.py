@@ -51,8 +51,10 @@ def by_spanning(q: Array, lengths: Array, against: Iterable[int] | None = None) 
 
 @dataclass(frozen=True, slots=True)
 class _Certificate:
-    """basis (S,) and more: columns that span positively. inverse (S, S): of the basis. total: sum of
-    the coefficients of a combination of all of them that is zero, 1 for those of the basis."""
+    """basis (S,) and more: columns that span positively. inverse (S, S): of the basis.
+
+    total: sum of the coefficients of a combination of all of them that is zero, 1 for the basis's.
+    """
 
     basis: Indices
     more: Indices
@@ -66,7 +68,7 @@ class _Search:
         self.live = others[q[:, others].any(axis=0)]
         self.live = self.live[np.argsort(-lengths[self.live], kind="stable")]
         self.work = self.live[: 4 * len(q)]
-        self.open = q.any(axis=0)
+        self.open: NDArray[np.bool_] = np.abs(q).max(axis=0) > 0
         self.margins: dict[int, float] = {}
 
     def verdict(self) -> Verdict:
@@ -104,12 +106,12 @@ class _Search:
         spanned[found.basis] = spanned[found.more] = False
         self.open &= ~spanned
         worst = np.full(len(a), -np.inf)
-        for row, c in enumerate(found.basis):
+        for row, c in enumerate(found.basis.tolist()):
             if self.open[c]:
                 others = a[row, self.live[self.live != c]]
                 worst[row] = others.max() if others.size else -1.0
         rows = np.flatnonzero((worst <= SLACK) & self.open[found.basis])
-        for row in rows:
+        for row in rows.tolist():
             reach = float(np.linalg.norm(found.inverse[row]))
             if reach < LARGEST:
                 self._accept(int(found.basis[row]), 1 / reach)
@@ -138,7 +140,8 @@ class _Search:
         found = self._project(target, rest, rest[: 4 * size])
         if found is None or found.separator is not None or found.total > LARGEST:
             return None
-        return _Certificate(basis, found.support, np.linalg.inv(q[:, basis]), size + found.total)
+        inverse = np.linalg.inv(q[:, basis]).astype(np.float64, copy=False)
+        return _Certificate(basis, found.support, inverse, size + found.total)
 
     def _settled(self, c: int) -> bool:
         """Accept or reject one column by projection; False where rounding could decide."""
