@@ -49,19 +49,6 @@ def by_spanning(q: Array, lengths: Array, against: Iterable[int] | None = None) 
     return _Search(q, lengths, indices(q, against)).verdict()
 
 
-@dataclass(frozen=True, slots=True)
-class _Certificate:
-    """basis (S,) and more: columns that span positively. inverse (S, S): of the basis.
-
-    total: sum of the coefficients of a combination of all of them that is zero, 1 for the basis's.
-    """
-
-    basis: Indices
-    more: Indices
-    inverse: Array
-    total: float
-
-
 class _Search:
     def __init__(self, q: Array, lengths: Array, others: Indices) -> None:
         self.q = q
@@ -72,15 +59,11 @@ class _Search:
         self.margins: dict[int, float] = {}
 
     def verdict(self) -> Verdict:
-        if self.live.size:
-            first = self._certificate(self.live)
-            if first is not None:
-                self._use(first)
-                # Labels are the long columns: those stay, and all others must be new.
-                spent = np.setdiff1d(np.append(first.basis, first.more), self.live[: len(self.q)])
-                second = self._certificate(np.setdiff1d(self.live, spent), keep=True)
-                if second is not None:
-                    self._use(second)
+        spent = self._tried(self.live)
+        if spent.size:
+            # Labels are the long columns: those stay, and all others must be new.
+            spent = np.setdiff1d(spent, self.live[: len(self.q)])
+            self._tried(self.live[~np.isin(self.live, spent)])
         unsure, failed = set(), set()
         for c in np.flatnonzero(self.open).tolist():
             if self.open[c] and not self._settled(c):
@@ -97,51 +80,48 @@ class _Search:
             frozenset(self.margins), self.margins, frozenset(unsure), frozenset(failed), len(unsure)
         )
 
-    def _use(self, found: _Certificate) -> None:
-        """Reject what a certificate spans, accept what its basis separates."""
-        a = found.inverse @ self.q
-        # q_j = sum a_ij b_i + m_j (sum b_i + sum of the others' parts), all coefficients >= 0.
+    def _tried(self, pool: Indices) -> Indices:
+        """Accept and reject what a basis out of the pool (longest first) can.
+
+        Returns the columns of the certificate that rejected, none where there is none.
+        """
+        basis = self._basis(pool)
+        if basis is None:
+            return np.empty(0, dtype=np.intp)
+        inverse = np.linalg.inv(self.q[:, basis])
+        a = inverse @ self.q
+        for row, c in enumerate(basis.tolist()):
+            reach = float(np.linalg.norm(inverse[row]))
+            others = a[row, self.live[self.live != c]]
+            if self.open[c] and reach < LARGEST and others.max(initial=-1.0) <= SLACK:
+                self._accept(c, 1 / reach)
+        rest = pool[~np.isin(pool, basis)]
+        found = self._project(-self.q[:, basis].sum(axis=1), rest, rest[: 4 * len(a)])
+        if found is None or found.separator is not None:
+            return np.empty(0, dtype=np.intp)
+        # q_j = sum_i a_ij b_i + m_j (sum_i b_i + sum of the others), no coefficient below 0.
         lift = np.maximum(0, -a.min(axis=0))
-        spanned = a.sum(axis=0) + lift * found.total < LARGEST
-        spanned[found.basis] = spanned[found.more] = False
+        spanned = a.sum(axis=0) + lift * (len(a) + found.total) < LARGEST
+        used = np.append(basis, found.support)
+        spanned[used] = False
         self.open &= ~spanned
-        worst = np.full(len(a), -np.inf)
-        for row, c in enumerate(found.basis.tolist()):
-            if self.open[c]:
-                others = a[row, self.live[self.live != c]]
-                worst[row] = others.max() if others.size else -1.0
-        rows = np.flatnonzero((worst <= SLACK) & self.open[found.basis])
-        for row in rows.tolist():
-            reach = float(np.linalg.norm(found.inverse[row]))
-            if reach < LARGEST:
-                self._accept(int(found.basis[row]), 1 / reach)
+        return used
 
     def _accept(self, c: int, margin: float) -> None:
         self.margins[c] = margin
         self.open[c] = False
 
-    def _certificate(self, pool: Indices, *, keep: bool = False) -> _Certificate | None:
-        """Columns of the pool (longest first) that positively span; None where there are none."""
-        pool = self.live[np.isin(self.live, pool)] if keep else pool
-        q, size = self.q, len(self.q)
-        basis = None
+    def _basis(self, pool: Indices) -> Indices | None:
+        """S independent columns of the pool, long ones first; None where there are not as many."""
+        size = len(self.q)
         for among in (pool[: 4 * size], pool):
             if len(among) < size:
                 return None
-            _, r, order = qr(q[:, among], mode="economic", pivoting=True, check_finite=False)
+            _, r, order = qr(self.q[:, among], mode="economic", pivoting=True, check_finite=False)
             pivots = np.abs(np.diag(r))
             if pivots[-1] > STEEP * pivots[0]:
-                basis = among[order[:size]]
-                break
-        if basis is None:
-            return None
-        target = -q[:, basis].sum(axis=1)
-        rest = pool[~np.isin(pool, basis)]
-        found = self._project(target, rest, rest[: 4 * size])
-        if found is None or found.separator is not None or found.total > LARGEST:
-            return None
-        inverse = np.linalg.inv(q[:, basis]).astype(np.float64, copy=False)
-        return _Certificate(basis, found.support, inverse, size + found.total)
+                return among[order[:size]]
+        return None
 
     def _settled(self, c: int) -> bool:
         """Accept or reject one column by projection; False where rounding could decide."""
@@ -257,12 +237,13 @@ def nonnegative(a: Array, b: Array, start: Indices) -> tuple[Indices, Array, Arr
                 x[:] = 0
                 x[chosen] = z
                 break
-            down = z <= 0
-            step = (x[chosen][down] / (x[chosen][down] - z[down])).min()
-            x[chosen] += step * (z - x[chosen])
-            passive[chosen[(x[chosen] <= 1e-15) & down]] = False
-            x[~passive] = 0
-            if not passive.any() or (step == 0 and not passive[best]):
+            down = np.flatnonzero(z <= 0)
+            steps = x[chosen][down] / (x[chosen][down] - z[down])
+            first = down[steps.argmin()]
+            x[chosen] = np.maximum(x[chosen] + steps.min() * (z - x[chosen]), 0)
+            x[chosen[first]] = 0
+            passive[chosen] = x[chosen] > 0
+            if not passive[best]:
                 break
         if not passive[best]:
             break  # the new column came and went: rounding

@@ -56,7 +56,7 @@ class Subspace:
     def clean(self) -> bool:
         """Whether nothing but rounding is outside, as of an update that nobody perturbed."""
         tail = self.values[len(self.columns) :]
-        return not tail.size or bool(tail[0] < 1e-5 * self.values[0])
+        return not self.full and (not tail.size or bool(tail[0] < 1e-5 * self.values[0]))
 
 
 def leading(
