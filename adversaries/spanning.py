@@ -36,6 +36,9 @@ RESIDUAL = 1e-10
 STEEP = 1e-7
 """A pivot of a basis below this share of the first: its columns do not span the space."""
 
+BLOCK = 1024
+"""Columns compared with all others at once."""
+
 AT_ONCE = 8
 """Columns that join the working set in a round: those furthest on the wrong side."""
 
@@ -64,6 +67,8 @@ class _Search:
             # Labels are the long columns: those stay, and all others must be new.
             spent = np.setdiff1d(spent, self.live[: len(self.q)])
             self._tried(self.live[~np.isin(self.live, spent)])
+        elif len(self.live) > 1:
+            self._pointed()
         unsure, failed = set(), set()
         for c in np.flatnonzero(self.open).tolist():
             if self.open[c] and not self._settled(c):
@@ -107,6 +112,38 @@ class _Search:
         self.open &= ~spanned
         return used
 
+    def _pointed(self) -> None:
+        """Accept corners of a cone within an open half-space v.q > 0, where there is such a v.
+
+        There, x_j = q_j / v.q_j are points of a plane. Whatever lies furthest in some direction is
+        a corner, and most columns lie furthest in their own, seen from the middle of all.
+        """
+        lifted = np.vstack([self.q, np.ones(self.q.shape[1])])
+        top = np.eye(len(lifted))[-1]
+        found = self._project(top, self.live, self.live[: len(self.work)], lifted)
+        if found is None or found.separator is None:
+            return
+        # The nearest point of the columns' convex hull, scaled so that v.q_j >= 1 for all.
+        v = found.separator[:-1]
+        height = v @ self.q[:, self.live]
+        if height.min() < STEEP * height.max():
+            return
+        x = self.q[:, self.live] / height
+        away = x - x.mean(axis=1, keepdims=True)
+        for start in range(0, len(self.live), BLOCK):
+            own = np.arange(start, min(start + BLOCK, len(self.live)))
+            far = away[:, own].T @ x
+            reached = far[own - start, own].copy()
+            far[own - start, own] = -np.inf
+            gap = reached - far.max(axis=1)
+            for i in own[gap > 0].tolist():
+                middle = reached[i - start] - gap[i - start] / 2
+                r = middle * v - away[:, i]
+                r /= -float(r @ self.q[:, self.live[i]])
+                reach, c = float(np.linalg.norm(r)), int(self.live[i])
+                if reach < LARGEST:
+                    self._accept(c, 1 / reach)
+
     def _accept(self, c: int, margin: float) -> None:
         self.margins[c] = margin
         self.open[c] = False
@@ -146,11 +183,17 @@ class _Search:
             self.open[left[inside]] = False
         return True
 
-    def _project(self, target: Array, others: Indices, work: Indices) -> "_Projection | None":
-        """The projection of target on the cone of others, by way of few of them."""
+    def _project(
+        self, target: Array, others: Indices, work: Indices, q: Array | None = None
+    ) -> "_Projection | None":
+        """The projection of target on the cone of others, by way of few of them.
+
+        q: the columns, where they are not the search's own.
+        """
+        q = self.q if q is None else q
         support: Indices = np.empty(0, dtype=np.intp)
-        for _ in range(len(self.q) + 50):
-            solved = nonnegative(self.q[:, work], target, np.flatnonzero(np.isin(work, support)))
+        for _ in range(len(q) + 50):
+            solved = nonnegative(q[:, work], target, np.flatnonzero(np.isin(work, support)))
             if solved is None:
                 return None
             passive, x, residual = solved
@@ -159,7 +202,7 @@ class _Search:
                 least = float(x.min()) if len(x) else 0.0
                 return _Projection(support, float(x.sum()), least, None)
             depth = residual @ target
-            beyond = (residual @ self.q)[others] / depth
+            beyond = (residual @ q)[others] / depth
             wrong = np.flatnonzero(beyond > SLACK)
             if not wrong.size:
                 return _Projection(support, float(x.sum()), 0.0, -residual / depth)
