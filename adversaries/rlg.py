@@ -165,8 +165,8 @@ class RLG(Adversary):
                 f"the columns sum to {total:.1e} of their length instead of zero: noise, "
                 "compression, or a weight that is not the head's alone (tied embeddings)"
             )
-        if found.full and self.rank_mode != "oracle":
-            doubts.append("dW has full rank: noise or compression, so that S is a guess")
+        if (found.full or found.coarse) and self.rank_mode != "oracle":
+            doubts.append("dW has full rank or few values: perturbed, so that S is a guess")
         if seen.model is not None and (names := tied(seen.model)):
             doubts.append(_said_of_ties(names))
         if bias is not None and bias.shape == (n,) and 0 < len(labels) < n:

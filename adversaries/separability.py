@@ -62,20 +62,24 @@ def separates(q: Array, c: int, others: NDArray[np.intp]) -> Array | None:
     """A separator r (S,) of column c from `others`, by one feasibility LP; None if there is none.
 
     r.q_c = -1 and -r.q_j <= 0: the minimum of Eq. 4 is unbounded wherever it is negative at all.
-    Raises `SolverError` unless HiGHS says optimal or infeasible.
+    Raises `SolverError` unless HiGHS says optimal or infeasible, without presolving if need be.
     """
     others = others[others != c]
     if not q[:, c].any():
         return None
-    solved = linprog(
-        np.zeros(len(q)),
-        A_ub=-q[:, others].T,
-        b_ub=np.zeros(len(others)),
-        A_eq=q[:, [c]].T,
-        b_eq=[-1.0],
-        bounds=(None, None),
-        method="highs",
-    )
+    for presolve in (True, False):
+        solved = linprog(
+            np.zeros(len(q)),
+            A_ub=-q[:, others].T,
+            b_ub=np.zeros(len(others)),
+            A_eq=q[:, [c]].T,
+            b_eq=[-1.0],
+            bounds=(None, None),
+            method="highs",
+            options={"presolve": presolve},
+        )
+        if solved.status in (0, 2):
+            break
     if solved.status == 2:
         return None
     if solved.status != 0 or solved.x is None:

@@ -27,6 +27,9 @@ operations were seen to leave, doubled."""
 FLAT = 0.1
 """Smallest over largest singular value from which on a full rank is that of the labels."""
 
+FILLED = 0.99
+"""Share of entries that are not zero in an exact gradient, rows and columns of zeros aside."""
+
 PRECISE = 1e-6
 """Singular values below this share of the largest are lost in a Gram matrix of float64."""
 
@@ -38,7 +41,8 @@ class Subspace:
     columns (S, C): U' dW, a column a class. values: singular values of dW, largest first, as many
     as were computed. size: S as estimated or told; of it, S rows exceed rounding. gap: the S-th
     singular value over the next (infinite where nothing but rounding is left). full: rows and
-    columns of zeros aside, no value is as small as rounding.
+    columns of zeros aside, no value is as small as rounding. coarse: entries were dropped or
+    rounded to few values.
     """
 
     columns: Array
@@ -46,6 +50,7 @@ class Subspace:
     size: int
     gap: float
     full: bool
+    coarse: bool
 
     @property
     def whitened(self) -> Array:
@@ -56,7 +61,7 @@ class Subspace:
     def clean(self) -> bool:
         """Whether nothing but rounding is outside, as of an update that nobody perturbed."""
         tail = self.values[len(self.columns) :]
-        return not self.full and (not tail.size or bool(tail[0] < 1e-5 * self.values[0]))
+        return not (self.full or self.coarse) and bool((tail < 1e-5 * self.values[0]).all())
 
 
 def leading(
@@ -65,9 +70,9 @@ def leading(
     """The leading dimensions of a gradient (C, d), float32 or float64.
 
     mode: "gap", where the singular values fall most, counting none for less than rounding; of a
-    gradient of full rank (zero rows and columns aside) those above the optimal threshold for white
-    noise (Gavish and Donoho, 2014: .56 b^3 - .95 b^2 + 1.82 b + 1.43 times the median, b the ratio
-    of the sides).
+    gradient of full rank (zero rows and columns aside) or of few values, those above the optimal
+    threshold for white noise (Gavish and Donoho, 2014: .56 b^3 - .95 b^2 + 1.82 b + 1.43 times the
+    median, b the ratio of the sides).
     "tolerance": those above `tolerance` of the largest. "oracle": `told`.
     rng: of the random sketch, which is exact up to rounding where the rank is below its width.
     """
@@ -77,14 +82,15 @@ def leading(
     above = int((values > floor).sum())
     sent = (int(weight.any(dim=1).sum()), int(weight.any(dim=0).sum()))
     full = above >= min(sent)
+    coarse = _coarse(weight, sent)
     if known is not None:
         size = known
     elif mode == "tolerance":
         size = int((values > tolerance * values[0]).sum())
-    elif full:
-        # Where most columns were dropped, those of the labels may be all that is left.
-        flat = sent[0] < len(weight) and values[above - 1] > FLAT * values[0]
-        size = above if flat else _above_noise(values[:above], sent)
+    elif full or coarse:
+        # Where all but a few rows were dropped, those may be the labels' own.
+        alone = sent[0] < len(weight) and values[above - 1] > FLAT * values[0]
+        size = above if alone and not coarse else _above_noise(values[:above], sent)
     else:
         following = np.maximum(np.append(values[1:], 0), floor)
         size = int((values / following)[:above].argmax()) + 1
@@ -96,6 +102,7 @@ def leading(
         size=max(1, size),
         gap=float(values[kept - 1] / following) if following > floor else float("inf"),
         full=full,
+        coarse=coarse,
     )
 
 
@@ -142,6 +149,20 @@ def _eigen(matrix: Array) -> tuple[Array, Array]:
         _, values, right = np.linalg.svd(np.linalg.qr(matrix)[1])
         return values, right.T
     return values, vectors[:, ::-1]
+
+
+def _coarse(weight: Tensor, sent: tuple[int, int]) -> bool:
+    """Whether coordinates were dropped or rounded to few values: rank then counts no labels.
+
+    An exact gradient has no zeros outside rows and columns of zeros, and hardly a value twice in
+    a row.
+    """
+    if int(weight.count_nonzero()) < FILLED * sent[0] * sent[1]:
+        return True
+    longest = weight[weight.norm(dim=1).topk(min(8, len(weight))).indices]
+    values = [row[row != 0].abs() for row in longest]
+    total = sum(len(row) for row in values)
+    return sum(len(row.unique()) for row in values) < FILLED / 2 * total
 
 
 def _above_noise(values: Array, shape: tuple[int, int]) -> int:
