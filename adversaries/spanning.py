@@ -201,7 +201,9 @@ class _Search:
             if np.linalg.norm(residual) <= RESIDUAL * max(1.0, float(np.linalg.norm(target))):
                 least = float(x.min()) if len(x) else 0.0
                 return _Projection(support, float(x.sum()), least, None)
-            depth = residual @ target
+            depth = float(residual @ target)
+            if depth < 0.5 * float(residual @ residual):
+                return None  # no projection: both are the same then, but for rounding
             beyond = (residual @ q)[others] / depth
             wrong = np.flatnonzero(beyond > SLACK)
             if not wrong.size:
