@@ -166,6 +166,9 @@ def _coarse(weight: Tensor, sent: tuple[int, int]) -> bool:
 
 
 def _above_noise(values: Array, shape: tuple[int, int]) -> int:
+    """How many exceed the threshold; values that are missing count as 0 in the median."""
     b = min(shape) / max(shape)
     threshold = 0.56 * b**3 - 0.95 * b**2 + 1.82 * b + 1.43
-    return max(1, int((values > threshold * np.median(values)).sum()))
+    every = np.zeros(max(len(values), min(shape)))
+    every[: len(values)] = values
+    return max(1, int((values > threshold * np.median(every)).sum()))
