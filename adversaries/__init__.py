@@ -15,6 +15,7 @@ _HOMES = {
     "InvertingGradients": "inverting_gradients",
     "LLG": "llg",
     "MinColumn": "min_column",
+    "RLG": "rlg",
     "RandomGuess": "random_guess",
 }
 
@@ -22,6 +23,7 @@ __all__ = [
     "DLG",
     "IDLG",
     "LLG",
+    "RLG",
     "BiasSigns",
     "FirstLinear",
     "GMBoW",

@@ -68,6 +68,9 @@ EASY = {
     "llg+": Easy("asr", 6, "llg", {"variant": "llg+"}, noise_settings={"variant": "llg+"}),
     "min-column": Easy("label_f1", size=4),
     "bias-signs": Easy("asr", size=4),
+    "rlg": Easy("label_f1", size=4),
+    "rlg by margin": Easy("label_f1", 4, "rlg", {"accept": "margin"}),
+    "rlg of the authors": Easy("label_f1", 4, "rlg", {"accept": "authors"}),
     "bias-signs of weights": Easy("asr", 4, "bias-signs", {"of": "weight"}),
 }
 """By the plugin's name, or a name of the case."""

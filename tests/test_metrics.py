@@ -177,7 +177,7 @@ def test_metrics_apply_by_the_fields_that_are_filled():
         *("asr", "label_f1", "label_precision", "label_recall", "label_exact", "hellinger"),
         *("mse", "psnr", "ssim", "recovered"),
     ]
-    of_sets = ["label_f1", "label_precision", "label_recall"]
+    of_sets = ["label_f1", "label_precision", "label_recall", "label_set_exact"]
     assert [m.name for m in applicable({"label_set"})] == of_sets
     assert [m.name for m in applicable({"text"})] == ["wer", "text_exact"]
     assert applicable({"text"}, SPEC) == []

@@ -6,6 +6,7 @@ Chance is a guess of |D| labels, uniform over the n classes. An empty claim is t
 import math
 from collections import Counter
 
+import numpy as np
 import torch
 
 from fedsim.metrics.registry import Metric
@@ -80,6 +81,40 @@ def _label_recall(claimed: Reconstruction, truth: Truth, _: Spec) -> float:
 def _label_recall_chance(truth: Truth, spec: Spec) -> float:
     """Probability that |D| draws hit one given class: 1 - (1 - 1/n)^|D|."""
     return 1 - (1 - 1 / spec.classes) ** true_counts(truth).total()
+
+
+def _label_set_exact(claimed: Reconstruction, truth: Truth, _: Spec) -> float:
+    ours, true = _sets(claimed, truth)
+    return float(ours == true)
+
+
+def _label_set_exact_chance(truth: Truth, spec: Spec) -> float:
+    """Probability that |D| uniform draws have this very set.
+
+    A chain over how many of its m labels were drawn: a draw keeps k with probability k / n, makes
+    it k + 1 with (m - k) / n, and spoils it otherwise.
+    """
+    true = true_counts(truth)
+    m, n = len(true), spec.classes
+    step = np.diag(np.arange(m + 1) / n) + np.diag((m - np.arange(m)) / n, k=1)
+    return float(np.linalg.matrix_power(step, true.total())[0, m])
+
+
+def _length_error(claimed: Reconstruction, truth: Truth, _: Spec) -> float:
+    # `Metric.score` has seen to it that there is a number.
+    return float(abs((claimed.num_labels or 0) - _length(truth)))
+
+
+def _length_error_chance(truth: Truth, spec: Spec) -> float:
+    """E|U - S| for U uniform over 1 to n: a gradient's rank cannot show more."""
+    return sum(abs(k - _length(truth)) for k in range(1, spec.classes + 1)) / spec.classes
+
+
+def _length(truth: Truth) -> int:
+    """S: the labels behind an update, with multiplicity; of sequences, all of theirs."""
+    if truth.sequences is not None:
+        return sum(len(one) for one in truth.sequences)
+    return true_counts(truth).total()
 
 
 def _label_exact(claimed: Reconstruction, truth: Truth, _: Spec) -> float:
@@ -184,6 +219,22 @@ LABELS = (
         True,
         _label_exact,
         chance=_label_exact_chance,
+    ),
+    Metric(
+        "label_set_exact",
+        "1 if the set of labels is right, repetitions aside, else 0",
+        ("label_set",),
+        True,
+        _label_set_exact,
+        chance=_label_set_exact_chance,
+    ),
+    Metric(
+        "length_error",
+        "distance of the claimed number of labels from the true one, with multiplicity",
+        ("num_labels",),
+        False,
+        _length_error,
+        chance=_length_error_chance,
     ),
     Metric(
         "hellinger",

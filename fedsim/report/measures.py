@@ -99,6 +99,14 @@ MEASURES: Mapping[str, Measure] = {
         "Label F1", "Balance of labels found and labels wrongly claimed; 100 % is all and no more.",
         "label F1 {share} over {n} updates", "share",
     ),
+    "label_set_exact": Measure(
+        "Label set right", "Updates whose set of labels was named without a mistake.",
+        "label set of {hits} of {n} updates recovered", "yes/no", detail=True,
+    ),
+    "length_error": Measure(
+        "Length error", "Distance of the claimed from the true number of labels.",
+        "number of labels {value} off over {n} updates", lower=True, detail=True,
+    ),
     "label_recall": Measure(
         "Label recall", "Share of the labels that occur which were named, repetitions aside.",
         "{share} of the labels that occur in {n} updates named", "share", detail=True,

@@ -1,0 +1,88 @@
+"""Labels as the columns that point away from all others: a rule for perturbed gradients.
+
+Separability asks for signs only, so that thousands of small columns, turned by noise or by
+rounding to few bits, count as much as those of the labels; under enough of it nothing is
+separable. But columns of classes that are not in the batch are sums of p h with p > 0, and lie
+about one direction; a label's column holds -h and lies across.
+"""
+
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["View", "by_margin", "otsu"]
+
+Array = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+View = Literal["both", "whitened", "plain"]
+
+FAINT = 1e-6
+"""Of the largest column's length: shorter ones are never claimed."""
+
+ROUNDS = 6
+"""How often the background is taken anew."""
+
+
+def by_margin(
+    weight: Array, columns: Array, values: Array, size: int, view: View
+) -> tuple[frozenset[int], Array]:
+    """Classes that point away from the rest, at most `size`, and every class's score (C,).
+
+    weight: the gradient (C, d). columns (S, C), values (S,): its leading dimensions and their
+    singular values. view: of what the angles are taken: "plain", the gradient's columns;
+    "whitened", the leading dimensions over the roots of their singular values; "both", the sum.
+
+    The score is minus the mean cosine to the background, which is all classes at first and then
+    those not claimed; claimed are scores above Otsu's threshold (1979), which splits them into two
+    groups of the least variance within. A gradient of which few columns are left (no more than
+    2 S, the others zero) is told by their lengths: all of up to S, of more Otsu's part.
+    """
+    lengths = np.linalg.norm(weight, axis=1)
+    sent = lengths > 0
+    if not sent.all() and sent.sum() <= 2 * size:
+        scores = np.log(np.where(sent, lengths, 1), where=sent, out=np.full(len(sent), -np.inf))
+        claimed = sent if sent.sum() <= size else _above(scores, sent, size)
+        return frozenset(np.flatnonzero(claimed).tolist()), scores
+    views = []
+    if view != "plain":
+        views.append((columns / np.sqrt(values[: len(columns), None])).T)
+    if view != "whitened":
+        views.append(weight)
+    views = [_unit(one) for one in views]
+    live = lengths > FAINT * lengths.max()
+    claimed = np.zeros(len(live), dtype=bool)
+    scores = np.zeros(len(live))
+    for _ in range(ROUNDS):
+        scores = -sum(one @ one[~claimed].mean(axis=0) for one in views)
+        before, claimed = claimed, _above(scores, live, size)
+        if (before == claimed).all() or claimed.all():
+            break
+    return frozenset(np.flatnonzero(claimed).tolist()), scores
+
+
+def otsu(scores: Array) -> float:
+    """The threshold that splits scores (n,) into two groups of the least variance within."""
+    ordered = np.sort(scores)
+    below = np.arange(1, len(ordered))
+    sums = np.cumsum(ordered)
+    apart = sums[:-1] / below - (sums[-1] - sums[:-1]) / (len(ordered) - below)
+    best = int((below * (len(ordered) - below) * apart**2).argmax())
+    return float(ordered[best] + ordered[best + 1]) / 2
+
+
+def _above(scores: Array, live: Mask, size: int) -> Mask:
+    """Live classes above the threshold, the `size` highest at most."""
+    if live.sum() < 2:
+        return live.copy()
+    claimed: Mask = live & (scores > otsu(scores[live]))
+    if claimed.sum() > size:
+        order = np.argsort(np.where(claimed, -scores, np.inf), kind="stable")
+        claimed[order[size:]] = False
+    return claimed
+
+
+def _unit(rows: Array) -> Array:
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    unit: Array = rows / np.where(lengths > 0, lengths, 1)
+    return unit

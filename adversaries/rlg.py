@@ -1,0 +1,195 @@
+"""RLG: which labels an update was computed from, and how many, from the head's gradient alone."""
+
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from adversaries.majority import by_majority
+from adversaries.margin import View, by_margin
+from adversaries.separability import SCREEN, Verdict, by_lp, by_perceptron, normalised
+from adversaries.spanning import by_spanning
+from adversaries.subspace import Rank, Subspace, leading
+from fedsim.adversary import Adversary, Job
+from fedsim.gradients import head_gradient
+from fedsim.knowledge import Knowledge
+from fedsim.records import Observation, Reconstruction
+from fedsim.victim import VictimModel
+
+__all__ = ["RLG"]
+
+UNBALANCED = 1e-3
+"""Length of the columns' sum, in that of all columns together, which is no longer rounding."""
+
+
+class RLG(Adversary):
+    """The classes whose column of dW a hyperplane through the origin separates from all others.
+
+    With cross-entropy dW = H' G, features x classes: a row of G, one an example (a label of a
+    sequence, in every local step), is negative in its own label's place and positive elsewhere. So
+    S, the number of rows, is the rank of dW (Remark 2), and of dW = P Sigma Q every label's column
+    q_c has an r with r.q_c < 0 <= r.q_j for all j != c (Remark 4). The reverse does not hold: what
+    is separable need not be a label, and with few classes often is not.
+
+    `accept` says which classes are claimed: `strict`, separable ones; `margin`, those that point
+    away from the rest, which endures noise, dropped coordinates and few bits; `authors`, what the
+    paper's own code accepts, as far as it is known.
+
+    Assumes cross-entropy over a softmax, local steps of SGD, S < min(d, C). Any activation before
+    the head, any sign and scale of dW: r and -r do the same. Labels have no counts.
+    """
+
+    name: ClassVar[str] = "rlg"
+    needs: ClassVar[Knowledge] = Knowledge.HEAD_GRADIENT
+    recovers: ClassVar[frozenset[str]] = frozenset({"label_set", "num_labels"})
+    cites: ClassVar[str] = (
+        "Dang et al., Revealing and Protecting Labels in Distributed Training, NeurIPS 2021, "
+        "Algorithm 1"
+    )
+
+    accept: Literal["strict", "margin", "authors"] = Field(
+        default="strict",
+        description='which classes are claimed: "strict": separable; "margin": away from the rest '
+        '(for perturbed updates); "authors": as in their code',
+    )
+    solver: Literal["spanning", "lp", "perceptron+lp"] = Field(
+        default="spanning",
+        description='how separability is decided: "spanning": by certificates; "lp": one linear '
+        'program a class, the same answer; "perceptron+lp": the paper\'s screening first',
+    )
+    rank_mode: Rank = Field(
+        default="gap",
+        description='S: "gap": where the singular values fall; "tolerance": how many are above '
+        '`tolerance`; "oracle": told (needs BATCH_SIZE, and for sequences LENGTHS)',
+    )
+    tolerance: float = Field(
+        default=1e-5,
+        gt=0,
+        lt=1,
+        description='of the largest singular value, for rank_mode = "tolerance"',
+    )
+    columns: Literal["all", "top_norm"] = Field(
+        default="all",
+        description='what a class must be separable from: "all" others, or the 500 longest columns',
+    )
+    view: View = Field(
+        default="both",
+        description='angles of accept = "margin": between "plain" columns, "whitened", or "both"',
+    )
+
+    def requires(self) -> Knowledge:
+        """Beside `needs`, the number of labels where it is to be told."""
+        told = self.rank_mode == "oracle"
+        return super().requires() | (Knowledge.BATCH_SIZE if told else Knowledge(0))
+
+    def cautions(self, model: VictimModel) -> list[str]:
+        """Tied embeddings, and heads too small for the rank to say anything."""
+        weight = model.module.get_parameter(f"{model.head}.weight")
+        found = [_said_of_ties(names)] if (names := tied(model)) else []
+        if min(weight.shape) <= 2:
+            found.append(
+                f"the head '{model.head}' is {tuple(weight.shape)}: with two classes both are "
+                "always separable, and more than one example does not show"
+            )
+        return found
+
+    def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
+        """Claim a label set and S; raises `ValueError` where there is no gradient to read."""
+        head = head_gradient(seen.know(Knowledge.HEAD_GRADIENT), seen.head, n := seen.spec.classes)
+        told = self._told(seen)
+        weight = head.weight.to(job.device)
+        found = leading(weight, self.rank_mode, job.rng, told=told, tolerance=self.tolerance)
+        notes: dict[str, Any] = {
+            "accept": "strict" if self.accept == "margin" and found.clean else self.accept,
+            "rank_gap": found.gap,
+        }
+        if notes["accept"] == "margin":
+            plain = weight.double().cpu().numpy()
+            labels, _ = by_margin(plain, found.columns, found.values, found.size, self.view)
+        elif notes["accept"] == "authors":
+            seed = int(torch.randint(2**62, (), generator=job.rng))
+            speech = seen.spec.vocabulary is not None
+            rng = np.random.default_rng(seed)
+            labels, notes["voted"] = by_majority(found.whitened, rng, speech=speech)
+        else:
+            verdict = self._separable(found)
+            labels = verdict.accepted
+            notes["margin"] = min(verdict.margins.values(), default=0.0)
+            notes["undecided"] = sorted(verdict.undecided)
+            notes["lps"] = verdict.lps
+        if doubts := self._doubts(seen, head.weight, head.bias, found, labels, n):
+            notes["note"] = "; ".join(doubts)
+        return Reconstruction(label_set=labels, num_labels=found.size, diagnostics=notes)
+
+    def _told(self, seen: Observation) -> int | None:
+        if self.rank_mode != "oracle":
+            return None
+        examples = int(seen.know(Knowledge.BATCH_SIZE))
+        return int(sum(seen.lengths)) if seen.lengths is not None else examples
+
+    def _separable(self, found: Subspace) -> Verdict:
+        lengths = np.linalg.norm(found.whitened, axis=0)
+        q = normalised(found.whitened)
+        against = None
+        if self.columns == "top_norm":
+            against = np.argsort(-lengths, kind="stable")[:SCREEN].tolist()
+        if self.solver == "lp":
+            return by_lp(q, against=against)
+        if self.solver == "perceptron+lp":
+            return by_perceptron(q, lengths, against)
+        return by_spanning(q, lengths, against)
+
+    def _doubts(
+        self,
+        seen: Observation,
+        weight: Tensor,
+        bias: Tensor | None,
+        found: Subspace,
+        labels: frozenset[int],
+        n: int,
+    ) -> list[str]:
+        """What makes the answer doubtful, as far as can be seen, each with what it may be."""
+        doubts = []
+        d, size = weight.shape[1], found.size
+        # The columns of a softmax sum to zero: C classes give a rank of C - 1 at most.
+        if size >= min(d, n - 1):
+            doubts.append(
+                f"S = {size} labels with d = {d} features and C = {n} classes: the rank shows S "
+                "only below min(d, C), and classes may be separable that are no labels"
+            )
+        total = float(weight.double().sum(dim=0).norm() / weight.double().norm())
+        if total > UNBALANCED:
+            doubts.append(
+                f"the columns sum to {total:.1e} of their length instead of zero: noise, "
+                "compression, or a weight that is not the head's alone (tied embeddings)"
+            )
+        if (found.full or found.coarse) and self.rank_mode != "oracle":
+            doubts.append("dW has full rank or few values: perturbed, so that S is a guess")
+        if seen.model is not None and (names := tied(seen.model)):
+            doubts.append(_said_of_ties(names))
+        if bias is not None and bias.shape == (n,) and 0 < len(labels) < n:
+            claimed = torch.zeros(n, dtype=torch.bool)
+            claimed[sorted(labels)] = True
+            own, others = bias.cpu()[claimed], bias.cpu()[~claimed]
+            if (own > 0).all() and (others <= 0).all():
+                doubts.append(
+                    "the bias rises at the labels and falls elsewhere: a delta was taken for a "
+                    "gradient. The label set does not depend on the sign"
+                )
+        return doubts
+
+
+def tied(model: VictimModel) -> list[str]:
+    """Other names of the head's weight in the model: layers that share it, such as embeddings."""
+    name = f"{model.head}.weight"
+    every = dict(model.module.named_parameters(remove_duplicate=False))
+    return sorted(k for k, value in every.items() if k != name and value is every.get(name))
+
+
+def _said_of_ties(names: list[str]) -> str:
+    return (
+        f"the head's weight is also {', '.join(names)}: dW is the sum of both layers' gradients, "
+        "whose rank and columns are not those of the head alone"
+    )

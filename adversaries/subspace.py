@@ -1,0 +1,174 @@
+"""How many labels a head's gradient holds, and its columns in as many dimensions.
+
+Examples, local steps and the labels of a sequence add a matrix of rank one each to dW; so its rank
+is S, their number, as long as S < min(d, C) (Dang et al., Remarks 1 and 2).
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+__all__ = ["Rank", "Subspace", "leading"]
+
+Array = NDArray[np.float64]
+Rank = Literal["gap", "tolerance", "oracle"]
+
+SKETCH = 64
+"""Dimensions of the first random sketch; the second has four times as many, the third is exact."""
+
+ROUNDING = 4.0
+"""Rounding errors of a sum, in those of its largest term: what several threads and fused
+operations were seen to leave, doubled."""
+
+FLAT = 0.1
+"""Smallest over largest singular value from which on a full rank is that of the labels."""
+
+FILLED = 0.99
+"""Share of entries that are not zero in an exact gradient, rows and columns of zeros aside."""
+
+PRECISE = 1e-6
+"""Singular values below this share of the largest are lost in a Gram matrix of float64."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Subspace:
+    """The leading S dimensions of a gradient.
+
+    columns (S, C): U' dW, a column a class. values: singular values of dW, largest first, as many
+    as were computed. size: S as estimated or told; of it, S rows exceed rounding. gap: the S-th
+    singular value over the next (infinite where nothing but rounding is left). full: rows and
+    columns of zeros aside, no value is as small as rounding. coarse: entries were dropped or
+    rounded to few values.
+    """
+
+    columns: Array
+    values: Array
+    size: int
+    gap: float
+    full: bool
+    coarse: bool
+
+    @property
+    def whitened(self) -> Array:
+        """The right singular vectors Q (S, C)."""
+        return self.columns / self.values[: len(self.columns), None]
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing but rounding is outside, as of an update that nobody perturbed."""
+        tail = self.values[len(self.columns) :]
+        return not (self.full or self.coarse) and bool((tail < 1e-5 * self.values[0]).all())
+
+
+def leading(
+    weight: Tensor, mode: Rank, rng: torch.Generator, *, told: int | None, tolerance: float
+) -> Subspace:
+    """The leading dimensions of a gradient (C, d), float32 or float64.
+
+    mode: "gap", where the singular values fall most, counting none for less than rounding; of a
+    gradient of full rank (zero rows and columns aside) or of few values, those above the optimal
+    threshold for white noise (Gavish and Donoho, 2014: .56 b^3 - .95 b^2 + 1.82 b + 1.43 times the
+    median, b the ratio of the sides).
+    "tolerance": those above `tolerance` of the largest. "oracle": `told`.
+    rng: of the random sketch, which is exact up to rounding where the rank is below its width.
+    """
+    known = told if mode == "oracle" else None
+    floor = _rounding(weight)
+    projected, values, vectors = _spectrum(weight, floor, rng, known)
+    above = int((values > floor).sum())
+    sent = (int(weight.any(dim=1).sum()), int(weight.any(dim=0).sum()))
+    full = above >= min(sent)
+    coarse = _coarse(weight, sent)
+    if known is not None:
+        size = known
+    elif mode == "tolerance":
+        size = int((values > tolerance * values[0]).sum())
+    elif full or coarse:
+        # Where all but a few rows were dropped, those may be the labels' own.
+        alone = sent[0] < len(weight) and values[above - 1] > FLAT * values[0]
+        size = above if alone and not coarse else _above_noise(values[:above], sent)
+    else:
+        following = np.maximum(np.append(values[1:], 0), floor)
+        size = int((values / following)[:above].argmax()) + 1
+    kept = max(1, min(size, above))
+    following = values[kept] if kept < len(values) else 0.0
+    return Subspace(
+        columns=(projected @ vectors[:, :kept]).T.copy(),
+        values=values,
+        size=max(1, size),
+        gap=float(values[kept - 1] / following) if following > floor else float("inf"),
+        full=full,
+        coarse=coarse,
+    )
+
+
+def _rounding(weight: Tensor) -> float:
+    """The largest singular value that rounding alone could give: of random errors of every entry.
+
+    A matrix of independent errors is not larger than its longest row and column (Latala, 2005).
+    """
+    unit = torch.finfo(weight.dtype).eps / 2
+    rows, columns = (float(weight.norm(dim=side).max()) for side in (0, 1))
+    return ROUNDING * unit * (rows + columns)
+
+
+def _spectrum(
+    weight: Tensor, floor: float, rng: torch.Generator, known: int | None
+) -> tuple[Array, Array, Array]:
+    """projected (C, k), singular values (k,), and right singular vectors (k, k) of projected."""
+    shortest = min(weight.shape)
+    widths = [SKETCH, 4 * SKETCH]
+    for width in widths:
+        # Of rank k the sketch must be wider; a wide one costs more than all of the matrix.
+        if width > shortest / 2 or (known or 0) + 8 > width:
+            continue
+        mix = torch.randn(len(weight), width, generator=rng, dtype=weight.dtype)
+        basis = torch.linalg.qr((weight.T @ mix.to(weight.device)).double()).Q
+        projected = (weight.double() @ basis).cpu().numpy()
+        values, vectors = _eigen(projected)
+        if values[-1] <= floor:
+            return projected, values, vectors
+    whole = weight.double().cpu().numpy()
+    if whole.shape[1] > whole.shape[0]:
+        # As many classes at most: an orthonormal basis of the rows does not change the rest.
+        whole = np.linalg.qr(whole.T)[1].T
+    values, vectors = _eigen(whole)
+    return whole, values, vectors
+
+
+def _eigen(matrix: Array) -> tuple[Array, Array]:
+    """Singular values, largest first, and right singular vectors of (C, k)."""
+    squares, vectors = np.linalg.eigh(matrix.T @ matrix)
+    values = np.sqrt(np.maximum(squares[::-1], 0))
+    small = values[values > 1e-9 * values[0]]
+    if len(small) and small[-1] < PRECISE * values[0] and matrix.size <= 2**24:
+        _, values, right = np.linalg.svd(np.linalg.qr(matrix)[1])
+        return values, right.T
+    return values, vectors[:, ::-1]
+
+
+def _coarse(weight: Tensor, sent: tuple[int, int]) -> bool:
+    """Whether coordinates were dropped or rounded to few values: rank then counts no labels.
+
+    An exact gradient has no zeros outside rows and columns of zeros, and hardly a value twice in
+    a row.
+    """
+    if int(weight.count_nonzero()) < FILLED * sent[0] * sent[1]:
+        return True
+    longest = weight[weight.norm(dim=1).topk(min(8, len(weight))).indices]
+    values = [row[row != 0].abs() for row in longest]
+    total = sum(len(row) for row in values)
+    return sum(len(row.unique()) for row in values) < FILLED / 2 * total
+
+
+def _above_noise(values: Array, shape: tuple[int, int]) -> int:
+    """How many exceed the threshold; values that are missing count as 0 in the median."""
+    b = min(shape) / max(shape)
+    threshold = 0.56 * b**3 - 0.95 * b**2 + 1.82 * b + 1.43
+    every = np.zeros(max(len(values), min(shape)))
+    every[: len(values)] = values
+    return max(1, int((values > threshold * np.median(every)).sum()))

@@ -1,0 +1,99 @@
+"""What separability costs: certificates and projections beside one linear program a class.
+
+    python benchmarks/rlg_solvers.py
+
+Gradients of an untrained head on random features behind a tanh, float32, one thread, CPU seconds of
+the fastest of three turns. "Whole" is the attack from the gradient on, "solver" what comes after
+the leading dimensions. The LP is timed on at least 100 random classes (fewer where `--classes` says
+so) and every accepted one, and extrapolated to all; on all of these its answer must be the same, or
+the run fails; classes on which the LP's solver ends in an error are counted. `--classes N` and
+`--features D` play smaller or larger parts.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from adversaries import RLG
+from adversaries.separability import by_lp, normalised
+from adversaries.spanning import by_spanning
+from adversaries.subspace import leading
+from fedsim import testing
+from fedsim.simulation import one_thread
+
+TURNS = 3
+
+
+def gradient(classes: int, size: int, features: int, repeats: bool) -> Tensor:
+    """dW (classes, features) of `size` labels; with repeats, drawn from half as many."""
+    rng = torch.Generator().manual_seed(classes + size + repeats)
+    order = torch.randperm(classes, generator=rng)
+    labels = order[torch.randint(size // 2, (size,), generator=rng)] if repeats else order[:size]
+    h = torch.tanh(torch.randn(size, features, generator=rng))
+    w = (2 * torch.rand(classes, features, generator=rng) - 1) / features**0.5
+    p = torch.softmax(h @ w.T, dim=1)
+    p[torch.arange(size), labels] -= 1
+    return p.T @ h / size
+
+
+def fastest(call: Callable[[], object]) -> float:
+    """CPU seconds of the fastest turn."""
+    took = []
+    for _ in range(TURNS):
+        started = time.process_time()
+        call()
+        took.append(time.process_time() - started)
+    return min(took)
+
+
+def row(classes: int, size: int, features: int, repeats: bool, sampled: int) -> str:
+    """One line of the table; raises where the LP answers otherwise."""
+    weight = gradient(classes, size, features, repeats)
+    seen = testing.observation(gradient={"head.weight": weight})
+    found = leading(weight, "gap", testing.job().rng, told=None, tolerance=1e-5)
+    assert found.size == size
+    q, lengths = normalised(found.whitened), np.linalg.norm(found.whitened, axis=0)
+    verdict = by_spanning(q, lengths)
+    chosen = np.random.default_rng(0).permutation(classes)[:sampled].tolist()
+    started = time.process_time()
+    reference = by_lp(q, chosen)
+    lp = (time.process_time() - started) / len(chosen) * classes
+    everywhere = by_lp(q, verdict.accepted)
+    failed = reference.failed | everywhere.failed
+    assert reference.accepted == (verdict.accepted & set(chosen)) - failed
+    assert everywhere.accepted == verdict.accepted - failed
+    solver = fastest(lambda: by_spanning(q, lengths))
+    whole = fastest(lambda: RLG().reconstruct(seen, testing.job()))
+    names = f"{size} | {classes:,} | {features:,} | {'yes' if repeats else 'no'}"
+    return (
+        f"| {names} | {lp:,.0f} | {solver:.3f} | {lp / solver:,.0f} | {whole:.3f} | "
+        f"{len(verdict.accepted)} | {verdict.lps} | {len(failed)} |"
+    )
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--classes", type=int, nargs="*", default=[1000, 16000])
+    parser.add_argument("--features", type=int, nargs="*", default=[512])
+    parser.add_argument("--labels", type=int, nargs="*", default=[10, 50])
+    parser.add_argument("--sampled", type=int, default=100, help="classes the LP is timed on")
+    given = parser.parse_args()
+    print(
+        "| S | C | d | repeats | LP, s | solver, s | ratio | whole, s | accepted | LPs | errors |"
+    )
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    with one_thread():
+        for features in given.features:
+            for classes in given.classes:
+                for size in given.labels:
+                    for repeats in (False, True):
+                        print(row(classes, size, features, repeats, given.sampled), flush=True)
+
+
+if __name__ == "__main__":
+    main()

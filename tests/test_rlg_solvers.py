@@ -1,0 +1,187 @@
+"""The spanning solver gives the answer of one linear program a class, on everything."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import nnls
+
+from adversaries import separability
+from adversaries.majority import by_majority
+from adversaries.margin import otsu
+from adversaries.separability import SolverError, by_lp, by_perceptron, normalised, separates
+from adversaries.spanning import by_spanning, nonnegative
+from adversaries.subspace import leading
+
+KINDS = ["normal", "whole", "half space", "twins", "zeros", "softmax", "peaked", "noisy", "half"]
+
+
+def softmax_gradient(
+    rng: np.random.Generator, classes: int, size: int, features: int, *, peak=0.3, distinct=False
+):
+    """dW (classes, features) float32 and labels, on features behind a tanh."""
+    if distinct:
+        labels = rng.permutation(classes)[:size]
+    else:
+        labels = rng.integers(0, max(1, classes // 2), size)
+    h = np.tanh(rng.normal(size=(size, features)))
+    z = peak * h @ rng.normal(size=(features, classes))
+    p = np.exp(z - z.max(axis=1, keepdims=True))
+    p /= p.sum(axis=1, keepdims=True)
+    p[np.arange(size), labels] -= 1
+    return (p.T @ h / size).astype(np.float32), labels
+
+
+def small(kind: str, seed: int) -> np.ndarray:
+    """Columns (S, C) of one kind, few and short."""
+    rng = np.random.default_rng(seed)
+    size, classes = int(rng.integers(1, 7)), int(rng.integers(2, 14))
+    if kind in ("softmax", "peaked", "noisy", "half"):
+        weight, _ = softmax_gradient(rng, classes, size, 8, peak=3 if kind == "peaked" else 0.3)
+        if kind == "half":
+            weight = weight.astype(np.float16).astype(np.float32)
+        if kind == "noisy":
+            level = 10 ** rng.uniform(-6, -1) * np.abs(weight).mean()
+            weight = weight + rng.normal(size=weight.shape).astype(np.float32) * level
+        values, right = np.linalg.svd(weight.T.astype(float), full_matrices=False)[1:]
+        return right[: max(1, min(size, int((values > 1e-6 * values[0]).sum())))]
+    q = rng.normal(size=(size, classes))
+    if kind == "whole":
+        q = rng.integers(-2, 3, size=q.shape).astype(float)
+    elif kind == "half space":
+        q[0] = np.abs(q[0])
+    elif kind == "twins":
+        q[:, classes // 2] = 2 * q[:, 0]
+    elif kind == "zeros":
+        q[:, rng.random(classes) < 0.5] = 0
+    return q
+
+
+def both(q: np.ndarray, against=None):
+    lengths, q = np.linalg.norm(q, axis=0), normalised(q)
+    return by_lp(q, against=against), by_spanning(q, lengths, against)
+
+
+@given(kind=st.sampled_from(KINDS), seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=250, deadline=None, derandomize=True)
+def test_small_cases_agree_with_the_linear_program(kind, seed):
+    lp, spanning = both(small(kind, seed))
+    assert lp.accepted == spanning.accepted
+    assert not lp.failed
+    assert not spanning.failed
+
+
+@given(seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=40, deadline=None, derandomize=True)
+def test_columns_to_separate_from_can_be_chosen(seed):
+    q = small("softmax", seed)
+    against = np.random.default_rng(seed).permutation(q.shape[1])[: q.shape[1] // 2].tolist()
+    lp, spanning = both(q, against)
+    assert lp.accepted == spanning.accepted
+
+
+LARGER = {
+    "distinct": (200, 20, 64, {"distinct": True}, 0.0),
+    "repeats": (200, 20, 64, {}, 0.0),
+    "peaked": (150, 15, 64, {"peak": 0.6}, 0.0),
+    "as many as features": (80, 31, 32, {"distinct": True}, 0.0),
+    "as many as classes": (40, 39, 64, {"distinct": True}, 0.0),
+    "noise of 0.1 %": (150, 12, 64, {}, 1e-3),
+    "noise of 3 %": (150, 12, 64, {}, 3e-2),
+}
+
+
+@pytest.mark.parametrize("case", LARGER)
+@pytest.mark.parametrize("seed", range(2))
+def test_larger_cases_agree_with_the_linear_program(case, seed):
+    classes, size, features, given_, noise = LARGER[case]
+    rng = np.random.default_rng(seed)
+    weight, labels = softmax_gradient(rng, classes, size, features, **given_)
+    weight = weight + noise * weight.std() * rng.normal(size=weight.shape).astype(np.float32)
+    found = leading(
+        torch.from_numpy(weight), "oracle", torch.Generator(), told=size, tolerance=1e-5
+    )
+    lp, spanning = both(found.whitened)
+    assert lp.accepted == spanning.accepted
+    assert not spanning.failed
+    if case in ("distinct", "repeats"):
+        assert spanning.accepted == set(labels.tolist())
+        assert spanning.lps == 0
+
+
+def test_margins_are_lower_bounds_of_the_distance_to_the_cone():
+    rng = np.random.default_rng(0)
+    weight, _ = softmax_gradient(rng, 60, 8, 32)
+    found = leading(torch.from_numpy(weight), "gap", torch.Generator(), told=None, tolerance=1e-5)
+    q = normalised(found.whitened)
+    verdict = by_spanning(q, np.linalg.norm(found.whitened, axis=0))
+    assert verdict.accepted
+    for c, margin in verdict.margins.items():
+        assert 0 < margin <= nnls(np.delete(q, c, axis=1), q[:, c])[1] + 1e-9
+
+
+@given(seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_projections_on_a_cone_agree_with_scipy(seed):
+    rng = np.random.default_rng(seed)
+    a, b = rng.normal(size=(5, int(rng.integers(1, 12)))), rng.normal(size=5)
+    solved = nonnegative(a, b, np.flatnonzero(rng.random(a.shape[1]) < 0.3))
+    assert solved is not None
+    support, x, residual = solved
+    assert (x > 0).all()
+    assert np.linalg.norm(residual) == pytest.approx(nnls(a, b)[1], abs=1e-9)
+    np.testing.assert_allclose(a[:, support] @ x + residual, b, atol=1e-12)
+
+
+def test_twins_are_left_to_the_linear_program_and_rejected():
+    q = np.array([[1.0, 1.0, -1.0, 0.3], [0.0, 0.0, 0.2, -1.0]])
+    lp, spanning = both(q)
+    assert lp.accepted == spanning.accepted
+    assert not {0, 1} & spanning.accepted
+
+
+class Broken:
+    """A solver that ends in an error (HiGHS: status 4, numerical difficulties)."""
+
+    status, x, message = 4, np.zeros(2), "numerical difficulties"
+
+
+def test_a_solver_in_error_never_says_feasible(monkeypatch):
+    monkeypatch.setattr(separability, "linprog", lambda *_, **__: Broken())
+    q = normalised(np.array([[1.0, 1.0, -1.0, 0.3], [0.0, 0.0, 0.2, -1.0]]))
+    with pytest.raises(SolverError, match="numerical"):
+        separates(q, 0, np.arange(4))
+    verdict = by_lp(q)
+    assert verdict.accepted == set()
+    assert verdict.failed == {0, 1, 2, 3}
+    twins = by_spanning(q, np.ones(4))
+    assert not {0, 1} & twins.accepted
+    assert twins.failed == twins.undecided
+
+
+def test_the_perceptron_finds_most_labels_and_nothing_inseparable():
+    rng = np.random.default_rng(1)
+    weight, labels = softmax_gradient(rng, 120, 8, 32, distinct=True)
+    found = leading(torch.from_numpy(weight), "gap", torch.Generator(), told=None, tolerance=1e-5)
+    lengths = np.linalg.norm(found.whitened, axis=0)
+    verdict = by_perceptron(normalised(found.whitened), lengths)
+    # Sound, as the LP follows; not complete, as a perceptron may need more passes.
+    assert verdict.accepted <= set(labels.tolist())
+    assert len(verdict.accepted) >= 6
+    assert verdict.lps < 120
+
+
+@pytest.mark.parametrize("speech", [False, True])
+def test_the_authors_rule_accepts_what_is_separable_and_sometimes_more(speech):
+    rng = np.random.default_rng(2)
+    weight, labels = softmax_gradient(rng, 300, 10, 32, distinct=True)
+    found = leading(torch.from_numpy(weight), "gap", torch.Generator(), told=None, tolerance=1e-5)
+    accepted, voted = by_majority(found.whitened, np.random.default_rng(0), speech=speech)
+    assert set(labels.tolist()) <= accepted
+    assert voted <= len(accepted)
+
+
+def test_otsu_splits_between_two_groups():
+    low, high = np.linspace(0, 1, 40), np.linspace(5, 5.5, 4)
+    assert 1 < otsu(np.concatenate([high, low])) < 5
