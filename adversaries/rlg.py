@@ -159,7 +159,7 @@ class RLG(Adversary):
                 f"S = {size} labels with d = {d} features and C = {n} classes: the rank shows S "
                 "only below min(d, C), and classes may be separable that are no labels"
             )
-        total = float(weight.double().sum(dim=0).norm() / weight.double().norm())
+        total = float((weight.new_ones(n) @ weight).norm()) / found.length
         if total > UNBALANCED:
             doubts.append(
                 f"the columns sum to {total:.1e} of their length instead of zero: noise, "

@@ -55,6 +55,7 @@ def by_spanning(q: Array, lengths: Array, against: Iterable[int] | None = None) 
 class _Search:
     def __init__(self, q: Array, lengths: Array, others: Indices) -> None:
         self.q = q
+        self.lengths = lengths
         self.live = others[q[:, others].any(axis=0)]
         self.live = self.live[np.argsort(-lengths[self.live], kind="stable")]
         self.work = self.live[: 4 * len(q)]
@@ -154,7 +155,8 @@ class _Search:
         for among in (pool[: 4 * size], pool):
             if len(among) < size:
                 return None
-            _, r, order = qr(self.q[:, among], mode="economic", pivoting=True, check_finite=False)
+            long = self.q[:, among] * self.lengths[among]
+            _, r, order = qr(long, mode="economic", pivoting=True, check_finite=False)
             pivots = np.abs(np.diag(r))
             if pivots[-1] > STEEP * pivots[0]:
                 return among[order[:size]]

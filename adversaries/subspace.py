@@ -20,6 +20,9 @@ Rank = Literal["gap", "tolerance", "oracle"]
 SKETCH = 64
 """Dimensions of the first random sketch; the second has four times as many, the third is exact."""
 
+ROWS = 1024
+"""Rows that are made float64 at once."""
+
 ROUNDING = 4.0
 """Rounding errors of a sum, in those of its largest term: what several threads and fused
 operations were seen to leave, doubled."""
@@ -58,6 +61,11 @@ class Subspace:
         return self.columns / self.values[: len(self.columns), None]
 
     @property
+    def length(self) -> float:
+        """The Frobenius norm of the gradient."""
+        return float(np.linalg.norm(self.values))
+
+    @property
     def clean(self) -> bool:
         """Whether nothing but rounding is outside, as of an update that nobody perturbed."""
         tail = self.values[len(self.columns) :]
@@ -77,12 +85,14 @@ def leading(
     rng: of the random sketch, which is exact up to rounding where the rank is below its width.
     """
     known = told if mode == "oracle" else None
-    floor = _rounding(weight)
+    rows, columns = weight.norm(dim=1), weight.norm(dim=0)
+    # A matrix of independent errors is not larger than its longest row and column (Latala, 2005).
+    floor = ROUNDING * torch.finfo(weight.dtype).eps / 2 * float(rows.max() + columns.max())
     projected, values, vectors = _spectrum(weight, floor, rng, known)
     above = int((values > floor).sum())
-    sent = (int(weight.any(dim=1).sum()), int(weight.any(dim=0).sum()))
+    sent = (int(rows.count_nonzero()), int(columns.count_nonzero()))
     full = above >= min(sent)
-    coarse = _coarse(weight, sent)
+    coarse = _coarse(weight, rows, sent)
     if known is not None:
         size = known
     elif mode == "tolerance":
@@ -106,16 +116,6 @@ def leading(
     )
 
 
-def _rounding(weight: Tensor) -> float:
-    """The largest singular value that rounding alone could give: of random errors of every entry.
-
-    A matrix of independent errors is not larger than its longest row and column (Latala, 2005).
-    """
-    unit = torch.finfo(weight.dtype).eps / 2
-    rows, columns = (float(weight.norm(dim=side).max()) for side in (0, 1))
-    return ROUNDING * unit * (rows + columns)
-
-
 def _spectrum(
     weight: Tensor, floor: float, rng: torch.Generator, known: int | None
 ) -> tuple[Array, Array, Array]:
@@ -128,30 +128,31 @@ def _spectrum(
             continue
         mix = torch.randn(len(weight), width, generator=rng, dtype=weight.dtype)
         basis = torch.linalg.qr((weight.T @ mix.to(weight.device)).double()).Q
-        projected = (weight.double() @ basis).cpu().numpy()
-        values, vectors = _eigen(projected)
+        parts = [part.double() @ basis for part in torch.split(weight, ROWS)]
+        projected = torch.cat(parts).cpu().numpy()
+        values, vectors = _eigen(projected, floor)
         if values[-1] <= floor:
             return projected, values, vectors
     whole = weight.double().cpu().numpy()
     if whole.shape[1] > whole.shape[0]:
         # As many classes at most: an orthonormal basis of the rows does not change the rest.
         whole = np.linalg.qr(whole.T)[1].T
-    values, vectors = _eigen(whole)
+    values, vectors = _eigen(whole, floor)
     return whole, values, vectors
 
 
-def _eigen(matrix: Array) -> tuple[Array, Array]:
+def _eigen(matrix: Array, floor: float) -> tuple[Array, Array]:
     """Singular values, largest first, and right singular vectors of (C, k)."""
     squares, vectors = np.linalg.eigh(matrix.T @ matrix)
     values = np.sqrt(np.maximum(squares[::-1], 0))
-    small = values[values > 1e-9 * values[0]]
+    small = values[values > floor]
     if len(small) and small[-1] < PRECISE * values[0] and matrix.size <= 2**24:
         _, values, right = np.linalg.svd(np.linalg.qr(matrix)[1])
         return values, right.T
     return values, vectors[:, ::-1]
 
 
-def _coarse(weight: Tensor, sent: tuple[int, int]) -> bool:
+def _coarse(weight: Tensor, rows: Tensor, sent: tuple[int, int]) -> bool:
     """Whether coordinates were dropped or rounded to few values: rank then counts no labels.
 
     An exact gradient has no zeros outside rows and columns of zeros, and hardly a value twice in
@@ -159,7 +160,7 @@ def _coarse(weight: Tensor, sent: tuple[int, int]) -> bool:
     """
     if int(weight.count_nonzero()) < FILLED * sent[0] * sent[1]:
         return True
-    longest = weight[weight.norm(dim=1).topk(min(8, len(weight))).indices]
+    longest = weight[rows.topk(min(8, len(rows))).indices]
     values = [row[row != 0].abs() for row in longest]
     total = sum(len(row) for row in values)
     return sum(len(row.unique()) for row in values) < FILLED / 2 * total
