@@ -25,7 +25,7 @@ ROUNDS = 6
 
 
 def by_margin(
-    weight: Array, columns: Array, values: Array, size: int, view: View
+    weight: Array, columns: Array, values: Array, size: int, view: View, allowance: float
 ) -> tuple[frozenset[int], Array]:
     """Classes that point away from the rest, at most `size`, and every class's score (C,).
 
@@ -34,9 +34,10 @@ def by_margin(
     "whitened", the leading dimensions over the roots of their singular values; "both", the sum.
 
     The score is minus the mean cosine to the background, which is all classes at first and then
-    those not claimed; claimed are scores above Otsu's threshold (1979), which splits them into two
-    groups of the least variance within. A gradient of which few columns are left (no more than
-    2 S, the others zero) is told by their lengths: all of up to S, of more Otsu's part.
+    those not claimed. Claimed are scores above Otsu's threshold (1979), which splits them into two
+    groups of the least variance within, and above minus `allowance` / sqrt(d) a view. A
+    gradient of which few columns are left (no more than 2 S, the others zero) is told by their
+    lengths: all of up to S, of more Otsu's part.
     """
     lengths = np.linalg.norm(weight, axis=1)
     sent = lengths > 0
@@ -50,12 +51,14 @@ def by_margin(
     if view != "whitened":
         views.append(weight)
     views = [_unit(one) for one in views]
+    # Unrelated directions have cosines of about 1 / sqrt(d).
+    least = -allowance * len(views) / weight.shape[1] ** 0.5
     live = lengths > FAINT * lengths.max()
     claimed = np.zeros(len(live), dtype=bool)
     scores = np.zeros(len(live))
     for _ in range(ROUNDS):
         scores = -sum(one @ one[~claimed].mean(axis=0) for one in views)
-        before, claimed = claimed, _above(scores, live, size)
+        before, claimed = claimed, _above(scores, live, size, least)
         if (before == claimed).all() or claimed.all():
             break
     return frozenset(np.flatnonzero(claimed).tolist()), scores
@@ -71,11 +74,11 @@ def otsu(scores: Array) -> float:
     return float(ordered[best] + ordered[best + 1]) / 2
 
 
-def _above(scores: Array, live: Mask, size: int) -> Mask:
-    """Live classes above the threshold, the `size` highest at most."""
+def _above(scores: Array, live: Mask, size: int, least: float = -np.inf) -> Mask:
+    """Live classes above the threshold and above `least`, the `size` highest at most."""
     if live.sum() < 2:
         return live.copy()
-    claimed: Mask = live & (scores > otsu(scores[live]))
+    claimed: Mask = live & (scores > max(otsu(scores[live]), least))
     if claimed.sum() > size:
         order = np.argsort(np.where(claimed, -scores, np.inf), kind="stable")
         claimed[order[size:]] = False

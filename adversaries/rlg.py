@@ -5,7 +5,6 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from adversaries.majority import by_majority
 from adversaries.margin import View, by_margin
@@ -13,7 +12,7 @@ from adversaries.separability import SCREEN, Verdict, by_lp, by_perceptron, norm
 from adversaries.spanning import by_spanning
 from adversaries.subspace import Rank, Subspace, leading
 from fedsim.adversary import Adversary, Job
-from fedsim.gradients import head_gradient
+from fedsim.gradients import HeadGradient, head_gradient
 from fedsim.knowledge import Knowledge
 from fedsim.records import Observation, Reconstruction
 from fedsim.victim import VictimModel
@@ -78,6 +77,12 @@ class RLG(Adversary):
         default="both",
         description='angles of accept = "margin": between "plain" columns, "whitened", or "both"',
     )
+    allowance: float = Field(
+        default=1.0,
+        ge=0,
+        le=100,
+        description='cosine, in 1 / sqrt(d), to the rest that accept = "margin" still claims',
+    )
 
     def requires(self) -> Knowledge:
         """Beside `needs`, the number of labels where it is to be told."""
@@ -97,7 +102,8 @@ class RLG(Adversary):
 
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
         """Claim a label set and S; raises `ValueError` where there is no gradient to read."""
-        head = head_gradient(seen.know(Knowledge.HEAD_GRADIENT), seen.head, n := seen.spec.classes)
+        gradient = seen.know(Knowledge.HEAD_GRADIENT)
+        head = head_gradient(gradient, seen.head, seen.spec.classes)
         told = self._told(seen)
         weight = head.weight.to(job.device)
         found = leading(weight, self.rank_mode, job.rng, told=told, tolerance=self.tolerance)
@@ -107,7 +113,9 @@ class RLG(Adversary):
         }
         if notes["accept"] == "margin":
             plain = weight.double().cpu().numpy()
-            labels, _ = by_margin(plain, found.columns, found.values, found.size, self.view)
+            labels, _ = by_margin(
+                plain, found.columns, found.values, found.size, self.view, self.allowance
+            )
         elif notes["accept"] == "authors":
             seed = int(torch.randint(2**62, (), generator=job.rng))
             speech = seen.spec.vocabulary is not None
@@ -119,7 +127,7 @@ class RLG(Adversary):
             notes["margin"] = min(verdict.margins.values(), default=0.0)
             notes["undecided"] = sorted(verdict.undecided)
             notes["lps"] = verdict.lps
-        if doubts := self._doubts(seen, head.weight, head.bias, found, labels, n):
+        if doubts := self._doubts(seen, head, found, labels):
             notes["note"] = "; ".join(doubts)
         return Reconstruction(label_set=labels, num_labels=found.size, diagnostics=notes)
 
@@ -142,24 +150,18 @@ class RLG(Adversary):
         return by_spanning(q, lengths, against)
 
     def _doubts(
-        self,
-        seen: Observation,
-        weight: Tensor,
-        bias: Tensor | None,
-        found: Subspace,
-        labels: frozenset[int],
-        n: int,
+        self, seen: Observation, head: HeadGradient, found: Subspace, labels: frozenset[int]
     ) -> list[str]:
         """What makes the answer doubtful, as far as can be seen, each with what it may be."""
-        doubts = []
-        d, size = weight.shape[1], found.size
+        doubts, bias = [], head.bias
+        (n, d), size = head.weight.shape, found.size
         # The columns of a softmax sum to zero: C classes give a rank of C - 1 at most.
         if size >= min(d, n - 1):
             doubts.append(
                 f"S = {size} labels with d = {d} features and C = {n} classes: the rank shows S "
                 "only below min(d, C), and classes may be separable that are no labels"
             )
-        total = float((weight.new_ones(n) @ weight).norm()) / found.length
+        total = float((head.weight.new_ones(n) @ head.weight).norm()) / found.length
         if total > UNBALANCED:
             doubts.append(
                 f"the columns sum to {total:.1e} of their length instead of zero: noise, "
