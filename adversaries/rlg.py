@@ -61,7 +61,7 @@ class RLG(Adversary):
     rank_mode: Rank = Field(
         default="gap",
         description='S: "gap": where the singular values fall; "tolerance": how many are above '
-        '`tolerance`; "oracle": told (needs BATCH_SIZE, and for sequences LENGTHS)',
+        '`tolerance`; "oracle": told (needs BATCH_SIZE, of sequences LABELS, to count them)',
     )
     tolerance: float = Field(
         default=1e-5,
@@ -134,8 +134,10 @@ class RLG(Adversary):
     def _told(self, seen: Observation) -> int | None:
         if self.rank_mode != "oracle":
             return None
-        examples = int(seen.know(Knowledge.BATCH_SIZE))
-        return int(sum(seen.lengths)) if seen.lengths is not None else examples
+        if seen.spec.vocabulary is None:
+            return int(seen.know(Knowledge.BATCH_SIZE))
+        # Every label of a sequence is a row; how many there are is what the paper grants as S.
+        return int((seen.know(Knowledge.LABELS) >= 0).sum())
 
     def _separable(self, found: Subspace) -> Verdict:
         lengths = np.linalg.norm(found.whitened, axis=0)

@@ -95,8 +95,16 @@ def test_the_number_of_labels_can_be_told():
         attacked(weight, RLG(rank_mode="oracle"))
     claimed = attacked(weight, RLG(rank_mode="oracle"), num_examples=20)
     assert claimed.label_set == labels
-    # Of two sequences it is all of their labels.
-    told = attacked(weight, RLG(rank_mode="oracle"), num_examples=2, lengths=[12, 8])
+
+
+def test_of_sequences_the_number_of_labels_is_that_of_all_of_them():
+    weight, labels = gradient(4)
+    spec = Spec(classes=len(weight), vocabulary=len(weight))
+    with pytest.raises(NotGranted, match="LABELS"):
+        attacked(weight, RLG(rank_mode="oracle"), spec=spec, num_examples=2)
+    rows = torch.full((2, 12), 1)
+    rows[1, 8:] = -100
+    told = attacked(weight, RLG(rank_mode="oracle"), spec=spec, num_examples=2, labels=rows)
     assert told.num_labels == 20
     assert told.label_set == labels
 
