@@ -338,6 +338,16 @@ def test_a_verdict_compares_the_interval_with_the_statement(said, ours, verdict)
     assert judge(Published(**said), "asr", "llg", [cell(*ours)], remark="why").text == verdict
 
 
+def test_a_verdict_says_where_no_attack_succeeded():
+    said, good = Published(value=1.0), cell(1.0, 1.0, 1.0, at=1.0)
+    found = judge(said, "asr", "llg", [good], ["8"], fruitless=["2", "4"], remark="why")
+    assert found.outcome == "differs"
+    assert found.text == (
+        "agrees at the other 1; no attack succeeded at 2, 4: why; not measured at 8 yet"
+    )
+    assert judge(said, "asr", "llg", [], fruitless=[""]).text == "no attack succeeded"
+
+
 def test_a_verdict_over_several_places_names_those_that_differ():
     cells = [cell(1.0, 1.0, 1.0, at=1.0), cell(0.5, 0.4, 0.6, at=2.0)]
     said = Published(at_least=0.9)

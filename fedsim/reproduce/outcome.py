@@ -116,8 +116,22 @@ def _judged(
             ]
             known = {cell.place.where for cell in own}
             missing = [place.where for place in there if place.where not in known]
+            fruitless = []
+            if name == "iterations_to_success":
+                ran = {cell.place.where for cell in cells if cell.series == called}
+                fruitless = [where for where in missing if where in ran]
+                missing = [where for where in missing if where not in ran]
             found.append(
-                judge(statement, name, called, own, missing, remark=paper.remark, problem=problem)
+                judge(
+                    statement,
+                    name,
+                    called,
+                    own,
+                    missing,
+                    fruitless=fruitless,
+                    remark=paper.remark,
+                    problem=problem,
+                )
             )
     return found
 

@@ -36,11 +36,13 @@ def judge(
     cells: Sequence[Cell],
     missing: Sequence[str] = (),
     *,
+    fruitless: Sequence[str] = (),
     remark: str = "",
     problem: str = "",
 ) -> Judgement:
     """One statement against the cells that it speaks of; `missing`: places that have none.
 
+    fruitless: places without a cell because no attack there succeeded.
     remark: why ours differs, in a person's words. problem: why nothing was measured.
     """
     differing, few, agreeing = [], [], 0
@@ -54,10 +56,13 @@ def judge(
         else:
             agreeing += 1
     outcome: Outcome
-    if differing:
-        outcome, parts = "differs", [f"differs by {'; '.join(differing)}"]
+    if differing or fruitless:
+        outcome, parts = "differs", [f"differs by {'; '.join(differing)}"] if differing else []
         if agreeing:
             parts.append(f"agrees at the other {agreeing}")
+        if fruitless:
+            where = f" at {', '.join(fruitless)}" if any(fruitless) else ""
+            parts.append(f"no attack succeeded{where}")
         if reason := published.remark or remark:
             parts[-1] += f": {reason}"
     elif few:
@@ -75,7 +80,7 @@ def judge(
         parts.append(
             f"not measured at {', '.join(missing)}" + (f": {problem}" if problem else " yet")
         )
-    places = (*(cell.place.where for cell in cells), *missing)
+    places = (*(cell.place.where for cell in cells), *fruitless, *missing)
     return Judgement(published, measure, series, places, tuple(cells), outcome, "; ".join(parts))
 
 
