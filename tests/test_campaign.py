@@ -178,7 +178,7 @@ def test_every_outcome_is_a_row_with_its_baseline(tmp_path):
     expected = {(label, *place) for label in ("llg", "dlg", "rubbish") for place in places}
     assert set(found) == expected | {("sleeper", "1", "0")}
     status = {"llg": "ok", "dlg": "denied", "rubbish": "failed", "sleeper": "timeout"}
-    metrics = {"llg": 7, "dlg": 12, "rubbish": 10, "sleeper": 6}
+    metrics = {"llg": 8, "dlg": 13, "rubbish": 10, "sleeper": 6}
     for (label, *_), group in found.items():
         assert {row["status"] for row in group} == {status[label]}
         assert len({row["metric"] for row in group}) == len(group) == metrics[label]
@@ -211,19 +211,19 @@ def test_a_metric_that_does_not_suit_the_task_leaves_no_row_and_breaks_nothing(t
 
 
 def test_an_attack_that_no_metric_scores_still_leaves_a_row(tmp_path):
-    class Counts(Adversary):
-        name = "counts"
+    class Names(Adversary):
+        name = "names"
         needs = Knowledge.HEAD_GRADIENT
-        recovers = frozenset({"num_labels"})
+        recovers = frozenset({"attributes"})
 
         def reconstruct(self, seen, job):
-            return Reconstruction(num_labels=3)
+            return Reconstruction(attributes={"weather": {"rain": 1.0}})
 
     run = scenario()
-    plan = AttackPlan(name="counts")
-    bench = Bench(run, adversaries=[("counts", plan, Counts())])
+    plan = AttackPlan(name="names")
+    bench = Bench(run, adversaries=[("names", plan, Names())])
     (row,) = bench.perform(Attack(intercepted(run, 0), 0, 1.0)).findings
-    assert (row.status, row.metric, row.value, row.label) == ("ok", "", None, "counts")
+    assert (row.status, row.metric, row.value, row.label) == ("ok", "", None, "names")
 
 
 @pytest.mark.parametrize("how", ["none", "text", "empty", "types", "shapes", "nan", "many"])
@@ -237,7 +237,7 @@ def test_rubbish_is_a_failed_row_or_a_bad_score_and_costs_no_other_row(how, tmp_
     mine = [row for row in found if row["label"] == "rubbish"]
     others = [row for row in found if row["label"] == "llg"]
     assert len(mine) == 4 * 10
-    assert len(others) == 4 * 7
+    assert len(others) == 4 * 8
     assert {row["status"] for row in others} == {"ok"}
     if how in ("none", "text", "empty", "types"):
         assert {row["status"] for row in mine} == {"failed"}

@@ -112,7 +112,7 @@ def test_every_engine_finds_the_same_and_trains_the_same(engine, algorithms, inl
         findings, utility, weights, pictures = outcome(tmp_path / "run", point)
         expected = outcome(inline, point)
         assert findings == expected[0]
-        assert len(findings) == (2 * 3 * 7) + (1 * 3 * 12) + (1 * 3 * 6) + (2 * 4 * 10)
+        assert len(findings) == (2 * 3 * 8) + (1 * 3 * 13) + (1 * 3 * 6) + (2 * 4 * 10)
         assert utility == expected[1]
         assert len(weights) == len(points)
         for place, arrays in weights.items():
