@@ -20,6 +20,10 @@ View = Literal["both", "whitened", "plain"]
 FAINT = 1e-6
 """Of the largest column's length: shorter ones are never claimed."""
 
+APART = 3.0
+"""Standard deviations of the background's scores: a gap as wide below the claimed ones is none of
+its own, wherever on the scale it lies."""
+
 ROUNDS = 6
 """How often the background is taken anew."""
 
@@ -35,9 +39,10 @@ def by_margin(
 
     The score is minus the mean cosine to the background, which is all classes at first and then
     those not claimed. Claimed are scores above Otsu's threshold (1979), which splits them into two
-    groups of the least variance within, and above minus `allowance` / sqrt(d) a view. A
-    gradient of which few columns are left (no more than 2 S, the others zero) is told by their
-    lengths: all of up to S, of more Otsu's part.
+    groups of the least variance within, and above minus `allowance` / sqrt(d) a view, unless a gap
+    of three standard deviations of the background's scores sets them apart. A gradient of which few
+    columns are left (no more than 2 S, the others zero) is told by their lengths: all of up to S,
+    of more Otsu's part.
     """
     lengths = np.linalg.norm(weight, axis=1)
     sent = lengths > 0
@@ -78,7 +83,10 @@ def _above(scores: Array, live: Mask, size: int, least: float = -np.inf) -> Mask
     """Live classes above the threshold and above `least`, the `size` highest at most."""
     if live.sum() < 2:
         return live.copy()
-    claimed: Mask = live & (scores > max(otsu(scores[live]), least))
+    claimed: Mask = live & (scores > otsu(scores[live]))
+    rest = scores[live & ~claimed]
+    if scores[claimed].min() - rest.max() < APART * rest.std():
+        claimed &= scores > least
     if claimed.sum() > size:
         order = np.argsort(np.where(claimed, -scores, np.inf), kind="stable")
         claimed[order[size:]] = False

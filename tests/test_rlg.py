@@ -170,6 +170,20 @@ def test_the_margin_endures_what_the_paper_measures(by, seed):
     assert claimed.label_set == labels
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_wide_gap_tells_labels_that_still_lie_towards_the_rest(seed):
+    # Of an EfficientNet's signs the labels' columns agree with the others' in two of three.
+    rng = torch.Generator().manual_seed(seed)
+    flipped = torch.full((500, 256), 0.05)
+    labels = torch.randperm(500, generator=rng)[:10]
+    flipped[labels] = 0.35
+    common = torch.randn(256, generator=rng).sign()
+    weight = torch.where(torch.rand(500, 256, generator=rng) < flipped, -common, common)
+    told = RLG(accept="margin", rank_mode="oracle")
+    claimed = attacked(weight, told, num_examples=10)
+    assert claimed.label_set == set(labels.tolist())
+
+
 @pytest.mark.parametrize("by", ["noise 3 %", "sign"])
 def test_separability_does_not_endure_it(by):
     weight, labels = gradient(0, classes=500, size=20, features=256)
