@@ -297,7 +297,7 @@ def test_a_run_killed_outright_resumes_to_the_same_table(tmp_path, rogues):
     )
     try:
         table, deadline = tmp_path / "cut" / "findings.csv", time.monotonic() + 100
-        while not (table.exists() and table.read_bytes().count(b"\n") > 3 * 7):
+        while not (table.exists() and table.read_bytes().count(b"\n") > 3 * 8):
             assert process.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.02)
@@ -328,4 +328,4 @@ def test_points_of_a_sweep_keep_their_rows_apart_over_a_resume(tmp_path):
     simulate(run, tmp_path / "cut", resume=True)
     assert timeless(tmp_path / "cut") == timeless(tmp_path / "whole")
     points = Counter(row["point"] for row in timeless(tmp_path / "cut"))
-    assert points == {"training.lr=0.1": 28, "training.lr=0.2": 28}
+    assert points == {"training.lr=0.1": 32, "training.lr=0.2": 32}

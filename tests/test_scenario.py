@@ -28,7 +28,7 @@ MISTAKES = {
     "task setting": ("[task]\ndat = 'digits'", ["task.dat: unknown", "Did you mean 'data'?"]),
     "task name": ("[task]\nname = 'image'", ["'image'", "Did you mean 'images'?"]),
     "model": ("[task]\nmodel = 'cnm'", ["cnm", "cnn"]),
-    "adversary": ("[[adversaries]]\nname = 'lgl'", ["'lgl'", "Did you mean 'llg'?"]),
+    "adversary": ("[[adversaries]]\nname = 'llgg'", ["'llgg'", "Did you mean 'llg'?"]),
     "adversary setting": (
         "[[adversaries]]\nname = 'dlg'\niteration = 3",
         ["adversaries.0 (dlg).iteration: unknown", "Did you mean 'iterations'?"],

@@ -129,7 +129,7 @@ def test_training_is_bit_identical_with_and_without_adversaries(name, tmp_path, 
     assert wrapped.train_metrics_clientapp == alone.train_metrics_clientapp
     assert wrapped.evaluate_metrics_clientapp == alone.evaluate_metrics_clientapp
     assert drawn_wrapped == drawn_alone
-    assert Counter(row["status"] for row in rows(tmp_path)) == {"ok": 3 * 5 * (6 + 7)}
+    assert Counter(row["status"] for row in rows(tmp_path)) == {"ok": 3 * 5 * (6 + 8)}
 
 
 def test_buffers_are_left_alone_too(tmp_path):
@@ -496,7 +496,7 @@ def test_stop_names_the_client_and_the_round_and_keeps_every_row(how, tmp_path):
     found = outcome(run, tmp_path)
     assert set(found) == {(round, number) for round in (1, 2) for number in range(6)}
     for place, attacks in found.items():
-        assert len(attacks) == 7 + 6  # metrics of each adversary
+        assert len(attacks) == 8 + 7  # metrics of each adversary
         assert {row["status"] for row in attacks} == {"failed" if place == (2, 2) else "ok"}
     broken = found[(2, 2)]
     assert all(SAID[how] in row["error"] and row["value"] == "" for row in broken)
@@ -535,7 +535,7 @@ def test_pass_leaves_the_strategy_alone(how, tmp_path):
     campaign = Campaign(run, ledger, InlineExecutor(Bench(run)))
     wrapped = trained(HonestButCurious(build_strategy(run), campaign=campaign))
     assert same(weights(wrapped.arrays), weights(trained(build_strategy(run)).arrays))
-    assert Counter(row["status"] for row in rows(tmp_path)) == {"ok": 11 * 7, "failed": 7}
+    assert Counter(row["status"] for row in rows(tmp_path)) == {"ok": 11 * 8, "failed": 8}
 
 
 def test_all_clients_failing_is_an_error_and_no_crash(tmp_path):
