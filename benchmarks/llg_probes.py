@@ -9,10 +9,8 @@ machine slows both alike. "All" differentiates by every parameter, as the shared
 "head" by the head's weight alone, the least that autograd can do.
 """
 
-import time
-from collections.abc import Callable
-
 import torch
+from timing import fastest
 from torch import Tensor
 
 from adversaries import LLG
@@ -28,7 +26,6 @@ from fedsim.victim import VictimModel
 SPEC = Spec(classes=10, input_shape=(1, 28, 28), input_range=(0.0, 1.0))
 SIZES = (8, 128)
 BATCHES = 10
-TURNS = 3
 
 
 def observed(size: int) -> Observation:
@@ -80,16 +77,6 @@ def plain(seen: Observation, attack: LLG, names: list[str]) -> tuple[float, Tens
     means = torch.stack([torch.stack(one).double().mean() for one in own])
     m = float(means.sum()) / (n * size) * (1 + 1 / n)
     return m, torch.stack([torch.stack(one).double().mean() for one in others])
-
-
-def fastest(call: Callable[[], object]) -> float:
-    """CPU seconds of the fastest turn."""
-    took = []
-    for _ in range(TURNS):
-        started = time.process_time()
-        call()
-        took.append(time.process_time() - started)
-    return min(took)
 
 
 def main() -> None:

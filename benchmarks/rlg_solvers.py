@@ -12,10 +12,10 @@ the run fails; classes on which the LP's solver ends in an error are counted. `-
 
 import argparse
 import time
-from collections.abc import Callable
 
 import numpy as np
 import torch
+from timing import fastest
 from torch import Tensor
 
 from adversaries import RLG
@@ -24,8 +24,6 @@ from adversaries.spanning import by_spanning
 from adversaries.subspace import leading
 from fedsim import testing
 from fedsim.simulation import one_thread
-
-TURNS = 3
 
 
 def gradient(classes: int, size: int, features: int, repeats: bool) -> Tensor:
@@ -38,16 +36,6 @@ def gradient(classes: int, size: int, features: int, repeats: bool) -> Tensor:
     p = torch.softmax(h @ w.T, dim=1)
     p[torch.arange(size), labels] -= 1
     return p.T @ h / size
-
-
-def fastest(call: Callable[[], object]) -> float:
-    """CPU seconds of the fastest turn."""
-    took = []
-    for _ in range(TURNS):
-        started = time.process_time()
-        call()
-        took.append(time.process_time() - started)
-    return min(took)
 
 
 def row(classes: int, size: int, features: int, repeats: bool, sampled: int) -> str:

@@ -12,9 +12,9 @@ from typing import Any, ClassVar, TypeVar, get_args
 import pydantic
 from pydantic import BaseModel, ConfigDict
 
-from fedsim.errors import PluginError, ScenarioError, did_you_mean
+from fedsim.errors import DataError, PluginError, ScenarioError, did_you_mean
 
-__all__ = ["GROUPS", "Plugin", "find", "make", "names", "validated"]
+__all__ = ["GROUPS", "Plugin", "find", "make", "names", "table", "validated"]
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -106,3 +106,14 @@ def validated(model: type[Model], values: dict[str, Any], where: str) -> Model:
                 said = problem["msg"].removeprefix("Value error, ")
                 lines.append(f"{place}: {said}; found {found}.")
         raise ScenarioError("\n".join(lines)) from error
+
+
+def table(value: Any, where: str, *, key: str = "name", example: str) -> dict[str, Any]:
+    """Settings with what they are of under `key`, from a table that has it or from the name alone.
+
+    Raises `DataError` for anything else; `where` and `example` are for its message.
+    """
+    settings = {key: value} if isinstance(value, str) else value
+    if not isinstance(settings, dict) or not isinstance(settings.get(key), str):
+        raise DataError(f"{where} is {value!r}; expected a {key}, or a table such as {example}")
+    return settings

@@ -4,8 +4,6 @@ import hashlib
 import io
 import os
 import pickle
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from processes import elsewhere
 
 from fedsim.errors import DataError, ScenarioError
 from fedsim.plugin import make
@@ -322,8 +321,7 @@ def test_a_batch_is_the_same_in_another_process_and_after_other_draws():
     ours = digest(task.batches(3, 5, batch_size=8, steps=4))
     assert torch.equal(state, torch.random.get_rng_state())
     assert ours == digest(task.batches(3, 5, batch_size=8, steps=4))
-    done = subprocess.run([sys.executable, "-c", DRAW], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == ours
+    assert elsewhere(DRAW) == ours
 
 
 @pytest.mark.parametrize("composition", ["natural", "unbalanced", "balanced"])
@@ -510,10 +508,7 @@ def test_settings_survive_a_copy_and_a_pickle_but_nothing_worked_out_from_them(d
 def test_importing_the_task_loads_nothing_heavy():
     heavy = "{'flwr', 'ray', 'datasets', 'flwr_datasets', 'transformers', 'sklearn', 'PIL'}"
     script = f"import sys, fedsim.tasks.images; print({heavy} & set(sys.modules))"
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == "set()"
+    assert elsewhere(script) == "set()"
 
 
 # --- guesses and pictures -------------------------------------------------------------------

@@ -2,13 +2,12 @@
 
 import hashlib
 import pickle
-import subprocess
-import sys
 from collections import Counter
 
 import jiwer
 import pytest
 import torch
+from processes import elsewhere
 from tiny import ask, meaning, rows, same, sent, timeless
 
 from fedsim.defense import MeanGradient
@@ -140,8 +139,7 @@ print(value.hexdigest())
 
 def test_a_batch_is_the_same_in_another_process(task):
     ours = digest(task.batches(2, 5, batch_size=2, steps=2))
-    done = subprocess.run([sys.executable, "-c", DRAW], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == ours
+    assert elsewhere(DRAW) == ours
 
 
 def test_batches_depend_on_seed_client_and_round_alone(task):
@@ -200,10 +198,7 @@ def test_importing_the_task_loads_nothing_heavy():
     heavy = {"flwr", "ray", "datasets", "flwr_datasets", "transformers", "scipy", "torchaudio",
              "tokenizers", "jiwer", "soundfile"}  # fmt: skip
     script = f"import sys, fedsim.tasks.speech; print({heavy} & set(sys.modules))"
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == "set()"
+    assert elsewhere(script) == "set()"
 
 
 # --- knowledge ------------------------------------------------------------------------------

@@ -16,10 +16,10 @@ from torch.nn import functional
 
 from fedsim.errors import DataError, did_you_mean
 from fedsim.seeds import numpy_generator
+from fedsim.tasks.hub import HUB, splits
 
-__all__ = ["HUB", "ImageData", "load"]
+__all__ = ["ImageData", "load"]
 
-HUB = "hub:"
 NAMES = ("label_names", "fine_label_names", "names")
 EXPECTED = (
     "x_train, y_train, x_test and y_test, or x and y: images uint8 (N, H, W) or "
@@ -220,25 +220,11 @@ def _joined(parts: list[tuple[Array, Array]], names: tuple[str, ...], where: str
 
 def _hub(name: str, size: int | None) -> _Arrays:
     import datasets
-    from huggingface_hub.utils import logging
 
-    # Without a network it would tell of every retry; the error below says it once.
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    owner, _, rest = name.removeprefix(HUB).partition("/")
-    repository, _, config = rest.partition("/")
-    try:
-        splits = datasets.load_dataset(f"{owner}/{repository}" if rest else owner, config or None)
-    # Whatever stops a download, from the resolver to the decoder, has the same two ways out.
-    except Exception as error:
-        reason = (str(error).strip() or "no message").splitlines()[0]
-        raise DataError(
-            f"data '{name}' could not be loaded from the Hub ({type(error).__name__}: {reason}). "
-            "Either load it once where there is a network (it is cached from then on), or save "
-            f"it as an npz under --data and name that: {EXPECTED}."
-        ) from error
-    train = "train" if "train" in splits else next(iter(splits))
-    test = next((key for key in ("test", "validation", "valid") if key in splits), None)
-    features = splits[train].features
+    loaded = splits(name, f"as an npz under --data and name that: {EXPECTED}")
+    train = "train" if "train" in loaded else next(iter(loaded))
+    test = next((key for key in ("test", "validation", "valid") if key in loaded), None)
+    features = loaded[train].features
     images = [key for key, kind in features.items() if isinstance(kind, datasets.Image)]
     labels = [key for key, kind in features.items() if isinstance(kind, datasets.ClassLabel)]
     if not images or not labels:
@@ -249,8 +235,8 @@ def _hub(name: str, size: int | None) -> _Arrays:
     label = (known or labels)[0]
     parts = []
     for split in dict.fromkeys(key for key in (train, test) if key is not None):
-        x = _decoded(splits[split][images[0]], size, f"{name} ({split})")
-        parts.append(_checked(x, np.asarray(splits[split][label]), f"{name} ({split})"))
+        x = _decoded(loaded[split][images[0]], size, f"{name} ({split})")
+        parts.append(_checked(x, np.asarray(loaded[split][label]), f"{name} ({split})"))
     return _joined(parts, tuple(features[label].names), name)
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
 from fedsim.errors import DataError, did_you_mean
-from fedsim.plugin import validated
+from fedsim.plugin import table, validated
 from fedsim.seeds import derive, isolated, numpy_generator
 
 __all__ = ["PARTITIONS", "Partition", "Whole", "as_partition"]
@@ -289,12 +289,8 @@ def as_partition(value: Any, kinds: Mapping[str, type[Partition]] = PARTITIONS) 
     """
     if isinstance(value, Partition):
         return value
-    settings = {"kind": value} if isinstance(value, str) else value
-    if not isinstance(settings, dict) or not isinstance(settings.get("kind"), str):
-        raise DataError(
-            f"partition is {value!r}; expected a kind, or a table such as "
-            '{kind = "dirichlet", alpha = 0.5}'
-        )
+    example = '{kind = "dirichlet", alpha = 0.5}'
+    settings = table(value, "partition", key="kind", example=example)
     kind = settings["kind"]
     if kind not in kinds:
         raise DataError(f"no partition '{kind}'. {did_you_mean(kind, kinds)}")

@@ -19,13 +19,13 @@ from torch import Tensor
 from fedsim.errors import DataError, did_you_mean
 from fedsim.seeds import numpy_generator, torch_generator
 from fedsim.tasks.features import Features, resampled
+from fedsim.tasks.hub import HUB, splits
 from fedsim.tasks.transcripts import plain, public_text, within
 from fedsim.tasks.voices import speak
 
-__all__ = ["HUB", "VOICES", "Limits", "Recordings", "frames", "load"]
+__all__ = ["VOICES", "Limits", "Recordings", "frames", "load"]
 
 VOICES = "voices"
-HUB = "hub:"
 PACKAGES = ("jiwer", "soundfile", "tokenizers", "torchaudio")
 COLUMNS = ("file", "speaker", "transcript")
 SPEAKERS, EACH = 20, 12
@@ -264,23 +264,11 @@ def _decoded(source: Any, where: str) -> Tensor:
 
 def _hub(name: str) -> Recordings:
     import datasets
-    from huggingface_hub.utils import logging
 
-    # Without a network it would tell of every retry; the error below says it once.
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    owner, _, rest = name.removeprefix(HUB).partition("/")
-    repository, _, config = rest.partition("/")
-    try:
-        splits = datasets.load_dataset(f"{owner}/{repository}" if rest else owner, config or None)
-    # Whatever stops a download, from the resolver to the decoder, has the same two ways out.
-    except Exception as error:
-        reason = (str(error).strip() or "no message").splitlines()[0]
-        raise DataError(
-            f"data '{name}' could not be loaded from the Hub ({type(error).__name__}: {reason}). "
-            "Either load it once where there is a network (it is cached from then on), or save "
-            f"it under --data as recordings and a csv with the columns {', '.join(COLUMNS)}."
-        ) from error
-    features = next(iter(splits.values())).features
+    loaded = splits(
+        name, f"under --data as recordings and a csv with the columns {', '.join(COLUMNS)}"
+    )
+    features = next(iter(loaded.values())).features
     audio = next((key for key, kind in features.items() if isinstance(kind, datasets.Audio)), None)
     text = next(
         (k for k in ("text", "transcript", "transcription", "sentence") if k in features), ""
@@ -292,9 +280,9 @@ def _hub(name: str) -> Recordings:
             "transcript, transcription, sentence) and a speaker (speaker_id, speaker, client_id)"
         )
     # Decoded by soundfile, like files: the library's own decoder is a package of its own.
-    parts = [part.cast_column(audio, datasets.Audio(decode=False)) for part in splits.values()]
+    parts = [part.cast_column(audio, datasets.Audio(decode=False)) for part in loaded.values()]
     whole = datasets.concatenate_datasets(parts)
-    tests = tuple(key == "test" for key, part in splits.items() for _ in range(len(part)))
+    tests = tuple(key == "test" for key, part in loaded.items() for _ in range(len(part)))
 
     def content(index: int) -> bytes:
         stored = whole[index][audio]

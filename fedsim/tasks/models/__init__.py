@@ -6,10 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.errors import DataError, did_you_mean
-from fedsim.plugin import validated
+from fedsim.plugin import table, validated
+from fedsim.tasks.hub import HUB
 from fedsim.tasks.models.architecture import Architecture
 from fedsim.tasks.models.cnn import CNN
-from fedsim.tasks.models.hub import HUB, Transformers
+from fedsim.tasks.models.hub import Transformers
 from fedsim.tasks.models.lenet import LeNet
 from fedsim.tasks.models.lenet_sigmoid import LeNetSigmoid
 from fedsim.tasks.models.mlp import MLP
@@ -37,12 +38,7 @@ def as_architecture(value: Any) -> Architecture:
     """
     if isinstance(value, Architecture):
         return value
-    settings = {"name": value} if isinstance(value, str) else value
-    if not isinstance(settings, dict) or not isinstance(settings.get("name"), str):
-        raise DataError(
-            f"model is {value!r}; expected a name, or a table such as "
-            '{name = "resnet20", activation = "sigmoid"}'
-        )
+    settings = table(value, "model", example='{name = "resnet20", activation = "sigmoid"}')
     name = settings["name"]
     if name.startswith(HUB):
         return validated(Transformers, settings, "model")

@@ -8,11 +8,10 @@ from torch import Tensor, float32, nn
 
 from fedsim import libraries
 from fedsim.errors import DataError, did_you_mean
+from fedsim.tasks.hub import HUB
 from fedsim.tasks.models.architecture import Architecture
 
 __all__ = ["Transformers"]
-
-HUB = "hub:"
 
 
 class _Logits(nn.Module):

@@ -3,7 +3,7 @@
 from typing import Any
 
 from fedsim.errors import DataError, did_you_mean
-from fedsim.plugin import validated
+from fedsim.plugin import table, validated
 from fedsim.tasks.recognisers.las import LAS
 from fedsim.tasks.recognisers.recogniser import END, PADDING, Recogniser
 
@@ -20,12 +20,7 @@ def as_recogniser(value: Any) -> Recogniser:
     """
     if isinstance(value, Recogniser):
         return value
-    settings = {"name": value} if isinstance(value, str) else value
-    if not isinstance(settings, dict) or not isinstance(settings.get("name"), str):
-        raise DataError(
-            f"model is {value!r}; expected a name, or a table such as "
-            '{name = "las", decoder = 256}'
-        )
+    settings = table(value, "model", example='{name = "las", decoder = 256}')
     name = settings["name"]
     if name not in RECOGNISERS:
         raise DataError(f"no recogniser '{name}'. {did_you_mean(name, RECOGNISERS)}")

@@ -1,0 +1,35 @@
+"""Data sets of the Hugging Face Hub, the only data that uses the network."""
+
+from typing import Any
+
+from fedsim.errors import DataError
+
+__all__ = ["HUB", "splits"]
+
+HUB = "hub:"
+"""What the name of a set or a model of the Hub begins with."""
+
+
+def splits(name: str, otherwise: str) -> Any:
+    """The splits of a set of the Hub, by name, as `datasets` loads them.
+
+    name: "hub:OWNER/SET[/CONFIG]". otherwise: how else its data could be had, for the message of
+    the `DataError` that is raised whatever stops a download.
+    """
+    import datasets
+    from huggingface_hub.utils import logging
+
+    # Without a network it would tell of every retry; the error below says it once.
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    owner, _, rest = name.removeprefix(HUB).partition("/")
+    repository, _, config = rest.partition("/")
+    try:
+        return datasets.load_dataset(f"{owner}/{repository}" if rest else owner, config or None)
+    # Whatever stops a download, from the resolver to the decoder, has the same two ways out.
+    except Exception as error:
+        reason = (str(error).strip() or "no message").splitlines()[0]
+        raise DataError(
+            f"data '{name}' could not be loaded from the Hub ({type(error).__name__}: {reason}). "
+            "Either load it once where there is a network (it is cached from then on), or save "
+            f"it {otherwise}."
+        ) from error
