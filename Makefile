@@ -1,5 +1,7 @@
 # Needs Python >= 3.11 and make; everything else goes into .venv.
 PYTHON ?= python3
+# Two test processes: few of the tests need more than a core and some wait.
+PYTEST ?= --numprocesses 2 --dist loadfile
 VENV := .venv
 BIN := $(VENV)/bin
 
