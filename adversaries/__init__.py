@@ -17,6 +17,7 @@ _HOMES = {
     "MinColumn": "min_column",
     "RLG": "rlg",
     "RandomGuess": "random_guess",
+    "SpanDecoding": "span_decoding",
 }
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "InvertingGradients",
     "MinColumn",
     "RandomGuess",
+    "SpanDecoding",
 ]
 
 

@@ -1,24 +1,21 @@
 """gm-bow: a whole transcript from the decoder's gradient, its words known as a bag."""
 
-from collections import Counter
 from typing import Annotated, ClassVar, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from fedsim.adversary import Adversary, Job
+from adversaries.transcripts import OfTranscripts, claim
+from fedsim.adversary import Job
 from fedsim.gradients import (
     LBFGS,
     Adam,
     Optimizer,
     Rules,
     SequenceProblem,
-    head_gradient,
     minimise,
-    numerical_rank,
 )
-from fedsim.knowledge import Knowledge
 from fedsim.records import Observation, Reconstruction
 from fedsim.tasks.recognisers import END
 
@@ -31,7 +28,7 @@ PATIENCE = 100
 """Iterations in which L-BFGS must bring the distance down by 5 %."""
 
 
-class GMBoW(Adversary):
+class GMBoW(OfTranscripts):
     """The transcript of one utterance: the labels that the gradient reveals, put into order.
 
     A decoder with attention takes from the encoder nothing but a context vector a_i a step. Of
@@ -49,15 +46,11 @@ class GMBoW(Adversary):
     the decoder's LSTM came through the attention too, which asked with its state; no A removes
     that distance, small while the attention is untrained.
 
-    Assumes one utterance in one step, whose last label is known to be 0, the end; a model with the
-    point "context" that says by `context_size` what d_A is. Claims every label, the end included.
+    Assumes one utterance in one step, whose last label is known to be 0, the end. Claims every
+    label, the end included.
     """
 
     name: ClassVar[str] = "gm-bow"
-    needs: ClassVar[Knowledge] = Knowledge.GRADIENT | Knowledge.MODEL
-    recovers: ClassVar[frozenset[str]] = frozenset(
-        {"sequences", "num_labels", "labels", "label_counts", "label_set", "objective", "outcomes"}
-    )
     cites: ClassVar[str] = (
         "Dang et al., Revealing and Protecting Labels in Distributed Training, NeurIPS 2021, "
         "section 4"
@@ -67,11 +60,6 @@ class GMBoW(Adversary):
         default="span",
         description='"paper": every variable free, by Adam; "span": the few that '
         "can differ, by L-BFGS",
-    )
-    labels_from: str = Field(
-        default="rlg",
-        description='the set of labels: another adversary by name, or "given" (the threat model '
-        "grants LABELS, of which only the set and the number are used)",
     )
     restrict: bool = Field(
         default=True, description="to the set; false: all C labels, the baseline without BoW"
@@ -118,22 +106,8 @@ class GMBoW(Adversary):
 
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
         """Match the gradient; raises `ValueError` where model or update are of another kind."""
-        model, gradient = seen.know(Knowledge.MODEL), seen.know(Knowledge.GRADIENT)
-        if "context" not in model.points or not hasattr(model.module, "context_size"):
-            raise ValueError(
-                "the model has no point 'context' to feed context vectors at; gm-bow is for "
-                "recognisers with attention, such as las"
-            )
-        if seen.num_examples not in (None, 1):
-            raise ValueError(
-                f"{seen.num_examples} examples are behind this gradient, and gm-bow reads one: set "
-                "training.batch_size = 1"
-            )
-        head = head_gradient(gradient, seen.head, seen.spec.classes)
-        revealed, length = self._bag(seen, job)
-        source = self.labels_from
-        if length is None:
-            length, source = numerical_rank(head.weight, job.rng), "rank"
+        model, gradient = self.decoder(seen)
+        revealed, length, source = self.bag(seen, job)
         bag = sorted(revealed | {END}) if self.restrict else list(range(seen.spec.classes))
         problem = SequenceProblem(
             model,
@@ -180,12 +154,8 @@ class GMBoW(Adversary):
             reading=problem.read,
         )
         labels = problem.read(match.point[None])[0].cpu()
-        return Reconstruction(
-            sequences=[labels],
-            num_labels=length,
-            labels=labels,
-            label_counts=dict(sorted(Counter(labels.tolist()).items())),
-            label_set=frozenset(labels.tolist()),
+        return claim(
+            labels,
             objective=match.value,
             outcomes=tuple(match.outcomes),
             trace=tuple(job.trace),
@@ -197,17 +167,3 @@ class GMBoW(Adversary):
                 "exact_gradient": seen.exact,
             },
         )
-
-    def _bag(self, seen: Observation, job: Job) -> tuple[frozenset[int], int | None]:
-        """The set of labels, and how many there are in all where that is claimed."""
-        if self.labels_from == "given":
-            given = seen.know(Knowledge.LABELS).flatten()
-            given = given[given >= 0].tolist()
-            return frozenset(given), len(given)
-        claimed = self.parts()["labels_from"].reconstruct(seen, job)
-        if claimed.label_set is None:
-            raise ValueError(
-                f"labels_from = '{self.labels_from}' claims no set of labels; use an adversary "
-                "that does, such as rlg"
-            )
-        return claimed.label_set, claimed.num_labels

@@ -78,7 +78,7 @@ EASY = {
 CHANCE = {"random"}
 """Is chance itself."""
 
-ELSEWHERE = {"gm-bow"}
+ELSEWHERE = {"gm-bow", "span-decoding"}
 """For sequence models: their easy cases are in test files of their own."""
 
 BUILT_IN = [n for n in names("adversaries") if find("adversaries", n).__module__[:4] == "adve"]

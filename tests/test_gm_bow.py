@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from spellers import PIECES, generator, recogniser, utterance
 from torch import Tensor
 
 from adversaries import GMBoW
@@ -23,41 +24,11 @@ from fedsim.gradients import (
 )
 from fedsim.knowledge import Knowledge
 from fedsim.plugin import find, make
-from fedsim.records import Observation, Reconstruction, Spec
-from fedsim.seeds import isolated
-from fedsim.tasks.recognisers import END, as_recogniser
+from fedsim.records import Reconstruction
+from fedsim.tasks.recognisers import END
 from fedsim.victim import VictimModel
 
-PIECES, FEATURES = 30, 5
 DECODER = {"*head.*": 1.0, "*projection.*": 1.0}
-SIZES = {"encoder": 8, "attention": 6, "embedding": 10, "decoder": 20, "projection": 16}
-
-
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def recogniser(seed: int = 0) -> VictimModel:
-    """A small listen, attend and spell with random weights."""
-    las = as_recogniser({"name": "las", **SIZES})
-    with isolated(seed, "test"):
-        module = las.build(FEATURES, PIECES)
-    return VictimModel(module, head=las.head, loss=las.loss, points=las.points)
-
-
-def utterance(said: list[int], seed: int = 0) -> Observation:
-    """The gradient of one utterance of random frames, the end left off, through the attention."""
-    model, target = recogniser(seed), torch.tensor([[*said, END]])
-    frames = torch.randn(1, 30, FEATURES, generator=generator(seed))
-    gradient = model.gradient(frames, target)
-    return testing.observation(
-        gradient={name: value.detach() for name, value in gradient.items()},
-        head=model.head,
-        model=model,
-        spec=Spec(classes=PIECES),
-        labels=target,
-        num_examples=1,
-    )
 
 
 def fed(model: VictimModel, target: Tensor, seed: int = 0) -> tuple[Tensor, dict[str, Tensor]]:

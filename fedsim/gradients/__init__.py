@@ -27,11 +27,12 @@ from fedsim.gradients.factored import (
     Leading,
     leading,
     numerical_rank,
+    rounding,
 )
 from fedsim.gradients.head import HeadGradient, head_gradient
 from fedsim.gradients.matching import Match, Objective, Rules, minimise
 from fedsim.gradients.problem import DISTANCES, Problem, in_groups
-from fedsim.gradients.sequences import SequenceProblem
+from fedsim.gradients.sequences import SequenceProblem, keep_labels
 from fedsim.gradients.unrolled import local_steps, unrolled_gradient
 from fedsim.gradients.update import to_gradient
 
@@ -55,11 +56,13 @@ __all__ = [
     "cosine_distance",
     "head_gradient",
     "in_groups",
+    "keep_labels",
     "l1_l2_distance",
     "leading",
     "local_steps",
     "minimise",
     "numerical_rank",
+    "rounding",
     "squared_distance",
     "to_gradient",
     "unrolled_gradient",

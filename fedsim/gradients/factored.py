@@ -5,6 +5,7 @@ sequence sends and what was observed are kept in factors, so that a head of 16k 
 L (C + d) and not C d.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from fedsim.victim import VictimModel
 
-__all__ = ["Factored", "FactoredGradients", "Leading", "leading", "numerical_rank"]
+__all__ = ["Factored", "FactoredGradients", "Leading", "leading", "numerical_rank", "rounding"]
 
 Factored = tuple[Tensor, Tensor]
 """R matrices left' right: left (R, k, out), right (R, k, in)."""
@@ -69,14 +70,20 @@ def leading(matrix: Tensor, rank: int, rng: torch.Generator) -> Leading:
     return Leading(basis @ u[:, :rank], s[:rank], vh[:rank].mT)
 
 
-def numerical_rank(matrix: Tensor, rng: torch.Generator) -> int:
-    """The rank of a matrix (m, n) whose entries were rounded to float32.
+def rounding(matrix: Tensor) -> float:
+    """What singular values rounding to float32 brings to a matrix (m, n): no larger ones.
 
-    Counts singular values above 2^-23 (m^-1/2 + n^-1/2) of the Frobenius norm: independent
-    rounding of entries of one size brings half of that at most.
+    2^-23 (m^-1/2 + n^-1/2) of the Frobenius norm; independent rounding of entries of one size
+    brings half of that at most.
     """
+    rows, columns = matrix.shape
+    return float(matrix.norm()) * 2.0**-23 * (1 / math.sqrt(rows) + 1 / math.sqrt(columns))
+
+
+def numerical_rank(matrix: Tensor, rng: torch.Generator) -> int:
+    """The rank of a matrix (m, n) whose entries were rounded to float32."""
     exact, most = matrix.double(), min(matrix.shape)
-    tolerance = float(exact.norm()) * 2**-23 * sum(side**-0.5 for side in matrix.shape)
+    tolerance = rounding(exact)
     wanted = min(16, most)
     while True:
         s = leading(exact, wanted, rng).s

@@ -10,7 +10,7 @@ from fedsim.gradients.factored import FactoredGradients, Leading, leading
 from fedsim.gradients.problem import parameter_weights
 from fedsim.victim import VictimModel
 
-__all__ = ["SequenceProblem"]
+__all__ = ["SequenceProblem", "keep_labels"]
 
 
 class SequenceProblem:
@@ -59,7 +59,7 @@ class SequenceProblem:
         self.bag, self.last, self.length, self.penalty = bag.to(device), last, length, penalty
         self.classes = len(own.module.get_submodule(head).get_parameter("weight"))
         if normalise == "set":
-            _keep_labels(own, head, self.classes, self.bag, wanted)
+            keep_labels(own, head, self.bag, wanted)
             self.classes = len(bag)
         for name, value in wanted.items():
             if not torch.isfinite(value).all():
@@ -140,10 +140,12 @@ class SequenceProblem:
         return value
 
 
-def _keep_labels(
-    model: VictimModel, head: str, classes: int, bag: Tensor, gradient: dict[str, Tensor]
+def keep_labels(
+    model: VictimModel, head: str, bag: Tensor, gradient: dict[str, Tensor] | None = None
 ) -> None:
-    """Leave only a bag's labels in head, embeddings and their gradients; in place."""
+    """Leave only a bag's labels (b,) int64 in head, embeddings and their gradients; in place."""
+    gradient = {} if gradient is None else gradient
+    classes = len(model.module.get_submodule(head).get_parameter("weight"))
     for name, layer in model.module.named_modules():
         embeds = isinstance(layer, nn.Embedding) and layer.num_embeddings == classes
         if name == head or embeds:
