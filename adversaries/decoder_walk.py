@@ -86,12 +86,9 @@ class Walk:
         roles = self._roles()
         self._behind = {name: place for name, place in roles.items() if isinstance(place, slice)}
         self.matched = [
-            f"{name}.{key}"
-            for name, place in roles.items()
-            if place != "before"
-            for key, _ in layers[name].named_parameters()
+            f"{name}.{key}" for name in self._behind for key, _ in layers[name].named_parameters()
         ]
-        """Parameters whose gradient the context vectors explain: those behind the attention."""
+        """Parameters that the context vectors explain: of the layers behind the attention."""
         for name, place in roles.items():
             bias = gradient[f"{name}.bias"] if layers[name].bias is not None else None
             if place != "after":
