@@ -140,8 +140,8 @@ class RLG(Adversary):
         return int((seen.know(Knowledge.LABELS) >= 0).sum())
 
     def _separable(self, found: Subspace) -> Verdict:
-        lengths = np.linalg.norm(found.whitened, axis=0)
-        q = normalised(found.whitened)
+        whitened = found.whitened
+        lengths, q = np.linalg.norm(whitened, axis=0), normalised(whitened)
         against = None
         if self.columns == "top_norm":
             against = np.argsort(-lengths, kind="stable")[:SCREEN].tolist()

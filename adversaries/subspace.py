@@ -20,8 +20,8 @@ Rank = Literal["gap", "tolerance", "oracle"]
 SKETCH = 64
 """Dimensions of the first random sketch; the second has four times as many, the third is exact."""
 
-ROWS = 1024
-"""Rows that are made float64 at once."""
+BLOCK = 2**17
+"""Entries that are made float64 at once: a megabyte, which stays in the cache."""
 
 ROUNDING = 4.0
 """Rounding errors of a sum, in those of its largest term: what several threads and fused
@@ -85,14 +85,16 @@ def leading(
     rng: of the random sketch, which is exact up to rounding where the rank is below its width.
     """
     known = told if mode == "oracle" else None
-    rows, columns = weight.norm(dim=1), weight.norm(dim=0)
+    rows, columns, filled = _sums(weight)
     # A matrix of independent errors is not larger than its longest row and column (Latala, 2005).
-    floor = ROUNDING * torch.finfo(weight.dtype).eps / 2 * float(rows.max() + columns.max())
+    longest = float(rows.max().sqrt() + columns.max().sqrt())
+    floor = ROUNDING * torch.finfo(weight.dtype).eps / 2 * longest
     projected, values, vectors = _spectrum(weight, floor, rng, known)
     above = int((values > floor).sum())
     sent = (int(rows.count_nonzero()), int(columns.count_nonzero()))
     full = above >= min(sent)
-    coarse = _coarse(weight, rows, sent)
+    # An exact gradient has no zeros outside rows and columns of zeros.
+    coarse = filled < FILLED * sent[0] * sent[1] or _few_values(weight, rows)
     if known is not None:
         size = known
     elif mode == "tolerance":
@@ -116,6 +118,21 @@ def leading(
     )
 
 
+def _sums(weight: Tensor) -> tuple[Tensor, Tensor, int]:
+    """Sums of squares of rows (C,) and of columns (d,), float64; how many entries are not zero."""
+    rows, columns, filled = [], weight.new_zeros(weight.shape[1], dtype=torch.float64), 0
+    for part in _blocks(weight):
+        squares = part.double().square_()
+        rows.append(squares.sum(dim=1))
+        columns += squares.sum(dim=0)
+        filled += int(part.count_nonzero())
+    return torch.cat(rows), columns, filled
+
+
+def _blocks(weight: Tensor) -> tuple[Tensor, ...]:
+    return torch.split(weight, max(1, BLOCK // weight.shape[1]))
+
+
 def _spectrum(
     weight: Tensor, floor: float, rng: torch.Generator, known: int | None
 ) -> tuple[Array, Array, Array]:
@@ -128,7 +145,7 @@ def _spectrum(
             continue
         mix = torch.randn(len(weight), width, generator=rng, dtype=weight.dtype)
         basis = torch.linalg.qr((weight.T @ mix.to(weight.device)).double()).Q
-        parts = [part.double() @ basis for part in torch.split(weight, ROWS)]
+        parts = [part.double() @ basis for part in _blocks(weight)]
         projected = torch.cat(parts).cpu().numpy()
         values, vectors = _eigen(projected, floor)
         if values[-1] <= floor:
@@ -152,14 +169,8 @@ def _eigen(matrix: Array, floor: float) -> tuple[Array, Array]:
     return values, vectors[:, ::-1]
 
 
-def _coarse(weight: Tensor, rows: Tensor, sent: tuple[int, int]) -> bool:
-    """Whether coordinates were dropped or rounded to few values: rank then counts no labels.
-
-    An exact gradient has no zeros outside rows and columns of zeros, and hardly a value twice in
-    a row.
-    """
-    if int(weight.count_nonzero()) < FILLED * sent[0] * sent[1]:
-        return True
+def _few_values(weight: Tensor, rows: Tensor) -> bool:
+    """Whether entries were rounded to few values: an exact row has hardly one of them twice."""
     longest = weight[rows.topk(min(8, len(rows))).indices]
     values = [row[row != 0].abs() for row in longest]
     total = sum(len(row) for row in values)
