@@ -42,15 +42,16 @@ class Subspace:
     """The leading S dimensions of a gradient.
 
     columns (S, C): U' dW, a column a class. values: singular values of dW, largest first, as many
-    as were computed. size: S as estimated or told; of it, S rows exceed rounding. gap: the S-th
-    singular value over the next (infinite where nothing but rounding is left). full: rows and
-    columns of zeros aside, no value is as small as rounding. coarse: entries were dropped or
-    rounded to few values.
+    as were computed. size: S as estimated or told; of it, S rows exceed rounding. signal: of these,
+    how many exceed noise, where there is any. gap: the S-th singular value over the next (infinite
+    where nothing but rounding is left). full: rows and columns of zeros aside, no value is as small
+    as rounding. coarse: entries were dropped or rounded to few values.
     """
 
     columns: Array
     values: Array
     size: int
+    signal: int
     gap: float
     full: bool
     coarse: bool
@@ -59,6 +60,12 @@ class Subspace:
     def whitened(self) -> Array:
         """The right singular vectors Q (S, C)."""
         return self.columns / self.values[: len(self.columns), None]
+
+    @property
+    def halfway(self) -> Array:
+        """The dimensions above noise over the roots of their values, (C, signal), a class a row."""
+        found: Array = self.columns[: self.signal].T / np.sqrt(self.values[: self.signal])
+        return found
 
     @property
     def length(self) -> float:
@@ -95,14 +102,17 @@ def leading(
     full = above >= min(sent)
     # An exact gradient has no zeros outside rows and columns of zeros.
     coarse = filled < FILLED * sent[0] * sent[1] or _few_values(weight, rows)
+    over = above
+    if full or coarse:
+        # Where all but a few rows were dropped, those may be the labels' own.
+        alone = sent[0] < len(weight) and values[above - 1] > FLAT * values[0]
+        over = above if alone and not coarse else _above_noise(values[:above], sent)
     if known is not None:
         size = known
     elif mode == "tolerance":
         size = int((values > tolerance * values[0]).sum())
     elif full or coarse:
-        # Where all but a few rows were dropped, those may be the labels' own.
-        alone = sent[0] < len(weight) and values[above - 1] > FLAT * values[0]
-        size = above if alone and not coarse else _above_noise(values[:above], sent)
+        size = over
     else:
         following = np.maximum(np.append(values[1:], 0), floor)
         size = int((values / following)[:above].argmax()) + 1
@@ -112,6 +122,7 @@ def leading(
         columns=(projected @ vectors[:, :kept]).T.copy(),
         values=values,
         size=max(1, size),
+        signal=max(1, min(kept, over)),
         gap=float(values[kept - 1] / following) if following > floor else float("inf"),
         full=full,
         coarse=coarse,
