@@ -32,10 +32,10 @@ def by_margin(columns: Array, lengths: Array, size: int) -> frozenset[int]:
     own columns; zero where nothing was sent.
 
     A class's score is minus the mean cosine to the background, which is all classes at first and
-    then those not claimed. Claimed are scores above Otsu's threshold (1979), which splits them into two
-    groups of the least variance within, and above 0, unless a gap of three standard deviations of
-    the background's scores sets them apart. A gradient of which few columns are left (no more than
-    2 S, the others zero) is told by their lengths: all of up to S, of more Otsu's part.
+    then those not claimed. Claimed are scores above Otsu's threshold (1979), which splits them into
+    two groups of the least variance within, and above 0, unless a gap of three standard deviations
+    of the background's scores sets them apart. A gradient of which few columns are left (no more
+    than 2 S, the others zero) is told by their lengths: all of up to S, of more Otsu's part.
     """
     sent = lengths > 0
     if not sent.all() and sent.sum() <= 2 * size:
