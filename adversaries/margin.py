@@ -6,16 +6,13 @@ separable. But columns of classes that are not in the batch are sums of p h with
 about one direction; a label's column holds -h and lies across.
 """
 
-from typing import Literal
-
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["View", "by_margin", "otsu"]
+__all__ = ["by_margin", "otsu"]
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
-View = Literal["both", "whitened", "plain"]
 
 FAINT = 1e-6
 """Of the largest column's length: shorter ones are never claimed."""
@@ -28,45 +25,32 @@ ROUNDS = 6
 """How often the background is taken anew."""
 
 
-def by_margin(
-    weight: Array, columns: Array, values: Array, size: int, view: View, allowance: float
-) -> tuple[frozenset[int], Array]:
-    """Classes that point away from the rest, at most `size`, and every class's score (C,).
+def by_margin(columns: Array, lengths: Array, size: int) -> frozenset[int]:
+    """Classes that point away from the rest, at most `size`.
 
-    weight: the gradient (C, d). columns (S, C), values (S,): its leading dimensions and their
-    singular values. view: of what the angles are taken: "plain", the gradient's columns;
-    "whitened", the leading dimensions over the roots of their singular values; "both", the sum.
+    columns (C, k): a class a row, of which the angles are taken. lengths (C,): of the gradient's
+    own columns; zero where nothing was sent.
 
-    The score is minus the mean cosine to the background, which is all classes at first and then
-    those not claimed. Claimed are scores above Otsu's threshold (1979), which splits them into two
-    groups of the least variance within, and above minus `allowance` / sqrt(d) a view, unless a gap
-    of three standard deviations of the background's scores sets them apart. A gradient of which few
-    columns are left (no more than 2 S, the others zero) is told by their lengths: all of up to S,
-    of more Otsu's part.
+    A class's score is minus the mean cosine to the background, which is all classes at first and
+    then those not claimed. Claimed are scores above Otsu's threshold (1979), which splits them into
+    two groups of the least variance within, and above 0, unless a gap of three standard deviations
+    of the background's scores sets them apart. A gradient of which few columns are left (no more
+    than 2 S, the others zero) is told by their lengths: all of up to S, of more Otsu's part.
     """
-    lengths = np.linalg.norm(weight, axis=1)
     sent = lengths > 0
     if not sent.all() and sent.sum() <= 2 * size:
         scores = np.log(np.where(sent, lengths, 1), where=sent, out=np.full(len(sent), -np.inf))
         claimed = sent if sent.sum() <= size else _above(scores, sent, size)
-        return frozenset(np.flatnonzero(claimed).tolist()), scores
-    views = []
-    if view != "plain":
-        views.append((columns / np.sqrt(values[: len(columns), None])).T)
-    if view != "whitened":
-        views.append(weight)
-    views = [_unit(one) for one in views]
-    # Unrelated directions have cosines of about 1 / sqrt(d).
-    least = -allowance * len(views) / weight.shape[1] ** 0.5
+        return frozenset(np.flatnonzero(claimed).tolist())
+    unit = _unit(columns)
     live = lengths > FAINT * lengths.max()
     claimed = np.zeros(len(live), dtype=bool)
-    scores = np.zeros(len(live))
     for _ in range(ROUNDS):
-        scores = -sum(one @ one[~claimed].mean(axis=0) for one in views)
-        before, claimed = claimed, _above(scores, live, size, least)
+        scores = -unit @ unit[~claimed].mean(axis=0)
+        before, claimed = claimed, _above(scores, live, size, least=0.0)
         if (before == claimed).all() or claimed.all():
             break
-    return frozenset(np.flatnonzero(claimed).tolist()), scores
+    return frozenset(np.flatnonzero(claimed).tolist())
 
 
 def otsu(scores: Array) -> float:

@@ -7,7 +7,7 @@ import torch
 from pydantic import Field
 
 from adversaries.majority import by_majority
-from adversaries.margin import View, by_margin
+from adversaries.margin import by_margin
 from adversaries.separability import SCREEN, Verdict, by_lp, by_perceptron, normalised
 from adversaries.spanning import by_spanning
 from adversaries.subspace import Rank, Subspace, leading
@@ -73,16 +73,6 @@ class RLG(Adversary):
         default="all",
         description='what a class must be separable from: "all" others, or the 500 longest columns',
     )
-    view: View = Field(
-        default="both",
-        description='angles of accept = "margin": between "plain" columns, "whitened", or "both"',
-    )
-    allowance: float = Field(
-        default=1.0,
-        ge=0,
-        le=100,
-        description='cosine, in 1 / sqrt(d), to the rest that accept = "margin" still claims',
-    )
 
     def requires(self) -> Knowledge:
         """Beside `needs`, the number of labels where it is to be told."""
@@ -113,9 +103,9 @@ class RLG(Adversary):
         }
         if notes["accept"] == "margin":
             plain = weight.double().cpu().numpy()
-            labels, _ = by_margin(
-                plain, found.columns, found.values, found.size, self.view, self.allowance
-            )
+            # Noise lies in all dimensions alike, but what dropping and rounding leave does not.
+            angles = plain if found.coarse else found.halfway
+            labels = by_margin(angles, np.linalg.norm(plain, axis=1), found.size)
         elif notes["accept"] == "authors":
             seed = int(torch.randint(2**62, (), generator=job.rng))
             speech = seen.spec.vocabulary is not None
@@ -140,8 +130,8 @@ class RLG(Adversary):
         return int((seen.know(Knowledge.LABELS) >= 0).sum())
 
     def _separable(self, found: Subspace) -> Verdict:
-        lengths = np.linalg.norm(found.whitened, axis=0)
-        q = normalised(found.whitened)
+        whitened = found.whitened
+        lengths, q = np.linalg.norm(whitened, axis=0), normalised(whitened)
         against = None
         if self.columns == "top_norm":
             against = np.argsort(-lengths, kind="stable")[:SCREEN].tolist()

@@ -96,11 +96,11 @@ class _Search:
             return np.empty(0, dtype=np.intp)
         inverse = np.linalg.inv(self.q[:, basis])
         a = inverse @ self.q
-        for row, c in enumerate(basis.tolist()):
-            reach = float(np.linalg.norm(inverse[row]))
-            others = a[row, self.live[self.live != c]]
-            if self.open[c] and reach < LARGEST and others.max(initial=-1.0) <= SLACK:
-                self._accept(c, 1 / reach)
+        reach = np.linalg.norm(inverse, axis=1)
+        # A column of the basis is on its own separator's wrong side, at 1.
+        alone = (a > SLACK)[:, self.live].sum(axis=1) == 1
+        for row in np.flatnonzero(alone & (reach < LARGEST) & self.open[basis]).tolist():
+            self._accept(int(basis[row]), 1 / float(reach[row]))
         rest = pool[~np.isin(pool, basis)]
         found = self._project(-self.q[:, basis].sum(axis=1), rest, rest[: 4 * len(a)])
         if found is None or found.separator is not None:

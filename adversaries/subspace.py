@@ -20,8 +20,8 @@ Rank = Literal["gap", "tolerance", "oracle"]
 SKETCH = 64
 """Dimensions of the first random sketch; the second has four times as many, the third is exact."""
 
-ROWS = 1024
-"""Rows that are made float64 at once."""
+BLOCK = 2**17
+"""Entries that are made float64 at once: a megabyte, which stays in the cache."""
 
 ROUNDING = 4.0
 """Rounding errors of a sum, in those of its largest term: what several threads and fused
@@ -42,15 +42,16 @@ class Subspace:
     """The leading S dimensions of a gradient.
 
     columns (S, C): U' dW, a column a class. values: singular values of dW, largest first, as many
-    as were computed. size: S as estimated or told; of it, S rows exceed rounding. gap: the S-th
-    singular value over the next (infinite where nothing but rounding is left). full: rows and
-    columns of zeros aside, no value is as small as rounding. coarse: entries were dropped or
-    rounded to few values.
+    as were computed. size: S as estimated or told; of it, S rows exceed rounding. signal: of these,
+    how many exceed noise, where there is any. gap: the S-th singular value over the next (infinite
+    where nothing but rounding is left). full: rows and columns of zeros aside, no value is as small
+    as rounding. coarse: entries were dropped or rounded to few values.
     """
 
     columns: Array
     values: Array
     size: int
+    signal: int
     gap: float
     full: bool
     coarse: bool
@@ -59,6 +60,12 @@ class Subspace:
     def whitened(self) -> Array:
         """The right singular vectors Q (S, C)."""
         return self.columns / self.values[: len(self.columns), None]
+
+    @property
+    def halfway(self) -> Array:
+        """The dimensions above noise over the roots of their values, (C, signal), a class a row."""
+        found: Array = self.columns[: self.signal].T / np.sqrt(self.values[: self.signal])
+        return found
 
     @property
     def length(self) -> float:
@@ -85,22 +92,27 @@ def leading(
     rng: of the random sketch, which is exact up to rounding where the rank is below its width.
     """
     known = told if mode == "oracle" else None
-    rows, columns = weight.norm(dim=1), weight.norm(dim=0)
+    rows, columns, filled = _sums(weight)
     # A matrix of independent errors is not larger than its longest row and column (Latala, 2005).
-    floor = ROUNDING * torch.finfo(weight.dtype).eps / 2 * float(rows.max() + columns.max())
+    longest = float(rows.max().sqrt() + columns.max().sqrt())
+    floor = ROUNDING * torch.finfo(weight.dtype).eps / 2 * longest
     projected, values, vectors = _spectrum(weight, floor, rng, known)
     above = int((values > floor).sum())
     sent = (int(rows.count_nonzero()), int(columns.count_nonzero()))
     full = above >= min(sent)
-    coarse = _coarse(weight, rows, sent)
+    # An exact gradient has no zeros outside rows and columns of zeros.
+    coarse = filled < FILLED * sent[0] * sent[1] or _few_values(weight, rows)
+    over = above
+    if full or coarse:
+        # Where all but a few rows were dropped, those may be the labels' own.
+        alone = sent[0] < len(weight) and values[above - 1] > FLAT * values[0]
+        over = above if alone and not coarse else _above_noise(values[:above], sent)
     if known is not None:
         size = known
     elif mode == "tolerance":
         size = int((values > tolerance * values[0]).sum())
     elif full or coarse:
-        # Where all but a few rows were dropped, those may be the labels' own.
-        alone = sent[0] < len(weight) and values[above - 1] > FLAT * values[0]
-        size = above if alone and not coarse else _above_noise(values[:above], sent)
+        size = over
     else:
         following = np.maximum(np.append(values[1:], 0), floor)
         size = int((values / following)[:above].argmax()) + 1
@@ -110,10 +122,26 @@ def leading(
         columns=(projected @ vectors[:, :kept]).T.copy(),
         values=values,
         size=max(1, size),
+        signal=max(1, min(kept, over)),
         gap=float(values[kept - 1] / following) if following > floor else float("inf"),
         full=full,
         coarse=coarse,
     )
+
+
+def _sums(weight: Tensor) -> tuple[Tensor, Tensor, int]:
+    """Sums of squares of rows (C,) and of columns (d,), float64; how many entries are not zero."""
+    rows, columns, filled = [], weight.new_zeros(weight.shape[1], dtype=torch.float64), 0
+    for part in _blocks(weight):
+        squares = part.double().square_()
+        rows.append(squares.sum(dim=1))
+        columns += squares.sum(dim=0)
+        filled += int(part.count_nonzero())
+    return torch.cat(rows), columns, filled
+
+
+def _blocks(weight: Tensor) -> tuple[Tensor, ...]:
+    return torch.split(weight, max(1, BLOCK // weight.shape[1]))
 
 
 def _spectrum(
@@ -128,7 +156,7 @@ def _spectrum(
             continue
         mix = torch.randn(len(weight), width, generator=rng, dtype=weight.dtype)
         basis = torch.linalg.qr((weight.T @ mix.to(weight.device)).double()).Q
-        parts = [part.double() @ basis for part in torch.split(weight, ROWS)]
+        parts = [part.double() @ basis for part in _blocks(weight)]
         projected = torch.cat(parts).cpu().numpy()
         values, vectors = _eigen(projected, floor)
         if values[-1] <= floor:
@@ -152,14 +180,8 @@ def _eigen(matrix: Array, floor: float) -> tuple[Array, Array]:
     return values, vectors[:, ::-1]
 
 
-def _coarse(weight: Tensor, rows: Tensor, sent: tuple[int, int]) -> bool:
-    """Whether coordinates were dropped or rounded to few values: rank then counts no labels.
-
-    An exact gradient has no zeros outside rows and columns of zeros, and hardly a value twice in
-    a row.
-    """
-    if int(weight.count_nonzero()) < FILLED * sent[0] * sent[1]:
-        return True
+def _few_values(weight: Tensor, rows: Tensor) -> bool:
+    """Whether entries were rounded to few values: an exact row has hardly one of them twice."""
     longest = weight[rows.topk(min(8, len(rows))).indices]
     values = [row[row != 0].abs() for row in longest]
     total = sum(len(row) for row in values)

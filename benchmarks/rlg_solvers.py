@@ -67,7 +67,7 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--classes", type=int, nargs="*", default=[1000, 16000])
-    parser.add_argument("--features", type=int, nargs="*", default=[512])
+    parser.add_argument("--features", type=int, nargs="*", default=[512, 3072])
     parser.add_argument("--labels", type=int, nargs="*", default=[10, 50])
     parser.add_argument("--sampled", type=int, default=100, help="classes the LP is timed on")
     given = parser.parse_args()
