@@ -27,7 +27,7 @@ from fedsim.errors import FedsimError, RunFolderError
 from fedsim.records import Finding
 from fedsim.scenario import Scenario
 
-__all__ = ["COLUMNS", "SCHEMA", "Ledger"]
+__all__ = ["COLUMNS", "SCHEMA", "Ledger", "writing"]
 
 SCHEMA = 1
 COLUMNS = [field.name for field in dataclasses.fields(Finding)]
@@ -277,7 +277,7 @@ class Ledger:
 
     def _append(self, name: str, text: str, *, sync: bool = True) -> None:
         path = self.folder / name
-        with _writing(path), path.open("a", encoding="utf-8", newline="") as file:
+        with writing(path), path.open("a", encoding="utf-8", newline="") as file:
             file.write(text)
             file.flush()
             if sync:
@@ -287,7 +287,7 @@ class Ledger:
         self._known.pop(name, None)
         path = self.folder / name
         partial = path.with_name(path.name + ".part")
-        with _writing(path):
+        with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             with partial.open("wb") as file:
                 file.write(content)
@@ -297,7 +297,7 @@ class Ledger:
 
 
 @contextlib.contextmanager
-def _writing(path: Path) -> Iterator[None]:
+def writing(path: Path) -> Iterator[None]:
     """A full disk is the user's to mend: one message, not a traceback."""
     try:
         yield

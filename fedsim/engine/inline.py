@@ -1,6 +1,6 @@
 """The inline engine: clients and attacks one after the other, in this process."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from flwr.app import Message
 
@@ -23,11 +23,10 @@ class InlineGrid(LocalGrid):
         super().__init__(clients)
         self._app = client_app
 
-    def exchange(self, messages: Sequence[Message]) -> list[Message]:
-        return [
-            answer(self._app, message, self.contexts[message.metadata.dst_node_id])  # type: ignore[arg-type]
-            for message in messages
-        ]
+    def exchange(self, messages: Sequence[Message]) -> Iterator[Message]:
+        for message in messages:
+            context = self.contexts[message.metadata.dst_node_id]
+            yield answer(self._app, message, context)  # type: ignore[arg-type]
 
 
 class InlineEngine(Engine):
