@@ -197,10 +197,13 @@ class Ledger:
             "findings.csv", "".join(_line(_cells(dataclasses.astuple(f))) for f in findings)
         )
 
-    def utility(self, round: int, values: Mapping[str, float], point: str) -> None:
-        """Append a round's utility, one row a metric."""
+    def utility(
+        self, round: int, values: Mapping[str, float], point: str, *, sync: bool = True
+    ) -> None:
+        """Append a round's utility, one row a metric. sync: False to have it on disk with the next
+        round's."""
         rows = [_cells([round, metric, float(v), point]) for metric, v in values.items()]
-        self._append("utility.csv", "".join(map(_line, rows)))
+        self._append("utility.csv", "".join(map(_line, rows)), sync=sync)
 
     def artifact(self, path: str, content: bytes) -> None:
         """Write a file under the run folder; missing folders are made, and none above it."""

@@ -6,7 +6,7 @@ from flwr.app import Message
 
 from fedsim.attack import Bench
 from fedsim.campaign import InlineExecutor, Observer
-from fedsim.client import app
+from fedsim.client import app, lent
 from fedsim.engine import Engine
 from fedsim.federation import place, play
 from fedsim.grid import LocalGrid, answer
@@ -33,6 +33,8 @@ class InlineEngine(Engine):
     """Everything in one process; attacks run at the end of each round."""
 
     def play(self, scenario: Scenario, ledger: Ledger, point: str, observer: Observer) -> None:
-        bench = Bench(scenario, point, place("artifacts", point))
+        task = self.task(scenario)
+        bench = Bench(scenario, point, place("artifacts", point), task=task)
         grid = InlineGrid(scenario.training.clients)
-        play(scenario, ledger, grid, InlineExecutor(bench), point, observer, task=bench.task)
+        with lent(task):
+            play(scenario, ledger, grid, InlineExecutor(bench), point, observer, task=task)

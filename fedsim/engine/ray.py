@@ -156,11 +156,12 @@ class RayEngine(Engine):
 
     def play(self, scenario: Scenario, ledger: Ledger, point: str, observer: Observer) -> None:
         """Clients on their actors; attacks on theirs, while training goes on."""
-        bench = Bench(scenario, point, place("artifacts", point))
+        task = self.task(scenario)
+        bench = Bench(scenario, point, place("artifacts", point), task=task)
         grid = RayGrid(scenario.training.clients, self._pool, self._new_client)
         executor = RayExecutor(bench, self._attackers, scenario.engine.gpus_per_attack)
         try:
-            play(scenario, ledger, grid, executor, point, observer, task=bench.task)
+            play(scenario, ledger, grid, executor, point, observer, task=task)
         finally:
             executor.cancel()
 

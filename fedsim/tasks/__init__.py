@@ -59,6 +59,10 @@ class Task(Plugin, ABC):
         kept = {k: v for k, v in self.__dict__.items() if k in type(self).model_fields}
         return {**state, "__dict__": kept}
 
+    def same_as(self, other: "Task") -> bool:
+        """Whether both were made from the same settings, and so are the same task."""
+        return type(self) is type(other) and self.model_dump() == other.model_dump()
+
     # --- data -------------------------------------------------------------------------------
 
     @property
