@@ -10,8 +10,8 @@ from scipy.stats import binom
 from tiny import rows, scenario, timeless
 
 from fedsim.engine.inline import InlineEngine
-from fedsim.metrics import METRICS
-from fedsim.records import Spec, Truth
+from fedsim.metrics import METRICS, baselines, registry, remembering
+from fedsim.records import Reconstruction, Spec, Truth
 from fedsim.seeds import torch_generator
 from fedsim.simulation import simulate
 from fedsim.tasks import images
@@ -93,3 +93,23 @@ def test_the_chance_of_a_label_is_the_sum_over_its_counts():
     expected = (sum(above) + above[0] + above[0]) / 5
     spec = Spec(classes=7)
     assert METRICS["asr"].chance(Truth(labels=labels), spec) == pytest.approx(expected, rel=1e-15)
+
+
+@pytest.mark.parametrize(("limit", "drawn"), [(2**20, 16), (10, 24)])
+def test_metrics_of_one_victim_share_their_guesses(limit, drawn, monkeypatch):
+    monkeypatch.setattr(registry, "REMEMBERED", limit)
+    calls = []
+
+    def guess(truth, rng, *, informed):
+        calls.append(informed)
+        inputs = list(torch.rand(2, 1, 12, 12, generator=rng))
+        return Reconstruction(inputs=inputs, label_counts={0: 1, 1: 1}, labels=torch.tensor([0, 1]))
+
+    truth = Truth(inputs=list(torch.rand(2, 1, 12, 12)), labels=torch.tensor([0, 1]))
+    spec = Spec(classes=3, input_shape=(1, 12, 12))
+    names = ("mse", "asr")
+    alone = [baselines(METRICS[name], truth, spec, guess, 7) for name in names]
+    calls.clear()
+    shared = remembering(guess)
+    assert [baselines(METRICS[name], truth, spec, shared, 7) for name in names] == alone
+    assert len(calls) == drawn

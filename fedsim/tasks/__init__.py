@@ -150,12 +150,12 @@ class Task(Plugin, ABC):
 
     def module(self) -> nn.Module:
         """A new model with the run's initial weights: the same wherever it is built."""
-        with isolated(self.seed, "model"):
-            return self.build()
+        return copy.deepcopy(self._initial)
 
     @functools.cached_property
     def _initial(self) -> nn.Module:
-        return self.module()
+        with isolated(self.seed, "model"):
+            return self.build()
 
     def trained(self, module: nn.Module) -> frozenset[str]:
         """Names of the parameters that are trained and sent; all of them by default."""
