@@ -217,7 +217,7 @@ class Bench:
         )
 
     def _baselines(
-        self, metric: metrics.Metric, truth: Truth, caught: Interception
+        self, metric: metrics.Metric, truth: Truth, caught: Interception, guess: metrics.Guess
     ) -> tuple[float | None, float | None]:
         """`metrics.baselines`, once a victim: what a guess scores is the same for all attacks."""
         key = (caught.victim, metric.name)
@@ -225,9 +225,7 @@ class Bench:
             if len(self._chances) >= REMEMBERED:
                 self._chances.clear()
             seed = derive(self.scenario.seed, "baseline", caught.round, *caught.clients)
-            self._chances[key] = metrics.baselines(
-                metric, truth, self.task.spec, self.task.guess, seed
-            )
+            self._chances[key] = metrics.baselines(metric, truth, self.task.spec, guess, seed)
         return self._chances[key]
 
     def _score(
@@ -267,6 +265,7 @@ class Bench:
         if truth.num_examples:
             held = truth.num_examples // (settings.local_steps * len(caught.clients)) or 1
         rows = []
+        guess = metrics.remembering(self.task.guess)
         # A claim that no metric scores is still an outcome.
         scored: Sequence[metrics.Metric | None] = measured or [None]
         for metric in scored:
@@ -274,7 +273,7 @@ class Bench:
             informed: float | None = None
             try:
                 if known and metric is not None:
-                    chance, informed = self._baselines(metric, truth, caught)
+                    chance, informed = self._baselines(metric, truth, caught, guess)
             except Exception as reason:
                 error = error or f"no baseline: {type(reason).__name__}: {reason}"
             rows.append(

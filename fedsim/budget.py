@@ -1,5 +1,6 @@
 """What a run's defenses have spent of their privacy budgets, round by round."""
 
+import functools
 from collections.abc import Mapping
 
 from fedsim.defense import Defense, Exposure, overlap
@@ -18,9 +19,13 @@ class Budget:
     def __init__(self, scenario: Scenario, task: Task) -> None:
         self.scenario, self.task = scenario, task
         self.defenses = scenario.build_defenses()
-        module = task.module()
-        self._trained = task.trained(module)
-        self._buffers = frozenset(task.arrays(module)) - self._trained
+
+    @functools.cached_property
+    def _names(self) -> tuple[frozenset[str], frozenset[str]]:
+        """What is trained, and the buffers that travel with it."""
+        module = self.task.module()
+        trained = self.task.trained(module)
+        return trained, frozenset(self.task.arrays(module)) - trained
 
     def spent(self, rounds: int, taken_part: Mapping[int, int]) -> dict[str, float]:
         """Epsilon, delta and what else defenses report after so many rounds.
@@ -79,7 +84,7 @@ class Budget:
             local_steps=training.local_steps,
             summed=added if hidden and adds_up else 1,
             released=added if adds_up and sampled and name in PLAIN_MEAN else 0,
-            trained=self._trained,
-            buffers=self._buffers,
+            trained=self._names[0],
+            buffers=self._names[1],
             uniform=self.task.draws_uniformly,
         )

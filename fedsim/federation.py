@@ -82,9 +82,10 @@ def play(
         utility = task.evaluate(module)
         utility.pop("num_examples")
         values = {**utility, **curious.metrics, **budget.spent(round, curious.taken_part)}
-        ledger.utility(round, values, point)
-        waiting.append(capture(round, state, strategy, contexts, curious.taken_part))
-        keep()
+        ledger.utility(round, values, point, sync=round > 0)
+        if round:  # before the first there is nothing that a run could not begin with
+            waiting.append(capture(round, state, strategy, contexts, curious.taken_part))
+            keep()
         observer("round", round=round, of=settings.rounds, point=point, **values)
         reseed(derive(seed, "round", round))
         return MetricRecord(dict(utility))

@@ -53,7 +53,9 @@ def answer(app: ClientApp, message: Message, context: Context) -> Message:
 class LocalGrid(Grid):
     """A Grid that has a ClientApp answer, without a SuperLink between.
 
-    Client i is node 1000 + i. Replies come in the order of the messages. clients: client by node.
+    Client i is node 1000 + i. Replies come in the order of the messages; to training messages, one
+    after the other as they are asked for, so that nobody has to hold a round's. clients: client by
+    node.
     """
 
     def __init__(self, clients: int) -> None:
@@ -73,8 +75,8 @@ class LocalGrid(Grid):
         self._run: Any = None
 
     @abstractmethod
-    def exchange(self, messages: Sequence[Message]) -> list[Message]:
-        """Replies, in the order of the messages; updates `contexts`."""
+    def exchange(self, messages: Sequence[Message]) -> Iterable[Message]:
+        """Replies, in the order of the messages, each made when it is due; updates `contexts`."""
 
     def set_run(self, run: Any) -> None:
         self._run = run
@@ -103,12 +105,35 @@ class LocalGrid(Grid):
         return list(pushed)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        return self.exchange([self._queue.pop(key) for key in message_ids if key in self._queue])
+        asked = [self._queue.pop(key) for key in message_ids if key in self._queue]
+        return list(self.exchange(asked))
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        return self.exchange([_private(message) for message in messages])
+        asked = [_private(message) for message in messages]
+        replies = self.exchange(asked)
+        training = any(m.metadata.message_type.split(".")[0] == MessageType.TRAIN for m in asked)
+        return _Replies(replies, len(asked)) if training else list(replies)
+
+
+class _Replies(Sequence[Message]):
+    """Replies that are made when they are first asked for. number: how many there will be."""
+
+    def __init__(self, source: Iterable[Message], number: int) -> None:
+        self._source, self._number = iter(source), number
+        self._made: list[Message] = []
+
+    def __len__(self) -> int:
+        return self._number
+
+    def __getitem__(self, place: Any) -> Any:
+        found = range(self._number)[place]  # counts from the end, too, and knows where that is
+        if isinstance(found, range):
+            return [self[one] for one in found]
+        while len(self._made) <= found:
+            self._made.append(next(self._source))
+        return self._made[found]
 
 
 def _private(message: Message) -> Message:

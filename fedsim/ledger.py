@@ -27,7 +27,7 @@ from fedsim.errors import FedsimError, RunFolderError
 from fedsim.records import Finding
 from fedsim.scenario import Scenario
 
-__all__ = ["COLUMNS", "SCHEMA", "Ledger"]
+__all__ = ["COLUMNS", "SCHEMA", "Ledger", "writing"]
 
 SCHEMA = 1
 COLUMNS = [field.name for field in dataclasses.fields(Finding)]
@@ -197,10 +197,13 @@ class Ledger:
             "findings.csv", "".join(_line(_cells(dataclasses.astuple(f))) for f in findings)
         )
 
-    def utility(self, round: int, values: Mapping[str, float], point: str) -> None:
-        """Append a round's utility, one row a metric."""
+    def utility(
+        self, round: int, values: Mapping[str, float], point: str, *, sync: bool = True
+    ) -> None:
+        """Append a round's utility, one row a metric. sync: False to have it on disk with the next
+        round's."""
         rows = [_cells([round, metric, float(v), point]) for metric, v in values.items()]
-        self._append("utility.csv", "".join(map(_line, rows)))
+        self._append("utility.csv", "".join(map(_line, rows)), sync=sync)
 
     def artifact(self, path: str, content: bytes) -> None:
         """Write a file under the run folder; missing folders are made, and none above it."""
@@ -277,7 +280,7 @@ class Ledger:
 
     def _append(self, name: str, text: str, *, sync: bool = True) -> None:
         path = self.folder / name
-        with _writing(path), path.open("a", encoding="utf-8", newline="") as file:
+        with writing(path), path.open("a", encoding="utf-8", newline="") as file:
             file.write(text)
             file.flush()
             if sync:
@@ -287,7 +290,7 @@ class Ledger:
         self._known.pop(name, None)
         path = self.folder / name
         partial = path.with_name(path.name + ".part")
-        with _writing(path):
+        with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             with partial.open("wb") as file:
                 file.write(content)
@@ -297,7 +300,7 @@ class Ledger:
 
 
 @contextlib.contextmanager
-def _writing(path: Path) -> Iterator[None]:
+def writing(path: Path) -> Iterator[None]:
     """A full disk is the user's to mend: one message, not a traceback."""
     try:
         yield

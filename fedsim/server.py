@@ -22,6 +22,7 @@ from fedsim.errors import ClientError, FedsimError, UpdateRefused
 from fedsim.records import Interception, Update
 from fedsim.secure import CLIENTS_KEY
 from fedsim.settings import Training
+from fedsim.spool import Spool, waiting
 from fedsim.strategies import FedSGD, Wrapper, clients_of
 from fedsim.tasks import Task
 
@@ -84,12 +85,21 @@ class HonestButCurious(Wrapper):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Intercept the replies, then aggregate them as the strategy would have."""
-        replies = list(replies)
+        """Intercept the replies as they come, then aggregate them as the strategy would have.
+
+        What is too much for memory waits on disk; see `fedsim.spool`.
+        """
+        kept: list[Message] = []
+        if not self._known:  # nor does it say that replies come in the same order every time
+            kept = list(replies)
+            replies = sorted(kept, key=lambda r: self._number(r.metadata.src_node_id))
+        spool = Spool(self.campaign.ledger.folder)
         caught: list[Interception] = []
         failed: dict[int, str] = {}
         arrays: dict[int, dict[str, Tensor]] = {}
-        for reply in sorted(replies, key=lambda r: self._number(r.metadata.src_node_id)):
+        for reply in replies:
+            if self._known:
+                kept.append(reply)
             node = reply.metadata.src_node_id
             clients: tuple[int, ...] = (self._number(node),)
             try:
@@ -111,6 +121,8 @@ class HonestButCurious(Wrapper):
             except ClientError as error:
                 failed |= dict.fromkeys(clients, f"{type(error).__name__}: {error}")
             else:
+                spool.take(reply)
+                update = waiting(update, reply)
                 caught.append(Interception(server_round, clients, before, update))
             if not reply.has_error():
                 self.taken_part.update(clients)
@@ -129,8 +141,8 @@ class HonestButCurious(Wrapper):
                     f"round {server_round}: {len(failed)} of {len(self._sent)} clients failed\n"
                     f'{named}\nTo go on without such clients: training.on_failure = "drop"'
                 )
-            replies = [r for r in replies if self._number(r.metadata.src_node_id) not in failed]
-        aggregated, metrics = super().aggregate_train(server_round, replies)
+            kept = [r for r in kept if self._number(r.metadata.src_node_id) not in failed]
+        aggregated, metrics = super().aggregate_train(server_round, kept)
         self.metrics = _scalars(metrics)
         return aggregated, metrics
 

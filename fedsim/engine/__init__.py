@@ -17,12 +17,23 @@ from fedsim.campaign import Observer
 from fedsim.errors import EngineError
 from fedsim.ledger import Ledger
 from fedsim.scenario import Scenario
+from fedsim.tasks import Task
 
 __all__ = ["Engine", "engine_name", "open_engine"]
 
 
 class Engine(ABC):
     """Plays one scenario after the other (the points of a sweep), keeping its workers."""
+
+    _task: Task | None = None
+
+    def task(self, scenario: Scenario) -> Task:
+        """The scenario's task; that of the point before, its data loaded and cut, if it is the
+        same."""
+        task = scenario.build_task()
+        if self._task is None or not task.same_as(self._task):
+            self._task = task
+        return self._task
 
     @abstractmethod
     def play(self, scenario: Scenario, ledger: Ledger, point: str, observer: Observer) -> None:

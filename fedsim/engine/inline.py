@@ -1,12 +1,12 @@
 """The inline engine: clients and attacks one after the other, in this process."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from flwr.app import Message
 
 from fedsim.attack import Bench
 from fedsim.campaign import InlineExecutor, Observer
-from fedsim.client import app
+from fedsim.client import app, lent
 from fedsim.engine import Engine
 from fedsim.federation import place, play
 from fedsim.grid import LocalGrid, answer
@@ -23,17 +23,18 @@ class InlineGrid(LocalGrid):
         super().__init__(clients)
         self._app = client_app
 
-    def exchange(self, messages: Sequence[Message]) -> list[Message]:
-        return [
-            answer(self._app, message, self.contexts[message.metadata.dst_node_id])  # type: ignore[arg-type]
-            for message in messages
-        ]
+    def exchange(self, messages: Sequence[Message]) -> Iterator[Message]:
+        for message in messages:
+            context = self.contexts[message.metadata.dst_node_id]
+            yield answer(self._app, message, context)  # type: ignore[arg-type]
 
 
 class InlineEngine(Engine):
     """Everything in one process; attacks run at the end of each round."""
 
     def play(self, scenario: Scenario, ledger: Ledger, point: str, observer: Observer) -> None:
-        bench = Bench(scenario, point, place("artifacts", point))
+        task = self.task(scenario)
+        bench = Bench(scenario, point, place("artifacts", point), task=task)
         grid = InlineGrid(scenario.training.clients)
-        play(scenario, ledger, grid, InlineExecutor(bench), point, observer, task=bench.task)
+        with lent(task):
+            play(scenario, ledger, grid, InlineExecutor(bench), point, observer, task=task)

@@ -34,6 +34,9 @@ __all__ = ["RayEngine", "RayExecutor", "RayGrid"]
 _STARTED: set[int] = set()
 """This process, while it has a Ray session that fedsim started and may end."""
 
+SHARE = 64 * 2**20
+"""Bytes of models that an actor is sent, and answers, at a time; at least one model."""
+
 GRACE = 10.0
 """Seconds past its limit after which the worker of an attack that does not stop is killed."""
 
@@ -153,11 +156,12 @@ class RayEngine(Engine):
 
     def play(self, scenario: Scenario, ledger: Ledger, point: str, observer: Observer) -> None:
         """Clients on their actors; attacks on theirs, while training goes on."""
-        bench = Bench(scenario, point, place("artifacts", point))
+        task = self.task(scenario)
+        bench = Bench(scenario, point, place("artifacts", point), task=task)
         grid = RayGrid(scenario.training.clients, self._pool, self._new_client)
         executor = RayExecutor(bench, self._attackers, scenario.engine.gpus_per_attack)
         try:
-            play(scenario, ledger, grid, executor, point, observer, task=bench.task)
+            play(scenario, ledger, grid, executor, point, observer, task=task)
         finally:
             executor.cancel()
 
@@ -217,27 +221,28 @@ class RayGrid(LocalGrid):
         super().__init__(clients)
         self._pool, self._new = pool, new
 
-    def exchange(self, messages: Sequence[Message]) -> list[Message]:
-        shares = [list(messages[i :: len(self._pool)]) for i in range(len(self._pool))]
-        tasks = [
-            actor.answer.remote(share, [self.contexts[m.metadata.dst_node_id] for m in share])
-            if share
-            else None
-            for actor, share in zip(self._pool, shares, strict=True)
-        ]
-        replies: dict[int, Message] = {}
-        for index, (task, share) in enumerate(zip(tasks, shares, strict=True)):
-            if task is None:
-                continue
+    def exchange(self, messages: Sequence[Message]) -> Iterator[Message]:
+        shares, pool = self._shares(messages), self._pool
+        tasks: deque[Any] = deque()
+        for number, share in enumerate(shares):
+            for ahead in shares[number + len(tasks) : number + 2 * len(pool)]:
+                contexts = [self.contexts[m.metadata.dst_node_id] for m in ahead]
+                actor = pool[(number + len(tasks)) % len(pool)]
+                tasks.append(actor.answer.remote(ahead, contexts))
             try:
-                pairs = ray.get(task)
+                pairs = ray.get(tasks.popleft())
             except RayError:
-                pairs = [self._again(index, message) for message in share]
+                pairs = [self._again(number % len(pool), message) for message in share]
             for reply, state in pairs:
-                node = reply.metadata.src_node_id
-                self.contexts[node].state = state
-                replies[node] = reply
-        return [replies[message.metadata.dst_node_id] for message in messages]
+                self.contexts[reply.metadata.src_node_id].state = state
+                yield reply
+
+    def _shares(self, messages: Sequence[Message]) -> list[Sequence[Message]]:
+        """Messages as they go to the actors in turn: many small models or a few large ones."""
+        sent = messages[0].content.array_records.values() if messages else ()
+        size = max(1, SHARE // max(1, sum(record.count_bytes() for record in sent)))
+        size = min(size, math.ceil(len(messages) / len(self._pool)) or 1)
+        return [messages[at : at + size] for at in range(0, len(messages), size)]
 
     def _again(self, index: int, message: Message) -> tuple[Message, RecordDict]:
         """Ask one client alone, on a new worker if the old one is gone."""

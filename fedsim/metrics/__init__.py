@@ -22,6 +22,7 @@ from fedsim.metrics.registry import (
     applicable,
     baselines,
     register,
+    remembering,
 )
 from fedsim.metrics.words import WORDS, word_errors, worded
 
@@ -39,6 +40,7 @@ __all__ = [
     "claimed_counts",
     "match",
     "register",
+    "remembering",
     "true_counts",
     "word_errors",
     "worded",

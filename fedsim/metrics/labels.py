@@ -45,10 +45,9 @@ def _asr_chance(truth: Truth, spec: Spec) -> float:
     true = true_counts(truth)
     size = true.total()
     # E[min(X, c)] = sum_{k < c} P(X > k)
-    overlap = sum(
-        float(binom.sf(k, size, 1 / spec.classes)) for count in true.values() for k in range(count)
-    )
-    return overlap / size
+    above = binom.sf(np.arange(max(true.values())), size, 1 / spec.classes).tolist()
+    overlap = sum(above[k] for count in true.values() for k in range(count))
+    return float(overlap / size)
 
 
 def _sets(claimed: Reconstruction, truth: Truth) -> tuple[frozenset[int], frozenset[int]]:

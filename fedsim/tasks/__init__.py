@@ -59,6 +59,10 @@ class Task(Plugin, ABC):
         kept = {k: v for k, v in self.__dict__.items() if k in type(self).model_fields}
         return {**state, "__dict__": kept}
 
+    def same_as(self, other: "Task") -> bool:
+        """Whether both were made from the same settings, and so are the same task."""
+        return type(self) is type(other) and self.model_dump() == other.model_dump()
+
     # --- data -------------------------------------------------------------------------------
 
     @property
@@ -146,12 +150,12 @@ class Task(Plugin, ABC):
 
     def module(self) -> nn.Module:
         """A new model with the run's initial weights: the same wherever it is built."""
-        with isolated(self.seed, "model"):
-            return self.build()
+        return copy.deepcopy(self._initial)
 
     @functools.cached_property
     def _initial(self) -> nn.Module:
-        return self.module()
+        with isolated(self.seed, "model"):
+            return self.build()
 
     def trained(self, module: nn.Module) -> frozenset[str]:
         """Names of the parameters that are trained and sent; all of them by default."""

@@ -16,9 +16,10 @@ def natural(held: int, size: int, steps: int, rng: torch.Generator) -> list[Tens
     """
     chosen: list[Tensor] = []
     while len(chosen) < steps:
-        order = torch.randperm(held, generator=rng)[: held // size * size]
-        chosen.extend(torch.split(order, size))
-    return chosen[:steps]
+        order = torch.randperm(held, generator=rng)
+        whole = min(held // size, steps - len(chosen))
+        chosen.extend(order[place * size : (place + 1) * size] for place in range(whole))
+    return chosen
 
 
 def unbalanced(labels: Tensor, size: int, steps: int, rng: torch.Generator) -> list[Tensor]:

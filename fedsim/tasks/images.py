@@ -253,7 +253,7 @@ class Images(Task):
                 raise NotImplementedError("auxiliary_fraction leaves no public examples")
             frequencies, mean = self.public
             labels = torch.multinomial(frequencies, count, replacement=True, generator=rng)
-            inputs, scores = [mean.clone() for _ in range(count)], count * frequencies
+            inputs, scores = [mean] * count, count * frequencies
         else:
             labels = torch.randint(classes, (count,), generator=rng)
             inputs = list(torch.rand(count, *shape, generator=rng))
