@@ -45,18 +45,20 @@ def _vocabulary(spec: Spec) -> Tokens:
 def _from_ids(ids: Iterable[int], tokens: Tokens) -> _Said:
     found = [i for i in map(int, ids) if i != tokens.special.get("pad")]
     bare = tuple(tokens.bare(found))
+    if not bare:
+        return NOTHING
     if len(bare) == len(found):
         found = [*tokens.prefix, *bare, *tokens.suffix]
     return _Said(tokens.spell(bare), tokens.spell(found, special=True), bare)
 
 
 def _from_text(text: str, tokens: Tokens) -> _Said:
-    # What JSON or a terminal cannot hold would stop the tokenizer.
-    clean = str(text).encode(errors="replace").decode()
-    before, after = (
-        tokens.spell(tokens.prefix, special=True),
-        tokens.spell(tokens.suffix, special=True),
-    )
+    # What UTF-8 cannot hold would stop the tokenizer.
+    clean = " ".join(str(text).encode(errors="replace").decode().split())
+    if not clean:
+        return NOTHING
+    before = tokens.spell(tokens.prefix, special=True)
+    after = tokens.spell(tokens.suffix, special=True)
     ids = tuple(tokens.bare(tokens.encode(clean)))
     return _Said(clean, f"{before} {clean} {after}".strip(), ids)
 
