@@ -111,7 +111,8 @@ class DPSGD(_Private):
     Abadi et al., CCS 2016, algorithm 1, in every local step: g = (sum_i g_i min(1, C / ||g_i||) +
     N(0, (noise_multiplier C)^2)) / B. Per-example gradients come from Opacus' hooks where it knows
     all the layers, from `torch.func` (vmap of grad) elsewhere, and from one example after the other
-    where a layer is recurrent. Of sequences each has the gradient of its own mean over labels.
+    where a layer is recurrent or the model one of `transformers` for text. Of sequences each has
+    the gradient of its own mean over labels.
     Batch normalisation mixes examples, so that none has a gradient of its own, and is refused.
 
     Epsilon counts every local step of every round that a client took part in, with batches as
@@ -155,8 +156,14 @@ class DPSGD(_Private):
         recurrent = (nn.RNNBase, nn.RNNCellBase)
         loop = self.per_example == "loop" or (
             self.per_example == "auto"
-            and any(isinstance(part, recurrent) for part in training.module.modules())
+            and (
+                any(isinstance(part, recurrent) for part in training.module.modules())
+                # Attention masks are looked at, and positions shared by a batch: neither hooks nor
+                # vmap take that.
+                or type(training.module).__module__.startswith("transformers.")
+            )
         )
+        hooks = hooks and not loop
         if self.per_example == "opacus" and not hooks:
             raise ScenarioError(
                 "dp-sgd: Opacus has no per-example gradients for some layer of this model. Set "

@@ -34,6 +34,7 @@ from fedsim.tasks.languages import (
     told,
     words,
 )
+from fedsim.tasks.messages import public_messages
 from fedsim.tasks.partition import PARTITIONS, Iid, Partition, Whole, as_partition
 from fedsim.tasks.text_data import MESSAGES, Texts, load, public_texts, same
 from fedsim.victim import Loss
@@ -159,8 +160,10 @@ class Text(Task):
 
     @functools.cached_property
     def tokenizer(self) -> Any:
-        """The tokenizer of `transformers`; loaded, or learned, when first used."""
-        return self.model.read(self.public_texts, self.vocabulary)
+        """The tokenizer of `transformers`; loaded, or learned of public texts, when first used."""
+        # A few auxiliary texts alone have too few word pieces.
+        read = tuple(dict.fromkeys((*self.public_texts, *public_messages())))
+        return self.model.read(read, self.vocabulary)
 
     @functools.cached_property
     def tokens(self) -> Tokens:
@@ -184,9 +187,9 @@ class Text(Task):
         index = torch.cat(self.splits).tolist()
         texts = [self.texts.texts[i] for i in index]
         ids = self.tokenizer(texts, verbose=False)["input_ids"]
-        most = self.tokens.longest
+        most, unknown = self.tokens.longest, self.tokens.special.get("unk")
         for at, one in zip(index, ids, strict=True):
-            if not self.tokens.bare(one):
+            if (unknown is None or unknown in one or len(one) < 4) and not self.tokens.spell(one):
                 raise DataError(
                     f"data '{self.data}': the tokenizer knows no word of text {at} "
                     f"({self.texts.texts[at][:40]!r}). Leave it out, or choose another model"
