@@ -20,7 +20,7 @@ from fedsim.records import Batch, Interception, Reconstruction, Truth, Update
 from fedsim.scenario import Scenario
 from fedsim.simulation import simulate
 from fedsim.tasks.text import Text
-from fedsim.tasks.text_data import same as alike
+from fedsim.tasks.text_examples import same as alike
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
          "intermediate_size": 24}  # fmt: skip

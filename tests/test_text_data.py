@@ -11,7 +11,8 @@ from fedsim.errors import DataError
 from fedsim.tasks import text_data
 from fedsim.tasks.languages.tokenizers import framed, learned, stored
 from fedsim.tasks.messages import TOPICS, messages, public_messages
-from fedsim.tasks.text_data import load, public_texts, same
+from fedsim.tasks.text_data import load, public_texts
+from fedsim.tasks.text_examples import same
 
 GIVEN = {"test_fraction": 0.25, "seed": 1}
 ROWS = [{"text": f"sentence number {i}", "label": i % 2} for i in range(8)]

@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Annotated, Any, cast
 
-import numpy as np
 import torch
 from pydantic import BeforeValidator, Field, SerializeAsAny
 from torch import Tensor, nn
@@ -13,7 +12,6 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
 from fedsim.errors import DataError
-from fedsim.metrics import read
 from fedsim.records import Batch, Reconstruction, Reduction, Spec, Tokens, Truth
 from fedsim.seeds import torch_generator
 from fedsim.tasks import Task, judged
@@ -36,7 +34,18 @@ from fedsim.tasks.languages import (
 )
 from fedsim.tasks.messages import public_messages
 from fedsim.tasks.partition import PARTITIONS, Iid, Partition, Whole, as_partition
-from fedsim.tasks.text_data import MESSAGES, Texts, load, public_texts, same
+from fedsim.tasks.text_data import MESSAGES, Texts, load, public_texts
+from fedsim.tasks.text_examples import (
+    agreement,
+    cut,
+    encoded,
+    groups,
+    masked,
+    nobodys,
+    random_texts,
+    shown,
+    token_shares,
+)
 from fedsim.victim import Loss
 
 __all__ = ["Text"]
@@ -139,14 +148,13 @@ class Text(Task):
 
         No auxiliary text is one of a client's, case and spaces aside.
         """
-        tested = self._drawn_from(self.texts.test, self.test_examples, "test examples")
-        kept = self._drawn_from(self.texts.train, self.train_examples, "training examples")
-        order = kept[torch.randperm(len(kept), generator=torch_generator(self.seed, "auxiliary"))]
-        count = int(self.auxiliary_fraction * len(order))
-        rest = order[count:].sort().values
-        held = {same(self.texts.texts[i]) for i in rest.tolist()}
-        free = [i for i in order[:count].tolist() if same(self.texts.texts[i]) not in held]
-        return tested, torch.tensor(sorted(free), dtype=torch.int64), rest
+        return cut(
+            self.texts,
+            train_examples=self.train_examples,
+            test_examples=self.test_examples,
+            auxiliary_fraction=self.auxiliary_fraction,
+            seed=self.seed,
+        )
 
     @functools.cached_property
     def public_texts(self) -> tuple[str, ...]:
@@ -155,8 +163,8 @@ class Text(Task):
         _, free, rest = self.splits
         if name is None:
             return tuple(self.texts.texts[i] for i in free.tolist())
-        held = {same(self.texts.texts[i]) for i in rest.tolist()}
-        return tuple(one for one in public_texts(name, self.folder) if same(one) not in held)
+        held = (self.texts.texts[i] for i in rest.tolist())
+        return nobodys(public_texts(name, self.folder), held)
 
     @functools.cached_property
     def tokenizer(self) -> Any:
@@ -185,23 +193,7 @@ class Text(Task):
         Raises `DataError` for a text that the model cannot take, or the tokenizer cannot read.
         """
         index = torch.cat(self.splits).tolist()
-        texts = [self.texts.texts[i] for i in index]
-        ids = self.tokenizer(texts, verbose=False)["input_ids"]
-        most, unknown = self.tokens.longest, self.tokens.special.get("unk")
-        for at, one in zip(index, ids, strict=True):
-            if (unknown is None or unknown in one or len(one) < 4) and not self.tokens.spell(one):
-                raise DataError(
-                    f"data '{self.data}': the tokenizer knows no word of text {at} "
-                    f"({self.texts.texts[at][:40]!r}). Leave it out, or choose another model"
-                )
-            if self.longest is None and len(one) > most:
-                raise DataError(
-                    f"data '{self.data}': text {at} has {len(one)} tokens, and the model takes "
-                    f"{most}. Leave out longer ones with task.longest = {most}, or choose a model "
-                    "that takes more"
-                )
-        longest = self.longest or most
-        return {at: one for at, one in zip(index, ids, strict=True) if len(one) <= longest}
+        return encoded(self.data, self.texts.texts, index, self.tokens, self.longest)
 
     @functools.cached_property
     def used(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -221,16 +213,9 @@ class Text(Task):
     def shares(self) -> tuple[Tensor, ...]:
         """Indices (int64) of each client's texts."""
         rest = self.used[2]
-        by = self.texts.labels[rest].numpy()
-        if self.partition.kind in ("sender", "speaker"):
-            if self.texts.senders is None:
-                raise DataError(
-                    f"data '{self.data}' does not say whose a text is; expected a column sender, "
-                    'author or user, or another task.partition ("iid")'
-                )
-            by = np.unique(self.texts.senders, return_inverse=True)[1][rest.numpy()]
-        cut = self.partition.cut(by, self.clients, self.seed)
-        return tuple(rest[torch.from_numpy(share)] for share in cut)
+        by = groups(self.data, self.texts, rest, whose=self.partition.kind in ("sender", "speaker"))
+        shares = self.partition.cut(by, self.clients, self.seed)
+        return tuple(rest[torch.from_numpy(share)] for share in shares)
 
     @property
     def spec(self) -> Spec:
@@ -299,10 +284,6 @@ class Text(Task):
         """The public texts, for a language prior; None if none."""
         return self.public_texts or None
 
-    def _drawn_from(self, index: Tensor, count: int | None, purpose: str) -> Tensor:
-        order = torch.randperm(len(index), generator=torch_generator(self.seed, purpose))
-        return index[order[:count]].sort().values
-
     def _drawn(self, client: int, round: int, batch_size: int, steps: int) -> list[Tensor]:
         share = self._share(client)
         rng = torch_generator(self.seed, "batches", client, round)
@@ -321,9 +302,8 @@ class Text(Task):
         ids = [torch.tensor(self.encoded[i]) for i in index]
         labels = self.texts.labels[torch.tensor(index)]
         if self.task == "masked-lm":
-            masked = [self._masked(one, rng) for one in ids]
-            ids = [one for one, _ in masked]
-            hidden = [target for _, target in masked]
+            pairs = [masked(one, self.masked, self.tokens, rng) for one in ids]
+            ids, hidden = [fed for fed, _ in pairs], [target for _, target in pairs]
             labels = pad_sequence(hidden, batch_first=True, padding_value=PADDING)
         filled = padding(self.tokenizer)
         return Batch(
@@ -331,15 +311,6 @@ class Text(Task):
             labels=labels,
             lengths=torch.tensor([len(one) for one in ids]),
         )
-
-    def _masked(self, ids: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Ids (L,) with masks in them, and targets (L,), -100 where nothing was masked."""
-        free = torch.tensor([int(i) not in self.tokens.marks for i in ids]).nonzero().flatten()
-        count = max(1, round(self.masked * len(free)))
-        chosen = free[torch.randperm(len(free), generator=rng)[:count]]
-        target = torch.full_like(ids, PADDING)
-        target[chosen] = ids[chosen]
-        return ids.index_fill(0, chosen, self.tokens.special["mask"]), target
 
     # --- model ------------------------------------------------------------------------------
 
@@ -397,28 +368,16 @@ class Text(Task):
                 said.append(scores.argmax(dim=1).cpu())
                 true.append(labels.cpu())
         ours, labels = torch.cat(said), torch.cat(true)
-        found = {
-            "loss": loss / len(labels),
-            "accuracy": float((ours == labels).double().mean()),
-            "num_examples": float(len(index)),
-        }
-        if self.task == "classification":
-            from sklearn.metrics import matthews_corrcoef
-
-            found["mcc"] = float(matthews_corrcoef(labels.numpy(), ours.numpy()))
-        return found
+        found = {"loss": loss / len(labels), "num_examples": float(len(index))}
+        return found | agreement(ours, labels, matthews=self.task == "classification")
 
     # --- what a reader sees -----------------------------------------------------------------
 
     @functools.cached_property
     def frequencies(self) -> tuple[Tensor, Tensor]:
         """Shares of the tokens (V,) in the public texts and of the auxiliary labels (classes,)."""
-        counts = torch.zeros(len(self.tokens.pieces), dtype=torch.float64)
-        for one in self.tokenizer(list(self.public_texts), verbose=False)["input_ids"]:
-            bare = torch.tensor(self.tokens.bare(one), dtype=torch.int64)
-            counts.index_add_(0, bare, torch.ones(len(bare), dtype=torch.float64))
         labels = torch.bincount(self.texts.labels[self.used[1]], minlength=len(self.texts.names))
-        return (counts / counts.sum()).float(), labels / labels.sum()
+        return token_shares(self.public_texts, self.tokens), labels / labels.sum()
 
     def guess(self, truth: Truth, rng: torch.Generator, *, informed: bool) -> Reconstruction:
         """As many labels, and texts of the same lengths, drawn without having seen an update.
@@ -438,13 +397,7 @@ class Text(Task):
             shares = weights if self.task == "masked-lm" else shares
         labels = torch.multinomial(shares, count, replacement=True, generator=rng)
         scores = count * shares if informed else torch.randn(spec.classes, generator=rng)
-        frame, drawn = len(tokens.prefix) + len(tokens.suffix), list[Tensor]()
-        for length in truth.lengths or ():
-            inner = torch.multinomial(
-                weights, max(1, length - frame), replacement=True, generator=rng
-            )
-            parts = (torch.tensor(tokens.prefix), inner, torch.tensor(tokens.suffix))
-            drawn.append(torch.cat([part.long() for part in parts]))
+        drawn = random_texts(truth.lengths or (), weights, tokens, rng)
         counts = dict(Counter(labels.tolist()))
         return Reconstruction(
             label_set=frozenset(counts),
@@ -462,16 +415,4 @@ class Text(Task):
 
         Where only a bag of tokens is claimed, its pieces in one line. No file where neither is.
         """
-        lines = list[str]()
-        if claimed.tokens is not None or claimed.text is not None:
-            lines = read(claimed, truth, self.spec)
-        elif claimed.token_counts is not None:
-            lines = [self.tokens.spell([i]) for i in sorted(claimed.token_counts)]
-            lines = [" ".join(lines)]
-        if not lines or truth.text is None:
-            return {}
-        shown = {"original.txt": truth.text, "reconstruction.txt": lines}
-        return {
-            name: "".join(" ".join(line.split()) + "\n" for line in text).encode(errors="replace")
-            for name, text in shown.items()
-        }
+        return shown(claimed, truth, self.spec)

@@ -20,7 +20,7 @@ from fedsim.tasks.hub import HUB, splits
 from fedsim.tasks.messages import TOPICS, messages, public_messages
 from fedsim.tasks.transcripts import text_files
 
-__all__ = ["MESSAGES", "Texts", "load", "public_texts", "same"]
+__all__ = ["MESSAGES", "Texts", "load", "public_texts"]
 
 MESSAGES = "messages"
 PACKAGES = ("rouge_score", "tokenizers")
@@ -136,11 +136,6 @@ def public_texts(name: str, folder: Path | None) -> tuple[str, ...]:
     if not found:
         raise DataError(f"public text '{name}' in {folder} has no line of two words")
     return tuple(found)
-
-
-def same(text: str) -> str:
-    """What two texts have in common that differ in case and spaces alone."""
-    return " ".join(text.lower().split())
 
 
 def _numbered(name: str, part: _Part, labelled: bool) -> tuple[Any, tuple[str, ...]]:
