@@ -181,8 +181,9 @@ class DPSGD(_Private):
             found = _by_opacus(loss, module, names, batch) if hooks and alike else None
             if found is None and self.per_example == "opacus":
                 raise ScenarioError(
-                    "dp-sgd: Opacus has seen no gradient for some parameter, which the model uses "
-                    'outside its layer or not at all. Leave per_example "auto"'
+                    "dp-sgd: Opacus has seen no gradient of each example for some parameter, which "
+                    "the model uses outside its layer, for all at once or not at all. Leave "
+                    'per_example "auto"'
                 )
             alone = _one_by_one if loop else _by_torch_func
             gradients, value = found or alone(loss, module, names, batch)
@@ -241,7 +242,7 @@ def _by_opacus(
 ) -> tuple[dict[str, Tensor], float] | None:
     """Per-example gradients (B, ...) by name and the mean loss, by Opacus' hooks.
 
-    None where they have not seen all parameters at work.
+    None where they have not seen all parameters at work for each example.
     """
     from opacus import GradSampleModule
 
@@ -261,7 +262,7 @@ def _by_opacus(
     finally:
         hooked.zero_grad(set_to_none=True)
         hooked.to_standard_module()
-    if any(sample is None for sample in found.values()):
+    if any(sample is None or len(sample) != len(batch) for sample in found.values()):
         return None
     return {name: sample.detach() for name, sample in found.items()}, float(value.detach())
 

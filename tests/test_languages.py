@@ -205,3 +205,29 @@ def test_a_stored_model_brings_its_weights_and_its_tokenizer(minilm):
     torch.testing.assert_close(gradient["classifier.bias"], expected)
     with pytest.raises(DataError, match="pretrained = false"):
         small(model=model(minilm, {}, tokenizer="learned")).num_examples(0)
+
+
+@pytest.mark.parametrize(
+    ("name", "head"),
+    [
+        ("bert", "cls.predictions.decoder"),
+        ("roberta", "lm_head.decoder"),
+        ("albert", "predictions.decoder"),
+        ("distilbert", "vocab_projector"),
+    ],
+)
+def test_a_head_over_words_is_tied_to_the_embeddings_and_has_no_gradient_of_its_own(name, head):
+    task = small(model=MODELS[name][0], task="masked-lm")
+    module = task.module()
+    assert task.head == head
+    assert module.get_submodule(head).weight is module.get_parameter(task.words)
+    assert f"{head}.weight" not in task.trained(module)
+    assert task.words not in small(
+        model=MODELS[name][0], task="masked-lm", parameters="no-embeddings"
+    ).trained(module)
+
+
+def test_a_head_over_words_can_have_a_weight_of_its_own():
+    untied = model(settings={**SMALL, "tie_word_embeddings": False})
+    task = small(model=untied, task="masked-lm", parameters="lamp")
+    assert f"{task.head}.weight" in task.trained(task.module())

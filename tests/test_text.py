@@ -456,6 +456,11 @@ def test_dp_sgd_clips_text_by_text(task):
     assert loss == pytest.approx(sum(losses) / 3)
     for name, value in ours.items():
         torch.testing.assert_close(value, expected[name], atol=1e-7, rtol=1e-4)
+    asked = [{"name": "dp-sgd", "clip": 0.05, "per_example": "opacus"}]
+    refused = scenario(defenses=asked).build_defenses()
+    training = local_training(run, task, module, [batch], torch.Generator(), refused)
+    with pytest.raises(ScenarioError, match="gradient of each example"):
+        training.gradient(module, batch)
 
 
 def test_the_shipped_scenario_holds():
