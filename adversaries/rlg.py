@@ -108,7 +108,7 @@ class RLG(Adversary):
             labels = by_margin(angles, np.linalg.norm(plain, axis=1), found.size)
         elif notes["accept"] == "authors":
             seed = int(torch.randint(2**62, (), generator=job.rng))
-            speech = seen.spec.vocabulary is not None
+            speech = seen.spec.vocabulary == seen.spec.classes
             rng = np.random.default_rng(seed)
             labels, notes["voted"] = by_majority(found.whitened, rng, speech=speech)
         else:
@@ -124,7 +124,7 @@ class RLG(Adversary):
     def _told(self, seen: Observation) -> int | None:
         if self.rank_mode != "oracle":
             return None
-        if seen.spec.vocabulary is None:
+        if seen.spec.vocabulary != seen.spec.classes:
             return int(seen.know(Knowledge.BATCH_SIZE))
         # Every label of a sequence is a row; how many there are is what the paper grants as S.
         return int((seen.know(Knowledge.LABELS) >= 0).sum())

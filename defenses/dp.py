@@ -111,7 +111,8 @@ class DPSGD(_Private):
     Abadi et al., CCS 2016, algorithm 1, in every local step: g = (sum_i g_i min(1, C / ||g_i||) +
     N(0, (noise_multiplier C)^2)) / B. Per-example gradients come from Opacus' hooks where it knows
     all the layers, from `torch.func` (vmap of grad) elsewhere, and from one example after the other
-    where a layer is recurrent. Of sequences each has the gradient of its own mean over labels.
+    where a layer is recurrent or the model one of `transformers` for text. Of sequences each has
+    the gradient of its own mean over labels.
     Batch normalisation mixes examples, so that none has a gradient of its own, and is refused.
 
     Epsilon counts every local step of every round that a client took part in, with batches as
@@ -155,8 +156,14 @@ class DPSGD(_Private):
         recurrent = (nn.RNNBase, nn.RNNCellBase)
         loop = self.per_example == "loop" or (
             self.per_example == "auto"
-            and any(isinstance(part, recurrent) for part in training.module.modules())
+            and (
+                any(isinstance(part, recurrent) for part in training.module.modules())
+                # Attention masks are looked at, and positions shared by a batch: neither hooks nor
+                # vmap take that.
+                or type(training.module).__module__.startswith("transformers.")
+            )
         )
+        hooks = hooks and not loop
         if self.per_example == "opacus" and not hooks:
             raise ScenarioError(
                 "dp-sgd: Opacus has no per-example gradients for some layer of this model. Set "
@@ -174,8 +181,9 @@ class DPSGD(_Private):
             found = _by_opacus(loss, module, names, batch) if hooks and alike else None
             if found is None and self.per_example == "opacus":
                 raise ScenarioError(
-                    "dp-sgd: Opacus has seen no gradient for some parameter, which the model uses "
-                    'outside its layer or not at all. Leave per_example "auto"'
+                    "dp-sgd: Opacus has seen no gradient of each example for some parameter, which "
+                    "the model uses outside its layer, for all at once or not at all. Leave "
+                    'per_example "auto"'
                 )
             alone = _one_by_one if loop else _by_torch_func
             gradients, value = found or alone(loss, module, names, batch)
@@ -234,7 +242,7 @@ def _by_opacus(
 ) -> tuple[dict[str, Tensor], float] | None:
     """Per-example gradients (B, ...) by name and the mean loss, by Opacus' hooks.
 
-    None where they have not seen all parameters at work.
+    None where they have not seen all parameters at work for each example.
     """
     from opacus import GradSampleModule
 
@@ -254,7 +262,7 @@ def _by_opacus(
     finally:
         hooked.zero_grad(set_to_none=True)
         hooked.to_standard_module()
-    if any(sample is None for sample in found.values()):
+    if any(sample is None or len(sample) != len(batch) for sample in found.values()):
         return None
     return {name: sample.detach() for name, sample in found.items()}, float(value.detach())
 

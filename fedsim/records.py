@@ -31,6 +31,7 @@ __all__ = [
     "Reconstruction",
     "Spec",
     "Status",
+    "Tokens",
     "Truth",
     "Update",
 ]
@@ -52,6 +53,45 @@ WORD_START = "\u2581"
 """The mark before a piece that starts a word, as in SentencePiece's vocabularies."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Tokens:
+    """What the inputs of a text task are made of.
+
+    pieces: what each id stands for, as its tokenizer writes it; one a word embedding. special: ids
+    by role ("pad", "unk", "cls", "sep", "mask", "bos", "eos"), those that there are. marks: all ids
+    that are no part of a text, these among them. prefix, suffix: ids around every text. longest:
+    tokens that an input can have, those around it included. embedding: name of the parameter that
+    holds the word embeddings (V, d). tokenizer: the tokenizer itself, of `transformers`.
+    """
+
+    pieces: tuple[str, ...]
+    special: Mapping[str, int]
+    marks: frozenset[int]
+    prefix: tuple[int, ...]
+    suffix: tuple[int, ...]
+    longest: int
+    embedding: str
+    tokenizer: Any = field(repr=False)
+
+    def spell(self, ids: Iterable[int], *, special: bool = False) -> str:
+        """The text that token ids stand for; with `special`, "[CLS]" and the like in it.
+
+        Ids outside the vocabulary are left out.
+        """
+        known = [i for i in map(int, ids) if 0 <= i < len(self.pieces)]
+        if not special:
+            known = self.bare(known)
+        return str(self.tokenizer.decode(known)).strip()
+
+    def bare(self, ids: Iterable[int]) -> list[int]:
+        """The ids that are part of a text: without padding, separators and the unknown."""
+        return [i for i in map(int, ids) if i not in self.marks]
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text alone, without what stands before and after every text."""
+        return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+
 @dataclass(frozen=True, slots=True)
 class Spec:
     """What a task's examples look like; every adversary may know it.
@@ -61,6 +101,7 @@ class Spec:
     input_range: smallest and largest value of an input, None when unbounded.
     vocabulary: number of word pieces, sample_rate: Hz; None where they mean nothing.
     pieces: what each label stands for in a transcript, `WORD_START` before a new word.
+    tokens: what inputs are made of, where they are text.
     """
 
     classes: int
@@ -69,6 +110,7 @@ class Spec:
     vocabulary: int | None = None
     sample_rate: int | None = None
     pieces: tuple[str, ...] | None = None
+    tokens: Tokens | None = None
 
     def spell(self, labels: Iterable[int]) -> str:
         """The words that a label sequence stands for, up to the first 0, which ends it.
@@ -91,7 +133,8 @@ class Batch:
     """A training batch: inputs (B, ...) float32, labels (B,) int64, lengths (B,) int64 or None.
 
     Of sequences, inputs are (B, T, F), padded with 0 beyond their lengths, and labels (B, L),
-    padded with -100.
+    padded with -100. Of text, inputs are token ids (B, L) int64, padded beyond their lengths;
+    labels (B,), or (B, L) with -100 wherever nothing is to be told.
     """
 
     inputs: Tensor
@@ -206,14 +249,16 @@ class Truth:
     """The examples behind an interception, re-derived by the scorer; no adversary gets this.
 
     inputs: one tensor an example; labels (N,) int64; sequences: one (L,) int64 tensor an example,
-    in which case labels are those of all sequences, one after the other. lengths: frames of each
-    input. text: a transcript an example. attributes: a list, one value an example.
+    in which case labels are those of all sequences, one after the other, -100 left out. lengths:
+    frames or tokens of each input. tokens: of text, the ids of each example before any was masked.
+    text: a transcript, or the text, an example. attributes: a list, one value an example.
     """
 
     inputs: Sequence[Tensor] | None = None
     labels: Tensor | None = None
     sequences: Sequence[Tensor] | None = None
     lengths: Sequence[int] | None = None
+    tokens: Sequence[Tensor] | None = None
     text: Sequence[str] | None = None
     attributes: Mapping[str, Any] = field(default_factory=dict)
 
@@ -234,9 +279,10 @@ class Observation:
     exact: whether that gradient is exact; False once several local steps were taken.
     head: name of the projection layer, so that its weight is `gradient[f"{head}.weight"]`.
     model: the victim's model before the round. labels (N,) int64, or (N, L) padded with -100 where
-        they are sequences. lengths (N,): frames of each input.
+        they are sequences. lengths (N,): frames or tokens of each input.
     num_examples: examples behind the update. steps, lr: local steps and learning rate.
-    auxiliary: examples disjoint from every victim's. prior: a language prior.
+    auxiliary: examples disjoint from every victim's. prior: of text, public texts, none of them a
+        victim's.
     defenses: what the clients run, by name. history: earlier observations of the same client.
 
     What was not granted is None (or empty); `know` raises instead.
@@ -296,7 +342,8 @@ class Reconstruction:
     label_set: labels present. label_counts: how often each. labels (N,): one an example.
     label_scores (classes,): an estimate of every count before it is made a whole number.
     sequences: label sequences. num_labels: how many labels in all. inputs: one tensor an example.
-    tokens, text: one an example. attributes: ranked scores by attribute (a speaker, say).
+    tokens, text: one an example. token_counts: how often each token, all examples together; of a
+    set, once each. attributes: ranked scores by attribute (a speaker, say).
     objective: the attack's own final loss, infinite where it never was finite.
     trace: (iteration, objective) pairs.
     outcomes: how each start of an optimisation ended: "matched" the gradient, "diverged",
@@ -312,6 +359,7 @@ class Reconstruction:
     num_labels: int | None = None
     inputs: Sequence[Tensor] | None = None
     tokens: Sequence[Tensor] | None = None
+    token_counts: Mapping[int, int] | None = None
     text: Sequence[str] | None = None
     attributes: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     objective: float | None = None

@@ -18,7 +18,7 @@ class VictimModel:
 
     module: the network; an adversary may do to it whatever it likes.
     head: name of the projection layer. trained: names of the parameters that are trained and
-    sent. embedding: word embeddings (V, d) where the model has them, else None.
+    sent. words: name of the parameter that holds the word embeddings, else None.
     points: where inputs can be fed, besides "input".
     """
 
@@ -29,7 +29,7 @@ class VictimModel:
         head: str,
         loss: Loss,
         trained: Iterable[str] | None = None,
-        embedding: Tensor | None = None,
+        words: str | None = None,
         points: tuple[str, ...] = ("input",),
     ) -> None:
         self.module = module
@@ -37,9 +37,14 @@ class VictimModel:
         self.trained = frozenset(
             trained if trained is not None else (name for name, _ in module.named_parameters())
         )
-        self.embedding = embedding
+        self.words = words
         self.points = points
         self._loss = loss
+
+    @property
+    def embedding(self) -> Tensor | None:
+        """The word embeddings (V, d) as they stand, where the model has them."""
+        return None if self.words is None else self.module.get_parameter(self.words).detach()
 
     def loss(
         self, inputs: Tensor, target: Tensor, *, lengths: Any = None, at: str = "input"

@@ -26,10 +26,12 @@ from fedsim.scenario import Scenario
 from fedsim.tasks import Task
 from fedsim.tasks.features import Features
 from fedsim.tasks.images import Images
+from fedsim.tasks.languages import Language
 from fedsim.tasks.models import MODELS
 from fedsim.tasks.partition import PARTITIONS
 from fedsim.tasks.recognisers.las import LAS
 from fedsim.tasks.speech import Speech
+from fedsim.tasks.text import Text
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -178,9 +180,11 @@ SECTIONS = {
 
 
 SPEECH = {"task.": Speech, "task.features.": Features, "task.model.": LAS}
+TEXT = {"task.": Text, "task.model.": Language}
 PLACES = [
     *(("scenarios.md", prefix, model) for prefix, model in SECTIONS.items()),
     *(("speech.md", prefix, model) for prefix, model in SPEECH.items()),
+    *(("text.md", prefix, model) for prefix, model in TEXT.items()),
 ]
 
 
@@ -204,7 +208,8 @@ def test_every_key_of_a_scenario_is_documented_with_its_default(page, prefix, mo
 
 
 def test_no_key_is_documented_that_does_not_exist():
-    for page, sections in (("scenarios.md", SECTIONS), ("speech.md", SPEECH)):
+    pages = (("scenarios.md", SECTIONS), ("speech.md", SPEECH), ("text.md", TEXT))
+    for page, sections in pages:
         known = {prefix + key for prefix, model in sections.items() for key in model.model_fields}
         prefixes = tuple(prefix for prefix in sections if prefix)
         assert {key for key in rows(DOCS / page) if key.startswith(prefixes)} <= known

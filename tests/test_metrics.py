@@ -179,7 +179,8 @@ def test_metrics_apply_by_the_fields_that_are_filled():
     ]
     of_sets = ["label_f1", "label_precision", "label_recall", "label_set_exact"]
     assert [m.name for m in applicable({"label_set"})] == of_sets
-    assert [m.name for m in applicable({"text"})] == ["wer", "text_exact"]
+    assert [m.name for m in applicable({"text"})][:3] == ["wer", "text_exact", "rouge1"]
+    assert [m.name for m in applicable({"sequences"})] == ["wer", "text_exact"]
     assert applicable({"text"}, SPEC) == []
     assert applicable({"attributes"}) == []
     assert applicable({"inputs"}, Spec(classes=2)) == []

@@ -271,6 +271,19 @@ def test_originals_stand_beside_reconstructions(run):
     assert f"({own}/reconstruction.png)" in markdown
 
 
+def test_the_right_words_of_a_text_are_marked_and_nothing_in_it_is_markup(run):
+    place = "artifacts/r0001-c0001/lamp"
+    folder = run(row(label="lamp", metric="rouge1", artifact=f"{place}/reconstruction.txt"))
+    (folder / place).mkdir(parents=True)
+    (folder / place / "original.txt").write_text("my pin is 2290\n")
+    (folder / place / "reconstruction.txt").write_text("<b>pin is</b> my card\n")
+    page = page_of(folder)
+    assert '&lt;b&gt;<mark class="run">pin</mark> <mark class="run">is</mark>&lt;/b&gt;' in page
+    assert '<mark class="word">my</mark> card' in page
+    assert "marked: words of the original" in page
+    assert "<b>pin" not in page
+
+
 def test_an_image_alone_is_a_sheet_of_originals_and_reconstructions(run):
     folder = run(row(label="dlg", metric="mse", artifact="artifacts/x/dlg/reconstruction.png"))
     picture(folder, "artifacts/x/dlg/reconstruction.png")

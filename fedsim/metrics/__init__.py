@@ -3,6 +3,7 @@
     labels         which labels occur, how often, and how well scores order them
     images         how near the claimed images are, matched to the originals
     words          how near the claimed transcripts are, matched to the originals
+    text           how near the claimed texts and tokens are, matched to the originals
     perception     LPIPS, where its networks are on this machine
     optimisation   how an attack's own search went; no truth, and no chance level
 
@@ -24,6 +25,7 @@ from fedsim.metrics.registry import (
     register,
     remembering,
 )
+from fedsim.metrics.text import TEXT, read
 from fedsim.metrics.words import WORDS, word_errors, worded
 
 __all__ = [
@@ -39,6 +41,7 @@ __all__ = [
     "baselines",
     "claimed_counts",
     "match",
+    "read",
     "register",
     "remembering",
     "true_counts",
@@ -46,5 +49,5 @@ __all__ = [
     "worded",
 ]
 
-for _metric in (*LABELS, *IMAGES, LPIPS, *WORDS, *OPTIMISATION):
+for _metric in (*LABELS, *IMAGES, LPIPS, *WORDS, *TEXT, *OPTIMISATION):
     register(_metric)

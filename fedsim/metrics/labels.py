@@ -112,7 +112,7 @@ def _length_error_chance(truth: Truth, spec: Spec) -> float:
 def _length(truth: Truth) -> int:
     """S: the labels behind an update, with multiplicity; of sequences, all of theirs."""
     if truth.sequences is not None:
-        return sum(len(one) for one in truth.sequences)
+        return sum(int((one >= 0).sum()) for one in truth.sequences)
     return true_counts(truth).total()
 
 

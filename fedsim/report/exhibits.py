@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsim.report.leakage import inside
+from fedsim.report.marks import marked
 from fedsim.report.measures import measure
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ KINDS = {
 FILE_LIMIT, PAGE_LIMIT, TEXT_LIMIT = 2_000_000, 24_000_000, 2000
 SHOWN, EACH = 12, 4
 
-Exhibit = dict[str, str]
+Exhibit = dict[str, Any]
 
 
 class Exhibits:
@@ -68,7 +69,10 @@ class Exhibits:
             above = folder.rpartition("/")[0]
             places = [f"{folder}/{twin}", f"{above}/{twin}"] if twin != leaf else []
             place = next((place for place in places if inside(self.run_dir, place)), None)
-            pairs.append((self._embed(place) if place else None, self._embed(name)))
+            original, made = (self._embed(place) if place else None), self._embed(name)
+            if original and made and original["kind"] == made["kind"] == "text":
+                made["marked"] = marked(made["text"], original["text"])
+            pairs.append((original, made))
         return pairs
 
     def _embed(self, relative: str) -> Exhibit | None:

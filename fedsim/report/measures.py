@@ -54,6 +54,39 @@ MEASURES: Mapping[str, Measure] = {
         "ROUGE-2", "Overlap of word pairs between recovered and true text.",
         "{share} of the word pairs of {n} updates recovered", "share",
     ),
+    "rougeL": Measure(
+        "ROUGE-L", "Words of recovered and true text in common, in the same order.",
+        "{share} of the words of {n} updates recovered in order", "share",
+    ),
+    "token_exact": Measure(
+        "Texts right", "Texts recovered token by token, without a mistake.",
+        "every text of {hits} of {n} updates recovered", "yes/no",
+        partly="{share} of the texts in {n} updates recovered",
+    ),
+    "token_f1": Measure(
+        "Token F1", "Tokens recovered, in whatever order, and tokens wrongly claimed.",
+        "token F1 {share} over {n} updates", "share",
+    ),
+    "token_set_f1": Measure(
+        "Token set F1", "Tokens recovered and wrongly claimed, repetitions aside.",
+        "token set F1 {share} over {n} updates", "share", detail=True,
+    ),
+    "token_edits": Measure(
+        "Token edits", "Tokens to change, take out and put in, of those there are; 0 is a copy.",
+        "{share} of the tokens to be mended over {n} updates", "share", lower=True, detail=True,
+    ),
+    "rouge1_authors": Measure(
+        "ROUGE-1, authors", "ROUGE-1 with special tokens counted, as LAMP's authors take it.",
+        "ROUGE-1 with special tokens {share} over {n} updates", "share", detail=True,
+    ),
+    "rouge2_authors": Measure(
+        "ROUGE-2, authors", "ROUGE-2 with special tokens counted, as LAMP's authors take it.",
+        "ROUGE-2 with special tokens {share} over {n} updates", "share", detail=True,
+    ),
+    "rougeL_authors": Measure(
+        "ROUGE-L, authors", "ROUGE-L with special tokens counted, as LAMP's authors take it.",
+        "ROUGE-L with special tokens {share} over {n} updates", "share", detail=True,
+    ),
     "mse": Measure(
         "Mean squared error", "Squared distance between recovered and true examples; 0 is a copy.",
         "mean squared error {value} over {n} updates", lower=True,

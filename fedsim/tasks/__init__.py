@@ -122,6 +122,11 @@ class Task(Plugin, ABC):
         """Name of the projection layer."""
 
     @property
+    def words(self) -> str | None:
+        """Name of the parameter that holds the word embeddings, where there are any."""
+        return None
+
+    @property
     @abstractmethod
     def loss(self) -> Loss:
         """loss(module, inputs, target, *, lengths=None, at="input") -> a scalar.
@@ -187,6 +192,7 @@ class Task(Plugin, ABC):
             head=self.head,
             loss=self.loss,
             trained=self.trained(module),
+            words=self.words,
             points=self.points,
         )
 

@@ -3,10 +3,25 @@
 An example repeats within a batch only where a label has too few.
 """
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
-__all__ = ["balanced", "natural", "unbalanced"]
+__all__ = ["Composition", "balanced", "composed", "natural", "unbalanced"]
+
+Composition = Literal["natural", "unbalanced", "balanced"]
+
+
+def composed(
+    how: Composition, labels: Tensor, size: int, steps: int, rng: torch.Generator
+) -> list[Tensor]:
+    """`steps` batches of `size` examples with these labels (held,), as positions (size,) int64."""
+    if how == "natural":
+        return natural(len(labels), size, steps, rng)
+    if how == "unbalanced":
+        return unbalanced(labels, size, steps, rng)
+    return [balanced(labels, size, rng) for _ in range(steps)]
 
 
 def natural(held: int, size: int, steps: int, rng: torch.Generator) -> list[Tensor]:

@@ -13,7 +13,7 @@ from fedsim.errors import DataError
 from fedsim.records import Batch, Reconstruction, Spec, Truth
 from fedsim.seeds import torch_generator
 from fedsim.tasks import Task, judged
-from fedsim.tasks.composition import balanced, natural, unbalanced
+from fedsim.tasks.composition import Composition, composed
 from fedsim.tasks.image_data import ImageData, load
 from fedsim.tasks.models import Architecture, as_architecture, find_head
 from fedsim.tasks.models.cnn import CNN
@@ -75,7 +75,7 @@ class Images(Task):
     partition: Annotated[SerializeAsAny[Partition], BeforeValidator(as_partition)] = Field(
         default=Iid(), description='how data is cut, such as {kind = "dirichlet", alpha = 0.5}'
     )
-    composition: Literal["natural", "unbalanced", "balanced"] = Field(
+    composition: Composition = Field(
         default="natural", description="how a client's batches are composed of its examples"
     )
     model: Annotated[SerializeAsAny[Architecture], BeforeValidator(as_architecture)] = Field(
@@ -152,12 +152,7 @@ class Images(Task):
         rng = torch_generator(self.seed, "batches", client, round)
         size = min(batch_size, len(share))
         labels = self.images.labels[share]
-        if self.composition == "natural":
-            chosen = natural(len(share), size, steps, rng)
-        elif self.composition == "unbalanced":
-            chosen = unbalanced(labels, size, steps, rng)
-        else:
-            chosen = [balanced(labels, size, rng) for _ in range(steps)]
+        chosen = composed(self.composition, labels, size, steps, rng)
         return [self._batch(share[own]) for own in chosen]
 
     @property

@@ -253,15 +253,15 @@ class Distribution(Partition):
 
 
 class Whole(Partition):
-    """Every label whole with one client, labels dealt in turn; of speech, a label is a speaker."""
+    """Every label whole with one client, labels dealt in turn; a label is a speaker or a sender."""
 
-    kind: Literal["speaker"] = "speaker"
+    kind: Literal["speaker", "sender"] = "speaker"
 
     def _cut(self, labels: NDArray[Any], clients: int, seed: int) -> tuple[Indices, ...]:
         present = numpy_generator(seed, "partition order").permutation(np.unique(labels))
         if len(present) < clients:
             raise ValueError(
-                f"every client needs a speaker of its own, and there are {len(present)}"
+                f"every client needs a {self.kind} of its own, and there are {len(present)}"
             )
         return tuple(
             np.flatnonzero(np.isin(labels, present[client::clients])) for client in range(clients)

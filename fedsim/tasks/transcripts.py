@@ -10,7 +10,7 @@ import numpy as np
 from fedsim.errors import DataError, did_you_mean
 from fedsim.seeds import numpy_generator
 
-__all__ = ["ALPHABET", "SENTENCES", "plain", "public_text", "within"]
+__all__ = ["ALPHABET", "SENTENCES", "plain", "public_text", "text_files", "within"]
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz'"
 """Every character of a plain transcript, beside the single spaces between words."""
@@ -87,7 +87,22 @@ def public_text(name: str, folder: Path | None) -> tuple[str, ...]:
     """
     if name == SENTENCES:
         return _embedded()
-    ways = 'Use text = "sentences" (built in), or name a folder with --data DIR or FEDSIM_DATA.'
+    files = text_files(name, folder, SENTENCES)
+    found = _read(tuple((path, path.stat().st_mtime_ns) for path in files))
+    if not found:
+        raise DataError(f"text '{name}' in {folder} has no sentence of two words")
+    return found
+
+
+def text_files(
+    name: str, folder: Path | None, embedded: str, *, key: str = "text"
+) -> tuple[Path, ...]:
+    """A text file by its stem, or all of a folder, under `folder` or its subfolder `lm`.
+
+    embedded, key: the text that needs no file, and the setting that names one, for the message of
+    the `DataError` that is raised where there is none.
+    """
+    ways = f'Use {key} = "{embedded}" (built in), or name a folder with --data DIR or FEDSIM_DATA.'
     if folder is None or not folder.is_dir():
         where = "a folder, and none is given" if folder is None else f"{folder}, which is not there"
         raise DataError(f"text '{name}' is looked up in {where}. {ways}")
@@ -100,12 +115,9 @@ def public_text(name: str, folder: Path | None) -> tuple[str, ...]:
     if name not in files:
         raise DataError(
             f"no text '{name}' in {folder} (as {name}.txt, lm/{name}.txt or a folder of texts). "
-            f"{did_you_mean(name, [*files, SENTENCES])}"
+            f"{did_you_mean(name, [*files, embedded])}"
         )
-    found = _read(tuple((path, path.stat().st_mtime_ns) for path in files[name]))
-    if not found:
-        raise DataError(f"text '{name}' in {folder} has no sentence of two words")
-    return found
+    return files[name]
 
 
 @functools.lru_cache(maxsize=2)

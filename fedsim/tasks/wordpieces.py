@@ -14,7 +14,7 @@ from fedsim.records import WORD_START
 from fedsim.tasks.recognisers import END
 from fedsim.tasks.transcripts import ALPHABET
 
-__all__ = ["WordPieces", "learn"]
+__all__ = ["WordPieces", "learn", "trained"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,25 +39,50 @@ def learn(text: tuple[str, ...], size: int) -> WordPieces:
 
     Once a process; the same in every process. Raises `DataError` where the text has too few.
     """
+    model = trained(text, size, special=["<end>"], alphabet=[WORD_START, *ALPHABET])
+    names = sorted(model.get_vocab(), key=model.get_vocab().__getitem__)
+    return WordPieces(tuple(names), _frequencies(model, text, size), model)
+
+
+def trained(
+    text: tuple[str, ...],
+    size: int,
+    *,
+    special: Sequence[str],
+    alphabet: Sequence[str],
+    unknown: str | None = None,
+    normalizer: Any = None,
+    split: Any = None,
+) -> Any:
+    """A tokenizer of the `tokenizers` library with `size` pieces, the same in every process.
+
+    special: tokens with the first ids. alphabet: characters that are pieces whether or not they
+    occur. unknown: the special token for all others. normalizer, split: parts of the library; by
+    default text is taken as it is, and split at spaces. Raises `DataError` where the text has too
+    few.
+    """
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     # Without a prefix for the rest of a word, whose order differs from process to process.
-    model = Tokenizer(models.BPE())
-    model.pre_tokenizer = pre_tokenizers.Metaspace(replacement=WORD_START, prepend_scheme="always")
+    model = Tokenizer(models.BPE(unk_token=unknown))
+    if normalizer is not None:
+        model.normalizer = normalizer
+    model.pre_tokenizer = split or pre_tokenizers.Metaspace(
+        replacement=WORD_START, prepend_scheme="always"
+    )
     trainer = trainers.BpeTrainer(
         vocab_size=size,
-        special_tokens=["<end>"],
-        initial_alphabet=[WORD_START, *ALPHABET],
+        special_tokens=list(special),
+        initial_alphabet=list(alphabet),
         show_progress=False,
     )
     model.train_from_iterator(text, trainer)
-    names = sorted(model.get_vocab(), key=model.get_vocab().__getitem__)
-    if len(names) != size:
+    if model.get_vocab_size() != size:
         raise DataError(
-            f"task.vocabulary = {size}, and the text gives {len(names)} word pieces. Set it to at "
-            "most that, or name a longer text with task.text"
+            f"task.vocabulary = {size}, and the text gives {model.get_vocab_size()} word pieces. "
+            "Set it to at most that, or use a longer text"
         )
-    return WordPieces(tuple(names), _frequencies(model, text, size), model)
+    return model
 
 
 def _frequencies(model: Any, text: Sequence[str], size: int) -> Tensor:

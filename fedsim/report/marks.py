@@ -1,0 +1,41 @@
+"""Which words of a reconstructed text are words of the original."""
+
+import re
+from collections import Counter
+from difflib import SequenceMatcher
+
+__all__ = ["marked"]
+
+Segment = tuple[str, str]
+
+
+def marked(reconstruction: str, original: str) -> list[Segment]:
+    """The reconstruction in pieces (text, mark), which joined give it again.
+
+    mark: "run" for words that stand in the original's line with a neighbour of theirs beside them,
+    "word" for words that are in it at all, as often as they are; "" for all else. Case does not
+    count. Texts of as many lines are compared line by line, others as a whole.
+    """
+    ours, true = reconstruction.splitlines(keepends=True), original.splitlines()
+    if len(ours) != len(true):
+        ours, true = [reconstruction], [original]
+    return [one for pair in zip(ours, true, strict=True) for one in _line(*pair)]
+
+
+def _line(ours: str, true: str) -> list[Segment]:
+    parts = re.findall(r"\w+|\W+", ours)
+    places = [at for at, part in enumerate(parts) if re.match(r"\w", part)]
+    said = [parts[at].casefold() for at in places]
+    known = re.findall(r"\w+", true.casefold())
+    marks = [""] * len(parts)
+    left = Counter(known)
+    blocks = SequenceMatcher(None, said, known, autojunk=False).get_matching_blocks()
+    for block in blocks:
+        for at in range(block.a, block.a + block.size):
+            marks[places[at]] = "run" if block.size > 1 else "word"
+            left[said[at]] -= 1
+    for at, word in zip(places, said, strict=True):
+        if not marks[at] and left[word] > 0:
+            marks[at] = "word"
+            left[word] -= 1
+    return list(zip(parts, marks, strict=True))

@@ -1,0 +1,110 @@
+"""Tokenizers: a model's own, or word pieces learned from public text."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from fedsim import libraries
+from fedsim.errors import DataError
+from fedsim.records import WORD_START, Tokens
+from fedsim.tasks.hub import HUB
+from fedsim.tasks.pretrained import brief, quiet
+from fedsim.tasks.wordpieces import trained
+
+__all__ = ["framed", "learned", "stored", "told"]
+
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+"""Special tokens of a learned tokenizer; the first is the id 0."""
+
+ROLES = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
+
+
+@functools.lru_cache(maxsize=4)
+def learned(text: tuple[str, ...], size: int, frame: bool) -> Any:
+    """A tokenizer of `size` word pieces by byte-pair encoding, lower case, the same everywhere.
+
+    frame: put [CLS] before and [SEP] after a text, as BERT's does. Raises `DataError` where the
+    text gives fewer pieces.
+    """
+    from tokenizers import Regex, decoders, normalizers, pre_tokenizers, processors
+
+    printable = [chr(code) for code in range(33, 127) if not chr(code).isupper()]
+    model = trained(
+        text,
+        size,
+        special=SPECIAL,
+        alphabet=[WORD_START, *printable],
+        unknown="[UNK]",
+        normalizer=normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()]),
+        split=pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Metaspace(replacement=WORD_START, prepend_scheme="always"),
+                pre_tokenizers.Split(Regex(r"[^\p{L}\p{N}▁]"), "isolated"),
+            ]
+        ),
+    )
+    model.decoder = decoders.Metaspace(replacement=WORD_START, prepend_scheme="always")
+    if frame:
+        model.post_processor = processors.TemplateProcessing(
+            single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+        )
+    fast: Any = libraries.transformers().PreTrainedTokenizerFast
+    named = {"pad_token": "[PAD]", "unk_token": "[UNK]"}
+    if frame:
+        named |= {"cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+    return fast(tokenizer_object=model, clean_up_tokenization_spaces=False, **named)
+
+
+@functools.lru_cache(maxsize=4)
+def stored(place: str) -> Any:
+    """The tokenizer in a folder, or of the Hub ("hub:NAME"); raises `DataError`."""
+    library: Any = libraries.transformers()
+    try:
+        with quiet():
+            return library.AutoTokenizer.from_pretrained(
+                place.removeprefix(HUB),
+                local_files_only=not place.startswith(HUB),
+                clean_up_tokenization_spaces=False,
+            )
+    except (OSError, ValueError, KeyError, ImportError, TypeError) as error:
+        raise DataError(
+            f"no tokenizer in '{place}': {brief(error)} Name a folder that holds one "
+            '(model = {name = "transformers", config = ..., tokenizer = "FOLDER"}), or learn one '
+            'from public text (tokenizer = "learned", with random weights).'
+        ) from error
+
+
+def framed(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The ids that a tokenizer puts before and after every text."""
+    bare = _ids(tokenizer, "a", special=False)
+    whole = _ids(tokenizer, "a", special=True)
+    for start in range(len(whole) - len(bare) + 1):
+        if whole[start : start + len(bare)] == bare:
+            return tuple(whole[:start]), tuple(whole[start + len(bare) :])
+    raise DataError(
+        f"the tokenizer turns 'a' into {bare}, and with special tokens into {whole}, which does "
+        "not hold it. Choose another with task.model.tokenizer."
+    )
+
+
+def told(tokenizer: Any, size: int, longest: int, embedding: str) -> Tokens:
+    """What adversaries may know of a tokenizer, and of the `size` word embeddings behind it."""
+    known: Sequence[str | None] = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+    pieces = [piece or f"[{at}]" for at, piece in enumerate(known)]
+    pieces += [f"[{at}]" for at in range(len(pieces), size)]
+    found = {role: getattr(tokenizer, f"{role}_token_id") for role in ROLES}
+    prefix, suffix = framed(tokenizer)
+    return Tokens(
+        pieces=tuple(pieces),
+        special={role: int(at) for role, at in found.items() if at is not None},
+        marks=frozenset(tokenizer.all_special_ids),
+        prefix=prefix,
+        suffix=suffix,
+        longest=longest,
+        embedding=embedding,
+        tokenizer=tokenizer,
+    )
+
+
+def _ids(tokenizer: Any, text: str, *, special: bool) -> list[int]:
+    return list(tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])

@@ -1,0 +1,144 @@
+"""Models of `transformers`: from the Hub, from a folder, or of a model type with random weights."""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import float32
+
+from fedsim import libraries
+from fedsim.errors import DataError, did_you_mean
+from fedsim.tasks.hub import HUB
+
+__all__ = ["Source", "brief", "quiet"]
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without progress bars and reports of new heads: a run builds its model many times."""
+    from huggingface_hub.utils import logging as hub
+
+    library: Any = libraries.transformers().logging
+    verbosity, bars = library.get_verbosity(), library.is_progress_bar_enabled()
+    # Without a network the Hub would tell of every retry; the error says it once.
+    hub.set_verbosity_error()  # type: ignore[no-untyped-call]
+    library.set_verbosity_error()
+    library.disable_progress_bar()
+    try:
+        yield
+    finally:
+        library.set_verbosity(verbosity)
+        if bars:
+            library.enable_progress_bar()
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a model comes from.
+
+    name: "transformers", or "hub:NAME". config: with "transformers", a model type, or a folder
+    with config.json. settings: of the configuration, by name. pretrained: start from stored
+    weights; None: wherever there are any. examples: model types for messages.
+    """
+
+    name: str
+    config: str | None
+    settings: Mapping[str, Any]
+    pretrained: bool | None
+    examples: tuple[str, ...]
+
+    @property
+    def label(self) -> str:
+        """What messages call the model."""
+        return f"model '{self.name}'" + (f" (config '{self.config}')" if self.config else "")
+
+    @property
+    def place(self) -> str:
+        """The Hub's name, the folder, or the model type."""
+        return self.config or self.name.removeprefix(HUB)
+
+    @property
+    def local(self) -> bool:
+        """Whether it is to be found without a network."""
+        return self.config is not None
+
+    @property
+    def stored(self) -> bool:
+        """Whether there is a stored configuration, rather than a model type alone."""
+        return not self.local or (Path(self.place) / "config.json").is_file()
+
+    def configuration(self, always: Mapping[str, Any], fitting: Mapping[str, Any]) -> Any:
+        """The configuration, with the settings.
+
+        always: values that are set whatever is stored. fitting: values that a model type gets,
+        where it has such settings. Raises `DataError` for what cannot be found or does not fit.
+        """
+        from huggingface_hub.errors import StrictDataclassError
+
+        library = libraries.transformers()
+        configs, AutoConfig = library.CONFIG_MAPPING, library.AutoConfig
+        if not self.stored and self.place not in configs:
+            near = did_you_mean(self.place, configs).split(" Known:")[0]
+            raise DataError(
+                f"{self.label}: no folder with a config.json and no model type of transformers. "
+                + (near if near.startswith("Did") else f"Examples: {', '.join(self.examples)}.")
+            )
+        try:
+            if self.stored:
+                with quiet():
+                    config = AutoConfig.from_pretrained(self.place, local_files_only=self.local)
+                fitting = {}
+            else:
+                config = AutoConfig.for_model(self.place)
+        except (OSError, ValueError) as error:
+            raise DataError(
+                f"{self.label} could not be fetched: {brief(error)} Without a network, "
+                "name a folder that holds its config.json and weights "
+                '(model = {name = "transformers", config = "FOLDER"}), or take random weights '
+                f'(config = "{self.examples[0]}").'
+            ) from error
+        known = config.to_dict()
+        for key in self.settings:
+            if key not in known:
+                raise DataError(f"{self.label} has no setting '{key}'. {did_you_mean(key, known)}")
+        changes = {k: v for k, v in fitting.items() if k in known} | dict(self.settings)
+        try:
+            if not self.stored:
+                # Built anew, because settings that follow from others are worked out on the way.
+                return AutoConfig.for_model(self.place, **always, **changes)
+            for key, value in {**always, **changes}.items():
+                setattr(config, key, value)
+        except (StrictDataclassError, TypeError, ValueError) as error:
+            raise DataError(f"{self.label} refuses its settings: {brief(error)}") from error
+        return config
+
+    def model(self, auto: Any, config: Any) -> Any:
+        """A new model of a class of `transformers` such as AutoModelForMaskedLM, float32.
+
+        Attention is computed step by step ("eager"), because the fused kernels cannot be
+        differentiated twice. Raises `DataError` where it cannot be built.
+        """
+        folder = Path(self.place) if self.local else None
+        weights = folder is None or any(folder.glob("*.safetensors")) or any(folder.glob("*.bin"))
+        common = {"dtype": float32, "attn_implementation": "eager"}
+        try:
+            with quiet():
+                if self.pretrained is False or not (weights or self.pretrained):
+                    return auto.from_config(config, **common)
+                return auto.from_pretrained(
+                    self.place,
+                    config=config,
+                    ignore_mismatched_sizes=True,
+                    local_files_only=self.local,
+                    **common,
+                )
+        except (OSError, ValueError, RuntimeError, ImportError) as error:
+            raise DataError(f"{self.label} cannot be built: {brief(error)}") from error
+
+
+def brief(error: Exception) -> str:
+    """An error's kind and the first line of what it says."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
