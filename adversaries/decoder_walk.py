@@ -55,9 +55,8 @@ class Walk:
 
     model: has the point "context"; it is copied. gradient: of one sequence, by parameter name.
     bag (b,) int64: the labels that may occur, sorted, 0 (the end) first: indices into it stand for
-    labels here. length: S as far as it is known. A row space is what exceeds rounding, or where
-    that is all of it, the S leading directions; too many of them do little harm, a missing one
-    does. Raises `ValueError` where gradient and model do not fit, or the layers are too narrow.
+    labels here. Raises `ValueError` where gradient and model do not fit. To be `cut` before the
+    first step.
     """
 
     def __init__(
@@ -65,7 +64,6 @@ class Walk:
         model: VictimModel,
         gradient: Mapping[str, Tensor],
         bag: Tensor,
-        length: int,
         *,
         device: torch.device | str = "cpu",
     ) -> None:
@@ -82,31 +80,48 @@ class Walk:
         }
         for name, layer in layers.items():
             layer.register_forward_hook(self._keep(name))
-        self._rows: dict[str, Tensor] = {}
         roles = self._roles()
         self._behind = {name: place for name, place in roles.items() if isinstance(place, slice)}
         self.matched = [
             f"{name}.{key}" for name in self._behind for key, _ in layers[name].named_parameters()
         ]
         """Parameters that the context vectors explain: of the layers behind the attention."""
-        for name, place in roles.items():
-            bias = gradient[f"{name}.bias"] if layers[name].bias is not None else None
-            if place != "after":
-                rows, values, floor = _row_space(name, gradient[f"{name}.weight"], bias)
-                known = len(rows) - (self._size if name in self._behind else 0)
-                above = int((values > floor).sum())
-                rank = above if above < min(known, len(values)) else length
-                # One that fills what is known of the layer's input checks nothing, and a layer with
-                # fewer outputs than labels does not hold them all.
-                if rank < known and rank <= len(values):
-                    self._rows[name] = rows[:, :rank].to(device)
-        self.longest = max([length, *(rows.shape[1] for rows in self._rows.values())])
+        self._spectra = {
+            name: _Spectrum.of(
+                name,
+                gradient[f"{name}.weight"].to(device),
+                gradient[f"{name}.bias"].to(device) if layers[name].bias is not None else None,
+                self._size if name in self._behind else 0,
+            )
+            for name, place in roles.items()
+            if place != "after"
+        }
+        self._rows: dict[str, Tensor] = {}
+        self.longest = 0
         """Labels that the row spaces leave room for."""
+
+    def cut(self, length: int) -> bool:
+        """Take the row spaces: what exceeds rounding, or where that is all, `length` directions.
+
+        Too many directions do little harm, a missing one does. Returns whether the length counted.
+        Raises `ValueError` where the layers are too narrow for it.
+        """
+        self._rows, counted = {}, False
+        for name, one in self._spectra.items():
+            filled = one.above >= min(one.known, one.most)
+            rank = length if filled else one.above
+            # One that fills what is known of the layer's input checks nothing, and a layer with
+            # fewer outputs than labels does not hold them all.
+            if rank < one.known and rank <= one.most:
+                self._rows[name] = one.rows[:, :rank]
+                counted |= filled
+        self.longest = max([length, *(rows.shape[1] for rows in self._rows.values())])
         if not self._behind.keys() & self._rows.keys():
             raise ValueError(
                 f"no layer takes context vectors beside more than {length} known values to give "
                 f"{length} or more, as {length} labels need: the decoder is too narrow for them"
             )
+        return counted
 
     @torch.no_grad()
     def _feed(self, contexts: Tensor, labels: Tensor) -> dict[str, Tensor]:
@@ -182,14 +197,30 @@ def _share(apart: Tensor, whole: Tensor) -> Tensor:
     return apart.square().sum(dim=1) / total.clamp(min=torch.finfo(total.dtype).tiny)
 
 
-def _row_space(name: str, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, float]:
-    """Right singular vectors (n, k) of a gradient with its bias as last column, its singular values
-    (k,), and what rounding to float32 alone brings them to."""
-    exact = weight.double()
-    if bias is not None:
-        exact = torch.cat([exact, bias.double()[:, None]], dim=1)
-    if not torch.isfinite(exact).all():
-        raise ValueError(f"the gradient of '{name}' holds NaN or Inf")
-    # The small directions count: neither a Gram matrix nor a sketch would keep them.
-    _, values, rows = torch.linalg.svd(torch.linalg.qr(exact, mode="r").R, full_matrices=False)
-    return rows.mT, values, rounding(exact)
+@dataclass(frozen=True, slots=True, eq=False)
+class _Spectrum:
+    """Right singular vectors (n, most) of a layer's gradient, its bias the last column.
+
+    above: how many singular values exceed rounding to float32. known: entries of the layer's input
+    that are known before the context vector is.
+    """
+
+    rows: Tensor
+    above: int
+    known: int
+
+    @property
+    def most(self) -> int:
+        return self.rows.shape[1]
+
+    @classmethod
+    def of(cls, name: str, weight: Tensor, bias: Tensor | None, unknown: int) -> "_Spectrum":
+        exact = weight.double()
+        if bias is not None:
+            exact = torch.cat([exact, bias.double()[:, None]], dim=1)
+        if not torch.isfinite(exact).all():
+            raise ValueError(f"the gradient of '{name}' holds NaN or Inf")
+        # The small directions count: neither a Gram matrix nor a sketch would keep them.
+        reduced = torch.linalg.qr(exact, mode="r").R
+        _, values, rows = torch.linalg.svd(reduced, full_matrices=False)
+        return cls(rows.mT, int((values > rounding(exact)).sum()), exact.shape[1] - unknown)

@@ -48,24 +48,43 @@ class SpanDecoding(OfTranscripts):
     )
 
     beam: int = Field(default=8, ge=1, description="beginnings that are followed, at most")
+    misjudged: int = Field(
+        default=3, ge=0, description="labels that S may be wrong by; tried under noise alone"
+    )
+
+    def _lengths(self, told: int) -> list[int]:
+        """Numbers of labels to try: what was told, and the next ones on both sides."""
+        off = [sign * by for by in range(1, self.misjudged + 1) for sign in (1, -1)]
+        return [told, *(told + by for by in off if told + by > 0)]
 
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
         """Decode; raises `ValueError` where the decoder is too narrow for so many labels."""
         model, gradient = self.decoder(seen)
         revealed, told, source = self.bag(seen, job)
         bag = torch.tensor(sorted(revealed | {END}))
-        walk = Walk(model, gradient, bag, told, device=job.device)
+        walk = Walk(model, gradient, bag, device=job.device)
         ended = _Ended(model, gradient, walk.matched, job.device)
-        kept, found = walk.start(), []
-        for step in job.steps(walk.longest):
-            if step:
-                kept = walk.step(kept).best(self.beam, APART)
-            labels = functional.pad(bag[kept.labels[0].cpu()], (0, 1), value=END)
-            found.append((ended(kept.contexts[0], labels), step, labels))
-            job.progress(step, found[-1][0])
-            if found[-1][0] < MATCHED:
+        found: list[tuple[float, int, Tensor, float]] = []
+        for length in self._lengths(told):
+            try:
+                counted = walk.cut(length)
+            except ValueError:
+                if length == told:
+                    raise
+                continue
+            kept = walk.start()
+            for step in range(walk.longest):
+                if step:
+                    kept = walk.step(kept).best(self.beam, APART)
+                labels = functional.pad(bag[kept.labels[0].cpu()], (0, 1), value=END)
+                distance = ended(kept.contexts[0], labels)
+                found.append((distance, len(found), labels, float(kept.residuals[0])))
+                job.progress(len(found), distance)
+                if distance < MATCHED:
+                    break
+            if distance < MATCHED or not counted:
                 break
-        distance, step, labels = min(found, key=lambda one: one[:2])
+        distance, _, labels, residual = min(found, key=lambda one: one[:2])
         return claim(
             labels,
             objective=distance,
@@ -74,7 +93,7 @@ class SpanDecoding(OfTranscripts):
                 "bag": len(bag),
                 "labels_told": told,
                 "told_by": source,
-                "residual": float(kept.residuals[0]),
+                "residual": residual,
                 "exact_gradient": seen.exact,
             },
         )

@@ -83,7 +83,8 @@ def test_a_context_vector_is_read_off():
     model, said = recogniser(3), torch.tensor([[4, 11, 4, 9, END]])
     contexts = torch.randn(1, 5, 16, generator=generator(3))
     gradient = {k: v.detach() for k, v in model.gradient(contexts, said, at="context").items()}
-    walk = Walk(model, gradient, torch.tensor([END, 4, 9, 11]), 5)
+    walk = Walk(model, gradient, torch.tensor([END, 4, 9, 11]))
+    assert not walk.cut(5), "nothing but rounding is behind the fifth direction"
     kept = walk.start()
     for _ in range(4):
         kept = walk.step(kept).best(1, 1.0)
