@@ -464,3 +464,17 @@ def test_the_command_line_prints_ours_and_where_the_pages_are(tmp_path):
     assert "smoke.html" in done.output
     again = CliRunner(env={"COLUMNS": "200"}).invoke(app, [*arguments, "--show"])
     assert "too few repetitions" in " ".join(again.output.split())
+
+
+def test_only_rounds_that_are_attacked_are_places(tmp_path):
+    published = '[[paper.published]]\nseries="llg, 4"\nat_least=0.0\n'
+    changes = {"x": "round", "rounds": 4, "measure": '["asr", "accuracy"]', "published": published}
+    source, out = toml(tmp_path, **changes), tmp_path / "out"
+    overrides = ["paper.repetitions=1", "threat.rounds=[1, 4]"]
+    text = reproduce(source, out, overrides=overrides)[0].read_text()
+    assert "not measured" not in table(text, "measure")[0][-1]
+    (figure,) = choose(source)
+    found = outcome(figure, out, "smoke", overrides=overrides)
+    assert {(c.measure, c.place.where) for c in found.shares[0].cells} == {
+        (measure, at) for measure in ("asr", "accuracy") for at in ("1", "4")
+    }

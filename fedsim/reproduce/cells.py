@@ -79,15 +79,21 @@ def how(name: str) -> Measure:
 
 
 def places(scenario: Scenario) -> dict[float | str, Place]:
-    """The places of a scenario's axis in order, by the sweep's value or the number of the bin."""
+    """The places of a scenario's axis in order, by the sweep's value or the number of the bin.
+
+    Bins of rounds are those with rounds that are attacked.
+    """
     paper = _paper(scenario)
     if paper.x != "round":
         found = dict.fromkeys(_split(chosen, paper)[0] for chosen in _chosen(scenario).values())
         return {at: Place(at, frozenset({Place(at, frozenset()).where})) for at in found}
+    chosen = scenario.threat.rounds
     bins: dict[float | str, Place] = {}
     for number in range(math.ceil(scenario.training.rounds / paper.bin)):
         first = number * paper.bin + 1
         rounds = range(first, min(first + paper.bin, scenario.training.rounds + 1))
+        if isinstance(chosen, list) and not set(rounds) & set(chosen):
+            continue
         bins[float(number)] = Place(sum(rounds) / len(rounds), frozenset(map(str, rounds)))
     return bins
 
