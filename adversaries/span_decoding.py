@@ -20,6 +20,9 @@ __all__ = ["SpanDecoding"]
 MATCHED = 1e-6
 """Squared distance, as a share of the gradient's squared norm, that wrong transcripts exceed."""
 
+NOTHING = 1.0
+"""The same of a gradient that is zero: what is further away has nothing in common."""
+
 APART = 1e3
 """How many times the lowest residual a hypothesis may have and still be followed."""
 
@@ -49,7 +52,7 @@ class SpanDecoding(OfTranscripts):
 
     beam: int = Field(default=8, ge=1, description="beginnings that are followed, at most")
     misjudged: int = Field(
-        default=3, ge=0, description="labels that S may be wrong by; tried under noise alone"
+        default=3, ge=0, description="labels that S may be wrong by; tried where noise hides them"
     )
 
     def _lengths(self, told: int) -> list[int]:
@@ -73,7 +76,7 @@ class SpanDecoding(OfTranscripts):
                     raise
                 continue
             kept = walk.start()
-            for step in range(walk.longest):
+            for step in job.steps(walk.longest):
                 if step:
                     kept = walk.step(kept).best(self.beam, APART)
                 labels = functional.pad(bag[kept.labels[0].cpu()], (0, 1), value=END)
@@ -82,7 +85,7 @@ class SpanDecoding(OfTranscripts):
                 job.progress(len(found), distance)
                 if distance < MATCHED:
                     break
-            if distance < MATCHED or not counted:
+            if distance < MATCHED or not counted or min(one[0] for one in found) > NOTHING:
                 break
         distance, _, labels, residual = min(found, key=lambda one: one[:2])
         return claim(
