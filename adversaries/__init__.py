@@ -8,6 +8,7 @@ from typing import Any
 
 _HOMES = {
     "BiasSigns": "bias_signs",
+    "DAGER": "dager",
     "DLG": "dlg",
     "FirstLinear": "first_linear",
     "GMBoW": "gm_bow",
@@ -18,9 +19,11 @@ _HOMES = {
     "RLG": "rlg",
     "RandomGuess": "random_guess",
     "SpanDecoding": "span_decoding",
+    "TokenLeak": "token_leak",
 }
 
 __all__ = [
+    "DAGER",
     "DLG",
     "IDLG",
     "LLG",
@@ -32,6 +35,7 @@ __all__ = [
     "MinColumn",
     "RandomGuess",
     "SpanDecoding",
+    "TokenLeak",
 ]
 
 

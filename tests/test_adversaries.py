@@ -78,8 +78,8 @@ EASY = {
 CHANCE = {"random"}
 """Is chance itself."""
 
-ELSEWHERE = {"gm-bow", "span-decoding"}
-"""For sequence models: their easy cases are in test files of their own."""
+ELSEWHERE = {"dager", "gm-bow", "span-decoding", "token-leak"}
+"""For sequence models and text: their easy cases are in test files of their own."""
 
 BUILT_IN = [n for n in names("adversaries") if find("adversaries", n).__module__[:4] == "adve"]
 

@@ -1,0 +1,249 @@
+"""What enters a transformer's first layers, and the space that their gradients leave for it.
+
+A weight W that is used b times, on x_1 to x_b, has the gradient sum_i delta_i x_i', so that each
+x_i lies in its row space, of b dimensions where b is less than x_i has values.
+"""
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedsim.victim import VictimModel
+
+__all__ = ["First", "Span", "spanned"]
+
+QUERIES = ("query", "q_proj", "q_lin", "q", "wq", "query_proj")
+TOGETHER = ("c_attn", "qkv", "qkv_proj", "query_key_value", "in_proj", "wqkv", "att_proj")
+"""Names of query projections, alone and in one with keys and values; case aside."""
+
+BESIDE = ("key", "value", "k_proj", "v_proj", "k_lin", "v_lin", "k", "v", "wk", "wv", "key_proj",
+          "value_proj")  # fmt: skip
+"""Names of what takes the same input beside a query projection."""
+
+LOST = 1.5e-7
+"""Singular values below this share of the largest are rounding: a client's own reaches 5e-8."""
+
+FLAT = 0.1
+"""Smallest singular value over the median, from which on what fills a gradient is noise."""
+
+TOKENS = 4096
+"""Tokens that are fed at once."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Span:
+    """The row space of a gradient. basis (n, r) float64, orthonormal; width: n.
+
+    noisy: whether noise fills the rest, above which r directions stand out.
+    """
+
+    layers: tuple[str, ...]
+    basis: Tensor
+    noisy: bool
+
+    @property
+    def rank(self) -> int:
+        """r, the inputs behind it."""
+        return self.basis.shape[1]
+
+    def off(self, inputs: Tensor) -> Tensor:
+        """Distances (...) of inputs (..., n) from the span, as shares of their norms."""
+        basis = self.basis.to(inputs)
+        apart = inputs - (inputs @ basis) @ basis.mT
+        tiny = torch.finfo(inputs.dtype).tiny
+        share: Tensor = apart.norm(dim=-1) / inputs.norm(dim=-1).clamp(min=tiny)
+        return share
+
+
+def spanned(layers: Sequence[str], gradient: Mapping[str, Tensor], turned: bool) -> Span | None:
+    """The row space of what layers with the same input have of a gradient; None where it is all.
+
+    turned: weights are (in, out). Values above rounding count; where noise fills the gradient,
+    those above the optimal threshold for white noise (Gavish and Donoho, 2014). Raises `ValueError`
+    for a gradient that holds NaN or is zero.
+    """
+    weights = [gradient[f"{name}.weight"].double() for name in layers]
+    rows = torch.cat([one.mT if turned else one for one in weights])
+    if not torch.isfinite(rows).all():
+        raise ValueError(f"the gradient of '{layers[0]}' holds NaN or Inf")
+    if not rows.any():
+        raise ValueError(
+            f"the gradient of '{layers[0]}' is zero throughout: nothing was learned, or a defense "
+            "removed it"
+        )
+    # The small directions count: neither a Gram matrix nor a sketch would keep them.
+    factor = torch.linalg.qr(rows, mode="r").R if len(rows) > rows.shape[1] else rows
+    _, values, right = torch.linalg.svd(factor, full_matrices=False)
+    rank, most = int((values > LOST * values[0]).sum()), rows.shape[1]
+    noisy = False
+    if rank >= min(most - 1, len(rows)):
+        noisy = len(values) > 8 and bool(values[-1] > FLAT * values.median())
+        rank = _above_noise(values, rows.shape) if noisy else most
+        if rank >= most // 2:
+            return None
+    return Span(tuple(layers), right[:rank].mT.contiguous(), noisy)
+
+
+def _above_noise(values: Tensor, shape: Sequence[int]) -> int:
+    """How many singular values (k,) exceed those of white noise; the rest may be as many again."""
+    rank = 0
+    for _ in range(4):
+        sides = sorted(side - rank for side in shape)
+        b = sides[0] / sides[1]
+        threshold = 0.56 * b**3 - 0.95 * b**2 + 1.82 * b + 1.43
+        found = int((values > threshold * values[rank:].median()).sum())
+        if found in (rank, len(values)):
+            break
+        rank = found
+    return rank
+
+
+class _Reached(Exception):
+    """Ends a forward pass where its rest is of no use."""
+
+
+class First:
+    """The first layers of a copy of the victim's model, fed with token ids.
+
+    queries: layers that take the same input as the first query projection, it among them. behind:
+    layers after them, in the order in which they are used, the last the second block's query
+    projection and its like. Raises `ValueError` where no query projection has a known name.
+    """
+
+    def __init__(
+        self, model: VictimModel, gradient: Mapping[str, Tensor], device: torch.device
+    ) -> None:
+        self._model = model.copy().to(device)
+        self._model.module.eval()
+        self.device = device
+        self._entered: dict[str, Tensor] = {}
+        self.norms: dict[str, tuple[nn.LayerNorm, Tensor, Tensor]] = {}
+        """Normalisations used on the way, with what entered and left them last."""
+        modules = dict(self._model.module.named_modules())
+        layers = {
+            name: layer
+            for name, layer in modules.items()
+            if f"{name}.weight" in gradient
+            and gradient[f"{name}.weight"].ndim == 2
+            and not isinstance(layer, nn.Embedding)
+        }
+        self._named = [
+            name for name in layers if _own(name) in QUERIES or _own(name) in TOGETHER
+        ]  # fmt: skip
+        if not self._named:
+            raise ValueError(
+                "the gradient holds no query projection by a known name "
+                f"({', '.join((*QUERIES, *TOGETHER))}); linear layers in it: "
+                f"{', '.join(layers) or 'none'}. Train and send those of the transformer's blocks "
+                "(task.parameters), or name the model's own `query`"
+            )
+        self.turned = {name: hasattr(layer, "nf") for name, layer in layers.items()}
+        for name, layer in layers.items():
+            layer.register_forward_pre_hook(self._keep(name))
+        for name, layer in modules.items():
+            if isinstance(layer, nn.LayerNorm):
+                layer.register_forward_hook(self._keep_norm(name))
+        if model.head not in layers and model.head in modules:
+            modules[model.head].register_forward_pre_hook(_stop)
+        self._last: Callable[[str], bool] = self._second
+        used = self._run(torch.zeros(1, 2, dtype=torch.int64, device=device))
+        if self._named[0] not in used:
+            self._named = [name for name in used if name in self._named]
+        self.queries = self._beside(self._named[0], layers)
+        later = [name for name in used if name not in self.queries and used[name].ndim == 3]
+        self.behind: list[tuple[str, ...]] = [
+            (name,) for name in later if _parent(name) != _parent(self._following())
+        ]
+        if self._following():
+            self.behind.append(self._beside(self._following(), layers))
+
+    def _following(self) -> str:
+        """The second block's query projection, "" where there is none."""
+        first = _parent(self._named[0])
+        return next((name for name in self._named if _parent(name) != first), "")
+
+    def _second(self, name: str) -> bool:
+        """Whether the head is reached, or the second block."""
+        return name in (self._model.head, self._following())
+
+    def _beside(self, query: str, layers: Mapping[str, nn.Module]) -> tuple[str, ...]:
+        if _own(query) in TOGETHER:
+            return (query,)
+        others = [k for k in layers if _parent(k) == _parent(query) and _own(k) in BESIDE]
+        return (query, *others)
+
+    def _keep(self, name: str) -> Any:
+        def hook(_layer: nn.Module, args: tuple[Tensor, ...]) -> None:
+            self._entered[name] = args[0]
+            if self._last(name):
+                raise _Reached
+
+        return hook
+
+    def _keep_norm(self, name: str) -> Any:
+        def hook(layer: nn.LayerNorm, args: tuple[Tensor, ...], output: Tensor) -> None:
+            self.norms[name] = (layer, args[0], output)
+
+        return hook
+
+    @torch.no_grad()
+    def _run(self, ids: Tensor) -> dict[str, Tensor]:
+        self._entered.clear()
+        self.norms.clear()
+        with contextlib.suppress(_Reached):
+            self._model.loss(ids, ids.new_zeros(len(ids)))
+        return dict(self._entered)
+
+    def entering(self, layer: str, ids: Tensor) -> Tensor:
+        """What enters a layer (R, L, n) when it is fed with token ids (R, L)."""
+        self._last = layer.__eq__
+        return self._run(ids)[layer]
+
+    def off(self, span: Span, ids: Tensor) -> Tensor:
+        """Distances (R, L) from a span of what enters its layers, as shares of their norms."""
+        size = max(1, TOKENS // ids.shape[1])
+        parts = [span.off(self.entering(span.layers[0], some)) for some in torch.split(ids, size)]
+        return torch.cat(parts)
+
+    @property
+    def heads(self) -> int:
+        """Attention heads of a block; 0 where the model does not say."""
+        return int(getattr(self._model.module.config, "num_attention_heads", 0))
+
+    @torch.no_grad()
+    def projected(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Queries, keys and values (R, L, n) of the first block; None where they are not told."""
+        entered = self.entering(self.queries[0], ids)
+        layers = [self._model.module.get_submodule(name) for name in self.queries]
+        made = list[Tensor]()
+        for name, layer in zip(self.queries, layers, strict=True):
+            held = dict(layer.named_parameters())
+            weight = held["weight"] if self.turned[name] else held["weight"].mT
+            made.append(entered @ weight + held.get("bias", 0))
+        if len(made) == 1 and made[0].shape[-1] == 3 * entered.shape[-1]:
+            made = list(made[0].chunk(3, dim=-1))
+        return (made[0], made[1], made[2]) if len(made) == 3 else None
+
+    @property
+    def causal(self) -> bool:
+        """Whether no token is told of by one before it, as in decoders."""
+        ids = torch.zeros(2, 4, dtype=torch.int64, device=self.device)
+        ids[:, -1] = torch.tensor([1, 2], device=self.device)
+        entered = self.entering(self.behind[-1][0], ids)
+        return torch.equal(entered[0, :-1], entered[1, :-1])
+
+
+def _own(name: str) -> str:
+    return name.rpartition(".")[2].lower()
+
+
+def _parent(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _stop(_layer: nn.Module, _args: Any) -> None:
+    raise _Reached

