@@ -184,17 +184,22 @@ def main() -> None:
             times = milli[plain] / milli[part]
             print(f"  {part}: {milli[part]:.1f} ms, plain {milli[plain]:.1f} ms, x{times:.1f}")
         swaps = STEPS // CONTINUOUS * (CANDIDATES + 1)
-        whole = [
-            (STARTS + PERMUTATIONS) * took[f"candidate, gradient alone{how}"]
-            + swaps * took[f"candidate{how.replace(',', '')}"]
-            + STEPS * took[f"step{how.replace(',', '')}"]
-            for how in ("", ", in factors")
-        ]
-        print(
-            f"  {STARTS + PERMUTATIONS} starts, {STEPS} steps, {swaps} candidates: "
-            f"{whole[1]:.0f} s and {took['prepared']:.1f} s before, plain {whole[0]:.0f} s, "
-            f"x{whole[0] / (whole[1] + took['prepared']):.1f}"
+        scored, swaps = STARTS + PERMUTATIONS, STEPS // CONTINUOUS * (CANDIDATES + 1)
+        plain = (
+            scored * took["candidate, gradient alone"]
+            + swaps * took["candidate"]
+            + STEPS * took["step"]
         )
+        print(f"  {scored} starts, {STEPS} steps, {swaps} candidates: plain {plain:.0f} s")
+        for how, together in (("alone", 1), ("of four restarts together", TOGETHER)):
+            step = took["step in factors" + (", four restarts" if together > 1 else "")]
+            ours = (
+                took["prepared"] / together
+                + scored * took["candidate, gradient alone, in factors"]
+                + swaps * took["candidate in factors"]
+                + STEPS * step
+            )
+            print(f"    in factors, {how}: {ours:.0f} s, x{plain / ours:.1f}")
 
 
 if __name__ == "__main__":

@@ -147,6 +147,8 @@ def _counted(targets: Tensor) -> Tensor:
 
 def _rows(value: Tensor, rows: int) -> Tensor:
     """(R B, L, n), (R B, n) or (R B L, n) as (R, T, n)."""
+    if value.ndim == 3 and len(value) == rows:
+        return value
     return value.reshape(rows, -1, value.shape[-1])
 
 
