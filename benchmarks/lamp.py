@@ -1,6 +1,6 @@
 """LAMP's parts side by side: gradients in factors, many at a time, and the paper's loop as written.
 
-    python benchmarks/lamp.py [--sentences 2] [--candidates 40] [--steps 5] [--data DIR]
+    python benchmarks/lamp.py [--sentences 2] [--candidates 20] [--steps 4] [--data DIR]
 
 MiniLM-L6, B = 1, float32, one thread, the cosine distance over the parameters that
 `benchmarks/lamp_plain.py` matches, and its language model; one run, where both sides take turns.
@@ -160,8 +160,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--sentences", type=int, default=2)
-    parser.add_argument("--candidates", type=int, default=40, help="that the plain side scores")
-    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--candidates", type=int, default=20, help="that the plain side scores")
+    parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--data", default=os.environ.get("FEDSIM_DATA"))
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -273,6 +273,12 @@ def test_what_cannot_be_matched_is_one_clear_error():
     broken = theirs[0] | {"classifier.bias": torch.full((3,), torch.nan)}
     with pytest.raises(ValueError, match=r"'classifier\.bias' holds NaN"):
         TextDistance(model, [broken], labels, lengths)
+    with pytest.raises(ValueError, match=r"'classifier\.bias' has the shape \(2,\)"):
+        TextDistance(model, [theirs[0] | {"classifier.bias": torch.ones(2)}], labels, lengths)
+    with pytest.raises(ValueError, match="1 gradients, 2 targets and 2 lengths"):
+        TextDistance(model, theirs, [labels[0]] * 2, [lengths[0]] * 2)
+    with pytest.raises(ValueError, match="other numbers of texts apart"):
+        TextDistance(model, theirs * 2, [labels[0], labels[0, :1]], [lengths[0], lengths[0, :1]])
     with pytest.raises(ValueError, match="Switch dropout off"):
         TextDistance(victim(dropout=True), theirs, labels, lengths)
     model.module.scale = nn.PReLU().double()

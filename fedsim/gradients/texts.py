@@ -24,7 +24,7 @@ their gradient is zero, and what is sent of it rounding noise."""
 AGREES = 1e-3
 """Largest difference to autograd's gradient, as a share of its norm, that is rounding."""
 
-TOKENS = 512
+CPU_TOKENS, GPU_TOKENS = 512, 16_384
 """Tokens in a pass that nothing is differentiated through; more do not fit a CPU's caches."""
 
 
@@ -61,25 +61,20 @@ class TextDistance:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
+        shapes = {
+            (tuple(one.shape), tuple(ends.shape))
+            for one, ends in zip(targets, lengths, strict=False)
+        }
+        if len(shapes) != 1 or not len(observed) == len(targets) == len(lengths):
+            raise ValueError(
+                f"{len(observed)} gradients, {len(targets)} targets and {len(lengths)} lengths, of "
+                f"shapes {sorted(shapes)}; expected one of each a victim, all of one shape. Match "
+                "victims with other numbers of texts apart"
+            )
         own = model.copy().to(device)
         own.module.to(dtype)
-        sent = [name for name in own.parameters() if all(name in one for one in observed)]
-        if not sent:
-            raise ValueError("the gradient names none of the model's trained parameters")
-        weights = {
-            name: weight
-            for name, weight in parameter_weights(sent, parameters or {"*": 1.0}).items()
-            if name != own.words and not any(fnmatchcase(name, key) for key in KEY_BIASES)
-        }
-        if not weights:
-            raise ValueError(
-                "nothing is left to match: the gradient of word embeddings is not one of fed "
-                "embeddings, and that of key projections' biases is rounding noise"
-            )
+        weights = _matched(own, observed, parameters)
         theirs = {name: torch.stack([one[name] for one in observed]).to(device) for name in weights}
-        for name, value in theirs.items():
-            if not torch.isfinite(value).all():
-                raise ValueError(f"the gradient of '{name}' holds NaN or Inf")
         self.distance = distance
         self.targets, self.lengths = (torch.stack(list(v)).to(device) for v in (targets, lengths))
         if self.targets.is_floating_point():
@@ -103,7 +98,8 @@ class TextDistance:
     def __call__(self, embedded: Tensor, victims: Tensor) -> Tensor:
         if embedded.requires_grad and torch.is_grad_enabled():
             return self._apart(embedded, victims, differentiable=True)
-        rows = max(1, TOKENS // embedded.shape[1:3].numel())
+        most = CPU_TOKENS if embedded.device.type == "cpu" else GPU_TOKENS
+        rows = max(1, most // embedded.shape[1:3].numel())
         parts = zip(torch.split(embedded, rows), torch.split(victims, rows), strict=True)
         return torch.cat([self._apart(*part, differentiable=False) for part in parts])
 
@@ -156,6 +152,38 @@ class TextDistance:
                 "drops units at random. Switch dropout off, or leave them out"
             )
         return found
+
+
+def _matched(
+    own: VictimModel,
+    observed: Sequence[Mapping[str, Tensor]],
+    parameters: Mapping[str, float] | None,
+) -> dict[str, float]:
+    """What each parameter that is matched counts; raises where a gradient is not the model's."""
+    sent = [name for name in own.parameters() if all(name in one for one in observed)]
+    if not sent:
+        raise ValueError("the gradient names none of the model's trained parameters")
+    weights = {
+        name: weight
+        for name, weight in parameter_weights(sent, parameters or {"*": 1.0}).items()
+        if name != own.words and not any(fnmatchcase(name, key) for key in KEY_BIASES)
+    }
+    if not weights:
+        raise ValueError(
+            "nothing is left to match: the gradient of word embeddings is not one of fed "
+            "embeddings, and that of key projections' biases is rounding noise"
+        )
+    for name in weights:
+        wanted = own.module.get_parameter(name).shape
+        for one in observed:
+            if one[name].shape != wanted:
+                raise ValueError(
+                    f"the gradient of '{name}' has the shape {tuple(one[name].shape)}, the "
+                    f"parameter {tuple(wanted)}: they are of different models"
+                )
+            if not torch.isfinite(one[name]).all():
+                raise ValueError(f"the gradient of '{name}' holds NaN or Inf")
+    return weights
 
 
 def norm_gap(embedded: Tensor, typical: float, *, lengths: Tensor | None = None) -> Tensor:
