@@ -109,7 +109,7 @@ def test_every_layers_gradient_is_autograds_row_by_row_and_padded(kind):
     assert sum(isinstance(value, tuple) for value in found.values()) >= 6
 
 
-@pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert", "gpt2"])
+@pytest.mark.parametrize("kind", ["bert", "roberta", "albert", "distilbert", "gpt2"])
 @pytest.mark.parametrize("name", ["cosine", "l2", "l1+l2"])
 def test_distances_and_their_slopes_are_autograds(kind, name):
     model = victim(kind)
