@@ -5,6 +5,9 @@ head        the projection layer's gradient
 distances   between gradients, of many dummy batches at a time
 dummy       the gradients of many dummy batches in one pass
 factored    those of many dummy sequences, as sums of outer products
+ghost       those of a transformer that is fed embeddings, in factors too
+terms       what parameters of one shape add to a distance
+texts       how far the gradients of dummy texts are from those observed
 unrolled    what several local steps on dummy examples would have sent
 problem     gradient matching as an objective
 sequences   the same for a decoded sequence, from context vectors and smooth labels
@@ -29,10 +32,12 @@ from fedsim.gradients.factored import (
     numerical_rank,
     rounding,
 )
+from fedsim.gradients.ghost import GhostGradients
 from fedsim.gradients.head import HeadGradient, head_gradient
 from fedsim.gradients.matching import Match, Objective, Rules, minimise
 from fedsim.gradients.problem import DISTANCES, Problem, in_groups
 from fedsim.gradients.sequences import SequenceProblem, keep_labels
+from fedsim.gradients.texts import TextDistance, nearest_tokens, norm_gap
 from fedsim.gradients.unrolled import local_steps, unrolled_gradient
 from fedsim.gradients.update import to_gradient
 
@@ -43,6 +48,7 @@ __all__ = [
     "DummyGradients",
     "Factored",
     "FactoredGradients",
+    "GhostGradients",
     "Gradients",
     "HeadGradient",
     "Leading",
@@ -53,6 +59,7 @@ __all__ = [
     "Problem",
     "Rules",
     "SequenceProblem",
+    "TextDistance",
     "cosine_distance",
     "head_gradient",
     "in_groups",
@@ -61,6 +68,8 @@ __all__ = [
     "leading",
     "local_steps",
     "minimise",
+    "nearest_tokens",
+    "norm_gap",
     "numerical_rank",
     "rounding",
     "squared_distance",

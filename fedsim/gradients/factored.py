@@ -27,7 +27,10 @@ POWERS = 3
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Leading:
-    """The leading part U diag(s) V' of a matrix: u (out, r), s (r,) descending, v (in, r)."""
+    """The leading part U diag(s) V' of a matrix: u (out, r), s (r,) descending, v (in, r).
+
+    Or of several, dimensions in front, that go with those of what is compared to them.
+    """
 
     u: Tensor
     s: Tensor
@@ -41,13 +44,13 @@ class Leading:
         """
         left, right = ours
         a, b = left @ self.u, right @ self.v
-        inside = (a.mT @ b - torch.diag(self.s)).square().sum(dim=(1, 2))
+        inside = (a.mT @ b - torch.diag_embed(self.s)).square().sum(dim=(-2, -1))
         beyond = right - b @ self.v.mT
         outside = left - a @ self.u.mT
         return (
             inside
-            + (_gram(a) * _gram(beyond)).sum(dim=(1, 2))
-            + (_gram(outside) * _gram(right)).sum(dim=(1, 2))
+            + (_gram(a) * _gram(beyond)).sum(dim=(-2, -1))
+            + (_gram(outside) * _gram(right)).sum(dim=(-2, -1))
         )
 
 

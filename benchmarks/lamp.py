@@ -1,0 +1,211 @@
+"""LAMP's parts side by side: gradients in factors, many at a time, and the paper's loop as written.
+
+    python benchmarks/lamp.py [--sentences 1] [--candidates 20] [--steps 4] [--data DIR]
+
+MiniLM-L6, B = 1, float32, one thread, the cosine distance over the parameters that
+`benchmarks/lamp_plain.py` matches, and its language model; one run, where both sides take turns.
+A candidate is scored as plain does (a gradient; the likelihood of its tokens, which are projected
+anew each time), by its gradient alone, and by `TextDistance` with all 201 of a discrete step in
+passes of a few, tokens projected once and reordered. A step is the objective, its slope, and Adam.
+Distances of the plain side are asserted equal to 1e-5. CPU milliseconds of the fastest of three
+turns, so that a busy machine slows both alike; and what they come to for the paper's schedule.
+"""
+
+import argparse
+import os
+from collections.abc import Callable
+
+import torch
+from lamp_plain import (
+    CANDIDATES,
+    CONTINUOUS,
+    LR,
+    PERMUTATIONS,
+    STARTS,
+    STEPS,
+    Victim,
+    distance,
+    encoder,
+    folder,
+    moved,
+    nearest,
+    objective,
+    prior,
+    surprise,
+    texts,
+    victim,
+)
+from timing import fastest
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedsim import libraries
+from fedsim.gradients import TextDistance, nearest_tokens, norm_gap
+from fedsim.seeds import torch_generator
+from fedsim.tasks.languages import POINTS, classification_loss
+from fedsim.victim import VictimModel
+
+WORDS = "bert.embeddings.word_embeddings.weight"
+TOGETHER = 4
+PASS = 16
+"""Texts that the language model sees at a time: logits of more do not fit the caches."""
+EQUAL = 1e-5
+
+
+def surprises(language: nn.Module, tokens: Tensor) -> Tensor:
+    """The mean negative log-likelihood a token, (R,), of tokens (R, L)."""
+    found = []
+    for some in torch.split(tokens, PASS):
+        logits = language(some).logits[:, :-1].flatten(0, 1)
+        each = functional.cross_entropy(logits, some[:, 1:].flatten(), reduction="none")
+        found.append(each.view(len(some), -1).mean(dim=1))
+    return torch.cat(found)
+
+
+def stepping(far: TextDistance, start: Tensor, typical: float) -> Callable[[], None]:
+    """A function that takes one step of Adam from embeddings (R, 1, L, d); the ends stay."""
+    inner = start[:, :, 1:-1].clone().requires_grad_(True)
+    optimizer = torch.optim.Adam([inner], lr=LR)
+    rows = torch.zeros(len(start), dtype=torch.int64)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        whole = torch.cat([start[:, :, :1], inner, start[:, :, -1:]], dim=2)
+        (far(whole, rows) + norm_gap(whole, typical)).sum().backward()
+        optimizer.step()
+
+    return step
+
+
+def compared(
+    it: Victim, language: nn.Module, index: int, candidates: int, steps: int
+) -> dict[str, float]:
+    """CPU milliseconds of each part on both sides, and the largest differences."""
+    rng = torch_generator(0, "lamp", index)
+    width, inside = it.embeddings.shape[1], it.length - 2
+    model = VictimModel(
+        it.model, head="classifier", loss=classification_loss, words=WORDS, points=POINTS
+    )
+    sent = dict(zip(it.names, it.gradient, strict=True))
+    made: list[TextDistance] = []
+
+    def prepare() -> None:
+        made.append(TextDistance(model, [sent], [it.label], [torch.tensor([it.length])]))
+
+    took = {"prepared": fastest(prepare)}
+    far = made[-1]
+    typical = float(it.embeddings.norm(dim=1).mean())
+    spread = typical / width**0.5
+    start = spread * torch.randn(TOGETHER, 1, it.length, width, generator=rng)
+    start[:, 0, 0], start[:, 0, -1] = it.embeddings[it.start], it.embeddings[it.end]
+    orders = [list(range(inside))]
+    orders += [moved(list(range(inside)), rng) for _ in range(CANDIDATES)]
+    places = torch.tensor([[0, *(1 + at for at in order), it.length - 1] for order in orders])
+    every = start[0, 0][places]
+
+    some = every[:candidates]
+    values: dict[str, Tensor] = {}
+
+    def plain_alone() -> None:
+        values["plain"] = torch.stack([distance(it, one[None]).detach() for one in some])
+
+    def plain_ranked() -> None:
+        for one in some:
+            distance(it, one[None])
+            with torch.no_grad():
+                surprise(language, nearest(it, one[None]))
+
+    def alone() -> None:
+        values["ours"] = far(every[:, None], torch.zeros(len(every), dtype=torch.int64))
+
+    def ranked() -> None:
+        alone()
+        with torch.no_grad():
+            surprises(language, nearest_tokens(every[0], it.embeddings)[places])
+
+    took["candidate, gradient alone"] = fastest(plain_alone) / len(some)
+    took["candidate"] = fastest(plain_ranked) / len(some)
+    took["candidate, gradient alone, in factors"] = fastest(alone) / len(every)
+    took["candidate in factors"] = fastest(ranked) / len(every)
+    apart = float((values["plain"] - values["ours"][: len(some)]).abs().max())
+    if apart > EQUAL:
+        raise SystemExit(f"distances differ by {apart:.1e}")
+
+    free = start[0].clone().requires_grad_(True)
+    optimizer = torch.optim.Adam([free], lr=LR)
+
+    def plain_step() -> None:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            objective(it, free).backward()
+            optimizer.step()
+
+    def repeated(call: Callable[[], None]) -> None:
+        for _ in range(steps):
+            call()
+
+    one, several = (stepping(far, start[:rows], typical) for rows in (1, TOGETHER))
+    took["step"] = fastest(plain_step) / steps
+    took["step in factors"] = fastest(lambda: repeated(one)) / steps
+    took["step in factors, four restarts"] = fastest(lambda: repeated(several)) / steps / TOGETHER
+    return took | {"apart": apart, "slopes": slopes(it, far, start[:1])}
+
+
+def slopes(it: Victim, far: TextDistance, start: Tensor) -> float:
+    """How far the two sides' slopes are apart, as a share of the norm."""
+    mine, plain = (start.clone().requires_grad_(True) for _ in range(2))
+    (a,) = torch.autograd.grad(far(mine, torch.tensor([0])).sum(), mine)
+    (b,) = torch.autograd.grad(distance(it, plain[0]), plain)
+    return float((a - b).norm() / b.norm())
+
+
+def main() -> None:
+    """Print milliseconds, ratios, and what a sentence takes."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--sentences", type=int, default=1)
+    parser.add_argument("--candidates", type=int, default=20, help="that the plain side scores")
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--data", default=os.environ.get("FEDSIM_DATA"))
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    tokenizer = libraries.transformers().AutoTokenizer.from_pretrained(folder())
+    model = encoder()
+    language = prior(len(tokenizer))
+    for index, (text, label) in enumerate(texts(options.data, options.sentences)):
+        tokens = tokenizer(text, return_tensors="pt").input_ids[0]
+        it = victim(model, tokens, label)
+        took = compared(it, language, index, options.candidates, options.steps)
+        milli = {part: 1000 * value for part, value in took.items()}
+        print(f"{text} ({it.length} tokens)")
+        print(f"  values differ by {took['apart']:.1e}, slopes by {took['slopes']:.1e}")
+        for part, plain in (
+            ("candidate in factors", "candidate"),
+            ("candidate, gradient alone, in factors", "candidate, gradient alone"),
+            ("step in factors", "step"),
+            ("step in factors, four restarts", "step"),
+        ):
+            times = milli[plain] / milli[part]
+            print(f"  {part}: {milli[part]:.1f} ms, plain {milli[plain]:.1f} ms, x{times:.1f}")
+        swaps = STEPS // CONTINUOUS * (CANDIDATES + 1)
+        scored, swaps = STARTS + PERMUTATIONS, STEPS // CONTINUOUS * (CANDIDATES + 1)
+        plain = (
+            scored * took["candidate, gradient alone"]
+            + swaps * took["candidate"]
+            + STEPS * took["step"]
+        )
+        print(f"  {scored} starts, {STEPS} steps, {swaps} candidates: plain {plain:.0f} s")
+        for how, together in (("alone", 1), ("of four restarts together", TOGETHER)):
+            step = took["step in factors" + (", four restarts" if together > 1 else "")]
+            ours = (
+                took["prepared"] / together
+                + scored * took["candidate, gradient alone, in factors"]
+                + swaps * took["candidate in factors"]
+                + STEPS * step
+            )
+            print(f"    in factors, {how}: {ours:.0f} s, x{plain / ours:.1f}")
+
+
+if __name__ == "__main__":
+    main()

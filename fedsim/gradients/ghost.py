@@ -1,0 +1,187 @@
+"""Gradients of transformers fed embeddings, in factors: no weight gradient is ever formed.
+
+What a layer with weight W sees of T tokens makes its gradient sum_t delta_t a_t', delta what the
+loss's gradient is at the layer's output and a what went in. Inner products and norms of such sums
+need delta and a alone (the "ghost norms" of per-example clipping, Li et al., ICLR 2022, section 4).
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedsim.gradients.factored import Factored
+from fedsim.victim import VictimModel
+
+__all__ = ["GhostGradients"]
+
+PADDING = -100
+"""A target of no account."""
+
+
+class GhostGradients:
+    """The gradient of the loss for each of R dummy batches, one pass for all, in factors.
+
+    For models whose rows do not see one another, and parameters of linear layers, transposed ones
+    (`Conv1D` of transformers), layer normalisations and embeddings of positions and token types,
+    each used any number of times. The loss is a mean over examples, or over the tokens whose
+    target is not -100.
+
+    model: used in the mode it is in, unchanged. names: the parameters; not the word embeddings,
+    which nothing passes where their vectors are fed. at: the point where inputs are fed. Raises
+    `ValueError` for a parameter of another kind of layer.
+    """
+
+    def __init__(self, model: VictimModel, names: Iterable[str], *, at: str = "embedding") -> None:
+        self.model, self.names, self.at = model, list(names), at
+        parameters = dict(model.module.named_parameters())
+        wanted = {id(parameters[name]): name for name in self.names}
+        self._layers: dict[nn.Module, dict[str, str]] = {}
+        others: dict[str, str] = {}
+        for layer in model.module.modules():
+            own = {
+                key: wanted[id(value)]
+                for key, value in layer.named_parameters(recurse=False)
+                if id(value) in wanted
+            }
+            if own and _known(layer):
+                self._layers[layer] = own
+            others |= dict.fromkeys(own.values(), type(layer).__name__)
+        held = {name for own in self._layers.values() for name in own.values()}
+        if unknown := [f"'{name}' ({others[name]})" for name in self.names if name not in held]:
+            raise ValueError(
+                f"no rule for the gradients of {', '.join(unknown)}: parameters of Linear, Conv1D, "
+                "LayerNorm and Embedding layers have one. Leave the others out"
+            )
+
+    def __call__(
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        *,
+        lengths: Tensor | None = None,
+        create_graph: bool = True,
+    ) -> dict[str, Tensor | Factored]:
+        """Factors (R, T, out) and (R, T, in) of each matrix (out, in), tensors (R, n) of the rest.
+
+        inputs (R, B, L, d); targets (R, B) or (R, B, L) int64, soft ones with one more
+        dimension; lengths (R, B) int64, tokens of each text. T is the number of tokens that the
+        layer sees, B L or B. create_graph: to differentiate in the inputs.
+        """
+        rows, size = inputs.shape[:2]
+        uses: list[tuple[nn.Module, Tensor]] = []
+        outputs: list[Tensor] = []
+
+        def keep(layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+            if not output.requires_grad:
+                output = output.detach()
+            # One output for all texts, such as of positions, would mix their gradients.
+            if shared := len(output) == 1 < rows * size:
+                output = output.expand(rows * size, *output.shape[1:])
+            if not output.requires_grad:
+                output.requires_grad_()
+            entered = args[0].expand(rows * size, *args[0].shape[1:]) if shared else args[0]
+            uses.append((layer, entered))
+            outputs.append(output)
+            return output
+
+        hooks = [layer.register_forward_hook(keep) for layer in self._layers]
+        counts = _counted(targets)
+        alike = bool((counts == counts[0]).all())
+        try:
+            with torch.enable_grad():
+                fed = inputs if inputs.requires_grad else inputs.detach().requires_grad_()
+                loss = self.model.loss(
+                    fed.flatten(0, 1),
+                    targets.flatten(0, 1),
+                    lengths=None if lengths is None else lengths.flatten(),
+                    at=self.at,
+                )
+                called = {name for layer, _ in uses for name in self._layers[layer].values()}
+                if idle := [name for name in self.names if name not in called]:
+                    raise ValueError(
+                        f"the model does not call the layers of {', '.join(idle)}; leave them out"
+                    )
+                # A mean over all rows; each row's own loss is its part, times all over its count.
+                deltas = torch.autograd.grad(
+                    loss * rows if alike else loss * counts.sum(),
+                    outputs,
+                    create_graph=create_graph,
+                    materialize_grads=True,
+                )
+        finally:
+            for hook in hooks:
+                hook.remove()
+        if not alike:
+            deltas = tuple(_rows(one, rows) / counts.view(-1, 1, 1) for one in deltas)
+        found: dict[str, list[Tensor | Factored]] = {name: [] for name in self.names}
+        with torch.set_grad_enabled(create_graph):
+            for (layer, entered), delta in zip(uses, deltas, strict=True):
+                made = _parts(layer, entered, delta, rows, self._layers[layer])
+                for key, name in self._layers[layer].items():
+                    found[name].append(made[key])
+            return {name: _whole(parts) for name, parts in found.items()}
+
+
+def _known(layer: nn.Module) -> bool:
+    if isinstance(layer, nn.LayerNorm):
+        return len(layer.normalized_shape) == 1
+    return isinstance(layer, nn.Linear | nn.Embedding) or _transposed(layer)
+
+
+def _transposed(layer: nn.Module) -> bool:
+    """Whether a layer is GPT-2's: a linear one whose weight is (in, out)."""
+    return type(layer).__name__ == "Conv1D" and hasattr(layer, "nf")
+
+
+def _counted(targets: Tensor) -> Tensor:
+    """What the loss of each of R batches is a mean over, (R,)."""
+    if targets.ndim == 3 and targets.is_floating_point():
+        return torch.full((len(targets),), targets.shape[1], device=targets.device)
+    if targets.is_floating_point():
+        return targets.detach().flatten(1).sum(dim=1)
+    return (targets != PADDING).flatten(1).sum(dim=1)
+
+
+def _rows(value: Tensor, rows: int) -> Tensor:
+    """(R B, L, n), (R B, n) or (R B L, n) as (R, T, n)."""
+    if value.ndim == 3 and len(value) == rows:
+        return value
+    return value.reshape(rows, -1, value.shape[-1])
+
+
+def _parts(
+    layer: nn.Module, entered: Tensor, delta: Tensor, rows: int, wanted: Iterable[str]
+) -> dict[str, Any]:
+    """The gradient of each wanted parameter of a layer for one use of it."""
+    delta = _rows(delta, rows)
+    found: dict[str, Tensor | Factored] = {}
+    for key in wanted:
+        if key == "bias":
+            found[key] = delta.sum(dim=1)
+        elif isinstance(layer, nn.LayerNorm):
+            normal = functional.layer_norm(entered, layer.normalized_shape, eps=layer.eps)
+            found[key] = (delta * _rows(normal, rows)).sum(dim=1)
+        elif isinstance(layer, nn.Embedding):
+            chosen = functional.one_hot(entered.reshape(rows, -1), layer.num_embeddings)
+            if layer.padding_idx is not None:
+                chosen[..., layer.padding_idx] = 0
+            found[key] = (chosen.to(delta), delta)
+        elif _transposed(layer):
+            found[key] = (_rows(entered, rows), delta)
+        else:
+            found[key] = (delta, _rows(entered, rows))
+    return found
+
+
+def _whole(parts: list[Tensor | Factored]) -> Tensor | Factored:
+    """The sum over a parameter's uses."""
+    if len(parts) == 1:
+        return parts[0]
+    matrices = [part for part in parts if isinstance(part, tuple)]
+    if matrices:
+        left, right = zip(*matrices, strict=True)
+        return torch.cat(left, dim=1), torch.cat(right, dim=1)
+    return torch.stack([part for part in parts if isinstance(part, Tensor)]).sum(dim=0)

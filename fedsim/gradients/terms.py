@@ -1,0 +1,182 @@
+"""What parameters add to a distance between gradients: those of one shape all at once."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedsim.gradients.factored import Factored, Leading, leading
+
+__all__ = ["Terms", "observed_terms"]
+
+ALIKE = 1e-5
+"""A matrix within this share of its norm of one of rank T is one, but for float32 rounding."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Terms:
+    """K parameters of one shape, and their gradients as V victims sent them.
+
+    theirs: vectors (K, V, n); or K V matrices (out, in), in factors where they have no more than T
+    ranks. norms (K, V): how long each is. weights (K, V): what its term counts.
+    """
+
+    names: list[str]
+    theirs: Tensor | Leading
+    norms: Tensor
+    weights: Tensor
+
+    def cosine(self, gradients: Mapping[str, Tensor | Factored], victims: Tensor) -> Tensor:
+        """sum_k w_k (1 - cosine of ours and theirs), (R,); what is zero does not count."""
+        ours = self._stacked(gradients)
+        if isinstance(ours, Tensor):
+            assert isinstance(self.theirs, Tensor)  # noqa: S101 - both are vectors
+            dots = (ours * _of(self.theirs, victims)).sum(dim=2)
+            squares = ours.square().sum(dim=2)
+        else:
+            left, right = ours
+            squares = (_gram(left) * _gram(right)).sum(dim=(2, 3))
+            if isinstance(self.theirs, Leading):
+                pulled = _product(left, self.theirs.u * self.theirs.s.unsqueeze(2), victims)
+                dots = (pulled * _product(right, self.theirs.v, victims)).sum(dim=(2, 3))
+            else:
+                dots = (_product(left, self.theirs, victims) * right).sum(dim=(2, 3))
+        ours_long = squares.clamp(min=torch.finfo(squares.dtype).tiny).sqrt()
+        theirs_long = _of(self.norms, victims)
+        known = theirs_long > 0
+        apart = 1 - dots / (ours_long * theirs_long.where(known, torch.ones_like(theirs_long)))
+        return (apart * _of(self.weights, victims) * known).sum(dim=0)
+
+    def gap(
+        self, gradients: Mapping[str, Tensor | Factored], victims: Tensor, *, l1: float
+    ) -> Tensor:
+        """sum_k w_k (||g' - g||^2 + l1 ||g' - g||_1), (R,); factors know no ||.||_1."""
+        ours = self._stacked(gradients)
+        if isinstance(ours, Tensor):
+            assert isinstance(self.theirs, Tensor)  # noqa: S101 - both are vectors
+            difference = ours - _of(self.theirs, victims)
+            apart = difference.square().sum(dim=2) + l1 * difference.abs().sum(dim=2)
+        elif isinstance(self.theirs, Leading):
+            own = (_of(part, victims) for part in (self.theirs.u, self.theirs.s, self.theirs.v))
+            apart = Leading(*own).squared_distance(ours)
+        else:
+            wanted = _of(self.theirs, victims)
+            rows = [_gap(*one, l1) for one in zip(*ours, wanted, strict=True)]
+            apart = torch.stack(rows)
+        return (apart * _of(self.weights, victims)).sum(dim=0)
+
+    def _stacked(self, gradients: Mapping[str, Tensor | Factored]) -> Tensor | Factored:
+        ours = [gradients[name] for name in self.names]
+        factors = [one for one in ours if isinstance(one, tuple)]
+        if factors:
+            left, right = zip(*factors, strict=True)
+            return torch.stack(left), torch.stack(right)
+        return torch.stack([one for one in ours if isinstance(one, Tensor)])
+
+
+def observed_terms(
+    observed: Mapping[str, Tensor],
+    like: Mapping[str, Tensor | Factored],
+    weights: Mapping[str, float],
+    *,
+    dtype: torch.dtype,
+    factored: bool,
+) -> list[Terms]:
+    """Observed gradients (V, *shape) by name, parameters of one shape together.
+
+    like: gradients of dummies, by which the number of tokens T that a layer sees is known.
+    factored: matrices are kept in factors, where that is shorter and loses nothing.
+    """
+    groups: dict[tuple[Any, ...], dict[str, Tensor | Leading]] = {}
+    for name, ours in like.items():
+        theirs: Tensor | Leading = observed[name]
+        key: tuple[Any, ...] = (observed[name].shape,)
+        if isinstance(ours, tuple):
+            found = _factors(observed[name], ours[0].shape[1]) if factored else None
+            theirs = observed[name] if found is None else found
+            # A batch of weight gradients as they came would be large: one parameter at a time.
+            key = (*(part.shape for part in ours), "" if found else name)
+        groups.setdefault(key, {})[name] = theirs
+    made = []
+    for members in groups.values():
+        names = list(members)
+        norms = torch.stack([observed[name].double().flatten(1).norm(dim=1) for name in names])
+        given = torch.tensor([weights[name] for name in names]).to(norms)
+        made.append(
+            Terms(
+                names,
+                _joined(list(members.values()), dtype),
+                norms.to(dtype),
+                given[:, None].expand_as(norms).to(dtype),
+            )
+        )
+    return made
+
+
+def _factors(matrices: Tensor, rank: int) -> Leading | None:
+    """(V, out, in) in factors of at most `rank` ranks; None where that is longer, or loses some."""
+    rows, columns = matrices.shape[1:]
+    if rank * (rows + columns) > rows * columns:
+        return None
+    parts = []
+    for matrix in matrices.double():
+        part = leading(matrix, rank, torch.Generator().manual_seed(0))
+        rest = matrix - (part.u * part.s) @ part.v.mT
+        if float(rest.norm()) > ALIKE * float(matrix.norm()):
+            return None
+        parts.append(part)
+    return Leading(*(torch.stack([getattr(part, key) for part in parts]) for key in "usv"))
+
+
+def _joined(members: Sequence[Tensor | Leading], dtype: torch.dtype) -> Tensor | Leading:
+    matrices = [one for one in members if isinstance(one, Leading)]
+    if matrices:
+        return Leading(
+            *(torch.stack([getattr(one, key) for one in matrices]).to(dtype) for key in "usv")
+        )
+    return torch.stack([one for one in members if isinstance(one, Tensor)]).to(dtype)
+
+
+def _gram(rows: Tensor) -> Tensor:
+    return rows @ rows.mT
+
+
+def _of(theirs: Tensor, victims: Tensor) -> Tensor:
+    """(K, V, ...) for each of R rows; (K, 1, ...) as it is."""
+    return theirs if theirs.shape[1] == 1 else theirs[:, victims]
+
+
+def _product(rows: Tensor, theirs: Tensor, victims: Tensor) -> Tensor:
+    """(K, R, T, n) times each row's own of (K, V, n, m)."""
+    if theirs.shape[1] > 1:
+        return rows @ theirs[:, victims]
+    return (rows.flatten(1, 2) @ theirs[:, 0]).view(*rows.shape[:3], -1)
+
+
+class _Gap(torch.autograd.Function):
+    """||G' - G||^2 + l1 ||G' - G||_1 of G' = left' right, differentiable once.
+
+    Autograd would keep R weight gradients a layer; the slope needs as much as the factors.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, left: Tensor, right: Tensor, theirs: Tensor, l1: float) -> Tensor:
+        """left (R, T, out), right (R, T, in), theirs (R or 1, out, in) -> (R,)."""
+        gap = left.mT @ right - theirs
+        value = gap.square().sum(dim=(1, 2)) + l1 * gap.abs().sum(dim=(1, 2))
+        slope = 2 * gap + l1 * gap.sign()
+        ctx.save_for_backward(right @ slope.mT, left @ slope)
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        slopes = ctx.saved_tensors
+        each = grads[0].detach()[:, None, None]
+        return each * slopes[0], each * slopes[1], None, None
+
+
+def _gap(left: Tensor, right: Tensor, theirs: Tensor, l1: float) -> Tensor:
+    value: Tensor = _Gap.apply(left, right, theirs, l1)  # type: ignore[no-untyped-call]
+    return value

@@ -1,0 +1,215 @@
+"""Gradient matching of texts: how far dummy embeddings' gradients are from those observed."""
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedsim.gradients.factored import Factored
+from fedsim.gradients.ghost import GhostGradients
+from fedsim.gradients.problem import parameter_weights
+from fedsim.gradients.terms import observed_terms
+from fedsim.victim import VictimModel
+
+__all__ = ["TextDistance", "TextMetric", "nearest_tokens", "norm_gap"]
+
+TextMetric = Literal["cosine", "l2", "l1+l2"]
+
+KEY_BIASES = ("*key.bias", "*key_proj.bias", "*k_proj.bias", "*k_lin.bias")
+"""Names of key projections' biases. Attention does not change when all keys move alike, so that
+their gradient is zero, and what is sent of it rounding noise."""
+
+AGREES = 1e-3
+"""Largest difference to autograd's gradient, as a share of its norm, that is rounding."""
+
+CPU_TOKENS, GPU_TOKENS = 512, 16_384
+"""Tokens in a pass that nothing is differentiated through; more do not fit a CPU's caches."""
+
+
+class TextDistance:
+    """The distance between V victims' gradients and those of dummy texts, fed as embeddings.
+
+    Called with embeddings (R, B, L, d), before positions are added, and victims (R,) int64 it
+    returns (R,), each row as it would be alone. Differentiable in embeddings that require a
+    gradient; of others nothing is kept, and they pass a few rows at a time.
+
+    distance: "cosine" is the mean over tensors of 1 - cosine (Balunovic et al., LAMP, Eq. 8), of
+    those that are not zero; "l2" the sum of ||g' - g||^2, without cancellation near a match;
+    "l1+l2" adds `l1` ||g' - g||_1 (Deng et al., TAG), for which alone weight gradients are formed,
+    one layer at a time, and not kept.
+
+    model: has the point "embedding"; it is copied. observed: each victim's gradient by name.
+    targets: each victim's labels (B,) or masked tokens (B, L) int64, or soft ones. lengths: tokens
+    of each victim's texts, (B,) int64; L is that of the longest, or more. parameters: weights by
+    name pattern; word embeddings and `KEY_BIASES` are left out whatever it says. Raises
+    `ValueError` where gradient and model do not fit, for NaN or Inf, and where the gradients in
+    factors are not the model's.
+    """
+
+    def __init__(
+        self,
+        model: VictimModel,
+        observed: Sequence[Mapping[str, Tensor]],
+        targets: Sequence[Tensor],
+        lengths: Sequence[Tensor],
+        *,
+        distance: TextMetric = "cosine",
+        parameters: Mapping[str, float] | None = None,
+        l1: float = 0.01,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        shapes = {
+            (tuple(one.shape), tuple(ends.shape))
+            for one, ends in zip(targets, lengths, strict=False)
+        }
+        if len(shapes) != 1 or not len(observed) == len(targets) == len(lengths):
+            raise ValueError(
+                f"{len(observed)} gradients, {len(targets)} targets and {len(lengths)} lengths, of "
+                f"shapes {sorted(shapes)}; expected one of each a victim, all of one shape. Match "
+                "victims with other numbers of texts apart"
+            )
+        own = model.copy().to(device)
+        own.module.to(dtype)
+        weights = _matched(own, observed, parameters)
+        theirs = {name: torch.stack([one[name] for one in observed]).to(device) for name in weights}
+        self.distance = distance
+        self.targets, self.lengths = (torch.stack(list(v)).to(device) for v in (targets, lengths))
+        if self.targets.is_floating_point():
+            self.targets = self.targets.to(dtype)
+        own.module.requires_grad_(True)
+        self._gradients = GhostGradients(own, weights)
+        probe = self._tried(own)
+        self._groups = observed_terms(
+            theirs, probe, weights, dtype=dtype, factored=distance != "l1+l2"
+        )
+        own.module.requires_grad_(False)
+        self.l1 = l1 if distance == "l1+l2" else 0.0
+        self._counted = torch.zeros(())
+        if distance == "cosine":
+            self._counted = torch.stack(
+                [(group.weights * (group.norms > 0)).sum(dim=0) for group in self._groups]
+            ).sum(dim=0)
+            if not bool((self._counted > 0).all()):
+                raise ValueError("the gradient is zero throughout: there is nothing to match")
+
+    def __call__(self, embedded: Tensor, victims: Tensor) -> Tensor:
+        if embedded.requires_grad and torch.is_grad_enabled():
+            return self._apart(embedded, victims, differentiable=True)
+        most = CPU_TOKENS if embedded.device.type == "cpu" else GPU_TOKENS
+        rows = max(1, most // embedded.shape[1:3].numel())
+        parts = zip(torch.split(embedded, rows), torch.split(victims, rows), strict=True)
+        return torch.cat([self._apart(*part, differentiable=False) for part in parts])
+
+    def _apart(self, embedded: Tensor, victims: Tensor, *, differentiable: bool) -> Tensor:
+        ours = self._gradients(
+            embedded,
+            self.targets[victims],
+            lengths=self.lengths[victims],
+            create_graph=differentiable,
+        )
+        with torch.set_grad_enabled(differentiable):
+            if self.distance == "cosine":
+                terms = [group.cosine(ours, victims) for group in self._groups]
+                return torch.stack(terms).sum(dim=0) / self._counted[victims]
+            gaps = [group.gap(ours, victims, l1=self.l1) for group in self._groups]
+            return torch.stack(gaps).sum(dim=0)
+
+    def _tried(self, own: VictimModel) -> dict[str, Tensor | Factored]:
+        """Gradients of two random dummies; raises where one is not what autograd says it is."""
+        words = own.embedding
+        if words is None:
+            raise ValueError("the model does not say which parameter holds its word embeddings")
+        longest = int(self.lengths.max())
+        rng = torch.Generator().manual_seed(0)
+        shape = (2, self.lengths.shape[1], longest)
+        drawn = torch.randint(len(words), shape, generator=rng).to(words.device)
+        found = self._gradients(
+            words[drawn],
+            self.targets[[0, 0]],
+            lengths=self.lengths[[0, 0]],
+            create_graph=False,
+        )
+        exact = own.gradient(
+            words[drawn[1]],
+            self.targets[0],
+            lengths=self.lengths[0],
+            at="embedding",
+            names=found,
+        )
+        whole = torch.stack([value.norm() for value in exact.values()]).norm()
+        wrong = []
+        for name, value in found.items():
+            mine = value[0][1].mT @ value[1][1] if isinstance(value, tuple) else value[1]
+            if (mine - exact[name]).norm() > AGREES * (exact[name].norm() + AGREES * whole):
+                wrong.append(name)
+        if wrong:
+            raise ValueError(
+                f"the gradients of {', '.join(wrong)} are not what autograd says: their layers do "
+                "more than transform each token, texts of a batch see one another, or the model "
+                "drops units at random. Switch dropout off, or leave them out"
+            )
+        return found
+
+
+def _matched(
+    own: VictimModel,
+    observed: Sequence[Mapping[str, Tensor]],
+    parameters: Mapping[str, float] | None,
+) -> dict[str, float]:
+    """What each parameter that is matched counts; raises where a gradient is not the model's."""
+    sent = [name for name in own.parameters() if all(name in one for one in observed)]
+    if not sent:
+        raise ValueError("the gradient names none of the model's trained parameters")
+    weights = {
+        name: weight
+        for name, weight in parameter_weights(sent, parameters or {"*": 1.0}).items()
+        if name != own.words and not any(fnmatchcase(name, key) for key in KEY_BIASES)
+    }
+    if not weights:
+        raise ValueError(
+            "nothing is left to match: the gradient of word embeddings is not one of fed "
+            "embeddings, and that of key projections' biases is rounding noise"
+        )
+    for name in weights:
+        wanted = own.module.get_parameter(name).shape
+        for one in observed:
+            if one[name].shape != wanted:
+                raise ValueError(
+                    f"the gradient of '{name}' has the shape {tuple(one[name].shape)}, the "
+                    f"parameter {tuple(wanted)}: they are of different models"
+                )
+            if not torch.isfinite(one[name]).all():
+                raise ValueError(f"the gradient of '{name}' holds NaN or Inf")
+    return weights
+
+
+def norm_gap(embedded: Tensor, typical: float, *, lengths: Tensor | None = None) -> Tensor:
+    """(mean ||x|| - typical)^2 of embeddings (R, B, L, d), (R,): LAMP's regulariser (Eq. 9).
+
+    typical: the mean norm of the vocabulary's embeddings. lengths: tokens of each text, (R, B) or
+    (B,) int64; what lies beyond does not count.
+    """
+    norms = embedded.norm(dim=3)
+    if lengths is None:
+        return torch.square(norms.mean(dim=(1, 2)) - typical)
+    inside = torch.arange(norms.shape[2], device=norms.device) < lengths.unsqueeze(-1)
+    inside = inside.expand_as(norms)
+    means = norms.where(inside, torch.zeros_like(norms)).sum(dim=(1, 2)) / inside.sum(dim=(1, 2))
+    return torch.square(means - typical)
+
+
+def nearest_tokens(
+    embedded: Tensor, words: Tensor, *, forbidden: Sequence[int] | Tensor = ()
+) -> Tensor:
+    """The tokens (...) int64 whose embeddings have the largest cosine with these (..., d).
+
+    words (V, d); a row of zeros is no token's. forbidden: ids that are not to be found.
+    """
+    norms = words.norm(dim=1)
+    alike = (embedded.flatten(0, -2) @ words.mT) / norms.clamp(min=torch.finfo(norms.dtype).tiny)
+    alike[:, norms == 0] = -torch.inf
+    alike[:, torch.as_tensor(forbidden, dtype=torch.int64, device=words.device)] = -torch.inf
+    return torch.argmax(alike, dim=1).view(embedded.shape[:-1])
