@@ -103,6 +103,7 @@ def inline(tmp_path_factory):
     ],
     ids=["inline", "ray", "flower"],
 )
+@pytest.mark.timeout(600)  # Ray's workers give way to whatever else the machine does
 def test_every_engine_finds_the_same_and_trains_the_same(engine, algorithms, inline, tmp_path):
     run = rich(engine)
     names = dict(zip(ALGORITHMS, run.points(), strict=True))
