@@ -33,8 +33,8 @@ class SpanDecoding(OfTranscripts):
     What entered a layer lies in its gradient's row space. Given the labels and context vectors
     before a step, the decoder's state s_i is known, and the layer behind the attention took
     [s_i; a_i; 1]: its row space tells a_i. What the next label was shows one step later: with a
-    wrong one, what enters the layers has left their row spaces. Nothing is optimised, repeated
-    labels make no difference, and no label costs more than a step of the decoder.
+    wrong one, what enters the layers has left their row spaces. Nothing is optimised, and repeated
+    labels make no difference. Each step runs the decoder from the start for every label of the set.
 
     The set of labels is another attack's. Their number shows by itself: after each step the
     gradient of the transcript that would end there is compared with the one observed.
