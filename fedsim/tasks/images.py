@@ -12,12 +12,13 @@ from torch.nn import functional
 from fedsim.errors import DataError
 from fedsim.records import Batch, Reconstruction, Spec, Truth
 from fedsim.seeds import torch_generator
-from fedsim.tasks import Task, judged
+from fedsim.tasks import judged
 from fedsim.tasks.composition import Composition, composed
 from fedsim.tasks.image_data import ImageData, load
 from fedsim.tasks.models import Architecture, as_architecture, find_head
 from fedsim.tasks.models.cnn import CNN
 from fedsim.tasks.partition import Iid, Partition, as_partition
+from fedsim.tasks.partitioned import Partitioned
 from fedsim.tasks.pictures import side_by_side
 from fedsim.victim import Loss
 
@@ -26,7 +27,7 @@ __all__ = ["Images"]
 EVALUATED_AT_ONCE = 512
 
 
-class Images(Task):
+class Images(Partitioned):
     """Image classification on digits, npz files or sets of the Hub.
 
     Inputs are (B, C, H, W) float32 in [0, 1], labels (B,) int64. Training examples are cut into
@@ -148,7 +149,7 @@ class Images(Task):
         The first batches are the same however many steps are asked for. Raises `DataError` for a
         client that does not exist.
         """
-        share = self._share(client)
+        share = self.share(client)
         rng = torch_generator(self.seed, "batches", client, round)
         size = min(batch_size, len(share))
         labels = self.images.labels[share]
@@ -160,10 +161,6 @@ class Images(Task):
         """In natural batches."""
         return self.composition == "natural"
 
-    def num_examples(self, client: int) -> int:
-        """How many training examples a client holds."""
-        return len(self._share(client))
-
     def fingerprint(self) -> str:
         """SHA-256 of the images and labels."""
         return self.images.fingerprint()
@@ -172,13 +169,6 @@ class Images(Task):
         """The training examples that no client holds, new tensors at every call; None if none."""
         index = self.held_out[0]
         return self._batch(index) if len(index) else None
-
-    def _share(self, client: int) -> Tensor:
-        if not 0 <= client < self.clients:
-            raise DataError(
-                f"there is no client {client}; clients run from 0 to {self.clients - 1}"
-            )
-        return self.shares[client]
 
     def _batch(self, index: Tensor) -> Batch:
         return Batch(inputs=self.images.inputs(index), labels=self.images.labels[index])
@@ -210,7 +200,7 @@ class Images(Task):
 
         The module is judged in evaluation mode, on its own device, and gets its modes back.
         """
-        index = self.tested if client is None else self._share(client)
+        index = self.tested if client is None else self.share(client)
         loss = hits = 0.0
         with judged(module) as device:
             for part in torch.split(index, EVALUATED_AT_ONCE):

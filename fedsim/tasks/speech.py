@@ -11,14 +11,14 @@ from pydantic import BeforeValidator, Field, SerializeAsAny
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from fedsim.errors import DataError
 from fedsim.metrics import word_errors, worded
 from fedsim.records import Batch, Reconstruction, Reduction, Spec, Truth
 from fedsim.seeds import torch_generator
-from fedsim.tasks import Task, judged
+from fedsim.tasks import judged
 from fedsim.tasks.composition import natural
 from fedsim.tasks.features import Features
 from fedsim.tasks.partition import PARTITIONS, Partition, Whole, as_partition
+from fedsim.tasks.partitioned import Partitioned
 from fedsim.tasks.recognisers import PADDING, Recogniser, as_recogniser
 from fedsim.tasks.recognisers.las import LAS
 from fedsim.tasks.speech_data import Limits, Recordings, frames, load
@@ -38,7 +38,7 @@ def _as_partition(value: Any) -> Partition:
     return as_partition(value, _KINDS)
 
 
-class Speech(Task):
+class Speech(Partitioned):
     """Speech recognition on synthetic voices, local recordings or sets of the Hub.
 
     Inputs are frames (B, T, F) float32, padded with 0 beyond `lengths` (B,) int64; labels are word
@@ -143,10 +143,6 @@ class Speech(Task):
         """Always."""
         return True
 
-    def num_examples(self, client: int) -> int:
-        """How many training utterances a client holds."""
-        return len(self._share(client))
-
     def fingerprint(self) -> str:
         """SHA-256 of the speakers, the transcripts and the sound."""
         return self.recordings.fingerprint()
@@ -176,17 +172,10 @@ class Speech(Task):
         return self._batch(index) if index else None
 
     def _drawn(self, client: int, round: int, batch_size: int, steps: int) -> list[Tensor]:
-        share = self._share(client)
+        share = self.share(client)
         rng = torch_generator(self.seed, "batches", client, round)
         size = min(batch_size, len(share))
         return [share[own] for own in natural(len(share), size, steps, rng)]
-
-    def _share(self, client: int) -> Tensor:
-        if not 0 <= client < self.clients:
-            raise DataError(
-                f"there is no client {client}; clients run from 0 to {self.clients - 1}"
-            )
-        return self.shares[client]
 
     def _frames(self, index: int) -> Tensor:
         return frames(self.recordings, self.features, index)
@@ -232,7 +221,7 @@ class Speech(Task):
         Transcribed greedily, a label for every two frames at most. The module is judged in
         evaluation mode, on its own device, and gets its modes back.
         """
-        index = self.splits[0] if client is None else self._share(client)
+        index = self.splits[0] if client is None else self.share(client)
         spec, loss, labels, wrong, words = self.spec, 0.0, 0, 0, 0
         with judged(module) as device:
             for part in torch.split(index, EVALUATED_AT_ONCE):

@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 from fedsim.errors import DataError
 from fedsim.records import Batch, Reconstruction, Reduction, Spec, Tokens, Truth
 from fedsim.seeds import torch_generator
-from fedsim.tasks import Task, judged
+from fedsim.tasks import judged
 from fedsim.tasks.composition import Composition, composed
 from fedsim.tasks.languages import (
     PADDING,
@@ -34,6 +34,7 @@ from fedsim.tasks.languages import (
 )
 from fedsim.tasks.messages import public_messages
 from fedsim.tasks.partition import PARTITIONS, Iid, Partition, Whole, as_partition
+from fedsim.tasks.partitioned import Partitioned
 from fedsim.tasks.text_data import MESSAGES, Texts, load, public_texts
 from fedsim.tasks.text_examples import (
     agreement,
@@ -59,7 +60,7 @@ def _as_partition(value: Any) -> Partition:
     return as_partition(value, _KINDS)
 
 
-class Text(Task):
+class Text(Partitioned):
     """Text classification, or masked language modelling, on messages, tables or sets of the Hub.
 
     Inputs are token ids (B, L) int64, padded beyond `lengths` (B,) int64; labels (B,) int64 of a
@@ -239,10 +240,6 @@ class Text(Task):
         """In natural batches."""
         return self.composition == "natural"
 
-    def num_examples(self, client: int) -> int:
-        """How many training texts a client holds."""
-        return len(self._share(client))
-
     def fingerprint(self) -> str:
         """SHA-256 of texts, labels and senders."""
         return self.texts.fingerprint()
@@ -285,18 +282,11 @@ class Text(Task):
         return self.public_texts or None
 
     def _drawn(self, client: int, round: int, batch_size: int, steps: int) -> list[Tensor]:
-        share = self._share(client)
+        share = self.share(client)
         rng = torch_generator(self.seed, "batches", client, round)
         size = min(batch_size, len(share))
         labels = self.texts.labels[share]
         return [share[own] for own in composed(self.composition, labels, size, steps, rng)]
-
-    def _share(self, client: int) -> Tensor:
-        if not 0 <= client < self.clients:
-            raise DataError(
-                f"there is no client {client}; clients run from 0 to {self.clients - 1}"
-            )
-        return self.shares[client]
 
     def _batch(self, index: Sequence[int], rng: torch.Generator) -> Batch:
         ids = [torch.tensor(self.encoded[i]) for i in index]
@@ -355,7 +345,7 @@ class Text(Task):
         Masked tokens are counted one by one. The module is judged in evaluation mode, on its own
         device, and gets its modes back.
         """
-        index = self.used[0] if client is None else self._share(client)
+        index = self.used[0] if client is None else self.share(client)
         rng = torch_generator(self.seed, "test masks", -1 if client is None else client)
         loss, said, true = 0.0, list[Tensor](), list[Tensor]()
         with judged(module) as device:
