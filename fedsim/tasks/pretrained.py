@@ -1,7 +1,6 @@
 """Models of `transformers`: from the Hub, from a folder, or of a model type with random weights."""
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,28 +9,9 @@ from torch import float32
 
 from fedsim import libraries
 from fedsim.errors import DataError, did_you_mean
-from fedsim.tasks.hub import HUB
+from fedsim.libraries import HUB, brief, quiet
 
-__all__ = ["Source", "brief", "quiet"]
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Without progress bars and reports of new heads: a run builds its model many times."""
-    from huggingface_hub.utils import logging as hub
-
-    library: Any = libraries.transformers().logging
-    verbosity, bars = library.get_verbosity(), library.is_progress_bar_enabled()
-    # Without a network the Hub would tell of every retry; the error says it once.
-    hub.set_verbosity_error()  # type: ignore[no-untyped-call]
-    library.set_verbosity_error()
-    library.disable_progress_bar()
-    try:
-        yield
-    finally:
-        library.set_verbosity(verbosity)
-        if bars:
-            library.enable_progress_bar()
+__all__ = ["Source"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +116,3 @@ class Source:
                 )
         except (OSError, ValueError, RuntimeError, ImportError) as error:
             raise DataError(f"{self.label} cannot be built: {brief(error)}") from error
-
-
-def brief(error: Exception) -> str:
-    """An error's kind and the first line of what it says."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
