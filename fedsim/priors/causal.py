@@ -104,7 +104,7 @@ class CausalPrior(LanguagePrior):
         texts = [row[: int(row[-1])].tolist() for row in known]
         own = [self._own(text) for text in texts]
         total = self._totals([torch.tensor(one) for one in own])
-        count = known[:, -1] - bool(self._tokens.prefix)
+        count = known[:, -1] - (1 if self._tokens.prefix else 0)
         if not self.deviation:
             count = torch.tensor([len(one) - 1 for one in own], dtype=torch.int64)
         each: Tensor = (total / count.clamp(min=1))[inverse].float()
