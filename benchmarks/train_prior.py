@@ -40,24 +40,26 @@ SAID_EVERY = 30
 
 def lines(path: Path) -> list[str]:
     """Paragraphs, without headings, marks for commas and dashes, and unknown words of WikiText."""
-    found = []
+    found: list[str] = []
     for line in path.read_text(encoding="utf-8").splitlines():
         plain = line.replace(" @-@ ", "-").replace(" @,@ ", ",").replace(" @.@ ", ".").strip()
-        if len(plain.split()) > 1 and not plain.startswith("="):
-            # A sentence that lacks a word is none, and the text around it has others.
-            found += (
-                [part for part in plain.split(" . ") if "<unk>" not in part]
-                if ("<unk>" in plain)
-                else [plain]
-            )
+        if len(plain.split()) < 2 or plain.startswith("="):
+            continue
+        if "<unk>" in plain:
+            # A sentence that lacks a word is none; those around it are.
+            parts = [part.removesuffix(" .") for part in plain.split(" . ")]
+            found += [f"{part} ." for part in parts if part and "<unk>" not in part]
+        else:
+            found.append(plain)
     return found
 
 
 def tokens_of(encoder: Path) -> tuple[Tokens, Tensor]:
     """What the victims' texts are made of, and the encoder's word embeddings (V, d)."""
     library = libraries.transformers()
-    tokenizer = library.AutoTokenizer.from_pretrained(encoder, local_files_only=True)
-    model = library.AutoModel.from_pretrained(encoder, local_files_only=True)
+    with libraries.quiet():
+        tokenizer = library.AutoTokenizer.from_pretrained(encoder, local_files_only=True)
+        model = library.AutoModel.from_pretrained(encoder, local_files_only=True)
     words = model.get_input_embeddings().weight.detach()
     return told(tokenizer, len(words), model.config.max_position_embeddings, "words"), words
 
@@ -208,7 +210,8 @@ def main() -> None:
     print(f"{len(rows)} sentences, {sum(map(len, rows))} tokens", flush=True)
     model = built(tokens, words, options.width, options.layers)
     train(model, rows, 60 * options.minutes, options.batch)
-    model.eval().save_pretrained(options.out)  # type: ignore[operator]
+    with libraries.quiet():
+        model.eval().save_pretrained(options.out)  # type: ignore[operator]
     tokens.tokenizer.save_pretrained(options.out)
 
     held = lines(options.data / "lm" / f"{HELD_OUT}.txt")

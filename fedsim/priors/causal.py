@@ -104,7 +104,7 @@ class CausalPrior(LanguagePrior):
         texts = [row[: int(row[-1])].tolist() for row in known]
         own = [self._own(text) for text in texts]
         total = self._totals([torch.tensor(one) for one in own])
-        count = known[:, -1] - bool(self._tokens.prefix)
+        count = known[:, -1] - (1 if self._tokens.prefix else 0)
         if not self.deviation:
             count = torch.tensor([len(one) - 1 for one in own], dtype=torch.int64)
         each: Tensor = (total / count.clamp(min=1))[inverse].float()
@@ -155,7 +155,10 @@ class CausalPrior(LanguagePrior):
         ids = ids.to(device)
         mask = None if bool(inside.all()) else inside.long()
         logits = self._model(ids[:, :-1], attention_mask=mask, use_cache=False).logits
-        each = functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
+        # Flat, because over a dimension in the middle the softmax is several times slower.
+        each = functional.cross_entropy(
+            logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none"
+        ).view(inside.shape)
         total: Tensor = (each * inside).double().sum(dim=1)
         return total.cpu()
 

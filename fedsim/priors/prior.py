@@ -73,7 +73,7 @@ def sentences(texts: Iterable[str], tokens: Tokens) -> Iterator[list[int]]:
     """
     some: list[str] = []
     for text in texts:
-        some += _split(text) if len(text.split()) > LONG else [text]
+        some += _split(text) if len(text.split()) > LONG else [text] * bool(text.strip())
         if len(some) >= TOGETHER:
             yield from _framed(some, tokens)
             some = []
