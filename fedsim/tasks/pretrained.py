@@ -1,6 +1,7 @@
 """Models of `transformers`: from the Hub, from a folder, or of a model type with random weights."""
 
 import contextlib
+import importlib.util
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,10 @@ from fedsim import libraries
 from fedsim.errors import DataError, did_you_mean
 from fedsim.tasks.hub import HUB
 
-__all__ = ["Source", "brief", "quiet"]
+__all__ = ["PACKAGE", "Source", "brief", "located", "quiet"]
+
+PACKAGE = "package:"
+"""What the name of a folder inside an installed package begins with."""
 
 
 @contextlib.contextmanager
@@ -39,8 +43,9 @@ class Source:
     """Where a model comes from.
 
     name: "transformers", or "hub:NAME". config: with "transformers", a model type, or a folder
-    with config.json. settings: of the configuration, by name. pretrained: start from stored
-    weights; None: wherever there are any. examples: model types for messages.
+    with config.json, which may be one of a package ("package:NAME/FOLDER"). settings: of the
+    configuration, by name. pretrained: start from stored weights; None: wherever there are any.
+    examples: model types for messages.
     """
 
     name: str
@@ -56,8 +61,8 @@ class Source:
 
     @property
     def place(self) -> str:
-        """The Hub's name, the folder, or the model type."""
-        return self.config or self.name.removeprefix(HUB)
+        """The Hub's name, the folder, or the model type; raises `DataError` without its package."""
+        return located(self.config) if self.config else self.name.removeprefix(HUB)
 
     @property
     def local(self) -> bool:
@@ -136,6 +141,25 @@ class Source:
                 )
         except (OSError, ValueError, RuntimeError, ImportError) as error:
             raise DataError(f"{self.label} cannot be built: {brief(error)}") from error
+
+
+def located(config: str) -> str:
+    """The path behind "package:NAME/FOLDER"; anything else as it is.
+
+    So that a scenario can name a model that comes with a package, wherever that is installed. The
+    package is looked up and not imported. Raises `DataError` where it is not there.
+    """
+    if not config.startswith(PACKAGE):
+        return config
+    name, _, folder = config.removeprefix(PACKAGE).partition("/")
+    found = importlib.util.find_spec(name) if name.isidentifier() else None
+    if found is None or not found.submodule_search_locations:
+        raise DataError(
+            f"'{config}' names a folder of the Python package '{name}', which is not installed. "
+            "Install the package that brings it, or name a folder of your own that holds the "
+            "model's config.json and weights"
+        )
+    return str(Path(found.submodule_search_locations[0]) / folder)
 
 
 def brief(error: Exception) -> str:
