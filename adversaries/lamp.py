@@ -38,8 +38,9 @@ class LAMP(TextMatching):
     The prior is fitted on the public texts that PRIOR grants, or is a causal language model.
 
     fidelity "authors" starts with embeddings as long as the vocabulary's and does not reorder in
-    the first tenth; "paper" starts at N(0, I). Either claims the point of the lowest distance, as
-    the authors' code does, where Algorithm 1 takes the last.
+    the first tenth of the steps; "paper" starts at N(0, I), from where it takes far more of them.
+    Either claims the point of the lowest distance, as the authors' code does, where Algorithm 1
+    takes the last.
     """
 
     name: ClassVar[str] = "lamp"
@@ -82,7 +83,7 @@ class LAMP(TextMatching):
         default=500, ge=0, description="orders of its embeddings that are tried in turn"
     )
     fidelity: Literal["paper", "authors"] = Field(
-        default="paper", description="where the authors' code differs, as above"
+        default="authors", description="where the authors' code differs, as above"
     )
 
     def metric(self) -> tuple[TextMetric, float, float]:

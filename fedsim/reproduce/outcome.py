@@ -136,16 +136,27 @@ def _judged(
     return found
 
 
+def _model(task: Mapping[str, Any]) -> str:
+    """A task's model in words; of a folder its name alone: pages are shown around."""
+    own = "cnn" if task.get("name", "images") == "images" else "the task's own"
+    asked = task.get("model", own)
+    if not isinstance(asked, dict):
+        return str(asked)
+    config = asked.get("config")
+    if config is None:
+        return str(asked.get("name", asked))
+    return str(config) if str(config).startswith("package:") else Path(str(config)).name
+
+
 def _facts(scenario: Scenario, folder: Path) -> list[tuple[str, str]]:
     """What the numbers rest on: data, model, seeds, device, versions."""
     provenance: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError):
         provenance = json.loads((folder / "provenance.json").read_text(encoding="utf-8"))
     training = scenario.training
-    model = scenario.task.get("model", "cnn")
     facts = [
         ("data", str(scenario.task.get("data", "digits"))),
-        ("model", str(model.get("name", model)) if isinstance(model, dict) else str(model)),
+        ("model", _model(scenario.task)),
         (
             "training",
             f"{training.algorithm}, clients {training.clients}, rounds {training.rounds}",

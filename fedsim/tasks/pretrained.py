@@ -1,5 +1,6 @@
 """Models of `transformers`: from the Hub, from a folder, or of a model type with random weights."""
 
+import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,10 @@ from fedsim import libraries
 from fedsim.errors import DataError, did_you_mean
 from fedsim.libraries import HUB, brief, quiet
 
-__all__ = ["Source"]
+__all__ = ["PACKAGE", "Source", "located"]
+
+PACKAGE = "package:"
+"""What the name of a folder inside an installed package begins with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +23,9 @@ class Source:
     """Where a model comes from.
 
     name: "transformers", or "hub:NAME". config: with "transformers", a model type, or a folder
-    with config.json. settings: of the configuration, by name. pretrained: start from stored
-    weights; None: wherever there are any. examples: model types for messages.
+    with config.json, which may be one of a package ("package:NAME/FOLDER"). settings: of the
+    configuration, by name. pretrained: start from stored weights; None: wherever there are any.
+    examples: model types for messages.
     """
 
     name: str
@@ -36,8 +41,8 @@ class Source:
 
     @property
     def place(self) -> str:
-        """The Hub's name, the folder, or the model type."""
-        return self.config or self.name.removeprefix(HUB)
+        """The Hub's name, the folder, or the model type; raises `DataError` without its package."""
+        return located(self.config) if self.config else self.name.removeprefix(HUB)
 
     @property
     def local(self) -> bool:
@@ -116,3 +121,22 @@ class Source:
                 )
         except (OSError, ValueError, RuntimeError, ImportError) as error:
             raise DataError(f"{self.label} cannot be built: {brief(error)}") from error
+
+
+def located(config: str) -> str:
+    """The path behind "package:NAME/FOLDER"; anything else as it is.
+
+    So that a scenario can name a model that comes with a package, wherever that is installed. The
+    package is looked up and not imported. Raises `DataError` where it is not there.
+    """
+    if not config.startswith(PACKAGE):
+        return config
+    name, _, folder = config.removeprefix(PACKAGE).partition("/")
+    found = importlib.util.find_spec(name) if name.isidentifier() else None
+    if found is None or not found.submodule_search_locations:
+        raise DataError(
+            f"'{config}' names a folder of the Python package '{name}', which is not installed. "
+            "Install the package that brings it, or name a folder of your own that holds the "
+            "model's config.json and weights"
+        )
+    return str(Path(found.submodule_search_locations[0]) / folder)

@@ -41,7 +41,8 @@ class Language(BaseModel):
     )
     config: str | None = Field(
         default=None,
-        description="a model type of transformers, or a folder that holds config.json",
+        description="a model type of transformers, or a folder that holds config.json; one of an "
+        'installed package is "package:NAME/FOLDER"',
     )
     settings: dict[str, Any] = Field(
         default_factory=dict, description="settings of the model's configuration, by name"
@@ -52,8 +53,8 @@ class Language(BaseModel):
     )
     tokenizer: str | None = Field(
         default=None,
-        description='"learned" from public text, a folder, or "hub:NAME"; by default the stored '
-        "model's own, and a learned one for random weights of a model type",
+        description='"learned" from public text, a folder as of config, or "hub:NAME"; by default '
+        "the stored model's own, and a learned one for random weights of a model type",
     )
     head: str | None = Field(
         default=None,

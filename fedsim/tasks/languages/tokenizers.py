@@ -8,6 +8,7 @@ from fedsim import libraries
 from fedsim.errors import DataError
 from fedsim.libraries import HUB, brief, quiet
 from fedsim.records import WORD_START, Tokens
+from fedsim.tasks.pretrained import located
 from fedsim.tasks.wordpieces import trained
 
 __all__ = ["framed", "learned", "stored", "told"]
@@ -56,12 +57,15 @@ def learned(text: tuple[str, ...], size: int, frame: bool) -> Any:
 
 @functools.lru_cache(maxsize=4)
 def stored(place: str) -> Any:
-    """The tokenizer in a folder, or of the Hub ("hub:NAME"); raises `DataError`."""
+    """The tokenizer in a folder, or of the Hub ("hub:NAME"); raises `DataError`.
+
+    A folder may be one of an installed package, "package:NAME/FOLDER".
+    """
     library: Any = libraries.transformers()
     try:
         with quiet():
             return library.AutoTokenizer.from_pretrained(
-                place.removeprefix(HUB),
+                located(place.removeprefix(HUB)),
                 local_files_only=not place.startswith(HUB),
                 clean_up_tokenization_spaces=False,
             )

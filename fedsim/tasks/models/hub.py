@@ -41,7 +41,8 @@ class Transformers(Architecture):
     name: str = Field(default="transformers", pattern=r"^(transformers|hub:[^/\s]+(/[^/\s]+)?)$")
     config: str | None = Field(
         default=None,
-        description="a model type of transformers, or a folder that holds config.json",
+        description="a model type of transformers, or a folder that holds config.json; one of an "
+        'installed package is "package:NAME/FOLDER"',
     )
     settings: dict[str, Any] = Field(
         default_factory=dict, description="settings of the model's configuration, by name"
