@@ -98,10 +98,13 @@ class DummyTexts:
         done = distance < self.matched[cases]
         return torch.where(done, distance, distance + self.norm_weight * gap)
 
-    def start(self, rng: torch.Generator, count: int, scale: float) -> Tensor:
-        """Random points (count, n), N(0, scale^2) in every coordinate."""
-        drawn = torch.randn(count, torch.Size(self.shape).numel(), generator=rng)
-        return scale * drawn.to(self.words)
+    def start(self, rng: torch.Generator, case: int, count: int, scale: float) -> Tensor:
+        """Random points (count, n) of a case, N(0, scale^2) in every coordinate that is sought."""
+        sought = self.sought[case]
+        drawn = torch.randn(count, int(sought.sum()), self.shape[2], generator=rng)
+        found = self.words.new_zeros(count, *self.shape)
+        found[:, sought.to(found.device)] = scale * drawn.to(found)
+        return found.flatten(1)
 
     def fed(self, ids: Tensor, cases: Tensor) -> Tensor:
         """Points (R, n) of tokens (R, B, L)."""

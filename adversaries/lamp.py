@@ -95,7 +95,7 @@ class LAMP(TextMatching):
 
     def first(self, texts: DummyTexts, case: int, job: Job) -> Tensor:
         scale = 1.0 if self.fidelity == "paper" else texts.typical / texts.shape[2] ** 0.5
-        drawn = texts.start(job.rng, self.starts, scale)
+        drawn = texts.start(job.rng, case, self.starts, scale)
         best = _best(drawn, texts, case)
         batch = best.view(texts.shape)
         others = [best]

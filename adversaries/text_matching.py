@@ -124,7 +124,7 @@ class TextMatching(Adversary):
 
     def first(self, texts: DummyTexts, case: int, job: Job) -> Tensor:
         """A starting point (n,)."""
-        return texts.start(job.rng, 1, texts.typical / texts.shape[2] ** 0.5)[0]
+        return texts.start(job.rng, case, 1, texts.typical / texts.shape[2] ** 0.5)[0]
 
     def optimizer(
         self, starts: Tensor, texts: DummyTexts, seen: Sequence[Observation], jobs: Sequence[Job]
