@@ -57,11 +57,13 @@ def score(found, truth, spec, name="token_f1"):
     return METRICS[name].score(found, truth, spec)
 
 
-@pytest.mark.parametrize("config", ["bert", "gpt2"])
-def test_lamp_reads_most_words_of_a_text(config):
-    observed, truth = seen(small(config))
+@pytest.mark.parametrize(("config", "client"), [("bert", 1), ("gpt2", 3)])
+def test_lamp_reads_words_of_a_text(config, client):
+    observed, truth = seen(small(config), client)
     found = LAMP(**LAMP_QUICK).reconstruct(observed, testing.job())
-    assert score(found, truth, observed.spec) >= 0.6
+    unmoved = LAMP(**{**LAMP_QUICK, "steps": 1}).reconstruct(observed, testing.job())
+    assert score(found, truth, observed.spec) >= 0.4
+    assert score(found, truth, observed.spec) > score(unmoved, truth, observed.spec) + 0.2
     assert [len(one) for one in found.tokens] == [len(one) for one in truth.tokens]
     assert found.diagnostics["prior"]
     assert found.objective < 0.5
@@ -89,7 +91,7 @@ def test_victims_together_are_attacked_as_alone(attack):
 def test_a_batch_of_texts_of_unequal_lengths():
     observed, truth = seen(small(), size=2)
     assert len({len(one) for one in truth.tokens}) == 2
-    found = LAMP(**LAMP_QUICK).reconstruct(observed, testing.job())
+    found = LAMP(**QUICK, steps=50).reconstruct(observed, testing.job())
     assert [len(one) for one in found.tokens] == [len(one) for one in truth.tokens]
     for ids in found.tokens:
         tokens = observed.spec.tokens
@@ -162,7 +164,7 @@ def test_discrete_steps_at_the_end_or_never():
 
 def test_labels_and_the_length_are_found_on_request():
     observed, truth = seen(small(), labels=None, lengths=None)
-    attack = LAMP(**LAMP_QUICK, unknown="enumerate")
+    attack = LAMP(**QUICK, steps=100, lr=0.05, unknown="enumerate")
     assert not attack.requires() & (Knowledge.LABELS | Knowledge.LENGTHS)
     found = attack.reconstruct(observed, testing.job())
     assert found.diagnostics["cases"] == observed.spec.classes
