@@ -1,6 +1,6 @@
 """LAMP's parts side by side: gradients in factors, many at a time, and the paper's loop as written.
 
-    python benchmarks/lamp.py [--sentences 1] [--candidates 20] [--steps 4] [--data DIR]
+    python benchmarks/lamp.py [--sentences 1] [--candidates 20] [--steps 4] [--whole] [--data DIR]
 
 MiniLM-L6, B = 1, float32, one thread, the cosine distance over the parameters that
 `benchmarks/lamp_plain.py` matches, and its language model; one run, where both sides take turns.
@@ -9,11 +9,16 @@ anew each time), by its gradient alone, and by `TextDistance` with all 201 of a 
 passes of a few, tokens projected once and reordered. A step is the objective, its slope, and Adam.
 Distances of the plain side are asserted equal to 1e-5. CPU milliseconds of the fastest of three
 turns, so that a busy machine slows both alike; and what they come to for the paper's schedule.
+With --whole the adversary `lamp` attacks each sentence by that schedule, all together and one
+alone, with the same language model: CPU seconds a sentence beside what plain's parts come to.
 """
 
 import argparse
 import os
+import tempfile
+import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from lamp_plain import (
@@ -39,10 +44,13 @@ from timing import fastest
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedsim import libraries
+from adversaries import LAMP
+from fedsim import libraries, testing
 from fedsim.gradients import TextDistance, nearest_tokens, norm_gap
+from fedsim.knowledge import Knowledge
+from fedsim.records import Observation, Spec, Tokens
 from fedsim.seeds import torch_generator
-from fedsim.tasks.languages import POINTS, classification_loss
+from fedsim.tasks.languages import POINTS, classification_loss, told
 from fedsim.victim import VictimModel
 
 WORDS = "bert.embeddings.word_embeddings.weight"
@@ -159,6 +167,43 @@ def slopes(it: Victim, far: TextDistance, start: Tensor) -> float:
     return float((a - b).norm() / b.norm())
 
 
+def observed(it: Victim, tokens: Tokens) -> Observation:
+    """What the adversary is told of a sentence."""
+    model = VictimModel(
+        it.model, head="classifier", loss=classification_loss, words=WORDS, points=POINTS
+    )
+    return testing.observation(
+        gradient=dict(zip(it.names, it.gradient, strict=True)),
+        model=model,
+        head="classifier",
+        spec=Spec(classes=2, tokens=tokens),
+        labels=it.label,
+        lengths=[it.length],
+        num_examples=1,
+        prior=(),
+        granted=~Knowledge(0),
+    )
+
+
+def whole(victims: list[Victim], language: nn.Module, tokenizer: Any, plain: float) -> None:
+    """Print what whole sentences take, the first alone and all together."""
+    tokens = told(tokenizer, len(tokenizer), 512, WORDS)
+    with tempfile.TemporaryDirectory() as folder:
+        language.save_pretrained(folder)  # type: ignore[operator]
+        tokenizer.save_pretrained(folder)
+        attack = LAMP(prior=folder)
+        seen = [observed(it, tokens) for it in victims]
+        for how, some in (("one alone", seen[:1]), (f"{len(seen)} together", seen)):
+            began = time.process_time()
+            found = attack.reconstruct_many(some, [testing.job(seed=i) for i in range(len(some))])
+            took = (time.process_time() - began) / len(some)
+            steps = [one.diagnostics["evaluations"] for one in found]
+            print(f"whole sentences, {how}: {took:.0f} s each, plain {plain:.0f} s, ", end="")
+            print(f"x{plain / took:.1f}; steps {steps}")
+        for one in found:
+            print(f"  {one.text[0]} (verified: {one.diagnostics['verified']})")
+
+
 def main() -> None:
     """Print milliseconds, ratios, and what a sentence takes."""
     parser = argparse.ArgumentParser(
@@ -167,12 +212,14 @@ def main() -> None:
     parser.add_argument("--sentences", type=int, default=1)
     parser.add_argument("--candidates", type=int, default=20, help="that the plain side scores")
     parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--whole", action="store_true", help="attack whole sentences (minutes)")
     parser.add_argument("--data", default=os.environ.get("FEDSIM_DATA"))
     options = parser.parse_args()
     torch.set_num_threads(1)
     tokenizer = libraries.transformers().AutoTokenizer.from_pretrained(folder())
     model = encoder()
     language = prior(len(tokenizer))
+    victims, totals = [], []
     for index, (text, label) in enumerate(texts(options.data, options.sentences)):
         tokens = tokenizer(text, return_tensors="pt").input_ids[0]
         it = victim(model, tokens, label)
@@ -188,7 +235,6 @@ def main() -> None:
         ):
             times = milli[plain] / milli[part]
             print(f"  {part}: {milli[part]:.1f} ms, plain {milli[plain]:.1f} ms, x{times:.1f}")
-        swaps = STEPS // CONTINUOUS * (CANDIDATES + 1)
         scored, swaps = STARTS + PERMUTATIONS, STEPS // CONTINUOUS * (CANDIDATES + 1)
         plain = (
             scored * took["candidate, gradient alone"]
@@ -205,6 +251,10 @@ def main() -> None:
                 + STEPS * step
             )
             print(f"    in factors, {how}: {ours:.0f} s, x{plain / ours:.1f}")
+        victims.append(it)
+        totals.append(plain)
+    if options.whole:
+        whole(victims, language, tokenizer, sum(totals) / len(totals))
 
 
 if __name__ == "__main__":
