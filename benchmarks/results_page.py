@@ -1,0 +1,101 @@
+"""Brings a committed page of results up to what `fedsim reproduce` has found since.
+
+    python benchmarks/results_page.py docs/results/llg.md OUT/llg [OUT2/llg ...]
+
+OUT is what `reproduce --out` was given. Of each figure the page keeps the section that rests on
+most repetitions, its own included; what stands before the figures and between them stays. A figure
+that is new takes its place in the order, and leaves the list of those not measured yet.
+"""
+
+import argparse
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+UNMEASURED = "## Not measured yet"
+SEEDS = re.compile(r"; seeds (\d+)(?: to (\d+))?;")
+TITLE = re.compile(r"## (?P<key>[\w-]+/[\w-]+)(?: \([^)]*\))?: ")
+FULL = (100, 1000)
+"""Repetitions that papers state, which a title does not repeat."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A figure: its name, such as llg/fig4a, and its text with the heading."""
+
+    key: str
+    text: str
+
+    @property
+    def repetitions(self) -> int:
+        """Seeds that the section says it rests on; 0 where it says nothing."""
+        found = SEEDS.findall(self.text)
+        return max((int(b) - int(a) + 1 if b else 1 for a, b in found), default=0)
+
+    def titled(self, scale: str) -> "Section":
+        """With the scale in its heading, and how many repetitions where that is not all of them."""
+        count = self.repetitions
+        some = scale == "paper" and count not in FULL
+        note = f" ({scale} scale{f', {count} of its repetitions' if some else ''}): "
+        title = TITLE.match(self.text)
+        assert title is not None
+        return Section(self.key, f"## {self.key}{note}{self.text[title.end() :]}")
+
+
+def split(text: str) -> tuple[str, list[Section], str]:
+    """What stands before the figures, the figures, and what stands after them."""
+    parts = re.split(r"^(?=## )", text, flags=re.MULTILINE)
+    before, sections, after = "", list[Section](), ""
+    for part in parts:
+        title = TITLE.match(part)
+        if title:
+            sections.append(Section(title["key"], part.rstrip() + "\n"))
+        elif sections:
+            after += part
+        else:
+            before += part
+    return before, sections, after
+
+
+def updated(page: str, pages: list[tuple[str, str]]) -> str:
+    """The page, with sections of others (scale, text) where those rest on more."""
+    before, own, after = split(page)
+    best: dict[str, list[Section]] = {}
+    for section in own:
+        best.setdefault(section.key, []).append(section)
+    for scale, text in pages:
+        for section in split(text)[1]:
+            there = max((one.repetitions for one in best.get(section.key, [])), default=0)
+            if section.repetitions > there or section.repetitions == there > 0:
+                kept = [o for o in best.get(section.key, []) if f"({scale} scale" not in o.text]
+                best[section.key] = [section.titled(scale), *(kept if scale == "paper" else [])]
+    for key in best:
+        after = "".join(
+            line for line in after.splitlines(keepends=True) if not line.startswith(f"- {key}:")
+        )
+    if after.strip() == UNMEASURED:
+        after = ""
+    figures = [one.text for key in sorted(best) for one in best[key]]
+    return "\n".join([before.rstrip() + "\n", *figures, after]).rstrip() + "\n"
+
+
+def main() -> None:
+    """Rewrite the page in place."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("page", type=Path)
+    parser.add_argument("runs", type=Path, nargs="+", help="folders with smoke.md, paper.md")
+    options = parser.parse_args()
+    pages = [
+        (scale, (runs / f"{scale}.md").read_text(encoding="utf-8"))
+        for runs in options.runs
+        for scale in ("smoke", "paper")
+        if (runs / f"{scale}.md").is_file()
+    ]
+    text = options.page.read_text(encoding="utf-8")
+    options.page.write_text(updated(text, pages), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
