@@ -54,7 +54,7 @@ class TextMatching(Adversary):
 
     needs: ClassVar[Knowledge] = Knowledge.GRADIENT | Knowledge.MODEL | Knowledge.BATCH_SIZE
     recovers: ClassVar[frozenset[str]] = frozenset({"tokens", "text", "objective", "outcomes"})
-    group: ClassVar[int] = 20
+    group: ClassVar[int] = 8
 
     steps: int = Field(default=2500, ge=1, description="steps of Adam a start")
     lr: float = Field(default=0.1, gt=0, description="step length")
