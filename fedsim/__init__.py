@@ -38,7 +38,9 @@ _HOMES = {
     "write_report": "report",
 }
 
-_MODULES = frozenset(_HOMES.values()) | {"gradients", "metrics", "privacy", "seeds", "testing"}
+_MODULES = frozenset(_HOMES.values()) | {
+    *("gradients", "metrics", "priors", "privacy", "seeds", "testing"),
+}
 
 __all__ = [
     "Adversary",

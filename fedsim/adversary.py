@@ -151,13 +151,22 @@ class Adversary(Plugin, ABC):
         return required
 
     @classmethod
+    def by_default(cls) -> Knowledge:
+        """What it needs with its default settings, without what that implies."""
+        try:
+            more = cls().requires()
+        except ValidationError:  # it has settings without a default
+            return cls.needs
+        return cls.needs | (more & ~cls.needs.closed())
+
+    @classmethod
     def asking_more(cls) -> "dict[str, Adversary]":
-        """The adversary by each setting that asks for more than `needs`, all others left alone.
+        """The adversary by each setting that asks for more than by default, all others left alone.
 
         Keys read as in a scenario: `variant = "llg*"`. Only settings with a list of choices (a
         `Literal`) are looked through.
         """
-        found = {}
+        found, usual = {}, cls.by_default()
         for setting, field in cls.model_fields.items():
             if get_origin(field.annotation) is Literal:
                 for value in get_args(field.annotation):
@@ -165,6 +174,6 @@ class Adversary(Plugin, ABC):
                         chosen = cls.model_validate({setting: value})
                     except ValidationError:
                         continue  # not without another setting, which is its author's to say
-                    if chosen.requires() & ~cls.needs.closed():
+                    if chosen.requires() & ~usual.closed():
                         found[f"{setting} = {json.dumps(value)}"] = chosen
         return found

@@ -143,9 +143,9 @@ def describe(kind: str, name: str) -> dict[str, Any]:
     facts: dict[str, Any] = {"name": name, "kind": kind, "text": inspect.getdoc(cls) or ""}
     if issubclass(cls, Adversary):
         facts |= {
-            "needs": cls.needs.names(),
+            "needs": cls.by_default().names(),
             "needs_with": {
-                setting: (chosen.requires() & ~cls.needs).names()
+                setting: (chosen.requires() & ~cls.by_default()).names()
                 for setting, chosen in cls.asking_more().items()
             },
             "recovers": sorted(cls.recovers),

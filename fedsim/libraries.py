@@ -5,18 +5,48 @@ without CUDA, `import torchaudio` raises, although everything fedsim uses of it 
 and transformers imports it wherever it is installed.
 """
 
+import contextlib
 import importlib
 import sys
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-__all__ = ["torchaudio", "transformers"]
+__all__ = ["HUB", "brief", "quiet", "torchaudio", "transformers"]
+
+HUB = "hub:"
+"""What the name of a set or a model of the Hub begins with."""
 
 
 def transformers() -> ModuleType:
     """The transformers library, whichever torchaudio is installed beside it."""
     torchaudio()
     return importlib.import_module("transformers")
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without progress bars and reports of new heads: a run builds its model many times."""
+    from huggingface_hub.utils import logging as hub
+
+    library: Any = transformers().logging
+    verbosity, bars = library.get_verbosity(), library.is_progress_bar_enabled()
+    # Without a network the Hub would tell of every retry; the error says it once.
+    hub.set_verbosity_error()  # type: ignore[no-untyped-call]
+    library.set_verbosity_error()
+    library.disable_progress_bar()
+    try:
+        yield
+    finally:
+        library.set_verbosity(verbosity)
+        if bars:
+            library.enable_progress_bar()
+
+
+def brief(error: Exception) -> str:
+    """An error's kind and the first line of what it says."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
 
 
 def torchaudio() -> ModuleType | None:

@@ -78,7 +78,7 @@ EASY = {
 CHANCE = {"random"}
 """Is chance itself."""
 
-ELSEWHERE = {"dager", "gm-bow", "span-decoding", "token-leak"}
+ELSEWHERE = {"dager", "dlg-text", "gm-bow", "lamp", "span-decoding", "tag", "token-leak"}
 """For sequence models and text: their easy cases are in test files of their own."""
 
 BUILT_IN = [n for n in names("adversaries") if find("adversaries", n).__module__[:4] == "adve"]

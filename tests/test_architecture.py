@@ -18,7 +18,7 @@ ROOT = Path(fedsim.__file__).parent
 # Rooms from left to right: a room imports what stands left of it, or in its own row.
 ROOMS = [
     {"errors", "seeds", "records"},
-    {"libraries", "victim", "gradients", "plugin", "privacy"},
+    {"libraries", "victim", "gradients", "priors", "plugin", "privacy"},
     {"knowledge"},
     {"adversary", "defense", "metrics", "tasks"},
     {"settings"},

@@ -243,9 +243,9 @@ def test_needs_are_told_as_they_are():
     for name in names("adversaries"):
         cls = find("adversaries", name)
         if name in told:
-            assert re.findall(r"`(\w+)`", told[name]) == cls.needs.names()  # type: ignore[attr-defined]
+            assert re.findall(r"`(\w+)`", told[name]) == cls.by_default().names()  # type: ignore[attr-defined]
             for setting, chosen in cls.asking_more().items():
-                more = (chosen.requires() & ~cls.needs).names()
+                more = (chosen.requires() & ~cls.by_default()).names()
                 assert re.findall(r"`(\w+)`", told[setting]) == more, setting
 
 

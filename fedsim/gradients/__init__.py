@@ -37,7 +37,7 @@ from fedsim.gradients.head import HeadGradient, head_gradient
 from fedsim.gradients.matching import Match, Objective, Rules, minimise
 from fedsim.gradients.problem import DISTANCES, Problem, in_groups
 from fedsim.gradients.sequences import SequenceProblem, keep_labels
-from fedsim.gradients.texts import TextDistance, nearest_tokens, norm_gap
+from fedsim.gradients.texts import TextDistance, TextMetric, nearest_tokens, norm_gap
 from fedsim.gradients.unrolled import local_steps, unrolled_gradient
 from fedsim.gradients.update import to_gradient
 
@@ -60,6 +60,7 @@ __all__ = [
     "Rules",
     "SequenceProblem",
     "TextDistance",
+    "TextMetric",
     "cosine_distance",
     "head_gradient",
     "in_groups",

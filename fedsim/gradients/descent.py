@@ -45,7 +45,9 @@ class Adam:
     """Adam (Kingma and Ba, 2015); `signed`: on the sign of the gradient (Geiping et al., 2020).
 
     starts: (R, n). lr: step length; schedule: its factor by step, from 0. After every step the
-    first `clamped` coordinates of a row are put back between low and high.
+    first `clamped` coordinates of a row are put back between low and high, and `revise` may put
+    points elsewhere: it is given points (R, n), which of the starts each is (R,) int64, and the
+    steps it has taken (R,) int64, and returns points.
     """
 
     def __init__(
@@ -58,8 +60,11 @@ class Adam:
         low: float | None = None,
         high: float | None = None,
         clamped: int = 0,
+        revise: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None,
     ) -> None:
         self._x = starts.clone()
+        self._rows = torch.arange(len(starts), device=starts.device)
+        self._revise = revise
         self._mean = torch.zeros_like(starts)
         self._square = torch.zeros_like(starts)
         self._steps = torch.zeros(len(starts), dtype=torch.int64, device=starts.device)
@@ -84,6 +89,8 @@ class Adam:
         self._x = self._x - lr * mean / (square.sqrt() + 1e-8)
         if self._clamped:
             self._x[:, : self._clamped] = self._x[:, : self._clamped].clamp(self._low, self._high)
+        if self._revise is not None:
+            self._x = self._revise(self._x, self._rows, self._steps)
 
     def at(self, row: int) -> Tensor:
         return self._x[row].clone()

@@ -158,22 +158,31 @@ def _product(rows: Tensor, theirs: Tensor, victims: Tensor) -> Tensor:
 class _Gap(torch.autograd.Function):
     """||G' - G||^2 + l1 ||G' - G||_1 of G' = left' right, differentiable once.
 
-    Autograd would keep R weight gradients a layer; the slope needs as much as the factors.
+    Autograd would keep R weight gradients a layer; the slope needs as much as the factors. One row
+    at a time, so that its matrix stays in the cache.
     """
 
     @staticmethod
     def forward(ctx: Any, left: Tensor, right: Tensor, theirs: Tensor, l1: float) -> Tensor:
         """left (R, T, out), right (R, T, in), theirs (R or 1, out, in) -> (R,)."""
-        gap = left.mT @ right - theirs
-        value = gap.square().sum(dim=(1, 2)) + l1 * gap.abs().sum(dim=(1, 2))
-        slope = 2 * gap + l1 * gap.sign()
-        ctx.save_for_backward(right @ slope.mT, left @ slope)
+        gap, half = torch.empty_like(theirs[0]), torch.empty_like(theirs[0])
+        value = left.new_empty(len(left))
+        slopes = torch.empty_like(left), torch.empty_like(right)
+        for row, (a, b) in enumerate(zip(left, right, strict=True)):
+            torch.addmm(theirs[row % len(theirs)], a.mT, b, beta=-1, out=gap)
+            flat = gap.view(-1)
+            value[row] = flat @ flat + l1 * torch.linalg.vector_norm(flat, 1)
+            if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]:
+                torch.sign(gap, out=half).mul_(l1 / 2).add_(gap)
+                torch.mm(b, half.mT, out=slopes[0][row])
+                torch.mm(a, half, out=slopes[1][row])
+        ctx.save_for_backward(*slopes)
         return value
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
         slopes = ctx.saved_tensors
-        each = grads[0].detach()[:, None, None]
+        each = 2 * grads[0].detach()[:, None, None]
         return each * slopes[0], each * slopes[1], None, None
 
 

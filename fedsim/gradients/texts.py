@@ -87,6 +87,19 @@ class TextDistance:
         )
         own.module.requires_grad_(False)
         self.l1 = l1 if distance == "l1+l2" else 0.0
+        self.none = torch.ones(len(observed), device=device, dtype=dtype)
+        """How far a gradient of zero is from each victim's, (V,)."""
+        if distance != "cosine":
+            self.none = torch.stack(
+                [
+                    weight
+                    * (
+                        theirs[name].flatten(1).square().sum(dim=1)
+                        + self.l1 * theirs[name].flatten(1).abs().sum(dim=1)
+                    )
+                    for name, weight in weights.items()
+                ]
+            ).sum(dim=0)
         self._counted = torch.zeros(())
         if distance == "cosine":
             self._counted = torch.stack(

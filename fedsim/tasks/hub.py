@@ -3,11 +3,9 @@
 from typing import Any
 
 from fedsim.errors import DataError
+from fedsim.libraries import HUB
 
 __all__ = ["HUB", "splits"]
-
-HUB = "hub:"
-"""What the name of a set or a model of the Hub begins with."""
 
 
 def splits(name: str, otherwise: str) -> Any:

@@ -1,8 +1,7 @@
 """Models of `transformers`: from the Hub, from a folder, or of a model type with random weights."""
 
-import contextlib
 import importlib.util
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,31 +10,12 @@ from torch import float32
 
 from fedsim import libraries
 from fedsim.errors import DataError, did_you_mean
-from fedsim.tasks.hub import HUB
+from fedsim.libraries import HUB, brief, quiet
 
-__all__ = ["PACKAGE", "Source", "brief", "located", "quiet"]
+__all__ = ["PACKAGE", "Source", "located"]
 
 PACKAGE = "package:"
 """What the name of a folder inside an installed package begins with."""
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Without progress bars and reports of new heads: a run builds its model many times."""
-    from huggingface_hub.utils import logging as hub
-
-    library: Any = libraries.transformers().logging
-    verbosity, bars = library.get_verbosity(), library.is_progress_bar_enabled()
-    # Without a network the Hub would tell of every retry; the error says it once.
-    hub.set_verbosity_error()  # type: ignore[no-untyped-call]
-    library.set_verbosity_error()
-    library.disable_progress_bar()
-    try:
-        yield
-    finally:
-        library.set_verbosity(verbosity)
-        if bars:
-            library.enable_progress_bar()
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +140,3 @@ def located(config: str) -> str:
             "model's config.json and weights"
         )
     return str(Path(found.submodule_search_locations[0]) / folder)
-
-
-def brief(error: Exception) -> str:
-    """An error's kind and the first line of what it says."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"

@@ -6,9 +6,9 @@ from typing import Any
 
 from fedsim import libraries
 from fedsim.errors import DataError
+from fedsim.libraries import HUB, brief, quiet
 from fedsim.records import WORD_START, Tokens
-from fedsim.tasks.hub import HUB
-from fedsim.tasks.pretrained import brief, located, quiet
+from fedsim.tasks.pretrained import located
 from fedsim.tasks.wordpieces import trained
 
 __all__ = ["framed", "learned", "stored", "told"]

@@ -1,0 +1,95 @@
+"""LAMP's discrete steps: the order of the tokens, by gradient and language prior together."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from adversaries.dummy_texts import DummyTexts
+from fedsim.priors import LanguagePrior
+
+__all__ = ["Reordering", "moved"]
+
+
+def moved(order: list[int], rng: torch.Generator) -> list[int]:
+    """One of LAMP's four transformations at random (section 4.3), of a list that is not changed.
+
+    Two elements are swapped; one is moved; a subsequence is; or a prefix is put behind the rest.
+    """
+
+    def draw(limit: int) -> int:
+        return int(torch.randint(limit, (), generator=rng))
+
+    size, kind = len(order), draw(4)
+    order = list(order)
+    if kind == 0:
+        i, j = draw(size), draw(size)
+        order[i], order[j] = order[j], order[i]
+    elif kind == 1:
+        element = order.pop(draw(size))
+        order.insert(draw(size), element)
+    elif kind == 2:
+        begin = draw(size)
+        stop = begin + 1 + draw(size - begin)
+        part, rest = order[begin:stop], order[:begin] + order[stop:]
+        place = draw(len(rest) + 1)
+        order = rest[:place] + part + rest[place:]
+    else:
+        cut = draw(size)
+        order = order[cut:] + order[:cut]
+    return order
+
+
+class Reordering:
+    """Puts the tokens of dummy texts into another order where that is likelier.
+
+    Of `candidates` reorderings of each text of a row, and the order it has, it takes the one with
+    the lowest distance plus `weight` times the mean negative log-likelihood a token that the prior
+    gives the nearest tokens (Algorithm 1, lines 7 to 18). Where the tokens it ends with have the
+    gradient that was observed, their own embeddings become the point.
+    """
+
+    def __init__(
+        self, texts: DummyTexts, prior: LanguagePrior | None, *, candidates: int, weight: float
+    ) -> None:
+        self.texts, self.prior = texts, prior
+        self.candidates, self.weight = candidates, weight
+
+    def __call__(self, points: Tensor, cases: Tensor, rngs: Sequence[torch.Generator]) -> Tensor:
+        """Points (R, n) of cases (R,), each by its own generator."""
+        ids = self.texts.read(points, cases)
+        found = points.clone()
+        for row, rng in enumerate(rngs):
+            for text in range(ids.shape[1]):
+                self._reorder(found[row], ids[row], cases[row : row + 1], text, rng)
+        exact = self.texts.fed(ids, cases)
+        done = self.texts.far(self.texts.embedded(exact, cases), cases) < self.texts.matched[cases]
+        return torch.where(done[:, None], exact, found)
+
+    def _reorder(
+        self, point: Tensor, ids: Tensor, case: Tensor, text: int, rng: torch.Generator
+    ) -> None:
+        """In place: the point (n,) and the tokens (B, L) of one text of one row."""
+        texts, at = self.texts, int(case)
+        places = texts.sought[at, text].nonzero().flatten()
+        if len(places) < 2:
+            return
+        inner = list(range(len(places)))
+        drawn = [tuple(moved(inner, rng)) for _ in range(self.candidates)]
+        orders = torch.tensor(list(dict.fromkeys([tuple(inner), *drawn])))
+        index = torch.arange(ids.shape[1]).repeat(len(orders), 1)
+        index[:, places] = places[orders]
+        batch = point.view(texts.shape)
+        every = batch.repeat(len(orders), 1, 1, 1)
+        every[:, text] = batch[text][index.to(point.device)]
+        rows = case.expand(len(orders))
+        with torch.no_grad():
+            scores = texts.far(texts.embedded(every.flatten(1), rows), rows)
+            if self.prior is not None and self.weight:
+                surprise = self.prior.surprise(
+                    ids[text][index], texts.lengths[at, text].expand(len(orders))
+                )
+                scores = scores + self.weight * surprise.to(scores) / len(ids)
+        best = int(scores.argmin())
+        batch[text] = every[best, text]
+        ids[text] = ids[text][index[best]]

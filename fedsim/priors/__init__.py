@@ -1,0 +1,67 @@
+"""Language priors: how likely a text is, by what is publicly known of the language.
+
+prior   what a prior is, and the sentences that it is made of
+ngram   n-grams of the victim's tokens, fitted to public texts
+causal  any causal language model of `transformers`
+"""
+
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+
+from fedsim.priors.causal import CausalPrior
+from fedsim.priors.ngram import NGramPrior
+from fedsim.priors.prior import LanguagePrior, sentences
+from fedsim.records import Tokens
+
+__all__ = ["CausalPrior", "LanguagePrior", "NGramPrior", "language_prior", "sentences"]
+
+NGRAM = "n-gram"
+KEPT = 4
+"""Priors that a process keeps: a campaign has one or two."""
+
+
+def language_prior(
+    name: str,
+    texts: Iterable[str] | None,
+    tokens: Tokens,
+    device: torch.device | str = "cpu",
+) -> LanguagePrior:
+    """The prior of this name; made once a process, and kept.
+
+    name: "n-gram", a folder with a causal language model, or "hub:NAME". texts: public ones, as
+    `Observation.prior` holds them, for "n-gram" alone. tokens: the victim's. device: of a model.
+    Raises `DataError` for "n-gram" without texts, and for a model that cannot be loaded.
+    """
+    fitted = name == NGRAM
+    return _made(
+        _Wanted(
+            name=name,
+            texts=tuple(texts or ()) if fitted else (),
+            pieces=tokens.pieces,
+            frame=(tokens.prefix, tokens.suffix),
+            device="cpu" if fitted else str(device),
+            tokens=tokens,
+        )
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A prior to be made; two are the same where all but the tokens' records are equal."""
+
+    name: str
+    texts: tuple[str, ...]
+    pieces: tuple[str, ...]
+    frame: tuple[tuple[int, ...], tuple[int, ...]]
+    device: str
+    tokens: Tokens = field(compare=False)
+
+
+@functools.lru_cache(maxsize=KEPT)
+def _made(wanted: _Wanted) -> LanguagePrior:
+    if wanted.name == NGRAM:
+        return NGramPrior.fit(wanted.texts, wanted.tokens)
+    return CausalPrior.load(wanted.name, wanted.tokens, wanted.device)

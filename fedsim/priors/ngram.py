@@ -1,0 +1,175 @@
+"""An n-gram model of the victim's tokens, fitted to any plain text in seconds."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedsim.errors import DataError
+from fedsim.priors.prior import LanguagePrior, counted, sentences
+from fedsim.records import Tokens
+
+__all__ = ["NGramPrior"]
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+LEAST = 0.05
+"""The least that is taken off a count: else what was never seen would be impossible."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Level:
+    """The n-grams of one order.
+
+    keys: sorted; of an n-gram, the place of its first n - 1 tokens among those of that order,
+    times V + 1, plus its last token. values: (count - discount) / count of the context, an n-gram.
+    backoff: what is left for the order below, by the place of the context; 1 for one never seen.
+    """
+
+    keys: Ints
+    values: Floats
+    backoff: Floats
+
+    def places(self, wanted: Ints) -> Ints:
+        """Where n-grams stand by their keys; -1 for those never seen, and negative keys."""
+        found = np.searchsorted(self.keys, wanted)
+        found[found == len(self.keys)] = 0
+        return np.where(self.keys[found] == wanted, found, -1)
+
+
+class NGramPrior(LanguagePrior):
+    """Interpolated n-grams with modified Kneser-Ney smoothing (Chen and Goodman, 1999, eq. 22-27).
+
+    The highest order counts how often an n-gram occurs; lower ones in how many contexts, or how
+    often at the beginning of a text. Below the single tokens stands the uniform distribution.
+    """
+
+    def __init__(
+        self, levels: tuple[_Level, ...], vocabulary: int, *, framed: bool, description: str
+    ) -> None:
+        self._levels, self._vocabulary, self._framed = levels, vocabulary, framed
+        self.description = description
+
+    @classmethod
+    def fit(cls, texts: Iterable[str], tokens: Tokens, order: int = 3) -> Self:
+        """A model of so many tokens at a time; raises `DataError` where there is no text.
+
+        texts: public texts; long ones are split into sentences. tokens: the victim's.
+        """
+        if order < 1:
+            raise ValueError(f"order = {order}; expected 1 or more")
+        framed, size = bool(tokens.prefix), len(tokens.pieces)
+        # Where nothing stands before a text, an id of no token does.
+        start = [] if framed else [size]
+        rows = [np.array([*start, *ids], dtype=np.int64) for ids in sentences(texts, tokens)]
+        if not rows:
+            raise DataError(
+                "an n-gram prior is fitted to public texts, and there are none with a word that "
+                'the tokenizer knows. Grant PRIOR and set task.public, or set prior to "FOLDER" '
+                'or "hub:NAME", a causal language model'
+            )
+        ids = np.concatenate(rows)
+        at = np.concatenate([np.arange(len(row)) for row in rows])
+        levels = _fitted(ids, at, order, size)
+        said = f"{order}-gram model of {len(rows)} public sentences, {len(ids)} tokens"
+        return cls(levels, size, framed=framed, description=said)
+
+    def surprise(self, ids: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """As the base class says."""
+        rows, sizes = counted(ids, lengths, self._vocabulary)
+        start = torch.full((len(rows), 0 if self._framed else 1), self._vocabulary)
+        likely = np.log(self._likelihoods(torch.cat([start, rows], dim=1).numpy()))
+        sizes = sizes + start.shape[1]
+        inside = np.arange(1, likely.shape[1] + 1) < sizes.numpy()[:, None]
+        total = -(likely * inside).sum(axis=1) / np.maximum(inside.sum(axis=1), 1)
+        return torch.from_numpy(total).float().to(ids.device)
+
+    def distribution(self, context: Tensor) -> Tensor:
+        """The probability of every token (V,) float64 after token ids (L,) int64, L >= 1."""
+        rows = torch.cat(
+            [context.expand(self._vocabulary, -1), torch.arange(self._vocabulary)[:, None]], dim=1
+        )
+        return torch.from_numpy(self._likelihoods(rows.numpy())[:, -1])
+
+    def _likelihoods(self, ids: Ints) -> Floats:
+        """Of each token but the first, (R, L - 1), given those before it; ids (R, L)."""
+        lowest = self._levels[0]
+        found: Floats = lowest.values[ids[:, 1:]] + lowest.backoff[0] / self._vocabulary
+        context = ids[:, :-1]
+        for n, level in enumerate(self._levels[1:], start=1):
+            keys = np.where(context < 0, -1, context * (self._vocabulary + 1) + ids[:, n:])
+            # Candidates are permutations: most of their n-grams are the same.
+            wanted, inverse = np.unique(keys, return_inverse=True)
+            places = level.places(wanted)[inverse].reshape(keys.shape)
+            part = found[:, n - 1 :]
+            part *= np.where(context < 0, 1.0, level.backoff[context])
+            part += np.where(places < 0, 0.0, level.values[places])
+            context = places[:, :-1]
+        return found
+
+
+def _fitted(ids: Ints, at: Ints, order: int, size: int) -> tuple[_Level, ...]:
+    """The levels, from tokens (N,) of all texts in a row and their places in their texts (N,)."""
+    base = size + 1
+    keys: list[Ints] = [np.arange(base)]
+    times: list[Ints] = [np.bincount(ids, minlength=base)]
+    # The place of the n-gram that ends at each token, -1 where the text is too short for one.
+    place = ids
+    begin: list[Ints] = [np.bincount(ids[at == 0], minlength=base)]
+    contexts: list[Ints] = [np.zeros(base, dtype=np.int64)]
+    suffixes: list[Ints] = []
+    for n in range(2, order + 1):
+        whole = np.flatnonzero(at >= n - 1)
+        joined = place[whole - 1] * base + ids[whole]
+        known, inverse, many = np.unique(joined, return_inverse=True, return_counts=True)
+        # Any occurrence of an n-gram tells its last n - 1 tokens.
+        suffix = np.empty(len(known), dtype=np.int64)
+        suffix[inverse] = place[whole]
+        suffixes.append(suffix)
+        keys.append(known)
+        times.append(many)
+        begin.append(np.bincount(inverse[at[whole] == n - 1], minlength=len(known)))
+        contexts.append(known // base)
+        place = np.full(len(ids), -1)
+        place[whole] = inverse
+    levels = []
+    for n in range(1, order + 1):
+        count = times[n - 1]
+        if n < order:
+            # Nothing stands before a text, so what begins one is counted by how often it does.
+            count = np.bincount(suffixes[n - 1], minlength=len(count)) + begin[n - 1]
+        if n == 1:
+            # The first token of a text is given.
+            count = count - begin[0]
+            count[size:] = 0
+        below = 1 if n == 1 else len(keys[n - 2])
+        levels.append(_level(keys[n - 1], count, contexts[n - 1], below))
+    return tuple(levels)
+
+
+def _level(keys: Ints, count: Ints, context: Ints, contexts: int) -> _Level:
+    """Of n-grams' counts and the places of their contexts (G,), of which there are so many."""
+    off = _discounts(count)[np.minimum(count, 3)]
+    total = np.bincount(context, weights=count, minlength=contexts)
+    taken = np.bincount(context, weights=off, minlength=contexts)
+    seen = np.maximum(total, 1)
+    values = (count - off) / seen[context]
+    return _Level(keys, values, np.where(total > 0, taken / seen, 1.0))
+
+
+def _discounts(count: Ints) -> Any:
+    """What is taken off a count of 0, 1, 2, and of 3 and more, (4,) float64."""
+    n1, n2, n3, n4 = (int((count == k).sum()) for k in (1, 2, 3, 4))
+    if not (n1 and n2):
+        # Too little text to tell; the usual choice of absolute discounting.
+        return np.array([0, 0.75, 0.75, 0.75])
+    share = n1 / (n1 + 2 * n2)
+    if not (n3 and n4):
+        return np.array([0, share, share, share])
+    found = [0, 1 - 2 * share * n2 / n1, 2 - 3 * share * n3 / n2, 3 - 4 * share * n4 / n3]
+    return np.array([0.0, *(min(max(LEAST, d), k) for k, d in enumerate(found) if k)])

@@ -1,0 +1,208 @@
+"""LAMP, TAG and DLG for texts: real gradients of small transformers, matched."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adversaries import LAMP, TAG, DLGText
+from adversaries.dummy_texts import Case, DummyTexts
+from adversaries.reordering import Reordering, moved
+from fedsim import testing
+from fedsim.errors import DataError
+from fedsim.gradients import TextDistance
+from fedsim.knowledge import Knowledge
+from fedsim.metrics import METRICS
+from fedsim.priors import language_prior
+from fedsim.records import Truth
+from fedsim.tasks.text import Text
+
+BERT = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "intermediate_size": 64, "initializer_range": 0.2}  # fmt: skip
+GPT2 = {"n_embd": 48, "n_layer": 2, "n_head": 2, "n_positions": 64, "initializer_range": 0.2}
+QUICK = {"starts": 20, "permutations": 20, "candidates": 40, "continuous": 25}
+LAMP_QUICK = {**QUICK, "steps": 300, "lr": 0.05}
+
+
+def small(config="bert", **more):
+    model = {"name": "transformers", "config": config, "settings": BERT}
+    if config == "gpt2":
+        model["settings"] = GPT2
+    return Text(**{"seed": 3, "clients": 12, "vocabulary": 400, "model": model} | more)
+
+
+def seen(task, client=0, size=1, **known):
+    """An observation of everything but what is None in `known`, and the truth."""
+    victim = task.victim({})
+    (batch,) = task.batches(client, 1, batch_size=size, steps=1)
+    gradient = victim.gradient(batch.inputs, batch.labels, lengths=batch.lengths)
+    lengths = batch.lengths.tolist()
+    given = {"labels": batch.labels, "lengths": lengths, "prior": task.prior()} | known
+    observed = testing.observation(
+        gradient=gradient,
+        model=victim,
+        spec=task.spec,
+        head=victim.head,
+        num_examples=size,
+        **{name: value for name, value in given.items() if value is not None},
+    )
+    whole = batch.inputs
+    if batch.labels.ndim == 2:
+        whole = torch.where(batch.labels < 0, whole, batch.labels)
+    texts = [ids[:n] for ids, n in zip(whole, lengths, strict=True)]
+    return observed, Truth(tokens=texts, text=[task.spec.tokens.spell(t.tolist()) for t in texts])
+
+
+def score(found, truth, spec, name="token_f1"):
+    return METRICS[name].score(found, truth, spec)
+
+
+@pytest.mark.parametrize(("config", "client"), [("bert", 1), ("gpt2", 3)])
+def test_lamp_reads_words_of_a_text(config, client):
+    observed, truth = seen(small(config), client)
+    found = LAMP(**LAMP_QUICK).reconstruct(observed, testing.job())
+    unmoved = LAMP(**{**LAMP_QUICK, "steps": 1}).reconstruct(observed, testing.job())
+    assert score(found, truth, observed.spec) >= 0.4
+    assert score(found, truth, observed.spec) > score(unmoved, truth, observed.spec) + 0.2
+    assert [len(one) for one in found.tokens] == [len(one) for one in truth.tokens]
+    assert found.diagnostics["prior"]
+    assert found.objective < 0.5
+
+
+@pytest.mark.parametrize(("attack", "lr"), [(TAG, 0.1), (DLGText, 0.1)])
+def test_the_baselines_beat_chance(attack, lr):
+    observed, truth = seen(small())
+    found = attack(steps=300, lr=lr).reconstruct(observed, testing.job())
+    wrong = attack(steps=1, lr=lr).reconstruct(observed, testing.job())
+    assert score(found, truth, observed.spec) > score(wrong, truth, observed.spec) + 0.2
+
+
+@pytest.mark.parametrize("attack", [LAMP(**QUICK, steps=30), TAG(steps=10), DLGText(steps=10)])
+def test_victims_together_are_attacked_as_alone(attack):
+    attack = attack.model_copy(update={"precision": "float64", "restarts": 1})
+    both = [seen(small(), client)[0] for client in (0, 1, 2)]
+    together = attack.reconstruct_many(both, [testing.job(seed=i) for i in range(3)])
+    for index, one in enumerate(both):
+        alone = attack.reconstruct(one, testing.job(seed=index))
+        assert alone.text == together[index].text
+        assert alone.objective == pytest.approx(together[index].objective, rel=1e-6)
+
+
+def test_a_batch_of_texts_of_unequal_lengths():
+    observed, truth = seen(small(), size=2)
+    assert len({len(one) for one in truth.tokens}) == 2
+    found = LAMP(**QUICK, steps=50).reconstruct(observed, testing.job())
+    assert [len(one) for one in found.tokens] == [len(one) for one in truth.tokens]
+    for ids in found.tokens:
+        tokens = observed.spec.tokens
+        assert tuple(ids[: len(tokens.prefix)].tolist()) == tokens.prefix
+        assert tuple(ids[len(ids) - len(tokens.suffix) :].tolist()) == tokens.suffix
+        assert not set(ids.tolist()[1:-1]) & tokens.marks
+
+
+def test_masked_words_are_known_to_who_has_the_labels():
+    observed, truth = seen(small(task="masked-lm"))
+    found = LAMP(**QUICK, steps=10).reconstruct(observed, testing.job())
+    masked = observed.labels[0] >= 0
+    assert masked.any()
+    assert torch.equal(found.tokens[0][masked], truth.tokens[0][masked])
+
+
+def shuffled(order=(0, 3, 1, 2)):
+    """The texts of a case, its tokens in the wrong order, and the point they make."""
+    observed, truth = seen(small(), 1)
+    case = Case(observed.labels, torch.tensor(observed.lengths))
+    words = observed.model.embedding
+    far = TextDistance(observed.model, [observed.gradient], [case.labels], [case.lengths])
+    texts = DummyTexts(far, [case], observed.spec.tokens, words)
+    ids = truth.tokens[0].clone()
+    inner = texts.sought[0, 0].nonzero().flatten()[: len(order)]
+    ids[inner] = ids[inner[list(order)]]
+    at = torch.tensor([0])
+    return observed, truth, texts, texts.fed(ids[None, None], at), at
+
+
+def test_a_discrete_step_puts_tokens_into_order():
+    observed, truth, texts, point, at = shuffled()
+    prior = language_prior("n-gram", observed.prior, observed.spec.tokens)
+    reordering = Reordering(texts, prior, candidates=200, weight=0.001)
+    rng = torch.Generator().manual_seed(0)
+    for _ in range(8):
+        point = reordering(point, at, [rng])
+    assert torch.equal(texts.read(point, at)[0, 0], truth.tokens[0])
+    assert float(texts(point, at)) < float(texts.matched[0])
+
+
+def test_the_prior_decides_where_its_weight_is_great():
+    observed, _, texts, point, at = shuffled()
+    prior = language_prior("n-gram", observed.prior, observed.spec.tokens)
+    before = prior.surprise(texts.read(point, at)[0])
+    reordering = Reordering(texts, prior, candidates=200, weight=1e6)
+    after = prior.surprise(texts.read(reordering(point, at, [testing.job().rng]), at)[0])
+    assert float(after) < float(before)
+
+
+@given(st.lists(st.integers(), min_size=1, max_size=8), st.integers(0, 2**16))
+def test_moved_loses_nothing(order, seed):
+    before = list(order)
+    found = moved(order, torch.Generator().manual_seed(seed))
+    assert sorted(found) == sorted(order)
+    assert order == before
+
+
+def test_discrete_steps_at_the_end_or_never():
+    observed, _ = seen(small())
+    settings = {**LAMP_QUICK, "steps": 100}
+    claims = {
+        when: LAMP(**settings, discrete=when).reconstruct(observed, testing.job())
+        for when in ("end", "none")
+    }
+    end, none = (claims[when].tokens[0] for when in ("end", "none"))
+    assert sorted(end.tolist()) == sorted(none.tolist())
+    assert claims["end"].objective == claims["none"].objective
+
+
+def test_labels_and_the_length_are_found_on_request():
+    observed, truth = seen(small(), labels=None, lengths=None)
+    attack = LAMP(**QUICK, steps=100, lr=0.05, unknown="enumerate")
+    assert not attack.requires() & (Knowledge.LABELS | Knowledge.LENGTHS)
+    found = attack.reconstruct(observed, testing.job())
+    assert found.diagnostics["cases"] == observed.spec.classes
+    assert found.diagnostics["lengths"] == [len(truth.tokens[0])]
+    known, _ = seen(small())
+    assert found.diagnostics["labels"] == known.labels.tolist()
+
+
+def test_what_is_not_granted_is_needed():
+    for attack in (LAMP(), TAG(), DLGText()):
+        assert attack.requires() & Knowledge.LABELS
+        assert attack.requires() & Knowledge.LENGTHS
+    assert LAMP().requires() & Knowledge.PRIOR
+    assert not LAMP(labels_from="bias-signs").requires() & Knowledge.LABELS
+
+
+def test_bad_input_is_refused_with_a_reason():
+    quick = TAG(steps=1)
+    observed, _ = seen(small(), lengths=[1])
+    with pytest.raises(ValueError, match="texts of \\[1\\] tokens"):
+        quick.reconstruct(observed, testing.job())
+    observed, _ = seen(small(), labels=torch.tensor([9]))
+    with pytest.raises(ValueError, match="labels \\[9\\]; expected 0 to"):
+        quick.reconstruct(observed, testing.job())
+    observed, _ = seen(small(), size=2, lengths=None)
+    with pytest.raises(ValueError, match="grant LENGTHS"):
+        TAG(steps=1, unknown="enumerate").reconstruct(observed, testing.job())
+    observed, _ = seen(small(), prior=())
+    with pytest.raises(DataError, match="n-gram"):
+        LAMP(**QUICK, steps=1).reconstruct(observed, testing.job())
+    images = testing.observation(
+        gradient=observed.gradient, head=observed.head, classes=2, model=observed.model,
+        num_examples=1, labels=torch.tensor([0]), lengths=[5],
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="no text"):
+        quick.reconstruct(images, testing.job())
+
+
+def test_dropout_is_cautioned_of():
+    assert not LAMP().cautions(small().victim({}))
+    assert "random" in LAMP().cautions(small(dropout=True).victim({}))[0]
