@@ -92,6 +92,13 @@ class DAGER(Adversary):
         later = self._later(first, gradient, span.rank)
         if later is None:
             raise ValueError(_full(first.behind[0], seen, words.shape[1]))
+        for one in (span, later):
+            if not one.rank:
+                raise ValueError(
+                    f"no direction of the gradient of '{one.layers[0]}' stands out above its "
+                    "noise: there is nothing to tell tokens by. Less noise against the gradient, "
+                    "or a smaller batch, leaks"
+                )
         words = words.to(job.device)
         longest = min(tokens.longest, later.rank)
         allowed = _allowed(tokens).to(job.device)

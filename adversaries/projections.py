@@ -30,6 +30,9 @@ LOST = 1.5e-7
 FLAT = 0.1
 """Smallest singular value over the median, from which on what fills a gradient is noise."""
 
+EVEN = 0.8
+"""A singular value over the one before it, from which on both lie on one level."""
+
 TOKENS = 4096
 """Tokens that are fed at once."""
 
@@ -62,8 +65,9 @@ class Span:
 def spanned(layers: Sequence[str], gradient: Mapping[str, Tensor], turned: bool) -> Span | None:
     """The row space of what layers with the same input have of a gradient; None where it is all.
 
-    turned: weights are (in, out). Values above rounding count; where noise fills the gradient,
-    those above the optimal threshold for white noise (Gavish and Donoho, 2014). Raises `ValueError`
+    turned: weights are (in, out). Values above rounding count; where noise fills the gradient (the
+    rounding of weights that a gradient was read off, too: its level lies anywhere), those above
+    the optimal threshold for white noise (Gavish and Donoho, 2014). Raises `ValueError`
     for a gradient that holds NaN or is zero.
     """
     weights = [gradient[f"{name}.weight"].double() for name in layers]
@@ -79,9 +83,11 @@ def spanned(layers: Sequence[str], gradient: Mapping[str, Tensor], turned: bool)
     factor = torch.linalg.qr(rows, mode="r").R if len(rows) > rows.shape[1] else rows
     _, values, right = torch.linalg.svd(factor, full_matrices=False)
     rank, most = int((values > LOST * values[0]).sum()), rows.shape[1]
-    noisy = False
-    if rank >= min(most - 1, len(rows)):
-        noisy = len(values) > 8 and bool(values[-1] > FLAT * values.median())
+    full = rank >= min(most - 1, len(rows))
+    even = not full and bool(values[rank] > EVEN * values[rank - 1])
+    flat = len(values) > 8 and bool(values[-1] > FLAT * values.median())
+    noisy = flat and (full or even)
+    if noisy or full:
         rank = _above_noise(values, rows.shape) if noisy else most
         if rank >= most // 2:
             return None

@@ -1,0 +1,43 @@
+"""dager and noise: told from what was fed, at whatever level it lies."""
+
+import dataclasses
+
+import pytest
+import torch
+from test_dager import claimed, seen, small
+
+from adversaries.projections import LOST, spanned
+
+
+@pytest.mark.parametrize("hidden", ["attention.self", "attention.output"])
+def test_a_gradient_that_is_noise_alone_is_refused_and_not_searched(hidden):
+    observed, _ = seen(small())
+    rng = torch.Generator().manual_seed(1)
+    gradient = {
+        name: torch.randn(value.shape, generator=rng) if hidden in name else value
+        for name, value in observed.gradient.items()
+    }
+    if hidden == "attention.output":  # every later layer, lest another one tells
+        gradient |= {
+            name: torch.randn(value.shape, generator=rng)
+            for name, value in observed.gradient.items()
+            if "attention.self" not in name or ".layer.0." not in name
+        }
+    with pytest.raises(ValueError, match="stands out above its noise"):
+        claimed(dataclasses.replace(observed, gradient=gradient))
+
+
+@pytest.mark.parametrize("level", [0.1, 1.0, 1.5, 2.0, 100.0])
+def test_a_level_of_noise_is_left_out_wherever_it_lies(level):
+    rng = torch.Generator().manual_seed(2)
+    width, inputs = 64, 7
+    fed = torch.linalg.qr(torch.randn(width, inputs, generator=rng, dtype=torch.float64)).Q
+    felt = torch.randn(3 * width, inputs, generator=rng, dtype=torch.float64)
+    clean = felt @ fed.mT
+    largest = float(torch.linalg.matrix_norm(clean, ord=2))
+    noise = torch.randn(clean.shape, generator=rng, dtype=torch.float64)
+    noise *= level * LOST * largest / float(torch.linalg.matrix_norm(noise, ord=2))
+    found = spanned(["layer"], {"layer.weight": clean + noise}, turned=False)
+    assert found.rank == inputs, "of 64, of which rounding's threshold would count some or all"
+    assert found.noisy == (level > 1)
+    assert float(found.off(fed.mT).max()) < 1e-3
