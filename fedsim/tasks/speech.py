@@ -135,7 +135,13 @@ class Speech(Partitioned):
     def spec(self) -> Spec:
         """Word pieces, or characters, and the rate of the sound; utterances differ in length."""
         names = self.pieces.names
-        return Spec(len(names), vocabulary=len(names), sample_rate=RATE, pieces=names)
+        return Spec(
+            len(names),
+            vocabulary=len(names),
+            sample_rate=RATE,
+            features=self.features.size,
+            pieces=names,
+        )
 
     def batches(self, client: int, round: int, *, batch_size: int, steps: int) -> list[Batch]:
         """`steps` batches: a pure function of (seed, client, round).
