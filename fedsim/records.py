@@ -99,7 +99,8 @@ class Spec:
     classes: number of labels (or vocabulary entries) that the head tells apart.
     input_shape: shape of one input without the batch dimension, None when it varies.
     input_range: smallest and largest value of an input, None when unbounded.
-    vocabulary: number of word pieces, sample_rate: Hz; None where they mean nothing.
+    vocabulary: number of word pieces, sample_rate: Hz, features: values of a frame, where an input
+        is frames (T, features); None where they mean nothing.
     pieces: what each label stands for in a transcript, `WORD_START` before a new word.
     tokens: what inputs are made of, where they are text.
     """
@@ -109,6 +110,7 @@ class Spec:
     input_range: tuple[float, float] | None = None
     vocabulary: int | None = None
     sample_rate: int | None = None
+    features: int | None = None
     pieces: tuple[str, ...] | None = None
     tokens: Tokens | None = None
 

@@ -78,7 +78,9 @@ EASY = {
 CHANCE = {"random"}
 """Is chance itself."""
 
-ELSEWHERE = {"dager", "dlg-text", "gm-bow", "lamp", "span-decoding", "tag", "token-leak"}
+ELSEWHERE = {
+    *("dager", "dlg-text", "first-frames", "gm-bow", "lamp", "span-decoding", "tag", "token-leak"),
+}
 """For sequence models and text: their easy cases are in test files of their own."""
 
 BUILT_IN = [n for n in names("adversaries") if find("adversaries", n).__module__[:4] == "adve"]

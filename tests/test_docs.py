@@ -29,7 +29,7 @@ from fedsim.tasks.images import Images
 from fedsim.tasks.languages import Language
 from fedsim.tasks.models import MODELS
 from fedsim.tasks.partition import PARTITIONS
-from fedsim.tasks.recognisers.las import LAS
+from fedsim.tasks.recognisers import RECOGNISERS
 from fedsim.tasks.speech import Speech
 from fedsim.tasks.text import Text
 
@@ -179,11 +179,15 @@ SECTIONS = {
 }
 
 
-SPEECH = {"task.": Speech, "task.features.": Features, "task.model.": LAS}
+SPEECH = (
+    ("task.", Speech),
+    ("task.features.", Features),
+    *(("task.model.", recogniser) for recogniser in RECOGNISERS.values()),
+)
 TEXT = {"task.": Text, "task.model.": Language}
 PLACES = [
     *(("scenarios.md", prefix, model) for prefix, model in SECTIONS.items()),
-    *(("speech.md", prefix, model) for prefix, model in SPEECH.items()),
+    *(("speech.md", prefix, model) for prefix, model in SPEECH),
     *(("text.md", prefix, model) for prefix, model in TEXT.items()),
 ]
 
@@ -208,10 +212,10 @@ def test_every_key_of_a_scenario_is_documented_with_its_default(page, prefix, mo
 
 
 def test_no_key_is_documented_that_does_not_exist():
-    pages = (("scenarios.md", SECTIONS), ("speech.md", SPEECH), ("text.md", TEXT))
+    pages = (("scenarios.md", SECTIONS.items()), ("speech.md", SPEECH), ("text.md", TEXT.items()))
     for page, sections in pages:
-        known = {prefix + key for prefix, model in sections.items() for key in model.model_fields}
-        prefixes = tuple(prefix for prefix in sections if prefix)
+        known = {prefix + key for prefix, model in sections for key in model.model_fields}
+        prefixes = tuple(prefix for prefix, _ in sections if prefix)
         assert {key for key in rows(DOCS / page) if key.startswith(prefixes)} <= known
 
 

@@ -10,11 +10,13 @@ terms       what parameters of one shape add to a distance
 texts       how far the gradients of dummy texts are from those observed
 unrolled    what several local steps on dummy examples would have sent
 problem     gradient matching as an objective
+ctc         the loss of unaligned labels, differentiable twice
 sequences   the same for a decoded sequence, from context vectors and smooth labels
 descent     optimizers of many independent problems at a time
 matching    the one matching loop, for many victims and restarts at a time
 """
 
+from fedsim.gradients.ctc import BLANK, ctc_loss, frames_needed
 from fedsim.gradients.descent import LBFGS, Adam, Optimizer
 from fedsim.gradients.distances import (
     Gradients,
@@ -42,6 +44,7 @@ from fedsim.gradients.unrolled import local_steps, unrolled_gradient
 from fedsim.gradients.update import to_gradient
 
 __all__ = [
+    "BLANK",
     "DISTANCES",
     "LBFGS",
     "Adam",
@@ -62,6 +65,8 @@ __all__ = [
     "TextDistance",
     "TextMetric",
     "cosine_distance",
+    "ctc_loss",
+    "frames_needed",
     "head_gradient",
     "in_groups",
     "keep_labels",

@@ -2,6 +2,7 @@
 
     labels         which labels occur, how often, and how well scores order them
     images         how near the claimed images are, matched to the originals
+    frames         how near claimed frames of utterances are, matched to the originals
     words          how near the claimed transcripts are, matched to the originals
     text           how near the claimed texts and tokens are, matched to the originals
     perception     LPIPS, where its networks are on this machine
@@ -10,6 +11,7 @@
 A task with other examples adds a metric with `register`.
 """
 
+from fedsim.metrics.frames import FRAMES
 from fedsim.metrics.images import IMAGES, PSNR_CAP, RECOVERED, SSIM_SIDE, match
 from fedsim.metrics.labels import LABELS, claimed_counts, true_counts
 from fedsim.metrics.optimisation import OPTIMISATION
@@ -49,5 +51,5 @@ __all__ = [
     "worded",
 ]
 
-for _metric in (*LABELS, *IMAGES, LPIPS, *WORDS, *TEXT, *OPTIMISATION):
+for _metric in (*LABELS, *IMAGES, LPIPS, *FRAMES, *WORDS, *TEXT, *OPTIMISATION):
     register(_metric)

@@ -15,6 +15,7 @@ from fedsim.metrics import word_errors, worded
 from fedsim.records import Batch, Reconstruction, Reduction, Spec, Truth
 from fedsim.seeds import torch_generator
 from fedsim.tasks import judged
+from fedsim.tasks.characters import Characters, characters
 from fedsim.tasks.composition import natural
 from fedsim.tasks.features import Features
 from fedsim.tasks.partition import PARTITIONS, Partition, Whole, as_partition
@@ -41,10 +42,11 @@ def _as_partition(value: Any) -> Partition:
 class Speech(Partitioned):
     """Speech recognition on synthetic voices, local recordings or sets of the Hub.
 
-    Inputs are frames (B, T, F) float32, padded with 0 beyond `lengths` (B,) int64; labels are word
-    pieces (B, L) int64, padded with -100, each sequence with the label 0 at its end. A client's
-    batches in a round are slices of a random permutation of its utterances, in which none repeats;
-    when fewer than a batch are left, they are skipped and a new permutation begins.
+    Inputs are frames (B, T, F) float32, padded with 0 beyond `lengths` (B,) int64; labels (B, L)
+    int64, padded with -100: word pieces, each sequence with the label 0 at its end, or characters
+    without one, as the recogniser has it. A client's batches in a round are slices of a random
+    permutation of its utterances, in which none repeats; when fewer than a batch are left, they are
+    skipped and a new permutation begins.
     """
 
     name = "speech"
@@ -62,7 +64,10 @@ class Speech(Partitioned):
         "or a text file or a folder of them under --data",
     )
     vocabulary: int = Field(
-        default=256, ge=32, le=65_536, description="word pieces, the end of a sequence included"
+        default=256,
+        ge=32,
+        le=65_536,
+        description="word pieces, the end of a sequence included; characters are always 29",
     )
     features: Features = Field(default=Features(), description="how sound becomes frames")
     speakers: int | None = Field(default=None, ge=1, description="use so many speakers; voices: 20")
@@ -101,9 +106,12 @@ class Speech(Partitioned):
         return load(self.data, self.folder, self.text, limits)
 
     @functools.cached_property
-    def pieces(self) -> WordPieces:
-        """The word pieces; learned when first used."""
-        return learn(public_text(self.text, self.folder), self.vocabulary)
+    def pieces(self) -> WordPieces | Characters:
+        """What the recogniser writes: word pieces, learned when first used, or characters."""
+        text = public_text(self.text, self.folder)
+        if self.model.units == "characters":
+            return characters(text)
+        return learn(text, self.vocabulary)
 
     @functools.cached_property
     def splits(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -125,9 +133,15 @@ class Speech(Partitioned):
 
     @property
     def spec(self) -> Spec:
-        """Word pieces and the rate of the sound; utterances differ in length."""
+        """Word pieces, or characters, and the rate of the sound; utterances differ in length."""
         names = self.pieces.names
-        return Spec(len(names), vocabulary=len(names), sample_rate=RATE, pieces=names)
+        return Spec(
+            len(names),
+            vocabulary=len(names),
+            sample_rate=RATE,
+            features=self.features.size,
+            pieces=names,
+        )
 
     def batches(self, client: int, round: int, *, batch_size: int, steps: int) -> list[Batch]:
         """`steps` batches: a pure function of (seed, client, round).
@@ -148,7 +162,7 @@ class Speech(Partitioned):
         return self.recordings.fingerprint()
 
     def truth(self, clients: Sequence[int], round: int, *, batch_size: int, steps: int) -> Truth:
-        """The utterances behind an update: frames, word pieces, text and speaker of each."""
+        """The utterances behind an update: frames, labels, text and speaker of each."""
         index = [
             i
             for client in clients
@@ -197,18 +211,18 @@ class Speech(Partitioned):
 
     @property
     def head(self) -> str:
-        """Name of the layer before the softmax over word pieces."""
+        """Name of the layer before the softmax over labels."""
         return self.model.head
 
     @property
     def loss(self) -> Loss:
-        """Cross-entropy, mean over all word pieces of a batch, the ends included."""
+        """The recogniser's: cross-entropy, or CTC."""
         return self.model.loss
 
     @property
     def reduction(self) -> Reduction:
-        """The loss is a mean over word pieces."""
-        return "token"
+        """The loss is a mean over word pieces, or, with CTC, over utterances."""
+        return self.model.reduction
 
     @property
     def points(self) -> tuple[str, ...]:
@@ -216,37 +230,42 @@ class Speech(Partitioned):
         return self.model.points
 
     def evaluate(self, module: nn.Module, client: int | None = None) -> dict[str, float]:
-        """Mean loss a word piece and word error rate, on the test split or a client's utterances.
+        """Mean loss and word error rate, on the test split or a client's utterances.
 
-        Transcribed greedily, a label for every two frames at most. The module is judged in
-        evaluation mode, on its own device, and gets its modes back.
+        The loss is a mean over word pieces, with CTC over utterances. Transcribed with a character
+        a frame at most, a word piece for every two. The module is judged in evaluation mode, on its
+        own device, and gets its modes back.
         """
         index = self.splits[0] if client is None else self.share(client)
-        spec, loss, labels, wrong, words = self.spec, 0.0, 0, 0, 0
+        spec, loss, summed, wrong, words = self.spec, 0.0, 0, 0, 0
         with judged(module) as device:
             for part in torch.split(index, EVALUATED_AT_ONCE):
                 batch = self._batch(part.tolist()).to(device)
                 lengths = cast(Tensor, batch.lengths)
-                count = int((batch.labels != PADDING).sum())
+                count = len(batch)
+                if self.reduction == "token":
+                    count = int((batch.labels != PADDING).sum())
                 loss += count * float(
                     self.loss(module, batch.inputs, batch.labels, lengths=lengths)
                 )
-                labels += count
-                most = int(lengths.max()) // 2 + 1
+                summed += count
+                most = int(lengths.max())
+                if self.model.units == "wordpieces":
+                    most = most // 2 + 1
                 heard = self.model.transcribe(module, batch.inputs, lengths, most)
                 for i, sequence in zip(part.tolist(), heard, strict=True):
                     original = self.recordings.texts[i]
                     wrong += word_errors(spec.spell(sequence.tolist()), original)
                     words += len(original.split())
-        return {"loss": loss / labels, "wer": wrong / words, "num_examples": float(len(index))}
+        return {"loss": loss / summed, "wer": wrong / words, "num_examples": float(len(index))}
 
     # --- what a reader sees -----------------------------------------------------------------
 
     def guess(self, truth: Truth, rng: torch.Generator, *, informed: bool) -> Reconstruction:
-        """As many word pieces as there are, in as many sequences of the same lengths.
+        """As many labels as there are, in as many sequences of the same lengths.
 
-        Not informed: uniform labels and normal scores. Informed: by the frequencies of the word
-        pieces in the text that they were learned from.
+        Not informed: uniform labels and normal scores. Informed: by the frequencies of the
+        labels in the public text.
         """
         sizes = [len(one) for one in truth.sequences or ()]
         count, classes = sum(sizes), len(self.pieces.names)
@@ -271,7 +290,7 @@ class Speech(Partitioned):
     def render(self, claimed: Reconstruction, truth: Truth) -> dict[str, bytes]:
         """Two texts: the transcripts, a line each, and what was matched to each of them.
 
-        Where only labels are claimed, their word pieces in one line. No file where there are none.
+        Where only labels are claimed, their pieces in one line. No file where there are none.
         """
         if truth.text is None:
             return {}

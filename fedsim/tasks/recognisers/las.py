@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from fedsim.records import Reduction
 from fedsim.tasks.recognisers.recogniser import END, PADDING, Recogniser
 from fedsim.victim import Loss
 
@@ -209,6 +210,7 @@ class LAS(Recogniser):
     head: ClassVar[str] = "speller.head"
     points: ClassVar[tuple[str, ...]] = ("input", "context")
     loss: ClassVar[Loss] = staticmethod(sequence_loss)
+    reduction: ClassVar[Reduction] = "token"
 
     name: str = "las"
     encoder: int = Field(

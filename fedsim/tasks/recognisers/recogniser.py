@@ -6,12 +6,13 @@ from typing import ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
+from fedsim.records import Reduction
 from fedsim.victim import Loss
 
 __all__ = ["END", "PADDING", "Recogniser"]
 
 END = 0
-"""The label that ends every sequence, and that the decoder is given before the first."""
+"""The label that ends a sequence of word pieces, and that the decoder is given before the first."""
 
 PADDING = -100
 """What fills up the shorter targets of a batch; no loss is taken there."""
@@ -20,9 +21,10 @@ PADDING = -100
 class Recogniser(BaseModel, ABC):
     """Settings of one kind of speech recogniser.
 
-    units: what its labels stand for. head: name of the projection layer. points: where inputs can
-    be fed. loss: `loss(module, inputs, target, *, lengths=None, at="input")`, a scalar, the mean
-    over the batch's tokens; a plain function that holds no reference to anything.
+    units: what its labels stand for: word pieces, whose sequences end with label 0, or characters,
+    whose sequences do not hold it (it is CTC's blank). head: name of the projection layer. points:
+    where inputs can be fed. loss: `loss(module, inputs, target, *, lengths=None, at="input")`, a
+    scalar; a plain function that holds no reference to anything. reduction: what it is a mean over.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -31,6 +33,7 @@ class Recogniser(BaseModel, ABC):
     head: ClassVar[str]
     points: ClassVar[tuple[str, ...]] = ("input",)
     loss: ClassVar[Loss]
+    reduction: ClassVar[Reduction]
 
     name: str = Field(description="name under which a scenario asks for it")
 
@@ -45,8 +48,8 @@ class Recogniser(BaseModel, ABC):
     def transcribe(
         self, module: nn.Module, inputs: Tensor, lengths: Tensor | None, longest: int
     ) -> list[Tensor]:
-        """What the model hears: the likeliest label at every step, one (L,) int64 an utterance.
+        """What the model hears: one (L,) int64 an utterance, label 0 left out.
 
         inputs (B, T, features) float32, padded with 0; lengths (B,) int64, frames. At most
-        `longest` labels; label 0 is left out.
+        `longest` labels.
         """

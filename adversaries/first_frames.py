@@ -1,0 +1,211 @@
+"""first-frames: every frame of every utterance in closed form, from the first layer's gradient."""
+
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from adversaries.overlapping import Chain, Fit
+from fedsim.adversary import Adversary, Job
+from fedsim.knowledge import Knowledge
+from fedsim.records import Observation, Reconstruction
+
+__all__ = ["FirstFrames"]
+
+ROUNDING = 1e-10
+"""Share of the largest singular value that counts as zero, whatever was sent."""
+
+STARTS = 64
+"""Random starts for each utterance among others of its length."""
+
+
+class FirstFrames(Adversary):
+    """Utterances read off the gradient of a layer that sees every frame between its neighbours.
+
+    Such a layer z_t = W w_t + b, w_t = (x_{t-c}, ..., x_{t+c}) with zeros beyond the ends, has
+    [dW | db] = sum_t delta_t (w_t, 1)': its rows span exactly the vectors (w_t, 1) of all frames of
+    all utterances, as long as these are fewer than units. Their number is the matrix's rank. An
+    utterance of T frames is T windows that overlap and lie in that space, which is a linear
+    least-squares problem, for the bias coordinate fixes the scale. Its misfit is zero for the true
+    T alone, so every T up to the rank is tried, in one pass. There must be fewer frames than a
+    window has values, less those of a frame: of DeepSpeech's 494 + 1 - 26 = 469.
+
+    Utterances of different lengths come back each by itself. Of m with the same length the problem
+    gives an affine family of m - 1 dimensions; its members that are normalised, each value to
+    variance 1 over the utterance, are the m utterances, found by Gauss-Newton.
+
+    Needs no model, no labels, no lengths, and neither loss nor the rest of the network matters:
+    dropout or defenses behind the layer do nothing. Several local steps and momentum leave the
+    space as it is; weight decay over several steps and optimizers like Adam do not. Under noise the
+    space is that of the leading singular vectors (total least squares), as long as singular values
+    fall off somewhere; where they do not, it refuses.
+
+    Claims float32 tensors (T, features), the shortest first.
+    """
+
+    name: ClassVar[str] = "first-frames"
+    needs: ClassVar[Knowledge] = Knowledge.GRADIENT
+    recovers: ClassVar[frozenset[str]] = frozenset({"inputs"})
+    cites: ClassVar[str] = (
+        "this project; for one example of fixed size: Phong et al., Privacy-Preserving Deep "
+        "Learning via Additively Homomorphic Encryption, IEEE TIFS 2018, Section 3"
+    )
+
+    layer: str | None = Field(
+        default=None,
+        description="name of the first layer, such as dense.0; null: the first whose inputs are an "
+        "odd number of frames, 3 at least",
+    )
+    gap: float = Field(
+        default=2.0,
+        ge=1,
+        description="factor by which singular values must fall at the number of frames",
+    )
+    tolerance: float = Field(
+        default=0.1,
+        gt=0,
+        lt=1,
+        description="misfit up to which a number of frames is an utterance; silence has 1",
+    )
+    normalised: bool = Field(
+        default=True,
+        description="values have variance 1 over an utterance: tells equal lengths apart",
+    )
+
+    def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
+        """All utterances; raises `ValueError` where no layer, or no gap, gives them."""
+        name, rows, features = self._rows(seen)
+        away, rank, gap = self._away(name, rows, features)
+        chain = Chain(away, features, (rows.shape[1] - 1) // features // 2, rank + 1)
+        diagnostics = {"layer": name, "rank": rank, "gap": gap}
+        lengths = self._lengths(chain.misfits, diagnostics)
+        claims, together = list[Tensor](), 0
+        for length in lengths:
+            fit = chain.fit(length)
+            count = 1 + len(fit.free)
+            own = _apart(fit, job.rng) if self.normalised and count > 1 else []
+            together += count - max(len(own), 1)
+            claims += (own + [fit.frames] * count)[:count]
+        frames = sum(map(len, claims))
+        return Reconstruction(
+            inputs=[claim.float() for claim in claims],
+            diagnostics={
+                **diagnostics,
+                "misfits": [float(chain.misfits[length - 1]) for length in lengths],
+                "lengths": [len(claim) for claim in claims],
+                "not told apart": together,
+                "frames left over": rank - frames,
+            },
+        )
+
+    def _lengths(self, misfits: Tensor, told: dict[str, object]) -> list[int]:
+        """The numbers of frames that fit, the smallest first."""
+        found: list[int] = (torch.nonzero(misfits <= self.tolerance).flatten() + 1).tolist()
+        best = int(misfits.argmin()) + 1
+        if not found and best == told["rank"]:
+            # Under noise none fits well; that the best is the rank is a coincidence otherwise.
+            return [best]
+        if not found:
+            raise ValueError(
+                f"layer '{told['layer']}' has a gradient of rank {told['rank']} (singular values "
+                f"fall by {told['gap']:.3g}), and no number of frames fits: {best} are best, with "
+                f"a misfit of {float(misfits.min()):.3g}, expected {self.tolerance} at most. The "
+                "update is too noisy or no sum of gradients, holds more frames than the layer has "
+                "units or inputs, or the layer does not see frames between their neighbours"
+            )
+        return found
+
+    def _away(self, name: str, rows: Tensor, features: int) -> tuple[Tensor, int, float]:
+        """The projector on what no window has a share in, the rank, and the gap behind it."""
+        _, values, right = torch.linalg.svd(rows, full_matrices=False)
+        values = values.clamp(min=ROUNDING * float(values[0]))
+        falls = values[:-1] / values[1:]
+        rank, gap = int(falls.argmax()) + 1, float(falls.max())
+        if gap < self.gap:
+            raise ValueError(
+                f"the singular values of layer '{name}' nowhere fall by a factor of {self.gap}: "
+                f"the largest gap is {gap:.3g}, after {rank} of {len(values)}. There are as many "
+                f"frames as that or more, or the update is too noisy; smaller batches or a wider "
+                "layer would show a gap"
+            )
+        if rank + features >= rows.shape[1]:
+            raise ValueError(
+                f"the gradient of layer '{name}' has rank {rank} of {rows.shape[1]}: with "
+                f"{rows.shape[1] - features} frames of {features} values or more, any fit. Smaller "
+                "batches or shorter utterances would tell them"
+            )
+        away = torch.eye(rows.shape[1], dtype=rows.dtype) - right[:rank].T @ right[:rank]
+        return away, rank, gap
+
+    def _rows(self, seen: Observation) -> tuple[str, Tensor, int]:
+        """The layer's name, its gradient (units, inputs + 1) with the bias behind, and F."""
+        gradient = seen.know(Knowledge.GRADIENT)
+        features = seen.spec.features
+        if features is None:
+            raise ValueError("the inputs of this task are no frames; first-linear is for others")
+        matrices = {
+            key.removesuffix(".weight"): value
+            for key, value in gradient.items()
+            if value.ndim == 2 and f"{key.removesuffix('.weight')}.bias" in gradient
+        }
+        fitting = [
+            key
+            for key, value in matrices.items()
+            if value.shape[1] % features == 0
+            and value.shape[1] // features % 2 == 1
+            and value.shape[1] > features
+            and self.layer in (None, key)
+        ]
+        if not fitting:
+            told = ", ".join(f"{key} ({value.shape[1]} inputs)" for key, value in matrices.items())
+            wanted = f"'{self.layer}'" if self.layer else "no layer"
+            raise ValueError(
+                f"{wanted} is a fully connected layer with a bias that sees an odd number of "
+                f"frames of {features} values, 3 at least; there are: {told or 'none'}. "
+                "Set `layer` to it"
+            )
+        name = fitting[0]
+        weight, bias = gradient[f"{name}.weight"], gradient[f"{name}.bias"]
+        rows = torch.cat([weight, bias[:, None]], dim=1).double().cpu()
+        if not torch.isfinite(rows).all():
+            raise ValueError(f"the gradient of layer '{name}' holds NaN or Inf")
+        if not rows.any():
+            raise ValueError(f"the gradient of layer '{name}' is zero: a defense removed it")
+        return name, rows, features
+
+
+def _apart(fit: Fit, rng: torch.Generator) -> list[Tensor]:
+    """The normalised utterances of an affine family, each (T, F): at most as many as it mixes.
+
+    X = M + sum_k a_k V_k with a variance of 1 in each of F values: F equations for a, solved by
+    Gauss-Newton from random points of the sphere on which M and orthonormal V put the solutions.
+    """
+    mean, basis = fit.frames, fit.free
+    radius = (mean.numel() - float(mean.square().sum())) ** 0.5 if mean.numel() else 0.0
+    count = 1 + len(basis)
+    points = torch.randn(STARTS * count, len(basis), generator=rng, dtype=mean.dtype)
+    points *= radius / points.norm(dim=1, keepdim=True)
+    for _ in range(40):
+        slopes = _slopes(fit, points)
+        off = _excess(fit, points)
+        points = points - torch.linalg.lstsq(slopes, off[:, :, None]).solution[:, :, 0]
+    wrong = _excess(fit, points).abs().amax(dim=1).nan_to_num(nan=torch.inf)
+    found = list[Tensor]()
+    for index in wrong.argsort().tolist():
+        new = all(float((points[index] - one).norm()) > 0.01 * radius for one in found)
+        if wrong[index] < 0.01 and new and len(found) < count:
+            found.append(points[index])
+    return [mean + torch.einsum("k,ktf->tf", point, basis) for point in found]
+
+
+def _excess(fit: Fit, points: Tensor) -> Tensor:
+    """Variance less 1 of each value, (S, F), at points (S, k)."""
+    frames = fit.frames + torch.einsum("sk,ktf->stf", points, fit.free)
+    return frames.square().mean(dim=1) - 1
+
+
+def _slopes(fit: Fit, points: Tensor) -> Tensor:
+    """Its derivative, (S, F, k)."""
+    frames = fit.frames + torch.einsum("sk,ktf->stf", points, fit.free)
+    return 2 * torch.einsum("stf,ktf->sfk", frames, fit.free) / frames.shape[1]

@@ -1,0 +1,97 @@
+"""Frames whose overlapping windows lie in a known space: a chain of least squares.
+
+Window t is (x_{t-c}, ..., x_{t+c}, 1), with zeros for frames before the first and behind the last.
+Their squared distances from the space, summed up, are a quadratic form in which a frame meets only
+2c others on each side. So the frames are eliminated one after the other, as in a block Cholesky
+factorisation, and one pass tells of every number of frames at once how well that many fit.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["Chain", "Fit"]
+
+FREE = 1e-9
+"""Share of the largest curvature below which a direction costs nothing."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fit:
+    """The frames (T, F) that fit best, and directions (k, T, F), orthonormal, that cost nothing."""
+
+    frames: Tensor
+    free: Tensor
+
+
+class Chain:
+    """All numbers of frames up to `longest`, from one pass.
+
+    away: (D + 1, D + 1) float64, symmetric and positive: the squared distance of a window w from
+    the space is (w, 1)' away (w, 1). features: F; D = (2 context + 1) F. misfits[T - 1]: root of
+    the least sum of squared distances of T windows, as a share of what T frames of zeros have.
+    """
+
+    def __init__(self, away: Tensor, features: int, context: int, longest: int) -> None:
+        self.features, self.context = features, context
+        width, one = 2 * context * features, slice(features)
+        state = away.new_zeros(width + 1, width + 1)
+        self.rules: list[Tensor] = []
+        self.ends: list[Tensor] = []
+        misfits: list[float] = []
+        for count in range(1, longest + 1):
+            form = away.clone()
+            # The window's frames are those of the state before, and one more.
+            form[:width, :width] += state[:-1, :-1]
+            form[:width, -1] += state[:-1, -1]
+            form[-1, :width] += state[-1, :-1]
+            form[-1, -1] += state[-1, -1]
+            state = form[features:, features:]
+            if count > context:
+                rule = -torch.cholesky_solve(form[one, features:], _root(form[one, one]))
+                self.rules.append(rule)
+                state = state + form[features:, one] @ rule
+            # What is before the first frame is zero, and what is behind the last.
+            first = max(0, context - count) * features
+            known = [*range(first, context * features), width]
+            self.ends.append(state[known][:, known])
+            misfits.append(_least(self.ends[-1]) / (count * float(away[-1, -1])))
+        self.misfits = torch.tensor(misfits, dtype=torch.float64).clamp(min=0).sqrt()
+
+    def fit(self, count: int) -> Fit:
+        """The best `count` frames; of several that are as good, the smallest."""
+        form = self.ends[count - 1]
+        curvature, directions = torch.linalg.eigh(form[:-1, :-1])
+        costly = curvature > FREE * curvature[-1]
+        steep = directions[:, costly]
+        last = -steep @ ((steep.T @ form[:-1, -1]) / curvature[costly])
+        best = self._back(last[None], 1.0, count)[0]
+        flat = self._back(directions[:, ~costly].T, 0.0, count)
+        if len(flat):
+            flat = torch.linalg.qr(flat.flatten(1).T).Q.T.reshape(flat.shape)
+            best = best - torch.einsum("ktf,sg,ksg->tf", flat, best, flat)
+        return Fit(best, flat)
+
+    def _back(self, last: Tensor, constant: float, count: int) -> Tensor:
+        """All frames (k, T, F) from the last `context` ones, (k, context x F)."""
+        frames, width = last, 2 * self.context * self.features
+        behind = last.new_zeros(len(last), self.context * self.features)
+        for rule in reversed(self.rules[: max(0, count - self.context)]):
+            following = torch.cat([frames, behind], dim=1)[:, :width]
+            frame = following @ rule[:, :-1].T + constant * rule[:, -1]
+            frames = torch.cat([frame, frames], dim=1)
+        return frames.view(len(last), count, self.features)
+
+
+def _root(form: Tensor) -> Tensor:
+    """The Cholesky factor of a form that may be flat in some directions."""
+    floor = 1e-13 * form.diagonal().mean()
+    root: Tensor = torch.linalg.cholesky(form + floor * torch.eye(len(form), dtype=form.dtype))
+    return root
+
+
+def _least(form: Tensor) -> float:
+    """The smallest value of (x, 1)' form (x, 1)."""
+    half = torch.linalg.solve_triangular(_root(form[:-1, :-1]), form[:-1, -1:], upper=False)
+    return float(form[-1, -1] - half.square().sum())

@@ -1,0 +1,124 @@
+"""Connectionist temporal classification that can be differentiated twice.
+
+`torch.nn.functional.ctc_loss` has no second derivative, which gradient matching asks for. So the
+forward algorithm (Graves et al., ICML 2006, section 4.1) is written out in logarithms, a step a
+frame for all utterances and states at once, and autograd does the rest.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedsim.errors import DataError
+
+__all__ = ["BLANK", "ctc_loss", "frames_needed"]
+
+BLANK = 0
+"""The label that says nothing, and keeps two equal labels in a row apart."""
+
+IMPOSSIBLE = -1e30
+"""Log-probability of what cannot be; finite, because the gradient at minus infinity is NaN."""
+
+
+def frames_needed(labels: Tensor) -> int:
+    """Frames that a label sequence (L,) takes at least: one a label, one between two equal ones."""
+    return len(labels) + int((labels[1:] == labels[:-1]).sum())
+
+
+def ctc_loss(logits: Tensor, target: Tensor, lengths: Tensor | None = None) -> Tensor:
+    """-log p(target | frames) of each utterance, (B,), summed over all alignments.
+
+    logits: (B, T, C) scores of the labels in every frame, label 0 the blank. target: (B, L) int64
+    labels from 1 on, padded with negative values. lengths: (B,) int64 frames, None where all are
+    full; what logits holds beyond them does not matter.
+
+    Not divided by the number of labels. Twice differentiable in logits; torch's own CTC, which is
+    faster, does the work wherever no graph of the gradient is asked for. Raises `DataError` for a
+    target without labels, with a label that is the blank or no class, and for one that takes more
+    frames than there are, whose loss would be infinite.
+    """
+    if lengths is None:
+        lengths = torch.full((len(logits),), logits.shape[1])
+    sizes = _sizes(target, lengths.tolist(), logits.shape[2])
+    losses: Tensor = _CTC.apply(logits, target, lengths.to(logits.device), sizes)  # type: ignore[no-untyped-call]
+    return losses
+
+
+class _CTC(torch.autograd.Function):
+    """torch's CTC, and where a gradient is to be differentiated the one that is written out."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, target: Tensor, lengths: Tensor, sizes: list[int]
+    ) -> Tensor:
+        ctx.save_for_backward(logits, target, lengths)
+        ctx.sizes = sizes
+        return _given(logits, target, lengths, sizes)
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
+        logits, target, lengths = ctx.saved_tensors
+        again = torch.is_grad_enabled()
+        with torch.enable_grad():
+            at = logits if again else logits.detach().requires_grad_()
+            losses = (_written_out if again else _given)(at, target, lengths, ctx.sizes)
+            (gradient,) = torch.autograd.grad(losses, at, slopes, create_graph=again)
+        return gradient, None, None, None
+
+
+def _given(logits: Tensor, target: Tensor, lengths: Tensor, sizes: list[int]) -> Tensor:
+    return functional.ctc_loss(
+        logits.log_softmax(dim=2).transpose(0, 1),
+        target.clamp(min=BLANK),
+        lengths,
+        torch.tensor(sizes),
+        blank=BLANK,
+        reduction="none",
+    )
+
+
+def _written_out(logits: Tensor, target: Tensor, lengths: Tensor, sizes: list[int]) -> Tensor:
+    """The forward algorithm; states are blank, label, blank, label, ..., blank."""
+    states = target.new_full((len(target), 2 * target.shape[1] + 1), BLANK)
+    states[:, 1::2] = target.clamp(min=BLANK)
+    # A label may follow another one directly, unless they are equal.
+    jumps = torch.zeros_like(states, dtype=torch.bool)
+    jumps[:, 2:] = (states[:, 2:] != BLANK) & (states[:, 2:] != states[:, :-2])
+    scores = logits.log_softmax(dim=2)
+    emitted = scores.gather(2, states[:, None].expand(-1, scores.shape[1], -1)).unbind(1)
+
+    begin = torch.arange(states.shape[1], device=states.device) < 2
+    forward = emitted[0].masked_fill(~begin, IMPOSSIBLE)
+    for t, now in enumerate(emitted[1:], 1):
+        before = functional.pad(forward, (2, 0), value=IMPOSSIBLE)
+        jumped = before[:, :-2].masked_fill(~jumps, IMPOSSIBLE)
+        stepped = torch.stack([forward, before[:, 1:-1], jumped]).logsumexp(dim=0) + now
+        # Three impossible ways share a slope of 3, which over many frames would overflow.
+        stepped = stepped.masked_fill(stepped < IMPOSSIBLE / 2, IMPOSSIBLE)
+        forward = torch.where((t < lengths)[:, None], stepped, forward)
+    ends = torch.tensor([[2 * size - 1, 2 * size] for size in sizes], device=states.device)
+    return -forward.gather(1, ends).logsumexp(dim=1)
+
+
+def _sizes(target: Tensor, lengths: list[int], classes: int) -> list[int]:
+    """The labels in each row of a target, which is refused where CTC cannot say it."""
+    found = []
+    for index, (row, frames) in enumerate(zip(target, lengths, strict=True)):
+        labels = row[row >= 0]
+        if not len(labels):
+            raise DataError(f"utterance {index} of the batch has no label; CTC needs one at least")
+        if int(labels.min()) == BLANK or int(labels.max()) >= classes:
+            raise DataError(
+                f"utterance {index} of the batch has labels from {int(labels.min())} to "
+                f"{int(labels.max())}; expected 1 to {classes - 1}, for {BLANK} is the blank"
+            )
+        if (needed := frames_needed(labels)) > frames:
+            raise DataError(
+                f"utterance {index} of the batch has {frames} frames, and its {len(labels)} labels "
+                f"take {needed} (one each, and one between two that are equal): its CTC loss is "
+                "infinite. Use a smaller task.features.stride, or leave it out by task.longest"
+            )
+        found.append(len(labels))
+    return found

@@ -1,0 +1,240 @@
+"""first-frames gives utterances back exactly, tells their lengths, and says when it cannot."""
+
+import pytest
+import torch
+from tiny import rows
+
+from adversaries import FirstFrames
+from adversaries.overlapping import Chain
+from fedsim import testing
+from fedsim.gradients import to_gradient
+from fedsim.knowledge import Knowledge
+from fedsim.metrics import METRICS, applicable, baselines
+from fedsim.records import Reconstruction, Spec, Truth, Update
+from fedsim.scenario import Scenario
+from fedsim.seeds import isolated
+from fedsim.simulation import simulate
+from fedsim.tasks.features import Features
+from fedsim.tasks.recognisers import PADDING, as_recogniser
+from fedsim.tasks.voices import speak
+from fedsim.victim import VictimModel
+
+FEATURES, CONTEXT, CLASSES = 8, 2, 29
+SPEC = Spec(CLASSES, features=FEATURES)
+
+
+def voice(number: int, frames: int | None = None):
+    """A word in a synthetic voice, normalised frames (T, 8), at most so many of them."""
+    sound = torch.from_numpy(speak("borrows", number))
+    sound = sound if frames is None else sound[: 320 * (frames - 1) + 160]
+    return Features(size=FEATURES).of(sound)
+
+
+def recogniser(hidden: int = 96, seed: int = 0, **changes):
+    settings = {"name": "deepspeech", "context": CONTEXT, "hidden": hidden, "recurrent": 20}
+    kind = as_recogniser({**settings, **changes})
+    with isolated(seed, "test"):
+        module = kind.build(FEATURES, CLASSES)
+    return VictimModel(module.train(), head="head", loss=kind.loss)
+
+
+def batch(*utterances):
+    """Padded frames, the target "abc" for each, and lengths."""
+    inputs = torch.nn.utils.rnn.pad_sequence(list(utterances), batch_first=True)
+    target = torch.tensor([[2, 3, 4, PADDING]] * len(utterances))
+    return inputs, target, torch.tensor([len(one) for one in utterances])
+
+
+def gradient_of(model, *utterances):
+    inputs, target, lengths = batch(*utterances)
+    with isolated(0, "training"):
+        found = model.gradient(inputs, target, lengths=lengths)
+    return {name: value.detach() for name, value in found.items()}
+
+
+def attacked(gradient, spec=SPEC, **settings):
+    seen = testing.observation(gradient=gradient, spec=spec)
+    return FirstFrames(**settings).reconstruct(seen, testing.job())
+
+
+def error(claimed, *utterances) -> float:
+    return METRICS["mae"].score(claimed, Truth(inputs=list(utterances)), SPEC)
+
+
+@pytest.mark.parametrize("changes", [{}, {"dropout": 0.3}, {"bidirectional": True}], ids=str)
+@pytest.mark.parametrize("frames", [4, 9, 20])
+def test_one_utterance_comes_back_exactly_without_a_model(changes, frames):
+    heard = voice(frames, frames)
+    assert len(heard) == frames
+    claimed = attacked(gradient_of(recogniser(96, **changes), heard))
+    assert [one.shape for one in claimed.inputs] == [heard.shape]
+    assert claimed.inputs[0].dtype == torch.float32
+    assert float((claimed.inputs[0] - heard).abs().max()) < 1e-4
+    assert claimed.diagnostics["rank"] == frames
+    assert claimed.diagnostics["gap"] > 1e3
+    assert claimed.diagnostics["layer"] == "dense.0"
+
+
+def test_it_asks_for_the_gradient_alone():
+    seen = testing.observation(gradient=gradient_of(recogniser(), voice(0, 9)), spec=SPEC)
+    assert seen.granted == Knowledge.GRADIENT | Knowledge.HEAD_GRADIENT
+    assert FirstFrames().requires() == Knowledge.GRADIENT
+
+
+def test_utterances_of_different_lengths_come_back_each_by_itself():
+    heard = [voice(0, 13), voice(1, 6), voice(2, 9)]
+    claimed = attacked(gradient_of(recogniser(), *heard))
+    assert claimed.diagnostics["lengths"] == [6, 9, 13]
+    assert claimed.diagnostics["frames left over"] == 0
+    assert error(claimed, *heard) < 1e-4
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_utterances_of_the_same_length_are_told_apart_by_being_normalised(count):
+    heard = [voice(number, 8) for number in range(count)]
+    gradient = gradient_of(recogniser(), *heard, voice(9, 6))
+    claimed = attacked(gradient)
+    assert claimed.diagnostics["lengths"] == [6, *[8] * count]
+    assert claimed.diagnostics["not told apart"] == 0
+    assert error(claimed, *heard, voice(9, 6)) < 1e-3
+
+    mixed = attacked(gradient, normalised=False)
+    assert mixed.diagnostics["not told apart"] == count - 1
+    assert error(mixed, *heard, voice(9, 6)) > 0.1
+
+
+def test_several_local_steps_leave_the_space_as_it_is():
+    model, heard = recogniser(), [voice(0, 9), voice(1, 6)]
+    before = {name: p.detach().clone() for name, p in model.parameters().items()}
+    optimizer = torch.optim.SGD(model.module.parameters(), lr=0.05, momentum=0.5)
+    for _ in range(3):
+        for one in heard:
+            inputs, target, lengths = batch(one)
+            optimizer.zero_grad()
+            model.loss(inputs, target, lengths=lengths).backward()
+            optimizer.step()
+    after = {name: p.detach().clone() for name, p in model.parameters().items()}
+    gradient, exact = to_gradient(Update(after, "weights", steps=6, num_examples=6), before)
+    assert not exact
+    assert error(attacked(gradient), *heard) < 1e-3
+
+
+def test_some_noise_blurs_and_much_of_it_is_refused():
+    heard, errors = voice(0, 12), []
+    exact = gradient_of(recogniser(), heard)
+    rng = torch.Generator().manual_seed(0)
+    noise = {name: torch.randn(value.shape, generator=rng) for name, value in exact.items()}
+    size = float(exact["dense.0.weight"].square().mean().sqrt())
+    for level in (1e-4, 1e-3, 1e-2):
+        noisy = {name: value + level * size * noise[name] for name, value in exact.items()}
+        errors.append(error(attacked(noisy), heard))
+    assert errors == sorted(errors)
+    assert errors[0] < 0.01
+    assert errors[-1] < 0.5 * float(heard.abs().mean())
+    with pytest.raises(ValueError, match=r"nowhere fall by a factor of 2|no number of frames fits"):
+        attacked(noise)
+
+
+def test_misfits_tell_the_number_of_frames():
+    heard = voice(3, 10)
+    padded = torch.nn.functional.pad(heard.double(), (0, 0, CONTEXT, CONTEXT))
+    windows = torch.stack([padded[t : t + 2 * CONTEXT + 1].flatten() for t in range(10)])
+    basis = torch.linalg.qr(torch.cat([windows, torch.ones(10, 1)], dim=1).T).Q
+    chain = Chain(torch.eye(41).double() - basis @ basis.T, FEATURES, CONTEXT, 14)
+    assert int(chain.misfits.argmin()) == 9
+    assert float(chain.misfits[9]) < 1e-5
+    assert float(chain.misfits.topk(2, largest=False).values[1]) > 0.1
+    fit = chain.fit(10)
+    assert torch.allclose(fit.frames, heard.double(), atol=1e-8)
+    assert len(fit.free) == 0
+
+    # Against the same problem solved at once: the windows' misfits, linear in all frames.
+    def away(frames):
+        padded = torch.nn.functional.pad(frames.view(11, -1), (0, 0, CONTEXT, CONTEXT))
+        rows = torch.stack([padded[t : t + 2 * CONTEXT + 1].flatten() for t in range(11)])
+        rows = torch.cat([rows, torch.ones(11, 1)], dim=1)
+        return (rows - rows @ basis @ basis.T).flatten()
+
+    zero = torch.zeros(88, dtype=torch.float64)
+    slope = torch.func.jacrev(away)(zero)
+    best = torch.linalg.lstsq(slope, -away(zero)).solution
+    assert torch.allclose(chain.fit(11).frames.flatten(), best, atol=1e-6)
+    share = float(away(best).norm() / away(zero).norm())
+    assert float(chain.misfits[10]) == pytest.approx(share, rel=1e-6)
+
+
+def without(gradient, *names):
+    return {name: value for name, value in gradient.items() if name not in names}
+
+
+@pytest.fixture(scope="module")
+def gradient():
+    return gradient_of(recogniser(), voice(0, 9))
+
+
+@pytest.mark.parametrize(
+    ("change", "settings", "spec", "message"),
+    [
+        (lambda g: g, {}, Spec(CLASSES), "no frames; first-linear"),
+        (lambda g: without(g, "dense.0.bias"), {}, SPEC, r"no layer is .* odd number of frames"),
+        (lambda g: g, {"layer": "dense.3"}, SPEC, r"'dense.3' is .*dense.0 \(40 inputs\)"),
+        (lambda g: {k: 0 * v for k, v in g.items()}, {}, SPEC, "is zero"),
+        (lambda g: {k: v / 0 for k, v in g.items()}, {}, SPEC, "NaN or Inf"),
+    ],
+)
+def test_refuses_what_gives_no_frames(gradient, change, settings, spec, message):
+    with pytest.raises(ValueError, match=message):
+        attacked(change(gradient), spec, **settings)
+
+
+def test_refuses_more_frames_than_it_can_tell():
+    with pytest.raises(ValueError, match=r"after \d+ of 12|no number of frames fits"):
+        attacked(gradient_of(recogniser(hidden=12), voice(0, 20)))
+    with pytest.raises(ValueError, match=r"rank 33 of 41: with 33 frames of 8 values or more"):
+        attacked(gradient_of(recogniser(), voice(0, 15), voice(1, 18)))
+
+
+# --- the metric -----------------------------------------------------------------------------
+
+
+def test_frames_are_matched_and_lengths_made_equal():
+    one, two = torch.ones(3, 2), 2 * torch.ones(2, 2)
+    truth = Truth(inputs=[one, two])
+
+    def mae(*claims):
+        return METRICS["mae"].score(Reconstruction(inputs=list(claims)), truth, SPEC)
+
+    assert mae(one, two) == mae(two, one) == mae(two, one, one) == 0
+    assert mae(one, torch.cat([two, two])) == 0
+    assert mae(one[:1], two) == pytest.approx((2 / 3) / 2)
+    assert mae(one) == 1
+    assert mae() == mae(torch.full((3, 2), torch.nan), two[:, :1]) == 1.5
+
+    def guess(truth, rng, *, informed):
+        raise NotImplementedError
+
+    assert baselines(METRICS["mae"], truth, SPEC, guess, 0) == (1.5, None)
+    assert [m.name for m in applicable({"inputs"}, SPEC)] == ["mae"]
+    assert "mae" not in [m.name for m in applicable({"inputs"}, Spec(3, (1, 6, 6)))]
+
+
+def test_a_federation_leaks_every_utterance(tmp_path):
+    run = Scenario.parse(
+        {
+            "name": "frames",
+            "seed": 3,
+            "task": {"name": "speech", "speakers": 3, "utterances": 4, "longest": 12,
+                     "test_examples": 1, "model": {"name": "deepspeech", "hidden": 200,
+                                                   "recurrent": 8}},
+            "training": {"algorithm": "fedsgd", "rounds": 1, "clients": 3, "clients_per_round": 1,
+                         "batch_size": 1, "lr": 0.1},
+            "threat": {"grants": ["GRADIENT"]},
+            "adversaries": [{"name": "first-frames"}],
+            "engine": {"workers": 1},
+        }
+    )  # fmt: skip
+    simulate(run, tmp_path / "run")
+    (found,) = [row for row in rows(tmp_path / "run") if row["metric"] == "mae"]
+    assert found["status"] == "ok"
+    assert float(found["value"]) < 1e-4
+    assert float(found["baseline"]) > 0.5
