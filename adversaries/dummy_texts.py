@@ -1,33 +1,21 @@
 """Dummy texts: what is sought of them, how far their gradients are from those observed."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from adversaries.text_cases import Case
 from fedsim.gradients import TextDistance, nearest_tokens, norm_gap
 from fedsim.records import Tokens
 
-__all__ = ["MATCHED", "Case", "DummyTexts"]
+__all__ = ["MATCHED", "DummyTexts"]
 
 MATCHED = 1e-4
 """Distance, as a share of that of a gradient of zero, that no other tokens come down to."""
 
 UNUSED = "[unused"
 """How BERT's vocabulary names pieces that no text has."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Case:
-    """What is known, or assumed, of a batch.
-
-    labels: (B,) int64, or (B, L) of masked words, -100 elsewhere. lengths: (B,)
-    int64, tokens of each text with what frames it.
-    """
-
-    labels: Tensor
-    lengths: Tensor
 
 
 class DummyTexts:

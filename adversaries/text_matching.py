@@ -1,15 +1,15 @@
 """What attacks share that seek texts whose gradient is the one observed."""
 
 from collections.abc import Sequence
-from itertools import product
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from adversaries.dummy_texts import MATCHED, Case, DummyTexts
-from fedsim.adversary import Adversary, Job
+from adversaries.dummy_texts import MATCHED, DummyTexts
+from adversaries.text_cases import Case, OfTexts, padded
+from fedsim.adversary import Job
 from fedsim.gradients import (
     Adam,
     Match,
@@ -19,10 +19,9 @@ from fedsim.gradients import (
     TextMetric,
     in_groups,
     minimise,
-    numerical_rank,
 )
 from fedsim.knowledge import Knowledge
-from fedsim.records import Observation, Reconstruction, Tokens
+from fedsim.records import Observation, Reconstruction
 from fedsim.victim import VictimModel
 
 __all__ = ["TextMatching"]
@@ -33,26 +32,19 @@ TOGETHER = 1024
 PADDED = 4
 """Victims whose longest texts end in the same so many tokens are attacked together."""
 
-MOST_LABELS = 64
-"""Labels of a batch that are tried at most where they are not known."""
 
-
-class TextMatching(Adversary):
+class TextMatching(OfTexts):
     """Seeks the texts of a batch by making dummy embeddings whose gradient is the same.
 
     Word embeddings of the tokens that are sought start at random and are moved by Adam; the tokens
     with the largest cosine are claimed, of the point with the lowest distance that any start came
     to. Tokens around every text are known; so are those that were masked, to who has the labels.
 
-    Labels and lengths must be granted, or with `unknown` = "enumerate" all labels are tried, and
-    of a single text all lengths, or the one that the rank of the gradient tells.
-
     Assumes one step on one batch, without dropout; after several local steps the mean gradient is
     matched as if it were that of one. Victims of a round with the same number of texts are
     attacked in one batched optimisation.
     """
 
-    needs: ClassVar[Knowledge] = Knowledge.GRADIENT | Knowledge.MODEL | Knowledge.BATCH_SIZE
     recovers: ClassVar[frozenset[str]] = frozenset({"tokens", "text", "objective", "outcomes"})
     group: ClassVar[int] = 8
 
@@ -60,15 +52,6 @@ class TextMatching(Adversary):
     lr: float = Field(default=0.1, gt=0, description="step length")
     restarts: int = Field(
         default=0, ge=0, description="further starts, side by side; the lowest distance is claimed"
-    )
-    labels_from: str = Field(
-        default="given",
-        description='"given" (the threat model grants LABELS), or another adversary by name',
-    )
-    unknown: Literal["refuse", "enumerate"] = Field(
-        default="refuse",
-        description="what of labels and lengths that are not granted: try all of them (as many "
-        "attacks), or be denied",
     )
     parameters: dict[str, Annotated[float, Field(ge=0)]] = Field(
         default={"*": 1.0},
@@ -79,13 +62,6 @@ class TextMatching(Adversary):
         default="float32", description="floating-point type of the optimisation"
     )
 
-    def requires(self) -> Knowledge:
-        """Labels and lengths too, unless they are to be tried."""
-        required = super().requires()
-        if self.unknown == "refuse":
-            return required | Knowledge.LENGTHS
-        return required if self.labels_from != "given" else required & ~Knowledge.LABELS
-
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
         """Match the gradient; raises `ValueError` where model or update are of another kind."""
         return self.reconstruct_many([seen], [job])[0]
@@ -94,7 +70,7 @@ class TextMatching(Adversary):
         self, seen: Sequence[Observation], jobs: Sequence[Job]
     ) -> list[Reconstruction]:
         """Match many at once: those with the same model, and as many texts of about one length."""
-        cases = [self._cases(one, job) for one, job in zip(seen, jobs, strict=True)]
+        cases = [self.cases(one, job) for one, job in zip(seen, jobs, strict=True)]
         longest = [max(int(case.lengths.max()) for case in some) for some in cases]
         keys = [
             (len(some[0].lengths), some[0].labels.ndim, -(-most // PADDED))
@@ -154,7 +130,7 @@ class TextMatching(Adversary):
         self, seen: Sequence[Observation], jobs: Sequence[Job], known: Sequence[Sequence[Case]]
     ) -> list[Reconstruction]:
         model = seen[0].know(Knowledge.MODEL)
-        tokens, words = _text_model(self.name, seen[0], model)
+        tokens, words = self.texts(seen[0])
         cases = [case for some in known for case in some]
         of = [victim for victim, some in enumerate(known) for _ in some]
         longest = max(int(case.lengths.max()) for case in cases)
@@ -164,7 +140,7 @@ class TextMatching(Adversary):
         far = TextDistance(
             model,
             [gradients[victim] for victim in of],
-            [_padded(case.labels, longest) for case in cases],
+            [padded(case.labels, longest) for case in cases],
             [case.lengths for case in cases],
             distance=metric,
             parameters=self.parameters,
@@ -223,7 +199,7 @@ class TextMatching(Adversary):
             one[:length] for one, length in zip(read[0], texts.lengths[case].tolist(), strict=True)
         ]
         tokens = seen.spec.tokens
-        assert tokens is not None  # noqa: S101 - `_text_model` has looked
+        assert tokens is not None  # noqa: S101 - `texts` has looked
         with torch.no_grad():
             exact = texts.embedded(texts.fed(read, at), at)
             apart = float(texts.far(exact, at) / texts.far.none[case])
@@ -241,80 +217,3 @@ class TextMatching(Adversary):
                 **more,
             },
         )
-
-    def _cases(self, seen: Observation, job: Job) -> list[Case]:
-        """What the batch may be: one case where labels and lengths are known."""
-        size = int(seen.know(Knowledge.BATCH_SIZE))
-        tokens, _ = _text_model(self.name, seen, seen.know(Knowledge.MODEL))
-        found = []
-        for labels, lengths in product(
-            self._labels(seen, job, size), self._lengths(seen, job, tokens, size)
-        ):
-            least = len(tokens.prefix) + len(tokens.suffix) + 1
-            if int(lengths.min()) < least or int(lengths.max()) > tokens.longest:
-                raise ValueError(
-                    f"texts of {lengths.tolist()} tokens; expected {least} to {tokens.longest}, "
-                    "those around a text included"
-                )
-            if labels.ndim == 1 and not (
-                int(labels.min()) >= 0 and int(labels.max()) < seen.spec.classes
-            ):
-                raise ValueError(f"labels {labels.tolist()}; expected 0 to {seen.spec.classes - 1}")
-            found.append(Case(labels, lengths))
-        return found
-
-    def _labels(self, seen: Observation, job: Job, size: int) -> list[Tensor]:
-        if self.labels_from != "given" or Knowledge.LABELS in seen.granted:
-            given = self.labels(seen, job)
-            assert given is not None  # noqa: S101 - `labels_from` names a source
-            return [given]
-        if seen.spec.classes**size > MOST_LABELS:
-            raise ValueError(
-                f"{seen.spec.classes} labels of {size} texts are too many to try "
-                f"(over {MOST_LABELS}): grant LABELS, or name an attack on labels in labels_from"
-            )
-        every = range(seen.spec.classes)
-        return [torch.tensor(one) for one in product(every, repeat=size)]
-
-    def _lengths(self, seen: Observation, job: Job, tokens: Tokens, size: int) -> list[Tensor]:
-        if Knowledge.LENGTHS in seen.granted:
-            return [torch.tensor([int(length) for length in seen.know(Knowledge.LENGTHS)])]
-        if size > 1:
-            raise ValueError(
-                f"the lengths of {size} texts are not known, and {self.name} tries those of a "
-                "single one: grant LENGTHS"
-            )
-        least = len(tokens.prefix) + len(tokens.suffix) + 1
-        rank = _rank(seen, job)
-        if least <= rank <= tokens.longest:
-            return [torch.tensor([rank])]
-        return [torch.tensor([length]) for length in range(least, tokens.longest + 1)]
-
-
-def _text_model(name: str, seen: Observation, model: VictimModel) -> tuple[Tokens, Tensor]:
-    """Tokens and word embeddings (V, d); raises `ValueError` where the task is none of text."""
-    tokens, words = seen.spec.tokens, model.embedding
-    if tokens is None or words is None or "embedding" not in model.points:
-        raise ValueError(f"this task's inputs are no text, and {name} finds nothing else")
-    return tokens, words
-
-
-def _padded(labels: Tensor, longest: int) -> Tensor:
-    """Labels (B,) as they are; those of masked words (B, longest), -100 beyond."""
-    if labels.ndim == 1:
-        return labels
-    found = labels.new_full((len(labels), longest), -100)
-    width = min(longest, labels.shape[1])
-    found[:, :width] = labels[:, :width]
-    return found
-
-
-def _rank(seen: Observation, job: Job) -> int:
-    """How many tokens a gradient's matrices say there are; 0 where they are full of noise."""
-    model, gradient = seen.know(Knowledge.MODEL), seen.know(Knowledge.GRADIENT)
-    ranks = [0]
-    for name, value in gradient.items():
-        if value.ndim == 2 and name != model.words and not name.startswith(f"{seen.head}."):
-            rank = numerical_rank(value, job.rng)
-            ranks.append(0 if rank >= min(value.shape) else rank)
-    return max(ranks)

@@ -1,13 +1,16 @@
 """LAMP, TAG and DLG for texts: real gradients of small transformers, matched."""
 
+import dataclasses
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from adversaries import LAMP, TAG, DLGText
-from adversaries.dummy_texts import Case, DummyTexts
+from adversaries.dummy_texts import DummyTexts
 from adversaries.reordering import Reordering, moved
+from adversaries.text_cases import Case
 from fedsim import testing
 from fedsim.errors import DataError
 from fedsim.gradients import TextDistance
@@ -195,6 +198,11 @@ def test_bad_input_is_refused_with_a_reason():
     observed, _ = seen(small(), prior=())
     with pytest.raises(DataError, match="n-gram"):
         LAMP(**QUICK, steps=1).reconstruct(observed, testing.job())
+    noisy, _ = seen(small(), lengths=None)
+    noise = {name: torch.randn_like(value) for name, value in noisy.gradient.items()}
+    noisy = dataclasses.replace(noisy, gradient=noise)
+    with pytest.raises(ValueError, match="combinations of labels and lengths are too many"):
+        TAG(steps=1, unknown="enumerate").reconstruct(noisy, testing.job())
     images = testing.observation(
         gradient=observed.gradient, head=observed.head, classes=2, model=observed.model,
         num_examples=1, labels=torch.tensor([0]), lengths=[5],
