@@ -82,6 +82,12 @@ class LAMP(TextMatching):
     permutations: int = Field(
         default=500, ge=0, description="orders of its embeddings that are tried in turn"
     )
+    polish: int = Field(
+        default=0,
+        ge=0,
+        description="rounds at the end in which the claimed tokens are reordered by the gradient "
+        "of their own embeddings alone; not in the paper",
+    )
     fidelity: Literal["paper", "authors"] = Field(
         default="authors", description="where the authors' code differs, as above"
     )
@@ -135,10 +141,18 @@ class LAMP(TextMatching):
         self, match: Match, case: int, texts: DummyTexts, seen: Observation, job: Job
     ) -> dict[str, Any]:
         reordering = self._reordering(texts, seen, job)
+        at = torch.tensor([case], device=texts.words.device)
         if self.discrete == "end":
-            at = torch.tensor([case], device=texts.words.device)
             for _ in range(self.steps // self.continuous):
                 match.point = reordering(match.point[None], at, [job.rng])[0]
+        if self.polish:
+            own = Reordering(texts, None, candidates=self.candidates, weight=0.0)
+            tokens = texts.fed(texts.read(match.point[None], at), at)
+            for _ in range(self.polish):
+                tokens = own(tokens, at, [job.rng])
+                if bool(texts.far(texts.embedded(tokens, at), at) < texts.matched[at]):
+                    break
+            match.point = tokens[0]
         return {"prior": None if reordering.prior is None else reordering.prior.description}
 
     def _reordering(self, texts: DummyTexts, seen: Observation, job: Job) -> Reordering:

@@ -13,7 +13,7 @@ from adversaries.reordering import Reordering, moved
 from adversaries.text_cases import Case
 from fedsim import testing
 from fedsim.errors import DataError
-from fedsim.gradients import TextDistance
+from fedsim.gradients import Match, TextDistance
 from fedsim.knowledge import Knowledge
 from fedsim.metrics import METRICS
 from fedsim.priors import language_prior
@@ -163,6 +163,14 @@ def test_discrete_steps_at_the_end_or_never():
     end, none = (claims[when].tokens[0] for when in ("end", "none"))
     assert sorted(end.tolist()) == sorted(none.tolist())
     assert claims["end"].objective == claims["none"].objective
+
+
+def test_polishing_reorders_the_claimed_tokens_by_their_own_gradient():
+    observed, truth, texts, point, at = shuffled()
+    match = Match(point[0])
+    attack = LAMP(**QUICK | {"candidates": 200}, polish=12, prior_weight=0.0)
+    attack.finished(match, 0, texts, observed, testing.job())
+    assert torch.equal(texts.read(match.point[None], at)[0, 0], truth.tokens[0])
 
 
 def test_labels_and_the_length_are_found_on_request():
