@@ -43,7 +43,7 @@ class DummyTexts:
         batch, longest = len(cases[0].lengths), int(self.lengths.max())
         self.shape = (batch, longest, words.shape[1])
         self.typical = float(words.norm(dim=1).mean())
-        self.matched: Tensor = MATCHED * far.none
+        self.matched: Tensor = MATCHED * far.zero_distance
         self.known = torch.full((len(cases), batch, longest), -1)
         """Which token stands where, (cases, B, L); -1 where that is sought."""
         self.shown = torch.full_like(self.known, -1)

@@ -141,24 +141,20 @@ class LAMP(TextMatching):
         self, match: Match, case: int, texts: DummyTexts, seen: Observation, job: Job
     ) -> dict[str, Any]:
         reordering = self._reordering(texts, seen, job)
-        at = torch.tensor([case], device=texts.words.device)
         if self.discrete == "end":
-            for _ in range(self.steps // self.continuous):
-                match.point = reordering(match.point[None], at, [job.rng])[0]
+            rounds = self.steps // self.continuous
+            match.point = reordering.repeated(match.point, case, job.rng, rounds)
         if self.polish:
-            own = Reordering(texts, None, candidates=self.candidates, weight=0.0)
-            tokens = texts.fed(texts.read(match.point[None], at), at)
-            for _ in range(self.polish):
-                tokens = own(tokens, at, [job.rng])
-                if bool(texts.far(texts.embedded(tokens, at), at) < texts.matched[at]):
-                    break
-            match.point = tokens[0]
+            at = torch.tensor([case], device=texts.words.device)
+            tokens = texts.fed(texts.read(match.point[None], at), at)[0]
+            alone = Reordering(texts, None, candidates=self.candidates, weight=0.0)
+            match.point = alone.repeated(tokens, case, job.rng, self.polish)
         return {"prior": None if reordering.prior is None else reordering.prior.description}
 
     def _reordering(self, texts: DummyTexts, seen: Observation, job: Job) -> Reordering:
         weight = PRIOR_WEIGHT[self.distance] if self.prior_weight is None else self.prior_weight
         prior = None
-        if weight:
+        if weight and self.discrete != "none":
             tokens = seen.spec.tokens
             assert tokens is not None  # noqa: S101 - a model of texts has them
             prior = language_prior(self.prior, seen.know(Knowledge.PRIOR), tokens, job.device)

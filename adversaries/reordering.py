@@ -66,6 +66,15 @@ class Reordering:
         done = self.texts.far(self.texts.embedded(exact, cases), cases) < self.texts.matched[cases]
         return torch.where(done[:, None], exact, found)
 
+    def repeated(self, point: Tensor, case: int, rng: torch.Generator, rounds: int) -> Tensor:
+        """One point (n,) after so many rounds, or until its tokens have the observed gradient."""
+        points, at = point[None], torch.tensor([case], device=point.device)
+        for _ in range(rounds):
+            points = self(points, at, [rng])
+            if bool(self.texts.far(self.texts.embedded(points, at), at) < self.texts.matched[at]):
+                break
+        return points[0]
+
     def _reorder(
         self, point: Tensor, ids: Tensor, case: Tensor, text: int, rng: torch.Generator
     ) -> None:

@@ -1,5 +1,6 @@
 """What attacks share that seek texts whose gradient is the one observed."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -90,9 +91,9 @@ class TextMatching(OfTexts):
             most=width,
         )
 
+    @abstractmethod
     def metric(self) -> tuple[TextMetric, float, float]:
         """The distance, TAG's weight of ||.||_1, and that of LAMP's regulariser."""
-        raise NotImplementedError
 
     def schedule(self, step: int) -> float:
         """Factor of the step length."""
@@ -202,7 +203,7 @@ class TextMatching(OfTexts):
         assert tokens is not None  # noqa: S101 - `texts` has looked
         with torch.no_grad():
             exact = texts.embedded(texts.fed(read, at), at)
-            apart = float(texts.far(exact, at) / texts.far.none[case])
+            apart = float(texts.far(exact, at) / texts.far.zero_distance[case])
         return Reconstruction(
             tokens=ids,
             text=[tokens.spell(one.tolist()) for one in ids],

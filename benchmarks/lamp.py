@@ -32,7 +32,6 @@ from lamp_plain import (
     distance,
     encoder,
     folder,
-    moved,
     nearest,
     objective,
     prior,
@@ -45,6 +44,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from adversaries import LAMP
+from adversaries.reordering import moved
 from fedsim import libraries, testing
 from fedsim.gradients import TextDistance, nearest_tokens, norm_gap
 from fedsim.knowledge import Knowledge

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from adversaries.reordering import moved
 from fedsim import libraries
 from fedsim.seeds import torch_generator
 
@@ -138,32 +139,6 @@ def nearest(it: Victim, embedded: Tensor) -> Tensor:
 def surprise(language: nn.Module, tokens: Tensor) -> float:
     """The language model's mean negative log-likelihood a token, tokens (L,)."""
     return float(language(tokens[None], labels=tokens[None]).loss)
-
-
-def moved(order: list[int], rng: torch.Generator) -> list[int]:
-    """Two tokens swapped; a token or a subsequence moved; or a prefix put behind the rest."""
-
-    def draw(limit: int) -> int:
-        return int(torch.randint(limit, (), generator=rng))
-
-    size = len(order)
-    kind = draw(4)
-    if kind == 0:
-        i, j = draw(size), draw(size)
-        order[i], order[j] = order[j], order[i]
-    elif kind == 1:
-        token = order.pop(draw(size))
-        order.insert(draw(size), token)
-    elif kind == 2:
-        begin = draw(size)
-        stop = begin + 1 + draw(size - begin)
-        part, rest = order[begin:stop], order[:begin] + order[stop:]
-        place = draw(len(rest) + 1)
-        order = rest[:place] + part + rest[place:]
-    else:
-        cut = draw(size)
-        order = order[cut:] + order[:cut]
-    return order
 
 
 def attack(

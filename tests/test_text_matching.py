@@ -165,6 +165,38 @@ def test_discrete_steps_at_the_end_or_never():
     assert claims["end"].objective == claims["none"].objective
 
 
+def test_a_start_ends_where_the_tokens_have_the_observed_gradient():
+    observed, truth, _, point, _ = shuffled()
+
+    class Nearly(LAMP):
+        def first(self, texts, case, job):
+            return point[0]
+
+    settings = QUICK | {"candidates": 200, "continuous": 1}
+    attack = Nearly(**settings, steps=60, lr=1e-6, prior_weight=0.0, fidelity="paper")
+    found = attack.reconstruct(observed, testing.job())
+    assert found.outcomes == ("matched",)
+    assert found.diagnostics["evaluations"] < 60
+    assert found.diagnostics["verified"]
+    assert torch.equal(found.tokens[0], truth.tokens[0])
+
+
+def test_the_authors_start_at_the_vocabularys_length_and_reorder_later(monkeypatch):
+    _, _, texts, _, _ = shuffled()
+    for fidelity, length in (("paper", texts.shape[2] ** 0.5), ("authors", texts.typical)):
+        attack = LAMP(**QUICK | {"permutations": 0}, fidelity=fidelity)
+        start = attack.first(texts, 0, testing.job()).view(texts.shape)[texts.sought[0]]
+        assert float(start.norm(dim=1).mean()) == pytest.approx(length, rel=0.1)
+    steps = []
+    monkeypatch.setattr(Reordering, "__call__", lambda self, points, *_: steps.append(1) or points)
+    observed, _ = seen(small(), 1)
+    for fidelity, count in (("paper", 10), ("authors", 9)):
+        steps.clear()
+        attack = LAMP(**QUICK | {"continuous": 3}, steps=30, fidelity=fidelity, prior_weight=0.0)
+        attack.reconstruct(observed, testing.job())
+        assert len(steps) == count
+
+
 def test_polishing_reorders_the_claimed_tokens_by_their_own_gradient():
     observed, truth, texts, point, at = shuffled()
     match = Match(point[0])

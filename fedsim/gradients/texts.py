@@ -87,10 +87,10 @@ class TextDistance:
         )
         own.module.requires_grad_(False)
         self.l1 = l1 if distance == "l1+l2" else 0.0
-        self.none = torch.ones(len(observed), device=device, dtype=dtype)
+        self.zero_distance = torch.ones(len(observed), device=device, dtype=dtype)
         """How far a gradient of zero is from each victim's, (V,)."""
         if distance != "cosine":
-            self.none = torch.stack(
+            self.zero_distance = torch.stack(
                 [
                     weight
                     * (

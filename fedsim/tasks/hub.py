@@ -5,7 +5,7 @@ from typing import Any
 from fedsim.errors import DataError
 from fedsim.libraries import HUB
 
-__all__ = ["HUB", "splits"]
+__all__ = ["splits"]
 
 
 def splits(name: str, otherwise: str) -> Any:

@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedsim.errors import DataError, did_you_mean
+from fedsim.libraries import HUB
 from fedsim.seeds import numpy_generator
-from fedsim.tasks.hub import HUB, splits
+from fedsim.tasks.hub import splits
 
 __all__ = ["ImageData", "load"]
 

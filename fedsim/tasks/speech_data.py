@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from fedsim.errors import DataError, did_you_mean
+from fedsim.libraries import HUB
 from fedsim.seeds import numpy_generator, torch_generator
 from fedsim.tasks.features import Features, resampled
-from fedsim.tasks.hub import HUB, splits
+from fedsim.tasks.hub import splits
 from fedsim.tasks.transcripts import plain, public_text, within
 from fedsim.tasks.voices import speak
 

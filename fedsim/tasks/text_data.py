@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from fedsim.errors import DataError, did_you_mean
+from fedsim.libraries import HUB
 from fedsim.seeds import numpy_generator
-from fedsim.tasks.hub import HUB, splits
+from fedsim.tasks.hub import splits
 from fedsim.tasks.messages import TOPICS, messages, public_messages
 from fedsim.tasks.transcripts import text_files
 

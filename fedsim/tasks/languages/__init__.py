@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from fedsim.libraries import HUB
 from fedsim.plugin import table, validated
-from fedsim.tasks.hub import HUB
 from fedsim.tasks.languages.language import (
     SMALL,
     Aim,

@@ -8,7 +8,7 @@ from torch import Tensor, nn, no_grad, tensor
 
 from fedsim import libraries
 from fedsim.errors import DataError, did_you_mean
-from fedsim.tasks.hub import HUB
+from fedsim.libraries import HUB
 from fedsim.tasks.languages.losses import logits
 from fedsim.tasks.languages.tokenizers import learned, stored
 from fedsim.tasks.pretrained import Source

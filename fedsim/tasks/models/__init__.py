@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.errors import DataError, did_you_mean
+from fedsim.libraries import HUB
 from fedsim.plugin import table, validated
-from fedsim.tasks.hub import HUB
 from fedsim.tasks.models.architecture import Architecture
 from fedsim.tasks.models.cnn import CNN
 from fedsim.tasks.models.hub import Transformers

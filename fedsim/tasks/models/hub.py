@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from fedsim import libraries
-from fedsim.tasks.hub import HUB
+from fedsim.libraries import HUB
 from fedsim.tasks.models.architecture import Architecture
 from fedsim.tasks.pretrained import Source
 
