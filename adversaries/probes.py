@@ -13,12 +13,13 @@ where it differs the next way is taken, each probe's batch on its own and at las
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedsim.gradients import head_calls
 from fedsim.records import Spec
 from fedsim.seeds import isolated
 from fedsim.victim import VictimModel
@@ -168,7 +169,7 @@ class _Run:
     def _products(self, images: Tensor) -> Tensor:
         """p_k H_k and, in the last column, H_k of every image, (b, classes + 1) float64."""
         any_label = torch.zeros(len(images), dtype=torch.int64, device=images.device)
-        with torch.no_grad(), _watched(self.model) as passes:
+        with torch.no_grad(), head_calls(self.model) as passes:
             self.model.loss(images, any_label)
         if len(passes) != 1:
             raise _HeadOutOfSight
@@ -202,18 +203,3 @@ def _buffers_kept(module: nn.Module) -> Iterator[None]:
     finally:
         for buffer, value in before:
             buffer.copy_(value)
-
-
-@contextmanager
-def _watched(model: VictimModel) -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """Input and output of the head, of every time it is called."""
-    passes: list[tuple[Tensor, Tensor]] = []
-
-    def keep(module: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        passes.append((inputs[0], output))
-
-    handle = model.module.get_submodule(model.head).register_forward_hook(keep)
-    try:
-        yield passes
-    finally:
-        handle.remove()

@@ -1,6 +1,7 @@
 """What an adversary is: one method to write, `reconstruct`."""
 
 import json
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -46,6 +47,11 @@ class Job:
         self._on_progress = on_progress
         self._seconds = deadline
         self._stop_at = None if deadline is None else time.monotonic() + deadline
+
+    @property
+    def remaining(self) -> float:
+        """Seconds of wall clock until the deadline, to refuse at once what would never end."""
+        return math.inf if self._stop_at is None else self._stop_at - time.monotonic()
 
     def steps(self, limit: int) -> Iterator[int]:
         """Count from 0 to `limit`, or until the budget is used up: `for step in job.steps(300)`."""

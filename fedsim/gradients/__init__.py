@@ -3,6 +3,7 @@
 update      from whatever a client sent to the gradient of its loss
 head        the projection layer's gradient
 distances   between gradients, of many dummy batches at a time
+whitening   the distance in which small directions count like large ones
 dummy       the gradients of many dummy batches in one pass
 factored    those of many dummy sequences, as sums of outer products
 ghost       those of a transformer that is fed embeddings, in factors too
@@ -11,6 +12,7 @@ texts       how far the gradients of dummy texts are from those observed
 unrolled    what several local steps on dummy examples would have sent
 problem     gradient matching as an objective
 ctc         the loss of unaligned labels, differentiable twice
+utterances  the head's gradient under that loss, of many guesses in one pass
 sequences   the same for a decoded sequence, from context vectors and smooth labels
 descent     optimizers of many independent problems at a time
 matching    the one matching loop, for many victims and restarts at a time
@@ -35,13 +37,15 @@ from fedsim.gradients.factored import (
     rounding,
 )
 from fedsim.gradients.ghost import GhostGradients
-from fedsim.gradients.head import HeadGradient, head_gradient
+from fedsim.gradients.head import HeadGradient, head_calls, head_gradient
 from fedsim.gradients.matching import Match, Objective, Rules, minimise
 from fedsim.gradients.problem import DISTANCES, Problem, in_groups
 from fedsim.gradients.sequences import SequenceProblem, keep_labels
 from fedsim.gradients.texts import TextDistance, TextMetric, nearest_tokens, norm_gap
 from fedsim.gradients.unrolled import local_steps, unrolled_gradient
 from fedsim.gradients.update import to_gradient
+from fedsim.gradients.utterances import ctc_head_gradient, head_passes
+from fedsim.gradients.whitening import WhitenedDistance
 
 __all__ = [
     "BLANK",
@@ -64,10 +68,14 @@ __all__ = [
     "SequenceProblem",
     "TextDistance",
     "TextMetric",
+    "WhitenedDistance",
     "cosine_distance",
+    "ctc_head_gradient",
     "ctc_loss",
     "frames_needed",
+    "head_calls",
     "head_gradient",
+    "head_passes",
     "in_groups",
     "keep_labels",
     "l1_l2_distance",

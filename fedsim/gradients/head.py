@@ -1,11 +1,15 @@
 """The projection layer's gradient, found by name and turned the right way."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
 from torch import Tensor
 
-__all__ = ["HeadGradient", "head_gradient"]
+from fedsim.victim import VictimModel
+
+__all__ = ["HeadGradient", "head_calls", "head_gradient"]
 
 
 class HeadGradient:
@@ -54,3 +58,18 @@ def head_gradient(gradient: Mapping[str, Tensor], head: str, classes: int) -> He
     if weight.shape[0] != classes:
         weight = weight.T
     return HeadGradient(weight, gradient.get(f"{head}.bias"))
+
+
+@contextmanager
+def head_calls(model: VictimModel) -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """Input and output of the head, of every time it is called meanwhile."""
+    calls: list[tuple[Tensor, Tensor]] = []
+
+    def keep(_: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        calls.append((inputs[0], output))
+
+    handle = model.module.get_submodule(model.head).register_forward_hook(keep)
+    try:
+        yield calls
+    finally:
+        handle.remove()

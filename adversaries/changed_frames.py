@@ -1,0 +1,178 @@
+"""What a DeepSpeech makes of one utterance with a frame changed, of many such changes at a time."""
+
+import itertools
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+__all__ = ["ChangedFrames"]
+
+SETTLED = 1e-7
+"""How far a recurrent state may lie from the unchanged utterance's to count as it from there on."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Direction:
+    """One direction of an LSTM: input and recurrent weights, the sum of both biases."""
+
+    inputs: Tensor
+    recurrent: Tensor
+    bias: Tensor
+
+
+class ChangedFrames:
+    """Head inputs and logits of K utterances that differ from one in a single frame each.
+
+    A changed frame stands in 2 context + 1 windows, and the layers that see one window at a time
+    are run again for these alone; of the first, whose inputs are those frames side by side, only
+    the share of the changed one. The recurrence goes on from the unchanged utterance's state before
+    the first of them, and ends where its state is back at that of the unchanged utterance
+    (`SETTLED`); an LSTM forgets. What follows is run again where the recurrence was.
+
+    Takes a model with the parts `dense`, `recurrent`, `joint` and `head` of DeepSpeech, in
+    evaluation mode; raises `ValueError` for any other. All tensors are on the model's device.
+    """
+
+    def __init__(self, module: nn.Module, features: int) -> None:
+        parts = ("dense", "recurrent", "joint", "head")
+        dense, recurrent, joint, head = (getattr(module, name, None) for name in parts)
+        first = dense[0] if isinstance(dense, nn.Sequential) else None
+        if not (
+            isinstance(dense, nn.Sequential)
+            and isinstance(first, nn.Linear)
+            and isinstance(joint, nn.Module)
+            and isinstance(head, nn.Linear)
+            and isinstance(recurrent, nn.LSTM)
+            and (recurrent.num_layers, recurrent.proj_size, recurrent.bias) == (1, 0, True)
+            and first.in_features % features == 0
+            and first.in_features // features % 2 == 1
+        ):
+            raise ValueError("no DeepSpeech of one LSTM layer over windows of frames")
+        self.first, self.rest, self.joint, self.head = first, dense[1:], joint, head
+        self.seen = first.in_features // features
+        self.context = self.seen // 2
+        # (features, windows' places, units): what a frame adds to a unit from every place
+        shares = first.weight.detach().view(-1, self.seen, features)
+        self.shares = shares.permute(2, 1, 0).contiguous()
+        names = [""] + ["_reverse"] * recurrent.bidirectional
+        self.directions = [
+            _Direction(
+                getattr(recurrent, f"weight_ih_l0{name}").detach(),
+                getattr(recurrent, f"weight_hh_l0{name}").detach(),
+                getattr(recurrent, f"bias_ih_l0{name}").detach()
+                + getattr(recurrent, f"bias_hh_l0{name}").detach(),
+            )
+            for name in names
+        ]
+
+    @torch.no_grad()
+    def base(self, frames: Tensor) -> tuple[Tensor, Tensor]:
+        """Take an utterance (T, features) to be changed; its head inputs (T, h) and logits."""
+        padded = functional.pad(frames, (0, 0, self.context, self.context))
+        windows = padded.unfold(0, self.seen, 1).transpose(1, 2).flatten(1)
+        self.before = self.first(windows)
+        heard = self.rest(self.before)
+        self.gates = [functional.linear(heard, way.inputs, way.bias) for way in self.directions]
+        self.states = [
+            _states(gates if forward else gates.flip(0), way.recurrent)
+            for forward, gates, way in zip((True, False), self.gates, self.directions, strict=False)
+        ]
+        outputs = [
+            states[0, 1:] if forward else states[0, 1:].flip(0)
+            for forward, states in zip((True, False), self.states, strict=False)
+        ]
+        self.outputs = torch.cat(outputs, dim=1)
+        self.features = self.joint(self.outputs)
+        self.logits = self.head(self.features)
+        return self.features, self.logits
+
+    @torch.no_grad()
+    def __call__(self, at: Tensor, moves: Tensor) -> tuple[Tensor, Tensor]:
+        """Head inputs (K, T, h) and logits (K, T, C) where `moves` (K, features) is added to the
+        frames `at` (K,) int64 of the utterance last given to `base`."""
+        frames, count = len(self.before), len(at)
+        places = torch.arange(self.seen, device=at.device)
+        # In the window around frame t stands frame f at place f - t + context.
+        windows = at[:, None] + self.context - places
+        inside = (windows >= 0) & (windows < frames)
+        added = (moves @ self.shares.flatten(1)).view(count, self.seen, -1)
+        changed = self.rest(self.before[windows[inside]] + added[inside])
+        rows = torch.full((count, frames), -1, dtype=torch.int64, device=at.device)
+        who = torch.arange(count, device=at.device)[:, None].expand_as(windows)
+        rows[who[inside], windows[inside]] = torch.arange(len(changed), device=at.device)
+
+        outputs = self.outputs.expand(count, -1, -1).clone()
+        touched = torch.zeros(count, frames, dtype=torch.bool, device=at.device)
+        width = self.directions[0].recurrent.shape[1]
+        for turn, (way, gates, states) in enumerate(
+            zip(self.directions, self.gates, self.states, strict=True)
+        ):
+            own = functional.linear(changed, way.inputs, way.bias)
+            view, seen, marked = outputs[..., turn * width : (turn + 1) * width], rows, touched
+            if turn:
+                view, seen, marked = view.flip(1), rows.flip(1), touched.flip(1)
+                gates = gates.flip(0)
+            self._recur(way, gates, states, own, seen, view, marked)
+            if turn:
+                outputs[..., turn * width :] = view.flip(1)
+                touched = marked.flip(1)
+        features = self.features.expand(count, -1, -1).clone()
+        logits = self.logits.expand(count, -1, -1).clone()
+        features[touched] = self.joint(outputs[touched])
+        logits[touched] = self.head(features[touched])
+        return features, logits
+
+    def _recur(
+        self,
+        way: _Direction,
+        gates: Tensor,
+        states: Tensor,
+        own: Tensor,
+        rows: Tensor,
+        outputs: Tensor,
+        touched: Tensor,
+    ) -> None:
+        """Run one direction again wherever it changes, into outputs (K, T, R) and touched (K, T).
+
+        gates (T, 4 R), states (2, T + 1, R): of the unchanged utterance. own (N, 4 R), and in rows
+        (K, T) which of them is a candidate's at a time, -1 where it has the unchanged one's.
+        """
+        frames = rows.shape[1]
+        begins = (rows >= 0).int().argmax(dim=1)
+        ends = frames - (rows >= 0).flip(1).int().argmax(dim=1)
+        going = rows.new_zeros(0)
+        now = states[:, 0].new_zeros(2, 0, states.shape[2])
+        for t in range(frames):
+            new = torch.nonzero(begins == t).flatten()
+            if len(new):
+                going = torch.cat([going, new])
+                now = torch.cat([now, states[:, t, None].expand(-1, len(new), -1)], dim=1)
+            if not len(going):
+                continue
+            row = rows[going, t]
+            mine = torch.where((row >= 0)[:, None], own[row.clamp(min=0)], gates[t])
+            now = _step(mine, now, way.recurrent)
+            outputs[going, t] = now[0]
+            touched[going, t] = True
+            apart = (now - states[:, t + 1, None]).abs().amax(dim=(0, 2))
+            stays = (apart > SETTLED) | (ends[going] > t + 1)
+            if not bool(stays.all()):
+                going, now = going[stays], now[:, stays]
+
+
+def _step(gates: Tensor, state: Tensor, recurrent: Tensor) -> Tensor:
+    """An LSTM's output and cell (2, n, R) after it, from input gates (n, 4 R) and those before."""
+    enter, forget, cell, leave = (gates + state[0] @ recurrent.T).chunk(4, dim=1)
+    kept = forget.sigmoid() * state[1] + enter.sigmoid() * cell.tanh()
+    return torch.stack([leave.sigmoid() * kept.tanh(), kept])
+
+
+def _states(gates: Tensor, recurrent: Tensor) -> Tensor:
+    """Outputs and cells (2, T + 1, R) from input gates (T, 4 R), zeros first."""
+    start = gates.new_zeros(2, 1, recurrent.shape[1])
+    steps = itertools.accumulate(
+        gates, lambda state, own: _step(own[None], state, recurrent), initial=start
+    )
+    return torch.cat(list(steps), dim=1)

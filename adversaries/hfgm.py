@@ -1,0 +1,242 @@
+"""HFGM: the frames of utterances by direct search, from the gradient of a recogniser's head."""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional
+
+from adversaries.frame_changes import Candidates, HeadOnly, Whole
+from adversaries.utterance_cases import Case, OfUtterances
+from fedsim.adversary import Job
+from fedsim.gradients import WhitenedDistance, cosine_distance, squared_distance
+from fedsim.knowledge import Knowledge
+from fedsim.records import Observation, Reconstruction
+
+__all__ = ["HFGM"]
+
+TIMED = 5
+"""Iterations after which it is clear how long the rest will take."""
+
+
+class HFGM(OfUtterances):
+    """Frames whose gradient comes closest to the one observed, by trying changes of single frames.
+
+    Frames start uniform in [-1, 1]. An iteration draws unit vectors, each for a random frame, and
+    keeps those that, added to that frame `step` long, lower the distance of gradients; all kept
+    are added together (Algorithm 1). The step is halved whenever `patience` iterations have
+    lowered the distance by less than `fall`; once it would be `smallest`, the search ends. No
+    second derivative is asked for, so that any loss and any model will do; matching the head alone
+    takes no more than what the model says of each change, and of DeepSpeech only where it says
+    something new.
+
+    Of a batch, an iteration changes one utterance, drawn at random; the gradients of the others
+    stay as they were (Algorithm 3). After several local steps on one utterance each change is
+    tried by taking those steps (Algorithm 4; the paper draws 8 vectors there). Dropout is off in
+    what is compared, as in the paper.
+
+    `fidelity`: the authors' code counts the point itself among its `samples`, so that one vector
+    less is drawn. Claims the frames with the lowest distance that were met.
+    """
+
+    name: ClassVar[str] = "hfgm"
+    recovers: ClassVar[frozenset[str]] = frozenset({"inputs", "objective"})
+    cites: ClassVar[str] = (
+        "Dang et al., A Method to Reveal Speaker Identity in Distributed ASR Training, and How to "
+        "Counter It, ICASSP 2022, Algorithms 1, 3 and 4"
+    )
+
+    samples: int = Field(default=128, ge=2, le=4096, description="vectors an iteration tries")
+    step: float = Field(default=1.0, gt=0, description="length of a vector that is added, at first")
+    smallest: float = Field(default=0.125, gt=0, description="length at which the search ends")
+    patience: int = Field(
+        default=2500, ge=1, description="iterations after which progress is asked"
+    )
+    fall: float = Field(
+        default=0.05, gt=0, lt=1, description="share by which the distance must have fallen then"
+    )
+    iterations: int = Field(default=50_000, ge=1, description="iterations at most, a case")
+    schedule: Literal["halving", "cosine"] = Field(
+        default="halving",
+        description='how the step gets smaller: "halving", the paper\'s, or along a quarter of a '
+        '"cosine" over all iterations',
+    )
+    distance: Literal["cosine", "l2", "whitened"] = Field(
+        default="cosine",
+        description='of gradients; the authors take "l2" for batches, "whitened" is that of '
+        "ctc-matching",
+    )
+    fidelity: Literal["paper", "authors"] = Field(
+        default="paper", description="vectors drawn an iteration: `samples`, or one less"
+    )
+
+    def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
+        """Search; raises `ValueError` where the frames or the model are of another kind."""
+        theirs = {name: value[None].to(job.device) for name, value in self.observed(seen).items()}
+        steps, lr = self._local(seen)
+        known = seen if steps == 1 else _single(seen)
+        found: list[tuple[_Search, Case]] = []
+        for case in self.cases(known, job):
+            model = seen.know(Knowledge.MODEL).copy().to(job.device)
+            model.module.eval()
+            kind = Whole if self.layers == "all" or steps > 1 else HeadOnly
+            tried = [
+                kind(model, target.to(job.device), list(theirs), lr=lr, steps=steps)
+                for target in case.targets
+            ]
+            shapes = [(count, int(seen.spec.features or 0)) for count in case.lengths]
+            search = _Search(tried, self._far(theirs), shapes, job)
+            self._run(search, job)
+            found.append((search, case))
+        search, case = min(found, key=lambda one: one[0].lowest)
+        return self.claim(
+            search.best * steps,
+            case,
+            seen,
+            objective=search.lowest,
+            outcomes=[one.outcome for one, _ in found],
+            trace=job.trace,
+            distances=[one.lowest for one, _ in found],
+            kept=search.kept / max(1, search.drawn),
+            step=search.step,
+            way=search.tried[0].way,
+        )
+
+    def requires(self) -> Knowledge:
+        """As its base class; of several local steps it also has to know how many, and the rate."""
+        return super().requires() | Knowledge.LOCAL_STEPS | Knowledge.LEARNING_RATE
+
+    def _local(self, seen: Observation) -> tuple[int, float]:
+        steps = int(seen.know(Knowledge.LOCAL_STEPS))
+        return steps, float(seen.know(Knowledge.LEARNING_RATE)) if steps > 1 else 0.0
+
+    def _far(self, theirs: Mapping[str, Tensor]) -> Callable[[Mapping[str, Tensor]], Tensor]:
+        if self.distance == "whitened":
+            return WhitenedDistance({name: value[0] for name, value in theirs.items()})
+        measure = cosine_distance if self.distance == "cosine" else squared_distance
+        return lambda ours: measure(ours, theirs)
+
+    def _run(self, search: "_Search", job: Job) -> None:
+        search.step, recent = self.step, list[float]()
+        count = self.samples - (self.fidelity == "authors")
+        began = time.monotonic()
+        for at in job.steps(self.iterations):
+            if at == TIMED:
+                self._refuse_endless((time.monotonic() - began) / TIMED, job)
+            if self.schedule == "cosine":
+                search.step = self.step * math.cos(math.pi / 2 * at / self.iterations)
+            search.iterate(count)
+            recent.append(search.lowest)
+            job.progress(job.iterations, search.lowest)
+            slow = at - search.halved >= self.patience and (
+                recent[-1] >= (1 - self.fall) * recent[-1 - self.patience]
+            )
+            if self.schedule == "halving" and slow:
+                search.halve(at)
+                if search.step <= self.smallest:
+                    search.outcome = "stalled"
+                    return
+        search.outcome = "steps" if len(recent) == self.iterations else "budget"
+
+    def _refuse_endless(self, seconds: float, job: Job) -> None:
+        """Say so at the beginning where even the fewest iterations would not fit the deadline."""
+        least = self.iterations
+        if self.schedule == "halving":
+            halvings = math.ceil(math.log2(self.step / self.smallest))
+            least = min(least, max(1, halvings) * self.patience)
+        if job.budget is not None:
+            least = min(least, job.budget)
+        if seconds * (least - TIMED) > job.remaining:
+            raise ValueError(
+                f"an iteration takes {seconds:.3g} s, and {least} iterations, the fewest there can "
+                f"be, {seconds * least:.3g} s: over the limit, of which {job.remaining:.3g} s are "
+                "left. Raise threat.timeout, or lower iterations or patience"
+            )
+
+
+def _single(seen: Observation) -> Observation:
+    """The observation of several local steps on one utterance, as if it were there once."""
+    size, steps = int(seen.know(Knowledge.BATCH_SIZE)), int(seen.know(Knowledge.LOCAL_STEPS))
+    rows, lengths = seen.labels, seen.lengths
+    alike = (rows is None or bool((rows == rows[:1]).all())) and (
+        lengths is None or len(set(lengths)) == 1
+    )
+    if size != steps or not alike:
+        raise ValueError(
+            f"{steps} local steps on {size} examples, not all the same utterance: HFGM's Algorithm "
+            "4 is for steps that see one utterance each time; first-frames does without that"
+        )
+    return replace(
+        seen,
+        num_examples=1,
+        labels=None if rows is None else rows[:1],
+        lengths=None if lengths is None else list(lengths)[:1],
+    )
+
+
+@dataclass(eq=False)
+class _Search:
+    """The utterances as they stand, their gradients, and the best there was."""
+
+    tried: Sequence[Candidates]
+    far: Callable[[Mapping[str, Tensor]], Tensor]
+    shapes: Sequence[tuple[int, int]]
+    job: Job
+    step: float = 1.0
+    halved: int = 0
+    lowest: float = math.inf
+    outcome: str = ""
+    drawn: int = 0
+    kept: int = 0
+    frames: list[Tensor] = field(default_factory=list)
+    best: list[Tensor] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.frames = [
+            (2 * torch.rand(shape, generator=self.job.rng) - 1).to(self.job.device)
+            for shape in self.shapes
+        ]
+        self.own = [
+            tried.move_to(frames) for tried, frames in zip(self.tried, self.frames, strict=True)
+        ]
+        self._judge()
+
+    def iterate(self, count: int) -> None:
+        """One iteration, of an utterance drawn at random."""
+        rng, device = self.job.rng, self.job.device
+        turn = 0
+        if len(self.frames) > 1:
+            turn = int(torch.randint(len(self.frames), (), generator=rng))
+        length, width = self.shapes[turn]
+        at = torch.randint(length, (count,), generator=rng).to(device)
+        moves = functional.normalize(torch.randn(count, width, generator=rng), dim=1).to(device)
+        moves *= self.step
+        far = torch.cat([self._far(turn, some) for some in self.tried[turn].changed(at, moves)])
+        better = far < self.now
+        self.drawn, self.kept = self.drawn + count, self.kept + int(better.sum())
+        frames = self.frames[turn].index_add(0, at[better], moves[better])
+        self.frames[turn], self.own[turn] = frames, self.tried[turn].move_to(frames)
+        self._judge()
+
+    def halve(self, at: int) -> None:
+        """Take half the step from iteration `at` on."""
+        self.step, self.halved = self.step / 2, at
+
+    def _judge(self) -> None:
+        self.now = float(self._far(0, self.own[0]))
+        if self.now < self.lowest:
+            self.lowest, self.best = self.now, list(self.frames)
+
+    def _far(self, turn: int, ours: Mapping[str, Tensor]) -> Tensor:
+        """Distances (K,) of the batch's mean where one utterance's gradient is another."""
+        others = [own for index, own in enumerate(self.own) if index != turn]
+        mean = {
+            name: (value + sum(own[name] for own in others)) / len(self.own)
+            for name, value in ours.items()
+        }
+        return self.far(mean)

@@ -1,0 +1,159 @@
+"""What is known of the utterances behind a gradient, or tried: transcripts and lengths."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedsim.adversary import Adversary, Job
+from fedsim.knowledge import Knowledge
+from fedsim.records import WORD_START, Observation, Reconstruction, Spec
+
+__all__ = ["Case", "OfUtterances"]
+
+MOST = 64
+"""Combinations of transcripts and lengths that are tried at most."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Case:
+    """What is known, or assumed: labels (L,) int64 and number of frames of each utterance."""
+
+    targets: Sequence[Tensor]
+    lengths: Sequence[int]
+
+
+class OfUtterances(Adversary):
+    """An attack on the frames of utterances that has to know what was said, and in how many.
+
+    The threat model grants transcripts and lengths, as HFGM assumes; or, of a single utterance,
+    those listed in `transcripts` and `frames` are tried, each combination as an attack of its own,
+    and the one whose gradient comes closest is claimed (appendix B.1).
+    """
+
+    needs: ClassVar[Knowledge] = Knowledge.HEAD_GRADIENT | Knowledge.MODEL | Knowledge.BATCH_SIZE
+
+    layers: Literal["last", "all"] = Field(
+        default="last", description='whose gradient is matched: "last", the head, or "all"'
+    )
+    transcripts: list[str] = Field(
+        default=[], description="tried instead of the one that LABELS grants"
+    )
+    frames: list[int] = Field(
+        default=[], description="numbers of frames, tried instead of the one that LENGTHS grants"
+    )
+    assumes: Literal["given", "random"] = Field(
+        default="given",
+        description='"random": another transcript of the same length, for every utterance: the '
+        "control of appendix B.1",
+    )
+    off: int = Field(
+        default=0,
+        description="frames that are assumed beyond those there are (fewer where negative): the "
+        "control of appendix B.1",
+    )
+
+    def requires(self) -> Knowledge:
+        """Labels and lengths too, unless they are tried; the whole gradient where it is matched."""
+        required = super().requires()
+        if not self.transcripts:
+            required |= Knowledge.LABELS
+        if not self.frames:
+            required |= Knowledge.LENGTHS
+        return required | Knowledge.GRADIENT if self.layers == "all" else required
+
+    def observed(self, seen: Observation) -> dict[str, Tensor]:
+        """The gradient to match by parameter name, of the head or all that was sent.
+
+        Raises `ValueError` where it is zero or holds NaN or Inf.
+        """
+        whole = self.layers == "all"
+        found = seen.know(Knowledge.GRADIENT if whole else Knowledge.HEAD_GRADIENT)
+        if not all(bool(value.isfinite().all()) for value in found.values()):
+            raise ValueError("the gradient holds NaN or Inf")
+        if not any(bool(value.any()) for value in found.values()):
+            raise ValueError("the gradient is zero throughout: there is nothing to match")
+        return dict(found)
+
+    def cases(self, seen: Observation, job: Job) -> list[Case]:
+        """What the utterances may be: one case where transcripts and lengths are granted.
+
+        Raises `ValueError` where the inputs are no frames, and for what cannot be tried.
+        """
+        size = int(seen.know(Knowledge.BATCH_SIZE))
+        if seen.spec.features is None:
+            raise ValueError(f"the inputs of this task are no frames, and {self.name} finds none")
+        if size > 1 and (self.transcripts or self.frames):
+            raise ValueError(
+                f"the update holds {size} utterances; transcripts and numbers of frames are tried "
+                "for a single one. Grant LABELS and LENGTHS"
+            )
+        said = [[encoded(text, seen.spec)] for text in self.transcripts]
+        if not said:
+            rows = seen.know(Knowledge.LABELS)
+            said = [[row[row >= 0] for row in rows]]
+        if self.assumes == "random":
+            said = [[_other(one, seen.spec.classes, job.rng) for one in some] for some in said]
+        heard = [[count] for count in self.frames] or [list(seen.know(Knowledge.LENGTHS))]
+        if len(said) * len(heard) > MOST:
+            raise ValueError(
+                f"{len(said)} transcripts with {len(heard)} numbers of frames are "
+                f"{len(said) * len(heard)} attacks; expected {MOST} at most"
+            )
+        found = []
+        for targets, lengths in product(said, heard):
+            counts = [int(length) + self.off for length in lengths]
+            if len(targets) != size or len(counts) != size or min(counts) < 1:
+                raise ValueError(
+                    f"{len(targets)} transcripts and frames {counts} for an update of {size} "
+                    "utterances; expected one of each, and a frame at least"
+                )
+            found.append(Case(targets, counts))
+        return found
+
+    def claim(
+        self,
+        frames: Sequence[Tensor],
+        case: Case,
+        seen: Observation,
+        *,
+        objective: float,
+        outcomes: Sequence[str],
+        trace: Sequence[tuple[int, float]],
+        **told: object,
+    ) -> Reconstruction:
+        """Utterances (T, features); the transcripts and lengths are among the diagnostics."""
+        said = {}
+        if seen.spec.pieces is not None:
+            said = {"said": [seen.spec.spell(one.tolist()) for one in case.targets]}
+        return Reconstruction(
+            inputs=[one.detach().float().cpu() for one in frames],
+            objective=objective,
+            outcomes=tuple(outcomes),
+            trace=tuple(trace),
+            diagnostics={**told, **said, "lengths": list(case.lengths)},
+        )
+
+
+def encoded(text: str, spec: Spec) -> Tensor:
+    """Labels (L,) int64 of a transcript in the task's characters; `ValueError` for others."""
+    pieces = spec.pieces or ()
+    labels = {piece: label for label, piece in enumerate(pieces) if label}
+    wanted = [WORD_START if character == " " else character for character in text]
+    if strange := sorted({one for one in wanted if one not in labels}):
+        raise ValueError(
+            f"the transcript {text!r} has {', '.join(map(repr, strange))}, which the recogniser "
+            "does not write; expected a-z, the apostrophe and spaces"
+        )
+    return torch.tensor([labels[one] for one in wanted], dtype=torch.int64)
+
+
+def _other(target: Tensor, classes: int, rng: torch.Generator) -> Tensor:
+    """A random transcript of the same length, without two equal labels in a row (CTC needs a frame
+    more for those)."""
+    steps = torch.randint(1, classes - 1, (len(target),), generator=rng)
+    return 1 + steps.cumsum(0) % (classes - 1)
