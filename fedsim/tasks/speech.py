@@ -7,7 +7,7 @@ from typing import Annotated, Any, cast
 
 import numpy as np
 import torch
-from pydantic import BeforeValidator, Field, SerializeAsAny
+from pydantic import BeforeValidator, Field, PositiveFloat, SerializeAsAny
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
@@ -17,6 +17,7 @@ from fedsim.seeds import torch_generator
 from fedsim.tasks import judged
 from fedsim.tasks.characters import Characters, characters
 from fedsim.tasks.composition import natural
+from fedsim.tasks.cutting import lasting
 from fedsim.tasks.features import Features
 from fedsim.tasks.partition import PARTITIONS, Partition, Whole, as_partition
 from fedsim.tasks.partitioned import Partitioned
@@ -80,6 +81,14 @@ class Speech(Partitioned):
     per_length: int | None = Field(
         default=None, ge=1, description="use at most so many transcripts of each length"
     )
+    seconds: tuple[PositiveFloat, PositiveFloat] | None = Field(
+        default=None, description="use utterances that last from so many seconds to so many"
+    )
+    cut: bool = Field(
+        default=False,
+        description="with seconds: cut longer utterances at pauses; what is said in a piece is "
+        "told by its share of the sound",
+    )
     test_examples: int | None = Field(
         default=None, ge=1, description="use so many test utterances, drawn by the seed"
     )
@@ -103,7 +112,8 @@ class Speech(Partitioned):
     def recordings(self) -> Recordings:
         """All utterances; looked up when first used, their sound when it is needed."""
         limits = Limits(self.speakers, self.utterances, self.longest, self.per_length)
-        return load(self.data, self.folder, self.text, limits)
+        found = load(self.data, self.folder, self.text, limits)
+        return found if self.seconds is None else lasting(found, self.seconds, self.cut)
 
     @functools.cached_property
     def pieces(self) -> WordPieces | Characters:
