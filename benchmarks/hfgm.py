@@ -1,0 +1,113 @@
+"""What an iteration of HFGM costs: 128 changes of a frame, beside a batched forward pass.
+
+    python benchmarks/hfgm.py [--small]
+
+The plain side runs all changed utterances through DeepSpeech in one batch and differentiates each
+one's CTC loss by the head's weight and bias, with torch's own CTC. Ours runs again only what a
+change touches (`adversaries.changed_frames`) and has all head gradients in closed form; between
+the two stands the batched forward pass with the closed form. Random frames and transcript of 75
+frames, 26 values, DeepSpeech of HFGM's size (2,048 units, an LSTM of 2,048; small: 512 and 256),
+one thread; the cosine distances of both sides are asserted equal. The fastest of several turns
+counts, so that a busy machine slows all alike.
+"""
+
+import argparse
+
+import torch
+from timing import fastest
+from torch import Tensor
+from torch.nn import functional
+
+from adversaries.frame_changes import HeadOnly
+from fedsim.gradients import cosine_distance, ctc_head_gradient, head_passes
+from fedsim.seeds import isolated, torch_generator
+from fedsim.simulation import one_thread
+from fedsim.tasks.recognisers import as_recogniser
+from fedsim.victim import VictimModel
+
+FRAMES, FEATURES, CHANGES, CLASSES = 75, 26, 128, 29
+NAMES = ["head.weight", "head.bias"]
+
+
+def plain(model: VictimModel, frames: Tensor, target: Tensor, theirs: dict[str, Tensor]) -> Tensor:
+    """Distances of utterances (K, T, F): one batched pass, one gradient of the head for each."""
+    head = [model.module.head.weight, model.module.head.bias]
+    scores = model.module(frames).log_softmax(dim=2)
+    found = []
+    for one in scores:
+        loss = functional.ctc_loss(
+            one, target, torch.tensor(len(one)), torch.tensor(len(target)), reduction="none"
+        )
+        gradient = torch.autograd.grad(loss, head, retain_graph=True)
+        ours = {name: value[None] for name, value in zip(NAMES, gradient, strict=True)}
+        found.append(cosine_distance(ours, theirs))
+    return torch.cat(found)
+
+
+def closed(model: VictimModel, frames: Tensor, target: Tensor, theirs: dict[str, Tensor]) -> Tensor:
+    """The same, the gradients in closed form."""
+    with torch.no_grad():
+        passed = head_passes(model, frames, target)
+    gradients = dict(zip(NAMES, ctc_head_gradient(*passed, target), strict=True))
+    return cosine_distance(gradients, theirs)
+
+
+def measure(hidden: int, recurrent: int, *, bidirectional: bool) -> None:
+    """Print the seconds of each side and their ratios."""
+    settings = {"name": "deepspeech", "hidden": hidden, "recurrent": recurrent}
+    kind = as_recogniser({**settings, "bidirectional": bidirectional})
+    with isolated(0, "benchmark"):
+        module = kind.build(FEATURES, CLASSES).eval()
+    rng = torch_generator(0, "benchmark")
+    model = VictimModel(module, head="head", loss=kind.loss)
+    target = torch.randint(1, CLASSES, (20,), generator=rng)
+    heard, guess = (2 * torch.rand(FRAMES, FEATURES, generator=rng) - 1 for _ in range(2))
+    theirs = {
+        name: value.detach()[None]
+        for name, value in model.gradient(heard[None], target[None], names=NAMES).items()
+    }
+    at = torch.randint(FRAMES, (CHANGES,), generator=rng)
+    moves = functional.normalize(torch.randn(CHANGES, FEATURES, generator=rng), dim=1)
+    changed = guess.repeat(CHANGES, 1, 1)
+    changed[torch.arange(CHANGES), at] += moves
+    # Head gradients ask for a graph from the head on; the layers before it need none.
+    for name, weight in module.named_parameters():
+        weight.requires_grad_(name in NAMES)
+    tried = HeadOnly(model.copy(), target, NAMES)
+    tried.move_to(guess)
+    assert tried.way == "incremental"
+    ours = torch.cat([cosine_distance(some, theirs) for some in tried.changed(at, moves)])
+    expected = plain(model, changed, target, theirs)
+    apart = float((ours - expected).abs().max())
+    assert apart < 1e-6, f"distances differ by {apart:.1e}"
+
+    def iteration() -> None:
+        tried.move_to(guess)
+        for some in tried.changed(at, moves):
+            cosine_distance(some, theirs)
+
+    took = {
+        "batched forward, a gradient each": fastest(lambda: plain(model, changed, target, theirs)),
+        "batched forward, closed form": fastest(lambda: closed(model, changed, target, theirs)),
+        "what a change touches, closed form": fastest(iteration),
+    }
+    way = "both ways" if bidirectional else "one way"
+    print(f"{hidden} units, LSTM of {recurrent} {way}, {FRAMES} frames, {CHANGES} changes:")
+    last = list(took.values())[-1]
+    for what, seconds in took.items():
+        print(f"  {what:36} {seconds:7.3f} s   x{seconds / last:.2f}")
+    print(f"  distances {float(ours.min()):.3f} to {float(ours.max()):.3f}, apart {apart:.1e}")
+
+
+def main() -> None:
+    """Both kinds of LSTM."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--small", action="store_true", help="512 units and an LSTM of 256")
+    hidden, recurrent = (512, 256) if parser.parse_args().small else (2048, 2048)
+    with one_thread():
+        for bidirectional in (False, True):
+            measure(hidden, recurrent, bidirectional=bidirectional)
+
+
+if __name__ == "__main__":
+    main()
