@@ -11,26 +11,30 @@ from pydantic import BeforeValidator, Field, SerializeAsAny
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from fedsim.metrics import word_errors, worded
+from fedsim.metrics import framed, word_errors, worded
 from fedsim.records import Batch, Reconstruction, Reduction, Spec, Truth
 from fedsim.seeds import torch_generator
 from fedsim.tasks import judged
 from fedsim.tasks.characters import Characters, characters
 from fedsim.tasks.composition import natural
 from fedsim.tasks.features import Features
+from fedsim.tasks.listening import Level, exhibits, level
 from fedsim.tasks.partition import PARTITIONS, Partition, Whole, as_partition
 from fedsim.tasks.partitioned import Partitioned
 from fedsim.tasks.recognisers import PADDING, Recogniser, as_recogniser
 from fedsim.tasks.recognisers.las import LAS
-from fedsim.tasks.speech_data import Limits, Recordings, frames, load
+from fedsim.tasks.speech_data import READABLE, Limits, Recordings, frames, load
 from fedsim.tasks.transcripts import public_text
-from fedsim.tasks.voices import RATE
+from fedsim.tasks.voices import RATE, speak
 from fedsim.tasks.wordpieces import WordPieces, learn
 from fedsim.victim import Loss
 
 __all__ = ["Speech"]
 
 EVALUATED_AT_ONCE = 32
+
+PUBLIC = 16
+"""Utterances that a level is taken from."""
 
 _KINDS: dict[str, type[Partition]] = {"speaker": Whole, **PARTITIONS}
 
@@ -287,22 +291,51 @@ class Speech(Partitioned):
             text=[self.spec.spell(one.tolist()) for one in sequences],
         )
 
-    def render(self, claimed: Reconstruction, truth: Truth) -> dict[str, bytes]:
-        """Two texts: the transcripts, a line each, and what was matched to each of them.
+    @functools.cached_property
+    def level(self) -> Level | None:
+        """The level of public utterances, where frames are normalised, for whoever listens.
 
-        Where only labels are claimed, their pieces in one line. No file where there are none.
+        Of the utterances that no client holds, 16 at most, or else of embedded voices.
         """
-        if truth.text is None:
-            return {}
-        spec, lines = self.spec, list[str]()
-        if claimed.text is not None or claimed.sequences is not None:
-            lines = worded(claimed, truth, spec)
-        elif claimed.label_set is not None and spec.pieces is not None:
-            known = [spec.pieces[k] for k in sorted(claimed.label_set) if 0 <= k < spec.classes]
-            lines = [" ".join(known)]
-        if not lines:
-            return {}
-        return {
-            "original.txt": ("\n".join(truth.text) + "\n").encode(),
-            "reconstruction.txt": ("\n".join(lines) + "\n").encode(errors="replace"),
-        }
+        if not self.features.normalised:
+            return None
+        index = self.splits[1][:PUBLIC].tolist()
+        if index:
+            sounds = [self.recordings.sound(i) for i in index]
+            return level(self.features, sounds, f"{len(index)} utterances that no client holds")
+        sentences = [text for text in public_text("sentences", None) if len(text) < READABLE]
+        spoken = [
+            torch.from_numpy(speak(text, who)) for who, text in enumerate(sentences[: PUBLIC // 2])
+        ]
+        return level(self.features, spoken, f"{len(spoken)} synthetic voices")
+
+    def render(self, claimed: Reconstruction, truth: Truth) -> dict[str, bytes]:
+        """Transcripts, pictures and sounds: the originals, and what was matched to each of them.
+
+        Two texts, a line an utterance, where transcripts are claimed, or, where only labels are,
+        their pieces in one line. A picture and two sounds of up to four utterances where frames
+        are (`fedsim.tasks.listening`). No file where there is nothing to show.
+        """
+        files = _told(claimed, truth, self.spec)
+        claims = framed(claimed, truth)
+        if any(claim is not None for claim in claims):
+            files |= exhibits(claims, list(truth.inputs or ()), self.features, self.level)
+        return files
+
+
+def _told(claimed: Reconstruction, truth: Truth, spec: Spec) -> dict[str, bytes]:
+    """The transcripts and what is claimed of them, as two texts; none where nothing is."""
+    if truth.text is None:
+        return {}
+    lines = list[str]()
+    if claimed.text is not None or claimed.sequences is not None:
+        lines = worded(claimed, truth, spec)
+    elif claimed.label_set is not None and spec.pieces is not None:
+        known = [spec.pieces[k] for k in sorted(claimed.label_set) if 0 <= k < spec.classes]
+        lines = [" ".join(known)]
+    if not lines:
+        return {}
+    return {
+        "original.txt": ("\n".join(truth.text) + "\n").encode(),
+        "reconstruction.txt": ("\n".join(lines) + "\n").encode(errors="replace"),
+    }

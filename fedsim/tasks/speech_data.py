@@ -24,7 +24,7 @@ from fedsim.tasks.hub import splits
 from fedsim.tasks.transcripts import plain, public_text, within
 from fedsim.tasks.voices import speak
 
-__all__ = ["VOICES", "Limits", "Recordings", "frames", "load"]
+__all__ = ["READABLE", "VOICES", "Limits", "Recordings", "frames", "load"]
 
 VOICES = "voices"
 PACKAGES = ("jiwer", "soundfile", "tokenizers", "torchaudio")
