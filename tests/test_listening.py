@@ -164,7 +164,7 @@ def test_the_level_is_never_the_victims(task, truth, monkeypatch):
     assert heard == [len(fresh.recordings.sound(i)) for i in auxiliary]
     assert not set(auxiliary) & set(torch.cat(fresh.shares).tolist())
     nobody = Speech(seed=3, clients=4, **TASK, auxiliary_fraction=0.0)
-    assert nobody.level.source == "8 synthetic voices"
+    assert nobody.level.source == "16 synthetic voices"
     assert Speech(**TASK, features={"normalised": False}).level is None
 
 

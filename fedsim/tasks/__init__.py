@@ -90,6 +90,13 @@ class Task(Plugin, ABC):
     def fingerprint(self) -> str:
         """A hash of the data, for the run's provenance."""
 
+    def cautions(self) -> list[str]:
+        """What a user should be told of the data before a run; may look at all of it.
+
+        Raises `DataError` for what would fail in the middle of a run.
+        """
+        return []
+
     def truth(self, clients: Sequence[int], round: int, *, batch_size: int, steps: int) -> Truth:
         """The examples behind an update, all local steps and all clients together."""
         batches = [

@@ -11,30 +11,29 @@ from pydantic import BeforeValidator, Field, SerializeAsAny
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from fedsim.metrics import framed, word_errors, worded
+from fedsim.metrics import framed, word_errors
 from fedsim.records import Batch, Reconstruction, Reduction, Spec, Truth
 from fedsim.seeds import torch_generator
 from fedsim.tasks import judged
 from fedsim.tasks.characters import Characters, characters
 from fedsim.tasks.composition import natural
 from fedsim.tasks.features import Features
-from fedsim.tasks.listening import Level, exhibits, level
+from fedsim.tasks.listening import Level, exhibits
 from fedsim.tasks.partition import PARTITIONS, Partition, Whole, as_partition
 from fedsim.tasks.partitioned import Partitioned
 from fedsim.tasks.recognisers import PADDING, Recogniser, as_recogniser
 from fedsim.tasks.recognisers.las import LAS
-from fedsim.tasks.speech_data import READABLE, Limits, Recordings, frames, load
+from fedsim.tasks.speech_checks import cautions, check_lengths
+from fedsim.tasks.speech_data import Limits, Recordings, frames, load
+from fedsim.tasks.speech_exhibits import public_level, told
 from fedsim.tasks.transcripts import public_text
-from fedsim.tasks.voices import RATE, speak
+from fedsim.tasks.voices import RATE
 from fedsim.tasks.wordpieces import WordPieces, learn
 from fedsim.victim import Loss
 
 __all__ = ["Speech"]
 
 EVALUATED_AT_ONCE = 32
-
-PUBLIC = 16
-"""Utterances that a level is taken from."""
 
 _KINDS: dict[str, type[Partition]] = {"speaker": Whole, **PARTITIONS}
 
@@ -165,6 +164,12 @@ class Speech(Partitioned):
         """SHA-256 of the speakers, the transcripts and the sound."""
         return self.recordings.fingerprint()
 
+    def cautions(self) -> list[str]:
+        """What is odd about the recordings; `DataError` for frames too few for CTC."""
+        if isinstance(self.pieces, Characters):
+            check_lengths(self.recordings, self.features, self.pieces)
+        return list(cautions(self.recordings, self.features))
+
     def truth(self, clients: Sequence[int], round: int, *, batch_size: int, steps: int) -> Truth:
         """The utterances behind an update: frames, labels, text and speaker of each."""
         index = [
@@ -293,21 +298,10 @@ class Speech(Partitioned):
 
     @functools.cached_property
     def level(self) -> Level | None:
-        """The level of public utterances, where frames are normalised, for whoever listens.
-
-        Of the utterances that no client holds, 16 at most, or else of embedded voices.
-        """
+        """The level of public utterances, where frames are normalised, for whoever listens."""
         if not self.features.normalised:
             return None
-        index = self.splits[1][:PUBLIC].tolist()
-        if index:
-            sounds = [self.recordings.sound(i) for i in index]
-            return level(self.features, sounds, f"{len(index)} utterances that no client holds")
-        sentences = [text for text in public_text("sentences", None) if len(text) < READABLE]
-        spoken = [
-            torch.from_numpy(speak(text, who)) for who, text in enumerate(sentences[: PUBLIC // 2])
-        ]
-        return level(self.features, spoken, f"{len(spoken)} synthetic voices")
+        return public_level(self.recordings, self.splits[1], self.features)
 
     def render(self, claimed: Reconstruction, truth: Truth) -> dict[str, bytes]:
         """Transcripts, pictures and sounds: the originals, and what was matched to each of them.
@@ -316,26 +310,8 @@ class Speech(Partitioned):
         their pieces in one line. A picture and two sounds of up to four utterances where frames
         are (`fedsim.tasks.listening`). No file where there is nothing to show.
         """
-        files = _told(claimed, truth, self.spec)
+        files = told(claimed, truth, self.spec)
         claims = framed(claimed, truth)
         if any(claim is not None for claim in claims):
             files |= exhibits(claims, list(truth.inputs or ()), self.features, self.level)
         return files
-
-
-def _told(claimed: Reconstruction, truth: Truth, spec: Spec) -> dict[str, bytes]:
-    """The transcripts and what is claimed of them, as two texts; none where nothing is."""
-    if truth.text is None:
-        return {}
-    lines = list[str]()
-    if claimed.text is not None or claimed.sequences is not None:
-        lines = worded(claimed, truth, spec)
-    elif claimed.label_set is not None and spec.pieces is not None:
-        known = [spec.pieces[k] for k in sorted(claimed.label_set) if 0 <= k < spec.classes]
-        lines = [" ".join(known)]
-    if not lines:
-        return {}
-    return {
-        "original.txt": ("\n".join(truth.text) + "\n").encode(),
-        "reconstruction.txt": ("\n".join(lines) + "\n").encode(errors="replace"),
-    }
