@@ -30,7 +30,10 @@ STEPS, ITERATIONS = 50, 32
 """Of the spectrum's least squares, and of Griffin and Lim's search for phases."""
 
 PEAK = 0.8
-CELL_WIDTH, HEIGHT, GAP = 4, 104, 6
+FRAME_WIDTH, HEIGHT, GAP = 4, 101, 6
+"""In pixels: of a frame, of a spectrum, between two. A report shows the picture as high as it is: no
+row of pixels is doubled on one side alone."""
+
 RAMP = ((13, 8, 42), (76, 22, 106), (168, 44, 92), (229, 93, 48), (250, 178, 60), (252, 252, 190))
 """From low values to high: even steps of lightness."""
 
@@ -166,8 +169,9 @@ def sheet(original: Tensor, claim: Tensor) -> bytes:
 def _pixels(logs: Tensor, low: float, span: float) -> Pixels:
     shares = ((logs - low) / span).clamp(0, 1)
     values = (shares * (COLOURS - 1)).round().numpy().astype(np.uint8)
-    cell = max(1, HEIGHT // values.shape[1])
-    return values.T[::-1].repeat(cell, axis=0).repeat(CELL_WIDTH, axis=1)
+    rows = np.arange(HEIGHT) * values.shape[1] // HEIGHT
+    found: Pixels = values.T[::-1][rows].repeat(FRAME_WIDTH, axis=1)
+    return found
 
 
 def _palette() -> list[int]:
