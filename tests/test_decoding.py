@@ -5,11 +5,10 @@ import itertools
 
 import pytest
 import torch
+from processes import elsewhere
 from torch.nn import functional
 
-from fedsim.errors import DataError
 from fedsim.gradients import BLANK, ctc_loss, frames_needed
-from fedsim.tasks.recognisers import as_recogniser, decoding
 from fedsim.tasks.recognisers.decoding import best_of_beam, best_path
 from fedsim.tasks.speech import Speech
 
@@ -73,12 +72,22 @@ def test_a_narrow_beam_of_likely_frames_is_the_best_path():
     assert best_of_beam(frames.log_softmax(dim=1), 2).tolist() == [3, 3, 1, 2]
 
 
-def test_without_the_decoder_a_beam_is_refused_before_any_training(monkeypatch):
-    monkeypatch.setattr(decoding.importlib.util, "find_spec", lambda name: None)
-    decoding.beam_decoder.cache_clear()
-    with pytest.raises(DataError, match=r"beam = 7 needs .*flashlight-text: pip install 'fedsim\["):
-        as_recogniser({**MODEL, "beam": 7}).build(26, 29)
-    as_recogniser({**MODEL, "beam": 1}).build(26, 29)
+def test_without_the_decoder_a_beam_is_refused_before_any_training():
+    """Where flashlight-text is missing, or does not load."""
+    script = f"""
+import sys
+sys.modules["flashlight"] = None
+from fedsim.errors import DataError
+from fedsim.tasks.recognisers import as_recogniser
+as_recogniser({MODEL!r}).build(26, 29)
+try:
+    as_recogniser({dict(MODEL, beam=7)!r}).build(26, 29)
+except DataError as error:
+    print(error)
+"""
+    said = elsewhere(script)
+    assert said.startswith("task.model.beam = 7 needs torchaudio and flashlight-text: pip install")
+    assert "'fedsim[beam]'" in said
 
 
 @beams

@@ -218,5 +218,10 @@ class Task(Plugin, ABC):
         claimed: Reconstruction,
         truth: Truth,
     ) -> dict[str, bytes]:
-        """Files for a reader, by name: originals beside reconstructions. None by default."""
+        """Files for a reader, by name: originals beside reconstructions. None by default.
+
+        A report shows what is named `reconstruction*`, beside what has `original` in its place in
+        the same name; names that differ in their ending alone stand together. `about.txt` is what
+        a reader should know of them all. Whatever it raises costs the files, and not the scores.
+        """
         return {}

@@ -31,8 +31,8 @@ STEPS, ITERATIONS = 50, 32
 
 PEAK = 0.8
 FRAME_WIDTH, HEIGHT, GAP = 4, 101, 6
-"""In pixels: of a frame, of a spectrum, between two. A report shows the picture as high as it is: no
-row of pixels is doubled on one side alone."""
+"""In pixels: of a frame, of a spectrum, between two. A report shows the picture as high as it is,
+so that no row of pixels is doubled on one side alone."""
 
 RAMP = ((13, 8, 42), (76, 22, 106), (168, 44, 92), (229, 93, 48), (250, 178, 60), (252, 252, 190))
 """From low values to high: even steps of lightness."""

@@ -15,7 +15,7 @@ from fedsim.tasks.voices import RATE
 
 __all__ = ["cautions", "check_lengths"]
 
-LOOKED_AT = 2000
+LOOKED_AT = 1000
 """Recordings whose headers are read."""
 
 DECODED = 4_000_000

@@ -6,7 +6,6 @@ Beams are flashlight's, through torchaudio: compiled, without dependencies, with
 
 import functools
 import importlib
-import importlib.util
 from typing import Any
 
 import torch
@@ -46,12 +45,14 @@ def best_of_beam(log_probs: Tensor, width: int) -> Tensor:
 @functools.lru_cache(maxsize=8)
 def beam_decoder(classes: int, width: int) -> Any:
     """torchaudio's decoder of emissions (B, T, classes); `DataError` without flashlight-text."""
-    if libraries.torchaudio() is None or importlib.util.find_spec("flashlight") is None:
+    libraries.torchaudio()
+    try:
+        make = importlib.import_module("torchaudio.models.decoder").ctc_decoder
+    except (ImportError, RuntimeError) as error:
         raise DataError(
-            f"task.model.beam = {width} needs torchaudio and flashlight-text: "
-            "pip install 'fedsim[beam]', or leave it at 1, which needs neither"
-        )
-    make = importlib.import_module("torchaudio.models.decoder").ctc_decoder
+            f"task.model.beam = {width} needs torchaudio and flashlight-text: pip install "
+            f"'fedsim[beam]', or leave it at 1, which needs neither ({libraries.brief(error)})"
+        ) from error
     names = [str(label) for label in range(classes)]
     # The blank stands for silence as well: another label would be added at both ends.
     return make(
