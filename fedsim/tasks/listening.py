@@ -24,7 +24,7 @@ SECONDS = 8
 """Of each of them, at most."""
 
 SILENT, LOUDEST = math.log(OFFSET), 16.0
-"""Log energies that no band of a sound in [-1, 1] goes below, or above (Parseval, 4,096 samples)."""
+"""Log energies that no band of a sound in [-1, 1] goes below, or above (Parseval, window 4,096)."""
 
 STEPS, ITERATIONS = 50, 32
 """Of the spectrum's least squares, and of Griffin and Lim's search for phases."""
