@@ -255,12 +255,18 @@ class Bench:
                 for each in measured:
                     value = each.score(claimed, truth, self.task.spec)
                     values[each.name] = None if math.isnan(value) else value
-                place = f"{self.folder}/{caught.victim}/{label}"
+            except Exception as reason:
+                status, values = "failed", {}
+                error = f"its reconstruction cannot be scored: {type(reason).__name__}: {reason}"
+        place = f"{self.folder}/{caught.victim}/{label}"
+        if status == "ok":
+            try:
                 rendered = self.task.render(claimed, truth)
                 files = {f"{place}/{name}": content for name, content in rendered.items()}
             except Exception as reason:
-                status, values, files = "failed", {}, {}
-                error = f"its reconstruction cannot be scored: {type(reason).__name__}: {reason}"
+                error = f"it cannot be shown: {type(reason).__name__}: {reason}"
+        shown = [path for path in files if path.startswith(f"{place}/reconstruction")] or [*files]
+        artifact = place if len(shown) > 1 else "".join(shown)
         held = settings.batch_size
         if truth.num_examples:
             held = truth.num_examples // (settings.local_steps * len(caught.clients)) or 1
@@ -299,15 +305,10 @@ class Bench:
                     batch_size=held,
                     local_steps=settings.local_steps,
                     inclusion=attack.inclusion,
-                    artifact=min(files, key=_shown_first, default=""),
+                    artifact=artifact,
                 )
             )
         return Outcome(caught.round, tuple(rows), files, attack.caution)
-
-
-def _shown_first(path: str) -> tuple[bool, str]:
-    """A key that puts what was reconstructed before the originals beside it."""
-    return not path.rpartition("/")[2].startswith("reconstruction"), path
 
 
 def _check(claimed: object, method: str) -> None:

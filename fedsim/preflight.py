@@ -35,7 +35,7 @@ def preflight(scenario: Scenario) -> tuple[Task, list[str]]:
     for guarded in sorted({tuple(one.guards(c) for one in defenses) for c in clients}):
         chain = [one for one, on in zip(defenses, guarded, strict=True) if on]
         local_training(scenario, task, module, (), torch.Generator(), chain)
-    cautions = Budget(scenario, task).cautions()
+    cautions = task.cautions() + Budget(scenario, task).cautions()
     if scenario.adversaries:
         model = task.victim({})
         for label, _, adversary in scenario.build_adversaries():

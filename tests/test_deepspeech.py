@@ -17,7 +17,6 @@ from fedsim.records import Batch
 from fedsim.seeds import isolated
 from fedsim.tasks.characters import characters
 from fedsim.tasks.recognisers import PADDING, as_recogniser
-from fedsim.tasks.recognisers.decoding import best_path, prefix_beams
 from fedsim.tasks.recognisers.deepspeech import DeepSpeech, windows
 from fedsim.tasks.speech import Speech
 from fedsim.victim import VictimModel
@@ -255,34 +254,10 @@ def test_the_dropout_defense_finds_every_clipped_relu():
 # --- transcripts ----------------------------------------------------------------------------
 
 
-def test_the_best_path_merges_repetitions_and_leaves_out_blanks():
-    path = torch.tensor([0, 1, 1, 0, 1, 2, 2, 0, 0, 3])
-    assert best_path(functional.one_hot(path, 4).double()).tolist() == [1, 1, 2, 3]
-    assert best_path(torch.zeros(3, 4)).tolist() == []
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_a_wide_beam_finds_the_likeliest_labels(seed):
-    frames = scores(1, 4, 3, seed=seed)
-    every = [
-        labels
-        for size in range(1, 5)
-        for labels in itertools.product((1, 2), repeat=size)
-        if frames_needed(torch.tensor(labels)) <= 4
-    ]
-    likely = {labels: -float(ctc_loss(frames, torch.tensor([labels]))) for labels in every}
-    likely[()] = float(frames[0, :, 0].sum())
-    assert tuple(prefix_beams(frames[0], 100).tolist()) == max(likely, key=likely.__getitem__)
-
-
-def test_a_beam_adds_up_alignments_where_the_best_path_does_not():
-    frames = torch.tensor([[0.6, 0.4], [0.6, 0.4]]).log()
-    assert best_path(frames).tolist() == []
-    assert prefix_beams(frames, 4).tolist() == [1]
-
-
 @pytest.mark.parametrize("beam", [1, 8])
 def test_it_learns_what_it_is_told_and_then_says_it(beam):
+    if beam > 1:
+        pytest.importorskip("flashlight")
     recogniser, module = small(hidden=48, recurrent=32, beam=beam)
     inputs, target, lengths = utterances()
     optimizer = torch.optim.Adam(module.parameters(), lr=0.01)

@@ -11,7 +11,7 @@
 A task with other examples adds a metric with `register`.
 """
 
-from fedsim.metrics.frames import FRAMES
+from fedsim.metrics.frames import FRAMES, framed
 from fedsim.metrics.images import IMAGES, PSNR_CAP, RECOVERED, SSIM_SIDE, match
 from fedsim.metrics.labels import LABELS, claimed_counts, true_counts
 from fedsim.metrics.optimisation import OPTIMISATION
@@ -42,6 +42,7 @@ __all__ = [
     "applicable",
     "baselines",
     "claimed_counts",
+    "framed",
     "match",
     "read",
     "register",

@@ -12,7 +12,10 @@ from torch import Tensor
 from fedsim.metrics.registry import Metric
 from fedsim.records import Reconstruction, Spec, Truth
 
-__all__ = ["FRAMES"]
+__all__ = ["FRAMES", "framed"]
+
+HOPELESS = 1e12
+"""Errors from which on all are alike to whoever matches; the solver takes none near infinity."""
 
 
 def _error(claim: Tensor, original: Tensor) -> float:
@@ -31,15 +34,37 @@ def _originals(truth: Truth) -> list[Tensor]:
     return [one.detach().cpu().double() for one in truth.inputs]
 
 
-def _mae(claimed: Reconstruction, truth: Truth, _: Spec) -> float:
+def _assigned(claimed: Reconstruction, truth: Truth) -> tuple[list[Tensor], list[int], float]:
+    """Claims (T', F), which of them is each original's, and the mean error."""
     from scipy.optimize import linear_sum_assignment
 
     originals = _originals(truth)
     claims = [one.detach().cpu().double() for one in claimed.inputs or ()][: len(originals)]
     claims += [torch.zeros(0, *originals[0].shape[1:])] * (len(originals) - len(claims))
     errors = torch.tensor([[_error(claim, one) for claim in claims] for one in originals])
-    rows, columns = linear_sum_assignment(errors.numpy())
-    return float(errors[rows, columns].mean())
+    rows, columns = linear_sum_assignment(errors.clamp(max=HOPELESS).numpy())
+    return claims, columns.tolist(), float(errors[rows, columns].mean())
+
+
+def framed(claimed: Reconstruction, truth: Truth) -> list[Tensor | None]:
+    """What was matched to each original as `mae` matches: frames (T', F) float64.
+
+    None where nothing was, and where the claim has other features, no frame, or NaN or Inf.
+    """
+    if not truth.inputs or not claimed.inputs:
+        return [None] * len(truth.inputs or ())
+    claims, columns, _ = _assigned(claimed, truth)
+    pairs = zip([claims[column] for column in columns], truth.inputs, strict=True)
+    return [
+        claim[: len(one)]
+        if claim.shape[1:] == one.shape[1:] and claim.numel() and claim.isfinite().all()
+        else None
+        for claim, one in pairs
+    ]
+
+
+def _mae(claimed: Reconstruction, truth: Truth, _: Spec) -> float:
+    return _assigned(claimed, truth)[2]
 
 
 def _silence(truth: Truth, _: Spec) -> float:

@@ -20,9 +20,12 @@ KINDS = {
     ".wav": "audio/wav", ".flac": "audio/flac", ".mp3": "audio/mpeg", ".txt": "text/plain",
 }  # fmt: skip
 FILE_LIMIT, PAGE_LIMIT, TEXT_LIMIT = 2_000_000, 24_000_000, 2000
-SHOWN, EACH = 12, 4
+SHOWN, EACH = 12, 5
+
+ABOUT = "about.txt"
 
 Exhibit = dict[str, Any]
+Pair = tuple[Exhibit | None, Exhibit | None]
 
 
 class Exhibits:
@@ -36,44 +39,60 @@ class Exhibits:
         order = order[order["artifact"] != ""]
         step = max(1.0, (len(order) - 1) / (SHOWN - 1))
         chosen = order.iloc[[round(at * step) for at in range(min(len(order), SHOWN))]]
-        items = []
+        items: list[dict[str, Any]] = []
+        notes: dict[str, None] = {}
         for row in chosen.to_dict("records"):
             same = rows[(rows["victim"] == row["victim"]) & (rows["seed"] == row["seed"])]
-            for original, reconstruction in self._pairs(str(row["artifact"])):
+            artifact = str(row["artifact"]).replace("\\", "/").rstrip("/")
+            for pairs in self._figures(artifact):
                 items.append(
                     {
                         "who": f"Client {row['client']}, round {row['round']:g}",
                         "scores": scores(same),
-                        "original": original,
-                        "reconstruction": reconstruction,
+                        "pairs": pairs,
                     }
                 )
-        return {"items": items, "shown": len(chosen), "total": len(order)}
+            about = f"{artifact}/{ABOUT}"
+            told = self._embed(about) if inside(self.run_dir, about) else None
+            if told:
+                notes[told["text"]] = None
+        shown = [one for item in items for pair in item["pairs"] for one in pair if one]
+        return {
+            "items": items,
+            "heard": any(one["kind"] == "audio" for one in shown),
+            "notes": [*notes],
+            "shown": len(chosen),
+            "total": len(order),
+        }
 
-    def _pairs(self, artifact: str) -> list[tuple[Exhibit | None, Exhibit | None]]:
-        """(original, reconstruction) of one attack.
+    def _figures(self, artifact: str) -> list[list[Pair]]:
+        """The files of one attack, in figures: those that differ in their ending alone make one.
 
-        The artifact is a file `reconstruction*`, or a folder of them; `original*` of the same
-        ending stands beside it or one folder up, where several adversaries share it. An image
-        alone is a sheet: originals in the top row, what was made of each below (`Task.render`).
+        The artifact is a file `reconstruction*`, or a folder of them, and of a note `about.txt`
+        to all of them; `original*` of the same ending stands beside it or one folder up, where
+        several adversaries share it. An image alone is a sheet: originals in the top row, what was
+        made of each below (`Task.render`).
         """
-        artifact = artifact.replace("\\", "/").rstrip("/")
         names = [artifact]
         if inside(self.run_dir, artifact, folder=True):
             found = sorted(path.name for path in (self.run_dir / artifact).iterdir())
             names = [f"{artifact}/{name}" for name in fnmatch.filter(found, "reconstruction*")]
-        pairs = []
-        for name in names[:EACH]:
-            folder, _, leaf = name.rpartition("/")
-            twin = leaf.replace("reconstruction", "original")
-            above = folder.rpartition("/")[0]
-            places = [f"{folder}/{twin}", f"{above}/{twin}"] if twin != leaf else []
-            place = next((place for place in places if inside(self.run_dir, place)), None)
-            original, made = (self._embed(place) if place else None), self._embed(name)
-            if original and made and original["kind"] == made["kind"] == "text":
-                made["marked"] = marked(made["text"], original["text"])
-            pairs.append((original, made))
-        return pairs
+        figures: dict[str, list[str]] = {}
+        for name in names:
+            figures.setdefault(name.rpartition(".")[0], []).append(name)
+        return [[self._pair(name) for name in own] for own in [*figures.values()][:EACH]]
+
+    def _pair(self, name: str) -> Pair:
+        """The original, and the reconstruction in the file of that name."""
+        folder, _, leaf = name.rpartition("/")
+        twin = leaf.replace("reconstruction", "original")
+        above = folder.rpartition("/")[0]
+        places = [f"{folder}/{twin}", f"{above}/{twin}"] if twin != leaf else []
+        place = next((place for place in places if inside(self.run_dir, place)), None)
+        original, made = (self._embed(place) if place else None), self._embed(name)
+        if original and made and original["kind"] == made["kind"] == "text":
+            made["marked"] = marked(made["text"], original["text"])
+        return original, made
 
     def _embed(self, relative: str) -> Exhibit | None:
         path = inside(self.run_dir, relative)

@@ -90,6 +90,13 @@ class Task(Plugin, ABC):
     def fingerprint(self) -> str:
         """A hash of the data, for the run's provenance."""
 
+    def cautions(self) -> list[str]:
+        """What a user should be told of the data before a run; may look at all of it.
+
+        Raises `DataError` for what would fail in the middle of a run.
+        """
+        return []
+
     def truth(self, clients: Sequence[int], round: int, *, batch_size: int, steps: int) -> Truth:
         """The examples behind an update, all local steps and all clients together."""
         batches = [
@@ -211,5 +218,10 @@ class Task(Plugin, ABC):
         claimed: Reconstruction,
         truth: Truth,
     ) -> dict[str, bytes]:
-        """Files for a reader, by name: originals beside reconstructions. None by default."""
+        """Files for a reader, by name: originals beside reconstructions. None by default.
+
+        A report shows what is named `reconstruction*`, beside what has `original` in its place in
+        the same name; names that differ in their ending alone stand together. `about.txt` is what
+        a reader should know of them all. Whatever it raises costs the files, and not the scores.
+        """
         return {}

@@ -12,10 +12,13 @@ from fedsim import libraries
 from fedsim.errors import DataError
 from fedsim.tasks.voices import RATE
 
-__all__ = ["Features", "resampled", "torchaudio"]
+__all__ = ["OFFSET", "Features", "resampled", "torchaudio"]
 
 MELS = 40
 """Mel bands that MFCC are computed from, at least."""
+
+OFFSET = 1e-6
+"""What is added to the energy of a band before its logarithm; torchaudio's MFCC add as much."""
 
 
 class Features(BaseModel):
@@ -41,6 +44,11 @@ class Features(BaseModel):
         description="cut off both ends what is so many dB below the loudest stretch of 20 ms",
     )
 
+    @property
+    def bands(self) -> int:
+        """Mel bands behind the values of a frame."""
+        return self.size if self.kind == "log-mel" else max(MELS, self.size)
+
     def of(self, sound: Tensor) -> Tensor:
         """Frames (T, size) float32 of sound (n,) float32 at 16 kHz; T = 1 + n // stride.
 
@@ -54,7 +62,7 @@ class Features(BaseModel):
         with torch.no_grad():
             frames: Tensor = _transform(self)(sound)
             if self.kind == "log-mel":
-                frames = (frames + 1e-6).log()
+                frames = (frames + OFFSET).log()
             frames = frames.T.contiguous()
             if self.normalised:
                 spread = frames.std(dim=0, correction=0).clamp(min=1e-5)
@@ -65,8 +73,7 @@ class Features(BaseModel):
 @functools.lru_cache(maxsize=8)
 def _transform(features: Features) -> Any:
     transforms = torchaudio().transforms
-    bands = features.size if features.kind == "log-mel" else max(MELS, features.size)
-    mel = {"n_fft": features.window, "hop_length": features.stride, "n_mels": bands}
+    mel = {"n_fft": features.window, "hop_length": features.stride, "n_mels": features.bands}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, PositiveFloat, SerializeAsAny
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from fedsim.metrics import word_errors, worded
+from fedsim.metrics import framed, word_errors
 from fedsim.records import Batch, Reconstruction, Reduction, Spec, Truth
 from fedsim.seeds import torch_generator
 from fedsim.tasks import judged
@@ -19,11 +19,14 @@ from fedsim.tasks.characters import Characters, characters
 from fedsim.tasks.composition import natural
 from fedsim.tasks.cutting import lasting
 from fedsim.tasks.features import Features
+from fedsim.tasks.listening import Level, exhibits
 from fedsim.tasks.partition import PARTITIONS, Partition, Whole, as_partition
 from fedsim.tasks.partitioned import Partitioned
 from fedsim.tasks.recognisers import PADDING, Recogniser, as_recogniser
 from fedsim.tasks.recognisers.las import LAS
+from fedsim.tasks.speech_checks import cautions, check_lengths
 from fedsim.tasks.speech_data import Limits, Recordings, frames, load
+from fedsim.tasks.speech_exhibits import public_level, told
 from fedsim.tasks.transcripts import public_text
 from fedsim.tasks.voices import RATE
 from fedsim.tasks.wordpieces import WordPieces, learn
@@ -171,6 +174,12 @@ class Speech(Partitioned):
         """SHA-256 of the speakers, the transcripts and the sound."""
         return self.recordings.fingerprint()
 
+    def cautions(self) -> list[str]:
+        """What is odd about the recordings; `DataError` for frames too few for CTC."""
+        if isinstance(self.pieces, Characters):
+            check_lengths(self.recordings, self.features, self.pieces)
+        return list(cautions(self.recordings, self.features))
+
     def truth(self, clients: Sequence[int], round: int, *, batch_size: int, steps: int) -> Truth:
         """The utterances behind an update: frames, labels, text and speaker of each."""
         index = [
@@ -297,22 +306,22 @@ class Speech(Partitioned):
             text=[self.spec.spell(one.tolist()) for one in sequences],
         )
 
-    def render(self, claimed: Reconstruction, truth: Truth) -> dict[str, bytes]:
-        """Two texts: the transcripts, a line each, and what was matched to each of them.
+    @functools.cached_property
+    def level(self) -> Level | None:
+        """The level of public utterances, where frames are normalised, for whoever listens."""
+        if not self.features.normalised:
+            return None
+        return public_level(self.recordings, self.splits[1], self.features)
 
-        Where only labels are claimed, their pieces in one line. No file where there are none.
+    def render(self, claimed: Reconstruction, truth: Truth) -> dict[str, bytes]:
+        """Transcripts, pictures and sounds: the originals, and what was matched to each of them.
+
+        Two texts, a line an utterance, where transcripts are claimed, or, where only labels are,
+        their pieces in one line. A picture and two sounds of up to four utterances where frames
+        are (`fedsim.tasks.listening`). No file where there is nothing to show.
         """
-        if truth.text is None:
-            return {}
-        spec, lines = self.spec, list[str]()
-        if claimed.text is not None or claimed.sequences is not None:
-            lines = worded(claimed, truth, spec)
-        elif claimed.label_set is not None and spec.pieces is not None:
-            known = [spec.pieces[k] for k in sorted(claimed.label_set) if 0 <= k < spec.classes]
-            lines = [" ".join(known)]
-        if not lines:
-            return {}
-        return {
-            "original.txt": ("\n".join(truth.text) + "\n").encode(),
-            "reconstruction.txt": ("\n".join(lines) + "\n").encode(errors="replace"),
-        }
+        files = told(claimed, truth, self.spec)
+        claims = framed(claimed, truth)
+        if any(claim is not None for claim in claims):
+            files |= exhibits(claims, list(truth.inputs or ()), self.features, self.level)
+        return files

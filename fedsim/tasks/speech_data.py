@@ -10,21 +10,20 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedsim.errors import DataError, did_you_mean
 from fedsim.libraries import HUB
 from fedsim.seeds import numpy_generator, torch_generator
-from fedsim.tasks.features import Features, resampled
+from fedsim.tasks.features import Features
 from fedsim.tasks.hub import splits
-from fedsim.tasks.transcripts import plain, public_text, within
+from fedsim.tasks.sound_files import Header, decoded, header
+from fedsim.tasks.transcripts import lost, plain, public_text, within
 from fedsim.tasks.voices import speak
 
-__all__ = ["VOICES", "Limits", "Recordings", "frames", "load"]
+__all__ = ["READABLE", "VOICES", "Limits", "Recordings", "frames", "load"]
 
 VOICES = "voices"
 PACKAGES = ("jiwer", "soundfile", "tokenizers", "torchaudio")
@@ -53,7 +52,9 @@ class Recordings:
 
     speakers, texts: one an utterance, texts plain. tests: whether each is in the source's test
     split, None where the source has none. sound(i): (n,) float32 at 16 kHz, one channel.
-    content(i): bytes by which a change of the sound shows.
+    content(i): bytes by which a change of the sound shows. header(i): what its file says of itself,
+    None where there are no files. name(i): what a message calls it. lost: of each, the characters
+    that its transcript lost when it became plain.
     """
 
     speakers: tuple[str, ...]
@@ -61,6 +62,9 @@ class Recordings:
     sound: Callable[[int], Tensor]
     content: Callable[[int], bytes]
     tests: tuple[bool, ...] | None = None
+    header: Callable[[int], Header] | None = None
+    name: Callable[[int], str] = "utterance {}".format
+    lost: tuple[frozenset[str], ...] = ()
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -99,7 +103,11 @@ def load(data: str, folder: Path | None, text: str, limits: Limits) -> Recording
     found = _hub(data) if data.startswith(HUB) else _local(data, folder)
     for index, said in enumerate(found.texts):
         if not said:
-            raise DataError(f"data '{data}': utterance {index} has no word in its transcript")
+            signs = ", ".join(sorted(found.lost[index])) or "nothing that is spoken"
+            raise DataError(
+                f"data '{data}': utterance {index} has no word in its transcript, but {signs}; "
+                f"expected words of a-z. Spell them out, or leave out {found.name(index)}"
+            )
     kept = _limited(found, limits)
     if len(kept) < 3:
         raise DataError(
@@ -128,6 +136,7 @@ def _limited(found: Recordings, limits: Limits) -> list[int]:
 
 
 def _only(found: Recordings, kept: Sequence[int]) -> Recordings:
+    header = found.header
     return dataclasses.replace(
         found,
         speakers=tuple(found.speakers[i] for i in kept),
@@ -135,6 +144,9 @@ def _only(found: Recordings, kept: Sequence[int]) -> Recordings:
         tests=None if found.tests is None else tuple(found.tests[i] for i in kept),
         sound=lambda index: found.sound(kept[index]),
         content=lambda index: found.content(kept[index]),
+        header=header and (lambda index: header(kept[index])),
+        name=lambda index: found.name(kept[index]),
+        lost=tuple(found.lost[i] for i in kept),
     )
 
 
@@ -209,7 +221,7 @@ def _table(path: Path) -> Recordings:
     return _files(
         files,
         tuple(row["speaker"] for row in rows),
-        tuple(plain(row["transcript"]) for row in rows),
+        tuple(row["transcript"] for row in rows),
         tests if tests and any(tests) and not all(tests) else None,
     )
 
@@ -226,7 +238,7 @@ def _librispeech(lists: Sequence[Path]) -> Recordings:
                 raise DataError(f"{path} tells of '{name}', and there is no {name}.flac beside it")
             files.append(file)
             speakers.append(path.parent.parent.name)
-            texts.append(plain(text))
+            texts.append(text)
     return _files(tuple(files), tuple(speakers), tuple(texts), None)
 
 
@@ -240,24 +252,14 @@ def _files(
         raise DataError(f"there is no recording {missing}")
     return Recordings(
         speakers,
-        texts,
-        sound=lambda index: _decoded(files[index], str(files[index])),
+        tuple(map(plain, texts)),
+        sound=lambda index: decoded(files[index], str(files[index])),
         content=lambda index: files[index].read_bytes(),
         tests=tests,
+        header=lambda index: header(files[index], str(files[index])),
+        name=lambda index: str(files[index]),
+        lost=tuple(map(lost, texts)),
     )
-
-
-def _decoded(source: Any, where: str) -> Tensor:
-    """A recording as one channel at 16 kHz: channels are averaged, other rates resampled."""
-    import soundfile
-
-    try:
-        sound, rate = soundfile.read(source, dtype="float32", always_2d=True)
-    except (OSError, RuntimeError, ValueError) as error:
-        raise DataError(f"{where} cannot be read: {error}") from error
-    if not len(sound) or not np.isfinite(sound).all():
-        raise DataError(f"{where} holds no sound: {len(sound)} samples, or NaN or Inf among them")
-    return resampled(torch.from_numpy(sound.mean(axis=1)), rate)
 
 
 # --- the Hub --------------------------------------------------------------------------------
@@ -289,10 +291,16 @@ def _hub(name: str) -> Recordings:
         stored = whole[index][audio]
         return bytes(stored["bytes"] or Path(stored["path"]).read_bytes())
 
+    def called(index: int) -> str:
+        return f"{name}, utterance {index}"
+
     return Recordings(
         tuple(map(str, whole[who])),
         tuple(map(plain, whole[text])),
-        sound=lambda index: _decoded(io.BytesIO(content(index)), f"{name}, utterance {index}"),
+        sound=lambda index: decoded(io.BytesIO(content(index)), called(index)),
         content=content,
         tests=tests if any(tests) and not all(tests) else None,
+        header=lambda index: header(io.BytesIO(content(index)), called(index)),
+        name=called,
+        lost=tuple(map(lost, whole[text])),
     )

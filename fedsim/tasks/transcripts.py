@@ -10,7 +10,7 @@ import numpy as np
 from fedsim.errors import DataError, did_you_mean
 from fedsim.seeds import numpy_generator
 
-__all__ = ["ALPHABET", "SENTENCES", "plain", "public_text", "text_files", "within"]
+__all__ = ["ALPHABET", "SENTENCES", "lost", "plain", "public_text", "text_files", "within"]
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz'"
 """Every character of a plain transcript, beside the single spaces between words."""
@@ -20,6 +20,9 @@ SENTENCES = "sentences"
 
 PUBLIC = 3000
 """Sentences of the embedded text."""
+
+SPOKEN = frozenset("%&@")
+"""Signs that are read aloud, beside those of money and mathematics."""
 
 _WORDS = {
     "who": "bavo, delwyn, fenna, gurrik, hazel, jorim, kirelo, lunet, miravel, nollo, ozrin, "
@@ -44,10 +47,22 @@ def plain(text: str) -> str:
     Accents are taken off letters; whatever else is no letter separates words. An apostrophe
     stays where a letter is beside it.
     """
-    bare = unicodedata.normalize("NFKD", text.replace("\u2019", "'").lower())
-    bare = "".join(c for c in bare if not unicodedata.combining(c))
-    words = re.sub(r"[^a-z']+", " ", bare).split()
+    words = re.sub(r"[^a-z']+", " ", _bare(text)).split()
     return " ".join(word for word in words if word.strip("'"))
+
+
+def lost(text: str) -> frozenset[str]:
+    """Letters, digits and signs of a text that are spoken, but have no place in a plain one."""
+    strange = set(_bare(text)) - set(ALPHABET)
+    return frozenset(
+        c for c in strange if c.isalnum() or c in SPOKEN or unicodedata.category(c) in ("Sc", "Sm")
+    )
+
+
+def _bare(text: str) -> str:
+    """Lower-case, without accents."""
+    bare = unicodedata.normalize("NFKD", text.replace("\u2019", "'").lower())
+    return "".join(c for c in bare if not unicodedata.combining(c))
 
 
 def _sentence(rng: np.random.Generator) -> str:

@@ -1,16 +1,21 @@
-"""From a CTC model's scores of every frame to labels: the best path, and prefix beam search."""
+"""From a CTC model's scores of every frame to labels: the best path, and the best of a beam.
 
-import math
+Beams are flashlight's, through torchaudio: compiled, without dependencies, with wheels for Python
+3.11 and 3.12. pyctcdecode, the other decoder in wide use, is pinned below numpy 2.
+"""
+
+import functools
+import importlib
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedsim import libraries
+from fedsim.errors import DataError
 from fedsim.gradients import BLANK
 
-__all__ = ["best_path", "prefix_beams"]
-
-Prefix = tuple[int, ...]
-Beams = dict[Prefix, tuple[float, float]]
+__all__ = ["beam_decoder", "best_of_beam", "best_path"]
 
 
 def best_path(log_probs: Tensor) -> Tensor:
@@ -21,35 +26,40 @@ def best_path(log_probs: Tensor) -> Tensor:
     return path[new & (path != BLANK)]
 
 
-def prefix_beams(log_probs: Tensor, width: int) -> Tensor:
-    """The likeliest labels (L,) int64, all their alignments together, by prefix beam search.
+def best_of_beam(log_probs: Tensor, width: int) -> Tensor:
+    """The likeliest labels (L,) int64, all their alignments together, among those of a beam.
 
-    log_probs: (T, C) log-probabilities. width: prefixes kept from frame to frame; exact once it is
-    no less than their number. No language model. Graves and Jaitly (ICML 2014), section 3.2.
+    log_probs: (T, C) log-probabilities. width: hypotheses kept from frame to frame; exact once it
+    is no less than twice the number of prefixes. No language model. Graves and Jaitly (ICML 2014),
+    section 3.2. None of no frames, and where a model that diverged has no likeliest. Raises
+    `DataError` without flashlight-text.
     """
-    # Of every prefix: log-probability that the last frame was a blank, and that it was a label.
-    beams: Beams = {(): (0.0, -math.inf)}
-    for frame in log_probs.double().tolist():
-        grown: Beams = {}
-        for prefix, (blank, label) in beams.items():
-            last, either = prefix[-1] if prefix else BLANK, _sum(blank, label)
-            _add(grown, prefix, either + frame[BLANK], label + frame[last])
-            for new, score in enumerate(frame):
-                if new != BLANK:
-                    # Directly behind the same label it would be read as one.
-                    before = blank if new == last else either
-                    _add(grown, (*prefix, new), -math.inf, before + score)
-        best = sorted(grown, key=lambda one: _sum(*grown[one]), reverse=True)
-        beams = {prefix: grown[prefix] for prefix in best[:width]}
-    return torch.tensor(next(iter(beams)), dtype=torch.int64, device=log_probs.device)
+    found: list[Any] = []
+    if len(log_probs):
+        decode = beam_decoder(log_probs.shape[1], width)
+        (found,) = decode(log_probs.float().cpu().contiguous()[None])
+    labels = found[0].tokens if found else torch.zeros(0)
+    return labels.to(log_probs.device, torch.int64)
 
 
-def _add(beams: Beams, prefix: Prefix, blank: float, label: float) -> None:
-    before = beams.get(prefix, (-math.inf, -math.inf))
-    beams[prefix] = (_sum(before[0], blank), _sum(before[1], label))
-
-
-def _sum(a: float, b: float) -> float:
-    """The logarithm of the sum of two probabilities."""
-    low, high = min(a, b), max(a, b)
-    return high if low == -math.inf else high + math.log1p(math.exp(low - high))
+@functools.lru_cache(maxsize=8)
+def beam_decoder(classes: int, width: int) -> Any:
+    """torchaudio's decoder of emissions (B, T, classes); `DataError` without flashlight-text."""
+    libraries.torchaudio()
+    try:
+        make = importlib.import_module("torchaudio.models.decoder").ctc_decoder
+    except (ImportError, RuntimeError) as error:
+        raise DataError(
+            f"task.model.beam = {width} needs torchaudio and flashlight-text: pip install "
+            f"'fedsim[beam]', or leave it at 1, which needs neither ({libraries.brief(error)})"
+        ) from error
+    names = [str(label) for label in range(classes)]
+    # The blank stands for silence as well: another label would be added at both ends.
+    return make(
+        lexicon=None,
+        tokens=names,
+        blank_token=names[BLANK],
+        sil_token=names[BLANK],
+        beam_size=width,
+        log_add=True,
+    )

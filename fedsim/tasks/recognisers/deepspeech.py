@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from fedsim.gradients import ctc_loss
 from fedsim.records import Reduction
-from fedsim.tasks.recognisers.decoding import best_path, prefix_beams
+from fedsim.tasks.recognisers.decoding import beam_decoder, best_of_beam, best_path
 from fedsim.tasks.recognisers.recogniser import Recogniser
 from fedsim.victim import Loss
 
@@ -120,18 +120,23 @@ class DeepSpeech(Recogniser):
         default=1,
         ge=1,
         le=1024,
-        description="prefixes kept while transcribing; 1: the likeliest label of every frame",
+        description="hypotheses kept while transcribing; 1: the likeliest label of every frame",
     )
 
     def build(self, features: int, vocabulary: int) -> DeepSpeechNetwork:
-        """A new model with Xavier-uniform fully connected layers."""
+        """A new model with Xavier-uniform fully connected layers.
+
+        Raises `DataError` where a beam is asked for and its decoder is not installed.
+        """
+        if self.beam > 1:
+            beam_decoder(vocabulary, self.beam)
         return DeepSpeechNetwork(features, vocabulary, self)
 
     @torch.no_grad()
     def transcribe(
         self, module: nn.Module, inputs: Tensor, lengths: Tensor | None, longest: int
     ) -> list[Tensor]:
-        """What the model hears: the likeliest path, or the likeliest of `beam` prefixes."""
+        """What the model hears: the likeliest path, or the likeliest of a beam."""
         scores = module(inputs, lengths).log_softmax(dim=2)
         frames = cast(
             Sequence[int],
@@ -140,4 +145,4 @@ class DeepSpeech(Recogniser):
         heard = [one[:count] for one, count in zip(scores, frames, strict=True)]
         if self.beam == 1:
             return [best_path(one)[:longest] for one in heard]
-        return [prefix_beams(one, self.beam)[:longest] for one in heard]
+        return [best_of_beam(one, self.beam)[:longest] for one in heard]
