@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fedsim.victim import VictimModel
 
 __all__ = [
+    "UNKNOWN",
     "Batch",
     "Finding",
     "Interception",
@@ -48,6 +49,9 @@ MOST = 1_000_000
 
 MOST_NAMED = 16
 """Clients that the key of an interception names one by one."""
+
+UNKNOWN = "unknown"
+"""The value of an attribute of whoever is none of the candidates: of a stranger, say."""
 
 WORD_START = "\u2581"
 """The mark before a piece that starts a word, as in SentencePiece's vocabularies."""
@@ -103,6 +107,8 @@ class Spec:
         is frames (T, features); None where they mean nothing.
     pieces: what each label stands for in a transcript, `WORD_START` before a new word.
     tokens: what inputs are made of, where they are text.
+    attributes: the values that an attribute of an example (a speaker, say) can have, as far as the
+        public knows; `UNKNOWN` among them where an example can have another value.
     """
 
     classes: int
@@ -113,6 +119,7 @@ class Spec:
     features: int | None = None
     pieces: tuple[str, ...] | None = None
     tokens: Tokens | None = None
+    attributes: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
 
     def spell(self, labels: Iterable[int]) -> str:
         """The words that a label sequence stands for, up to the first 0, which ends it.
@@ -136,12 +143,14 @@ class Batch:
 
     Of sequences, inputs are (B, T, F), padded with 0 beyond their lengths, and labels (B, L),
     padded with -100. Of text, inputs are token ids (B, L) int64, padded beyond their lengths;
-    labels (B,), or (B, L) with -100 wherever nothing is to be told.
+    labels (B,), or (B, L) with -100 wherever nothing is to be told. attributes: of auxiliary
+    examples, what else is known of them, a value an example (who speaks, say).
     """
 
     inputs: Tensor
     labels: Tensor
     lengths: Tensor | None = None
+    attributes: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -149,7 +158,7 @@ class Batch:
     def to(self, device: torch.device | str) -> "Batch":
         """The batch on another device."""
         lengths = None if self.lengths is None else self.lengths.to(device)
-        return Batch(self.inputs.to(device), self.labels.to(device), lengths)
+        return Batch(self.inputs.to(device), self.labels.to(device), lengths, self.attributes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -345,7 +354,8 @@ class Reconstruction:
     label_scores (classes,): an estimate of every count before it is made a whole number.
     sequences: label sequences. num_labels: how many labels in all. inputs: one tensor an example.
     tokens, text: one an example. token_counts: how often each token, all examples together; of a
-    set, once each. attributes: ranked scores by attribute (a speaker, say).
+    set, once each. attributes: by attribute (a speaker, say) one ranking an example, in the order
+    of `inputs` where there are such: a score a candidate, the highest first in line.
     objective: the attack's own final loss, infinite where it never was finite.
     trace: (iteration, objective) pairs.
     outcomes: how each start of an optimisation ended: "matched" the gradient, "diverged",
@@ -363,7 +373,7 @@ class Reconstruction:
     tokens: Sequence[Tensor] | None = None
     token_counts: Mapping[int, int] | None = None
     text: Sequence[str] | None = None
-    attributes: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    attributes: Mapping[str, Sequence[Mapping[str, float]]] = field(default_factory=dict)
     objective: float | None = None
     outcomes: Sequence[str] | None = None
     trace: Sequence[tuple[int, float]] = ()

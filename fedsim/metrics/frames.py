@@ -12,7 +12,7 @@ from torch import Tensor
 from fedsim.metrics.registry import Metric
 from fedsim.records import Reconstruction, Spec, Truth
 
-__all__ = ["FRAMES"]
+__all__ = ["FRAMES", "pair"]
 
 
 def _error(claim: Tensor, original: Tensor) -> float:
@@ -31,7 +31,12 @@ def _originals(truth: Truth) -> list[Tensor]:
     return [one.detach().cpu().double() for one in truth.inputs]
 
 
-def _mae(claimed: Reconstruction, truth: Truth, _: Spec) -> float:
+def pair(claimed: Reconstruction, truth: Truth) -> tuple[list[int], float]:
+    """For every original the number of the claim matched to it, and their mean absolute error.
+
+    A number from the count of the claims on stands for no claim. Raises `ValueError` where the
+    truth has no inputs.
+    """
     from scipy.optimize import linear_sum_assignment
 
     originals = _originals(truth)
@@ -39,7 +44,11 @@ def _mae(claimed: Reconstruction, truth: Truth, _: Spec) -> float:
     claims += [torch.zeros(0, *originals[0].shape[1:])] * (len(originals) - len(claims))
     errors = torch.tensor([[_error(claim, one) for claim in claims] for one in originals])
     rows, columns = linear_sum_assignment(errors.numpy())
-    return float(errors[rows, columns].mean())
+    return columns.tolist(), float(errors[rows, columns].mean())
+
+
+def _mae(claimed: Reconstruction, truth: Truth, _: Spec) -> float:
+    return pair(claimed, truth)[1]
 
 
 def _silence(truth: Truth, _: Spec) -> float:
