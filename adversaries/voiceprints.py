@@ -63,7 +63,7 @@ class Voiceprints:
 def threshold(own: Iterable[float], others: Iterable[float]) -> float:
     """The score that tells speakers from strangers best: most of `own` reach it, few of `others`.
 
-    It maximises the mean of both shares; where several values do, it is the middle of them. Raises
+    It maximises the mean of both shares; of several values that do, it is the middle one. Raises
     `ValueError` where either is empty.
     """
     mine, theirs = (torch.tensor(sorted(each), dtype=torch.float64) for each in (own, others))
@@ -76,9 +76,9 @@ def threshold(own: Iterable[float], others: Iterable[float]) -> float:
     edges = torch.cat([edges[:1] - 1e-6, (edges[1:] + edges[:-1]) / 2, edges[-1:] + 1e-6])
     reached = (mine >= edges[:, None]).double().mean(dim=1)
     kept_out = (theirs < edges[:, None]).double().mean(dim=1)
-    best = (reached + kept_out).double()
+    best = reached + kept_out
     winners = edges[best >= best.max() - 1e-9]
-    return float((winners.min() + winners.max()) / 2)
+    return float(winners[(len(winners) - 1) // 2])
 
 
 def between(utterances: Utterances, encode: Callable[[Utterances], DeepSpeaker]) -> float:

@@ -59,8 +59,8 @@ def main() -> None:
             started = time.perf_counter()
             try:
                 claimed = attack.reconstruct(seen, job)
-            except ValueError as reason:
-                refused.append(str(reason))
+            except (ValueError, RuntimeError) as reason:  # as a run does, which records a failure
+                refused.append(f"{truth.lengths} frames: {type(reason).__name__}: {reason}")
                 claimed = Reconstruction(inputs=[], attributes={"speaker": [{}]})
             seconds.append(time.perf_counter() - started)
             rankings, _ = attack.rank(truth.inputs or (), seen, job)

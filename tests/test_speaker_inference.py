@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 import torch
+from tiny import rows
 from torch.nn.utils.rnn import pad_sequence
 
 from adversaries import SpeakerInference, voiceprints
@@ -18,7 +19,9 @@ from fedsim.knowledge import Knowledge
 from fedsim.metrics import METRICS
 from fedsim.plugin import make
 from fedsim.records import UNKNOWN, Batch, Reconstruction, Spec, Truth
+from fedsim.scenario import Scenario
 from fedsim.seeds import isolated
+from fedsim.simulation import simulate
 from fedsim.tasks.features import Features
 from fedsim.tasks.recognisers import PADDING, as_recogniser
 from fedsim.tasks.voices import speak
@@ -131,6 +134,34 @@ def test_every_utterance_of_a_batch_has_a_ranking_of_its_own(auxiliary):
 def test_it_keeps_its_contract(auxiliary):
     seen = observed(heard("we walked", 1), auxiliary=auxiliary)
     assert testing.conformance(SpeakerInference, seen) == []
+
+
+def test_a_federation_leaks_who_speaks(tmp_path):
+    run = Scenario.parse(
+        {
+            "name": "speakers",
+            "seed": 3,
+            "task": {"name": "speech", "speakers": 3, "utterances": 6, "longest": 12,
+                     "test_fraction": 0.05, "test_examples": 1, "auxiliary_utterances": 2,
+                     "partition": "iid",
+                     "model": {"name": "deepspeech", "hidden": 200, "recurrent": 8}},
+            "training": {"algorithm": "fedsgd", "rounds": 1, "clients": 3, "clients_per_round": 2,
+                         "batch_size": 1, "lr": 0.1},
+            "threat": {"grants": ["GRADIENT", "AUXILIARY"], "victims": "all"},
+            "adversaries": [{"name": "speaker-inference", "widths": [4, 8], "steps": 3}],
+            "engine": {"workers": 1},
+        }
+    )  # fmt: skip
+    simulate(run, tmp_path / "run")
+    found = rows(tmp_path / "run")
+    assert {row["status"] for row in found} == {"ok"}
+    chance = {row["metric"]: float(row["baseline"]) for row in found}
+    assert chance["speaker_top1"] == pytest.approx(1 / 3)
+    assert chance["speaker_mrr"] == pytest.approx((1 + 1 / 2 + 1 / 3) / 3)
+    values = [float(row["value"]) for row in found if row["metric"] == "speaker_mrr"]
+    assert len(values) == 2
+    assert all(value in (1, 1 / 2, pytest.approx(1 / 3)) for value in values)
+    assert all(row["baseline_prior"] == "" for row in found)
 
 
 # --- what it needs --------------------------------------------------------------------------
