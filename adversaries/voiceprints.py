@@ -154,7 +154,7 @@ def voiceprints(
 def saved(network: DeepSpeaker, folder: Path) -> None:
     """Write an encoder as encoder.json (its shape) and encoder.safetensors (its weights)."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / SHAPE).write_text(json.dumps(network.shape, indent=1) + "\n")
+    (folder / SHAPE).write_text(json.dumps(network.shape) + "\n")
     weights = {name: value.contiguous() for name, value in network.state_dict().items()}
     save_file(weights, folder / WEIGHTS)
 

@@ -23,7 +23,7 @@ from adversaries import SpeakerInference
 from adversaries.voiceprints import saved
 from fedsim.adversary import Job
 from fedsim.knowledge import Knowledge
-from fedsim.metrics import applicable, baselines
+from fedsim.metrics import applicable
 from fedsim.records import Observation, Reconstruction, Truth
 from fedsim.scenario import Scenario
 from fedsim.seeds import torch_generator
@@ -83,8 +83,8 @@ def main() -> None:
     print(f"{len(some)} utterances of clients, {len(task.spec.attributes['speaker'])} candidates:")
     for metric in applicable({"attributes"}, task.spec):
         value = metric.score(claimed, truth, task.spec)
-        chance, _ = baselines(metric, truth, task.spec, task.guess, 0)
-        print(f"  {metric.name}: {value:.3f}, chance {chance:.3f}")
+        assert metric.chance is not None
+        print(f"  {metric.name}: {value:.3f}, chance {metric.chance(truth, task.spec):.3f}")
 
 
 if __name__ == "__main__":
