@@ -24,6 +24,7 @@ _HOMES = {
     "RLG": "rlg",
     "RandomGuess": "random_guess",
     "SpanDecoding": "span_decoding",
+    "SpeakerInference": "speaker_inference",
     "TAG": "tag",
     "TokenLeak": "token_leak",
 }
@@ -47,6 +48,7 @@ __all__ = [
     "MinColumn",
     "RandomGuess",
     "SpanDecoding",
+    "SpeakerInference",
     "TokenLeak",
 ]
 

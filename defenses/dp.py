@@ -274,7 +274,8 @@ def _by_torch_func(
     chosen = {k: p.detach() for k, p in module.named_parameters() if k in names}
 
     def single(parameters: dict[str, Tensor], *example: Tensor) -> Tensor:
-        alone = Batch(*(part.unsqueeze(0) for part in example))
+        inputs, labels, *lengths = (part.unsqueeze(0) for part in example)
+        alone = Batch(inputs, labels, lengths[0] if lengths else None)
         call = {f"module.{name}": value for name, value in parameters.items()}
         value: Tensor = torch.func.functional_call(_Loss(loss, module), call, (alone,))
         return value

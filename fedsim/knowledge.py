@@ -173,4 +173,4 @@ def _copy(batch: Batch | None) -> Batch | None:
     if batch is None:
         return None
     lengths = None if batch.lengths is None else batch.lengths.clone()
-    return Batch(batch.inputs.clone(), batch.labels.clone(), lengths)
+    return Batch(batch.inputs.clone(), batch.labels.clone(), lengths, dict(batch.attributes))

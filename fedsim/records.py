@@ -18,12 +18,14 @@ import torch
 from torch import Tensor
 
 from fedsim.errors import NotGranted, UpdateRefused
+from fedsim.tokens import Tokens
 
 if TYPE_CHECKING:
     from fedsim.knowledge import Knowledge
     from fedsim.victim import VictimModel
 
 __all__ = [
+    "UNKNOWN",
     "Batch",
     "Finding",
     "Interception",
@@ -49,47 +51,11 @@ MOST = 1_000_000
 MOST_NAMED = 16
 """Clients that the key of an interception names one by one."""
 
+UNKNOWN = "unknown"
+"""The value of an attribute that is none of the known ones: a stranger's, say."""
+
 WORD_START = "\u2581"
 """The mark before a piece that starts a word, as in SentencePiece's vocabularies."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Tokens:
-    """What the inputs of a text task are made of.
-
-    pieces: what each id stands for, as its tokenizer writes it; one a word embedding. special: ids
-    by role ("pad", "unk", "cls", "sep", "mask", "bos", "eos"), those that there are. marks: all ids
-    that are no part of a text, these among them. prefix, suffix: ids around every text. longest:
-    tokens that an input can have, those around it included. embedding: name of the parameter that
-    holds the word embeddings (V, d). tokenizer: the tokenizer itself, of `transformers`.
-    """
-
-    pieces: tuple[str, ...]
-    special: Mapping[str, int]
-    marks: frozenset[int]
-    prefix: tuple[int, ...]
-    suffix: tuple[int, ...]
-    longest: int
-    embedding: str
-    tokenizer: Any = field(repr=False)
-
-    def spell(self, ids: Iterable[int], *, special: bool = False) -> str:
-        """The text that token ids stand for; with `special`, "[CLS]" and the like in it.
-
-        Ids outside the vocabulary are left out.
-        """
-        known = [i for i in map(int, ids) if 0 <= i < len(self.pieces)]
-        if not special:
-            known = self.bare(known)
-        return str(self.tokenizer.decode(known)).strip()
-
-    def bare(self, ids: Iterable[int]) -> list[int]:
-        """The ids that are part of a text: without padding, separators and the unknown."""
-        return [i for i in map(int, ids) if i not in self.marks]
-
-    def encode(self, text: str) -> list[int]:
-        """The ids of a text alone, without what stands before and after every text."""
-        return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +69,7 @@ class Spec:
         is frames (T, features); None where they mean nothing.
     pieces: what each label stands for in a transcript, `WORD_START` before a new word.
     tokens: what inputs are made of, where they are text.
+    attributes: known values of an attribute (a speaker, say), `UNKNOWN` if there are others.
     """
 
     classes: int
@@ -113,6 +80,7 @@ class Spec:
     features: int | None = None
     pieces: tuple[str, ...] | None = None
     tokens: Tokens | None = None
+    attributes: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
 
     def spell(self, labels: Iterable[int]) -> str:
         """The words that a label sequence stands for, up to the first 0, which ends it.
@@ -136,12 +104,14 @@ class Batch:
 
     Of sequences, inputs are (B, T, F), padded with 0 beyond their lengths, and labels (B, L),
     padded with -100. Of text, inputs are token ids (B, L) int64, padded beyond their lengths;
-    labels (B,), or (B, L) with -100 wherever nothing is to be told.
+    labels (B,), or (B, L) with -100 wherever nothing is to be told. attributes: of public
+    examples, what else is known, one value an example (who speaks, say).
     """
 
     inputs: Tensor
     labels: Tensor
     lengths: Tensor | None = None
+    attributes: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -149,7 +119,7 @@ class Batch:
     def to(self, device: torch.device | str) -> "Batch":
         """The batch on another device."""
         lengths = None if self.lengths is None else self.lengths.to(device)
-        return Batch(self.inputs.to(device), self.labels.to(device), lengths)
+        return Batch(self.inputs.to(device), self.labels.to(device), lengths, self.attributes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -345,7 +315,8 @@ class Reconstruction:
     label_scores (classes,): an estimate of every count before it is made a whole number.
     sequences: label sequences. num_labels: how many labels in all. inputs: one tensor an example.
     tokens, text: one an example. token_counts: how often each token, all examples together; of a
-    set, once each. attributes: ranked scores by attribute (a speaker, say).
+    set, once each. attributes: of a speaker, say, one ranking an example, in the order of `inputs`
+    if there are such: a score by candidate.
     objective: the attack's own final loss, infinite where it never was finite.
     trace: (iteration, objective) pairs.
     outcomes: how each start of an optimisation ended: "matched" the gradient, "diverged",
@@ -363,7 +334,7 @@ class Reconstruction:
     tokens: Sequence[Tensor] | None = None
     token_counts: Mapping[int, int] | None = None
     text: Sequence[str] | None = None
-    attributes: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    attributes: Mapping[str, Sequence[Mapping[str, float]]] = field(default_factory=dict)
     objective: float | None = None
     outcomes: Sequence[str] | None = None
     trace: Sequence[tuple[int, float]] = ()

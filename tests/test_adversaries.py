@@ -79,7 +79,8 @@ CHANCE = {"random"}
 """Is chance itself."""
 
 ELSEWHERE = {
-    *("dager", "dlg-text", "first-frames", "gm-bow", "lamp", "span-decoding", "tag", "token-leak"),
+    *("dager", "dlg-text", "first-frames", "gm-bow", "lamp", "span-decoding", "speaker-inference"),
+    *("tag", "token-leak"),
 }
 """For sequence models and text: their easy cases are in test files of their own."""
 

@@ -17,7 +17,7 @@ ROOT = Path(fedsim.__file__).parent
 
 # Rooms from left to right: a room imports what stands left of it, or in its own row.
 ROOMS = [
-    {"errors", "seeds", "records"},
+    {"errors", "seeds", "tokens", "records"},
     {"libraries", "victim", "gradients", "priors", "plugin", "privacy"},
     {"knowledge"},
     {"adversary", "defense", "metrics", "tasks"},
@@ -52,7 +52,10 @@ FLOWER = {
     "engine",
     "app",
 }
-PLUGINS = {"fedsim", "torch", "numpy", "scipy", "transformers", "torchaudio", "pydantic", "opacus"}
+PLUGINS = {
+    *("fedsim", "torch", "numpy", "scipy", "transformers", "torchaudio", "pydantic", "opacus"),
+    "safetensors",
+}
 
 
 def imports(path: Path, *, at_run_time: bool = True):

@@ -217,7 +217,7 @@ def test_an_attack_that_no_metric_scores_still_leaves_a_row(tmp_path):
         recovers = frozenset({"attributes"})
 
         def reconstruct(self, seen, job):
-            return Reconstruction(attributes={"weather": {"rain": 1.0}})
+            return Reconstruction(attributes={"weather": [{"rain": 1.0}]})
 
     run = scenario()
     plan = AttackPlan(name="names")

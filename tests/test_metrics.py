@@ -182,7 +182,7 @@ def test_metrics_apply_by_the_fields_that_are_filled():
     assert [m.name for m in applicable({"text"})][:3] == ["wer", "text_exact", "rouge1"]
     assert [m.name for m in applicable({"sequences"})] == ["wer", "text_exact"]
     assert applicable({"text"}, SPEC) == []
-    assert applicable({"attributes"}) == []
+    assert applicable({"attributes"}, SPEC) == []
     assert applicable({"inputs"}, Spec(classes=2)) == []
     assert "ssim" not in [m.name for m in applicable({"inputs"}, Spec(2, (1, 4, 4)))]
 

@@ -4,6 +4,7 @@
     images         how near the claimed images are, matched to the originals
     frames         how near claimed frames of utterances are, matched to the originals
     words          how near the claimed transcripts are, matched to the originals
+    attributes     at which rank an attribute (who speaks) is named, of matched claims
     text           how near the claimed texts and tokens are, matched to the originals
     perception     LPIPS, where its networks are on this machine
     optimisation   how an attack's own search went; no truth, and no chance level
@@ -11,6 +12,7 @@
 A task with other examples adds a metric with `register`.
 """
 
+from fedsim.metrics.attributes import ATTRIBUTES
 from fedsim.metrics.frames import FRAMES, framed
 from fedsim.metrics.images import IMAGES, PSNR_CAP, RECOVERED, SSIM_SIDE, match
 from fedsim.metrics.labels import LABELS, claimed_counts, true_counts
@@ -52,5 +54,5 @@ __all__ = [
     "worded",
 ]
 
-for _metric in (*LABELS, *IMAGES, LPIPS, *FRAMES, *WORDS, *TEXT, *OPTIMISATION):
+for _metric in (*LABELS, *IMAGES, LPIPS, *ATTRIBUTES, *FRAMES, *WORDS, *TEXT, *OPTIMISATION):
     register(_metric)

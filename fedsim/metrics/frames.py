@@ -12,7 +12,7 @@ from torch import Tensor
 from fedsim.metrics.registry import Metric
 from fedsim.records import Reconstruction, Spec, Truth
 
-__all__ = ["FRAMES", "framed"]
+__all__ = ["FRAMES", "framed", "pair"]
 
 HOPELESS = 1e12
 """Errors from which on all are alike to whoever matches; the solver takes none near infinity."""
@@ -34,8 +34,12 @@ def _originals(truth: Truth) -> list[Tensor]:
     return [one.detach().cpu().double() for one in truth.inputs]
 
 
-def _assigned(claimed: Reconstruction, truth: Truth) -> tuple[list[Tensor], list[int], float]:
-    """Claims (T', F), which of them is each original's, and the mean error."""
+def pair(claimed: Reconstruction, truth: Truth) -> tuple[list[int], float]:
+    """For every original the number of the claim matched to it, and their mean absolute error.
+
+    A number from the count of the claims on stands for no claim. Raises `ValueError` where the
+    truth has no inputs.
+    """
     from scipy.optimize import linear_sum_assignment
 
     originals = _originals(truth)
@@ -43,7 +47,7 @@ def _assigned(claimed: Reconstruction, truth: Truth) -> tuple[list[Tensor], list
     claims += [torch.zeros(0, *originals[0].shape[1:])] * (len(originals) - len(claims))
     errors = torch.tensor([[_error(claim, one) for claim in claims] for one in originals])
     rows, columns = linear_sum_assignment(errors.clamp(max=HOPELESS).numpy())
-    return claims, columns.tolist(), float(errors[rows, columns].mean())
+    return columns.tolist(), float(errors[rows, columns].mean())
 
 
 def framed(claimed: Reconstruction, truth: Truth) -> list[Tensor | None]:
@@ -53,18 +57,19 @@ def framed(claimed: Reconstruction, truth: Truth) -> list[Tensor | None]:
     """
     if not truth.inputs or not claimed.inputs:
         return [None] * len(truth.inputs or ())
-    claims, columns, _ = _assigned(claimed, truth)
-    pairs = zip([claims[column] for column in columns], truth.inputs, strict=True)
-    return [
-        claim[: len(one)]
-        if claim.shape[1:] == one.shape[1:] and claim.numel() and claim.isfinite().all()
-        else None
-        for claim, one in pairs
-    ]
+    numbers, found = pair(claimed, truth)[0], list[Tensor | None]()
+    for number, one in zip(numbers, truth.inputs, strict=True):
+        claim = claimed.inputs[number].detach().cpu() if number < len(claimed.inputs) else None
+        if claim is not None and not (
+            claim.shape[1:] == one.shape[1:] and claim.numel() and claim.isfinite().all()
+        ):
+            claim = None
+        found.append(None if claim is None else claim[: len(one)].double())
+    return found
 
 
 def _mae(claimed: Reconstruction, truth: Truth, _: Spec) -> float:
-    return _assigned(claimed, truth)[2]
+    return pair(claimed, truth)[1]
 
 
 def _silence(truth: Truth, _: Spec) -> float:

@@ -61,7 +61,7 @@ class Metric:
 
     def reads(self, claimed: Reconstruction) -> bool:
         """Whether the claim has a field that it can be read from."""
-        return any(getattr(claimed, field) is not None for field in self.fields)
+        return any(_filled(claimed, field) for field in self.fields)
 
     def score(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
         """The value; raises `PluginError` for a claim without any of the fields it reads."""
@@ -138,6 +138,12 @@ def remembering(guess: Guess) -> Guess:
         return claimed
 
     return remembered
+
+
+def _filled(claimed: Reconstruction, field: str) -> bool:
+    """Whether a claim has this field; attributes that are not claimed are an empty mapping."""
+    value = getattr(claimed, field)
+    return bool(value) if field == "attributes" else value is not None
 
 
 def _defined(value: float) -> float | None:

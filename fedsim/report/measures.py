@@ -87,6 +87,21 @@ MEASURES: Mapping[str, Measure] = {
         "ROUGE-L, authors", "ROUGE-L with special tokens counted, as LAMP's authors take it.",
         "ROUGE-L with special tokens {share} over {n} updates", "share", detail=True,
     ),
+    "speaker_top1": Measure(
+        "Speaker named", "Utterances whose speaker was the attacker's first guess.",
+        "speakers of {hits} of {n} updates named", "yes/no",
+        partly="speakers of {share} of the utterances in {n} updates named",
+    ),
+    "speaker_top5": Measure(
+        "Speaker in five", "Utterances whose speaker was among the attacker's first five guesses.",
+        "speakers of {hits} of {n} updates among the first five guesses", "yes/no",
+        partly="speakers of {share} of the utterances in {n} updates among the first five guesses",
+        detail=True,
+    ),
+    "speaker_mrr": Measure(
+        "Speaker's rank", "Mean of 1 / the rank at which the speaker was guessed; 1: always first.",
+        "mean reciprocal rank of the speaker {value} over {n} updates", detail=True,
+    ),
     "mse": Measure(
         "Mean squared error", "Squared distance between recovered and true examples; 0 is a copy.",
         "mean squared error {value} over {n} updates", lower=True,
@@ -115,10 +130,6 @@ MEASURES: Mapping[str, Measure] = {
     "wer": Measure(
         "Word error rate", "Words wrong in the recovered transcripts; 0 is a copy.",
         "word error rate {share} over {n} updates", "share", lower=True,
-    ),
-    "top1": Measure(
-        "Top 1", "Updates whose attribute (a speaker, say) was the attacker's first guess.",
-        "attribute of {hits} of {n} updates named first", "yes/no",
     ),
     "asr": Measure(
         "Labels recovered", "Attack success rate: share of an update's labels that were named.",

@@ -3,6 +3,7 @@
 import functools
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any, cast
 
 import numpy as np
@@ -18,6 +19,7 @@ from fedsim.tasks import judged
 from fedsim.tasks.characters import Characters, characters
 from fedsim.tasks.composition import natural
 from fedsim.tasks.cutting import lasting
+from fedsim.tasks.enrolment import candidates, held_out
 from fedsim.tasks.features import Features
 from fedsim.tasks.listening import Level, exhibits
 from fedsim.tasks.partition import PARTITIONS, Partition, Whole, as_partition
@@ -101,6 +103,16 @@ class Speech(Partitioned):
     auxiliary_fraction: float = Field(
         default=0.1, ge=0, lt=1, description="share of training utterances held by no client"
     )
+    auxiliary_utterances: int | None = Field(
+        default=None,
+        ge=1,
+        description="so many of each speaker are held by no client, instead of a share of all",
+    )
+    auxiliary_speakers: int | None = Field(
+        default=None,
+        ge=1,
+        description="those held by no client are of so many speakers alone, drawn by the seed",
+    )
     partition: Annotated[SerializeAsAny[Partition], BeforeValidator(_as_partition)] = Field(
         default=Whole(), description='how data is cut: "speaker", or any of the images task'
     )
@@ -131,10 +143,16 @@ class Speech(Partitioned):
         """Indices (int64) of the test, auxiliary and clients' utterances."""
         tested, rest = self.recordings.split(self.test_fraction, self.seed)
         rest = rest[torch.randperm(len(rest), generator=torch_generator(self.seed, "auxiliary"))]
-        held = int(self.auxiliary_fraction * len(rest))
+        held = held_out(
+            [self.recordings.speakers[i] for i in rest.tolist()],
+            self.auxiliary_fraction,
+            self.auxiliary_utterances,
+            self.auxiliary_speakers,
+            self.seed,
+        )
         drawn = torch_generator(self.seed, "test examples")
         tested = tested[torch.randperm(len(tested), generator=drawn)[: self.test_examples]]
-        return tested.sort().values, rest[:held].sort().values, rest[held:].sort().values
+        return tested.sort().values, rest[held].sort().values, rest[~held].sort().values
 
     @functools.cached_property
     def shares(self) -> tuple[Tensor, ...]:
@@ -146,14 +164,20 @@ class Speech(Partitioned):
 
     @property
     def spec(self) -> Spec:
-        """Word pieces, or characters, and the rate of the sound; utterances differ in length."""
-        names = self.pieces.names
+        """Word pieces, or characters, the rate of the sound, and whose voices are public.
+
+        Utterances differ in length.
+        """
+        names, speakers = self.pieces.names, self.recordings.speakers
+        _, public, private = self.splits
+        whom = candidates(*([speakers[i] for i in one.tolist()] for one in (public, private)))
         return Spec(
             len(names),
             vocabulary=len(names),
             sample_rate=RATE,
             features=self.features.size,
             pieces=names,
+            attributes={"speaker": whom} if whom else {},
         )
 
     def batches(self, client: int, round: int, *, batch_size: int, steps: int) -> list[Batch]:
@@ -200,9 +224,15 @@ class Speech(Partitioned):
         )
 
     def auxiliary(self) -> Batch | None:
-        """The utterances that no client holds, new tensors at every call; None if none."""
+        """The utterances that no client holds and who speaks; None if none.
+
+        New tensors at every call.
+        """
         index = self.splits[1].tolist()
-        return self._batch(index) if index else None
+        if not index:
+            return None
+        speakers = tuple(self.recordings.speakers[i] for i in index)
+        return replace(self._batch(index), attributes={"speaker": speakers})
 
     def _drawn(self, client: int, round: int, batch_size: int, steps: int) -> list[Tensor]:
         share = self.share(client)
