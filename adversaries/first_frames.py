@@ -1,6 +1,6 @@
 """first-frames: every frame of every utterance in closed form, from the first layer's gradient."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -99,7 +99,7 @@ class FirstFrames(Adversary):
             },
         )
 
-    def _lengths(self, misfits: Tensor, told: dict[str, object]) -> list[int]:
+    def _lengths(self, misfits: Tensor, told: dict[str, Any]) -> list[int]:
         """The numbers of frames that fit, the smallest first."""
         found: list[int] = (torch.nonzero(misfits <= self.tolerance).flatten() + 1).tolist()
         best = int(misfits.argmin()) + 1
@@ -114,7 +114,12 @@ class FirstFrames(Adversary):
                 "update is too noisy or no sum of gradients, holds more frames than the layer has "
                 "units or inputs, or the layer does not see frames between their neighbours"
             )
-        return found
+        # Close to as many frames as a window has values, others fit almost as well as the true.
+        kept = list[int]()
+        for length in sorted(found, key=lambda one: float(misfits[one - 1])):
+            if sum(kept) + length <= int(told["rank"]):
+                kept.append(length)
+        return sorted(kept)
 
     def _away(self, name: str, rows: Tensor, features: int) -> tuple[Tensor, int, float]:
         """The projector on what no window has a share in, the rank, and the gap behind it."""

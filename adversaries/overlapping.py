@@ -47,6 +47,8 @@ class Chain:
             form[:width, -1] += state[:-1, -1]
             form[-1, :width] += state[-1, :-1]
             form[-1, -1] += state[-1, -1]
+            # Without this, rounding grows from frame to frame until the form is no longer positive.
+            form = (form + form.T) / 2
             state = form[features:, features:]
             if count > context:
                 rule = -torch.cholesky_solve(form[one, features:], _root(form[one, one]))

@@ -238,3 +238,28 @@ def test_a_federation_leaks_every_utterance(tmp_path):
     assert found["status"] == "ok"
     assert float(found["value"]) < 1e-4
     assert float(found["baseline"]) > 0.5
+
+
+@pytest.mark.parametrize("frames", [28, 30, 31])
+def test_almost_as_many_frames_as_a_window_has_values_are_one_utterance(frames):
+    # A window has 5 x 8 values and the bias; up to 32 frames leave a frame's 8 of them free.
+    heard = voice(3, frames)
+    claimed = attacked(gradient_of(recogniser(96), heard))
+    assert claimed.diagnostics["lengths"] == [frames]
+    assert error(claimed, heard) < 1e-3
+
+
+def test_rounding_does_not_grow_along_an_utterance():
+    rng = torch.Generator().manual_seed(0)
+    context, features, frames = 9, 4, 60
+    heard = torch.randn(frames, features, generator=rng, dtype=torch.float64)
+    padded = torch.nn.functional.pad(heard, (0, 0, context, context))
+    seen = padded.unfold(0, 2 * context + 1, 1).transpose(1, 2).flatten(1)
+    rows = torch.cat([seen, torch.ones(frames, 1, dtype=torch.float64)], dim=1)
+    # As noisy as float32 is; positive, as a projector is, but for rounding.
+    rows = (torch.randn(200, frames, generator=rng, dtype=torch.float64) @ rows).float().double()
+    right = torch.linalg.svd(rows, full_matrices=False).Vh[:frames]
+    away = torch.eye(rows.shape[1], dtype=torch.float64) - right.T @ right
+    chain = Chain(away, features, context, frames + 1)
+    assert int(chain.misfits.argmin()) + 1 == frames
+    assert float((chain.fit(frames).frames - heard).abs().max()) < 1e-2
