@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -15,6 +15,7 @@ from fedsim.records import WORD_START, Observation, Reconstruction, Spec
 
 __all__ = ["Case", "OfUtterances"]
 
+MOST_FRAMES = 100_000
 MOST = 64
 """Combinations of transcripts and lengths that are tried at most."""
 
@@ -43,7 +44,7 @@ class OfUtterances(Adversary):
     transcripts: list[str] = Field(
         default=[], description="tried instead of the one that LABELS grants"
     )
-    frames: list[int] = Field(
+    frames: list[Annotated[int, Field(ge=1, le=MOST_FRAMES)]] = Field(
         default=[], description="numbers of frames, tried instead of the one that LENGTHS grants"
     )
     assumes: Literal["given", "random"] = Field(
@@ -53,6 +54,8 @@ class OfUtterances(Adversary):
     )
     off: int = Field(
         default=0,
+        ge=-MOST_FRAMES,
+        le=MOST_FRAMES,
         description="frames that are assumed beyond those there are (fewer where negative): the "
         "control of appendix B.1",
     )

@@ -79,7 +79,8 @@ CHANCE = {"random"}
 """Is chance itself."""
 
 ELSEWHERE = {
-    *("dager", "dlg-text", "first-frames", "gm-bow", "lamp", "span-decoding", "speaker-inference"),
+    *("dager", "dlg-text", "first-frames", "gm-bow", "hfgm", "lamp", "span-decoding"),
+    *("ctc-matching", "speaker-inference"),
     *("tag", "token-leak"),
 }
 """For sequence models and text: their easy cases are in test files of their own."""
