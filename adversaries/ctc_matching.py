@@ -69,7 +69,7 @@ class CTCMatching(OfUtterances):
         description="share of the largest singular value below which whitened directions fade; "
         "more where updates are noisy",
     )
-    iterations: int = Field(default=1000, ge=1, description="steps of Adam a start")
+    iterations: int = Field(default=2000, ge=1, description="steps of Adam a start")
     lr: float = Field(default=0.6, gt=0, description="step length, lowered along a cosine")
     restarts: int = Field(
         default=0, ge=0, description="further starts, side by side; the lowest distance is claimed"
