@@ -2,16 +2,15 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import ClassVar, Literal
 
-import torch
 from pydantic import Field
 from torch import Tensor
-from torch.nn import functional
 
-from adversaries.frame_changes import Candidates, HeadOnly, Whole
+from adversaries.direct_search import DirectSearch
+from adversaries.frame_changes import HeadOnly, Whole
 from adversaries.utterance_cases import Case, OfUtterances
 from fedsim.adversary import Job
 from fedsim.gradients import WhitenedDistance, cosine_distance, squared_distance
@@ -80,7 +79,7 @@ class HFGM(OfUtterances):
         theirs = {name: value[None].to(job.device) for name, value in self.observed(seen).items()}
         steps, lr = self._local(seen)
         known = seen if steps == 1 else _single(seen)
-        found: list[tuple[_Search, Case]] = []
+        found: list[tuple[DirectSearch, Case]] = []
         for case in self.cases(known, job):
             model = seen.know(Knowledge.MODEL).copy().to(job.device)
             model.module.eval()
@@ -90,7 +89,7 @@ class HFGM(OfUtterances):
                 for target in case.targets
             ]
             shapes = [(count, int(seen.spec.features or 0)) for count in case.lengths]
-            search = _Search(tried, self._far(theirs), shapes, job)
+            search = DirectSearch(tried, self._far(theirs), shapes, job)
             self._run(search, job)
             found.append((search, case))
         search, case = min(found, key=lambda one: one[0].lowest)
@@ -121,7 +120,7 @@ class HFGM(OfUtterances):
         measure = cosine_distance if self.distance == "cosine" else squared_distance
         return lambda ours: measure(ours, theirs)
 
-    def _run(self, search: "_Search", job: Job) -> None:
+    def _run(self, search: DirectSearch, job: Job) -> None:
         search.step, recent = self.step, list[float]()
         count = self.samples - (self.fidelity == "authors")
         began = time.monotonic()
@@ -177,66 +176,3 @@ def _single(seen: Observation) -> Observation:
         labels=None if rows is None else rows[:1],
         lengths=None if lengths is None else list(lengths)[:1],
     )
-
-
-@dataclass(eq=False)
-class _Search:
-    """The utterances as they stand, their gradients, and the best there was."""
-
-    tried: Sequence[Candidates]
-    far: Callable[[Mapping[str, Tensor]], Tensor]
-    shapes: Sequence[tuple[int, int]]
-    job: Job
-    step: float = 1.0
-    halved: int = 0
-    lowest: float = math.inf
-    outcome: str = ""
-    drawn: int = 0
-    kept: int = 0
-    frames: list[Tensor] = field(default_factory=list)
-    best: list[Tensor] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.frames = [
-            (2 * torch.rand(shape, generator=self.job.rng) - 1).to(self.job.device)
-            for shape in self.shapes
-        ]
-        self.own = [
-            tried.move_to(frames) for tried, frames in zip(self.tried, self.frames, strict=True)
-        ]
-        self._judge()
-
-    def iterate(self, count: int) -> None:
-        """One iteration, of an utterance drawn at random."""
-        rng, device = self.job.rng, self.job.device
-        turn = 0
-        if len(self.frames) > 1:
-            turn = int(torch.randint(len(self.frames), (), generator=rng))
-        length, width = self.shapes[turn]
-        at = torch.randint(length, (count,), generator=rng).to(device)
-        moves = functional.normalize(torch.randn(count, width, generator=rng), dim=1).to(device)
-        moves *= self.step
-        far = torch.cat([self._far(turn, some) for some in self.tried[turn].changed(at, moves)])
-        better = far < self.now
-        self.drawn, self.kept = self.drawn + count, self.kept + int(better.sum())
-        frames = self.frames[turn].index_add(0, at[better], moves[better])
-        self.frames[turn], self.own[turn] = frames, self.tried[turn].move_to(frames)
-        self._judge()
-
-    def halve(self, at: int) -> None:
-        """Take half the step from iteration `at` on."""
-        self.step, self.halved = self.step / 2, at
-
-    def _judge(self) -> None:
-        self.now = float(self._far(0, self.own[0]))
-        if self.now < self.lowest:
-            self.lowest, self.best = self.now, list(self.frames)
-
-    def _far(self, turn: int, ours: Mapping[str, Tensor]) -> Tensor:
-        """Distances (K,) of the batch's mean where one utterance's gradient is another."""
-        others = [own for index, own in enumerate(self.own) if index != turn]
-        mean = {
-            name: (value + sum(own[name] for own in others)) / len(self.own)
-            for name, value in ours.items()
-        }
-        return self.far(mean)
