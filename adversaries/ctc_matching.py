@@ -28,7 +28,7 @@ from fedsim.victim import VictimModel
 __all__ = ["CTCMatching"]
 
 MATCHED = 1e-9
-"""Cosine distance that float32 does not tell from zero."""
+"""Distance below which a start ends: float32 does not tell it from zero."""
 
 
 class CTCMatching(OfUtterances):
@@ -153,6 +153,8 @@ class _Frames:
             rough = one.diff(dim=1).square().mean(dim=(1, 2))
             found = found + self.settings.smoothness / len(heard) * rough
         return found
+
+    # Sums over utterances, where the loss has a mean: both distances forgive a gradient's length.
 
     def _of_head(self, heard: list[Tensor]) -> dict[str, Tensor]:
         draws, head = max(1, self.settings.masks), self.model.head

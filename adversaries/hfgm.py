@@ -30,9 +30,9 @@ class HFGM(OfUtterances):
     keeps those that, added to that frame `step` long, lower the distance of gradients; all kept
     are added together (Algorithm 1). The step is halved whenever `patience` iterations have
     lowered the distance by less than `fall`; once it would be `smallest`, the search ends. No
-    second derivative is asked for, so that any loss and any model will do; matching the head alone
-    takes no more than what the model says of each change, and of DeepSpeech only where it says
-    something new.
+    second derivative is asked for. Matching the head alone takes CTC, and no more than what the
+    model says of each change, of DeepSpeech only where it says something new; with `layers` =
+    "all" any loss and model will do.
 
     Of a batch, an iteration changes one utterance, drawn at random; the gradients of the others
     stay as they were (Algorithm 3). After several local steps on one utterance each change is

@@ -46,6 +46,14 @@ class VictimModel:
         """The word embeddings (V, d) as they stand, where the model has them."""
         return None if self.words is None else self.module.get_parameter(self.words).detach()
 
+    @property
+    def drops(self) -> bool:
+        """Whether it drops units at random, in the mode in which it is."""
+        return any(
+            isinstance(part, nn.Dropout) and part.training and part.p > 0
+            for part in self.module.modules()
+        )
+
     def loss(
         self, inputs: Tensor, target: Tensor, *, lengths: Any = None, at: str = "input"
     ) -> Tensor:

@@ -37,16 +37,18 @@ def recogniser(hidden: int = 64, seed: int = 0, **changes):
     return VictimModel(module.train(), head="head", loss=kind.loss)
 
 
-def gradient_of(model, *utterances, said=None):
-    """Mean over utterances (T, 8), of "abc" or the transcripts given."""
-    targets = [SAID] * len(utterances) if said is None else said
-    pad = torch.nn.utils.rnn.pad_sequence
+def batch(*utterances):
+    """Utterances (T, 8) padded, the target "abc" for each, and lengths."""
+    inputs = torch.nn.utils.rnn.pad_sequence(list(utterances), batch_first=True)
+    target = torch.tensor([[*SAID.tolist(), PADDING]] * len(utterances))
+    return inputs, target, torch.tensor([len(one) for one in utterances])
+
+
+def gradient_of(model, *utterances):
+    """Mean over utterances (T, 8), "abc" each, of a training step."""
+    inputs, target, lengths = batch(*utterances)
     with isolated(0, "training"):
-        found = model.gradient(
-            pad(list(utterances), batch_first=True),
-            pad(list(targets), batch_first=True, padding_value=PADDING),
-            lengths=torch.tensor([len(one) for one in utterances]),
-        )
+        found = model.gradient(inputs, target, lengths=lengths)
     return {name: value.detach() for name, value in found.items()}
 
 

@@ -1,7 +1,9 @@
 """first-frames gives utterances back exactly, tells their lengths, and says when it cannot."""
 
 import pytest
+import recognised
 import torch
+from recognised import SPEC, batch, gradient_of, voice
 from tiny import rows
 
 from adversaries import FirstFrames
@@ -12,44 +14,11 @@ from fedsim.knowledge import Knowledge
 from fedsim.metrics import METRICS, applicable, baselines
 from fedsim.records import Reconstruction, Spec, Truth, Update
 from fedsim.scenario import Scenario
-from fedsim.seeds import isolated
 from fedsim.simulation import simulate
-from fedsim.tasks.features import Features
-from fedsim.tasks.recognisers import PADDING, as_recogniser
-from fedsim.tasks.voices import speak
-from fedsim.victim import VictimModel
-
-FEATURES, CONTEXT, CLASSES = 8, 2, 29
-SPEC = Spec(CLASSES, features=FEATURES)
 
 
-def voice(number: int, frames: int | None = None):
-    """A word in a synthetic voice, normalised frames (T, 8), at most so many of them."""
-    sound = torch.from_numpy(speak("borrows", number))
-    sound = sound if frames is None else sound[: 320 * (frames - 1) + 160]
-    return Features(size=FEATURES).of(sound)
-
-
-def recogniser(hidden: int = 96, seed: int = 0, **changes):
-    settings = {"name": "deepspeech", "context": CONTEXT, "hidden": hidden, "recurrent": 20}
-    kind = as_recogniser({**settings, **changes})
-    with isolated(seed, "test"):
-        module = kind.build(FEATURES, CLASSES)
-    return VictimModel(module.train(), head="head", loss=kind.loss)
-
-
-def batch(*utterances):
-    """Padded frames, the target "abc" for each, and lengths."""
-    inputs = torch.nn.utils.rnn.pad_sequence(list(utterances), batch_first=True)
-    target = torch.tensor([[2, 3, 4, PADDING]] * len(utterances))
-    return inputs, target, torch.tensor([len(one) for one in utterances])
-
-
-def gradient_of(model, *utterances):
-    inputs, target, lengths = batch(*utterances)
-    with isolated(0, "training"):
-        found = model.gradient(inputs, target, lengths=lengths)
-    return {name: value.detach() for name, value in found.items()}
+def recogniser(hidden: int = 96, **changes):
+    return recognised.recogniser(hidden, **{"recurrent": 20, **changes})
 
 
 def attacked(gradient, spec=SPEC, **settings):

@@ -39,9 +39,10 @@ class _Matrix:
         """(R,) of ours (R, m, n)."""
         size = ours.flatten(1).norm(dim=1)[:, None, None]
         apart = self.out @ (ours / size - self.observed)
-        inside = (apart @ self.right) * self.inner
+        within = apart @ self.right
+        inside = within * self.inner
         # || a (rest I + V inner V') ||^2, the second term in V's coordinates
-        cross = 2 * self.rest * (inside * (apart @ self.right)).flatten(1).sum(dim=1)
+        cross = 2 * self.rest * (inside * within).flatten(1).sum(dim=1)
         whole = self.rest**2 * apart.flatten(1).square().sum(dim=1)
         found: Tensor = whole + cross + inside.flatten(1).square().sum(dim=1)
         return found / self.count
