@@ -3,7 +3,7 @@
 import pytest
 import recognised
 import torch
-from recognised import SPEC, batch, gradient_of, voice
+from recognised import CLASSES, CONTEXT, FEATURES, SPEC, batch, gradient_of, voice
 from tiny import rows
 
 from adversaries import FirstFrames
