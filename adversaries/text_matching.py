@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from adversaries.dummy_texts import MATCHED, DummyTexts
 from adversaries.text_cases import Case, OfTexts, padded
@@ -117,10 +117,7 @@ class TextMatching(OfTexts):
 
     def cautions(self, model: VictimModel) -> list[str]:
         """Dropout that is on."""
-        if any(
-            isinstance(part, nn.Dropout) and part.training and part.p
-            for part in model.module.modules()
-        ):
+        if model.drops:
             return [
                 "the model drops units at random: its gradient is that of masks nobody knows, and "
                 f"{self.name} matches the gradient of a model without"

@@ -12,6 +12,7 @@ from torch import Tensor
 from fedsim.adversary import Adversary, Job
 from fedsim.knowledge import Knowledge
 from fedsim.records import WORD_START, Observation, Reconstruction, Spec
+from fedsim.victim import VictimModel
 
 __all__ = ["Case", "OfUtterances"]
 
@@ -68,6 +69,15 @@ class OfUtterances(Adversary):
         if not self.frames:
             required |= Knowledge.LENGTHS
         return required | Knowledge.GRADIENT if self.layers == "all" else required
+
+    def cautions(self, model: VictimModel) -> list[str]:
+        """Dropout that is on."""
+        if model.drops:
+            return [
+                "the model drops units at random: its gradient is that of masks nobody knows, and "
+                f"{self.name} hardly comes closer than silence. first-frames does without them"
+            ]
+        return []
 
     def observed(self, seen: Observation) -> dict[str, Tensor]:
         """The gradient to match by parameter name, of the head or all that was sent.

@@ -270,3 +270,8 @@ def test_a_loss_that_is_not_ctc_is_told():
     other = VictimModel(model.module, head="head", loss=mean)
     with pytest.raises(ValueError, match="trained by CTC"):
         attack(observed(other, heard))
+
+
+def test_dropout_is_cautioned_of():
+    assert not HFGM().cautions(recogniser())
+    assert "random" in HFGM().cautions(recogniser(dropout=0.1))[0]
