@@ -183,8 +183,24 @@ def test_frames_are_matched_and_lengths_made_equal():
         raise NotImplementedError
 
     assert baselines(METRICS["mae"], truth, SPEC, guess, 0) == (1.5, None)
-    assert [m.name for m in applicable({"inputs"}, SPEC)] == ["mae"]
+    assert [m.name for m in applicable({"inputs"}, SPEC)] == ["mae", "mae_ends", "mae_middle"]
     assert "mae" not in [m.name for m in applicable({"inputs"}, Spec(3, (1, 6, 6)))]
+
+
+def test_frames_at_the_ends_and_in_the_middle_are_told_apart():
+    one, short = torch.ones(9, 2), torch.ones(2, 2)
+    found = one.clone()
+    found[:2] = 0
+    truth = Truth(inputs=[one, short])
+
+    def scores(*claims):
+        claimed = Reconstruction(inputs=list(claims))
+        return [METRICS[f"mae_{part}"].score(claimed, truth, SPEC) for part in ("ends", "middle")]
+
+    assert scores(found, short) == scores(short, found) == [0.25, 0]
+    assert scores(one[:2], short) == [0.25, 0.5]
+    assert scores(one, short[:1]) == [0.25, 0.25]  # two frames: there is no middle
+    assert scores() == [1, 1]
 
 
 def test_a_federation_leaks_every_utterance(tmp_path):

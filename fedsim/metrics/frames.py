@@ -6,13 +6,15 @@ claim of other features or with NaN or Inf, count as answered with zeros. Of mor
 originals only the first count, so that claiming much does not pay.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from fedsim.metrics.registry import Metric
+from fedsim.metrics.registry import Metric, Score
 from fedsim.records import Reconstruction, Spec, Truth
 
-__all__ = ["FRAMES", "framed", "pair"]
+__all__ = ["FRAMES", "by_frame", "framed", "pair"]
 
 HOPELESS = 1e12
 """Errors from which on all are alike to whoever matches; the solver takes none near infinity."""
@@ -68,27 +70,61 @@ def framed(claimed: Reconstruction, truth: Truth) -> list[Tensor | None]:
     return found
 
 
+def by_frame(claimed: Reconstruction, truth: Truth) -> list[Tensor]:
+    """Mean absolute error of every frame of each original, (T,) float64, matched as `mae` matches.
+
+    Raises `ValueError` where the truth has no inputs.
+    """
+    found = []
+    for original, claim in zip(_originals(truth), framed(claimed, truth), strict=True):
+        ours = torch.zeros_like(original)
+        if claim is not None:
+            ours[: len(claim)] = claim
+        found.append((ours - original).abs().flatten(start_dim=1).mean(dim=1))
+    return found
+
+
 def _mae(claimed: Reconstruction, truth: Truth, _: Spec) -> float:
     return pair(claimed, truth)[1]
 
 
-def _silence(truth: Truth, _: Spec) -> float:
-    return _mae(Reconstruction(inputs=[]), truth, _)
+def _ends(claimed: Reconstruction, truth: Truth, _: Spec) -> float:
+    """Of the first and the last quarter of the frames, one each at least."""
+    quarters = [(one, max(1, len(one) // 4)) for one in by_frame(claimed, truth)]
+    errors = [torch.cat([one[:some], one[-some:]]).mean() for one, some in quarters]
+    return float(torch.stack(errors).mean())
+
+
+def _middle(claimed: Reconstruction, truth: Truth, _: Spec) -> float:
+    """Of the frames between those quarters; of utterances of one or two frames, of all."""
+    quarters = [(one, max(1, len(one) // 4)) for one in by_frame(claimed, truth)]
+    errors = [(one[some:-some] if len(one) > 2 else one).mean() for one, some in quarters]
+    return float(torch.stack(errors).mean())
+
+
+def _silence(score: Score) -> Callable[[Truth, Spec], float]:
+    """What all zeros score."""
+    return lambda truth, spec: score(Reconstruction(inputs=[]), truth, spec)
 
 
 def _has_frames(spec: Spec) -> bool:
     return spec.features is not None
 
 
-FRAMES = (
+FRAMES = tuple(
     Metric(
-        "mae",
-        "mean absolute error of frames, in their units; the baseline is that of zeros",
+        name,
+        f"mean absolute error of {which}, in their units; the baseline is that of zeros",
         ("inputs",),
         False,
-        _mae,
-        chance=_silence,
+        score,
+        chance=_silence(score),
         suits=_has_frames,
-    ),
+    )
+    for name, which, score in (
+        ("mae", "frames", _mae),
+        ("mae_ends", "the first and the last quarter of the frames", _ends),
+        ("mae_middle", "the frames between the first and the last quarter", _middle),
+    )
 )
-"""The metrics of utterances as frames."""
+"""The metrics of utterances as frames; HFGM's figure 7 compares the ends with the middle."""

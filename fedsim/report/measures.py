@@ -110,6 +110,14 @@ MEASURES: Mapping[str, Measure] = {
         "Mean absolute error", "Distance between recovered and true examples; 0 is a copy.",
         "mean absolute error {value} over {n} updates", lower=True,
     ),
+    "mae_ends": Measure(
+        "Error at the ends", "Mean absolute error of the first and the last quarter of the frames.",
+        "mean absolute error {value} at the ends over {n} updates", lower=True, detail=True,
+    ),
+    "mae_middle": Measure(
+        "Error in the middle", "Mean absolute error of the frames between those quarters.",
+        "mean absolute error {value} in the middle over {n} updates", lower=True, detail=True,
+    ),
     "psnr": Measure(
         "PSNR", "Peak signal-to-noise ratio of the recovered images; above 30 dB they look alike.",
         "peak signal-to-noise ratio {value} over {n} updates", unit=" dB",
