@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedsim.adversary import Adversary, Job
+from fedsim.adversary import Adversary, Job, Source
 from fedsim.gradients import LBFGS, Problem, Rules, in_groups, minimise
 from fedsim.knowledge import Knowledge
 from fedsim.records import Observation, Reconstruction
@@ -82,7 +82,7 @@ class DLG(Adversary):
         description="what each parameter's distance counts, by name pattern; a parameter that no "
         'pattern fits is left out, such as {"head.*" = 10.0, "*" = 1.0}',
     )
-    labels_from: str | None = Field(
+    labels_from: Source | None = Field(
         default=None,
         description='where the labels come from: null (optimised with the inputs), "given" (the '
         'threat model grants LABELS), or another adversary by name, such as "idlg" or "llg"',

@@ -7,7 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedsim.adversary import Adversary, Job
+from fedsim.adversary import Adversary, Job, Source
 from fedsim.gradients import (
     Adam,
     Objective,
@@ -83,7 +83,7 @@ class InvertingGradients(Adversary):
         description="weight of the total variation, inputs as shares of their range; more helps "
         "where the gradient says little, such as behind max-pooling",
     )
-    labels_from: str | None = Field(
+    labels_from: Source | None = Field(
         default="llg",
         description='where the labels come from: another adversary by name, "given" (the threat '
         "model grants LABELS), or null (optimised with the inputs)",

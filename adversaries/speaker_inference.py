@@ -11,7 +11,7 @@ from torch import Tensor
 
 from adversaries.deep_speaker import Recipe, shortest
 from adversaries.voiceprints import Utterances, Voiceprints, loaded, nobody, voiceprints
-from fedsim.adversary import Adversary, Job
+from fedsim.adversary import Adversary, Job, Source
 from fedsim.knowledge import Knowledge
 from fedsim.records import UNKNOWN, Observation, Reconstruction
 
@@ -48,7 +48,7 @@ class SpeakerInference(Adversary):
         "Counter It, ICASSP 2022, section 3.2"
     )
 
-    inputs_from: str = Field(
+    inputs_from: Source = Field(
         default="first-frames", description="another adversary by name, which claims the frames"
     )
     encoder: str | None = Field(
@@ -78,7 +78,7 @@ class SpeakerInference(Adversary):
 
     @field_validator("inputs_from")
     @classmethod
-    def _no_threat_model_grants_inputs(cls, value: str) -> str:
+    def _no_threat_model_grants_inputs(cls, value: Source) -> Source:
         if value == "given":
             raise ValueError(
                 "no threat model grants the inputs themselves; name an adversary that claims "
@@ -89,21 +89,22 @@ class SpeakerInference(Adversary):
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
         """Frames and rankings; raises `ValueError` where nobody can be heard, or none compared."""
         _utterances(seen, 1)
+        source = self.source("inputs_from")
         claimed = self.parts()["inputs_from"].reconstruct(seen, job)
         if claimed.inputs is None:
             raise ValueError(
-                f"inputs_from = '{self.inputs_from}' claims no inputs; use an adversary that "
+                f"inputs_from = '{source}' claims no inputs; use an adversary that "
                 "claims frames, such as first-frames"
             )
         rankings, unheard = self.rank(claimed.inputs, seen, job)
         if len(unheard) == len(claimed.inputs):
             told = "; ".join(sorted(set(unheard.values()))) or "there are none"
-            raise ValueError(f"none of the utterances from '{self.inputs_from}' is heard: {told}")
+            raise ValueError(f"none of the utterances from '{source}' is heard: {told}")
         return dataclasses.replace(
             claimed,
             attributes={"speaker": rankings},
             diagnostics={
-                self.inputs_from: dict(claimed.diagnostics),
+                source: dict(claimed.diagnostics),
                 "named": [
                     None if i in unheard else max(one, key=lambda who: one[who])
                     for i, one in enumerate(rankings)

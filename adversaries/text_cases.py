@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedsim.adversary import Adversary, Job
+from fedsim.adversary import Adversary, Job, Source
 from fedsim.gradients import numerical_rank
 from fedsim.knowledge import Knowledge
 from fedsim.records import Observation, Tokens
@@ -40,7 +40,7 @@ class OfTexts(Adversary):
 
     needs: ClassVar[Knowledge] = Knowledge.GRADIENT | Knowledge.MODEL | Knowledge.BATCH_SIZE
 
-    labels_from: str = Field(
+    labels_from: Source = Field(
         default="given",
         description='"given" (the threat model grants LABELS), or another adversary by name',
     )

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from fedsim.adversary import Adversary, Job
+from fedsim.adversary import Adversary, Job, Source
 from fedsim.gradients import head_gradient, numerical_rank
 from fedsim.knowledge import Knowledge
 from fedsim.records import Observation, Reconstruction
@@ -28,7 +28,7 @@ class OfTranscripts(Adversary):
         {"sequences", "num_labels", "labels", "label_counts", "label_set", "objective", "outcomes"}
     )
 
-    labels_from: str = Field(
+    labels_from: Source = Field(
         default="rlg",
         description='the set of labels: another adversary by name, or "given" (the threat model '
         "grants LABELS, of which only the set and the number are used)",
@@ -56,15 +56,16 @@ class OfTranscripts(Adversary):
             given = given[given >= 0].tolist()
             return frozenset(given), len(given), "given"
         head = head_gradient(seen.know(Knowledge.GRADIENT), seen.head, seen.spec.classes)
+        source = self.source("labels_from")
         claimed = self.parts()["labels_from"].reconstruct(seen, job)
         if claimed.label_set is None:
             raise ValueError(
-                f"labels_from = '{self.labels_from}' claims no set of labels; use an adversary "
+                f"labels_from = '{source}' claims no set of labels; use an adversary "
                 "that does, such as rlg"
             )
         if claimed.num_labels is None:
             return claimed.label_set, numerical_rank(head.weight, job.rng), "rank"
-        return claimed.label_set, claimed.num_labels, self.labels_from
+        return claimed.label_set, claimed.num_labels, source
 
 
 def claim(labels: Tensor, **more: Any) -> Reconstruction:

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from fedsim.errors import AttackTimeout, Cancelled, PluginError
 from fedsim.knowledge import Knowledge
-from fedsim.plugin import Plugin, find
+from fedsim.plugin import Plugin, make, table
 from fedsim.records import Observation, Reconstruction
 from fedsim.victim import VictimModel
 
-__all__ = ["Adversary", "Job"]
+__all__ = ["Adversary", "Job", "Source"]
 
 
 class Job:
@@ -75,6 +75,10 @@ class Job:
             self._on_progress(step, objective)
 
 
+Source = str | dict[str, Any]
+"""Another adversary: its name, or a table of `name` and settings. "given": the threat model."""
+
+
 class Adversary(Plugin, ABC):
     """Turns what the threat model lets it see into what it claims about the victim's data.
 
@@ -82,9 +86,9 @@ class Adversary(Plugin, ABC):
     overrides `requires`. recovers: the fields of `Reconstruction` it fills, which decides what it
     is scored on. cites: the paper.
 
-    Composition: a setting whose name ends in `_from` (such as `labels_from = "llg"`) names
-    another adversary to run first; its needs are inherited. "given" takes the value from the
-    observation instead.
+    Composition: a setting whose name ends in `_from`, a `Source`, names another adversary to run
+    first, such as `labels_from = "llg"` or `{name = "llg", variant = "llg+"}`; its needs are
+    inherited. "given" takes the value from the observation instead.
 
     group: observations of one round that `reconstruct_many` likes to be handed at once, at most;
     1 where it is not overridden.
@@ -120,21 +124,27 @@ class Adversary(Plugin, ABC):
         for setting in type(self).model_fields:
             value: Any = getattr(self, setting)
             if setting.endswith("_from") and value not in (None, "given"):
-                cls = find("adversaries", value)
-                if not issubclass(cls, Adversary):
-                    raise PluginError(f"{setting} = '{value}': that is no adversary")
-                found[setting] = cls()
+                chosen = table(value, setting, example='{name = "llg", variant = "llg+"}')
+                settings = {key: each for key, each in chosen.items() if key != "name"}
+                part = make("adversaries", chosen["name"], settings, setting)
+                if not isinstance(part, Adversary):
+                    raise PluginError(f"{setting} = '{part.name}': that is no adversary")
+                found[setting] = part
         return found
+
+    def source(self, setting: str) -> str:
+        """Whom a `_from` setting names: an adversary, or "given"."""
+        value: Source = getattr(self, setting)
+        return value if isinstance(value, str) else str(value["name"])
 
     def labels(self, seen: Observation, job: Job) -> Tensor | None:
         """Labels (N,) from where the setting `labels_from` says, None where it names nothing.
 
         Raises `ValueError` when what it names does not find one label an example.
         """
-        source: str | None = getattr(self, "labels_from", None)
-        if source is None:
+        if getattr(self, "labels_from", None) is None:
             return None
-        if source == "given":
+        if (source := self.source("labels_from")) == "given":
             found: Tensor | None = seen.know(Knowledge.LABELS)
         else:
             found = self.parts()["labels_from"].reconstruct(seen, job).labels

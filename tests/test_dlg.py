@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from adversaries import DLG
+from adversaries import DLG, LLG
 from fedsim import testing
-from fedsim.errors import PluginError
+from fedsim.errors import FedsimError, PluginError
 from fedsim.gradients import Problem
 from fedsim.gradients.problem import alike
 from fedsim.knowledge import Knowledge
@@ -150,6 +150,28 @@ def test_dlg_inherits_the_needs_of_its_parts():
     assert DLG(labels_from="given").requires() == alone | Knowledge.LABELS
     with pytest.raises(PluginError, match="llg"):
         DLG(labels_from="lgl").requires()
+
+
+def test_a_part_takes_settings_of_its_own():
+    composed = DLG(labels_from={"name": "llg", "variant": "llg+"})
+    assert composed.source("labels_from") == "llg"
+    assert composed.parts()["labels_from"] == LLG(variant="llg+")
+    assert Knowledge.AUXILIARY in composed.requires()
+    assert Knowledge.AUXILIARY not in DLG(labels_from="llg").requires()
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ({"name": "llg", "varient": "llg+"}, "labels_from.varient: unknown key. .*'variant'"),
+        ({"name": "llg", "batches": 0}, "labels_from.batches: .*greater than or equal to 1"),
+        ({"variant": "llg+"}, 'expected a name, or a table such as {name = "llg", variant'),
+        ({"name": "given"}, "no 'given' among the adversaries"),
+    ],
+)
+def test_a_part_that_cannot_be_is_refused_before_any_training(part, message):
+    with pytest.raises(FedsimError, match=message):
+        DLG(labels_from=part).requires()
 
 
 def test_dlg_refuses_labels_that_do_not_fit_the_batch():
