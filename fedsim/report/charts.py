@@ -18,6 +18,9 @@ __all__ = ["figure"]
 COLOURS = ("#d9660b", "#2f7ed8", "#1a9a76", "#9a6fd8", "#d6457a", "#9a8a12")
 UTILITY = "#7d8797"
 ROW_PIXELS = 190
+TITLES = {"wer": "Word error rate", "mcc": "Matthews correlation"}
+"""Of quantities of utility whose name is an abbreviation."""
+
 WHOSE = {"": "on the test set", "train": "in training", "client": "on clients' own data"}
 
 
@@ -43,7 +46,7 @@ def figure(rows: "pd.DataFrame", utility: "pd.DataFrame", main: dict[str, str]) 
         if whose:
             style["dash"] = "dash" if whose == "train" else "longdashdot"
         line = _line(part["round"], part["value"], name, style)
-        panels.setdefault(quantity.capitalize(), []).append(line)
+        panels.setdefault(TITLES.get(quantity, quantity.capitalize()), []).append(line)
     for place, (label, metric) in enumerate(main.items()):
         part = rows[(rows["label"] == label) & (rows["metric"] == metric)]
         part = part[part["counted"].notna()]

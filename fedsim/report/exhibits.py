@@ -48,7 +48,7 @@ class Exhibits:
                 items.append(
                     {
                         "who": f"Client {row['client']}, round {row['round']:g}",
-                        "scores": scores(same),
+                        "scores": scores(same, details=False),
                         "pairs": pairs,
                     }
                 )
@@ -112,14 +112,18 @@ class Exhibits:
         return {"kind": kind.split("/")[0], "uri": uri, "path": path_shown}
 
 
-def scores(rows: "pd.DataFrame") -> str:
-    """The scores of one attack in one line, or how it ended."""
+def scores(rows: "pd.DataFrame", *, details: bool = True) -> str:
+    """The scores of one attack in one line, or how it ended.
+
+    details: measures of detail too, which are left out only where there are others.
+    """
     status = str(rows["status"].iloc[0])
     if status != "ok":
         return {"failed": "failed", "timeout": "ran out of time"}.get(status, status)
+    every = [(measure(str(a)), b) for a, b in zip(rows["metric"], rows["value"], strict=True)]
+    chief = [(how, value) for how, value in every if not how.detail]
     shown = []
-    for metric, value in zip(rows["metric"], rows["value"], strict=True):
-        how = measure(str(metric))
+    for how, value in every if details or not chief else chief:
         yes = how.kind == "yes/no" and value in (0, 1)
         shown.append(f"{how.title} {('no', 'yes')[int(value)] if yes else how.show(value)}")
     return ", ".join(shown)
