@@ -1,10 +1,10 @@
 """Who may import whom, what an import costs, and what the public face is."""
 
 import ast
+import os
 import subprocess
 import sys
 import sysconfig
-import time
 from pathlib import Path
 
 import pytest
@@ -222,12 +222,14 @@ def test_importing_fedsim_alone_loads_not_even_torch():
 
 
 def test_help_answers_within_a_second():
+    """Of processor time, which a busy machine does not stretch as it does the clock's."""
     command = [Path(sysconfig.get_path("scripts")) / "fedsim", "--help"]
     took = []
     for _ in range(5):
-        started = time.perf_counter()
+        before = os.times()
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-        took.append(time.perf_counter() - started)
+        after = os.times()
+        took.append(sum(after[2:4]) - sum(before[2:4]))  # of children, user and system
         if took[-1] < 1:
             break
     assert "Simulate federated learning" in done.stdout
