@@ -4,15 +4,16 @@ import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import float32
 
 from fedsim import libraries
 from fedsim.errors import DataError, did_you_mean
 from fedsim.libraries import HUB, brief, quiet
 
-__all__ = ["PACKAGE", "Source", "located"]
+__all__ = ["PACKAGE", "OfTransformers", "Source", "located"]
 
 PACKAGE = "package:"
 """What the name of a folder inside an installed package begins with."""
@@ -121,6 +122,49 @@ class Source:
                 )
         except (OSError, ValueError, RuntimeError, ImportError) as error:
             raise DataError(f"{self.label} cannot be built: {brief(error)}") from error
+
+
+class OfTransformers(BaseModel):
+    """Settings of a task's model that `transformers` builds."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    what: ClassVar[str]
+    """Such as "an image model", for messages."""
+    examples: ClassVar[tuple[str, ...]]
+    """Model types for messages, the likeliest first."""
+
+    name: str = Field(
+        default="transformers",
+        pattern=r"^(transformers|hub:[^/\s]+(/[^/\s]+)?)$",
+        description='"transformers", or "hub:NAME"',
+    )
+    config: str | None = Field(
+        default=None,
+        description="a model type of transformers, or a folder that holds config.json; one of an "
+        'installed package is "package:NAME/FOLDER"',
+    )
+    settings: dict[str, Any] = Field(
+        default_factory=dict, description="settings of the model's configuration, by name"
+    )
+    pretrained: bool | None = Field(
+        default=None,
+        description="start from stored weights; by default wherever there are any",
+    )
+
+    @model_validator(mode="after")
+    def _has_a_source(self) -> Self:
+        if self.name.startswith(HUB) == (self.config is not None):
+            raise ValueError(
+                f"{self.what} is either 'hub:NAME', or 'transformers' with a config (a model type "
+                f"such as '{self.examples[0]}', or a folder)"
+            )
+        return self
+
+    @property
+    def source(self) -> Source:
+        """Where the model comes from."""
+        return Source(self.name, self.config, self.settings, self.pretrained, self.examples)
 
 
 def located(config: str) -> str:

@@ -3,15 +3,14 @@
 import re
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field
 from torch import Tensor, nn, no_grad, tensor
 
 from fedsim import libraries
 from fedsim.errors import DataError, did_you_mean
-from fedsim.libraries import HUB
 from fedsim.tasks.languages.losses import logits
 from fedsim.tasks.languages.tokenizers import learned, stored
-from fedsim.tasks.pretrained import Source
+from fedsim.tasks.pretrained import OfTransformers
 
 __all__ = ["Aim", "Language", "Parameters", "sent"]
 
@@ -23,7 +22,7 @@ SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
          "intermediate_size": 128}  # fmt: skip
 
 
-class Language(BaseModel):
+class Language(OfTransformers):
     """A model of `transformers` for text, and its tokenizer.
 
     `model = "hub:prajjwal1/bert-tiny"` downloads weights by name; `{name = "transformers", config =
@@ -32,25 +31,9 @@ class Language(BaseModel):
     so that parameters have the names that `transformers` gives them. Encoder-decoders are refused.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    what = "a language model"
+    examples = ("bert", "distilbert", "roberta", "gpt2")
 
-    name: str = Field(
-        default="transformers",
-        pattern=r"^(transformers|hub:[^/\s]+(/[^/\s]+)?)$",
-        description='"transformers", or "hub:NAME"',
-    )
-    config: str | None = Field(
-        default=None,
-        description="a model type of transformers, or a folder that holds config.json; one of an "
-        'installed package is "package:NAME/FOLDER"',
-    )
-    settings: dict[str, Any] = Field(
-        default_factory=dict, description="settings of the model's configuration, by name"
-    )
-    pretrained: bool | None = Field(
-        default=None,
-        description="start from stored weights; by default wherever there are any",
-    )
     tokenizer: str | None = Field(
         default=None,
         description='"learned" from public text, a folder as of config, or "hub:NAME"; by default '
@@ -61,23 +44,9 @@ class Language(BaseModel):
         description="name of the final linear layer; found by itself unless there are several",
     )
 
-    @model_validator(mode="after")
-    def _has_a_source(self) -> "Language":
-        if self.name.startswith(HUB) == (self.config is not None):
-            raise ValueError(
-                "a language model is either 'hub:NAME', or 'transformers' with a config "
-                "(a model type such as 'bert', or a folder)"
-            )
-        return self
-
-    @property
-    def _source(self) -> Source:
-        examples = ("bert", "distilbert", "roberta", "gpt2")
-        return Source(self.name, self.config, self.settings, self.pretrained, examples)
-
     @property
     def _learns(self) -> bool:
-        return self.tokenizer == LEARNED or (self.tokenizer is None and not self._source.stored)
+        return self.tokenizer == LEARNED or (self.tokenizer is None and not self.source.stored)
 
     def read(self, public: tuple[str, ...], size: int) -> Any:
         """The tokenizer; a learned one has `size` word pieces of the public texts.
@@ -85,11 +54,11 @@ class Language(BaseModel):
         Raises `DataError` where there is none, or one of the wrong kind.
         """
         if not self._learns:
-            own = self._source.place if self._source.local else self.name
+            own = self.source.place if self.source.local else self.name
             return stored(self.tokenizer or own)
-        if self._source.stored and self.pretrained is not False:
+        if self.source.stored and self.pretrained is not False:
             raise DataError(
-                f"{self._source.label} brings weights that were trained with its own tokenizer; "
+                f"{self.source.label} brings weights that were trained with its own tokenizer; "
                 'tokenizer = "learned" needs random ones: set pretrained = false'
             )
         return learned(public, size, self._encodes)
@@ -97,7 +66,7 @@ class Language(BaseModel):
     @property
     def _encodes(self) -> bool:
         """Whether transformers has a model of the kind that fills in masked words."""
-        config = self._source.configuration({}, {})
+        config = self.source.configuration({}, {})
         return type(config) in libraries.transformers().MODEL_FOR_MASKED_LM_MAPPING
 
     def build(self, tokenizer: Any, aim: Aim, classes: int, dropout: bool) -> nn.Module:
@@ -106,7 +75,7 @@ class Language(BaseModel):
         classes: labels of a classifier. Raises `DataError` for what cannot be found, or does not
         fit the tokenizer.
         """
-        source, library = self._source, libraries.transformers()
+        source, library = self.source, libraries.transformers()
         fitting: dict[str, Any] = {
             "vocab_size": len(tokenizer),
             "pad_token_id": padding(tokenizer),
@@ -168,7 +137,7 @@ class Language(BaseModel):
         if self.head is not None:
             if self.head not in linear:
                 raise DataError(
-                    f"task.model.head: '{self.head}' is no linear layer of {self._source.label}. "
+                    f"task.model.head: '{self.head}' is no linear layer of {self.source.label}. "
                     f"{did_you_mean(self.head, linear)}"
                 )
             return self.head
@@ -179,7 +148,7 @@ class Language(BaseModel):
             found = _returning(module, linear)
         if len(found) != 1:
             raise DataError(
-                f"which layer of {self._source.label} is the head? None returns the logits as they "
+                f"which layer of {self.source.label} is the head? None returns the logits as they "
                 f"are. Name it with task.model.head; linear layers: {', '.join(linear) or 'none'}"
             )
         (name,) = found
