@@ -8,16 +8,15 @@ import jiwer
 import pytest
 import torch
 from processes import elsewhere
+from sequence_tasks import DP_SGD, clips_one_by_one, observed, of_four
 from tiny import ask, meaning, rows, same, sent, timeless
 
-from fedsim.defense import MeanGradient
 from fedsim.engine.inline import InlineGrid
 from fedsim.errors import DataError, ScenarioError
-from fedsim.knowledge import Knowledge, ThreatModel
 from fedsim.metrics import METRICS, baselines
 from fedsim.plugin import make
 from fedsim.preflight import preflight
-from fedsim.records import Batch, Interception, Reconstruction, Spec, Truth, Update
+from fedsim.records import Reconstruction, Spec, Truth
 from fedsim.scenario import Scenario
 from fedsim.simulation import simulate
 from fedsim.tasks.recognisers.las import LAS
@@ -30,19 +29,8 @@ TASK = {"speakers": 4, "utterances": 8, "longest": 30, "vocabulary": 64, "model"
 
 
 def scenario(**changes):
-    """Four clients, a speaker each, two a round, FedSGD; tables are merged with these."""
-    training = {"rounds": 1, "clients": 4, "clients_per_round": 2, "batch_size": 2, "lr": 0.1}
-    return Scenario.parse(
-        {
-            "name": "speech",
-            "seed": 3,
-            "task": {"name": "speech", "test_examples": 3, **TASK, **changes.pop("task", {})},
-            "training": {"algorithm": "fedsgd", **training, **changes.pop("training", {})},
-            "adversaries": [{"name": "bias-signs"}],
-            "engine": {"workers": 1},
-            **changes,
-        }
-    )
+    """Four clients, a speaker each; tables are merged with these."""
+    return of_four({"name": "speech", "test_examples": 3, **TASK}, 2, **changes)
 
 
 @pytest.fixture(scope="module")
@@ -202,13 +190,6 @@ def test_importing_the_task_loads_nothing_heavy():
 
 
 # --- knowledge ------------------------------------------------------------------------------
-
-
-def observed(task, *grants):
-    arrays = task.arrays(task.module())
-    caught = Interception(1, (0,), arrays, Update(arrays, "gradient", num_examples=3))
-    truth = task.truth([0], 1, batch_size=3, steps=1)
-    return ThreatModel(Knowledge.parse(grants), task).observe(caught, truth=truth)
 
 
 def test_labels_grants_the_sequences_as_a_batch_holds_them_and_lengths_the_frames(task):
@@ -454,28 +435,7 @@ def test_engines_find_the_same(tmp_path):
 
 
 def test_dp_sgd_clips_utterance_by_utterance(task):
-    run = scenario(defenses=[{"name": "dp-sgd", "clip": 0.05, "noise_multiplier": 0.0}])
-    preflight(run)
-    from fedsim.client import batch_loss, local_training
-
-    module = task.module()
-    (batch,) = task.batches(1, 0, batch_size=3, steps=1)
-    defenses = run.build_defenses()
-    training = local_training(run, task, module, [batch], torch.Generator(), defenses)
-    ours, loss = training.gradient(module, batch)
-    expected, losses = dict.fromkeys(ours, 0.0), []
-    for i in range(3):
-        alone = Batch(batch.inputs[i : i + 1], batch.labels[i : i + 1], batch.lengths[i : i + 1])
-        plain = MeanGradient(lambda m, b: batch_loss(task.loss, m, b), task.trained(module))
-        gradient, value = plain(module, alone)
-        norm = torch.stack([g.norm() for g in gradient.values()]).norm()
-        assert norm > 0.05
-        losses.append(value)
-        for name, g in gradient.items():
-            expected[name] = expected[name] + g * 0.05 / norm / 3
-    assert loss == pytest.approx(sum(losses) / 3)
-    for name, value in ours.items():
-        torch.testing.assert_close(value, expected[name], atol=1e-7, rtol=1e-4)
+    clips_one_by_one(scenario(defenses=[DP_SGD]), task)
     refused = scenario(defenses=[{"name": "dp-sgd", "per_example": "opacus"}])
     with pytest.raises(ScenarioError, match="Opacus"):
         preflight(refused)

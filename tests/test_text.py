@@ -6,17 +6,16 @@ from collections import Counter
 import pytest
 import torch
 from processes import elsewhere
+from sequence_tasks import DP_SGD, clips_one_by_one, observed, of_four
 from sklearn.metrics import matthews_corrcoef
 from tiny import ask, meaning, rows, same, sent
 
-from fedsim.client import batch_loss, local_training
-from fedsim.defense import MeanGradient
+from fedsim.client import local_training
 from fedsim.engine.inline import InlineGrid
 from fedsim.errors import DataError, ScenarioError
-from fedsim.knowledge import Knowledge, ThreatModel
 from fedsim.plugin import make
 from fedsim.preflight import preflight
-from fedsim.records import Batch, Interception, Reconstruction, Truth, Update
+from fedsim.records import Reconstruction, Truth
 from fedsim.scenario import Scenario
 from fedsim.simulation import simulate
 from fedsim.tasks.text import Text
@@ -38,19 +37,8 @@ def small(**settings):
 
 
 def scenario(**changes):
-    """Four clients, two a round, FedSGD; tables are merged with these."""
-    training = {"rounds": 1, "clients": 4, "clients_per_round": 2, "batch_size": 3, "lr": 0.1}
-    return Scenario.parse(
-        {
-            "name": "text",
-            "seed": 3,
-            "task": {"name": "text", "test_examples": 8, **TASK, **changes.pop("task", {})},
-            "training": {"algorithm": "fedsgd", **training, **changes.pop("training", {})},
-            "adversaries": [{"name": "bias-signs"}],
-            "engine": {"workers": 1},
-            **changes,
-        }
-    )
+    """Four clients; tables are merged with these."""
+    return of_four({"name": "text", "test_examples": 8, **TASK}, 3, **changes)
 
 
 @pytest.fixture(scope="module")
@@ -271,13 +259,6 @@ def test_importing_the_task_loads_nothing_heavy():
 # --- what adversaries may know --------------------------------------------------------------
 
 
-def observed(task, *grants):
-    arrays = task.arrays(task.module())
-    caught = Interception(1, (0,), arrays, Update(arrays, "gradient", num_examples=3))
-    truth = task.truth([0], 1, batch_size=3, steps=1)
-    return ThreatModel(Knowledge.parse(grants), task).observe(caught, truth=truth)
-
-
 def test_the_spec_tells_the_tokens_and_no_shape(task):
     spec = task.spec
     tokens = spec.tokens
@@ -437,30 +418,13 @@ def test_a_run_finds_topics_and_tells_its_utility(tmp_path, algorithm):
 
 
 def test_dp_sgd_clips_text_by_text(task):
-    run = scenario(defenses=[{"name": "dp-sgd", "clip": 0.05, "noise_multiplier": 0.0}])
-    preflight(run)
-    module = task.module()
-    (batch,) = task.batches(1, 0, batch_size=3, steps=1)
-    training = local_training(run, task, module, [batch], torch.Generator(), run.build_defenses())
-    ours, loss = training.gradient(module, batch)
-    expected, losses = dict.fromkeys(ours, 0.0), []
-    for i in range(3):
-        alone = Batch(*(part[i : i + 1] for part in parts(batch)))
-        plain = MeanGradient(lambda m, b: batch_loss(task.loss, m, b), task.trained(module))
-        gradient, value = plain(module, alone)
-        norm = torch.stack([g.norm() for g in gradient.values()]).norm()
-        assert norm > 0.05
-        losses.append(value)
-        for name, g in gradient.items():
-            expected[name] = expected[name] + g * 0.05 / norm / 3
-    assert loss == pytest.approx(sum(losses) / 3)
-    for name, value in ours.items():
-        torch.testing.assert_close(value, expected[name], atol=1e-7, rtol=1e-4)
-    asked = [{"name": "dp-sgd", "clip": 0.05, "per_example": "opacus"}]
-    refused = scenario(defenses=asked).build_defenses()
-    training = local_training(run, task, module, [batch], torch.Generator(), refused)
+    clips_one_by_one(scenario(defenses=[DP_SGD]), task)
+    run = scenario(defenses=[{**DP_SGD, "per_example": "opacus"}])
+    module, batches = task.module(), task.batches(1, 0, batch_size=3, steps=1)
+    defenses = run.build_defenses()
+    training = local_training(run, task, module, batches, torch.Generator(), defenses)
     with pytest.raises(ScenarioError, match="gradient of each example"):
-        training.gradient(module, batch)
+        training.gradient(module, batches[0])
 
 
 def test_the_shipped_scenario_holds():
