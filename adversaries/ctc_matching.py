@@ -87,10 +87,12 @@ class CTCMatching(OfUtterances):
         model = seen.know(Knowledge.MODEL).copy().to(job.device)
         model.module.train(self.masks > 0)
         features = int(seen.spec.features or 0)
-        found = []
-        for case in self.cases(seen, job):
+        found = list[tuple[Match, _Frames, Case]]()
+        cases = self.cases(seen, job)
+        for case in cases:
             frames = _Frames(model, case, theirs, features, self)
-            with isolated(int(torch.randint(2**62, (), generator=job.rng)), "masks"):
+            masks = isolated(int(torch.randint(2**62, (), generator=job.rng)), "masks")
+            with job.portion(len(cases) - len(found)), masks:
                 found.append((self._minimise(frames, job), frames, case))
         match, frames, case = min(found, key=lambda one: one[0].value)
         return self.claim(

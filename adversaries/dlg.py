@@ -32,10 +32,10 @@ class DLG(Adversary):
 
     Dummy inputs x' and label logits y' start from N(0, 1); L-BFGS minimises D = sum over
     parameters of ||dL(x', softmax(y'))/dW - dL(x, y)/dW||^2. A start that diverges (D is NaN, Inf,
-    or beyond `diverged` after 10 outer steps) or stalls (D falls by less than 5 % in 25 outer
-    steps) is given up for a new one; the restart with the lowest D is kept. The truth has no say in
-    that. Victims of one round are attacked in one batched optimisation, with the answers of
-    one by one.
+    or beyond `diverged` of the gradient's squared norm after 10 outer steps) or stalls (D falls by
+    less than 5 % in 25 outer steps) is given up for a new one; the restart with the lowest D is
+    kept. The truth has no say in that. Victims of one round are attacked in one batched
+    optimisation, with the answers of one by one.
 
     The authors' code takes steps of length 1 (`line_search = "none"`), and one start; the default
     here backtracks (Armijo), which saves most starts.
@@ -94,10 +94,10 @@ class DLG(Adversary):
         "1e-9 of the gradient's squared norm (5e-9 in float32)",
     )
     diverged: float = Field(
-        default=10.0,
+        default=1.0,
         gt=0,
-        description="squared gradient distance beyond which a start is given up after 10 outer "
-        "steps; raise it for models with large gradients",
+        description="gradient distance, as a share of the gradient's squared norm, beyond which a "
+        "start is given up after 10 outer steps; 1: no closer than a gradient of zeros",
     )
     precision: Literal["float32", "float64"] = Field(
         default="float64",
@@ -150,7 +150,7 @@ class DLG(Adversary):
                 iterations=self.iterations,
                 matched=min(self.tolerance, RELATIVE[self.precision] * norm),
                 floor=FLOOR * norm,
-                hopeless=self.diverged,
+                hopeless=self.diverged * norm,
             )
             for norm in norms
         ]

@@ -80,7 +80,8 @@ class HFGM(OfUtterances):
         steps, lr = self._local(seen)
         known = seen if steps == 1 else _single(seen)
         found: list[tuple[DirectSearch, Case]] = []
-        for case in self.cases(known, job):
+        cases = self.cases(known, job)
+        for case in cases:
             model = seen.know(Knowledge.MODEL).copy().to(job.device)
             model.module.eval()
             kind = Whole if self.layers == "all" or steps > 1 else HeadOnly
@@ -90,7 +91,8 @@ class HFGM(OfUtterances):
             ]
             shapes = [(count, int(seen.spec.features or 0)) for count in case.lengths]
             search = DirectSearch(tried, self._far(theirs), shapes, job)
-            self._run(search, job)
+            with job.portion(len(cases) - len(found)):
+                self._run(search, job)
             found.append((search, case))
         search, case = min(found, key=lambda one: one[0].lowest)
         return self.claim(
@@ -149,7 +151,7 @@ class HFGM(OfUtterances):
             halvings = math.ceil(math.log2(self.step / self.smallest))
             least = min(least, max(1, halvings) * self.patience)
         if job.budget is not None:
-            least = min(least, job.budget)
+            least = min(least, job.budget - job.iterations + TIMED)
         if seconds * (least - TIMED) > job.remaining:
             raise ValueError(
                 f"an iteration takes {seconds:.3g} s, and {least} iterations, the fewest there can "

@@ -5,6 +5,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar, Literal, get_args, get_origin
 
 import torch
@@ -60,6 +61,17 @@ class Job:
                 return
             self.iterations += 1
             yield step
+
+    @contextmanager
+    def portion(self, of: int) -> Iterator[None]:
+        """For the next of `of` searches that share the budget: its part of the iterations left."""
+        whole = self.budget
+        if whole is not None:
+            self.budget = self.iterations + -(-max(0, whole - self.iterations) // of)
+        try:
+            yield
+        finally:
+            self.budget = whole
 
     def progress(self, step: int, objective: float) -> None:
         """Report the objective; call it every iteration or so.

@@ -8,12 +8,13 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedsim import metrics
 from fedsim.adversary import Adversary, Job
@@ -26,6 +27,9 @@ from fedsim.settings import AttackPlan
 from fedsim.tasks import Task
 
 __all__ = ["Attack", "Bench", "GroupFailed", "Outcome", "one_by_one"]
+
+TOLD = 100
+"""Values of one diagnostic that a run's log holds."""
 
 REMEMBERED = 10_000
 """Baselines that a bench keeps."""
@@ -48,12 +52,13 @@ class Attack:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcome:
-    """What came of an attack: rows, and files by path in the run folder."""
+    """What came of an attack: rows, files by path in the run folder, and its diagnostics."""
 
     round: int
     findings: tuple[Finding, ...]
     files: Mapping[str, bytes]
     caution: str = ""
+    diagnostics: Mapping[str, Any] = field(default_factory=dict)
 
 
 class GroupFailed(Exception):
@@ -308,7 +313,27 @@ class Bench:
                     artifact=artifact,
                 )
             )
-        return Outcome(caught.round, tuple(rows), files, attack.caution)
+        told = {}
+        if status == "ok":
+            with suppress(Exception):  # what cannot be told costs no row
+                told = _plain(claimed.diagnostics)
+        return Outcome(caught.round, tuple(rows), files, attack.caution, told)
+
+
+def _plain(value: Any) -> Any:
+    """Of diagnostics, what JSON can hold: large tensors as their shapes, long texts cut off."""
+    if isinstance(value, Tensor):
+        return value.tolist() if value.numel() <= TOLD else f"tensor of {tuple(value.shape)}"
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        shown = [_plain(each) for each in list(value)[:TOLD]]
+        return shown if len(value) <= TOLD else [*shown, f"and {len(value) - TOLD} more"]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # JSON has no such numbers
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    return str(value)[:2000]
 
 
 def _check(claimed: object, method: str) -> None:

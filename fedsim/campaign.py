@@ -220,6 +220,10 @@ class Campaign:
             for path, content in outcome.files.items():
                 self.ledger.artifact(path, content)
             self.ledger.findings(outcome.findings)
+            if outcome.diagnostics:
+                row = outcome.findings[0]
+                whose = {"point": row.point, "victim": row.victim, "adversary": row.label}
+                self.ledger.event("attacked", **whose, diagnostics=outcome.diagnostics)
             self._open[outcome.round] -= 1
             if outcome.caution:
                 self.observer("caution", text=outcome.caution)

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import gc
+import json
 import time
 import types
 from collections import defaultdict
@@ -14,7 +15,7 @@ from flwr.app import ConfigRecord
 from tiny import ask, initial, rows, scenario
 
 from fedsim.adversary import Adversary
-from fedsim.attack import Attack, Bench
+from fedsim.attack import Attack, Bench, _plain
 from fedsim.campaign import Campaign, InlineExecutor
 from fedsim.engine.inline import InlineGrid
 from fedsim.errors import Cancelled
@@ -468,3 +469,28 @@ def test_budget_and_time_limit_reach_the_job():
         jobs.append(Asks.kept.pop()[1])
     assert [job.budget for job in jobs] == [5, None]
     assert [job._seconds for job in jobs] == [7.0, 3.0]
+
+
+def test_what_an_attack_says_of_itself_is_in_the_log(tmp_path):
+    simulate(scenario(training={"rounds": 1}), tmp_path / "run")
+    lines = (tmp_path / "run" / "log.jsonl").read_text(encoding="utf-8").splitlines()
+    told = [each for line in lines if (each := json.loads(line))["event"] == "attacked"]
+    victims = {row["victim"] for row in rows(tmp_path / "run")}
+    assert {each["victim"] for each in told} == victims
+    assert {each["adversary"] for each in told} == {"llg"}
+    assert all(each["diagnostics"]["impact"] < 0 for each in told)
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (torch.tensor([1, 2]), [1, 2]),
+        (torch.zeros(11, 11), "tensor of (11, 11)"),
+        ({1: (float("nan"), None, True)}, {"1": ["nan", None, True]}),
+        (list(range(102)), [*range(100), "and 2 more"]),
+        ("x" * 5000, "x" * 2000),
+    ],
+    ids=["few", "many", "nested", "long", "text"],
+)
+def test_diagnostics_become_what_json_holds(value, told):
+    assert _plain(value) == told

@@ -1,5 +1,7 @@
 """ctc-matching finds utterances to the last digits, and its distance is what it says."""
 
+import math
+
 import pytest
 import torch
 from recognised import SAID, SPEC, observed, recogniser, voice
@@ -143,3 +145,12 @@ def test_whitening_is_zero_at_the_gradient_and_forgives_its_length():
     assert float(distance(small)) > 10 * float(cosine_distance(small, together))
     with pytest.raises(ValueError, match=r"'a\.weight' is zero"):
         WhitenedDistance({"a.weight": torch.zeros(2, 2)})
+
+
+def test_every_transcript_that_is_tried_has_its_part_of_the_budget():
+    seen = observed(recogniser(64), voice(0, 5))
+    job = testing.job(budget=6)
+    claimed = CTCMatching(transcripts=["xyz", "abc"]).reconstruct(seen, job)
+    assert (job.iterations, job.budget) == (6, 6)
+    assert all(map(math.isfinite, claimed.diagnostics["distances"]))
+    assert claimed.objective == min(claimed.diagnostics["distances"])

@@ -118,6 +118,19 @@ def test_dlg_starts_again_when_hopeless_and_keeps_the_best_start():
     assert claimed.objective == min(value for _, value in claimed.trace)
 
 
+def test_noise_in_the_gradient_is_no_divergence():
+    """Its energy stays between the gradients however close the inputs come."""
+    seen = testing.example()
+    rng = torch.Generator().manual_seed(0)
+    energy = sum(float(v.square().sum()) for v in seen.gradient.values())
+    sigma = (0.5 * energy / sum(v.numel() for v in seen.gradient.values())) ** 0.5
+    noisy = {k: v + sigma * torch.randn(v.shape, generator=rng) for k, v in seen.gradient.items()}
+    seen = dataclasses.replace(seen, gradient={k: 100 * v for k, v in noisy.items()})
+    claimed = DLG(iterations=12, restarts=0).reconstruct(seen, testing.job())
+    assert claimed.objective > 10
+    assert claimed.outcomes == ("steps",)
+
+
 def test_dlg_survives_an_overflow():
     seen = testing.example()
     huge = {k: torch.full_like(v, 1e25) for k, v in seen.gradient.items()}

@@ -275,3 +275,13 @@ def test_a_loss_that_is_not_ctc_is_told():
 def test_dropout_is_cautioned_of():
     assert not HFGM().cautions(recogniser())
     assert "random" in HFGM().cautions(recogniser(dropout=0.1))[0]
+
+
+def test_transcripts_that_are_tried_share_the_budget():
+    seen = observed(recogniser(), voice(0, 5))
+    attack, job = HFGM(transcripts=["xyz", "abc"], iterations=40, samples=8), testing.job(budget=9)
+    claimed = attack.reconstruct(seen, job)
+    assert (job.iterations, job.budget) == (9, 9)
+    assert claimed.outcomes == ("budget", "budget")
+    first = [value for at, value in job.trace if at <= 5]
+    assert first[-1] == claimed.diagnostics["distances"][0]
