@@ -28,7 +28,8 @@ KNOWN = {
     "seconds": Measure("Seconds", "Wall-clock time of an attack.", "", lower=True, unit=" s"),
     "iterations_to_success": Measure(
         "Iterations to success",
-        "Iterations of the attacks that recovered every example recognisably.",
+        "Iterations of the attacks that recovered every example recognisably, to their end: failed "
+        "starts count, and what comes after the examples are recognisable.",
         "",
         lower=True,
     ),
