@@ -149,7 +149,7 @@ def test_a_federation_leaks_who_speaks(tmp_path):
                          "lr": 0.1},
             "threat": {"grants": ["GRADIENT", "AUXILIARY"], "victims": "all"},
             "adversaries": [{"name": "speaker-inference", "widths": [8, 16], "embedding": 16,
-                             "steps": ENOUGH, "lr": 0.01, "longest": 40}],
+                             "steps": 50, "lr": 0.01, "longest": 40}],
             "engine": {"workers": 1},
         }
     )  # fmt: skip
