@@ -49,7 +49,8 @@ class CTCMatching(OfUtterances):
     uniform in [-1, 1]; the point with the lowest value of all starts is claimed.
 
     A model with dropout has a gradient of masks nobody knows. `masks` = 0 matches one without
-    dropout, as HFGM does; more than 0 the mean gradient of so many masks drawn anew each time.
+    dropout, as HFGM does; more than 0 the mean gradient of so many masks drawn anew each time, for
+    which dropout has to be a part of the model: the server's copy has no client's hooks.
     """
 
     name: ClassVar[str] = "ctc-matching"
@@ -82,10 +83,19 @@ class CTCMatching(OfUtterances):
     )
 
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
-        """Match; raises `ValueError` where the frames or the model are of another kind."""
+        """Match; raises `ValueError` where the frames or the model are of another kind.
+
+        So are `masks` of a model that has no dropout.
+        """
         theirs = {name: value[None].to(job.device) for name, value in self.observed(seen).items()}
         model = seen.know(Knowledge.MODEL).copy().to(job.device)
         model.module.train(self.masks > 0)
+        if self.masks and not model.drops:
+            raise ValueError(
+                f"masks = {self.masks}, and the model drops nothing: all masks give one gradient. "
+                "The server's copy knows dropout only as a part of the model "
+                "(task.model.dropout), not as a client's defense; set masks = 0"
+            )
         features = int(seen.spec.features or 0)
         found = list[tuple[Match, _Frames, Case]]()
         cases = self.cases(seen, job)

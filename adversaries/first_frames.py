@@ -185,10 +185,13 @@ def _apart(fit: Fit, rng: torch.Generator) -> list[Tensor]:
 
     X = M + sum_k a_k V_k with a variance of 1 in each of F values: F equations for a, solved by
     Gauss-Newton from random points of the sphere on which M and orthonormal V put the solutions.
+    There is no such sphere, and nothing is found, where the features were not normalised.
     """
     mean, basis = fit.frames, fit.free
-    radius = (mean.numel() - float(mean.square().sum())) ** 0.5 if mean.numel() else 0.0
-    count = 1 + len(basis)
+    square = mean.numel() - float(mean.square().sum())
+    if not square > 0:
+        return []
+    radius, count = square**0.5, 1 + len(basis)
     points = torch.randn(STARTS * count, len(basis), generator=rng, dtype=mean.dtype)
     points *= radius / points.norm(dim=1, keepdim=True)
     for _ in range(40):

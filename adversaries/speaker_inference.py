@@ -31,7 +31,8 @@ class SpeakerInference(Adversary):
     Where clients hold utterances of others too (`UNKNOWN` in `spec.attributes`), "unknown" is a
     candidate, and its score a threshold. It is found on the auxiliary utterances alone: encoders
     that never heard a third of the speakers, nor one utterance of each other, score those; the
-    threshold is where most of the one kind are above and most of the other below.
+    threshold is where most of the one kind are above and most of the other below. With `encoder`
+    the loaded one scores them all, and where it learned from them none is a stranger's.
 
     Training draws nothing from `job.rng`: it is a pure function of the auxiliary utterances and
     the settings, so that every victim meets the same encoder, trained once a process. An utterance
@@ -110,6 +111,7 @@ class SpeakerInference(Adversary):
                     for i, one in enumerate(rankings)
                 ],
                 "not heard": unheard,
+                **self._threshold(seen),
             },
         )
 
@@ -130,6 +132,14 @@ class SpeakerInference(Adversary):
                 unheard[index] = why
             rankings.append(nobody(names) if why else prints.scores(frames.detach().cpu().float()))
         return rankings, unheard
+
+    def _threshold(self, seen: Observation) -> dict[str, str]:
+        """How the score of "unknown" was found, where it is a candidate."""
+        if UNKNOWN not in seen.spec.attributes.get("speaker", ()):
+            return {}
+        how = "by encoders that never heard a third of the public speakers each"
+        given = "by the loaded encoder, which may have heard all public speakers"
+        return {"threshold": given if self.encoder else how}
 
     def listen(self, seen: Observation, job: Job) -> Voiceprints:
         """The candidates' voiceprints, by an encoder trained on their utterances, or loaded.

@@ -98,6 +98,12 @@ def test_masks_are_drawn_anew_and_leave_no_trace_in_other_randomness():
     assert not torch.equal(first.inputs[0], without.inputs[0])
 
 
+def test_masks_of_a_model_without_dropout_are_refused():
+    seen = observed(recogniser(64), voice(0, 5))
+    with pytest.raises(ValueError, match=r"drops nothing.*task\.model\.dropout"):
+        attack(seen, iterations=1, masks=8)
+
+
 def test_the_heads_gradient_is_differentiated_in_closed_form():
     model, heard = recogniser(), voice(0, 4)
     model.module.eval().double()

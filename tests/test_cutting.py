@@ -7,7 +7,11 @@ import torch
 
 from fedsim.errors import DataError
 from fedsim.scenario import Scenario
+from fedsim.tasks.characters import characters
 from fedsim.tasks.cutting import lasting
+from fedsim.tasks.features import Features
+from fedsim.tasks.sound_files import Header
+from fedsim.tasks.speech_checks import cautions, check_lengths
 from fedsim.tasks.speech_data import Recordings
 from fedsim.tasks.voices import RATE
 
@@ -57,6 +61,62 @@ def test_a_stretch_without_a_pause_is_left_out():
     sounds = spoken(1.5, 5.0, 1.5, 1.5)
     kept = lasting(recordings(sounds, texts=("aaa bbbbbbbbbb ccc ddd",)), (1.0, 2.0), True)
     assert kept.texts == ("aaa", "ccc", "ddd")
+
+
+def of_files(*sounds, texts=None, rate=8000, lost=None):
+    """As `recordings`, with headers; what is decoded is noted."""
+    texts, decoded = texts or ("one two",) * len(sounds), []
+
+    def sound(index):
+        decoded.append(index)
+        return sounds[index]
+
+    return decoded, Recordings(
+        tuple(f"s{index}" for index in range(len(sounds))),
+        tuple(texts),
+        sound,
+        content=lambda index: b"file %d" % index,
+        header=lambda index: Header(rate, 1, len(sounds[index]) * rate // RATE),
+        name="{}.wav".format,
+        lost=lost or (frozenset(),) * len(sounds),
+    )
+
+
+def test_headers_tell_lengths_so_that_only_what_is_cut_is_decoded():
+    sounds = (tone(0.5), tone(1.5), tone(1.5), spoken(1.2, 1.2), tone(1.5))
+    decoded, found = of_files(*sounds)
+    assert lasting(found, (1.0, 2.0), False).speakers == ("s1", "s2", "s4")
+    assert decoded == []
+    cut = lasting(found, (1.0, 2.0), True)
+    assert cut.speakers == ("s1", "s2", "s3", "s3", "s4")
+    assert decoded == [3]
+    contents = [cut.content(index) for index in range(5)]
+    assert len({*contents, cut.fingerprint()}) == 6
+    assert decoded == [3]
+    assert [cut.header(index).resampled for index in range(5)] == [
+        len(cut.sound(index)) for index in range(5)
+    ]
+
+
+def test_pieces_are_checked_as_recordings_are():
+    digits = frozenset("7")
+    still = torch.zeros(round(1.5 * RATE))
+    sounds = (spoken(1.2, 1.2), still, tone(0.5), tone(1.5))
+    _, found = of_files(*sounds, lost=(digits, frozenset(), digits, frozenset()))
+    kept = lasting(found, (1.0, 2.0), True)
+    lost, slow, silent = cautions(kept, Features())
+    assert lost.startswith("2 of 4 transcripts have characters that are left out (7)")
+    assert slow == "4 of 4 recordings are resampled to 16000 Hz, from 8000 Hz"
+    assert silent.startswith("1 of the first recordings are silent")
+    assert silent.endswith("1.wav")
+
+
+def test_a_piece_too_short_for_what_is_said_is_refused_by_its_place():
+    said = "a" * 60 + " " + "b" * 60
+    _, found = of_files(spoken(1.2, 1.2), tone(1.5), tone(1.5), texts=(said, "one", "two"))
+    kept = lasting(found, (1.0, 2.0), True)
+    with pytest.raises(DataError, match=r"0\.wav \(0\.00 to 1\.30 s\) has 6\d frames, and .* 119"):
+        check_lengths(kept, Features(), characters(("a b",)))
 
 
 def test_the_task_cuts_voices():

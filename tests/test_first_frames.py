@@ -15,6 +15,8 @@ from fedsim.metrics import METRICS, applicable, baselines
 from fedsim.records import Reconstruction, Spec, Truth, Update
 from fedsim.scenario import Scenario
 from fedsim.simulation import simulate
+from fedsim.tasks.features import Features
+from fedsim.tasks.voices import speak
 
 
 def recogniser(hidden: int = 96, **changes):
@@ -70,6 +72,16 @@ def test_utterances_of_the_same_length_are_told_apart_by_being_normalised(count)
     mixed = attacked(gradient, normalised=False)
     assert mixed.diagnostics["not told apart"] == count - 1
     assert error(mixed, *heard, voice(9, 6)) > 0.1
+
+
+@pytest.mark.parametrize("kind", ["mfcc", "log-mel"])
+def test_utterances_of_the_same_length_that_are_not_normalised_stay_mixed(kind):
+    features = Features(kind=kind, size=FEATURES, normalised=False)
+    heard = [features.of(torch.from_numpy(speak("borrows", k)[: 320 * 7 + 160])) for k in range(2)]
+    claimed = attacked(gradient_of(recogniser(), *heard))
+    assert claimed.diagnostics["lengths"] == [8, 8]
+    assert claimed.diagnostics["not told apart"] == 1
+    assert torch.equal(*claimed.inputs)
 
 
 def test_several_local_steps_leave_the_space_as_it_is():

@@ -83,6 +83,7 @@ def test_other_partitions_mix_speakers():
         ({"partition": "speakers"}, DataError, "Did you mean 'speaker'"),
         ({"features": {"kind": "mfc"}}, ScenarioError, r"features\.kind"),
         ({"vocabulary": 8}, ScenarioError, "vocabulary"),
+        ({"cut": True}, ScenarioError, r"set task\.seconds"),
         ({"vocabulry": 64}, ScenarioError, "Did you mean 'vocabulary'"),
     ],
 )

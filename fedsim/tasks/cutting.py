@@ -1,11 +1,13 @@
 """Recordings of so many seconds, longer ones cut at their pauses."""
 
+import dataclasses
 import functools
 
 import torch
 from torch import Tensor
 
 from fedsim.errors import DataError
+from fedsim.tasks.sound_files import Header
 from fedsim.tasks.speech_data import Recordings
 from fedsim.tasks.voices import RATE
 
@@ -18,6 +20,8 @@ QUIET = 30.0
 PAUSE = 5
 """Stretches of 10 ms that are quiet in a row at least where a recording is cut."""
 
+WHOLE = slice(None)
+
 
 @functools.lru_cache(maxsize=8)
 def lasting(found: Recordings, seconds: tuple[float, float], cut: bool) -> Recordings:
@@ -26,19 +30,22 @@ def lasting(found: Recordings, seconds: tuple[float, float], cut: bool) -> Recor
     cut: take longer ones in pieces, each cut in the middle of the longest pause at which it has a
     length that fits; words go to pieces by their share of the transcript's characters, as the
     pieces have of the sound that is not quiet, which is close to what is said there and no
-    alignment. Pieces without a word are left out. Raises `DataError` where fewer than three are
-    left.
+    alignment. Pieces without a word are left out. Where headers tell lengths, only what is cut is
+    decoded. Raises `DataError` where fewer than three are left.
     """
     low, high = (round(bound * RATE) for bound in seconds)
-    sources, texts = list[tuple[int, int, int]](), list[str]()
+    header = found.header
+    # Pieces of one recording are asked for one after the other.
+    heard = functools.lru_cache(maxsize=1)(found.sound)
+    sources, texts = list[tuple[int, slice]](), list[str]()
     for index, text in enumerate(found.texts):
-        heard = found.sound(index)
-        if low <= len(heard) < high:
-            sources.append((index, 0, len(heard)))
+        length = header(index).resampled if header else len(heard(index))
+        if low <= length < high:
+            sources.append((index, WHOLE))
             texts.append(text)
-        elif cut and len(heard) >= high:
-            for begin, end, words in _pieces(heard, text, low, high):
-                sources.append((index, begin, end))
+        elif cut and length >= high:
+            for begin, end, words in _pieces(heard(index), text, low, high):
+                sources.append((index, slice(begin, end)))
                 texts.append(words)
     if len(sources) < 3:
         raise DataError(
@@ -47,17 +54,37 @@ def lasting(found: Recordings, seconds: tuple[float, float], cut: bool) -> Recor
         )
 
     def sound(index: int) -> Tensor:
-        of, begin, end = sources[index]
-        return found.sound(of)[begin:end]
+        of, part = sources[index]
+        return heard(of)[part]
 
-    whose = [of for of, _, _ in sources]
+    def content(index: int) -> bytes:
+        of, part = sources[index]
+        return repr((part.start, part.stop)).encode() + found.content(of)
+
+    def name(index: int) -> str:
+        of, part = sources[index]
+        if part == WHOLE:
+            return found.name(of)
+        return f"{found.name(of)} ({part.start / RATE:.2f} to {part.stop / RATE:.2f} s)"
+
+    whose = [of for of, _ in sources]
     return Recordings(
         tuple(found.speakers[of] for of in whose),
         tuple(texts),
         sound,
-        content=lambda index: sound(index).numpy().tobytes(),
+        content,
         tests=None if found.tests is None else tuple(found.tests[of] for of in whose),
+        header=header and (lambda index: _shorter(header(sources[index][0]), sources[index][1])),
+        name=name,
+        lost=tuple(found.lost[of] for of in whose) if found.lost else (),
     )
+
+
+def _shorter(whole: Header, part: slice) -> Header:
+    """The header of a part, in samples at 16 kHz, of a recording."""
+    if part == WHOLE:
+        return whole
+    return dataclasses.replace(whole, samples=(part.stop - part.start) * whole.rate // RATE)
 
 
 def _pieces(sound: Tensor, text: str, low: int, high: int) -> list[tuple[int, int, str]]:

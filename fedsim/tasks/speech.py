@@ -4,11 +4,11 @@ import functools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Self, cast
 
 import numpy as np
 import torch
-from pydantic import BeforeValidator, Field, PositiveFloat, SerializeAsAny
+from pydantic import BeforeValidator, Field, PositiveFloat, SerializeAsAny, model_validator
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
@@ -120,6 +120,15 @@ class Speech(Partitioned):
         default=LAS(),
         description="a name, or a table with a name and the recogniser's settings",
     )
+
+    @model_validator(mode="after")
+    def _cuts_to_a_length(self) -> Self:
+        if self.cut and self.seconds is None:
+            raise ValueError(
+                "task.cut takes the length of the pieces from task.seconds, and there is none: set "
+                "task.seconds = [1.0, 2.0], or leave out task.cut"
+            )
+        return self
 
     # --- data -------------------------------------------------------------------------------
 
