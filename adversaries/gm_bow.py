@@ -35,7 +35,8 @@ class GMBoW(OfTranscripts):
     dummy context vectors A (S x d_A) and smooth labels P (S x |set|), fed back to the decoder as
     e_i = sum_k p_i^k E(c_k), it seeks those whose decoder gradient is the one observed. The set of
     labels is another attack's, as is S, or else the rank of the head's gradient; the input and its
-    length are not needed. Of `starts` starts, run side by side, the lowest distance is claimed.
+    length are not needed. Of `starts` starts, run side by side, the one whose objective ends lowest
+    is claimed: the distance, and in variant "paper" the penalty too.
 
     variant "paper" (Eq. 8): all of A and P are free, ||g' - g|| + `penalty` sum_i |1 - ||p_i||_1|
     is minimised by Adam. Variant "span" solves the same problem in far fewer variables: the rows

@@ -15,9 +15,15 @@ from fedsim.adversary import Adversary, Job
 from fedsim.gradients import HeadGradient, head_gradient
 from fedsim.knowledge import Knowledge
 from fedsim.records import Observation, Reconstruction
+from fedsim.tasks.characters import NAMES
 from fedsim.victim import VictimModel
 
 __all__ = ["RLG"]
+
+FRAMES = (
+    "the model is trained with CTC: a row behind dW is a frame, negative at several classes. S "
+    "counts frames, and classes that are claimed need not be labels"
+)
 
 UNBALANCED = 1e-3
 """Length of the columns' sum, in that of all columns together, which is no longer rounding."""
@@ -61,7 +67,7 @@ class RLG(Adversary):
     rank_mode: Rank = Field(
         default="gap",
         description='S: "gap": where the singular values fall; "tolerance": how many are above '
-        '`tolerance`; "oracle": told (needs BATCH_SIZE, of sequences LABELS, to count them)',
+        '`tolerance`; "oracle": told (needs BATCH_SIZE, of sequences LABELS too, to count them)',
     )
     tolerance: float = Field(
         default=1e-5,
@@ -80,9 +86,11 @@ class RLG(Adversary):
         return super().requires() | (Knowledge.BATCH_SIZE if told else Knowledge(0))
 
     def cautions(self, model: VictimModel) -> list[str]:
-        """Tied embeddings, and heads too small for the rank to say anything."""
+        """CTC, tied embeddings, and heads too small for the rank to say anything."""
         weight = model.module.get_parameter(f"{model.head}.weight")
         found = [_said_of_ties(names)] if (names := tied(model)) else []
+        if hasattr(model.module, "blank"):
+            found.append(FRAMES)
         if min(weight.shape) <= 2:
             found.append(
                 f"the head '{model.head}' is {tuple(weight.shape)}: with two classes both are "
@@ -91,7 +99,10 @@ class RLG(Adversary):
         return found
 
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
-        """Claim a label set and S; raises `ValueError` where there is no gradient to read."""
+        """Claim a label set and S.
+
+        Raises `ValueError` where there is no gradient to read, or S of CTC is to be told.
+        """
         gradient = seen.know(Knowledge.HEAD_GRADIENT)
         head = head_gradient(gradient, seen.head, seen.spec.classes)
         told = self._told(seen)
@@ -116,8 +127,15 @@ class RLG(Adversary):
             labels = verdict.accepted
             notes["margin"] = min(verdict.margins.values(), default=0.0)
             notes["undecided"] = sorted(verdict.undecided)
+            notes["failed"] = sorted(verdict.failed)
             notes["lps"] = verdict.lps
-        if doubts := self._doubts(seen, head, found, labels):
+        doubts = self._doubts(seen, head, found, labels)
+        if failed := notes.get("failed"):
+            doubts.append(
+                f"the linear program ended in an error on {len(failed)} classes, which are not "
+                "claimed and may be labels"
+            )
+        if doubts:
             notes["note"] = "; ".join(doubts)
         return Reconstruction(label_set=labels, num_labels=found.size, diagnostics=notes)
 
@@ -126,6 +144,11 @@ class RLG(Adversary):
             return None
         if seen.spec.vocabulary != seen.spec.classes:
             return int(seen.know(Knowledge.BATCH_SIZE))
+        if _has_blank(seen):
+            raise ValueError(
+                'rank_mode = "oracle" is told how many labels there are, and with CTC the rows of '
+                'dW are frames: use rank_mode = "gap"'
+            )
         # Every label of a sequence is a row; how many there are is what the paper grants as S.
         return int((seen.know(Knowledge.LABELS) >= 0).sum())
 
@@ -153,14 +176,21 @@ class RLG(Adversary):
                 f"S = {size} labels with d = {d} features and C = {n} classes: the rank shows S "
                 "only below min(d, C), and classes may be separable that are no labels"
             )
+        if _has_blank(seen):
+            doubts.append(FRAMES)
         total = float((head.weight.new_ones(n) @ head.weight).norm()) / found.length
         if total > UNBALANCED:
             doubts.append(
                 f"the columns sum to {total:.1e} of their length instead of zero: noise, "
                 "compression, or a weight that is not the head's alone (tied embeddings)"
             )
-        if (found.full or found.coarse) and self.rank_mode != "oracle":
-            doubts.append("dW has full rank or few values: perturbed, so that S is a guess")
+        if found.coarse and self.rank_mode != "oracle":
+            doubts.append("dW has few values, or zeros: perturbed, so that S is a guess")
+        elif found.full and self.rank_mode != "oracle":
+            doubts.append(
+                f"dW has full rank at d = {d} features and C = {n} classes: perturbed, or of "
+                f"min(d, C - 1) = {min(d, n - 1)} labels or more; S = {size} is a guess"
+            )
         if seen.model is not None and (names := tied(seen.model)):
             doubts.append(_said_of_ties(names))
         if bias is not None and bias.shape == (n,) and 0 < len(labels) < n:
@@ -180,6 +210,13 @@ def tied(model: VictimModel) -> list[str]:
     name = f"{model.head}.weight"
     every = dict(model.module.named_parameters(remove_duplicate=False))
     return sorted(k for k, value in every.items() if k != name and value is every.get(name))
+
+
+def _has_blank(seen: Observation) -> bool:
+    """Whether labels are CTC's, as far as can be seen."""
+    if seen.spec.pieces is not None and seen.spec.pieces[:1] == NAMES[:1]:
+        return True
+    return seen.model is not None and hasattr(seen.model.module, "blank")
 
 
 def _said_of_ties(names: list[str]) -> str:

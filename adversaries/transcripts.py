@@ -47,6 +47,11 @@ class OfTranscripts(Adversary):
                 f"{seen.num_examples} examples are behind this gradient, and {self.name} reads "
                 "one: set training.batch_size = 1"
             )
+        if seen.steps not in (None, 1):
+            raise ValueError(
+                f"{seen.steps} local steps are behind this gradient, and {self.name} reads one: "
+                "set training.local_steps = 1"
+            )
         return model, dict(gradient)
 
     def bag(self, seen: Observation, job: Job) -> tuple[frozenset[int], int, str]:

@@ -18,7 +18,7 @@ DP_SGD = {"name": "dp-sgd", "clip": CLIP, "noise_multiplier": 0.0}
 """Clips and adds no noise."""
 
 
-def of_four(task: dict[str, Any], batch_size: int, **changes: Any) -> Scenario:
+def of_four(task: dict[str, Any], batch_size: int, /, **changes: Any) -> Scenario:
     """Four clients, two a round, FedSGD; tables are merged with these. task: with its name."""
     training = {"rounds": 1, "clients": 4, "clients_per_round": 2, "lr": 0.1}
     training |= {"algorithm": "fedsgd", "batch_size": batch_size, **changes.pop("training", {})}

@@ -10,7 +10,7 @@ from spellers import PIECES, generator, recogniser, utterance
 from torch import Tensor
 
 from adversaries import GMBoW
-from fedsim import adversary, testing
+from fedsim import plugin, testing
 from fedsim.adversary import Adversary
 from fedsim.errors import NotGranted, ScenarioError
 from fedsim.gradients import (
@@ -77,7 +77,7 @@ class Mute(FromBiases):
 def standing_in(monkeypatch):
     """`rlg` is the stand-in, and `mute` says nothing."""
     stand_ins = {"rlg": FromBiases, "mute": Mute}
-    monkeypatch.setattr(adversary, "find", lambda kind, n: stand_ins.get(n) or find(kind, n))
+    monkeypatch.setattr(plugin, "find", lambda kind, n: stand_ins.get(n) or find(kind, n))
 
 
 # The attack
@@ -188,6 +188,8 @@ def test_it_refuses_what_it_cannot_read(standing_in):
         GMBoW().reconstruct(testing.example(), testing.job())
     with pytest.raises(ValueError, match="batch_size = 1"):
         GMBoW().reconstruct(dataclasses.replace(seen, num_examples=4), testing.job())
+    with pytest.raises(ValueError, match=r"4 local steps .* training\.local_steps = 1"):
+        GMBoW().reconstruct(dataclasses.replace(seen, steps=4), testing.job())
     with pytest.raises(ValueError, match="'mute' claims no set"):
         GMBoW(labels_from="mute").reconstruct(seen, testing.job())
     with pytest.raises(ValueError, match="fits none"):

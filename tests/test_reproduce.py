@@ -419,6 +419,20 @@ def test_every_shipped_statement_speaks_of_a_series_and_a_place(name, scale):
                 assert any(speaks_of(alone, place, paper.x) for place in there), one
 
 
+def test_recordings_of_every_shipped_scenario_go_round_among_its_clients(real_data):
+    clients = {}
+    for name in SHIPPED:
+        for scale in ("smoke", "paper"):
+            run = Scenario.load(f"papers/{name}", data=str(real_data), scale=scale)
+            data = str(run.task.get("data", "voices"))
+            if run.task.get("name") != "speech" or data == "voices" or data.startswith("hub:"):
+                continue
+            for point in run.points().values():
+                clients[name, scale] = len(point.build_task().shares)
+    assert clients["rlg-librispeech", "smoke"] == 22
+    assert clients["rlg-librispeech", "paper"] == 96
+
+
 def test_every_shipped_figure_has_a_title_and_is_listed():
     console = Console(record=True, width=250)
     listing(console)

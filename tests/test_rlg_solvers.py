@@ -8,10 +8,17 @@ from hypothesis import strategies as st
 from scipy import sparse
 from scipy.optimize import linprog, nnls
 
-from adversaries import separability
+from adversaries import majority, separability
 from adversaries.majority import by_majority
 from adversaries.margin import otsu
-from adversaries.separability import SolverError, by_lp, by_perceptron, normalised, separates
+from adversaries.separability import (
+    SolverError,
+    by_lp,
+    by_perceptron,
+    normalised,
+    screened,
+    separates,
+)
 from adversaries.spanning import by_spanning, nonnegative
 from adversaries.subspace import leading
 
@@ -198,13 +205,22 @@ def test_the_perceptron_finds_most_labels_and_nothing_inseparable():
 
 
 @pytest.mark.parametrize("speech", [False, True])
-def test_the_authors_rule_accepts_what_is_separable_and_sometimes_more(speech):
+def test_the_authors_rule_accepts_what_is_separable_from_few_and_more_by_vote(speech, monkeypatch):
+    for limit in ("IMAGES", "SPEECH", "SCREEN"):
+        monkeypatch.setattr(majority, limit, 20)
     rng = np.random.default_rng(2)
-    weight, labels = softmax_gradient(rng, 300, 10, 32, distinct=True)
+    weight, _ = softmax_gradient(rng, 300, 10, 32, peak=3)
     found = leading(torch.from_numpy(weight), "gap", torch.Generator(), told=None, tolerance=1e-5)
-    accepted, voted = by_majority(found.whitened, np.random.default_rng(0), speech=speech)
-    assert set(labels.tolist()) <= accepted
-    assert voted <= len(accepted)
+    q = found.whitened
+    accepted, voted = by_majority(q, np.random.default_rng(0), speech=speech)
+    longest = np.argsort(-np.linalg.norm(q, axis=0), kind="stable")[:20]
+    separable = by_lp(normalised(q), against=longest.tolist()).accepted
+    if speech:
+        rows = np.random.default_rng(0).permutation(300)[:20]
+        separable &= set(screened(normalised(q), rows).tolist())
+    assert separable < accepted
+    assert voted == len(accepted - separable)
+    assert len(accepted) < 30
 
 
 def test_otsu_splits_between_two_groups():

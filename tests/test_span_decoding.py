@@ -9,7 +9,7 @@ from spellers import PIECES, generator, recogniser, utterance
 
 from adversaries import SpanDecoding
 from adversaries.decoder_walk import Walk
-from fedsim import adversary, testing
+from fedsim import adversary, plugin, testing
 from fedsim.knowledge import Knowledge
 from fedsim.plugin import find
 from fedsim.records import Reconstruction
@@ -68,7 +68,7 @@ class Says(adversary.Adversary):
 @pytest.mark.parametrize("number", [1, 3, 4, 5, 9])
 def test_the_number_of_labels_shows_by_itself(monkeypatch, number):
     monkeypatch.setattr(Says, "number", number)
-    monkeypatch.setattr(adversary, "find", lambda kind, n: Says if n == "rlg" else find(kind, n))
+    monkeypatch.setattr(plugin, "find", lambda kind, n: Says if n == "rlg" else find(kind, n))
     found = claimed(utterance([3, 17, 3, 25], seed=2))
     assert found.labels.tolist() == [3, 17, 3, 25, END]
     assert found.diagnostics["labels_told"] == number
@@ -76,7 +76,7 @@ def test_the_number_of_labels_shows_by_itself(monkeypatch, number):
 
 def test_where_a_label_was_missed_the_claim_does_not_match(monkeypatch):
     monkeypatch.setattr(Says, "said", frozenset({3, 25}))
-    monkeypatch.setattr(adversary, "find", lambda kind, n: Says if n == "rlg" else find(kind, n))
+    monkeypatch.setattr(plugin, "find", lambda kind, n: Says if n == "rlg" else find(kind, n))
     found = claimed(utterance([3, 17, 8, 25], seed=2))
     assert found.objective > 1e-3
     assert set(found.labels.tolist()) <= {3, 25, END}
@@ -134,6 +134,8 @@ def test_it_refuses_what_it_cannot_read():
         claimed(testing.example())
     with pytest.raises(ValueError, match="batch_size = 1"):
         claimed(dataclasses.replace(seen, num_examples=4))
+    with pytest.raises(ValueError, match=r"4 local steps .* training\.local_steps = 1"):
+        claimed(dataclasses.replace(seen, steps=4))
     for value, message in ((float("nan"), "NaN"), (0.0, "zero throughout")):
         broken = {k: torch.full_like(v, value) for k, v in seen.gradient.items()}
         with pytest.raises(ValueError, match=message):

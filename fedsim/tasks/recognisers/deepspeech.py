@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from fedsim.gradients import ctc_loss
+from fedsim.gradients import BLANK, ctc_loss
 from fedsim.records import Reduction
 from fedsim.tasks.recognisers.decoding import beam_decoder, best_of_beam, best_path
 from fedsim.tasks.recognisers.recogniser import Recogniser
@@ -31,11 +31,14 @@ def windows(frames: Tensor, context: int) -> Tensor:
 
 
 class DeepSpeechNetwork(nn.Module):
-    """The model: `dense`, three layers a frame; `recurrent`, an LSTM; `joint` and the `head`."""
+    """The model: `dense`, three layers a frame; `recurrent`, an LSTM; `joint` and the `head`.
+
+    blank: CTC's label of a frame that says nothing; a model that has one is trained with CTC.
+    """
 
     def __init__(self, features: int, vocabulary: int, settings: "DeepSpeech") -> None:
         super().__init__()
-        self.context = settings.context
+        self.context, self.blank = settings.context, BLANK
         hidden, width = settings.hidden, features * (2 * settings.context + 1)
 
         def layer(inputs: int) -> list[nn.Module]:
