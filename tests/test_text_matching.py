@@ -165,6 +165,17 @@ def test_discrete_steps_at_the_end_or_never():
     assert claims["end"].objective == claims["none"].objective
 
 
+@pytest.mark.parametrize(("discrete", "reordered"), [("end", True), ("none", False)])
+def test_a_shuffled_match_is_put_into_order_at_the_end_or_never(discrete, reordered):
+    observed, truth, texts, point, at = shuffled()
+    match = Match(point[0].clone())
+    settings = QUICK | {"candidates": 200, "continuous": 1}
+    attack = LAMP(**settings, steps=12, discrete=discrete, prior_weight=0.0)
+    attack.finished(match, 0, texts, observed, testing.job())
+    assert torch.equal(match.point, point[0]) != reordered
+    assert torch.equal(texts.read(match.point[None], at)[0, 0], truth.tokens[0]) == reordered
+
+
 def test_a_start_ends_where_the_tokens_have_the_observed_gradient():
     observed, truth, _, point, _ = shuffled()
 
