@@ -157,11 +157,26 @@ class DAGER(Adversary):
 
 
 def _full(layers: tuple[str, ...], seen: Observation, width: int) -> str:
-    behind = "" if seen.lengths is None else f" (of {sum(map(int, seen.lengths))} tokens)"
+    """What to say of a gradient that spans everything, by how many tokens are behind it at most."""
+    most: int | None = None
+    behind = ""
+    if seen.lengths is not None:
+        most = sum(map(int, seen.lengths))
+        behind = f" (of {most} tokens)"
+    elif seen.num_examples is not None and seen.spec.tokens is not None:
+        most = seen.num_examples * seen.spec.tokens.longest
+    fills = f"the gradient of '{layers[0]}'{behind} spans all d = {width} dimensions: "
+    if most is not None and most < width:
+        return (
+            f"{fills}{most} tokens at most are behind it, so that what was added to it (noise, "
+            "rounding to 16 bits, a mask) hides the dimensions that they span. dager reads "
+            "gradients where that is white and leaves half of the dimensions to tell it by"
+        )
     return (
-        f"the gradient of '{layers[0]}'{behind} spans all d = {width} dimensions: b >= d tokens "
-        "are behind it, and dager tells them while b < d. Smaller batches or shorter texts leak, "
-        "and so does a wider model; a noisy gradient has to leave half of them to tell the noise by"
+        f"{fills}b >= d tokens {'are' if behind else 'may be'} behind it, and dager tells them "
+        f"while b < d. Smaller batches or shorter texts leak, and so does a wider model"
+        f"{'' if behind else '; or noise, rounding or a mask fills it'}; a noisy gradient has to "
+        "leave half of the dimensions to tell the noise by"
     )
 
 

@@ -13,7 +13,7 @@ from adversaries.text_matching import TextMatching
 from fedsim.adversary import Job
 from fedsim.gradients import Adam, Match, Optimizer, TextMetric
 from fedsim.knowledge import Knowledge
-from fedsim.priors import language_prior
+from fedsim.priors import NGRAM, language_prior
 from fedsim.records import Observation
 
 __all__ = ["LAMP"]
@@ -35,7 +35,8 @@ class LAMP(TextMatching):
     it (`Reordering`). It starts with the best of `starts` random points, then of `permutations` of
     that. A start ends early where the tokens themselves have the observed gradient.
 
-    The prior is fitted on the public texts that PRIOR grants, or is a causal language model.
+    The prior is fitted on the public texts that PRIOR grants, or is a causal language model, which
+    needs none.
 
     fidelity "authors" starts with embeddings as long as the vocabulary's and does not reorder in
     the first tenth of the steps; "paper" starts at N(0, I), from where it takes far more of them.
@@ -44,7 +45,6 @@ class LAMP(TextMatching):
     """
 
     name: ClassVar[str] = "lamp"
-    needs: ClassVar[Knowledge] = TextMatching.needs | Knowledge.PRIOR
     cites: ClassVar[str] = (
         "Balunovic et al., LAMP: Extracting Text from Gradients with Language Model Priors, "
         "NeurIPS 2022"
@@ -62,7 +62,7 @@ class LAMP(TextMatching):
         default=None, ge=0, description="weight of the regulariser; 1 for cosine, else 25"
     )
     prior: str = Field(
-        default="n-gram",
+        default=NGRAM,
         description='language prior: "n-gram", fitted on the public texts, a folder with a causal '
         'language model, or "hub:NAME"',
     )
@@ -91,6 +91,18 @@ class LAMP(TextMatching):
     fidelity: Literal["paper", "authors"] = Field(
         default="authors", description="where the authors' code differs, as above"
     )
+
+    @property
+    def _weight(self) -> float:
+        """What the prior counts: nothing where no tokens are reordered."""
+        if self.discrete == "none":
+            return 0.0
+        return PRIOR_WEIGHT[self.distance] if self.prior_weight is None else self.prior_weight
+
+    def requires(self) -> Knowledge:
+        """Public texts too, where the prior is fitted on them."""
+        fitted = self._weight > 0 and self.prior == NGRAM
+        return super().requires() | (Knowledge.PRIOR if fitted else Knowledge(0))
 
     def metric(self) -> tuple[TextMetric, float, float]:
         weight = NORM_WEIGHT[self.distance] if self.norm_weight is None else self.norm_weight
@@ -152,13 +164,13 @@ class LAMP(TextMatching):
         return {"prior": None if reordering.prior is None else reordering.prior.description}
 
     def _reordering(self, texts: DummyTexts, seen: Observation, job: Job) -> Reordering:
-        weight = PRIOR_WEIGHT[self.distance] if self.prior_weight is None else self.prior_weight
         prior = None
-        if weight and self.discrete != "none":
+        if self._weight:
             tokens = seen.spec.tokens
             assert tokens is not None  # noqa: S101 - a model of texts has them
-            prior = language_prior(self.prior, seen.know(Knowledge.PRIOR), tokens, job.device)
-        return Reordering(texts, prior, candidates=self.candidates, weight=weight)
+            public = seen.know(Knowledge.PRIOR) if self.prior == NGRAM else None
+            prior = language_prior(self.prior, public, tokens, job.device)
+        return Reordering(texts, prior, candidates=self.candidates, weight=self._weight)
 
 
 def _best(points: Tensor, texts: DummyTexts, case: int) -> Tensor:

@@ -35,7 +35,8 @@ class OfTexts(Adversary):
     """An attack on texts that has to know labels and lengths.
 
     They must be granted, or with `unknown` = "enumerate" all labels are tried, and of a single text
-    the length that the rank of the gradient tells, or all.
+    the length that the rank of the gradient tells. Where it tells none, that is every length the
+    model takes; over `MOST` combinations are refused.
     """
 
     needs: ClassVar[Knowledge] = Knowledge.GRADIENT | Knowledge.MODEL | Knowledge.BATCH_SIZE

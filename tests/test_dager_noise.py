@@ -41,3 +41,29 @@ def test_a_level_of_noise_is_left_out_wherever_it_lies(level):
     assert found.rank == inputs, "of 64, of which rounding's threshold would count some or all"
     assert found.noisy == (level > 1)
     assert float(found.off(fed.mT).max()) < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("known", "told"),
+    [
+        ({"lengths": [7]}, r"\(of 7 tokens\) .*7 tokens at most .* was added"),
+        ({"num_examples": 1}, r"64 tokens at most .* was added"),
+        ({"num_examples": 2}, r"b >= d tokens may be .* or noise"),
+        ({}, r"b >= d tokens may be .* or noise"),
+        ({"lengths": [60, 60]}, r"b >= d tokens are behind it"),
+    ],
+)
+def test_a_full_gradient_is_not_blamed_on_more_tokens_than_there_can_be(known, told):
+    observed, _ = seen(small(), **known)
+    tokens = dataclasses.replace(observed.spec.tokens, longest=64)
+    spec = dataclasses.replace(observed.spec, tokens=tokens)
+    rng = torch.Generator().manual_seed(1)
+    filled = {  # all dimensions, by what is not white
+        name: value
+        if value.ndim < 2
+        else torch.randn(value.shape, generator=rng) * torch.logspace(0, -4, value.shape[1])
+        for name, value in observed.gradient.items()
+    }
+    with pytest.raises(ValueError, match=told) as refused:
+        claimed(dataclasses.replace(observed, gradient=filled, spec=spec))
+    assert ("b >= d" in str(refused.value)) == ("b >= d" in told)

@@ -16,7 +16,7 @@ from fedsim.errors import DataError
 from fedsim.gradients import Match, TextDistance
 from fedsim.knowledge import Knowledge
 from fedsim.metrics import METRICS
-from fedsim.priors import language_prior
+from fedsim.priors import LanguagePrior, language_prior
 from fedsim.records import Truth
 from fedsim.tasks.text import Text
 
@@ -165,6 +165,17 @@ def test_discrete_steps_at_the_end_or_never():
     assert claims["end"].objective == claims["none"].objective
 
 
+@pytest.mark.parametrize(("discrete", "reordered"), [("end", True), ("none", False)])
+def test_a_shuffled_match_is_put_into_order_at_the_end_or_never(discrete, reordered):
+    observed, truth, texts, point, at = shuffled()
+    match = Match(point[0].clone())
+    settings = QUICK | {"candidates": 200, "continuous": 1}
+    attack = LAMP(**settings, steps=12, discrete=discrete, prior_weight=0.0)
+    attack.finished(match, 0, texts, observed, testing.job())
+    assert torch.equal(match.point, point[0]) != reordered
+    assert torch.equal(texts.read(match.point[None], at)[0, 0], truth.tokens[0]) == reordered
+
+
 def test_a_start_ends_where_the_tokens_have_the_observed_gradient():
     observed, truth, _, point, _ = shuffled()
 
@@ -221,7 +232,33 @@ def test_what_is_not_granted_is_needed():
         assert attack.requires() & Knowledge.LABELS
         assert attack.requires() & Knowledge.LENGTHS
     assert LAMP().requires() & Knowledge.PRIOR
+    assert LAMP.by_default() & Knowledge.PRIOR
     assert not LAMP(labels_from="bias-signs").requires() & Knowledge.LABELS
+
+
+@pytest.mark.parametrize(
+    "settings", [{"prior_weight": 0.0}, {"discrete": "none"}, {"prior": "a folder"}]
+)
+def test_public_texts_are_needed_only_where_a_prior_is_fitted_on_them(settings, monkeypatch):
+    asked = []
+
+    class Indifferent(LanguagePrior):
+        description = "all orders alike"
+
+        def surprise(self, ids, lengths=None):
+            return torch.zeros(len(ids))
+
+    def made(name, texts, *_):
+        asked.append((name, texts))
+        return Indifferent()
+
+    monkeypatch.setattr("adversaries.lamp.language_prior", made)
+    attack = LAMP(**QUICK, steps=2, **settings)
+    assert not attack.requires() & Knowledge.PRIOR
+    observed, _ = seen(small(), prior=None)
+    assert Knowledge.PRIOR not in observed.granted
+    attack.reconstruct(observed, testing.job())
+    assert set(asked) == ({("a folder", None)} if "prior" in settings else set())
 
 
 def test_bad_input_is_refused_with_a_reason():

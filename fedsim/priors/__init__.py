@@ -16,7 +16,7 @@ from fedsim.priors.ngram import NGramPrior
 from fedsim.priors.prior import LanguagePrior, sentences
 from fedsim.records import Tokens
 
-__all__ = ["CausalPrior", "LanguagePrior", "NGramPrior", "language_prior", "sentences"]
+__all__ = ["NGRAM", "CausalPrior", "LanguagePrior", "NGramPrior", "language_prior", "sentences"]
 
 NGRAM = "n-gram"
 KEPT = 4

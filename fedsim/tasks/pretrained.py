@@ -55,6 +55,14 @@ class Source:
         """Whether there is a stored configuration, rather than a model type alone."""
         return not self.local or (Path(self.place) / "config.json").is_file()
 
+    @property
+    def loads(self) -> bool:
+        """Whether its weights are stored ones, rather than drawn; those of the Hub always are."""
+        if self.pretrained is not None or not self.local:
+            return self.pretrained is not False
+        folder = Path(self.place)
+        return any(folder.glob("*.safetensors")) or any(folder.glob("*.bin"))
+
     def configuration(self, always: Mapping[str, Any], fitting: Mapping[str, Any]) -> Any:
         """The configuration, with the settings.
 
@@ -104,24 +112,39 @@ class Source:
         """A new model of a class of `transformers` such as AutoModelForMaskedLM, float32.
 
         Attention is computed step by step ("eager"), because the fused kernels cannot be
-        differentiated twice. Raises `DataError` where it cannot be built.
+        differentiated twice. Raises `DataError` where it cannot be built, or stored weights do not
+        fit it: those of a head and a pooler alone may be new.
         """
-        folder = Path(self.place) if self.local else None
-        weights = folder is None or any(folder.glob("*.safetensors")) or any(folder.glob("*.bin"))
         common = {"dtype": float32, "attn_implementation": "eager"}
         try:
             with quiet():
-                if self.pretrained is False or not (weights or self.pretrained):
+                if not self.loads:
                     return auto.from_config(config, **common)
-                return auto.from_pretrained(
+                model, loaded = auto.from_pretrained(
                     self.place,
                     config=config,
                     ignore_mismatched_sizes=True,
+                    output_loading_info=True,
                     local_files_only=self.local,
                     **common,
                 )
         except (OSError, ValueError, RuntimeError, ImportError) as error:
             raise DataError(f"{self.label} cannot be built: {brief(error)}") from error
+        # Those of another shape stand with their shapes.
+        others = [one if isinstance(one, str) else one[0] for one in loaded["mismatched_keys"]]
+        body = f"{model.base_model_prefix}."
+        drawn = sorted(
+            name
+            for name in {*loaded["missing_keys"], *others}
+            if name.startswith(body) and "pooler" not in name
+        )
+        if drawn:
+            raise DataError(
+                f"{self.label}: {len(drawn)} weights of its body would be random, as none are "
+                f"stored in their shapes ({', '.join(drawn[:3])}, ...). Leave out settings that "
+                "change its shape, or take random weights throughout: pretrained = false"
+            )
+        return model
 
 
 class OfTransformers(BaseModel):

@@ -146,6 +146,12 @@ def _numbered(name: str, part: _Part, labelled: bool) -> tuple[Any, tuple[str, .
     bad = next((i for i, one in enumerate(part.labels) if one is None or one == ""), None)
     if bad is not None:
         raise DataError(f"data '{name}': text {bad} has no label")
+    for index, one in enumerate(part.labels):
+        if isinstance(one, float) and not one.is_integer():
+            raise DataError(
+                f"data '{name}': text {index} has the label {one}; expected an integer from 0 or a "
+                "name (round scores to classes first, or name another column in task.label_column)"
+            )
     try:
         numbers = [int(one) for one in part.labels]
     except (TypeError, ValueError):

@@ -98,6 +98,8 @@ class Language(OfTransformers):
                 f"for {held}: it is another model's. Take the model's own (leave out "
                 "task.model.tokenizer), or name the folder that holds it"
             )
+        if source.loads and self.tokenizer is not None:
+            self._refuse_foreign(tokenizer)
         if not dropout:
             for key, value in config.to_dict().items():
                 if "drop" in key and isinstance(value, float) and key not in self.settings:
@@ -118,6 +120,20 @@ class Language(OfTransformers):
                 )
         module: nn.Module = source.model(auto, config)
         return module
+
+    def _refuse_foreign(self, tokenizer: Any) -> None:
+        """Raises `DataError` where stored weights belong to another vocabulary."""
+        try:
+            own = stored(self.source.place if self.source.local else self.name)
+        except DataError:
+            return  # stored without one: the user's word is all there is
+        if len(own) > len(own.all_special_ids) and own.get_vocab() != tokenizer.get_vocab():
+            raise DataError(
+                f"tokenizer '{self.tokenizer}' has {len(tokenizer)} tokens, and those of "
+                f"{self.source.label}, which its weights were trained with, are {len(own)} others. "
+                "Take the model's own (leave out task.model.tokenizer), or random weights "
+                "(pretrained = false)"
+            )
 
     def longest(self, module: nn.Module, tokenizer: Any) -> int:
         """Tokens that an input may have, by the positions the model knows and its tokenizer."""
