@@ -110,11 +110,12 @@ class Ledger:
         self._replace("findings.csv", _line(COLUMNS).encode())
         self._replace("utility.csv", _line(UTILITY_COLUMNS).encode())
 
-    def _take_up(self, scenario: Scenario, growing: Collection[str] = ()) -> None:
+    def same_scenario(self, scenario: Scenario, growing: Collection[str] = ()) -> None:
+        """Raises `RunFolderError` where the folder is of another scenario; `growing`: `create`."""
         before = tomllib.loads((self.folder / "scenario.toml").read_text(encoding="utf-8"))
         with contextlib.suppress(FedsimError):  # keys that are newer than the run have defaults
             before = tomllib.loads(Scenario.parse(before).to_toml())
-        now = _bare(tomllib.loads(scenario.to_toml()))
+        now = tomllib.loads(scenario.to_toml())
         if differing := sorted(
             key for key in {*before, *now} - ASIDE - {*growing} if before.get(key) != now.get(key)
         ):
@@ -123,6 +124,9 @@ class Ledger:
                 f"{', '.join(differing)}; resume it with the same scenario and --set options, or "
                 "choose another --out"
             )
+
+    def _take_up(self, scenario: Scenario, growing: Collection[str] = ()) -> None:
+        self.same_scenario(scenario, growing)
         if growing:
             self._replace("scenario.toml", scenario.to_toml().encode())
         for name, columns in TABLES.items():
@@ -313,12 +317,8 @@ _NA = {name: [""] for name in ("value", "baseline", "baseline_prior")}
 
 def scenario_hash(scenario: Scenario) -> str:
     """A hash of the resolved scenario, without where it ran and where data was found."""
-    table = _bare(scenario.to_dict())
+    table = {key: value for key, value in scenario.to_dict().items() if key not in ASIDE}
     return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
-
-
-def _bare(table: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in table.items() if key not in ASIDE}
 
 
 def _cells(values: Sequence[Any]) -> list[str]:

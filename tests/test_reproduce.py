@@ -204,7 +204,19 @@ def test_another_scenario_does_not_mix_with_what_is_there(tmp_path, attacked):
     reproduce(source, out, overrides=["paper.repetitions=1"])
     text = reproduce(source, out, overrides=["task.model=lenet"])[0].read_text()
     assert attacked.total() == 2
-    assert "was run with another scenario than this one, which differs in task" in text
+    assert text.count("was run with another scenario than this one, which differs in task") == 1
+    assert [row[-1] for row in table(text, "measure")] == ["not measured: see above"] * 3
+
+
+def test_a_scenario_changed_after_its_end_neither_shows_nor_keeps_old_numbers(tmp_path, attacked):
+    source, out = toml(tmp_path), tmp_path / "out"
+    reproduce(source, out)
+    there = attacked.total()
+    for play in (True, False):
+        text = reproduce(source, out, overrides=["task.model=lenet"], play=play)[0].read_text()
+        assert "was run with another scenario than this one, which differs in task" in text
+        assert {row[3] for row in table(text, "measure")} == {"–"}
+    assert attacked.total() == there
 
 
 def test_scales_keep_folders_of_their_own(tmp_path, attacked):

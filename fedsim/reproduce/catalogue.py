@@ -10,7 +10,10 @@ from fedsim.paper import Paper
 from fedsim.plugin import validated
 from fedsim.scenario import Scenario, locate, read_table, scenario_names
 
-__all__ = ["Figure", "Part", "choose", "figures"]
+__all__ = ["GROWING", "Figure", "Part", "choose", "figures"]
+
+GROWING = frozenset({"sweep"})
+"""Keys of a scenario that may change between two calls: points are told apart by their names."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsim.errors import ScenarioError
+from fedsim.ledger import Ledger
 from fedsim.metrics import METRICS
 from fedsim.paper import Paper
 from fedsim.report.leakage import interval, read_findings, read_rows
 from fedsim.report.measures import Measure, measure
+from fedsim.reproduce.catalogue import GROWING
 from fedsim.scenario import Scenario, short
 
 if TYPE_CHECKING:
@@ -141,10 +143,11 @@ def measured(folder: Path, scenario: Scenario) -> list[Cell]:
     """The cells of a scenario's run folder, in the order of measures, series and places.
 
     Empty where nothing was run yet. Rows of points that the scenario's sweep does not hold are
-    left out. Raises `RunFolderError` for a folder that cannot be read.
+    left out. Raises `RunFolderError` for a folder that cannot be read or is of another scenario.
     """
     if not (folder / "scenario.toml").is_file():
         return []
+    Ledger.append_to(folder).same_scenario(scenario, GROWING)
     return list(_Table(folder, scenario).cells())
 
 

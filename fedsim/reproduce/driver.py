@@ -18,7 +18,7 @@ from fedsim.errors import ClientError, DataError, FedsimError, RunFolderError, S
 from fedsim.federation import place
 from fedsim.ledger import Ledger
 from fedsim.preflight import preflight
-from fedsim.reproduce.catalogue import Figure, Part
+from fedsim.reproduce.catalogue import GROWING, Figure, Part
 from fedsim.scenario import Scenario
 
 __all__ = ["folder_of", "locked", "play"]
@@ -71,7 +71,11 @@ def _play(scenario: Scenario, folder: Path, progress: Progress, name: str) -> st
         raise ScenarioError("needs a GPU (engine.gpus_per_attack), and there is none")
     seeds = range(scenario.seed, scenario.seed + scenario.paper.repetitions)
     exists = (folder / "scenario.toml").exists()
-    done = Ledger.append_to(folder).ended() if exists else set()
+    done: set[str] = set()
+    if exists:
+        so_far = Ledger.append_to(folder)
+        so_far.same_scenario(scenario, GROWING)
+        done = so_far.ended()
     left = [seed for seed in seeds if not {*_names(scenario, seed)} <= done]
     total = len(seeds) * len(_names(scenario, scenario.seed))
     played = total - sum(len({*_names(scenario, seed)} - done) for seed in left)
@@ -80,7 +84,7 @@ def _play(scenario: Scenario, folder: Path, progress: Progress, name: str) -> st
         return ""
     for point in _repetition(scenario, left[0]).points().values():
         preflight(point)
-    ledger = simulation.open_ledger(scenario, folder, resume=exists, growing={"sweep"})
+    ledger = simulation.open_ledger(scenario, folder, resume=exists, growing=GROWING)
     refused: dict[str, str] = {}
     current = ""
 

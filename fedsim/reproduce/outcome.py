@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,9 @@ from fedsim.reproduce.verdict import Judgement, judge, speaks_of
 from fedsim.scenario import Scenario
 
 __all__ = ["Outcome", "Share", "outcome"]
+
+IN_A_CELL = 60
+"""Characters of a problem that stand in every verdict; a longer one only above the table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +105,9 @@ def _judged(
     scenario: Scenario, paper: Paper, cells: Sequence[Cell], problem: str
 ) -> list[Judgement]:
     axis = places(scenario).values()
-    if problem.startswith("needs "):
-        problem = problem.partition(": ")[0]  # the rest is told once, above the table
+    problem = re.split("[:;] ", problem)[0]  # the rest is told once, above the table
+    if len(problem) > IN_A_CELL:
+        problem = "see above"
     found = []
     for statement in paper.published:
         name = statement.measure or paper.measure[0]
