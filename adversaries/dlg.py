@@ -156,7 +156,7 @@ class DLG(Adversary):
         ]
         matches = minimise(
             problem,
-            lambda victim: problem.start(jobs[victim].rng),
+            lambda victim: problem.start(victim, jobs[victim].rng),
             jobs,
             lambda starts: LBFGS(
                 starts, history=self.history, backtracking=self.line_search == "armijo"

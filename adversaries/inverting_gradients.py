@@ -43,8 +43,9 @@ class InvertingGradients(Adversary):
 
     Labels come first, by default from LLG; right labels matter more than any other setting.
     After K local steps, K and the learning rate known, g' is what K steps on the dummy examples
-    would have sent (`unroll`), cut into batches in their own order: which label was in which step
-    is not known. Otherwise all steps count as one batch at the first weights.
+    would have sent (`unroll`), cut into batches in their own order. Which label was in which step
+    is not known: every start deals them out anew, at random. Otherwise all steps count as one batch
+    at the first weights.
 
     Claims one float32 tensor of `spec.input_shape` an example, within the input range, and its
     label. The order of the examples cannot be told.
@@ -64,7 +65,12 @@ class InvertingGradients(Adversary):
     iterations: int = Field(
         default=2000, ge=1, description="steps a start; the paper takes 4,800 to 24,000"
     )
-    restarts: int = Field(default=1, ge=0, description="starts besides the first; all are run")
+    restarts: int = Field(
+        default=1,
+        ge=0,
+        description="starts besides the first; all are run, each with an order of labels of its "
+        "own where steps are simulated",
+    )
     lr: float = Field(
         default=0.025,
         gt=0,
@@ -153,6 +159,7 @@ class InvertingGradients(Adversary):
             spec,
             size=int(seen[0].know(Knowledge.BATCH_SIZE)),
             labels=labels,
+            shuffled=steps > 1,
             distance=self.distance,
             parameters=self.parameters,
             device=jobs[0].device,
@@ -162,7 +169,7 @@ class InvertingGradients(Adversary):
         low, high = spec.input_range or (0.0, 1.0)
 
         def start(victim: int) -> Tensor:
-            point = problem.start(jobs[victim].rng)
+            point = problem.start(victim, jobs[victim].rng)
             if spec.input_range is not None:
                 uniform = torch.special.ndtr(point[: problem.pixels])
                 point[: problem.pixels] = low + (high - low) * uniform

@@ -152,6 +152,7 @@ class Adversary(Plugin, ABC):
     def labels(self, seen: Observation, job: Job) -> Tensor | None:
         """Labels (N,) from where the setting `labels_from` says, None where it names nothing.
 
+        Their order tells nothing: which example was in which local step is not known.
         Raises `ValueError` when what it names does not find one label an example.
         """
         if getattr(self, "labels_from", None) is None:

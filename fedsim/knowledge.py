@@ -118,7 +118,9 @@ class ThreatModel:
         """An observation with private copies of what is granted, and nothing else.
 
         truth: only its labels and lengths are read, and only when `LABELS` or `LENGTHS` is
-        granted (LAMP and HFGM assume that they are known).
+        granted (LAMP and HFGM assume that they are known). They are granted as a bag, sorted: not
+        which example was in which local step, nor whose it was. Where both are granted, a label
+        stays with its length.
         """
         granted, update = self.granted.closed(), interception.update
         head = self.source.head
@@ -139,7 +141,7 @@ class ThreatModel:
         def grant(what: Knowledge, value: Any) -> Any:
             return value if what in granted else None
 
-        known = truth or Truth()
+        labels, lengths = _bag(truth or Truth(), granted)
         model = self.source.victim(interception.before) if Knowledge.MODEL in granted else None
         buffers = {name: value.clone() for name, value in update.buffers.items()}
         return Observation(
@@ -149,8 +151,8 @@ class ThreatModel:
             gradient=gradient,
             exact=exact,
             model=model,
-            labels=grant(Knowledge.LABELS, _labels(known)),
-            lengths=grant(Knowledge.LENGTHS, known.lengths),
+            labels=labels,
+            lengths=lengths,
             num_examples=grant(Knowledge.BATCH_SIZE, update.num_examples),
             steps=grant(Knowledge.LOCAL_STEPS, update.steps),
             lr=grant(Knowledge.LEARNING_RATE, update.lr),
@@ -162,11 +164,24 @@ class ThreatModel:
         )
 
 
-def _labels(truth: Truth) -> Tensor | None:
-    """A label an example, or a row of labels, padded with -100 as in a training batch."""
-    if truth.sequences:
-        return pad_sequence(list(truth.sequences), batch_first=True, padding_value=-100)
-    return None if truth.labels is None else truth.labels.clone()
+def _bag(truth: Truth, granted: Knowledge) -> tuple[Tensor | None, list[int] | None]:
+    """Labels and lengths as far as they are granted, examples sorted by what is granted of them.
+
+    A label an example, or a row of labels, padded with -100 as in a training batch.
+    """
+    labels = (truth.sequences or truth.labels) if Knowledge.LABELS in granted else None
+    lengths = truth.lengths if Knowledge.LENGTHS in granted else None
+    told: list[Sequence[Any]] = [] if labels is None else [[one.tolist() for one in labels]]
+    if lengths is not None:
+        told.append(lengths)
+    examples = list(zip(*told, strict=True))
+    order = sorted(range(len(examples)), key=examples.__getitem__)
+    if labels is not None and not isinstance(labels, Tensor):
+        rows = [labels[i] for i in order]
+        labels = pad_sequence(rows, batch_first=True, padding_value=-100)
+    elif labels is not None:
+        labels = labels[order]
+    return labels, None if lengths is None else [lengths[i] for i in order]
 
 
 def _copy(batch: Batch | None) -> Batch | None:

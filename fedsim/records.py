@@ -251,7 +251,8 @@ class Observation:
     exact: whether that gradient is exact; False once several local steps were taken.
     head: name of the projection layer, so that its weight is `gradient[f"{head}.weight"]`.
     model: the victim's model before the round. labels (N,) int64, or (N, L) padded with -100 where
-        they are sequences. lengths (N,): frames or tokens of each input.
+        they are sequences. lengths (N,): frames or tokens of each input. Both are sorted, labels
+        first, a label with its length: their order tells nothing.
     num_examples: examples behind the update. steps, lr: local steps and learning rate.
     auxiliary: examples disjoint from every victim's. prior: of text, public texts, none of them a
         victim's.

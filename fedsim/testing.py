@@ -107,7 +107,7 @@ def example(size: int = 1, seed: int = 0, model: VictimModel | None = None) -> O
         head=model.head,
         gradient={name: value.detach() for name, value in gradient.items()},
         model=model,
-        labels=examples.labels,
+        labels=examples.labels.sort().values,
         num_examples=size,
         steps=1,
         lr=0.1,

@@ -1,5 +1,7 @@
 """Nothing that the threat model withholds reaches an observation."""
 
+from itertools import permutations
+
 import pytest
 import torch
 from torch import nn
@@ -125,6 +127,41 @@ def test_copies_are_private(intercepted):
     assert float(intercepted.update.tensors["1.bias"][0]) == -1.0
     assert not any(value.any() for value in intercepted.before.values())
     assert TRUTH.labels.tolist() == [1, 2]
+
+
+# Labels and lengths as a bag
+
+
+def granted(truth, intercepted, *names):
+    threat = ThreatModel(Knowledge.parse(names), Source())
+    seen = threat.observe(intercepted, truth=truth)
+    labels = None if seen.labels is None else seen.labels.tolist()
+    return labels, None if seen.lengths is None else list(seen.lengths)
+
+
+def test_labels_and_lengths_do_not_tell_the_order_of_the_examples(intercepted):
+    labels, lengths = torch.tensor([2, 0, 1, 0]), (5, 9, 5, 4)
+    for order in permutations(range(4)):
+        shuffled = Truth(labels=labels[list(order)], lengths=[lengths[i] for i in order])
+        assert granted(shuffled, intercepted, "LABELS") == ([0, 0, 1, 2], None)
+        # Sorted by labels that are withheld, lengths would tell which labels are alike.
+        assert granted(shuffled, intercepted, "LENGTHS") == (None, [4, 5, 5, 9])
+        both = granted(shuffled, intercepted, "LABELS", "LENGTHS")
+        assert both == ([0, 0, 1, 2], [4, 9, 5, 5])
+
+
+def test_sequences_of_labels_stay_whole_and_with_their_lengths(intercepted):
+    sequences = [torch.tensor([2, 1, 2]), torch.tensor([1]), torch.tensor([1, 3])]
+    for order in permutations(range(3)):
+        own = [sequences[i] for i in order]
+        truth = Truth(labels=torch.cat(own), sequences=own, lengths=[(7, 8, 9)[i] for i in order])
+        rows = [[1, -100, -100], [1, 3, -100], [2, 1, 2]]
+        assert granted(truth, intercepted, "LABELS", "LENGTHS") == (rows, [8, 9, 7])
+
+
+def test_a_truth_without_labels_grants_none(intercepted):
+    seen = ThreatModel(Knowledge.parse("full"), Source()).observe(intercepted)
+    assert seen.labels is seen.lengths is None
 
 
 def test_a_gradient_sent_as_such_is_copied(intercepted):

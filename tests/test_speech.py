@@ -193,11 +193,14 @@ def test_importing_the_task_loads_nothing_heavy():
 # --- knowledge ------------------------------------------------------------------------------
 
 
-def test_labels_grants_the_sequences_as_a_batch_holds_them_and_lengths_the_frames(task):
+def test_labels_grants_the_sequences_in_no_order_and_lengths_the_frames_of_each(task):
     (batch,) = task.batches(0, 1, batch_size=3, steps=1)
     seen = observed(task, "LABELS", "LENGTHS")
-    assert torch.equal(seen.labels, batch.labels)
-    assert list(seen.lengths) == batch.lengths.tolist()
+    said = [row[row >= 0].tolist() for row in batch.labels]
+    pairs = list(zip(said, batch.lengths.tolist(), strict=True))
+    found = [row[row >= 0].tolist() for row in seen.labels]
+    assert list(zip(found, seen.lengths, strict=True)) == sorted(pairs) != pairs
+    assert seen.labels.shape == batch.labels.shape
     withheld = observed(task, "GRADIENT")
     assert withheld.labels is withheld.lengths is None
 

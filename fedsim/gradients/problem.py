@@ -58,12 +58,15 @@ class Problem:
     """The distance between observed gradients and those of dummy batches, for V victims at once.
 
     A point is a flat vector: the inputs of a batch, then its label logits where the labels are not
-    given. Called with points (R, n) and victims (R,), as `minimise` does, it returns (R,).
+    given, then the labels themselves where they are `shuffled`. Called with points (R, n) and
+    victims (R,), as `minimise` does, it returns (R,).
 
     model: what all V victims started from; it is copied. observed: each victim's gradient by name.
     size: examples in each batch. labels: each victim's hard labels (size,), or None to search
-    for soft ones. distance: one of `DISTANCES`. parameters: weights by name pattern. simulate:
-    gradients (R, *shape) of dummy batches; `DummyGradients` of the model where left out.
+    for soft ones. shuffled: each start has the given labels in a random order of its own, for a
+    `simulate` to which the order of the examples matters. distance: one of `DISTANCES`.
+    parameters: weights by name pattern. simulate: gradients (R, *shape) of dummy batches;
+    `DummyGradients` of the model where left out.
 
     Raises `ValueError` where gradient and model do not fit, and for a gradient that holds NaN or
     Inf or is zero throughout.
@@ -77,6 +80,7 @@ class Problem:
         *,
         size: int,
         labels: Sequence[Tensor | None],
+        shuffled: bool = False,
         distance: str = "l2",
         parameters: Mapping[str, float] | None = None,
         device: torch.device | str = "cpu",
@@ -119,6 +123,7 @@ class Problem:
                 )
         hard = [given for given in labels if given is not None]
         self.labels = torch.stack(hard).to(device) if hard else None
+        self._shuffled = shuffled and self.labels is not None
         self._distance = DISTANCES[distance]
         if simulate is None:
             dummy = DummyGradients(
@@ -137,18 +142,28 @@ class Problem:
     @property
     def size(self) -> int:
         """Length n of a point."""
-        count = 0 if self.labels is not None else self.inputs_shape[0] * self.classes
-        return self.pixels + count
+        return self.pixels + self.inputs_shape[0] * self._tail
 
-    def start(self, rng: torch.Generator) -> Tensor:
-        """A new starting point (n,), N(0, 1) in every coordinate."""
-        return torch.randn(self.size, generator=rng).to(self.device, self.dtype)
+    @property
+    def _tail(self) -> int:
+        """Coordinates of each example besides its inputs."""
+        return self.classes if self.labels is None else int(self._shuffled)
+
+    def start(self, victim: int, rng: torch.Generator) -> Tensor:
+        """A victim's new starting point (n,), N(0, 1) in every coordinate that is sought."""
+        sought = self.pixels if self._shuffled else self.size
+        point = torch.randn(sought, generator=rng).to(self.device, self.dtype)
+        if self.labels is None or not self._shuffled:
+            return point
+        order = torch.randperm(self.inputs_shape[0], generator=rng).to(self.device)
+        return torch.cat([point, self.labels[victim, order].to(self.dtype)])
 
     def split(self, points: Tensor, victims: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs (R, B, ...) and targets (R, B, classes), one-hot where the labels are given."""
         inputs = points[:, : self.pixels].view(-1, *self.inputs_shape)
         if self.labels is not None:
-            hard = self.labels[victims]
+            # No gradient reaches labels in a point, so that no optimizer moves them.
+            hard = points[:, self.pixels :].long() if self._shuffled else self.labels[victims]
             return inputs, torch.nn.functional.one_hot(hard, self.classes).to(self.dtype)
         logits = points[:, self.pixels :].view(-1, self.inputs_shape[0], self.classes)
         return inputs, logits.softmax(dim=2)
@@ -179,9 +194,8 @@ class Problem:
     def blocks(self) -> Tensor:
         """Which coordinates of a point belong to each example, (B, n) bool."""
         size = self.inputs_shape[0]
-        of = torch.arange(size).repeat_interleave(self.pixels // size)
-        if self.labels is None:
-            of = torch.cat([of, torch.arange(size).repeat_interleave(self.classes)])
+        each = (self.pixels // size, self._tail)
+        of = torch.cat([torch.arange(size).repeat_interleave(count) for count in each])
         return (of[None] == torch.arange(size)[:, None]).to(self.device)
 
 

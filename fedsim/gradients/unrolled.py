@@ -44,10 +44,11 @@ def unrolled_gradient(
 
     inputs: (N, ...), N >= K; target: hard (N,) int64 or soft (N, classes). They are cut into K
     batches in the order in which they come, of N / K examples or one more: a true order is not
-    known, so a dummy example makes itself at home in whichever step it stands. An example that a
-    client used in two steps counts as two here. lr: of the local optimizer. Momentum and weight
-    decay are left out, since no observation carries them: with them the result is approximate.
-    at: where the model is fed. names: parameters that are returned; all are trained.
+    known, so a dummy example makes itself at home in whichever step it stands. A hard label cannot,
+    so that several orders of labels are worth trying. An example that a client used in two steps
+    counts as two here. lr: of the local optimizer. Momentum and weight decay are left out, since no
+    observation carries them: with them the result is approximate. at: where the model is fed.
+    names: parameters that are returned; all are trained.
 
     The model is left as it is: weights and buffers (batch statistics) live in copies. Raises
     `ValueError` where there are fewer examples than steps.

@@ -56,8 +56,8 @@ def summary(run_dir: Path) -> list[dict[str, Any]]:
     denied); n, mean, low, high (95 % interval, None below three values), baseline (a random
     guess), baseline_prior, best, worst, lower_is_better, verdict and sentence; of the metric
     `recovered` also successes (attacks that recovered every example) and the iterations that those
-    took, iterations_median and iterations_mean. None where there is no number. Failed and timed-out
-    attacks count as the baseline, denied ones not at all.
+    took to their end, failed starts included, iterations_median and iterations_mean. None where
+    there is no number. Failed and timed-out attacks count as the baseline, denied ones not at all.
     """
     return summarise(_findings(Path(run_dir))[0])
 

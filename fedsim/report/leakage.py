@@ -180,8 +180,9 @@ def summarise(rows: "pd.DataFrame") -> list[dict[str, Any]]:
 
 
 def _successes(part: "pd.DataFrame") -> dict[str, int | float | None]:
-    """How many attacks recovered every example, and the iterations that those took.
+    """How many attacks recovered every example, and the iterations that those took to their end.
 
+    Failed starts count, and what comes after the examples are recognisable.
     None for other metrics than `recovered`; the iterations also where none were counted.
     """
     found: dict[str, int | float | None]
