@@ -12,7 +12,8 @@ from llg_victims import DIGITS, attacked, victim
 from torch import nn
 
 from adversaries import LLG
-from adversaries.probes import Probes, class_sums
+from adversaries.class_sums import class_sums
+from adversaries.probes import Probes
 from fedsim import testing
 from fedsim.errors import NotGranted
 from fedsim.knowledge import Knowledge

@@ -9,7 +9,8 @@ from llg_victims import attacked, victim
 from torch import Tensor, nn
 from torch.nn import functional
 
-from adversaries.probes import by_label, class_sums, draw
+from adversaries.class_sums import class_sums
+from adversaries.probes import by_label, draw
 from fedsim import testing
 from fedsim.tasks.images import cross_entropy
 from fedsim.victim import VictimModel
