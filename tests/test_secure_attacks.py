@@ -6,8 +6,8 @@ from rogues import Historian
 from secure_rounds import PROTOCOLS, arrays, conducted, secure, unequal
 from tiny import rows
 
-from fedsim import client
 from fedsim.attack import Bench
+from fedsim.local import local_training
 from fedsim.scenario import Scenario
 from fedsim.simulation import simulate
 from fedsim.tape import Tape
@@ -58,7 +58,7 @@ def test_the_gradient_that_an_adversary_sees_is_that_of_all_the_examples():
     labels = torch.cat([batch.labels for batch in batches])
     whole = type(batches[0])(inputs, labels)
     module = task.module().train()
-    training = client.local_training(run, task, module, [whole], torch.Generator(), ())
+    training = local_training(run, task, module, [whole], torch.Generator(), ())
     gradient, loss = training.gradient(module, whole)
     for name, value in arrays(reply).items():
         torch.testing.assert_close(

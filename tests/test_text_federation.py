@@ -6,9 +6,9 @@ from sequence_tasks import DP_SGD, clips_one_by_one
 from small_text import scenario, small
 from tiny import ask, meaning, rows, same, sent
 
-from fedsim.client import local_training
 from fedsim.engine.inline import InlineGrid
 from fedsim.errors import ScenarioError
+from fedsim.local import local_training
 from fedsim.preflight import preflight
 from fedsim.scenario import Scenario
 from fedsim.simulation import simulate
