@@ -6,7 +6,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from adversaries.projections import First, Span, spanned
+from adversaries.first_layers import First
+from adversaries.row_space import Span, spanned
 from adversaries.sentence_search import Found, Search
 from adversaries.token_candidates import candidates
 from fedsim.adversary import Adversary, Job

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from adversaries.projections import First, Span
+from adversaries.first_layers import First
+from adversaries.row_space import Span
 
 __all__ = ["Attention"]
 

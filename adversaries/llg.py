@@ -7,7 +7,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from adversaries.probes import by_label, class_sums, draw, dummies
+from adversaries.class_sums import class_sums
+from adversaries.probes import by_label, draw, dummies
 from fedsim.adversary import Adversary, Job
 from fedsim.gradients import head_gradient
 from fedsim.knowledge import Knowledge

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from adversaries.first_attention import Attention
-from adversaries.projections import First, Span
+from adversaries.first_layers import First
+from adversaries.row_space import Span
 from fedsim.adversary import Job
 from fedsim.records import Tokens
 

@@ -14,6 +14,7 @@ from scipy.optimize import linprog
 
 __all__ = [
     "Array",
+    "Indices",
     "SolverError",
     "Verdict",
     "by_lp",
@@ -25,6 +26,7 @@ __all__ = [
 ]
 
 Array = NDArray[np.float64]
+Indices = NDArray[np.intp]
 
 SCREEN = 500
 """Columns of the largest norm that the paper's perceptron screens against."""
@@ -58,7 +60,7 @@ def normalised(q: Array) -> Array:
     return q / np.where(lengths > 0, lengths, 1)
 
 
-def separates(q: Array, c: int, others: NDArray[np.intp]) -> Array | None:
+def separates(q: Array, c: int, others: Indices) -> Array | None:
     """A separator r (S,) of column c from `others`, by one feasibility LP; None if there is none.
 
     r.q_c = -1 and -r.q_j <= 0: the minimum of Eq. 4 is unbounded wherever it is negative at all.
@@ -125,7 +127,7 @@ def by_perceptron(q: Array, lengths: Array, against: Iterable[int] | None = None
     return by_lp(q, screened(q, largest).tolist(), others)
 
 
-def screened(q: Array, against: NDArray[np.intp]) -> NDArray[np.intp]:
+def screened(q: Array, against: Indices) -> Indices:
     """The columns that a perceptron without bias, given 50 passes, separates from some others."""
     going = np.flatnonzero(q.any(axis=0))
     r, passed = -q[:, going].T.copy(), []
@@ -145,7 +147,7 @@ def screened(q: Array, against: NDArray[np.intp]) -> NDArray[np.intp]:
     return np.array(sorted(passed), dtype=np.intp)
 
 
-def indices(q: Array, chosen: Iterable[int] | None) -> NDArray[np.intp]:
+def indices(q: Array, chosen: Iterable[int] | None) -> Indices:
     """The chosen columns of q in order, all of them for None."""
     if chosen is None:
         return np.arange(q.shape[1])

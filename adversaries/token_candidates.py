@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from adversaries.projections import First, Span
+from adversaries.first_layers import First
+from adversaries.row_space import Span
 
 __all__ = ["Candidates", "candidates"]
 

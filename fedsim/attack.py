@@ -4,13 +4,10 @@ Truth is re-derived here, after the attack, and never reaches the adversary.
 """
 
 import math
-import signal
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from types import FrameType
 from typing import Any
 
 import torch
@@ -18,6 +15,7 @@ from torch import Tensor
 
 from fedsim import metrics
 from fedsim.adversary import Adversary, Job
+from fedsim.alarm import Alarm, alarm
 from fedsim.errors import AttackTimeout, NotGranted
 from fedsim.knowledge import Knowledge, ThreatModel
 from fedsim.records import Finding, Interception, Observation, Reconstruction, Status, Truth
@@ -132,12 +130,12 @@ class Bench:
                     limit = self.limit([attack])
                     job = self._job(attack, limit)
                     started = time.perf_counter()
-                    with _alarm(limit):
+                    with alarm(limit):
                         claimed = adversary.reconstruct(seen, job)
                 _check(claimed, "reconstruct")
         except NotGranted as reason:
             status, error = "denied", str(reason)
-        except (AttackTimeout, _Alarm) as reason:
+        except (AttackTimeout, Alarm) as reason:
             status, error = "timeout", str(reason)
         except (Exception, SystemExit, GeneratorExit) as reason:
             status, error = "failed", f"{type(reason).__name__}: {reason}"
@@ -163,7 +161,7 @@ class Bench:
                 limit = self.limit(attacks)
                 jobs = [self._job(attack, limit) for attack in attacks]
                 started = time.perf_counter()
-                with _alarm(limit):
+                with alarm(limit):
                     claims = list(adversary.reconstruct_many(seen, jobs))
             seconds = (time.perf_counter() - started) / len(attacks)
             if len(claims) != len(attacks):
@@ -172,7 +170,7 @@ class Bench:
                 _check(claimed, "reconstruct_many")
         except NotGranted:
             raise GroupFailed("") from None
-        except (AttackTimeout, _Alarm) as reason:
+        except (AttackTimeout, Alarm) as reason:
             raise GroupFailed(str(reason)) from None
         except (Exception, SystemExit, GeneratorExit) as reason:
             raise GroupFailed(f"{type(reason).__name__}: {reason}") from None
@@ -339,30 +337,6 @@ def _plain(value: Any) -> Any:
 def _check(claimed: object, method: str) -> None:
     if not isinstance(claimed, Reconstruction):
         raise TypeError(f"{method} returned {type(claimed).__name__}, expected a Reconstruction")
-
-
-class _Alarm(BaseException):
-    """Time is up. No `Exception`, so that an attack that catches everything hears it too."""
-
-
-@contextmanager
-def _alarm(seconds: float) -> Iterator[None]:
-    """Stop an attack that never reports progress. Works in a process's main thread only."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def ring(number: int, frame: FrameType | None) -> None:
-        raise _Alarm(f"over its limit of {seconds:g} s, without reporting progress")
-
-    previous = signal.signal(signal.SIGALRM, ring)
-    # A second later than the job's own deadline, which ends an attack more gently; then again.
-    signal.setitimer(signal.ITIMER_REAL, seconds + 1, 1.0)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, previous)
 
 
 def _device(gpus: float) -> str:

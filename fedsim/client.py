@@ -14,16 +14,17 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
-from fedsim.defense import Defense, MeanGradient, Training
+from fedsim.defense import Defense
 from fedsim.errors import ClientError, PluginError
-from fedsim.records import Batch, Reduction, Update
+from fedsim.local import local_training, train_locally
+from fedsim.records import Update
 from fedsim.scenario import Scenario
 from fedsim.secure.client import secured
 from fedsim.seeds import isolated, torch_generator
 from fedsim.tasks import Task
-from fedsim.victim import Loss, load_arrays
+from fedsim.victim import load_arrays
 
-__all__ = ["app", "defend", "lent", "local_training", "protect", "train_locally", "update_record"]
+__all__ = ["app", "defend", "lent", "protect", "update_record"]
 
 UPDATE_KEY = "fedsim.update"
 CLIENT_KEY = "fedsim.client"
@@ -153,94 +154,6 @@ def _signature(client: int, defenses: Sequence[Defense], state: RecordDict) -> C
         state[MEMORY_KEY] = ArrayRecord({"rounds": torch.tensor(float(rounds))})
         said["remembers"] = rounds
     return ConfigRecord(said)
-
-
-def local_training(
-    scenario: Scenario,
-    task: Task,
-    module: nn.Module,
-    batches: Sequence[Batch],
-    rng: torch.Generator,
-    defenses: Sequence[Defense],
-) -> Training:
-    """A client's training as the scenario has it, prepared by its defenses."""
-    settings = scenario.training
-    device = next(module.parameters()).device
-    loss = functools.partial(batch_loss, task.loss)
-    training = Training(
-        module=module,
-        batches=tuple(batch.to(device) for batch in batches),
-        loss=loss,
-        gradient=MeanGradient(loss, task.trained(module)),
-        algorithm=settings.algorithm,
-        lr=settings.lr,
-        momentum=settings.momentum,
-        weight_decay=settings.weight_decay,
-        rng=rng,
-    )
-    for defense in defenses:
-        training = defense.prepare(training)
-    return training
-
-
-def batch_loss(loss: Loss, module: nn.Module, batch: Batch) -> Tensor:
-    """A task's mean loss on a batch, a scalar."""
-    return loss(module, batch.inputs, batch.labels, lengths=batch.lengths)
-
-
-def train_locally(
-    training: Training,
-    before: Mapping[str, Tensor],
-    *,
-    trained: frozenset[str],
-    reduction: Reduction = "example",
-    proximal_mu: float = 0.0,
-) -> tuple[Update, float]:
-    """FedSGD: the gradient of the first batch. FedAvg: SGD over the batches, the new weights.
-
-    reduction: what the loss is a mean over.
-    proximal_mu: weight of FedProx's term mu/2 ||w - w_0||^2 (Li et al., 2020), which the strategy
-    sends. Returns the update and the mean training loss.
-    """
-    module = training.module
-    examples = sum(len(batch) for batch in training.batches)
-    common: dict[str, Any] = {
-        "lr": training.lr,
-        "momentum": training.momentum,
-        "weight_decay": training.weight_decay,
-        "steps": len(training.batches),
-        "num_examples": examples,
-        "reduction": reduction,
-    }
-    parameters = {name: p for name, p in module.named_parameters() if name in trained}
-    if training.algorithm == "fedsgd":
-        tensors, loss = training.gradient(module, training.batches[0])
-        losses, kind = [loss], "gradient"
-    else:
-        optimizer = torch.optim.SGD(
-            parameters.values(),
-            lr=training.lr,
-            momentum=training.momentum,
-            weight_decay=training.weight_decay,
-        )
-        losses, kind = [], "weights"
-        for batch in training.batches:
-            gradient, loss = training.gradient(module, batch)
-            losses.append(loss)
-            for name, parameter in parameters.items():
-                parameter.grad = gradient[name]
-                if proximal_mu:
-                    parameter.grad = parameter.grad + proximal_mu * (
-                        parameter.detach() - before[name].to(parameter.device)
-                    )
-            optimizer.step()
-        tensors = {name: p.detach().clone() for name, p in parameters.items()}
-        optimizer.zero_grad()
-    present = dict(module.named_buffers())
-    buffers = {name: present[name].cpu().clone() for name in before if name in present}
-    tensors = {name: value.cpu() for name, value in tensors.items()}
-    update = Update(tensors=tensors, kind=cast(Any, kind), buffers=buffers, **common)
-    return update, sum(losses) / len(losses)
 
 
 def protect(

@@ -13,7 +13,7 @@ from fedsim.gradients import to_gradient
 from fedsim.records import Batch, Interception, Observation, Spec, Truth
 from fedsim.victim import VictimModel
 
-__all__ = ["PRESETS", "Knowledge", "Source", "ThreatModel"]
+__all__ = ["PRESETS", "Knowledge", "Supplier", "ThreatModel"]
 
 
 class Knowledge(enum.Flag):
@@ -84,7 +84,7 @@ PRESETS: dict[str, Knowledge] = {
 white-box model, auxiliary data. `full` grants everything, labels and lengths too."""
 
 
-class Source(Protocol):
+class Supplier(Protocol):
     """What the threat model asks a task for, when it grants it."""
 
     @property
@@ -105,7 +105,7 @@ class ThreatModel:
     """
 
     granted: Knowledge
-    source: Source
+    source: Supplier
     defenses: tuple[str, ...] = ()
 
     def observe(

@@ -3,9 +3,9 @@
 import torch
 
 from fedsim.budget import Budget
-from fedsim.client import local_training
 from fedsim.defense import Defense
 from fedsim.errors import ScenarioError
+from fedsim.local import local_training
 from fedsim.scenario import Scenario
 from fedsim.strategies import build_strategy, quiet
 from fedsim.tasks import Task

@@ -18,6 +18,7 @@ from pydantic import Field
 
 from fedsim.adversary import Adversary
 from fedsim.defense import Defense, contradictions
+from fedsim.dotted import assign, set_by, short
 from fedsim.errors import ScenarioError, did_you_mean
 from fedsim.knowledge import Knowledge
 from fedsim.paper import SCALES, Paper
@@ -67,7 +68,7 @@ class Scenario(Table):
         for key, value in _changes(table, scale).items():
             assign(table, key, value)
         for override in overrides:
-            _override(table, override)
+            set_by(table, override)
         if data:
             table["data_dir"] = str(Path(data).expanduser().resolve())
         return cls.parse(table)
@@ -329,49 +330,3 @@ def _fold(entry: Any) -> Any:
     plan = {key: value for key, value in entry.items() if key in AttackPlan.model_fields}
     plan["settings"] = {key: value for key, value in entry.items() if key not in plan}
     return plan
-
-
-def _override(table: dict[str, Any], text: str) -> None:
-    key, equals, value = text.partition("=")
-    if not equals or not key.strip():
-        raise ScenarioError(f"--set {text}: expected key=value, such as training.lr=0.05")
-    try:
-        parsed = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        parsed = value.strip()
-    assign(table, key.strip(), parsed)
-
-
-def assign(table: dict[str, Any], key: str, value: Any) -> None:
-    """Set a dotted key, list positions by number."""
-    *path, last = key.split(".")
-    place: Any = table
-    for done, part in enumerate(path):
-        if isinstance(place, list):
-            place = place[_position(place, part, key)]
-        elif isinstance(place, dict):
-            place = place.setdefault(part, {})
-        if not isinstance(place, dict | list):
-            raise ScenarioError(f"{key}: '{'.'.join(path[: done + 1])}' is no table")
-    if isinstance(place, list):
-        place[_position(place, last, key)] = value
-    else:
-        place[last] = value
-
-
-def _position(items: list[Any], part: str, key: str) -> int:
-    if not part.isdigit() or int(part) >= len(items):
-        raise ScenarioError(
-            f"{key}: '{part}' is no position in a list of {len(items)}; they count from 0"
-        )
-    return int(part)
-
-
-def short(value: Any) -> str:
-    """A value as a point's name has it; plugin tables by name, such as `sign(scale=0.1)`."""
-    if isinstance(value, dict) and "name" in value:
-        settings = " ".join(f"{k}={short(v)}" for k, v in value.items() if k != "name")
-        return f"{value['name']}({settings})" if settings else str(value["name"])
-    if isinstance(value, list) and all(isinstance(one, dict) for one in value):
-        return "+".join(map(short, value)) or "none"
-    return str(value) if not isinstance(value, dict | list) else str(value).replace(" ", "")

@@ -1,13 +1,18 @@
-"""What several tests share: misbehaving plugins by name, real data, a quiet log."""
+"""What several tests share: misbehaving plugins by name, data, a browser, a quiet log."""
 
 import inspect
 import logging
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from fedsim.tasks.images import Images
 
 HERE = Path(__file__).parent
 
@@ -70,3 +75,32 @@ def rogues_everywhere(rogue_package: Path) -> Iterator[None]:
 @pytest.fixture
 def rogues(rogues_everywhere: None) -> None:
     """The same, for one test."""
+
+
+@pytest.fixture(scope="module")
+def digits() -> "Images":
+    """The task of the embedded digits, cut for twenty clients."""
+    from fedsim.tasks.images import Images
+
+    return Images(seed=7, clients=20)
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Any]:
+    """Chromium without a window, driven by Selenium; skips where it is not installed."""
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if not chromium or not driver:
+        pytest.skip("chromium and chromedriver are not installed")
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    profile = f"--user-data-dir={tmp_path / 'profile'}"
+    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1200,1000",
+                 "--disable-dev-shm-usage", profile):  # fmt: skip
+        options.add_argument(flag)
+    service = webdriver.ChromeService(executable_path=driver)
+    opened = webdriver.Chrome(options=options, service=service)
+    yield opened
+    opened.quit()

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from fedsim.client import batch_loss, local_training
 from fedsim.defense import MeanGradient
 from fedsim.knowledge import Knowledge, ThreatModel
+from fedsim.local import batch_loss, local_training
 from fedsim.preflight import preflight
 from fedsim.records import Batch, Interception, Observation, Update
 from fedsim.scenario import Scenario

@@ -17,7 +17,7 @@ ROOT = Path(fedsim.__file__).parent
 
 # Rooms from left to right: a room imports what stands left of it, or in its own row.
 ROOMS = [
-    {"errors", "seeds", "tokens", "records"},
+    {"errors", "seeds", "tokens", "records", "alarm", "dotted"},
     {"libraries", "victim", "gradients", "priors", "plugin", "privacy"},
     {"knowledge"},
     {"adversary", "defense", "metrics", "tasks"},
@@ -28,7 +28,7 @@ ROOMS = [
     {"tape", "ledger", "attack", "campaign", "budget"},
     {
         *("grid", "mods", "secure", "client", "strategies", "spool", "checkpoint", "server"),
-        "federation",
+        *("federation", "local"),
     },
     {"preflight"},
     {"engine"},

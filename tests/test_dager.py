@@ -8,7 +8,8 @@ import torch
 
 from adversaries import DAGER
 from adversaries.first_attention import Attention
-from adversaries.projections import First, spanned
+from adversaries.first_layers import First
+from adversaries.row_space import spanned
 from adversaries.token_candidates import _Fed, _Sums
 from fedsim import testing
 from fedsim.tasks.text import Text

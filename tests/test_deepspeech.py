@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from test_speech import scenario
+from small_speech import scenario
 from tiny import ask, meaning, sent
 from torch.nn import functional
 

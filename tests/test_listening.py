@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from test_report import browser  # noqa: F401 - a fixture
-from test_speech import scenario
+from small_speech import scenario
 from tiny import rows
 from tiny import scenario as tiny
 
@@ -274,7 +273,7 @@ def test_what_cannot_be_shown_is_still_scored_and_said(tmp_path, monkeypatch):
         assert float(row["value"]) >= 0
 
 
-def test_a_browser_plays_the_sounds_without_a_network(tmp_path, task, truth, browser):  # noqa: F811
+def test_a_browser_plays_the_sounds_without_a_network(tmp_path, task, truth, browser):
     from selenium.webdriver.support.wait import WebDriverWait
 
     run = scenario(task=TASK, adversaries=[{"name": "bias-signs"}])

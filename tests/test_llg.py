@@ -1,7 +1,6 @@
-"""LLG, LLG* and LLG+: known answers, what the scalings do, bad input; then their probes."""
+"""LLG, LLG* and LLG+: known answers, and what the scalings and settings do."""
 
 import dataclasses
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -9,53 +8,20 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
-from torch.nn import functional
+from llg_victims import DIGITS, attacked, victim
+from torch import nn
 
 from adversaries import LLG
-from adversaries.probes import Probes, by_label, class_sums, draw
+from adversaries.class_sums import class_sums
+from adversaries.probes import Probes
 from fedsim import testing
 from fedsim.errors import NotGranted
 from fedsim.knowledge import Knowledge
 from fedsim.metrics import METRICS
 from fedsim.plugin import make
-from fedsim.records import Batch, Observation, Reconstruction, Spec, Truth
+from fedsim.records import Batch, Observation, Spec, Truth
 from fedsim.tasks.images import Images, cross_entropy
 from fedsim.victim import VictimModel
-
-DIGITS = Spec(classes=10, input_shape=(1, 8, 8), input_range=(0.0, 1.0))
-
-
-def victim(
-    seed: int, batch: int, steps: int = 1, *, trained: bool = False, **task: Any
-) -> tuple[Observation, Truth]:
-    """`steps` unbalanced batches of digits on LLG's untrained CNN, at lr 0.1 where it trains."""
-    images = Images(seed=seed, **{"composition": "unbalanced", **task})
-    model = images.victim({})
-    local = model.copy()
-    total = {name: torch.zeros_like(p) for name, p in local.parameters().items()}
-    batches = images.batches(0, 1, batch_size=batch, steps=steps)
-    for one in batches:
-        for name, value in local.gradient(one.inputs, one.labels).items():
-            total[name] += value.detach()
-            if trained:
-                local.parameters()[name].data -= 0.1 * value
-    seen = testing.observation(
-        gradient={name: value / steps for name, value in total.items()},
-        spec=images.spec,
-        head=images.head,
-        exact=steps == 1,
-        model=model,
-        num_examples=batch * steps,
-        steps=steps,
-        lr=0.1,
-        auxiliary=images.auxiliary(),
-    )
-    return seen, Truth(labels=torch.cat([one.labels for one in batches]))
-
-
-def attacked(seen: Observation, variant: str = "llg", **given: Any) -> Reconstruction:
-    return LLG(variant=variant, **given).reconstruct(seen, testing.job(seed=1))
 
 
 def success(cases: list[tuple[Observation, Truth]], variant: str, **given: Any) -> float:
@@ -257,190 +223,6 @@ def test_authors_probe_at_one_size_and_the_paper_at_several():
     assert paper.diagnostics["impact"] == authors.diagnostics["impact"]
     assert not torch.equal(paper.label_scores, authors.label_scores)
     assert torch.allclose(paper.label_scores, authors.label_scores, atol=0.1)
-
-
-# Bad input
-
-
-def test_auxiliary_data_may_lack_classes():
-    seen, truth = victim(0, 32)
-    kept = (seen.auxiliary.labels != 3) & (seen.auxiliary.labels != 7)
-    lacking = Batch(seen.auxiliary.inputs[kept], seen.auxiliary.labels[kept])
-    claimed = attacked(dataclasses.replace(seen, auxiliary=lacking), "llg+")
-    assert claimed.diagnostics["auxiliary_lacks"] == [3, 7]
-    assert METRICS["asr"].score(claimed, truth, seen.spec) > 0.9
-
-
-@pytest.mark.parametrize(
-    ("labels", "message"),
-    [([], "no auxiliary example"), ([3, 10], "from 3 to 10, expected 0 to 9")],
-)
-def test_auxiliary_data_with_nothing_to_use_is_refused(labels, message):
-    seen, _ = victim(0, 4)
-    auxiliary = Batch(torch.zeros(len(labels), 1, 8, 8), torch.tensor(labels, dtype=torch.int64))
-    with pytest.raises(ValueError, match=message):
-        attacked(dataclasses.replace(seen, auxiliary=auxiliary), "llg+")
-
-
-def test_auxiliary_data_of_a_single_class_will_do():
-    seen, truth = victim(0, 8)
-    kept = seen.auxiliary.labels == 2
-    one = Batch(seen.auxiliary.inputs[kept], seen.auxiliary.labels[kept])
-    claimed = attacked(dataclasses.replace(seen, auxiliary=one), "llg+")
-    assert METRICS["asr"].score(claimed, truth, seen.spec) > 0.5
-
-
-@pytest.mark.parametrize("variant", ["llg", "llg*", "llg+"])
-def test_a_wrong_number_of_examples_is_noted(variant):
-    seen, truth = victim(0, 32)
-    present = len(truth.labels.unique())
-    claimed = attacked(dataclasses.replace(seen, num_examples=2), variant)
-    assert len(claimed.labels) == 2 < present
-    assert set(claimed.labels.tolist()) <= set(truth.labels.tolist())
-    assert "wrong number of examples" in claimed.diagnostics["note"]
-    assert "note" not in attacked(seen, variant).diagnostics
-
-
-def test_an_activation_with_negative_values_is_refused_with_the_reason():
-    seen, _ = victim(0, 4)
-    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 20), nn.Tanh(), nn.Linear(20, 10))
-    nn.init.constant_(module[1].bias, -5.0)
-    model = VictimModel(module, head="3", loss=cross_entropy)
-    gradient = {"3.weight": seen.gradient["head.weight"]}
-    changed = dataclasses.replace(seen, model=model, head="3", gradient=gradient)
-    with pytest.raises(ValueError, match="non-negative activation"):
-        attacked(changed, "llg*")
-
-
-def test_constant_dummies_under_batch_normalisation_are_refused_with_the_remedy():
-    # Black images normalise to nothing, and nothing reaches the head.
-    seen, _ = victim(0, 4, model="resnet20")
-    with pytest.raises(ValueError, match="normalised"):
-        attacked(seen, "llg*", dummy="zeros")
-
-
-def test_inputs_of_no_fixed_shape_leave_llg_star_without_dummies():
-    seen, _ = victim(0, 4)
-    with pytest.raises(ValueError, match="llg or llg\\+"):
-        attacked(dataclasses.replace(seen, spec=Spec(classes=10)), "llg*")
-
-
-def test_a_gradient_without_negative_entries_counts_nothing():
-    seen = testing.observation(gradient={"head.weight": torch.ones(4, 3)}, num_examples=2)
-    claimed = attacked(seen)
-    assert claimed.label_scores.tolist() == [0] * 4
-    assert len(claimed.labels) == 2
-
-
-# Probes
-
-
-def small(*middle: nn.Module, head: nn.Module | None = None) -> nn.Module:
-    torch.manual_seed(2)
-    module = nn.Sequential(
-        nn.Flatten(), nn.Linear(36, 12), nn.Sigmoid(), *middle, head or nn.Linear(12, 10)
-    )
-    return module.double()
-
-
-class Transposed(nn.Module):
-    """A head whose weight is (features, classes)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(12, 10))
-
-    def forward(self, features: Tensor) -> Tensor:
-        return features @ self.weight
-
-
-class Bypassed(nn.Module):
-    """A head whose weight is used without calling the module."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Flatten(), nn.Linear(36, 12), nn.Sigmoid())
-        self.out = nn.Linear(12, 10)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return functional.linear(self.body(inputs), self.out.weight)
-
-
-def smoothed(module: nn.Module, inputs: Tensor, target: Tensor, **_: Any) -> Tensor:
-    return functional.cross_entropy(module(inputs), target, label_smoothing=0.1)
-
-
-def summed(module: nn.Module, inputs: Tensor, target: Tensor, **_: Any) -> Tensor:
-    return functional.cross_entropy(module(inputs), target, reduction="sum")
-
-
-def cooled(module: nn.Module, inputs: Tensor, target: Tensor, **_: Any) -> Tensor:
-    return functional.cross_entropy(module(inputs) / 2, target)
-
-
-@pytest.mark.parametrize(
-    ("module", "head", "loss", "way"),
-    [
-        (small(), "3", cross_entropy, "pooled"),
-        (small(head=nn.Linear(12, 10, bias=False)), "3", cross_entropy, "pooled"),
-        (small(head=Transposed()), "3", cross_entropy, "pooled"),
-        (small(nn.BatchNorm1d(12), nn.ReLU()), "5", cross_entropy, "batched"),
-        (small(nn.BatchNorm1d(12), nn.ReLU()).eval(), "5", cross_entropy, "pooled"),
-        (small(nn.Dropout(0.5)), "4", cross_entropy, "batched"),
-        (Bypassed().double(), "out", cross_entropy, "autograd"),
-        (small(), "3", smoothed, "autograd"),
-        (small(), "3", summed, "autograd"),
-        (small(), "3", cooled, "autograd"),
-    ],
-    ids=[
-        *("plain", "no-bias", "transposed", "batchnorm", "batchnorm-eval", "dropout"),
-        *("bypassed", "label-smoothing", "summed", "temperature"),
-    ],
-)
-def test_probes_are_those_of_autograd(module, head, loss, way):
-    model = VictimModel(module, head=head, loss=loss)
-    images = testing.batch(40, 5)
-    held = by_label(torch.arange(40) % 10, 10)
-    rng = torch.Generator().manual_seed(0)
-    probes = [draw(held, size, 3, rng) for size in (4, 2)]
-    before = {name: value.clone() for name, value in module.state_dict().items()}
-    state = torch.random.get_rng_state()
-    inputs = images.inputs.double()
-    found, how = class_sums(model, 10, inputs, probes, seed=1)
-    expected, _ = class_sums(model, 10, inputs, probes, seed=1, way="autograd")
-    assert how == way
-    for ours, theirs in zip(found, expected, strict=True):
-        assert ours.shape == theirs.shape == (30, 10)
-        assert torch.allclose(ours, theirs, rtol=0, atol=1e-6 * float(theirs.abs().max()))
-    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
-    assert torch.equal(torch.random.get_rng_state(), state)
-
-
-@pytest.mark.parametrize("variant", ["llg*", "llg+"])
-@pytest.mark.parametrize("model", ["cnn", "lenet", "resnet20"], ids=str)
-def test_attacks_agree_with_autograd_on_the_architectures_of_the_paper(variant, model, monkeypatch):
-    seen, _ = victim(0, 4, model=model)
-    given = {"batches": 2, "dummy": "random"}
-    fast = attacked(seen, variant, **given)
-
-    def slow(*given: Any, **named: Any) -> Any:
-        return class_sums(*given, way="autograd", **named)
-
-    monkeypatch.setattr("adversaries.llg.class_sums", slow)
-    exact = attacked(seen, variant, **given)
-    assert exact.diagnostics["probes"] == "autograd" != fast.diagnostics["probes"]
-    assert fast.diagnostics["impact"] == pytest.approx(exact.diagnostics["impact"], rel=1e-5)
-    assert torch.allclose(fast.label_scores, exact.label_scores, atol=1e-3)
-    assert fast.label_counts == exact.label_counts
-
-
-def test_batches_are_cut_from_permutations():
-    held = {2: torch.tensor([5, 6, 7]), 9: torch.tensor([1])}
-    probes = draw(held, 2, 3, torch.Generator().manual_seed(0))
-    assert probes.labels.tolist() == [2, 2, 2, 9, 9, 9]
-    assert probes.members.shape == (6, 2)
-    assert Counter(probes.members[:3].flatten().tolist()) == {5: 2, 6: 2, 7: 2}
-    assert set(probes.members[3:].flatten().tolist()) == {1}
 
 
 def test_a_setting_out_of_the_list_is_refused():

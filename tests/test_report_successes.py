@@ -4,7 +4,7 @@ import io
 
 import pytest
 from rich.console import Console
-from test_report import row, write_csv
+from run_folders import row, write_csv
 
 from fedsim.display import print_summary
 from fedsim.report import summary, write_report

@@ -1,4 +1,4 @@
-"""Reproductions: real runs on the embedded digits, resumed, tabled, judged."""
+"""Reproductions: real runs on the embedded digits, resumed, tabled, drawn."""
 
 import re
 import tomllib
@@ -8,81 +8,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 from tiny import rows
+from tiny_figures import toml
 from typer.testing import CliRunner
 
 from adversaries import LLG
-from fedsim.cli import app, list_
+from fedsim.cli import app
 from fedsim.errors import ScenarioError
-from fedsim.paper import Paper, Published
-from fedsim.reproduce import choose, figures, locked, outcome
-from fedsim.reproduce.cells import Cell, Place, places, series
-from fedsim.reproduce.console import listing, reproduce
+from fedsim.reproduce import choose, locked, outcome
+from fedsim.reproduce.console import reproduce
 from fedsim.reproduce.picture import picture
-from fedsim.reproduce.verdict import judge, shown, speaks_of
-from fedsim.scenario import FOLDER, Scenario
-
-TOML = """
-description = "tiny"
-seed = 3
-[paper]
-id = "test/{id}"
-title = "Labels by batch size"
-measure = {measure}
-x = "{x}"
-repetitions = 3
-needs = "a data set of the moon"
-remark = "the model is smaller"
-{paper}
-[paper.scale.paper]
-"paper.repetitions" = 4
-"sweep" = {{"training.batch_size" = [1, 4, 8]}}
-{published}
-[task]
-data = "{data}"
-composition = "unbalanced"
-test_examples = 20
-[training]
-algorithm = "fedsgd"
-rounds = {rounds}
-clients = 1
-[[adversaries]]
-name = "llg"
-[[adversaries]]
-name = "idlg"
-[engine]
-workers = 1
-[sweep]
-"training.batch_size" = [1, 4]
-"""
-PUBLISHED = """
-[[paper.published]]
-series = ["llg"]
-at_least = 0.9
-[[paper.published]]
-series = ["idlg"]
-at = {"training.batch_size" = 1}
-value = 1.0
-source = "table"
-[[paper.published]]
-series = "llg"
-at = {"training.batch_size" = [1, 4]}
-at_most = 0.1
-"""
-
-
-def toml(folder: Path, name: str = "tiny", **changes: object) -> str:
-    settings: dict[str, object] = {
-        "id": "tiny",
-        "measure": '"asr"',
-        "x": "training.batch_size",
-        "data": "digits",
-        "rounds": 1,
-        "paper": "",
-        "published": PUBLISHED,
-    }
-    path = folder / f"{name}.toml"
-    path.write_text(TOML.format(**{**settings, **changes}))
-    return str(path)
 
 
 @pytest.fixture
@@ -320,149 +254,7 @@ def test_a_change_is_taken_seed_by_seed_from_the_first_place(tmp_path):
     assert ("accuracy_change", "1") not in means
 
 
-# --- verdicts -----------------------------------------------------------------------------------
-
-
-def cell(mean: float, low: float | None, high: float | None, n: int = 9, at: float = 8.0) -> Cell:
-    return Cell("asr", "llg", Place(at, frozenset({f"{at:g}"})), n, mean, low, high)
-
-
-@pytest.mark.parametrize(
-    ("said", "ours", "verdict"),
-    [
-        ({"value": 0.9}, (0.88, 0.85, 0.91), "agrees"),
-        ({"value": 0.9}, (0.8, 0.75, 0.85), "differs by -10.0 points at 8: why"),
-        ({"value": 0.9, "tolerance": 0.06}, (0.8, 0.75, 0.85), "agrees"),
-        ({"at_least": 0.98}, (0.97, 0.95, 0.98), "agrees"),
-        ({"at_least": 0.98}, (0.9, 0.88, 0.92), "differs by -8.0 points at 8: why"),
-        ({"at_most": 0.3}, (0.1, 0.05, 0.15), "agrees"),
-        ({"at_most": 0.3}, (0.5, 0.4, 0.6), "differs by +20.0 points at 8: why"),
-        ({"between": [0.5, 0.6]}, (0.7, 0.55, 0.8), "agrees"),
-        ({"value": 0.9}, (0.9, None, None), "too few repetitions to say"),
-        (
-            {"value": 0.9},
-            (0.8, None, None),
-            "too few repetitions to say (off by -10.0 points at 8, n = 9): why",
-        ),
-    ],
-)
-def test_a_verdict_compares_the_interval_with_the_statement(said, ours, verdict):
-    assert judge(Published(**said), "asr", "llg", [cell(*ours)], remark="why").text == verdict
-
-
-def test_a_verdict_says_where_no_attack_succeeded():
-    said, good = Published(value=1.0), cell(1.0, 1.0, 1.0, at=1.0)
-    found = judge(said, "asr", "llg", [good], ["8"], fruitless=["2", "4"], remark="why")
-    assert found.outcome == "differs"
-    assert found.text == (
-        "agrees at the other 1; no attack succeeded at 2, 4: why; not measured at 8 yet"
-    )
-    assert judge(said, "asr", "llg", [], fruitless=[""]).text == "no attack succeeded"
-
-
-def test_a_verdict_over_several_places_names_those_that_differ():
-    cells = [cell(1.0, 1.0, 1.0, at=1.0), cell(0.5, 0.4, 0.6, at=2.0)]
-    said = Published(at_least=0.9)
-    found = judge(said, "asr", "llg", cells, missing=["4"])
-    assert found.outcome == "differs"
-    assert found.text == (
-        "differs by -40.0 points at 2; agrees at the other 1; not measured at 4 yet"
-    )
-    nothing = judge(said, "asr", "llg", [], ["1"], problem="no such data")
-    assert nothing.text == "not measured: no such data"
-
-
-def test_a_statement_says_one_thing_about_places_it_names():
-    with pytest.raises(ValueError, match="exactly one"):
-        Published(value=1.0, at_least=0.5)
-    with pytest.raises(ValueError, match="exactly one"):
-        Published()
-    with pytest.raises(ValueError, match="lower number first"):
-        Published(between=[2.0, 1.0])
-    here = Place(8.0, frozenset({"8"}))
-    assert speaks_of(Published(value=1.0), here, "b")
-    assert speaks_of(Published(value=1.0, at={"b": [4, 8]}), here, "b")
-    assert not speaks_of(Published(value=1.0, at={"b": 4}), here, "b")
-    assert shown(Published(between=[0.55, 0.9]), "asr") == "55 % to 90 %"
-    assert shown(Published(at_most=54.0, tolerance=1.0), "seconds") == "≤ 54 s ± 1 s"
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"x": "training.lr"}, "expected a key of the sweep"),
-        (
-            {"measure": '"asr"', "published": PUBLISHED.replace("at_least", "at_leest")},
-            "Did you mean 'at_least'",
-        ),
-        (
-            {"published": '[[paper.published]]\nvalue = 1.0\nat = {"training.lr" = 1}'},
-            'names "training.lr"; the axis is "training.batch_size"',
-        ),
-        ({"published": '[[paper.published]]\nvalue = 1.0\nmeasure = "f1"'}, "is none of asr"),
-        ({"id": "No Id"}, "paper"),
-    ],
-)
-def test_a_mistake_in_the_table_is_an_error_that_says_so(change, words, tmp_path):
-    with pytest.raises(ScenarioError, match=re.escape(words)):
-        Scenario.load(toml(tmp_path, **change))
-
-
-# --- what comes with fedsim ---------------------------------------------------------------------
-
-SHIPPED = sorted(path.stem for path in (FOLDER / "papers").glob("*.toml"))
-
-
-@pytest.mark.parametrize("name", SHIPPED)
-@pytest.mark.parametrize("scale", ["smoke", "paper"])
-def test_every_shipped_statement_speaks_of_a_series_and_a_place(name, scale):
-    run = Scenario.load(f"papers/{name}", scale=scale)
-    paper = run.paper
-    assert paper is not None
-    assert paper.id.partition("/")[0] == name.partition("-")[0]
-    there = list(places(run).values())
-    for said in paper.published:
-        known = {*series(run, said.measure or paper.measure[0]).values()}
-        assert {*said.series} <= known | {"*"}, f"{said.series} of {known}"
-        assert any(speaks_of(said, place, paper.x) for place in there), said.at
-        for value in said.at.values():
-            for one in value if isinstance(value, list) else [value]:
-                alone = said.model_copy(update={"at": {paper.x: one}})
-                assert any(speaks_of(alone, place, paper.x) for place in there), one
-
-
-def test_recordings_of_every_shipped_scenario_go_round_among_its_clients(real_data):
-    clients = {}
-    for name in SHIPPED:
-        for scale in ("smoke", "paper"):
-            run = Scenario.load(f"papers/{name}", data=str(real_data), scale=scale)
-            data = str(run.task.get("data", "voices"))
-            if run.task.get("name") != "speech" or data == "voices" or data.startswith("hub:"):
-                continue
-            for point in run.points().values():
-                clients[name, scale] = len(point.build_task().shares)
-    assert clients["rlg-librispeech", "smoke"] == 22
-    assert clients["rlg-librispeech", "paper"] == 96
-
-
-def test_every_shipped_figure_has_a_title_and_is_listed():
-    console = Console(record=True, width=250)
-    listing(console)
-    text = console.export_text()
-    for id, figure in figures().items():
-        assert figure.title != id
-        assert id in text
-    with pytest.raises(ScenarioError, match="Did you mean 'llg"):
-        choose("llgg")
-
-
-def test_scenarios_of_papers_are_listed_by_figure_and_not_one_by_one(capsys):
-
-    list_("scenarios")
-    told = capsys.readouterr().out
-    assert "quickstart" in told
-    assert "papers/" not in told
-    assert "fedsim reproduce" in told
+# --- what is shown of it ---------------------------------------------------------------------
 
 
 def test_a_picture_has_our_curves_chance_and_the_published_marks(tmp_path):
@@ -473,13 +265,6 @@ def test_a_picture_has_our_curves_chance_and_the_published_marks(tmp_path):
     names = [trace.get("name", "band") for trace in drawn["data"]]
     assert {"llg", "idlg", "random guess", "llg: published ≥ 90 %"} <= {*names}
     assert tomllib.loads(Path(source).read_text())["paper"]["x"] == "training.batch_size"
-
-
-def test_every_key_of_the_table_is_documented():
-    page = (Path(__file__).parent.parent / "docs" / "reproduce.md").read_text()
-    for prefix, model in (("paper.", Paper), ("paper.published.N.", Published)):
-        missing = [key for key in model.model_fields if f"`{prefix}{key}" not in page]
-        assert missing in ([], ["published"])
 
 
 def test_the_command_line_prints_ours_and_where_the_pages_are(tmp_path):

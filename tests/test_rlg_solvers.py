@@ -9,6 +9,7 @@ from scipy import sparse
 from scipy.optimize import linprog, nnls
 
 from adversaries import majority, separability
+from adversaries.least_squares import nonnegative
 from adversaries.majority import by_majority
 from adversaries.margin import otsu
 from adversaries.separability import (
@@ -19,7 +20,7 @@ from adversaries.separability import (
     screened,
     separates,
 )
-from adversaries.spanning import by_spanning, nonnegative
+from adversaries.spanning import by_spanning
 from adversaries.subspace import leading
 
 KINDS = ["normal", "whole", "half space", "twins", "zeros", "softmax", "peaked", "noisy", "half"]

@@ -8,7 +8,7 @@ from fedsim.errors import DataError
 from fedsim.tasks.languages.language import Language
 from fedsim.tasks.languages.tokenizers import learned
 from fedsim.tasks.messages import public_messages
-from fedsim.tasks.pretrained import Source
+from fedsim.tasks.pretrained import ModelSource
 
 TINY = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
 VOCABULARY = 300
@@ -30,7 +30,7 @@ def folder(tmp_path_factory, tokenizer):
 
 
 def built(folder, settings=None, pretrained=None, head="SequenceClassification"):
-    source = Source("transformers", str(folder), settings or {}, pretrained, ("bert",))
+    source = ModelSource("transformers", str(folder), settings or {}, pretrained, ("bert",))
     auto = getattr(libraries.transformers(), f"AutoModelFor{head}")
     return source.model(auto, source.configuration({}, {}))
 

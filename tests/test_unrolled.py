@@ -6,9 +6,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedsim import testing
-from fedsim.client import train_locally
 from fedsim.defense import MeanGradient, Training
 from fedsim.gradients import to_gradient, unrolled_gradient
+from fedsim.local import train_locally
 from fedsim.records import Batch
 from fedsim.tasks.images import cross_entropy
 from fedsim.tasks.models import as_architecture

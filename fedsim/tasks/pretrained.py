@@ -13,14 +13,14 @@ from fedsim import libraries
 from fedsim.errors import DataError, did_you_mean
 from fedsim.libraries import HUB, brief, quiet
 
-__all__ = ["PACKAGE", "OfTransformers", "Source", "located"]
+__all__ = ["PACKAGE", "ModelSource", "OfTransformers", "located"]
 
 PACKAGE = "package:"
 """What the name of a folder inside an installed package begins with."""
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ModelSource:
     """Where a model comes from.
 
     name: "transformers", or "hub:NAME". config: with "transformers", a model type, or a folder
@@ -185,9 +185,9 @@ class OfTransformers(BaseModel):
         return self
 
     @property
-    def source(self) -> Source:
+    def source(self) -> ModelSource:
         """Where the model comes from."""
-        return Source(self.name, self.config, self.settings, self.pretrained, self.examples)
+        return ModelSource(self.name, self.config, self.settings, self.pretrained, self.examples)
 
 
 def located(config: str) -> str:
