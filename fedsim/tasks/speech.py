@@ -60,8 +60,8 @@ class Speech(Partitioned):
     data: str = Field(
         default="voices",
         min_length=1,
-        description='"voices" (synthetic), a csv or a folder in the layout of LibriSpeech under '
-        '--data, or "hub:OWNER/SET[/CONFIG]"',
+        description='"voices" (synthetic), a csv, a folder in the layout of LibriSpeech, or '
+        '"speech-commands", under --data, or "hub:OWNER/SET[/CONFIG]"',
     )
     text: str = Field(
         default="sentences",

@@ -20,6 +20,7 @@ from fedsim.seeds import numpy_generator, torch_generator
 from fedsim.tasks.features import Features
 from fedsim.tasks.hub import splits
 from fedsim.tasks.sound_files import Header, decoded, header
+from fedsim.tasks.speech_commands import COMMANDS, words
 from fedsim.tasks.transcripts import lost, plain, public_text, within
 from fedsim.tasks.voices import speak
 
@@ -91,10 +92,10 @@ class Recordings:
 def load(data: str, folder: Path | None, text: str, limits: Limits) -> Recordings:
     """Utterances by name, once a process.
 
-    data: "voices"; the stem of a csv, or a folder in LibriSpeech's layout, under `folder` or its
-    subfolder `audio`; or "hub:OWNER/SET[/CONFIG]", the only one that uses the network. text: what
-    the voices read (`public_text`). Raises `DataError` for what is missing or unreadable, a
-    package among it.
+    data: "voices"; the stem of a csv, a folder in LibriSpeech's layout, or "speech-commands", under
+    `folder` or its subfolder `audio`; or "hub:OWNER/SET[/CONFIG]", the only one that uses the
+    network. text: what the voices read (`public_text`). Raises `DataError` for what is missing or
+    unreadable, a package among it.
     """
     if lacking := [name for name in PACKAGES if importlib.util.find_spec(name) is None]:
         raise DataError(f"speech needs {', '.join(lacking)}: pip install 'fedsim[audio]'")
@@ -124,7 +125,7 @@ def frames(recordings: Recordings, features: Features, index: int) -> Tensor:
 
 
 def _limited(found: Recordings, limits: Limits) -> list[int]:
-    names = list(dict.fromkeys(found.speakers))[: limits.speakers]
+    names = set(list(dict.fromkeys(found.speakers))[: limits.speakers])
     seen: Counter[str] = Counter()
     kept = []
     for index in within(found.texts, limits.longest, limits.per_length):
@@ -195,12 +196,15 @@ def _local(name: str, folder: Path | None) -> Recordings:
             return _table(place / f"{name}.csv")
         if (place / name).is_dir() and (found := sorted((place / name).rglob("*.trans.txt"))):
             return _librispeech(found)
+    if name == COMMANDS:
+        said = words(places)
+        return _files(said.files, said.speakers, said.texts, _split(said.tests))
     known = [path.stem for place in places for path in sorted(place.glob("*.csv"))]
     known += [p.name for place in places for p in sorted(place.iterdir()) if p.is_dir()]
     raise DataError(
         f"no data '{name}' in {folder} (as {name}.csv or audio/{name}.csv with the columns "
         f"{', '.join(COLUMNS)}, or as a folder in LibriSpeech's layout). "
-        f"{did_you_mean(name, [*known, VOICES])}"
+        f"{did_you_mean(name, [*known, COMMANDS, VOICES])}"
     )
 
 
@@ -222,7 +226,7 @@ def _table(path: Path) -> Recordings:
         files,
         tuple(row["speaker"] for row in rows),
         tuple(row["transcript"] for row in rows),
-        tests if tests and any(tests) and not all(tests) else None,
+        _split(tests),
     )
 
 
@@ -240,6 +244,11 @@ def _librispeech(lists: Sequence[Path]) -> Recordings:
             speakers.append(path.parent.parent.name)
             texts.append(text)
     return _files(tuple(files), tuple(speakers), tuple(texts), None)
+
+
+def _split(tests: tuple[bool, ...] | None) -> tuple[bool, ...] | None:
+    """None where all are tests, or none is."""
+    return tests if tests and any(tests) and not all(tests) else None
 
 
 def _files(
@@ -273,19 +282,26 @@ def _hub(name: str) -> Recordings:
     )
     features = next(iter(loaded.values())).features
     audio = next((key for key, kind in features.items() if isinstance(kind, datasets.Audio)), None)
+    # As Speech Commands has it; other labels, an emotion say, are no transcripts.
+    commands = {"label", "is_unknown"} <= features.keys()
     text = next(
-        (k for k in ("text", "transcript", "transcription", "sentence") if k in features), ""
+        (k for k in ("text", "transcript", "transcription", "sentence") if k in features),
+        "label" if commands else "",
     )
     who = next((k for k in ("speaker_id", "speaker", "client_id") if k in features), "")
     if audio is None or not text or not who:
         raise DataError(
             f"data '{name}' has columns {dict(features)}; expected an Audio, a transcript (text, "
-            "transcript, transcription, sentence) and a speaker (speaker_id, speaker, client_id)"
+            "transcript, transcription, sentence, or label and "
+            "is_unknown) and a speaker (speaker_id, speaker, client_id)"
         )
     # Decoded by soundfile, like files: the library's own decoder is a package of its own.
     parts = [part.cast_column(audio, datasets.Audio(decode=False)) for part in loaded.values()]
     whole = datasets.concatenate_datasets(parts)
     tests = tuple(key == "test" for key, part in loaded.items() for _ in range(len(part)))
+    texts, speakers = list(whole[text]), list(whole[who])
+    if text == "label":
+        texts = [features[text].names[label] for label in texts]
 
     def content(index: int) -> bytes:
         stored = whole[index][audio]
@@ -294,13 +310,17 @@ def _hub(name: str) -> Recordings:
     def called(index: int) -> str:
         return f"{name}, utterance {index}"
 
-    return Recordings(
-        tuple(map(str, whole[who])),
-        tuple(map(plain, whole[text])),
+    every = Recordings(
+        tuple(map(str, speakers)),
+        tuple(map(plain, texts)),
         sound=lambda index: decoded(io.BytesIO(content(index)), called(index)),
         content=content,
-        tests=tests if any(tests) and not all(tests) else None,
+        tests=_split(tests),
         header=lambda index: header(io.BytesIO(content(index)), called(index)),
         name=called,
-        lost=tuple(map(lost, whole[text])),
+        lost=tuple(map(lost, texts)),
     )
+    if text != "label":
+        return every
+    # Speech Commands has noise among its words: `_silence_`, by nobody.
+    return _only(every, [i for i, who in enumerate(speakers) if who is not None])
