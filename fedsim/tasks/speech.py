@@ -211,7 +211,13 @@ class Speech(Partitioned):
         """What is odd about the recordings; `DataError` for frames too few for CTC."""
         if isinstance(self.pieces, Characters):
             check_lengths(self.recordings, self.features, self.pieces)
-        return list(cautions(self.recordings, self.features))
+        told = list(cautions(self.recordings, self.features))
+        if self.seconds is not None and self.features.trim is not None:
+            told.append(
+                "task.seconds is the length of recordings before task.features.trim cuts silence "
+                "off their ends: what clients hear, and LENGTHS grants, is shorter"
+            )
+        return told
 
     def truth(self, clients: Sequence[int], round: int, *, batch_size: int, steps: int) -> Truth:
         """The utterances behind an update: frames, labels, text and speaker of each."""
