@@ -63,9 +63,21 @@ def test_the_release_says_which_are_for_tests(tmp_path):
 @pytest.mark.parametrize("tested", [None, "", "no/9f_nohash_0.wav\n"])
 def test_without_a_list_tests_are_drawn(tmp_path, tested):
     release(tmp_path / RELEASE, tested)
-    found = commands(tmp_path)
-    assert found.tests is None
-    assert len(found.split(0.5, seed=0)[0]) == 3
+    assert len(commands(tmp_path).split(0.5, seed=0)[0]) == 3
+
+
+def test_where_no_test_utterance_is_left_tests_are_drawn(tmp_path):
+    release(tmp_path / RELEASE)
+    assert len(commands(tmp_path, Limits(speakers=2)).split(0.5, seed=0)[0]) == 2
+
+
+def test_speakers_with_few_utterances_can_be_left_out(tmp_path):
+    release(tmp_path)
+    task = {"data": COMMANDS, "folder": tmp_path, "clients": 1}
+    assert set(Speech(**task, least_utterances=3).recordings.speakers) == {"0a"}
+    assert set(Speech(**task, least_utterances=2).recordings.speakers) == {"0a", "1b"}
+    with pytest.raises(DataError, match=r"= 4 leaves 0 of 6 utterances.* '0a', has 3: lower it"):
+        _ = Speech(**task, least_utterances=4).recordings
 
 
 def test_what_is_not_there_is_told_with_every_folder(tmp_path):

@@ -27,7 +27,7 @@ from fedsim.tasks.partitioned import Partitioned
 from fedsim.tasks.recognisers import PADDING, Recogniser, as_recogniser
 from fedsim.tasks.recognisers.las import LAS
 from fedsim.tasks.speech_checks import cautions, check_lengths
-from fedsim.tasks.speech_data import Limits, Recordings, frames, load
+from fedsim.tasks.speech_data import Limits, Recordings, frames, load, often
 from fedsim.tasks.speech_exhibits import public_level, told
 from fedsim.tasks.transcripts import public_text
 from fedsim.tasks.voices import RATE
@@ -94,6 +94,11 @@ class Speech(Partitioned):
         description="with seconds: cut longer utterances at pauses; what is said in a piece is "
         "told by its share of the sound",
     )
+    least_utterances: int | None = Field(
+        default=None,
+        ge=1,
+        description="of those chosen so far, leave out speakers who have fewer",
+    )
     test_examples: int | None = Field(
         default=None, ge=1, description="use so many test utterances, drawn by the seed"
     )
@@ -137,7 +142,9 @@ class Speech(Partitioned):
         """All utterances; looked up when first used, their sound when it is needed."""
         limits = Limits(self.speakers, self.utterances, self.longest, self.per_length)
         found = load(self.data, self.folder, self.text, limits)
-        return found if self.seconds is None else lasting(found, self.seconds, self.cut)
+        if self.seconds is not None:
+            found = lasting(found, self.seconds, self.cut)
+        return found if self.least_utterances is None else often(found, self.least_utterances)
 
     @functools.cached_property
     def pieces(self) -> WordPieces | Characters:

@@ -24,7 +24,7 @@ from fedsim.tasks.speech_commands import COMMANDS, words
 from fedsim.tasks.transcripts import lost, plain, public_text, within
 from fedsim.tasks.voices import speak
 
-__all__ = ["READABLE", "VOICES", "Limits", "Recordings", "frames", "load"]
+__all__ = ["READABLE", "VOICES", "Limits", "Recordings", "frames", "load", "often"]
 
 VOICES = "voices"
 PACKAGES = ("jiwer", "soundfile", "tokenizers", "torchaudio")
@@ -72,8 +72,8 @@ class Recordings:
 
     def split(self, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
         """Indices (int64) of the test utterances and of the rest: the source's own split, else
-        the given share, drawn by the seed."""
-        if self.tests is not None:
+        the given share, drawn by the seed, where it has none or leaves one of the two empty."""
+        if self.tests is not None and any(self.tests) and not all(self.tests):
             tests = torch.tensor(self.tests)
             return tests.nonzero().flatten(), (~tests).nonzero().flatten()
         order = torch.randperm(len(self), generator=torch_generator(seed, "test split"))
@@ -114,6 +114,20 @@ def load(data: str, folder: Path | None, text: str, limits: Limits) -> Recording
         raise DataError(
             f"data '{data}' has {len(found)} utterances, of which task.speakers, task.utterances, "
             f"task.longest and task.per_length leave {len(kept)}; expected 3 at least"
+        )
+    return _only(found, kept)
+
+
+@functools.lru_cache(maxsize=8)
+def often(found: Recordings, least: int) -> Recordings:
+    """Those of the speakers of whom there are so many; `DataError` where fewer than three are."""
+    count = Counter(found.speakers)
+    kept = [i for i, speaker in enumerate(found.speakers) if count[speaker] >= least]
+    if len(kept) < 3:
+        name, most = count.most_common(1)[0]
+        raise DataError(
+            f"task.least_utterances = {least} leaves {len(kept)} of {len(found)} utterances; "
+            f"expected 3 at least. The speaker of most, '{name}', has {most}: lower it"
         )
     return _only(found, kept)
 
@@ -198,7 +212,7 @@ def _local(name: str, folder: Path | None) -> Recordings:
             return _librispeech(found)
     if name == COMMANDS:
         said = words(places)
-        return _files(said.files, said.speakers, said.texts, _split(said.tests))
+        return _files(said.files, said.speakers, said.texts, said.tests)
     known = [path.stem for place in places for path in sorted(place.glob("*.csv"))]
     known += [p.name for place in places for p in sorted(place.iterdir()) if p.is_dir()]
     raise DataError(
@@ -226,7 +240,7 @@ def _table(path: Path) -> Recordings:
         files,
         tuple(row["speaker"] for row in rows),
         tuple(row["transcript"] for row in rows),
-        _split(tests),
+        tests,
     )
 
 
@@ -244,11 +258,6 @@ def _librispeech(lists: Sequence[Path]) -> Recordings:
             speakers.append(path.parent.parent.name)
             texts.append(text)
     return _files(tuple(files), tuple(speakers), tuple(texts), None)
-
-
-def _split(tests: tuple[bool, ...] | None) -> tuple[bool, ...] | None:
-    """None where all are tests, or none is."""
-    return tests if tests and any(tests) and not all(tests) else None
 
 
 def _files(
@@ -315,7 +324,7 @@ def _hub(name: str) -> Recordings:
         tuple(map(plain, texts)),
         sound=lambda index: decoded(io.BytesIO(content(index)), called(index)),
         content=content,
-        tests=_split(tests),
+        tests=tests,
         header=lambda index: header(io.BytesIO(content(index)), called(index)),
         name=called,
         lost=tuple(map(lost, texts)),
