@@ -16,8 +16,7 @@ from fedsim.gradients import (
     SequenceProblem,
     minimise,
 )
-from fedsim.records import Observation, Reconstruction
-from fedsim.tasks.recognisers import END
+from fedsim.records import END, Observation, Reconstruction
 
 __all__ = ["GMBoW"]
 

@@ -14,8 +14,7 @@ from adversaries.subspace import Rank, Subspace, leading
 from fedsim.adversary import Adversary, Job
 from fedsim.gradients import HeadGradient, head_gradient
 from fedsim.knowledge import Knowledge
-from fedsim.records import Observation, Reconstruction
-from fedsim.tasks.characters import NAMES
+from fedsim.records import BLANK_PIECE, Observation, Reconstruction
 from fedsim.victim import VictimModel
 
 __all__ = ["RLG"]
@@ -214,7 +213,7 @@ def tied(model: VictimModel) -> list[str]:
 
 def _has_blank(seen: Observation) -> bool:
     """Whether labels are CTC's, as far as can be seen."""
-    if seen.spec.pieces is not None and seen.spec.pieces[:1] == NAMES[:1]:
+    if seen.spec.pieces is not None and seen.spec.pieces[:1] == (BLANK_PIECE,):
         return True
     return seen.model is not None and hasattr(seen.model.module, "blank")
 

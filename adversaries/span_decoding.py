@@ -11,8 +11,7 @@ from torch.nn import functional
 from adversaries.decoder_walk import Walk
 from adversaries.transcripts import OfTranscripts, claim
 from fedsim.adversary import Job
-from fedsim.records import Observation, Reconstruction
-from fedsim.tasks.recognisers import END
+from fedsim.records import END, Observation, Reconstruction
 from fedsim.victim import VictimModel
 
 __all__ = ["SpanDecoding"]

@@ -38,7 +38,7 @@ class SpeakerInference(Adversary):
     the settings, so that every victim meets the same encoder, trained once a process. An utterance
     that cannot be scored (other features, NaN, too short) ranks nobody.
 
-    Claims the frames, and for each a score a candidate.
+    Claims what the other attack claims, and for each utterance a score a candidate.
     """
 
     name: ClassVar[str] = "speaker-inference"
@@ -86,6 +86,10 @@ class SpeakerInference(Adversary):
                 "frames, such as first-frames"
             )
         return value
+
+    def fills(self) -> frozenset[str]:
+        """What it claims itself, and what the other attack claims."""
+        return self.recovers | self.parts()["inputs_from"].fills()
 
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
         """Frames and rankings; raises `ValueError` where nobody can be heard, or none compared."""

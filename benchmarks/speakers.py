@@ -40,7 +40,7 @@ def main() -> None:
     attack = found[0]
     assert isinstance(attack, SpeakerInference)
     threat = ThreatModel(scenario.knowledge(), task)
-    metrics = applicable(attack.recovers, task.spec)
+    metrics = applicable(attack.fills(), task.spec)
     model = task.victim({})
     before = {name: value.detach().clone() for name, value in model.parameters().items()}
     rows = {metric.name: [[], [], []] for metric in metrics}

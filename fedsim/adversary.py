@@ -126,9 +126,19 @@ class Adversary(Plugin, ABC):
         """
         return [self.reconstruct(one, job) for one, job in zip(seen, jobs, strict=True)]
 
+    def fills(self) -> frozenset[str]:
+        """The fields of `Reconstruction` that it fills as it is set, on which it is scored.
+
+        Those it `recovers`; one that hands on more of what a part claims overrides this.
+        """
+        return self.recovers
+
     def cautions(self, model: VictimModel) -> list[str]:
-        """What a user should be told before a run: what in this model makes the attack weak."""
-        return []
+        """What a user should be told before a run: what in this model makes the attack weak.
+
+        By default what its parts say.
+        """
+        return [caution for part in self.parts().values() for caution in part.cautions(model)]
 
     def parts(self) -> dict[str, "Adversary"]:
         """Adversaries this one runs first, by the setting that names them."""

@@ -245,7 +245,7 @@ class Bench:
         truth = Truth()
         files: dict[str, bytes] = {}
         values: dict[str, float | None] = {}
-        measured = metrics.applicable(adversary.recovers, self.task.spec)
+        measured = metrics.applicable(adversary.fills(), self.task.spec)
         try:
             truth = self._truth(caught)
         except Exception as reason:

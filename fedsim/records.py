@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from fedsim.victim import VictimModel
 
 __all__ = [
+    "BLANK_PIECE",
+    "END",
     "UNKNOWN",
+    "WORD_START",
     "Batch",
     "Finding",
     "Interception",
@@ -56,6 +59,12 @@ UNKNOWN = "unknown"
 
 WORD_START = "\u2581"
 """The mark before a piece that starts a word, as in SentencePiece's vocabularies."""
+
+END = 0
+"""The label that ends a sequence of word pieces, and that a decoder is given before the first."""
+
+BLANK_PIECE = "<blank>"
+"""What label 0 stands for where it is CTC's blank instead, and sequences have no end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +100,7 @@ class Spec:
             raise ValueError("the labels of this task are no text")
         spelled = []
         for label in map(int, labels):
-            if label == 0:
+            if label == END:
                 break
             if 0 < label < len(self.pieces):
                 spelled.append(self.pieces[label])

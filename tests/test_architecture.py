@@ -162,6 +162,7 @@ def test_plugins_import_public_names_and_numerics_only(path):
     for name in imports(path):
         if name.startswith("fedsim."):
             assert name.split(".")[1] in public, name
+            assert not name.startswith("fedsim.tasks."), f"{name}: what a task is made of"
             assert not any(part.startswith("_") for part in name.split(".")), name
 
 

@@ -24,8 +24,7 @@ from fedsim.gradients import (
 )
 from fedsim.knowledge import Knowledge
 from fedsim.plugin import find, make
-from fedsim.records import Reconstruction
-from fedsim.tasks.recognisers import END
+from fedsim.records import END, Reconstruction
 from fedsim.victim import VictimModel
 
 DECODER = {"*head.*": 1.0, "*projection.*": 1.0}

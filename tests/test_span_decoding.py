@@ -12,8 +12,7 @@ from adversaries.decoder_walk import Walk
 from fedsim import adversary, plugin, testing
 from fedsim.knowledge import Knowledge
 from fedsim.plugin import find
-from fedsim.records import Reconstruction
-from fedsim.tasks.recognisers import END
+from fedsim.records import END, Reconstruction
 
 
 def claimed(seen, **settings) -> Reconstruction:

@@ -13,7 +13,7 @@ from fedsim import testing
 from fedsim.adversary import Adversary
 from fedsim.errors import ScenarioError
 from fedsim.knowledge import Knowledge
-from fedsim.metrics import METRICS
+from fedsim.metrics import METRICS, applicable
 from fedsim.plugin import make
 from fedsim.records import Batch, Reconstruction, Truth
 from fedsim.scenario import Scenario
@@ -93,6 +93,19 @@ def test_it_needs_what_the_other_attack_needs_and_public_utterances():
     assert SpeakerInference().requires() == Knowledge.AUXILIARY | Knowledge.GRADIENT
     with pytest.raises(ScenarioError, match="no threat model grants the inputs"):
         make("adversaries", "speaker-inference", {"inputs_from": "given"})
+
+
+def test_it_is_scored_on_what_the_other_attack_claims_and_hands_its_cautions_on():
+    search = SpeakerInference(inputs_from="hfgm")
+    assert {metric.name for metric in applicable(search.fills(), SPEC)} == {
+        *("mae", "mae_ends", "mae_middle", "gradient_distance", "speaker_top1", "speaker_mrr")
+    }
+    assert SpeakerInference().fills() == {"inputs", "attributes"}
+    kind = as_recogniser({"name": "deepspeech", "hidden": 8, "recurrent": 8, "dropout": 0.1})
+    model = VictimModel(kind.build(SIZE, CLASSES).train(), head="head", loss=kind.loss)
+    (told,) = search.cautions(model)
+    assert "drops units" in told
+    assert SpeakerInference().cautions(model) == []
 
 
 def test_another_attack_has_to_claim_frames(auxiliary):

@@ -208,6 +208,25 @@ def test_a_transcript_too_long_for_its_recording_is_refused_before_the_run(set_o
     assert len(warned(folder)) == 1, "word pieces need no frame each"
 
 
+def test_frames_are_counted_after_trimming(set_of, monkeypatch):
+    from fedsim.tasks import speech_checks
+
+    click = np.concatenate([noise(1600), np.zeros((RATE, 1))])
+    folder = set_of(("x.wav", "a", "stop it now", click, RATE))
+    assert warned(folder, "deepspeech") == []
+    said = r"x\.wav has 6 frames \(task\.features\.trim is 40\), and its transcript .* takes 11 "
+    with pytest.raises(DataError, match=said):
+        preflight(scenario(folder, "deepspeech", features={"trim": 40.0}))
+    monkeypatch.setattr(speech_checks, "DECODED", 0)
+    assert warned(folder, "deepspeech", features={"trim": 40.0}) == [], "headers alone do not tell"
+
+
+@pytest.mark.parametrize("trim", [None, 40.0])
+def test_seconds_are_those_before_trimming_and_that_is_said(set_of, trim):
+    told = warned(set_of(), seconds=[0.5, 2.0], features={"trim": trim} if trim else {})
+    assert [one.split(" is the length")[0] for one in told] == ["task.seconds"] * bool(trim)
+
+
 # --- files that cannot be read --------------------------------------------------------------
 
 

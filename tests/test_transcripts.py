@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from processes import elsewhere
 
 from fedsim.errors import DataError
-from fedsim.records import Spec
-from fedsim.tasks.recognisers import END
+from fedsim.records import END, Spec
 from fedsim.tasks.speech_data import Limits, load
 from fedsim.tasks.transcripts import ALPHABET, plain, public_text, within
 from fedsim.tasks.voices import RATE

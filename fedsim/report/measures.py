@@ -136,7 +136,7 @@ MEASURES: Mapping[str, Measure] = {
         partly="{share} of the transcripts in {n} updates recovered",
     ),
     "wer": Measure(
-        "Word error rate", "Words wrong in the recovered transcripts; 0 is a copy.",
+        "Word error rate", "Words wrong in the transcripts; 0 is a copy.",
         "word error rate {share} over {n} updates", "share", lower=True,
     ),
     "asr": Measure(

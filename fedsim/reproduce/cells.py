@@ -105,7 +105,7 @@ def series(scenario: Scenario, name: str) -> dict[tuple[str, str], str]:
     """The series of a measure by (the sweep's other values in words, adversary label or "")."""
     paper = _paper(scenario)
     extras = list(dict.fromkeys(_split(c, paper)[1] for c in _chosen(scenario).values()))
-    if not of_attacks(name):
+    if not of_attacks(name, scenario):
         return {(extra, ""): extra or name.removesuffix(CHANGE) for extra in extras}
     labels = [plan.label or plan.name for plan in scenario.adversaries]
     return {
@@ -115,9 +115,12 @@ def series(scenario: Scenario, name: str) -> dict[tuple[str, str], str]:
     }
 
 
-def of_attacks(name: str) -> bool:
-    """Whether a measure is one of attacks, and not of the model that is trained."""
-    return name in METRICS or name in OF_ATTACKS
+def of_attacks(name: str, scenario: Scenario) -> bool:
+    """Whether a measure is one of attacks, and not of the model that is trained.
+
+    Word error rates are both: where nobody attacks, they are the model's.
+    """
+    return bool(scenario.adversaries) and (name in METRICS or name in OF_ATTACKS)
 
 
 def _paper(scenario: Scenario) -> Paper:
@@ -188,7 +191,9 @@ class _Table:
 
     def cells(self) -> Iterator[Cell]:
         for name in self.paper.measure:
-            yield from self._attacks(name) if of_attacks(name) else self._utility(name)
+            yield from (
+                self._attacks(name) if of_attacks(name, self.scenario) else self._utility(name)
+            )
 
     def _attacks(self, name: str) -> Iterator[Cell]:
         rows = self.findings

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from fedsim.errors import DataError
-from fedsim.records import WORD_START
+from fedsim.records import BLANK_PIECE, WORD_START
 from fedsim.tasks.transcripts import ALPHABET
 
 __all__ = ["Characters", "characters"]
 
-NAMES = ("<blank>", WORD_START, *ALPHABET)
+NAMES = (BLANK_PIECE, WORD_START, *ALPHABET)
 """By label. A space is the mark that starts a word, as `Spec.spell` reads it."""
 
 LABELS = {" ": 1, **{character: label for label, character in enumerate(ALPHABET, 2)}}

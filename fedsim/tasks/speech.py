@@ -27,7 +27,7 @@ from fedsim.tasks.partitioned import Partitioned
 from fedsim.tasks.recognisers import PADDING, Recogniser, as_recogniser
 from fedsim.tasks.recognisers.las import LAS
 from fedsim.tasks.speech_checks import cautions, check_lengths
-from fedsim.tasks.speech_data import Limits, Recordings, frames, load
+from fedsim.tasks.speech_data import Limits, Recordings, frames, load, often
 from fedsim.tasks.speech_exhibits import public_level, told
 from fedsim.tasks.transcripts import public_text
 from fedsim.tasks.voices import RATE
@@ -60,8 +60,8 @@ class Speech(Partitioned):
     data: str = Field(
         default="voices",
         min_length=1,
-        description='"voices" (synthetic), a csv or a folder in the layout of LibriSpeech under '
-        '--data, or "hub:OWNER/SET[/CONFIG]"',
+        description='"voices" (synthetic), a csv, a folder in the layout of LibriSpeech, or '
+        '"speech-commands", under --data, or "hub:OWNER/SET[/CONFIG]"',
     )
     text: str = Field(
         default="sentences",
@@ -93,6 +93,11 @@ class Speech(Partitioned):
         default=False,
         description="with seconds: cut longer utterances at pauses; what is said in a piece is "
         "told by its share of the sound",
+    )
+    least_utterances: int | None = Field(
+        default=None,
+        ge=1,
+        description="of those chosen so far, leave out speakers who have fewer",
     )
     test_examples: int | None = Field(
         default=None, ge=1, description="use so many test utterances, drawn by the seed"
@@ -137,7 +142,9 @@ class Speech(Partitioned):
         """All utterances; looked up when first used, their sound when it is needed."""
         limits = Limits(self.speakers, self.utterances, self.longest, self.per_length)
         found = load(self.data, self.folder, self.text, limits)
-        return found if self.seconds is None else lasting(found, self.seconds, self.cut)
+        if self.seconds is not None:
+            found = lasting(found, self.seconds, self.cut)
+        return found if self.least_utterances is None else often(found, self.least_utterances)
 
     @functools.cached_property
     def pieces(self) -> WordPieces | Characters:
@@ -211,7 +218,13 @@ class Speech(Partitioned):
         """What is odd about the recordings; `DataError` for frames too few for CTC."""
         if isinstance(self.pieces, Characters):
             check_lengths(self.recordings, self.features, self.pieces)
-        return list(cautions(self.recordings, self.features))
+        told = list(cautions(self.recordings, self.features))
+        if self.seconds is not None and self.features.trim is not None:
+            told.append(
+                "task.seconds is the length of recordings before task.features.trim cuts silence "
+                "off their ends: what clients hear, and LENGTHS grants, is shorter"
+            )
+        return told
 
     def truth(self, clients: Sequence[int], round: int, *, batch_size: int, steps: int) -> Truth:
         """The utterances behind an update: frames, labels, text and speaker of each."""

@@ -10,7 +10,7 @@ from fedsim.errors import DataError
 from fedsim.gradients import frames_needed
 from fedsim.tasks.characters import Characters
 from fedsim.tasks.features import Features
-from fedsim.tasks.speech_data import Recordings
+from fedsim.tasks.speech_data import Recordings, frames
 from fedsim.tasks.voices import RATE
 
 __all__ = ["cautions", "check_lengths"]
@@ -19,7 +19,7 @@ LOOKED_AT = 1000
 """Recordings whose headers are read."""
 
 DECODED = 4_000_000
-"""Samples that are decoded in search of silence: half a second of work or so."""
+"""Samples that are decoded in search of silence, or trimmed: half a second of work or so."""
 
 
 @functools.lru_cache(maxsize=4)
@@ -58,19 +58,26 @@ def cautions(recordings: Recordings, features: Features) -> tuple[str, ...]:
 
 
 def check_lengths(recordings: Recordings, features: Features, pieces: Characters) -> None:
-    """Raises `DataError` where a recording has too few frames for its transcript under CTC."""
+    """Raises `DataError` where a recording has too few frames for its transcript under CTC.
+
+    Headers tell how many; of what is trimmed, the first recordings are heard.
+    """
     if recordings.header is None:
         return
-    wrong = list[tuple[int, int, int]]()
+    wrong, heard = list[tuple[int, int, int]](), 0
     for index in range(min(len(recordings), LOOKED_AT)):
-        frames = recordings.header(index).frames(features)
+        header = recordings.header(index)
+        count, heard = header.frames(features), heard + header.samples
+        if features.trim is not None and heard <= DECODED:
+            count = len(frames(recordings, features, index))
         needed = frames_needed(pieces.encode(recordings.texts[index]))
-        if needed > frames:
-            wrong.append((index, frames, needed))
+        if needed > count:
+            wrong.append((index, count, needed))
     if wrong:
-        index, frames, needed = wrong[0]
+        index, count, needed = wrong[0]
+        trimmed = "" if features.trim is None else f" (task.features.trim is {features.trim:g})"
         raise DataError(
-            f"{recordings.name(index)} has {frames} frames, and its transcript "
+            f"{recordings.name(index)} has {count} frames{trimmed}, and its transcript "
             f"'{recordings.texts[index]}' takes {needed} (one a character, and one between two "
             f"that are equal): its CTC loss would be infinite (recordings like it: {len(wrong)}). "
             f"Use a smaller task.features.stride than {features.stride}, or leave them out"

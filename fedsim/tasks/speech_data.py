@@ -20,10 +20,11 @@ from fedsim.seeds import numpy_generator, torch_generator
 from fedsim.tasks.features import Features
 from fedsim.tasks.hub import splits
 from fedsim.tasks.sound_files import Header, decoded, header
+from fedsim.tasks.speech_commands import COMMANDS, words
 from fedsim.tasks.transcripts import lost, plain, public_text, within
 from fedsim.tasks.voices import speak
 
-__all__ = ["READABLE", "VOICES", "Limits", "Recordings", "frames", "load"]
+__all__ = ["READABLE", "VOICES", "Limits", "Recordings", "frames", "load", "often"]
 
 VOICES = "voices"
 PACKAGES = ("jiwer", "soundfile", "tokenizers", "torchaudio")
@@ -71,8 +72,8 @@ class Recordings:
 
     def split(self, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
         """Indices (int64) of the test utterances and of the rest: the source's own split, else
-        the given share, drawn by the seed."""
-        if self.tests is not None:
+        the given share, drawn by the seed, where it has none or leaves one of the two empty."""
+        if self.tests is not None and any(self.tests) and not all(self.tests):
             tests = torch.tensor(self.tests)
             return tests.nonzero().flatten(), (~tests).nonzero().flatten()
         order = torch.randperm(len(self), generator=torch_generator(seed, "test split"))
@@ -91,10 +92,10 @@ class Recordings:
 def load(data: str, folder: Path | None, text: str, limits: Limits) -> Recordings:
     """Utterances by name, once a process.
 
-    data: "voices"; the stem of a csv, or a folder in LibriSpeech's layout, under `folder` or its
-    subfolder `audio`; or "hub:OWNER/SET[/CONFIG]", the only one that uses the network. text: what
-    the voices read (`public_text`). Raises `DataError` for what is missing or unreadable, a
-    package among it.
+    data: "voices"; the stem of a csv, a folder in LibriSpeech's layout, or "speech-commands", under
+    `folder` or its subfolder `audio`; or "hub:OWNER/SET[/CONFIG]", the only one that uses the
+    network. text: what the voices read (`public_text`). Raises `DataError` for what is missing or
+    unreadable, a package among it.
     """
     if lacking := [name for name in PACKAGES if importlib.util.find_spec(name) is None]:
         raise DataError(f"speech needs {', '.join(lacking)}: pip install 'fedsim[audio]'")
@@ -117,6 +118,20 @@ def load(data: str, folder: Path | None, text: str, limits: Limits) -> Recording
     return _only(found, kept)
 
 
+@functools.lru_cache(maxsize=8)
+def often(found: Recordings, least: int) -> Recordings:
+    """Those of the speakers of whom there are so many; `DataError` where fewer than three are."""
+    count = Counter(found.speakers)
+    kept = [i for i, speaker in enumerate(found.speakers) if count[speaker] >= least]
+    if len(kept) < 3:
+        name, most = count.most_common(1)[0]
+        raise DataError(
+            f"task.least_utterances = {least} leaves {len(kept)} of {len(found)} utterances; "
+            f"expected 3 at least. The speaker of most, '{name}', has {most}: lower it"
+        )
+    return _only(found, kept)
+
+
 @functools.lru_cache(maxsize=4096)
 def frames(recordings: Recordings, features: Features, index: int) -> Tensor:
     """Frames (T, size) of an utterance; shared, so that nobody may write to them."""
@@ -124,7 +139,7 @@ def frames(recordings: Recordings, features: Features, index: int) -> Tensor:
 
 
 def _limited(found: Recordings, limits: Limits) -> list[int]:
-    names = list(dict.fromkeys(found.speakers))[: limits.speakers]
+    names = set(list(dict.fromkeys(found.speakers))[: limits.speakers])
     seen: Counter[str] = Counter()
     kept = []
     for index in within(found.texts, limits.longest, limits.per_length):
@@ -195,12 +210,15 @@ def _local(name: str, folder: Path | None) -> Recordings:
             return _table(place / f"{name}.csv")
         if (place / name).is_dir() and (found := sorted((place / name).rglob("*.trans.txt"))):
             return _librispeech(found)
+    if name == COMMANDS:
+        said = words(places)
+        return _files(said.files, said.speakers, said.texts, said.tests)
     known = [path.stem for place in places for path in sorted(place.glob("*.csv"))]
     known += [p.name for place in places for p in sorted(place.iterdir()) if p.is_dir()]
     raise DataError(
         f"no data '{name}' in {folder} (as {name}.csv or audio/{name}.csv with the columns "
         f"{', '.join(COLUMNS)}, or as a folder in LibriSpeech's layout). "
-        f"{did_you_mean(name, [*known, VOICES])}"
+        f"{did_you_mean(name, [*known, COMMANDS, VOICES])}"
     )
 
 
@@ -222,7 +240,7 @@ def _table(path: Path) -> Recordings:
         files,
         tuple(row["speaker"] for row in rows),
         tuple(row["transcript"] for row in rows),
-        tests if tests and any(tests) and not all(tests) else None,
+        tests,
     )
 
 
@@ -273,19 +291,26 @@ def _hub(name: str) -> Recordings:
     )
     features = next(iter(loaded.values())).features
     audio = next((key for key, kind in features.items() if isinstance(kind, datasets.Audio)), None)
+    # As Speech Commands has it; other labels, an emotion say, are no transcripts.
+    commands = {"label", "is_unknown"} <= features.keys()
     text = next(
-        (k for k in ("text", "transcript", "transcription", "sentence") if k in features), ""
+        (k for k in ("text", "transcript", "transcription", "sentence") if k in features),
+        "label" if commands else "",
     )
     who = next((k for k in ("speaker_id", "speaker", "client_id") if k in features), "")
     if audio is None or not text or not who:
         raise DataError(
             f"data '{name}' has columns {dict(features)}; expected an Audio, a transcript (text, "
-            "transcript, transcription, sentence) and a speaker (speaker_id, speaker, client_id)"
+            "transcript, transcription, sentence, or label and "
+            "is_unknown) and a speaker (speaker_id, speaker, client_id)"
         )
     # Decoded by soundfile, like files: the library's own decoder is a package of its own.
     parts = [part.cast_column(audio, datasets.Audio(decode=False)) for part in loaded.values()]
     whole = datasets.concatenate_datasets(parts)
     tests = tuple(key == "test" for key, part in loaded.items() for _ in range(len(part)))
+    texts, speakers = list(whole[text]), list(whole[who])
+    if text == "label":
+        texts = [features[text].names[label] for label in texts]
 
     def content(index: int) -> bytes:
         stored = whole[index][audio]
@@ -294,13 +319,17 @@ def _hub(name: str) -> Recordings:
     def called(index: int) -> str:
         return f"{name}, utterance {index}"
 
-    return Recordings(
-        tuple(map(str, whole[who])),
-        tuple(map(plain, whole[text])),
+    every = Recordings(
+        tuple(map(str, speakers)),
+        tuple(map(plain, texts)),
         sound=lambda index: decoded(io.BytesIO(content(index)), called(index)),
         content=content,
-        tests=tests if any(tests) and not all(tests) else None,
+        tests=tests,
         header=lambda index: header(io.BytesIO(content(index)), called(index)),
         name=called,
-        lost=tuple(map(lost, whole[text])),
+        lost=tuple(map(lost, texts)),
     )
+    if text != "label":
+        return every
+    # Speech Commands has noise among its words: `_silence_`, by nobody.
+    return _only(every, [i for i, who in enumerate(speakers) if who is not None])

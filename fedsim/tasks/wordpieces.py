@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from fedsim.errors import DataError
-from fedsim.records import WORD_START
-from fedsim.tasks.recognisers import END
+from fedsim.records import END, WORD_START
 from fedsim.tasks.transcripts import ALPHABET
 
 __all__ = ["WordPieces", "learn", "trained"]

@@ -6,9 +6,9 @@ from fedsim.errors import DataError, did_you_mean
 from fedsim.plugin import table, validated
 from fedsim.tasks.recognisers.deepspeech import DeepSpeech
 from fedsim.tasks.recognisers.las import LAS
-from fedsim.tasks.recognisers.recogniser import END, PADDING, Recogniser
+from fedsim.tasks.recognisers.recogniser import PADDING, Recogniser
 
-__all__ = ["END", "PADDING", "RECOGNISERS", "Recogniser", "as_recogniser"]
+__all__ = ["PADDING", "RECOGNISERS", "Recogniser", "as_recogniser"]
 
 RECOGNISERS: dict[str, type[Recogniser]] = {"deepspeech": DeepSpeech, "las": LAS}
 

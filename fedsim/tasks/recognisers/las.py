@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from fedsim.records import Reduction
-from fedsim.tasks.recognisers.recogniser import END, PADDING, Recogniser
+from fedsim.records import END, Reduction
+from fedsim.tasks.recognisers.recogniser import PADDING, Recogniser
 from fedsim.victim import Loss
 
 __all__ = ["LAS", "ListenAttendSpell", "sequence_loss"]

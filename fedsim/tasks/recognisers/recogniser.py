@@ -9,10 +9,7 @@ from torch import Tensor, nn
 from fedsim.records import Reduction
 from fedsim.victim import Loss
 
-__all__ = ["END", "PADDING", "Recogniser"]
-
-END = 0
-"""The label that ends a sequence of word pieces, and that the decoder is given before the first."""
+__all__ = ["PADDING", "Recogniser"]
 
 PADDING = -100
 """What fills up the shorter targets of a batch; no loss is taken there."""

@@ -1,0 +1,67 @@
+"""Speech Commands (Warden, 2018): recordings of a word each, as torchaudio lays them out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedsim.errors import DataError
+
+__all__ = ["COMMANDS", "Words", "words"]
+
+COMMANDS = "speech-commands"
+
+FOLDERS = ("SpeechCommands/speech_commands_v0.02", "speech_commands_v0.02", ".")
+"""Where the words are, below a place that is looked in."""
+
+MARK = "_nohash_"
+"""Between the speaker and a number, in the name of each recording."""
+
+NOISE = "_background_noise_"
+TESTED = "testing_list.txt"
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """Recordings of one word each, by word and file. tests: None where no list names them."""
+
+    files: tuple[Path, ...]
+    speakers: tuple[str, ...]
+    texts: tuple[str, ...]
+    tests: tuple[bool, ...] | None
+
+
+def words(places: Sequence[Path]) -> Words:
+    """The recordings WORD/SPEAKER_nohash_NUMBER.wav of the first folder that has any.
+
+    The folder's own list says which are for tests; noise is left out. Raises `DataError`, which
+    names every folder that was looked in, where there are none.
+    """
+    roots = [place / folder for place in places for folder in FOLDERS]
+    found = next(filter(None, map(_recordings, roots)), [])
+    if not found:
+        raise DataError(
+            f"no recording of Speech Commands (WORD/SPEAKER{MARK}NUMBER.wav) in any of "
+            f"{', '.join(map(str, roots))}. torchaudio.datasets.SPEECHCOMMANDS(DIR, download=True) "
+            "lays them out so: name that DIR with --data"
+        )
+    tested = _listed(found[0].parent.parent / TESTED)
+    return Words(
+        tuple(found),
+        tuple(path.name.partition(MARK)[0] for path in found),
+        tuple(path.parent.name for path in found),
+        None if tested is None else tuple(f"{p.parent.name}/{p.name}" in tested for p in found),
+    )
+
+
+def _recordings(root: Path) -> list[Path]:
+    return sorted(path for path in root.glob(f"*/?*{MARK}*.wav") if path.parent.name != NOISE)
+
+
+def _listed(path: Path) -> frozenset[str] | None:
+    """The lines of a list of recordings; None where there is no such list."""
+    if not path.is_file():
+        return None
+    try:
+        return frozenset(map(str.strip, path.read_text(encoding="utf-8").splitlines()))
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from error

@@ -1,0 +1,52 @@
+"""What the scenarios of HFGM's tables and figures measure, and how."""
+
+import pytest
+
+from fedsim.knowledge import Knowledge
+from fedsim.scenario import FOLDER, Scenario
+
+ABOUT_SPEAKERS = (
+    *("table1", "table2", "table3", "table4", "table5", "table7", "table8"),
+    *("fig2", "fig3", "fig4", "fig5"),
+)
+SMALL = ("table5", "fig3")
+"""Their paper scale stays with few speakers, or with no more than who is named first."""
+
+
+def scenario(name: str, scale: str = "smoke") -> Scenario:
+    return Scenario.load(f"papers/hfgm-{name}", scale=scale)
+
+
+def test_every_table_and_figure_with_a_measure_is_there():
+    there = {path.stem.removeprefix("hfgm-") for path in (FOLDER / "papers").glob("hfgm-*.toml")}
+    assert there >= {*ABOUT_SPEAKERS, "fig7"}
+
+
+@pytest.mark.parametrize("scale", ["smoke", "paper"])
+@pytest.mark.parametrize("name", ABOUT_SPEAKERS)
+def test_error_and_speakers_are_those_of_one_attack(name, scale):
+    run = scenario(name, scale)
+    assert {"mae", "speaker_top1"} <= {*run.paper.measure}
+    assert ("speaker_top5" in run.paper.measure) == (scale == "paper" and name not in SMALL)
+    for label, _, adversary in run.build_adversaries():
+        assert {"inputs", "attributes"} <= adversary.fills()
+        assert label == adversary.source("inputs_from") or label not in ("hfgm", "first-frames")
+    assert run.denials() == {}
+    assert run.knowledge() & Knowledge.AUXILIARY
+    assert run.task["auxiliary_utterances"] == 5
+    assert run.task["least_utterances"] > 5
+
+
+def test_batches_are_sought_by_algorithm_3_and_steps_by_algorithm_4():
+    for name, key in (("table4", "training.batch_size"), ("table5", "training.local_steps")):
+        run = scenario(name)
+        assert max(run.sweep[key]) == 8
+        assert "hfgm" in [label for label, _, _ in run.build_adversaries()]
+
+
+@pytest.mark.parametrize("name", ["table7", "table8"])
+def test_what_is_wrongly_assumed_is_told_by_the_distance(name):
+    run = scenario(name)
+    assert "gradient_distance" in run.paper.measure
+    for _, _, adversary in run.build_adversaries():
+        assert "objective" in adversary.fills()
