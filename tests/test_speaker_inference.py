@@ -5,7 +5,19 @@ import itertools
 
 import pytest
 import torch
-from speakers import ENOUGH, NAMES, SIZE, SPEC, WORDS, attacked, heard, observed, public, told
+from speakers import (
+    CLASSES,
+    ENOUGH,
+    NAMES,
+    SIZE,
+    SPEC,
+    WORDS,
+    attacked,
+    heard,
+    observed,
+    public,
+    told,
+)
 from tiny import rows
 
 from adversaries import SpeakerInference
@@ -18,6 +30,8 @@ from fedsim.plugin import make
 from fedsim.records import Batch, Reconstruction, Truth
 from fedsim.scenario import Scenario
 from fedsim.simulation import simulate
+from fedsim.tasks.recognisers import as_recogniser
+from fedsim.victim import VictimModel
 
 
 @pytest.fixture(scope="module")
