@@ -187,6 +187,14 @@ def test_a_gpu_that_is_not_there_reads_not_measured(tmp_path, monkeypatch):
     assert [row[3:5] for row in table(text, "measure")] == [["–", "0"]] * 3
 
 
+def test_reasons_stand_below_a_narrow_table(tmp_path):
+    console = Console(record=True, width=80)
+    reproduce(toml(tmp_path), tmp_path / "out", console=console)
+    told = console.export_text()
+    assert told.count("(1)") == 2
+    assert re.search(r"^\(1\) differs by \+.*: the model is smaller$", told, re.MULTILINE)
+
+
 def test_show_runs_nothing_and_neither_does_a_second_process(tmp_path, attacked):
     source, out = toml(tmp_path), tmp_path / "out"
     text = reproduce(source, out, play=False)[0].read_text()

@@ -117,7 +117,16 @@ def _show(console: Console, found: Outcome) -> None:
                 _print(console, made["head"], made["body"], title=how(name).title)
     told = statements(found)
     if told["body"]:
-        _print(console, told["head"], told["body"])
+        # The reasons of a verdict would fold a narrow column into dozens of lines: they come below.
+        reasons: dict[str, int] = {}
+        body = [list(row) for row in told["body"]]
+        for row, one in zip(body, found.judgements, strict=False):
+            if row[-1] != one.outcome:
+                number = reasons.setdefault(row[-1], len(reasons) + 1)
+                row[-1] = f"{'too few' if one.outcome == 'few' else one.outcome} ({number})"
+        _print(console, told["head"], body)
+        for reason, number in reasons.items():
+            console.print(f"({number}) {reason}", markup=False, highlight=False)
 
 
 def _print(
