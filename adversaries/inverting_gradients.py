@@ -44,8 +44,8 @@ class InvertingGradients(Adversary):
     Labels come first, by default from LLG; right labels matter more than any other setting.
     After K local steps, K and the learning rate known, g' is what K steps on the dummy examples
     would have sent (`unroll`), cut into batches in their own order. Which label was in which step
-    is not known: every start deals them out anew, at random. Otherwise all steps count as one batch
-    at the first weights.
+    is not known: every start deals them out at random, `orders` times, and begins with the order
+    whose g' is nearest. Otherwise all steps count as one batch at the first weights.
 
     Claims one float32 tensor of `spec.input_shape` an example, within the input range, and its
     label. The order of the examples cannot be told.
@@ -68,8 +68,13 @@ class InvertingGradients(Adversary):
     restarts: int = Field(
         default=1,
         ge=0,
-        description="starts besides the first; all are run, each with an order of labels of its "
-        "own where steps are simulated",
+        description="starts besides the first; all are run",
+    )
+    orders: int = Field(
+        default=24,
+        ge=1,
+        description="random orders of known labels that a start looks at where local steps are "
+        "simulated; it begins with the one of the lowest objective",
     )
     lr: float = Field(
         default=0.025,
@@ -168,15 +173,25 @@ class InvertingGradients(Adversary):
         )
         low, high = spec.input_range or (0.0, 1.0)
 
+        objective = self._objective(problem, high - low)
+
         def start(victim: int) -> Tensor:
-            point = problem.start(victim, jobs[victim].rng)
+            rng = jobs[victim].rng
+            point = problem.start(victim, rng)
             if spec.input_range is not None:
                 uniform = torch.special.ndtr(point[: problem.pixels])
                 point[: problem.pixels] = low + (high - low) * uniform
-            return point
+            if steps == 1 or labels[victim] is None:
+                return point
+            dealt, which = [point], torch.tensor([victim], device=point.device)
+            for _ in range(self.orders - 1):
+                other = problem.start(victim, rng)
+                other[: problem.pixels] = point[: problem.pixels]
+                dealt.append(other)
+            return min(dealt, key=lambda one: float(objective(one[None], which).detach()))
 
         matches = minimise(
-            self._objective(problem, high - low),
+            objective,
             start,
             jobs,
             lambda starts: Adam(
