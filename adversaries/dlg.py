@@ -183,7 +183,7 @@ class DLG(Adversary):
         kinds = {type(part).__name__ for part in model.module.modules()}
         flat = sorted(kinds & {"ReLU", "ReLU6", "LeakyReLU", "Hardtanh"})
         pooled = sorted(kind for kind in kinds if "MaxPool" in kind)
-        found = []
+        found = super().cautions(model)
         if flat:
             found.append(
                 f"the model has {', '.join(flat)}, whose second derivative is zero: DLG finds its "

@@ -1,5 +1,6 @@
 """inverting-gradients: images by the direction of the gradient, and the smoothness of images."""
 
+import math
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
@@ -25,6 +26,9 @@ __all__ = ["InvertingGradients"]
 DECAYS = (3 / 8, 5 / 8, 7 / 8)
 """Shares of the iterations after which the step length is cut to a tenth (the paper's schedule)."""
 
+DRAWS = 4
+"""Random orders that are drawn for each different one that is wanted: some come twice."""
+
 
 class InvertingGradients(Adversary):
     """Images whose gradient points the same way as the victim's, and that look like images.
@@ -44,7 +48,7 @@ class InvertingGradients(Adversary):
     Labels come first, by default from LLG; right labels matter more than any other setting.
     After K local steps, K and the learning rate known, g' is what K steps on the dummy examples
     would have sent (`unroll`), cut into batches in their own order. Which label was in which step
-    is not known: every start deals them out at random, `orders` times, and begins with the order
+    is not known: every start deals them out at random, in `orders` ways, and begins with the one
     whose g' is nearest. Otherwise all steps count as one batch at the first weights.
 
     Claims one float32 tensor of `spec.input_shape` an example, within the input range, and its
@@ -73,8 +77,8 @@ class InvertingGradients(Adversary):
     orders: int = Field(
         default=24,
         ge=1,
-        description="random orders of known labels that a start looks at where local steps are "
-        "simulated; it begins with the one of the lowest objective",
+        description="different random orders of known labels that a start looks at where local "
+        "steps are simulated; it begins with the one of the lowest objective",
     )
     lr: float = Field(
         default=0.025,
@@ -183,12 +187,20 @@ class InvertingGradients(Adversary):
                 point[: problem.pixels] = low + (high - low) * uniform
             if steps == 1 or labels[victim] is None:
                 return point
-            dealt, which = [point], torch.tensor([victim], device=point.device)
-            for _ in range(self.orders - 1):
+            dealt = {tuple(point[problem.pixels :].tolist()): point}
+            for _ in range(DRAWS * self.orders):
+                if len(dealt) == self.orders:
+                    break
                 other = problem.start(victim, rng)
                 other[: problem.pixels] = point[: problem.pixels]
-                dealt.append(other)
-            return min(dealt, key=lambda one: float(objective(one[None], which).detach()))
+                dealt.setdefault(tuple(other[problem.pixels :].tolist()), other)
+            which = torch.tensor([victim], device=point.device)
+
+            def distance(order: Tensor) -> float:
+                value = float(objective(order[None], which).detach())
+                return value if math.isfinite(value) else math.inf
+
+            return min(dealt.values(), key=distance) if len(dealt) > 1 else point
 
         matches = minimise(
             objective,

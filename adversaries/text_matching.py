@@ -116,13 +116,14 @@ class TextMatching(OfTexts):
         return {}
 
     def cautions(self, model: VictimModel) -> list[str]:
-        """Dropout that is on."""
+        """Dropout that is on, and what its parts say."""
+        found = super().cautions(model)
         if model.drops:
-            return [
+            found.append(
                 "the model drops units at random: its gradient is that of masks nobody knows, and "
                 f"{self.name} matches the gradient of a model without"
-            ]
-        return []
+            )
+        return found
 
     def _match(
         self, seen: Sequence[Observation], jobs: Sequence[Job], known: Sequence[Sequence[Case]]

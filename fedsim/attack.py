@@ -245,7 +245,13 @@ class Bench:
         truth = Truth()
         files: dict[str, bytes] = {}
         values: dict[str, float | None] = {}
-        measured = metrics.applicable(adversary.fills(), self.task.spec)
+        try:
+            fields = adversary.fills()
+        except Exception as reason:
+            fields = adversary.recovers
+            if status == "ok":
+                status, error = "failed", f"fills() raised {type(reason).__name__}: {reason}"
+        measured = metrics.applicable(fields, self.task.spec)
         try:
             truth = self._truth(caught)
         except Exception as reason:

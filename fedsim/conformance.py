@@ -117,6 +117,11 @@ def _adversary(attack: Adversary, sample: Observation | None) -> list[str]:
             f"requires() leaves out {', '.join(dropped)}, which `needs` names: start from "
             "super().requires()"
         )
+    filled = attack.fills()
+    if unknown := sorted(filled - CLAIMS):
+        found.append(f"fills() names {unknown}, which Reconstruction lacks: use {sorted(CLAIMS)}")
+    if left := sorted(attack.recovers - filled):
+        found.append(f"fills() leaves out {left}, which `recovers` names: start from self.recovers")
     if attack.requires():
         try:
             _attack(attack, blind, 0)
@@ -148,10 +153,11 @@ def _adversary(attack: Adversary, sample: Observation | None) -> list[str]:
         return [*found, f"it raises {_said(error)} on a small network with one image"]
     if not isinstance(first, Reconstruction):
         return [*found, f"reconstruct returns {type(first).__name__}: return a Reconstruction"]
-    for name in sorted(attack.recovers):
+    for name in sorted(filled & CLAIMS):
         value = getattr(first, name)
         if value is None or (name == "attributes" and not value):
-            found.append(f"recovers names '{name}', but the reconstruction leaves it empty")
+            says = "recovers" if name in attack.recovers else "fills()"
+            found.append(f"{says} names '{name}', but the reconstruction leaves it empty")
     if not _same(before, _frozen(seen)):
         found.append("it changes the observation: work on copies (tensor.clone())")
     if touched:

@@ -26,7 +26,7 @@ from fedsim.plugin import find, make, validated
 from fedsim.settings import PLAIN_NAME, AttackPlan, Engine, Table, Threat, Training
 from fedsim.tasks import Task
 
-__all__ = ["AttackPlan", "Scenario", "assign", "locate", "read_table", "scenario_names", "short"]
+__all__ = ["AttackPlan", "Scenario", "locate", "read_table", "scenario_names"]
 
 FOLDER = Path(__file__).resolve().parent.parent / "scenarios"
 

@@ -65,7 +65,14 @@ class Rubbish(Adversary):
     needs: ClassVar[Knowledge] = Knowledge.HEAD_GRADIENT
     recovers: ClassVar[frozenset[str]] = LABELS | {"inputs"}
 
-    how: Literal["none", "text", "empty", "types", "shapes", "nan", "many", "raise"] = "none"
+    how: Literal["none", "text", "empty", "types", "shapes", "nan", "many", "raise", "fills"] = (
+        "none"
+    )
+
+    def fills(self) -> frozenset[str]:
+        if self.how == "fills":
+            raise KeyError("a part that is not there")
+        return super().fills()
 
     def reconstruct(self, seen: Observation, job: Job) -> Any:
         if self.how == "raise":
@@ -76,6 +83,7 @@ class Rubbish(Adversary):
             "none": None,
             "text": "seven",
             "empty": Reconstruction(),
+            "fills": Reconstruction(label_counts=fine),
             "types": Reconstruction(label_counts={"a": "b"}, inputs=["cat"]),  # type: ignore[dict-item,list-item]
             "shapes": Reconstruction(label_counts=fine, inputs=[torch.rand(2, 3)]),
             "nan": Reconstruction(label_counts=fine, inputs=[torch.full(shape, float("nan"))]),

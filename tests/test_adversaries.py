@@ -333,10 +333,25 @@ class Greedy(Adversary):
         return Reconstruction(labels=seen.know(Knowledge.LABELS))
 
 
+class Boastful(Adversary):
+    """Says that it fills what it does not, and leaves out what it does."""
+
+    name = "boastful"
+    needs = Knowledge.HEAD_GRADIENT
+    recovers = frozenset({"labels"})
+
+    def fills(self):
+        return frozenset({"inputs", "sequencez"})
+
+    def reconstruct(self, seen, job):
+        return Reconstruction(labels=torch.tensor([0]) * len(seen.know(Knowledge.HEAD_GRADIENT)))
+
+
 @pytest.mark.parametrize(
     ("cls", "words"),
     [
         (int, ["neither"]),
+        (Boastful, ["sequencez", "leaves out ['labels']", "fills() names 'inputs', but"]),
         (Careless, ["name is", "'limit' has no description", "unbounded", "lables"]),
         (Leaky, ["changes the observation", "global generator of torch", "same seed", "empty"]),
         (Greedy, ["more than it declares"]),

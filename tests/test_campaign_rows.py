@@ -92,7 +92,9 @@ def test_an_attack_that_no_metric_scores_still_leaves_a_row(tmp_path):
     assert (row.status, row.metric, row.value, row.label) == ("ok", "", None, "names")
 
 
-@pytest.mark.parametrize("how", ["none", "text", "empty", "types", "shapes", "nan", "many"])
+@pytest.mark.parametrize(
+    "how", ["none", "text", "empty", "types", "fills", "shapes", "nan", "many"]
+)
 def test_rubbish_is_a_failed_row_or_a_bad_score_and_costs_no_other_row(how, tmp_path):
     run = scenario(
         training={"rounds": 1},
@@ -105,7 +107,7 @@ def test_rubbish_is_a_failed_row_or_a_bad_score_and_costs_no_other_row(how, tmp_
     assert len(mine) == 4 * 10
     assert len(others) == 4 * 8
     assert {row["status"] for row in others} == {"ok"}
-    if how in ("none", "text", "empty", "types"):
+    if how in ("none", "text", "empty", "types", "fills"):
         assert {row["status"] for row in mine} == {"failed"}
         assert all(row["error"] and not row["value"] for row in mine)
         return

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from adversaries import DLG, LLG
+from adversaries import DLG, LLG, RLG
 from fedsim import testing
 from fedsim.errors import FedsimError, PluginError
 from fedsim.gradients import Problem
@@ -276,6 +276,10 @@ def test_dlg_warns_of_what_has_no_second_derivative():
     assert "inverting-gradients" in relu
     assert "MaxPool2d" in pooling
     assert DLG().cautions(testing.network()) == []
+    tied = testing.network()
+    tied.module.again = nn.Linear(1, 1)
+    tied.module.again.weight = tied.module.get_parameter("head.weight")
+    assert DLG(labels_from="rlg").cautions(tied) == RLG().cautions(tied) != []
 
 
 def test_spec_is_needed():

@@ -68,7 +68,7 @@ class Metric:
         if not self.reads(claimed):
             raise PluginError(
                 f"'{self.name}' needs {' or '.join(self.fields)}, and the adversary returned none "
-                "of them: fill the field, or take it out of `recovers`"
+                "of them: fill the field, or take it out of `recovers` and `fills()`"
             )
         return self.compute(claimed, truth, spec)
 

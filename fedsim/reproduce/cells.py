@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedsim.dotted import short
 from fedsim.errors import ScenarioError
 from fedsim.ledger import Ledger
 from fedsim.metrics import METRICS
@@ -13,7 +14,7 @@ from fedsim.paper import Paper
 from fedsim.report.leakage import interval, read_findings, read_rows
 from fedsim.report.measures import Measure, measure
 from fedsim.reproduce.catalogue import GROWING
-from fedsim.scenario import Scenario, short
+from fedsim.scenario import Scenario
 
 if TYPE_CHECKING:
     import pandas as pd
