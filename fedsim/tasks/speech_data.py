@@ -161,7 +161,7 @@ def _only(found: Recordings, kept: Sequence[int]) -> Recordings:
         content=lambda index: found.content(kept[index]),
         header=header and (lambda index: header(kept[index])),
         name=lambda index: found.name(kept[index]),
-        lost=tuple(found.lost[i] for i in kept),
+        lost=tuple(found.lost[i] for i in kept) if found.lost else (),
     )
 
 
