@@ -41,7 +41,16 @@ def commands(folder: Path, limits: Limits = EVERY) -> Recordings:
     return load(COMMANDS, folder, "sentences", limits)
 
 
-@pytest.mark.parametrize("inner", [RELEASE, f"audio/{RELEASE}", "audio/speech_commands_v0.02", "."])
+@pytest.mark.parametrize(
+    "inner",
+    [
+        RELEASE,
+        f"audio/{RELEASE}",
+        "audio/speech_commands_v0.02",
+        *(COMMANDS, f"audio/{COMMANDS}"),
+        ".",
+    ],
+)
 def test_words_are_transcripts_and_files_name_speakers(tmp_path, inner):
     root = release(tmp_path / inner)
     found = commands(tmp_path)
@@ -88,11 +97,13 @@ def test_what_is_not_there_is_told_with_every_folder(tmp_path):
     (noise / "a_nohash_0.wav").touch()
     with pytest.raises(DataError, match=r"WORD/SPEAKER_nohash_NUMBER\.wav") as raised:
         commands(tmp_path)
-    for place in (RELEASE, "speech_commands_v0.02", ""):
+    for place in (RELEASE, "speech_commands_v0.02", COMMANDS, ""):
         assert str(tmp_path / place) in str(raised.value)
     assert "torchaudio.datasets.SPEECHCOMMANDS" in str(raised.value)
-    with pytest.raises(DataError, match=f"Did you mean '{COMMANDS}'"):
+    (tmp_path / COMMANDS).mkdir()
+    with pytest.raises(DataError, match=f"Did you mean '{COMMANDS}'") as raised:
         load("speech-command", tmp_path, "sentences", EVERY)
+    assert str(raised.value).partition("Known: ")[2].count(COMMANDS) == 1
 
 
 def test_a_list_that_cannot_be_read_is_named(tmp_path):

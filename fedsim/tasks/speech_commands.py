@@ -10,7 +10,7 @@ __all__ = ["COMMANDS", "Words", "words"]
 
 COMMANDS = "speech-commands"
 
-FOLDERS = ("SpeechCommands/speech_commands_v0.02", "speech_commands_v0.02", ".")
+FOLDERS = ("SpeechCommands/speech_commands_v0.02", "speech_commands_v0.02", COMMANDS, ".")
 """Where the words are, below a place that is looked in."""
 
 MARK = "_nohash_"
