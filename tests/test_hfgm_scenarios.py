@@ -37,6 +37,14 @@ def test_error_and_speakers_are_those_of_one_attack(name, scale):
     assert run.task["least_utterances"] > 5
 
 
+@pytest.mark.parametrize("name", ABOUT_SPEAKERS)
+def test_a_remark_names_the_scale_of_its_six_speakers(name):
+    run = scenario(name, "paper")
+    said = [one.remark for one in run.paper.published if "here of 6" in one.remark]
+    many = run.task.get("speakers", 6) > 6
+    assert all("of 6 at smoke scale" in remark for remark in said) or not many
+
+
 def test_batches_are_sought_by_algorithm_3_and_steps_by_algorithm_4():
     for name, key in (("table4", "training.batch_size"), ("table5", "training.local_steps")):
         run = scenario(name)

@@ -218,7 +218,13 @@ def test_frames_are_counted_after_trimming(set_of, monkeypatch):
     with pytest.raises(DataError, match=said):
         preflight(scenario(folder, "deepspeech", features={"trim": 40.0}))
     monkeypatch.setattr(speech_checks, "DECODED", 0)
-    assert warned(folder, "deepspeech", features={"trim": 40.0}) == [], "headers alone do not tell"
+    (told,) = warned(folder, "deepspeech", features={"trim": 40.0})
+    assert told.startswith("0 of 9 recordings were heard after task.features.trim: others may")
+    assert warned(folder, features={"trim": 40.0}) == [], "word pieces need no frame each"
+
+
+def test_where_all_are_heard_after_trimming_nothing_is_said(set_of):
+    assert warned(set_of(), "deepspeech", features={"trim": 40.0}) == []
 
 
 @pytest.mark.parametrize("trim", [None, 40.0])

@@ -41,23 +41,42 @@ def commands(folder: Path, limits: Limits = EVERY) -> Recordings:
     return load(COMMANDS, folder, "sentences", limits)
 
 
-@pytest.mark.parametrize("inner", [RELEASE, f"audio/{RELEASE}", "audio/speech_commands_v0.02", "."])
+@pytest.mark.parametrize(
+    "inner",
+    [
+        RELEASE,
+        f"audio/{RELEASE}",
+        "audio/speech_commands_v0.02",
+        *(COMMANDS, f"audio/{COMMANDS}"),
+        ".",
+    ],
+)
 def test_words_are_transcripts_and_files_name_speakers(tmp_path, inner):
     root = release(tmp_path / inner)
     found = commands(tmp_path)
-    assert found.texts == ("bed", "bed", "bed", "go", "go", "yes")
-    assert found.speakers == ("0a", "0a", "1b", "0a", "2c", "1b")
-    assert found.name(0) == str(root / "bed/0a_nohash_0.wav")
-    np.testing.assert_allclose(found.sound(3).numpy(), speak("go", 0), atol=1e-4)
+    assert found.texts == ("go", "bed", "go", "bed", "yes", "bed")
+    assert found.speakers == ("2c", "0a", "0a", "1b", "1b", "0a")
+    assert found.name(1) == str(root / "bed/0a_nohash_1.wav")
+    np.testing.assert_allclose(found.sound(2).numpy(), speak("go", 0), atol=1e-4)
+
+
+def test_the_first_utterances_of_speakers_are_not_all_one_word(tmp_path):
+    for word in ("backward", "bed", "yes"):
+        (tmp_path / word).mkdir()
+        for who in range(8):
+            (tmp_path / word / f"{who:02d}_nohash_0.wav").touch()
+    first = commands(tmp_path, Limits(utterances=1))
+    assert len(set(first.speakers)) == len(first) == 8
+    assert set(first.texts) == {"backward", "bed", "yes"}
 
 
 def test_the_release_says_which_are_for_tests(tmp_path):
     release(tmp_path / RELEASE)
     tested, rest = commands(tmp_path).split(0.5, seed=0)
-    assert tested.tolist() == [4]
-    assert rest.tolist() == [0, 1, 2, 3, 5]
+    assert tested.tolist() == [0]
+    assert rest.tolist() == [1, 2, 3, 4, 5]
     some = commands(tmp_path, Limits(speakers=2, utterances=2))
-    assert some.speakers == ("0a", "0a", "1b", "1b")
+    assert some.speakers == ("2c", "0a", "0a")
 
 
 @pytest.mark.parametrize("tested", [None, "", "no/9f_nohash_0.wav\n"])
@@ -67,7 +86,7 @@ def test_without_a_list_tests_are_drawn(tmp_path, tested):
 
 
 def test_where_no_test_utterance_is_left_tests_are_drawn(tmp_path):
-    release(tmp_path / RELEASE)
+    release(tmp_path / RELEASE, "yes/1b_nohash_0.wav\n")
     assert len(commands(tmp_path, Limits(speakers=2)).split(0.5, seed=0)[0]) == 2
 
 
@@ -88,11 +107,13 @@ def test_what_is_not_there_is_told_with_every_folder(tmp_path):
     (noise / "a_nohash_0.wav").touch()
     with pytest.raises(DataError, match=r"WORD/SPEAKER_nohash_NUMBER\.wav") as raised:
         commands(tmp_path)
-    for place in (RELEASE, "speech_commands_v0.02", ""):
+    for place in (RELEASE, "speech_commands_v0.02", COMMANDS, ""):
         assert str(tmp_path / place) in str(raised.value)
     assert "torchaudio.datasets.SPEECHCOMMANDS" in str(raised.value)
-    with pytest.raises(DataError, match=f"Did you mean '{COMMANDS}'"):
+    (tmp_path / COMMANDS).mkdir()
+    with pytest.raises(DataError, match=f"Did you mean '{COMMANDS}'") as raised:
         load("speech-command", tmp_path, "sentences", EVERY)
+    assert str(raised.value).partition("Known: ")[2].count(COMMANDS) == 1
 
 
 def test_a_list_that_cannot_be_read_is_named(tmp_path):

@@ -10,6 +10,7 @@ import torch
 
 from fedsim.errors import DataError
 from fedsim.tasks.features import Features
+from fedsim.tasks.speech import Speech
 from fedsim.tasks.speech_data import Limits, Recordings, frames, load
 from fedsim.tasks.transcripts import plain, public_text
 from fedsim.tasks.voices import RATE, speak
@@ -200,6 +201,15 @@ def test_voices_read_sentences_in_turn():
     assert more.fingerprint() != found.fingerprint()
     with pytest.raises(DataError, match=r"are to read 4000\. Lower task\.utterances"):
         load("voices", None, "sentences", Limits(speakers=4, utterances=1000))
+
+
+@pytest.mark.parametrize("seconds", [None, (0.1, 20.0)])
+def test_voices_with_few_utterances_can_be_left_out(seconds):
+    task = Speech(speakers=2, utterances=3, clients=1, seconds=seconds, least_utterances=3)
+    assert set(task.recordings.speakers) == {"voice000", "voice001"}
+    assert task.recordings.lost == ()
+    with pytest.raises(DataError, match=r"task\.least_utterances = 4 leaves 0 of 6"):
+        _ = Speech(speakers=2, utterances=3, clients=1, least_utterances=4).recordings
 
 
 def test_frames_are_worked_out_once_a_process(tmp_path, monkeypatch):

@@ -216,9 +216,9 @@ class Speech(Partitioned):
 
     def cautions(self) -> list[str]:
         """What is odd about the recordings; `DataError` for frames too few for CTC."""
-        if isinstance(self.pieces, Characters):
-            check_lengths(self.recordings, self.features, self.pieces)
         told = list(cautions(self.recordings, self.features))
+        if isinstance(self.pieces, Characters):
+            told += check_lengths(self.recordings, self.features, self.pieces)
         if self.seconds is not None and self.features.trim is not None:
             told.append(
                 "task.seconds is the length of recordings before task.features.trim cuts silence "

@@ -57,19 +57,22 @@ def cautions(recordings: Recordings, features: Features) -> tuple[str, ...]:
     return tuple(told)
 
 
-def check_lengths(recordings: Recordings, features: Features, pieces: Characters) -> None:
+def check_lengths(
+    recordings: Recordings, features: Features, pieces: Characters
+) -> tuple[str, ...]:
     """Raises `DataError` where a recording has too few frames for its transcript under CTC.
 
-    Headers tell how many; of what is trimmed, the first recordings are heard.
+    Headers tell how many; of what is trimmed, the first recordings are heard. Returns a sentence
+    that says how many, where they are not all.
     """
     if recordings.header is None:
-        return
-    wrong, heard = list[tuple[int, int, int]](), 0
+        return ()
+    wrong, read, heard = list[tuple[int, int, int]](), 0, 0
     for index in range(min(len(recordings), LOOKED_AT)):
         header = recordings.header(index)
-        count, heard = header.frames(features), heard + header.samples
-        if features.trim is not None and heard <= DECODED:
-            count = len(frames(recordings, features, index))
+        count, read = header.frames(features), read + header.samples
+        if features.trim is not None and read <= DECODED:
+            count, heard = len(frames(recordings, features, index)), heard + 1
         needed = frames_needed(pieces.encode(recordings.texts[index]))
         if needed > count:
             wrong.append((index, count, needed))
@@ -82,6 +85,12 @@ def check_lengths(recordings: Recordings, features: Features, pieces: Characters
             f"that are equal): its CTC loss would be infinite (recordings like it: {len(wrong)}). "
             f"Use a smaller task.features.stride than {features.stride}, or leave them out"
         )
+    if features.trim is None or heard == len(recordings):
+        return ()
+    return (
+        f"{heard} of {len(recordings)} recordings were heard after task.features.trim: others may "
+        "have too few frames left for their transcripts, and an infinite CTC loss",
+    )
 
 
 def _silent(recordings: Recordings, samples: Sequence[int]) -> list[int]:

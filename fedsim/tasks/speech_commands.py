@@ -1,5 +1,6 @@
 """Speech Commands (Warden, 2018): recordings of a word each, as torchaudio lays them out."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ __all__ = ["COMMANDS", "Words", "words"]
 
 COMMANDS = "speech-commands"
 
-FOLDERS = ("SpeechCommands/speech_commands_v0.02", "speech_commands_v0.02", ".")
+FOLDERS = ("SpeechCommands/speech_commands_v0.02", "speech_commands_v0.02", COMMANDS, ".")
 """Where the words are, below a place that is looked in."""
 
 MARK = "_nohash_"
@@ -22,7 +23,7 @@ TESTED = "testing_list.txt"
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """Recordings of one word each, by word and file. tests: None where no list names them."""
+    """Recordings of one word each. tests: None where no list names them."""
 
     files: tuple[Path, ...]
     speakers: tuple[str, ...]
@@ -33,7 +34,9 @@ class Words:
 def words(places: Sequence[Path]) -> Words:
     """The recordings WORD/SPEAKER_nohash_NUMBER.wav of the first folder that has any.
 
-    The folder's own list says which are for tests; noise is left out. Raises `DataError`, which
+    In a shuffled order that is the same on every machine and for every seed, by the hash of
+    WORD/FILE: the first utterances of a speaker are not those of the alphabet's first words. The
+    folder's own list says which are for tests; noise is left out. Raises `DataError`, which
     names every folder that was looked in, where there are none.
     """
     roots = [place / folder for place in places for folder in FOLDERS]
@@ -49,12 +52,18 @@ def words(places: Sequence[Path]) -> Words:
         tuple(found),
         tuple(path.name.partition(MARK)[0] for path in found),
         tuple(path.parent.name for path in found),
-        None if tested is None else tuple(f"{p.parent.name}/{p.name}" in tested for p in found),
+        None if tested is None else tuple(_called(path) in tested for path in found),
     )
 
 
 def _recordings(root: Path) -> list[Path]:
-    return sorted(path for path in root.glob(f"*/?*{MARK}*.wav") if path.parent.name != NOISE)
+    found = (path for path in root.glob(f"*/?*{MARK}*.wav") if path.parent.name != NOISE)
+    return sorted(found, key=lambda path: hashlib.sha256(_called(path).encode()).digest())
+
+
+def _called(path: Path) -> str:
+    """WORD/FILE, as the release's lists have it."""
+    return f"{path.parent.name}/{path.name}"
 
 
 def _listed(path: Path) -> frozenset[str] | None:

@@ -161,7 +161,7 @@ def _only(found: Recordings, kept: Sequence[int]) -> Recordings:
         content=lambda index: found.content(kept[index]),
         header=header and (lambda index: header(kept[index])),
         name=lambda index: found.name(kept[index]),
-        lost=tuple(found.lost[i] for i in kept),
+        lost=tuple(found.lost[i] for i in kept) if found.lost else (),
     )
 
 
@@ -218,7 +218,7 @@ def _local(name: str, folder: Path | None) -> Recordings:
     raise DataError(
         f"no data '{name}' in {folder} (as {name}.csv or audio/{name}.csv with the columns "
         f"{', '.join(COLUMNS)}, or as a folder in LibriSpeech's layout). "
-        f"{did_you_mean(name, [*known, COMMANDS, VOICES])}"
+        f"{did_you_mean(name, {*known, COMMANDS, VOICES})}"
     )
 
 
