@@ -153,6 +153,15 @@ def test_a_scenario_changed_after_its_end_neither_shows_nor_keeps_old_numbers(tm
     assert attacked.total() == there
 
 
+def test_a_recorded_scenario_that_cannot_be_read_costs_no_page(tmp_path, attacked):
+    source, out = toml(tmp_path), tmp_path / "out"
+    reproduce(source, out)
+    (out / "test/tiny/smoke/tiny/scenario.toml").write_text("seed = \n")
+    for play in (False, True):
+        text = reproduce(source, out, play=play)[0].read_text()
+        assert text.count("scenario.toml cannot be read") == 1
+
+
 def test_scales_keep_folders_of_their_own(tmp_path, attacked):
     source, out = toml(tmp_path), tmp_path / "out"
     text = reproduce(source, out, "paper")[0].read_text()
