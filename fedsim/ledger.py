@@ -121,6 +121,7 @@ class Ledger:
                 f"{path} cannot be read: {reason}. Put back the file that the run wrote, or choose "
                 "another --out"
             ) from error
+        before = {key: value for key, value in before.items() if key not in ASIDE}
         with contextlib.suppress(FedsimError):  # keys that are newer than the run have defaults
             before = tomllib.loads(Scenario.parse(before).to_toml())
         now = tomllib.loads(scenario.to_toml())
