@@ -162,6 +162,22 @@ def test_a_recorded_scenario_that_cannot_be_read_costs_no_page(tmp_path, attacke
         assert text.count("scenario.toml cannot be read") == 1
 
 
+@pytest.mark.parametrize(
+    ("problem", "told"),
+    [
+        ("/data/a.csv: row 5 has fewer cells", "/data/a.csv: row 5 has fewer cells"),
+        (f"/data/{'a' * 60}.csv: row 5 has fewer cells; mend it", "see above"),
+        ("needs a data set of the moon: data 'moon' is looked up", "needs a data set of the moon"),
+        ("2 of 6 points failed; the first, seed=3: NaN", "2 of 6 points failed"),
+    ],
+)
+def test_a_verdict_tells_the_reason_and_not_its_place(problem, told, tmp_path):
+    (figure,) = choose(toml(tmp_path))
+    found = outcome(figure, tmp_path / "out", "smoke", problems={"tiny": problem})
+    assert {one.text for one in found.judgements} == {f"not measured: {told}"}
+    assert found.shares[0].problem == problem
+
+
 def test_scales_keep_folders_of_their_own(tmp_path, attacked):
     source, out = toml(tmp_path), tmp_path / "out"
     text = reproduce(source, out, "paper")[0].read_text()

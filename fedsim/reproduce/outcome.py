@@ -105,9 +105,7 @@ def _judged(
     scenario: Scenario, paper: Paper, cells: Sequence[Cell], problem: str
 ) -> list[Judgement]:
     axis = places(scenario).values()
-    problem = re.split("[:;] ", problem)[0]  # the rest is told once, above the table
-    if len(problem) > IN_A_CELL:
-        problem = "see above"
+    problem = _in_a_cell(problem)
     found = []
     for statement in paper.published:
         name = statement.measure or paper.measure[0]
@@ -139,6 +137,18 @@ def _judged(
                 )
             )
     return found
+
+
+def _in_a_cell(problem: str) -> str:
+    """The part of a problem that stands in every verdict; all of it is told once, above the table.
+
+    A place that a reason begins with, such as a file's name, is not taken for the reason.
+    """
+    if problem.startswith("needs "):
+        problem = problem.partition(": ")[0]
+    elif re.match(r"\d+ of \d+ points failed; ", problem):
+        problem = problem.partition("; ")[0]
+    return problem if len(problem) <= IN_A_CELL else "see above"
 
 
 def _model(task: Mapping[str, Any]) -> str:
