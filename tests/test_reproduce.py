@@ -178,6 +178,21 @@ def test_a_verdict_tells_the_reason_and_not_its_place(problem, told, tmp_path):
     assert found.shares[0].problem == problem
 
 
+def test_numbers_stay_when_another_figure_of_the_paper_is_played(tmp_path, monkeypatch, attacked):
+    sources = [toml(tmp_path, "a", id="a"), toml(tmp_path, "b", id="b")]
+    monkeypatch.setattr("fedsim.reproduce.catalogue.scenario_names", lambda: sources)
+    out, once = tmp_path / "out", "paper.repetitions=1"
+    reproduce("test/a", out, overrides=[once, "training.lr=0.5"])
+    other = reproduce("test/b", out, overrides=[once])[0].read_text()
+    assert "another scenario" not in other
+    assert [row[-1] for row in table(other, "batch size")] == ["1", "1"]
+    assert other.count("sha256") == 2
+    chosen = reproduce("test/a", out, play=False)[0].read_text()
+    assert "a was run with another scenario than this one, which differs in training" in chosen
+    assert str(tmp_path) not in chosen
+    assert chosen.count("sha256") == 1
+
+
 def test_scales_keep_folders_of_their_own(tmp_path, attacked):
     source, out = toml(tmp_path), tmp_path / "out"
     text = reproduce(source, out, "paper")[0].read_text()
