@@ -112,7 +112,16 @@ class Ledger:
 
     def same_scenario(self, scenario: Scenario, growing: Collection[str] = ()) -> None:
         """Raises `RunFolderError` where the folder is of another scenario; `growing`: `create`."""
-        before = tomllib.loads((self.folder / "scenario.toml").read_text(encoding="utf-8"))
+        path = self.folder / "scenario.toml"
+        try:
+            before = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise RunFolderError(
+                f"{path} cannot be read: {reason}. Put back the file that the run wrote, or choose "
+                "another --out"
+            ) from error
+        before = {key: value for key, value in before.items() if key not in ASIDE}
         with contextlib.suppress(FedsimError):  # keys that are newer than the run have defaults
             before = tomllib.loads(Scenario.parse(before).to_toml())
         now = tomllib.loads(scenario.to_toml())

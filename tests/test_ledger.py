@@ -237,6 +237,25 @@ def test_a_run_from_before_a_key_was_invented_is_resumed(ledger):
         Ledger.create(ledger.folder, other, resume=True)
 
 
+def test_keys_that_are_set_aside_may_be_of_another_release(ledger):
+    path = ledger.folder / "scenario.toml"
+    text = path.read_text().replace("secure_aggregation = false\n", "")
+    path.write_text(text + '[paper]\nid = "test/tiny"\nno_longer_a_key = 1\n')
+    Ledger.create(ledger.folder, scenario(), resume=True)
+
+
+@pytest.mark.parametrize("content", [b"seed = \n", b"name = '\xff'\n", None])
+def test_a_recorded_scenario_that_cannot_be_read_is_one_clear_error(content, ledger):
+    path = ledger.folder / "scenario.toml"
+    path.unlink()
+    if content is None:
+        path.mkdir()
+    else:
+        path.write_bytes(content)
+    with pytest.raises(RunFolderError, match=r"scenario\.toml cannot be read: .*another --out"):
+        Ledger.create(ledger.folder, RUN, resume=True)
+
+
 def test_attacks_are_known_by_point_victim_and_label_however_they_ended(ledger):
     ledger.findings(
         [

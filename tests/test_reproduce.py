@@ -153,6 +153,46 @@ def test_a_scenario_changed_after_its_end_neither_shows_nor_keeps_old_numbers(tm
     assert attacked.total() == there
 
 
+def test_a_recorded_scenario_that_cannot_be_read_costs_no_page(tmp_path, attacked):
+    source, out = toml(tmp_path), tmp_path / "out"
+    reproduce(source, out)
+    (out / "test/tiny/smoke/tiny/scenario.toml").write_text("seed = \n")
+    for play in (False, True):
+        text = reproduce(source, out, play=play)[0].read_text()
+        assert text.count("scenario.toml cannot be read") == 1
+
+
+@pytest.mark.parametrize(
+    ("problem", "told"),
+    [
+        ("/data/a.csv: row 5 has fewer cells", "/data/a.csv: row 5 has fewer cells"),
+        (f"/data/{'a' * 60}.csv: row 5 has fewer cells; mend it", "see above"),
+        ("needs a data set of the moon: data 'moon' is looked up", "needs a data set of the moon"),
+        ("2 of 6 points failed; the first, seed=3: NaN", "2 of 6 points failed"),
+    ],
+)
+def test_a_verdict_tells_the_reason_and_not_its_place(problem, told, tmp_path):
+    (figure,) = choose(toml(tmp_path))
+    found = outcome(figure, tmp_path / "out", "smoke", problems={"tiny": problem})
+    assert {one.text for one in found.judgements} == {f"not measured: {told}"}
+    assert found.shares[0].problem == problem
+
+
+def test_numbers_stay_when_another_figure_of_the_paper_is_played(tmp_path, monkeypatch, attacked):
+    sources = [toml(tmp_path, "a", id="a"), toml(tmp_path, "b", id="b")]
+    monkeypatch.setattr("fedsim.reproduce.catalogue.scenario_names", lambda: sources)
+    out, once = tmp_path / "out", "paper.repetitions=1"
+    reproduce("test/a", out, overrides=[once, "training.lr=0.5"])
+    other = reproduce("test/b", out, overrides=[once])[0].read_text()
+    assert "another scenario" not in other
+    assert [row[-1] for row in table(other, "batch size")] == ["1", "1"]
+    assert other.count("sha256") == 2
+    chosen = reproduce("test/a", out, play=False)[0].read_text()
+    assert "a was run with another scenario than this one, which differs in training" in chosen
+    assert str(tmp_path) not in chosen
+    assert chosen.count("sha256") == 1
+
+
 def test_scales_keep_folders_of_their_own(tmp_path, attacked):
     source, out = toml(tmp_path), tmp_path / "out"
     text = reproduce(source, out, "paper")[0].read_text()

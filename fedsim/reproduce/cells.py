@@ -143,15 +143,17 @@ def _split(chosen: dict[str, Any], paper: Paper) -> tuple[float | str, str]:
     return float(value) if numeric else short(value), others
 
 
-def measured(folder: Path, scenario: Scenario) -> list[Cell]:
+def measured(folder: Path, scenario: Scenario, *, compare: bool = True) -> list[Cell]:
     """The cells of a scenario's run folder, in the order of measures, series and places.
 
     Empty where nothing was run yet. Rows of points that the scenario's sweep does not hold are
-    left out. Raises `RunFolderError` for a folder that cannot be read or is of another scenario.
+    left out. Raises `RunFolderError` for a folder that cannot be read or, with `compare`, is of
+    another scenario.
     """
     if not (folder / "scenario.toml").is_file():
         return []
-    Ledger.append_to(folder).same_scenario(scenario, GROWING)
+    if compare:
+        Ledger.append_to(folder).same_scenario(scenario, GROWING)
     return list(_Table(folder, scenario).cells())
 
 

@@ -75,6 +75,7 @@ def reproduce(
                 overrides=overrides if figure in chosen else (),
                 data=data,
                 problems=problems.get(id, {}),
+                as_run=figure not in chosen,
             )
             for id, figure in known.items()
             if id.partition("/")[0] in {one.id.partition("/")[0] for one in chosen}

@@ -15,7 +15,7 @@ from fedsim.reproduce.catalogue import Figure, Part
 from fedsim.reproduce.cells import Cell, Place, measured, places, series
 from fedsim.reproduce.driver import folder_of
 from fedsim.reproduce.verdict import Judgement, judge, speaks_of
-from fedsim.scenario import Scenario
+from fedsim.scenario import Scenario, read_table
 
 __all__ = ["Outcome", "Share", "outcome"]
 
@@ -61,10 +61,12 @@ def outcome(
     overrides: Sequence[str] = (),
     data: str = "",
     problems: Mapping[str, str] | None = None,
+    as_run: bool = False,
 ) -> Outcome:
     """A figure from its run folders alone, whatever is there of them.
 
-    problems: by scenario, why it could not be played just now.
+    problems: by scenario, why it could not be played just now. as_run: take each folder by the
+    scenario that it was run with, whichever that was; otherwise another one is refused.
     """
     return Outcome(
         figure,
@@ -77,6 +79,7 @@ def outcome(
                 overrides,
                 data,
                 (problems or {}).get(part.name, ""),
+                as_run,
             )
             for part in figure.parts
         ),
@@ -84,7 +87,13 @@ def outcome(
 
 
 def _share(
-    part: Part, folder: Path, scale: str, overrides: Sequence[str], data: str, problem: str
+    part: Part,
+    folder: Path,
+    scale: str,
+    overrides: Sequence[str],
+    data: str,
+    problem: str,
+    as_run: bool,
 ) -> Share:
     try:
         scenario = part.scenario(scale, overrides, data)
@@ -92,22 +101,39 @@ def _share(
         return Share(part, part.paper, (), (), (), (), str(error))
     paper = scenario.paper or part.paper
     cells: list[Cell] = []
+    refused = False
     try:
-        cells = measured(folder, scenario)
+        if as_run:
+            scenario = _recorded(folder, scenario)
+        cells = measured(folder, scenario, compare=not as_run)
     except FedsimError as error:
-        problem = problem or str(error)
+        refused, problem = True, problem or str(error)
+    problem = _placeless(problem, folder)
     found = tuple(_judged(scenario, paper, cells, problem))
     axis = tuple(places(scenario).values())
-    return Share(part, paper, axis, tuple(cells), found, tuple(_facts(scenario, folder)), problem)
+    facts = tuple(_facts(scenario, None if refused else folder))
+    return Share(part, paper, axis, tuple(cells), found, facts, problem)
+
+
+def _recorded(folder: Path, scenario: Scenario) -> Scenario:
+    """The scenario that a folder was run with, with today's `[paper]` table; this one if none."""
+    path = folder / "scenario.toml"
+    if not path.is_file():
+        return scenario
+    table = {key: value for key, value in read_table(path).items() if key != "paper"}
+    return Scenario.parse(table).model_copy(update={"paper": scenario.paper})
+
+
+def _placeless(problem: str, folder: Path) -> str:
+    """Without where the run folder is: pages are shown around."""
+    return problem.replace(str(folder), folder.name)
 
 
 def _judged(
     scenario: Scenario, paper: Paper, cells: Sequence[Cell], problem: str
 ) -> list[Judgement]:
     axis = places(scenario).values()
-    problem = re.split("[:;] ", problem)[0]  # the rest is told once, above the table
-    if len(problem) > IN_A_CELL:
-        problem = "see above"
+    problem = _in_a_cell(problem)
     found = []
     for statement in paper.published:
         name = statement.measure or paper.measure[0]
@@ -141,6 +167,18 @@ def _judged(
     return found
 
 
+def _in_a_cell(problem: str) -> str:
+    """The part of a problem that stands in every verdict; all of it is told once, above the table.
+
+    A place that a reason begins with, such as a file's name, is not taken for the reason.
+    """
+    if problem.startswith("needs "):
+        problem = problem.partition(": ")[0]
+    elif re.match(r"\d+ of \d+ points failed; ", problem):
+        problem = problem.partition("; ")[0]
+    return problem if len(problem) <= IN_A_CELL else "see above"
+
+
 def _model(task: Mapping[str, Any]) -> str:
     """A task's model in words; of a folder its name alone: pages are shown around."""
     own = "cnn" if task.get("name", "images") == "images" else "the task's own"
@@ -153,11 +191,15 @@ def _model(task: Mapping[str, Any]) -> str:
     return str(config) if str(config).startswith("package:") else Path(str(config)).name
 
 
-def _facts(scenario: Scenario, folder: Path) -> list[tuple[str, str]]:
-    """What the numbers rest on: data, model, seeds, device, versions."""
+def _facts(scenario: Scenario, folder: Path | None) -> list[tuple[str, str]]:
+    """What the numbers rest on: data, model, seeds, device, versions.
+
+    folder: None where it was refused; its hash and seeds belong to no number then.
+    """
     provenance: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError):
-        provenance = json.loads((folder / "provenance.json").read_text(encoding="utf-8"))
+        if folder:
+            provenance = json.loads((folder / "provenance.json").read_text(encoding="utf-8"))
     training = scenario.training
     facts = [
         ("data", str(scenario.task.get("data", "digits"))),
@@ -167,7 +209,7 @@ def _facts(scenario: Scenario, folder: Path) -> list[tuple[str, str]]:
             f"{training.algorithm}, clients {training.clients}, rounds {training.rounds}",
         ),
     ]
-    if not provenance:
+    if not folder or not provenance:
         return facts
     ended = Ledger.append_to(folder).ended()
     seeds = sorted({int(point.partition(",")[0].removeprefix("seed=")) for point in ended})
