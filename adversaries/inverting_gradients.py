@@ -69,11 +69,7 @@ class InvertingGradients(Adversary):
     iterations: int = Field(
         default=2000, ge=1, description="steps a start; the paper takes 4,800 to 24,000"
     )
-    restarts: int = Field(
-        default=1,
-        ge=0,
-        description="starts besides the first; all are run",
-    )
+    restarts: int = Field(default=1, ge=0, description="starts besides the first; all are run")
     orders: int = Field(
         default=24,
         ge=1,
@@ -185,22 +181,9 @@ class InvertingGradients(Adversary):
             if spec.input_range is not None:
                 uniform = torch.special.ndtr(point[: problem.pixels])
                 point[: problem.pixels] = low + (high - low) * uniform
-            if steps == 1 or labels[victim] is None:
+            if not problem.shuffled:
                 return point
-            dealt = {tuple(point[problem.pixels :].tolist()): point}
-            for _ in range(DRAWS * self.orders):
-                if len(dealt) == self.orders:
-                    break
-                other = problem.start(victim, rng)
-                other[: problem.pixels] = point[: problem.pixels]
-                dealt.setdefault(tuple(other[problem.pixels :].tolist()), other)
-            which = torch.tensor([victim], device=point.device)
-
-            def distance(order: Tensor) -> float:
-                value = float(objective(order[None], which).detach())
-                return value if math.isfinite(value) else math.inf
-
-            return min(dealt.values(), key=distance) if len(dealt) > 1 else point
+            return self._ordered(point, problem, objective, victim, rng)
 
         matches = minimise(
             objective,
@@ -247,6 +230,30 @@ class InvertingGradients(Adversary):
             return value + self.tv / width * _total_variation(images)
 
         return objective
+
+    def _ordered(
+        self,
+        point: Tensor,
+        problem: Problem,
+        objective: Objective,
+        victim: int,
+        rng: torch.Generator,
+    ) -> Tensor:
+        """A start with that one of `orders` orders of its labels at which it is nearest."""
+        inputs, labels = point[: problem.pixels], point[problem.pixels :]
+        dealt = {tuple(labels.tolist()): point}
+        for _ in range(DRAWS * self.orders):
+            if len(dealt) == self.orders:
+                break
+            labels = problem.order(victim, rng)
+            dealt.setdefault(tuple(labels.tolist()), torch.cat([inputs, labels]))
+        which = torch.tensor([victim], device=point.device)
+
+        def distance(one: Tensor) -> float:
+            value = float(objective(one[None], which).detach())
+            return value if math.isfinite(value) else math.inf
+
+        return min(dealt.values(), key=distance) if len(dealt) > 1 else point
 
     def _factor(self, step: int) -> float:
         return 0.1 ** sum(step >= share * self.iterations for share in DECAYS)

@@ -117,7 +117,10 @@ def _adversary(attack: Adversary, sample: Observation | None) -> list[str]:
             f"requires() leaves out {', '.join(dropped)}, which `needs` names: start from "
             "super().requires()"
         )
-    filled = attack.fills()
+    try:
+        filled = attack.fills()
+    except Exception as error:
+        return [*found, f"fills() raises {_said(error)}: name fields whatever the settings"]
     if unknown := sorted(filled - CLAIMS):
         found.append(f"fills() names {unknown}, which Reconstruction lacks: use {sorted(CLAIMS)}")
     if left := sorted(attack.recovers - filled):

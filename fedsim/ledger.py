@@ -121,12 +121,12 @@ class Ledger:
                 f"{path} cannot be read: {reason}. Put back the file that the run wrote, or choose "
                 "another --out"
             ) from error
-        before = {key: value for key, value in before.items() if key not in ASIDE}
+        before = _bare(before)
         with contextlib.suppress(FedsimError):  # keys that are newer than the run have defaults
             before = tomllib.loads(Scenario.parse(before).to_toml())
-        now = tomllib.loads(scenario.to_toml())
+        before, now = _bare(before), _bare(tomllib.loads(scenario.to_toml()))
         if differing := sorted(
-            key for key in {*before, *now} - ASIDE - {*growing} if before.get(key) != now.get(key)
+            key for key in {*before, *now} - {*growing} if before.get(key) != now.get(key)
         ):
             raise RunFolderError(
                 f"{self.folder} was run with another scenario than this one, which differs in "
@@ -326,8 +326,12 @@ _NA = {name: [""] for name in ("value", "baseline", "baseline_prior")}
 
 def scenario_hash(scenario: Scenario) -> str:
     """A hash of the resolved scenario, without where it ran and where data was found."""
-    table = {key: value for key, value in scenario.to_dict().items() if key not in ASIDE}
+    table = _bare(scenario.to_dict())
     return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
+
+
+def _bare(table: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in table.items() if key not in ASIDE}
 
 
 def _cells(values: Sequence[Any]) -> list[str]:

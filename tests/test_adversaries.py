@@ -347,10 +347,20 @@ class Boastful(Adversary):
         return Reconstruction(labels=torch.tensor([0]) * len(seen.know(Knowledge.HEAD_GRADIENT)))
 
 
+class Silent(Greedy):
+    """Cannot say what it fills."""
+
+    name = "silent"
+
+    def fills(self):
+        raise KeyError("inputs_from")
+
+
 @pytest.mark.parametrize(
     ("cls", "words"),
     [
         (int, ["neither"]),
+        (Silent, ["fills() raises KeyError"]),
         (Boastful, ["sequencez", "leaves out ['labels']", "fills() names 'inputs', but"]),
         (Careless, ["name is", "'limit' has no description", "unbounded", "lables"]),
         (Leaky, ["changes the observation", "global generator of torch", "same seed", "empty"]),

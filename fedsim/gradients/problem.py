@@ -123,7 +123,8 @@ class Problem:
                 )
         hard = [given for given in labels if given is not None]
         self.labels = torch.stack(hard).to(device) if hard else None
-        self._shuffled = shuffled and self.labels is not None
+        self.shuffled = shuffled and self.labels is not None
+        """Whether a point holds its own order of the given labels."""
         self._distance = DISTANCES[distance]
         if simulate is None:
             dummy = DummyGradients(
@@ -147,23 +148,27 @@ class Problem:
     @property
     def _tail(self) -> int:
         """Coordinates of each example besides its inputs."""
-        return self.classes if self.labels is None else int(self._shuffled)
+        return self.classes if self.labels is None else int(self.shuffled)
 
     def start(self, victim: int, rng: torch.Generator) -> Tensor:
         """A victim's new starting point (n,), N(0, 1) in every coordinate that is sought."""
-        sought = self.pixels if self._shuffled else self.size
+        sought = self.pixels if self.shuffled else self.size
         point = torch.randn(sought, generator=rng).to(self.device, self.dtype)
-        if self.labels is None or not self._shuffled:
-            return point
+        return torch.cat([point, self.order(victim, rng)]) if self.shuffled else point
+
+    def order(self, victim: int, rng: torch.Generator) -> Tensor:
+        """A victim's given labels in a random order, as the end of a `shuffled` point has them."""
+        if self.labels is None:
+            raise ValueError("no labels are given that could be put in an order")
         order = torch.randperm(self.inputs_shape[0], generator=rng).to(self.device)
-        return torch.cat([point, self.labels[victim, order].to(self.dtype)])
+        return self.labels[victim, order].to(self.dtype)
 
     def split(self, points: Tensor, victims: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs (R, B, ...) and targets (R, B, classes), one-hot where the labels are given."""
         inputs = points[:, : self.pixels].view(-1, *self.inputs_shape)
         if self.labels is not None:
             # No gradient reaches labels in a point, so that no optimizer moves them.
-            hard = points[:, self.pixels :].long() if self._shuffled else self.labels[victims]
+            hard = points[:, self.pixels :].long() if self.shuffled else self.labels[victims]
             return inputs, torch.nn.functional.one_hot(hard, self.classes).to(self.dtype)
         logits = points[:, self.pixels :].view(-1, self.inputs_shape[0], self.classes)
         return inputs, logits.softmax(dim=2)
