@@ -1,11 +1,14 @@
 """What tests of the tasks text and speech share: a small federation, and what both must hold to."""
 
+from collections.abc import Collection
 from typing import Any
 
 import pytest
 import torch
+from tiny import ask
 
 from fedsim.defense import MeanGradient
+from fedsim.engine.inline import InlineGrid
 from fedsim.knowledge import Knowledge, ThreatModel
 from fedsim.local import batch_loss, local_training
 from fedsim.preflight import preflight
@@ -33,6 +36,23 @@ def of_four(task: dict[str, Any], batch_size: int, /, **changes: Any) -> Scenari
             **changes,
         }
     )
+
+
+def sent_and_computed(
+    run: Scenario, client: int, names: Collection[str] | None = None
+) -> tuple[Any, dict[str, torch.Tensor]]:
+    """A client's reply under FedSGD, and the gradient of its padded batch by parameter name.
+
+    names: of the parameters that are trained; None: all.
+    """
+    reply = ask(InlineGrid(4), run, client)
+    task = run.build_task()
+    module = task.module().train()
+    (batch,) = task.batches(client, 1, batch_size=run.training.batch_size, steps=1)
+    loss = task.loss(module, batch.inputs, batch.labels, lengths=batch.lengths)
+    chosen = {k: p for k, p in module.named_parameters() if names is None or k in names}
+    gradient = torch.autograd.grad(loss, list(chosen.values()))
+    return reply, dict(zip(chosen, gradient, strict=True))
 
 
 def observed(task: Task, *grants: str) -> Observation:

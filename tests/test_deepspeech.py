@@ -4,13 +4,13 @@ import itertools
 
 import pytest
 import torch
+from sequence_tasks import sent_and_computed
 from small_speech import scenario
-from tiny import ask, meaning, sent
+from tiny import meaning, sent
 from torch.nn import functional
 
 from defenses.dropout import Dropout
 from fedsim.defense import MeanGradient, Training
-from fedsim.engine.inline import InlineGrid
 from fedsim.errors import DataError, ScenarioError
 from fedsim.gradients import ctc, ctc_loss, frames_needed
 from fedsim.records import Batch
@@ -321,13 +321,8 @@ def test_utility_is_the_mean_over_utterances_and_the_word_error_rate(task, monke
 
 def test_fedsgd_sends_the_gradient_of_the_padded_batch():
     run = scenario(task=TASK, adversaries=[{"name": "rlg"}])
-    reply = ask(InlineGrid(4), run, 2)
-    task = run.build_task()
-    module = task.module().train()
-    (batch,) = task.batches(2, 1, batch_size=2, steps=1)
-    loss = task.loss(module, batch.inputs, batch.labels, lengths=batch.lengths)
-    gradient = torch.autograd.grad(loss, list(module.parameters()))
-    for (name, _), ours in zip(module.named_parameters(), gradient, strict=True):
+    reply, gradient = sent_and_computed(run, 2)
+    for name, ours in gradient.items():
         assert torch.allclose(sent(reply)[name], ours, atol=1e-6), name
     assert meaning(reply)["reduction"] == "example"
 

@@ -4,19 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_text import SMALL, model, small
 
 from fedsim.errors import DataError
 from fedsim.tasks.languages import logits
-from fedsim.tasks.text import Text
 
-SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
-         "intermediate_size": 24}  # fmt: skip
 GPT2 = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64}
 DISTIL = {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 24}
-
-
-def model(config="bert", settings=SMALL, **more):
-    return {"name": "transformers", "config": config, "settings": settings, **more}
 
 
 MODELS = {
@@ -26,10 +20,6 @@ MODELS = {
     "distilbert": (model("distilbert", DISTIL), "classifier"),
     "gpt2": (model("gpt2", GPT2), "score"),
 }
-
-
-def small(**settings):
-    return Text(**{"seed": 3, "clients": 4, "vocabulary": 600, "model": model(), **settings})
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,10 @@
 """A federation of the speech task: what is sent, and what attacks find in it."""
 
 import pytest
-import torch
-from sequence_tasks import DP_SGD, clips_one_by_one
+from sequence_tasks import DP_SGD, clips_one_by_one, sent_and_computed
 from small_speech import TASK, scenario
-from tiny import ask, meaning, rows, same, sent, timeless
+from tiny import meaning, rows, same, sent, timeless
 
-from fedsim.engine.inline import InlineGrid
 from fedsim.errors import ScenarioError
 from fedsim.preflight import preflight
 from fedsim.scenario import Scenario
@@ -20,15 +18,8 @@ def task():
 
 
 def test_fedsgd_sends_the_gradient_of_the_padded_batch():
-    run = scenario()
-    reply = ask(InlineGrid(4), run, 2)
-    task = run.build_task()
-    module = task.module().train()
-    (batch,) = task.batches(2, 1, batch_size=2, steps=1)
-    loss = task.loss(module, batch.inputs, batch.labels, lengths=batch.lengths)
-    gradient = torch.autograd.grad(loss, list(module.parameters()))
-    names = [name for name, _ in module.named_parameters()]
-    assert same(sent(reply), dict(zip(names, gradient, strict=True)))
+    reply, gradient = sent_and_computed(scenario(), 2)
+    assert same(sent(reply), gradient)
     assert meaning(reply)["reduction"] == "token"
     assert meaning(reply)["num_examples"] == 2
 

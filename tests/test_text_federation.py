@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-from sequence_tasks import DP_SGD, clips_one_by_one
+from sequence_tasks import DP_SGD, clips_one_by_one, sent_and_computed
 from small_text import scenario, small
-from tiny import ask, meaning, rows, same, sent
+from tiny import meaning, rows, same, sent
 
-from fedsim.engine.inline import InlineGrid
 from fedsim.errors import ScenarioError
 from fedsim.local import local_training
 from fedsim.preflight import preflight
@@ -22,14 +21,9 @@ def task():
 @pytest.mark.parametrize("kind", ["classification", "masked-lm"])
 def test_fedsgd_sends_the_gradient_of_the_padded_batch(kind):
     run = scenario(task={"task": kind, "parameters": "lamp"})
-    reply = ask(InlineGrid(4), run, 2)
     task = run.build_task()
-    module = task.module().train()
-    (batch,) = task.batches(2, 1, batch_size=3, steps=1)
-    loss = task.loss(module, batch.inputs, batch.labels, lengths=batch.lengths)
-    chosen = {k: p for k, p in module.named_parameters() if k in task.trained(module)}
-    gradient = torch.autograd.grad(loss, list(chosen.values()))
-    assert same(sent(reply), dict(zip(chosen, gradient, strict=True)))
+    reply, gradient = sent_and_computed(run, 2, task.trained(task.module()))
+    assert same(sent(reply), gradient)
     assert meaning(reply)["reduction"] == ("token" if kind == "masked-lm" else "example")
     assert meaning(reply)["num_examples"] == 3
 
