@@ -60,6 +60,11 @@ def class_sums(
     one = [Probes(told.labels[:1], told.members[:1])]
     with isolated(seed, "probes"):
         (expected,) = run.by("autograd", one)
+        if not expected.isfinite().all():
+            raise ValueError(
+                "the model's own gradient holds NaN or Inf: its weights do, or it overflows on the "
+                "probes, and no update of it can be told from another"
+            )
         # Among others, an image of each batch: so batch statistics and dropout show.
         others = Probes(told.labels, told.members[:, :1].clone())
         if _agree(run.by("pooled", [*one, others]), expected):

@@ -23,6 +23,10 @@ model is trained its gradients shrink, and an absolute threshold soon means noth
 FLOOR = 1e-8
 """A start that stalls below this share has reached the rounding of what was sent, not failed."""
 
+ORDER = {"l2": 1.0, "cosine": 1.0, "l1+l2": 0.5}
+"""Near a match a distance falls with the square of the error, or with its size: a share of the one
+is the square of a share of the other."""
+
 MEMORY = 2**30
 """Bytes that the L-BFGS history of one optimisation may take, all its victims together."""
 
@@ -32,7 +36,7 @@ class DLG(Adversary):
 
     Dummy inputs x' and label logits y' start from N(0, 1); L-BFGS minimises D = sum over
     parameters of ||dL(x', softmax(y'))/dW - dL(x, y)/dW||^2. A start that diverges (D is NaN, Inf,
-    or beyond `diverged` of the gradient's squared norm after 10 outer steps) or stalls (D falls by
+    or beyond `diverged` of a gradient of zeros' after 10 outer steps) or stalls (D falls by
     less than 5 % in 25 outer steps) is given up for a new one; the restart with the lowest D is
     kept. The truth has no say in that. Victims of one round are attacked in one batched
     optimisation, with the answers of one by one.
@@ -90,14 +94,14 @@ class DLG(Adversary):
     tolerance: float = Field(
         default=4e-6,
         ge=0,
-        description="squared gradient distance at which the match is done, if that is also below "
-        "1e-9 of the gradient's squared norm (5e-9 in float32)",
+        description='gradient distance at which the match is done (of "l1+l2" its square), if that '
+        "is also below 1e-9 of the gradient's squared norm (5e-9 in float32)",
     )
     diverged: float = Field(
         default=1.0,
         gt=0,
-        description="gradient distance, as a share of the gradient's squared norm, beyond which a "
-        "start is given up after 10 outer steps; 1: no closer than a gradient of zeros",
+        description="gradient distance, as a share of that of a gradient of zeros, beyond which a "
+        "start is given up after 10 outer steps; 1: no closer than those",
     )
     precision: Literal["float32", "float64"] = Field(
         default="float64",
@@ -143,16 +147,15 @@ class DLG(Adversary):
             device=jobs[0].device,
             dtype=getattr(torch, self.precision),
         )
-        # A cosine has no scale; the other distances grow with the gradient.
-        norms = [1.0] * len(seen) if self.distance == "cosine" else problem.norms
+        order = ORDER[self.distance]
         rules = [
             Rules(
                 iterations=self.iterations,
-                matched=min(self.tolerance, RELATIVE[self.precision] * norm),
-                floor=FLOOR * norm,
-                hopeless=self.diverged * norm,
+                matched=min(self.tolerance**order, RELATIVE[self.precision] ** order * scale),
+                floor=FLOOR**order * scale,
+                hopeless=self.diverged * scale,
             )
-            for norm in norms
+            for scale in problem.scales
         ]
         matches = minimise(
             problem,
@@ -179,9 +182,11 @@ class DLG(Adversary):
         ]
 
     def cautions(self, model: VictimModel) -> list[str]:
-        """What in the model stands in the way of matching by second derivatives."""
+        """What stands in the way of matching by second derivatives, as far as its modules tell."""
         kinds = {type(part).__name__ for part in model.module.modules()}
-        flat = sorted(kinds & {"ReLU", "ReLU6", "LeakyReLU", "Hardtanh"})
+        flat = sorted(
+            kinds & {"ReLU", "ReLU6", "LeakyReLU", "PReLU", "RReLU", "Hardtanh", "Threshold"}
+        )
         pooled = sorted(kind for kind in kinds if "MaxPool" in kind)
         found = super().cautions(model)
         if flat:

@@ -219,8 +219,7 @@ class InvertingGradients(Adversary):
                 f"inputs of shape {problem.inputs_shape[1:]} are no images (channels, height, "
                 "width), so that they have no total variation: set tv = 0"
             )
-        units = [1.0 if self.distance == "cosine" else norm for norm in problem.norms]
-        scale = torch.tensor(units, dtype=problem.dtype, device=problem.device)
+        scale = torch.tensor(problem.scales, dtype=problem.dtype, device=problem.device)
 
         def objective(points: Tensor, victims: Tensor) -> Tensor:
             value = problem(points, victims) / scale[victims]

@@ -69,6 +69,8 @@ def _above(scores: Array, live: Mask, size: int, least: float = -np.inf) -> Mask
         return live.copy()
     claimed: Mask = live & (scores > otsu(scores[live]))
     rest = scores[live & ~claimed]
+    if not claimed.any():  # all scores are the same, as far as rounding lets them
+        return claimed
     if scores[claimed].min() - rest.max() < APART * rest.std():
         claimed &= scores > least
     if claimed.sum() > size:

@@ -192,14 +192,16 @@ class RLG(Adversary):
             )
         if seen.model is not None and (names := tied(seen.model)):
             doubts.append(_said_of_ties(names))
-        if bias is not None and bias.shape == (n,) and 0 < len(labels) < n:
-            claimed = torch.zeros(n, dtype=torch.bool)
-            claimed[sorted(labels)] = True
-            own, others = bias.cpu()[claimed], bias.cpu()[~claimed]
-            if (own > 0).all() and (others <= 0).all():
+        if 0 < len(labels) < n:
+            absent = torch.ones(n, dtype=torch.bool)
+            absent[sorted(labels)] = False
+            told = bias if bias is not None and bias.shape == (n,) else head.weight
+            # Of a class that is not there the bias has p > 0, and the weight p h, which only h >= 0
+            # gives a sign; a class that is there may have either.
+            if (told.cpu()[absent] < 0).any() and not (told.cpu()[absent] > 0).any():
                 doubts.append(
-                    "the bias rises at the labels and falls elsewhere: a delta was taken for a "
-                    "gradient. The label set does not depend on the sign"
+                    "the gradient is negative at every class that is not claimed: a delta was "
+                    "taken for a gradient. The label set does not depend on the sign"
                 )
         return doubts
 

@@ -300,7 +300,8 @@ class Observation:
         if name == "gradient":
             value = self.gradient
         elif name == "head_gradient":
-            value = {k: v for k, v in self.gradient.items() if k.startswith(f"{self.head}.")}
+            own = {k: v for k, v in self.gradient.items() if k.startswith(f"{self.head}.")}
+            value = own or self.gradient  # of a head that is not there, what could be it
         else:
             value = getattr(self, FIELDS.get(name, name))
         if value is None:

@@ -92,6 +92,23 @@ def test_dlg_goes_on_until_a_small_gradient_is_matched_too():
     assert METRICS["mse"].score(claimed, truth, seen.spec) < 1e-3
 
 
+@pytest.mark.parametrize(
+    "given",
+    [{"parameters": {"*": 1e-5}}, {"parameters": {"*": 1e4}}, {"distance": "l1+l2"}],
+    ids=str,
+)
+@pytest.mark.parametrize("factor", [1.0, 1e-3])
+def test_dlg_knows_a_match_in_the_units_of_its_distance(given, factor):
+    seen, truth = digits(3, side=8)
+    loss = seen.model._loss
+    model = VictimModel(seen.model.module, head="head", loss=lambda *a, **k: factor * loss(*a, **k))
+    small = {name: factor * value for name, value in seen.gradient.items()}
+    seen = dataclasses.replace(seen, gradient=small, model=model)
+    claimed = DLG(labels_from="idlg", **given).reconstruct(seen, testing.job(seed=1))
+    assert claimed.outcomes[-1] == "matched"
+    assert METRICS["mse"].score(claimed, truth, seen.spec) < 1e-4
+
+
 def test_dlg_recovers_two_digits_at_once():
     seen, truth = digits(1, size=2)
     claimed = DLG(labels_from="given", restarts=2).reconstruct(seen, testing.job(seed=0))
@@ -207,7 +224,7 @@ def test_the_distance_is_zero_at_the_truth():
         matched = Problem(seen.model, [seen.gradient], seen.spec, size=size, labels=[truth.labels])
         point = torch.stack(list(truth.inputs)).flatten().double()[None]
         at_truth = float(matched(point, torch.tensor([0])).detach())
-        assert at_truth < 1e-12 * matched.norms[0]
+        assert at_truth < 1e-12 * matched.scales[0]
         assert float(matched(point + 0.1, torch.tensor([0])).detach()) > 1e6 * at_truth
 
 

@@ -47,6 +47,14 @@ def test_min_column_claims_every_class_once_of_more_examples_than_classes():
     assert "12 examples have repeats" in claimed.diagnostics["note"]
 
 
+def test_min_column_by_sign_claims_every_class_that_reaches_below_zero():
+    attack = MinColumn(rule="negative")
+    claimed = attack.reconstruct(seen(), testing.job())
+    assert claimed.label_set == {1, 2, 3, 4}
+    assert attack.requires() == Knowledge.HEAD_GRADIENT
+    assert Knowledge.BATCH_SIZE in MinColumn().requires()
+
+
 def test_min_column_finds_labels_that_do_not_repeat_and_misses_those_that_do():
     model = testing.network(4)
     inputs = testing.batch(4, 4).inputs

@@ -82,3 +82,18 @@ def test_a_gradient_without_negative_entries_counts_nothing():
     claimed = attacked(seen)
     assert claimed.label_scores.tolist() == [0] * 4
     assert len(claimed.labels) == 2
+
+
+def test_a_head_that_is_not_there_is_told_with_what_could_be_it():
+    seen, _ = victim(0, 4)
+    with pytest.raises(ValueError, match=r"layers that could be the head: head"):
+        attacked(dataclasses.replace(seen, head="fc"))
+
+
+@pytest.mark.parametrize("variant", ["llg*", "llg+"])
+def test_a_model_with_broken_weights_is_told(variant):
+    seen, _ = victim(0, 4)
+    model = seen.model.copy()
+    next(iter(model.parameters().values())).data.fill_(float("nan"))
+    with pytest.raises(ValueError, match="the model's own gradient holds NaN"):
+        attacked(dataclasses.replace(seen, model=model), variant)

@@ -292,6 +292,13 @@ def test_with_two_classes_both_are_separable():
     assert claimed.num_labels == 1
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_two_perturbed_classes_are_no_reason_to_fail(seed):
+    weight, _ = gradient(seed, classes=2, size=1, features=8)
+    for changed in (weight.sign(), weight + 0.03 * torch.randn_like(weight), torch.ones(5, 7)):
+        assert attacked(changed, RLG(accept="margin")).label_set <= set(range(len(changed)))
+
+
 def test_twin_columns_are_no_labels():
     weight, labels = gradient(8)
     background = sorted(set(range(200)) - labels)
@@ -300,12 +307,20 @@ def test_twin_columns_are_no_labels():
     assert not set(background) & claimed.label_set
 
 
-def test_a_delta_taken_for_a_gradient_is_noticed_by_its_bias():
-    model, examples = testing.network(3), testing.batch(2, 3)
-    found = {k: -v.detach() for k, v in model.gradient(examples.inputs, examples.labels).items()}
-    claimed = RLG().reconstruct(testing.observation(gradient=found), testing.job())
-    assert "a delta was taken for a gradient" in claimed.diagnostics["note"]
-    assert claimed.label_set == set(examples.labels.tolist())
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_delta_taken_for_a_gradient_is_noticed(bias, seed):
+    model, examples = testing.network(seed), testing.batch(4, seed)
+    found = {k: v.detach() for k, v in model.gradient(examples.inputs, examples.labels).items()}
+    if not bias:  # told by the weight alone, as the features are sigmoids'
+        found = {k: v for k, v in found.items() if k != "head.bias"}
+    plain, turned = (
+        RLG().reconstruct(testing.observation(gradient=one), testing.job())
+        for one in (found, {k: -v for k, v in found.items()})
+    )
+    assert "a delta" not in plain.diagnostics.get("note", "")
+    assert "a delta was taken for a gradient" in turned.diagnostics["note"]
+    assert turned.label_set == plain.label_set
 
 
 def language_model() -> VictimModel:

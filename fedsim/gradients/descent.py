@@ -198,12 +198,15 @@ class LBFGS:
         self._yy[chosen, :, -1] = with_y[curved, history:]
 
         a, b = with_g[:, :history] * there, with_g[:, history:] * there
-        pair = there[:, :, None] & there[:, None, :]
-        sy, yy = self._sy * pair, self._yy * pair
+        sy, yy, upper = self._sy, self._yy, self._sy
+        if not bool(there.all()):
+            pair = there[:, :, None] & there[:, None, :]
+            sy, yy = sy * pair, yy * pair
+            upper = sy + torch.diag_embed((~there).to(sy))
         diagonal = sy.diagonal(dim1=1, dim2=2)
         last = yy[:, -1, -1]
         gamma = torch.where(last > 0, diagonal[:, -1] / last, torch.ones_like(last))[:, None]
-        upper = sy.triu() + torch.diag_embed((~there).to(sy))
+        # Of a triangular matrix the other triangle is not read.
         u = torch.linalg.solve_triangular(upper, a[..., None], upper=True)
         v = diagonal[..., None] * u + gamma[..., None] * (yy @ u - b[..., None])
         p = torch.linalg.solve_triangular(upper.mT, v, upper=False)
@@ -237,7 +240,9 @@ def _keep(state: object, rows: Tensor) -> None:
 
 
 def _shifted(matrices: Tensor, rows: Tensor) -> Tensor:
-    """Matrices (R, m, m) without their oldest row and column, in the rows (R,) that say so."""
-    moved = torch.zeros_like(matrices)
-    moved[:, :-1, :-1] = matrices[:, 1:, 1:]
-    return torch.where(rows[:, None, None], moved, matrices)
+    """Matrices (R, m, m) moved up and left by one in the rows (R,) that say so.
+
+    What leaves comes in again at the other end, where the newest pair is written.
+    """
+    moved = matrices.roll((-1, -1), dims=(1, 2))
+    return moved if bool(rows.all()) else torch.where(rows[:, None, None], moved, matrices)

@@ -104,11 +104,13 @@ class Problem:
         for name, value in theirs.items():
             if not torch.isfinite(value).all():
                 raise ValueError(f"the gradient of '{name}' holds NaN or Inf")
-        squares = sum(value.square().flatten(1).sum(dim=1) for value in theirs.values())
-        self.norms: list[float] = torch.as_tensor(squares).tolist()
-        """Squared norm of each victim's gradient."""
-        if not all(self.norms):
+        nothing = {name: torch.zeros_like(value) for name, value in theirs.items()}
+        if not (squared_distance(nothing, theirs) > 0).all():
             raise ValueError("the gradient is zero throughout: there is nothing to match")
+        scales = DISTANCES[distance](nothing, theirs, self.weights)
+        self.scales: list[float] = scales.tolist()
+        """The distance of each victim's gradient from one of zeros: for "l2" its squared norm,
+        every parameter counted as it is in the matching, for "cosine" 1."""
         self.inputs_shape = (size, *spec.input_shape)
         self.pixels = torch.Size(self.inputs_shape).numel()
         self.classes = spec.classes
