@@ -114,26 +114,57 @@ def test_columns_to_separate_from_can_be_chosen(seed):
     assert lp.accepted == spanning.accepted
 
 
+def exact(weight, rng):
+    return weight
+
+
+def noise(share):
+    return lambda weight, rng: weight + share * weight.std() * rng.normal(size=weight.shape)
+
+
+def halved(weight, rng):
+    return weight.astype(np.float16)
+
+
+def subtracted(weight, rng):
+    """What is left of it in the difference of float32 weights, after a step of 0.1."""
+    before = rng.uniform(-0.1, 0.1, size=weight.shape).astype(np.float32)
+    return before - (before - np.float32(0.1) * weight)
+
+
+def drifted(weight, rng):
+    """With three more local steps of as many labels, on other features."""
+    more = [softmax_gradient(rng, *DRIFT)[0] for _ in range(3)]
+    return weight + sum(more)
+
+
+DRIFT = (150, 5, 64)
+
 LARGER = {
-    "distinct": (200, 20, 64, {"distinct": True}, 0.0),
-    "repeats": (200, 20, 64, {}, 0.0),
-    "peaked": (150, 15, 64, {"peak": 0.6}, 0.0),
-    "as many as features": (80, 31, 32, {"distinct": True}, 0.0),
-    "as many as classes": (40, 39, 64, {"distinct": True}, 0.0),
-    "noise of 0.1 %": (150, 12, 64, {}, 1e-3),
-    "noise of 3 %": (150, 12, 64, {}, 3e-2),
+    "distinct": (200, 20, 64, {"distinct": True}, exact),
+    "repeats": (200, 20, 64, {}, exact),
+    "peaked": (150, 15, 64, {"peak": 0.6}, exact),
+    "sure of its labels": (150, 15, 64, {"peak": 3}, exact),
+    "as many as features": (80, 31, 32, {"distinct": True}, exact),
+    "as many as classes": (40, 39, 64, {"distinct": True}, exact),
+    "noise of 0.1 %": (150, 12, 64, {}, noise(1e-3)),
+    "noise of 3 %": (150, 12, 64, {}, noise(3e-2)),
+    "float16": (150, 12, 64, {}, halved),
+    "delta": (150, 12, 64, {}, subtracted),
+    "four steps": (*DRIFT, {}, drifted),
 }
 
 
 @pytest.mark.parametrize("case", LARGER)
 @pytest.mark.parametrize("seed", range(2))
 def test_larger_cases_agree_with_the_linear_program(case, seed):
-    classes, size, features, given_, noise = LARGER[case]
+    classes, size, features, given_, changed = LARGER[case]
     rng = np.random.default_rng(seed)
     weight, labels = softmax_gradient(rng, classes, size, features, **given_)
-    weight = weight + noise * weight.std() * rng.normal(size=weight.shape).astype(np.float32)
+    weight = changed(weight, rng).astype(np.float32)
+    told = 4 * size if changed is drifted else size
     found = leading(
-        torch.from_numpy(weight), "oracle", torch.Generator(), told=size, tolerance=1e-5
+        torch.from_numpy(weight), "oracle", torch.Generator(), told=told, tolerance=1e-5
     )
     lp, spanning = both(found.whitened)
     assert lp.accepted == spanning.accepted
