@@ -43,7 +43,9 @@ class Published(Table):
         default=0.0, ge=0, description="how far off a number may be, one read off a plot, say"
     )
     source: Literal["text", "plot", "table"] = "text"
-    remark: str = Field(default="", description="why ours differs; written after measuring")
+    remark: str = Field(
+        default="", description="what is to be known of it, whatever the verdict; below the table"
+    )
 
     @model_validator(mode="after")
     def _one_statement(self) -> "Published":
@@ -92,6 +94,11 @@ class Paper(Table):
     )
     pool: list[str] = Field(
         default=[], description="keys of the sweep that neither axis nor series tells apart"
+    )
+    weights: Literal["attacks", "labels"] = Field(
+        default="attacks",
+        description='what counts the same in a mean: attacks, or "labels": an attack counts as '
+        "often as its victim has different labels, as if those of all updates were pooled",
     )
     kind: Literal["curve", "bars", "table"] = "curve"
     repetitions: int = Field(
