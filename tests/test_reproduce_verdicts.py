@@ -39,6 +39,14 @@ def test_a_verdict_compares_the_interval_with_the_statement(said, ours, verdict)
     assert judge(Published(**said), "asr", "llg", [cell(*ours)], remark="why").text == verdict
 
 
+def test_a_statement_has_its_remark_below_the_table_whatever_the_verdict():
+    said = Published(value=0.9, remark="theirs is another model")
+    for ours in ((0.9, 0.88, 0.92), (0.5, 0.4, 0.6)):
+        found = judge(said, "asr", "llg", [cell(*ours)], remark="the figure's")
+        assert "model" not in found.text
+        assert "figure" not in found.text
+
+
 def test_a_verdict_says_where_no_attack_succeeded():
     said, good = Published(value=1.0), cell(1.0, 1.0, 1.0, at=1.0)
     found = judge(said, "asr", "llg", [good], ["8"], fruitless=["2", "4"], remark="why")

@@ -211,10 +211,8 @@ def _facts(scenario: Scenario, folder: Path | None) -> list[tuple[str, str]]:
     ]
     if not folder or not provenance:
         return facts
-    ended = Ledger.append_to(folder).ended()
-    seeds = sorted({int(point.partition(",")[0].removeprefix("seed=")) for point in ended})
-    if seeds:
-        facts.append(("seeds", f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"{seeds[0]}"))
+    whole, part = _seeds(scenario, folder)
+    facts += [(what, _ranges(s)) for what, s in (("seeds", whole), ("seeds in part", part)) if s]
     facts[0] = ("data", f"{facts[0][1]} (sha256 {str(provenance['hashes']['data'])[:12]})")
     versions = provenance.get("versions", {})
     return [
@@ -226,3 +224,25 @@ def _facts(scenario: Scenario, folder: Path | None) -> list[tuple[str, str]]:
             f"flwr {versions.get('flwr')}, Python {provenance.get('python')}",
         ),
     ]
+
+
+def _seeds(scenario: Scenario, folder: Path) -> tuple[set[int], set[int]]:
+    """Seeds of which every point of the sweep has ended, and those of which some have."""
+    ended: dict[str, set[int]] = {point: set() for point in scenario.combinations() or [""]}
+    for point in Ledger.append_to(folder).ended():
+        seed, _, rest = point.partition(",")
+        if rest in ended:
+            ended[rest].add(int(seed.removeprefix("seed=")))
+    whole = set.intersection(*ended.values())
+    return whole, set.union(*ended.values()) - whole
+
+
+def _ranges(seeds: set[int]) -> str:
+    """Such as `7 to 16, 20`."""
+    ends = [(one, one - 1 in seeds, one + 1 in seeds) for one in sorted(seeds)]
+    firsts = [one for one, before, _ in ends if not before]
+    lasts = [one for one, _, after in ends if not after]
+    return ", ".join(
+        f"{first} to {last}" if last > first else f"{first}"
+        for first, last in zip(firsts, lasts, strict=True)
+    )

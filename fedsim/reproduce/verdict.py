@@ -18,7 +18,10 @@ Outcome = Literal["agrees", "differs", "few", "not measured"]
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """One published statement beside one of our series. text: the verdict in words."""
+    """One published statement beside one of our series.
+
+    text: the verdict in words, without the statement's own remark: that stands below the table.
+    """
 
     published: Published
     measure: str
@@ -43,7 +46,8 @@ def judge(
     """One statement against the cells that it speaks of; `missing`: places that have none.
 
     fruitless: places without a cell because no attack there succeeded.
-    remark: why ours differs, in a person's words. problem: why nothing was measured.
+    remark: why the figure differs, in a person's words, where the statement has no such remark of
+    its own. problem: why nothing was measured.
     """
     differing, few, agreeing = [], [], 0
     for cell in cells:
@@ -56,6 +60,7 @@ def judge(
         else:
             agreeing += 1
     outcome: Outcome
+    remark = "" if published.remark else remark
     if differing or fruitless:
         outcome, parts = "differs", [f"differs by {'; '.join(differing)}"] if differing else []
         if agreeing:
@@ -63,15 +68,15 @@ def judge(
         if fruitless:
             where = f" at {', '.join(fruitless)}" if any(fruitless) else ""
             parts.append(f"no attack succeeded{where}")
-        if reason := published.remark or remark:
-            parts[-1] += f": {reason}"
+        if remark:
+            parts[-1] += f": {remark}"
     elif few:
         off_by = [one for one in few if one]
         outcome, parts = "few", ["too few repetitions to say"]
         if off_by:
             parts[0] += f" (off by {'; '.join(off_by)})"
-        if off_by and (reason := published.remark or remark):
-            parts[0] += f": {reason}"
+        if off_by and remark:
+            parts[0] += f": {remark}"
     elif agreeing:
         outcome, parts = "agrees", ["agrees"]
     else:
