@@ -140,10 +140,16 @@ def _judged(
         there = [place for place in axis if speaks_of(statement, place, paper.x)]
         names = list(series(scenario, name).values())
         for called in names if "*" in statement.series else statement.series:
+            others = {
+                cell.place: cell.mean
+                for cell in cells
+                if (cell.measure, cell.series) == (name, statement.like)
+            }
             own = [
                 cell
                 for cell in cells
-                if (cell.measure, cell.series) == (name, called) and cell.place in there
+                if (cell.measure, cell.series) == (name, called)
+                and cell.place in (there if statement.like is None else others.keys() & {*there})
             ]
             known = {cell.place.where for cell in own}
             missing = [place.where for place in there if place.where not in known]
@@ -160,6 +166,7 @@ def _judged(
                     own,
                     missing,
                     fruitless=fruitless,
+                    others=others,
                     remark=paper.remark,
                     problem=problem,
                 )
