@@ -1,5 +1,6 @@
 """Reproductions: real runs on the embedded digits, resumed, tabled, drawn."""
 
+import base64
 import re
 import tomllib
 from collections import Counter
@@ -371,6 +372,22 @@ def test_a_picture_has_our_curves_chance_and_the_published_marks(tmp_path):
     names = [trace.get("name", "band") for trace in drawn["data"]]
     assert {"llg", "idlg", "random guess", "llg: published ≥ 90 %"} <= {*names}
     assert tomllib.loads(Path(source).read_text())["paper"]["x"] == "training.batch_size"
+
+
+def test_a_figure_about_images_shows_the_attack_in_the_middle(tmp_path):
+    changes = {"measure": '["mse", "recovered"]', "published": "", "paper": 'kind = "table"'}
+    source, out = toml(tmp_path, **changes), tmp_path / "out"
+    pixels = ['adversaries=[{name="dlg",iterations=1,restarts=0}]',
+              "threat.grants=white-box", "task.model=lenet-sigmoid"]  # fmt: skip
+    _, page = reproduce(source, out, overrides=pixels)
+    run = out / "test/tiny/smoke/tiny"
+    found = [row for row in rows(run) if row["metric"] == "mse" and row["point"].endswith("=4")]
+    middle = sorted(found, key=lambda row: float(row["value"]))[1]
+    uri = base64.b64encode((run / middle["artifact"]).read_bytes()).decode()
+    html = page.read_text()
+    assert html.count('<img src="data:image/png') == 2
+    assert f"base64,{uri}" in html
+    assert "<span>dlg, 4: Mean squared error " in html
 
 
 def test_the_command_line_prints_ours_and_where_the_pages_are(tmp_path):

@@ -20,7 +20,7 @@ from fedsim.scenario import Scenario
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Cell", "Place", "axis", "how", "measured", "places", "series"]
+__all__ = ["Cell", "Place", "Rows", "axis", "how", "measured", "places", "series"]
 
 CHANGE = "_change"
 OF_ATTACKS = ("seconds", "iterations_to_success")
@@ -167,10 +167,10 @@ def measured(folder: Path, scenario: Scenario, *, compare: bool = True) -> list[
         return []
     if compare:
         Ledger.append_to(folder).same_scenario(scenario, GROWING)
-    return list(_Table(folder, scenario).cells())
+    return list(Rows(folder, scenario).cells())
 
 
-class _Table:
+class Rows:
     """The rows of one run folder, with seed, extra and place for columns."""
 
     def __init__(self, folder: Path, scenario: Scenario) -> None:
@@ -206,6 +206,7 @@ class _Table:
         return rows
 
     def cells(self) -> Iterator[Cell]:
+        """Of all measures, series and places."""
         for name in self.paper.measure:
             yield from (
                 self._attacks(name) if of_attacks(name, self.scenario) else self._utility(name)

@@ -14,6 +14,7 @@ from fedsim.paper import Paper
 from fedsim.reproduce.catalogue import Figure, Part
 from fedsim.reproduce.cells import Cell, Place, measured, places, series
 from fedsim.reproduce.driver import folder_of
+from fedsim.reproduce.gallery import Example, gallery
 from fedsim.reproduce.verdict import Judgement, judge, speaks_of
 from fedsim.scenario import Scenario, read_table
 
@@ -28,6 +29,7 @@ class Share:
     """What one scenario adds to a figure.
 
     facts: what its numbers rest on, as (what, value). problem: why it was not measured, or "".
+    examples: what was recovered, of figures about images.
     """
 
     part: Part
@@ -37,6 +39,7 @@ class Share:
     judgements: tuple[Judgement, ...]
     facts: tuple[tuple[str, str], ...]
     problem: str = ""
+    examples: tuple[Example, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,18 +104,20 @@ def _share(
         return Share(part, part.paper, (), (), (), (), str(error))
     paper = scenario.paper or part.paper
     cells: list[Cell] = []
+    examples: list[Example] = []
     refused = False
     try:
         if as_run:
             scenario = _recorded(folder, scenario)
         cells = measured(folder, scenario, compare=not as_run)
+        examples = gallery(folder, scenario)
     except FedsimError as error:
         refused, problem = True, problem or str(error)
     problem = _placeless(problem, folder)
     found = tuple(_judged(scenario, paper, cells, problem))
     axis = tuple(places(scenario).values())
     facts = tuple(_facts(scenario, None if refused else folder))
-    return Share(part, paper, axis, tuple(cells), found, facts, problem)
+    return Share(part, paper, axis, tuple(cells), found, facts, problem, tuple(examples))
 
 
 def _recorded(folder: Path, scenario: Scenario) -> Scenario:

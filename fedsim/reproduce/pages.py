@@ -182,6 +182,7 @@ def _content(paper: str, scale: str, found: Sequence[Outcome]) -> dict[str, Any]
                         "facts": share.facts,
                         "problem": share.problem,
                         "remark": share.paper.remark,
+                        "examples": share.examples,
                     }
                     for share in one.shares
                 ],
