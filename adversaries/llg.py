@@ -47,7 +47,8 @@ class LLG(Adversary):
 
     Assumes cross-entropy, a non-negative activation before the head (sigmoid, ReLU), |D| known;
     no bias. `label_scores` are (g_i - s_i) / m. Where more classes are negative than there are
-    examples (noise, a wrong |D|), Algorithm 1 would emit them all; here the |D| most negative are.
+    examples (noise, a wrong |D|), Algorithm 1 would emit them all; here the |D| most negative are,
+    with either `fidelity`.
     """
 
     name: ClassVar[str] = "llg"

@@ -3,8 +3,9 @@
     python benchmarks/results_page.py docs/results/llg.md OUT/llg [OUT2/llg ...]
 
 OUT is what `reproduce --out` was given. Of each figure the page keeps the section that rests on
-most repetitions, its own included; what stands before the figures and between them stays. A figure
-that is new takes its place in the order, and leaves the list of those not measured yet.
+most complete repetitions (of every series and place), its own included; what stands before the
+figures and after them stays. A figure that is new takes its place in the order, and leaves the
+lists of those not measured, or measured elsewhere.
 """
 
 import argparse
@@ -12,8 +13,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-UNMEASURED = "## Not measured yet"
-SEEDS = re.compile(r"; seeds (\d+)(?: to (\d+))?;")
+LISTS = ("## Not measured yet", "## Measured elsewhere")
+SEEDS = re.compile(r"; seeds ([\d, to]+);")
+PART = re.compile(r"; seeds in part ")
 TITLE = re.compile(r"## (?P<key>[\w-]+/[\w-]+)(?: \([^)]*\))?: ")
 FULL = (100, 1000)
 """Repetitions that papers state, which a title does not repeat."""
@@ -27,19 +29,32 @@ class Section:
     text: str
 
     @property
-    def repetitions(self) -> int:
-        """Seeds that the section says it rests on; 0 where it says nothing."""
-        found = SEEDS.findall(self.text)
-        return max((int(b) - int(a) + 1 if b else 1 for a, b in found), default=0)
+    def complete(self) -> list[int]:
+        """Of each scenario that was played, the seeds of which every point has ended."""
+        return [sum(map(_length, one.split(", "))) for one in SEEDS.findall(self.text)]
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Complete repetitions of all scenarios together, and where some others have begun."""
+        return sum(self.complete), len(PART.findall(self.text))
 
     def titled(self, scale: str) -> "Section":
         """With the scale in its heading, and how many repetitions where that is not all of them."""
-        count = self.repetitions
-        some = scale == "paper" and count not in FULL
-        note = f" ({scale} scale{f', {count} of its repetitions' if some else ''}): "
+        counts = sorted({*self.complete}) or [0]
+        some = scale == "paper" and counts[0] not in FULL
+        count = (
+            f", {' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} of its repetitions"
+        )
+        note = f" ({scale} scale{count if some else ''}): "
         title = TITLE.match(self.text)
         assert title is not None
         return Section(self.key, f"## {self.key}{note}{self.text[title.end() :]}")
+
+
+def _length(seeds: str) -> int:
+    """Of `7` or `7 to 16`."""
+    first, _, last = seeds.partition(" to ")
+    return int(last or first) - int(first) + 1
 
 
 def split(text: str) -> tuple[str, list[Section], str]:
@@ -65,16 +80,17 @@ def updated(page: str, pages: list[tuple[str, str]]) -> str:
         best.setdefault(section.key, []).append(section)
     for scale, text in pages:
         for section in split(text)[1]:
-            there = max((one.repetitions for one in best.get(section.key, [])), default=0)
-            if section.repetitions > there or section.repetitions == there > 0:
+            there = max((one.rank for one in best.get(section.key, [])), default=(0, 0))
+            if section.rank >= there and section.rank > (0, 0):
                 kept = [o for o in best.get(section.key, []) if f"({scale} scale" not in o.text]
                 best[section.key] = [section.titled(scale), *(kept if scale == "paper" else [])]
     for key in best:
         after = "".join(
             line for line in after.splitlines(keepends=True) if not line.startswith(f"- {key}:")
         )
-    if after.strip() == UNMEASURED:
-        after = ""
+    # A list that has lost its last line goes, too.
+    lists = re.split(r"^(?=## )", after, flags=re.MULTILINE)
+    after = "".join(one for one in lists if one.strip() not in LISTS)
     figures = [one.text for key in sorted(best) for one in best[key]]
     return "\n".join([before.rstrip() + "\n", *figures, after]).rstrip() + "\n"
 

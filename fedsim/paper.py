@@ -26,8 +26,9 @@ Names = Annotated[list[str], BeforeValidator(_several)]
 class Published(Table):
     """One statement or point of the paper, about the mean of a measure; all values in its units.
 
-    Exactly one of value, at_least, at_most and between says what is published. A limit may be
-    "chance": what a random guess scores on the same victims.
+    Exactly one of value, at_least, at_most, between and like says what is published. A limit may be
+    "chance": what a random guess scores on the same victims. Where a paper says that two series
+    hardly differ, the one is to be `like` the other, as that came out here.
     """
 
     series: Names = Field(default=["*"], description='names of series, or "*" for all of them')
@@ -39,24 +40,32 @@ class Published(Table):
     at_least: float | Literal["chance"] | None = None
     at_most: float | Literal["chance"] | None = None
     between: list[float] | None = Field(default=None, min_length=2, max_length=2)
+    like: str | None = Field(default=None, description="the series of ours that these are close to")
     tolerance: float = Field(
         default=0.0, ge=0, description="how far off a number may be, one read off a plot, say"
     )
     source: Literal["text", "plot", "table"] = "text"
-    remark: str = Field(default="", description="why ours differs; written after measuring")
+    remark: str = Field(
+        default="", description="what is to be known of it, whatever the verdict; below the table"
+    )
 
     @model_validator(mode="after")
     def _one_statement(self) -> "Published":
-        given = [self.value, self.at_least, self.at_most, self.between]
+        given = [self.value, self.at_least, self.at_most, self.between, self.like]
         if sum(one is not None for one in given) != 1:
-            raise ValueError("expected exactly one of value, at_least, at_most and between")
+            raise ValueError("expected exactly one of value, at_least, at_most, between and like")
         if self.between is not None and self.between[0] > self.between[1]:
             raise ValueError(f"between = {self.between}: expected the lower number first")
         return self
 
-    def bounds(self, chance: float | None = None) -> tuple[float, float]:
-        """The interval that agrees with it, tolerance included; either end may be infinite."""
-        low = high = self.value
+    def bounds(
+        self, chance: float | None = None, other: float | None = None
+    ) -> tuple[float, float]:
+        """The interval that agrees with it, tolerance included; either end may be infinite.
+
+        other: the mean of the series that it is to be like.
+        """
+        low = high = self.value if self.like is None else other
         if self.between is not None:
             low, high = self.between
         if self.at_least is not None:
@@ -92,6 +101,11 @@ class Paper(Table):
     )
     pool: list[str] = Field(
         default=[], description="keys of the sweep that neither axis nor series tells apart"
+    )
+    weights: Literal["attacks", "labels"] = Field(
+        default="attacks",
+        description='what counts the same in a mean: attacks, or "labels": an attack counts as '
+        "often as its victim has different labels, as if those of all updates were pooled",
     )
     kind: Literal["curve", "bars", "table"] = "curve"
     repetitions: int = Field(

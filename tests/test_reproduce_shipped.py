@@ -28,6 +28,7 @@ def test_every_shipped_statement_speaks_of_a_series_and_a_place(name, scale):
     for said in paper.published:
         known = {*series(run, said.measure or paper.measure[0]).values()}
         assert {*said.series} <= known | {"*"}, f"{said.series} of {known}"
+        assert said.like is None or said.like in known
         assert any(speaks_of(said, place, paper.x) for place in there), said.at
         for value in said.at.values():
             for one in value if isinstance(value, list) else [value]:

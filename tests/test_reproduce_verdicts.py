@@ -7,7 +7,9 @@ from tiny_figures import PUBLISHED, toml
 
 from fedsim.errors import ScenarioError
 from fedsim.paper import Published
+from fedsim.reproduce import choose, outcome
 from fedsim.reproduce.cells import Cell, Place
+from fedsim.reproduce.console import reproduce
 from fedsim.reproduce.verdict import judge, shown, speaks_of
 from fedsim.scenario import Scenario
 
@@ -37,6 +39,35 @@ def cell(mean: float, low: float | None, high: float | None, n: int = 9, at: flo
 )
 def test_a_verdict_compares_the_interval_with_the_statement(said, ours, verdict):
     assert judge(Published(**said), "asr", "llg", [cell(*ours)], remark="why").text == verdict
+
+
+def test_two_series_that_hardly_differ_are_alike_within_a_tolerance():
+    said = Published(like="llg, cnn", tolerance=0.05)
+    others = {cell(0.0, None, None).place: 0.7}
+    near, far = cell(0.64, 0.62, 0.66), cell(0.6, 0.58, 0.62)
+    assert judge(said, "asr", "llg, lenet", [near], others=others).outcome == "agrees"
+    assert judge(said, "asr", "llg, lenet", [far], others=others).text == (
+        "differs by -5.0 points at 8"
+    )
+    assert shown(said, "asr") == "as llg, cnn ± 5 %"
+
+
+def test_what_is_to_be_like_a_series_that_is_not_there_is_not_measured(tmp_path):
+    published = '[[paper.published]]\nseries = "idlg"\nlike = "{}"\ntolerance = 1.0'
+    for other, told in (("llg", "agrees"), ("rlg", "not measured")):
+        source = toml(tmp_path, published=published.format(other))
+        reproduce(source, tmp_path / "out")
+        (figure,) = choose(source)
+        (found,) = outcome(figure, tmp_path / "out", "smoke").judgements
+        assert found.outcome == told
+
+
+def test_a_statement_has_its_remark_below_the_table_whatever_the_verdict():
+    said = Published(value=0.9, remark="theirs is another model")
+    for ours in ((0.9, 0.88, 0.92), (0.5, 0.4, 0.6)):
+        found = judge(said, "asr", "llg", [cell(*ours)], remark="the figure's")
+        assert "model" not in found.text
+        assert "figure" not in found.text
 
 
 def test_a_verdict_says_where_no_attack_succeeded():

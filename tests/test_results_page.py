@@ -49,3 +49,21 @@ def test_more_repetitions_replace_fewer_and_new_figures_take_their_place():
 def test_fewer_repetitions_change_nothing():
     runs = section("p/fig3", "7 to 9", body="fewer")
     assert tool().updated(PAGE, [("paper", runs)]) == PAGE
+
+
+def test_what_is_complete_counts_and_not_the_last_seed():
+    longest = section("p/fig3", "7 to 9; seeds in part 10 to 106", body="reaches far")
+    assert tool().updated(PAGE, [("paper", longest)]) == PAGE
+    gaps = section("p/fig3", "7 to 26, 30, 40 to 59", body="with gaps")
+    found = tool().updated(PAGE, [("paper", gaps)])
+    assert "## p/fig3 (paper scale, 41 of its repetitions): A title" in found
+    two = section("p/fig3", "7 to 106", body="run: data y; seeds 7 to 10; device z.")
+    assert "(paper scale, 4 to 100 of its repetitions)" in tool().updated(PAGE, [("paper", two)])
+
+
+def test_a_list_that_has_lost_its_last_line_goes():
+    page = PAGE + "\n## Measured elsewhere\n\n- p/tab1: [there](there.md)\n"
+    assert "## Measured elsewhere" in tool().updated(page, [("paper", section("p/fig2", "7"))])
+    found = tool().updated(page, [("paper", section("p/tab1", "7"))])
+    assert "Measured elsewhere" not in found
+    assert "- p/fig4: Four" in found

@@ -53,7 +53,7 @@ class Exhibits:
                     }
                 )
             about = f"{artifact}/{ABOUT}"
-            told = self._embed(about) if inside(self.run_dir, about) else None
+            told = self.embed(about) if inside(self.run_dir, about) else None
             if told:
                 notes[told["text"]] = None
         shown = [one for item in items for pair in item["pairs"] for one in pair if one]
@@ -89,12 +89,13 @@ class Exhibits:
         above = folder.rpartition("/")[0]
         places = [f"{folder}/{twin}", f"{above}/{twin}"] if twin != leaf else []
         place = next((place for place in places if inside(self.run_dir, place)), None)
-        original, made = (self._embed(place) if place else None), self._embed(name)
+        original, made = (self.embed(place) if place else None), self.embed(name)
         if original and made and original["kind"] == made["kind"] == "text":
             made["marked"] = marked(made["text"], original["text"])
         return original, made
 
-    def _embed(self, relative: str) -> Exhibit | None:
+    def embed(self, relative: str) -> Exhibit | None:
+        """A file of the run folder, ready to be shown; None where it may not or cannot be."""
         path = inside(self.run_dir, relative)
         kind = KINDS.get(path.suffix.lower()) if path else None
         try:

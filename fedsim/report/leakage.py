@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsim.errors import RunFolderError
+from fedsim.report.intervals import interval
 from fedsim.report.measures import MEASURES, Measure, measure
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["inside", "interval", "main_metrics", "read_findings", "read_rows", "summarise"]
+__all__ = ["inside", "main_metrics", "read_findings", "read_rows", "summarise"]
 
 # The fields of `fedsim.records.Finding`, which cannot be imported here: it needs torch.
 COLUMNS = [
@@ -199,34 +200,6 @@ def _successes(part: "pd.DataFrame") -> dict[str, int | float | None]:
 def _mean(values: list[float]) -> float | None:
     mean = sum(values) / len(values) if values else math.nan
     return None if math.isnan(mean) else mean
-
-
-def interval(values: list[float], how: Measure) -> tuple[float | None, float | None]:
-    """95 % interval of the mean, from three values on.
-
-    Wilson's for yes/no, which stays honest when all agree; a bootstrap for the rest, the normal
-    approximation beyond 2000 values.
-    """
-    import numpy as np
-
-    n, z = len(values), 1.96
-    if n < 3 or not all(map(math.isfinite, values)):
-        return None, None
-    mean = sum(values) / n
-    if how.kind == "yes/no" and min(values) >= 0 and max(values) <= 1:
-        centre, spread = (
-            mean + z * z / (2 * n),
-            z * math.sqrt(mean * (1 - mean) / n + z * z / (4 * n * n)),
-        )
-        scale = 1 + z * z / n
-        return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
-    array = np.asarray(values)
-    if n > 2000:
-        half = z * float(array.std(ddof=1)) / math.sqrt(n)
-        return mean - half, mean + half
-    means = array[np.random.default_rng(0).integers(0, n, (1000, n))].mean(axis=1)
-    low, high = np.quantile(means, [0.025, 0.975])
-    return float(low), float(high)
 
 
 def _verdict(row: Mapping[str, Any], how: Measure, gains: list[float]) -> str:

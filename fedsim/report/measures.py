@@ -15,7 +15,7 @@ class Measure:
     phrase: completes a sentence; {share}, {hits}, {value} and {n} are filled in. partly: the
     phrase instead, where a yes/no metric was met in part (some images of a batch, say).
     detail: on the page and in the findings, not in the table that a run prints. leaks: False for
-    how an attack went, which chance has no level for.
+    how an attack went, which chance has no level for. signed: a difference of two values.
     """
 
     title: str
@@ -27,6 +27,16 @@ class Measure:
     partly: str = ""
     detail: bool = False
     leaks: bool = True
+    signed: bool = False
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """Where values can lie: shares up to 1, errors from 0 on (word error rates may pass 1)."""
+        if self.signed:
+            return -math.inf, math.inf
+        if self.lower:
+            return 0.0, math.inf
+        return (-math.inf, math.inf) if self.kind == "number" else (0.0, 1.0)
 
     def show(self, value: float | None) -> str:
         """A value as a reader wants it: shares in per cent, numbers to three digits."""

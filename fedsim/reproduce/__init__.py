@@ -5,6 +5,7 @@ driver       plays them, repetition after repetition, into run folders
 cells        the rows of a run folder, averaged
 verdict      a mean and its interval against a published statement
 outcome      a figure: cells, verdicts, what they rest on
+gallery      what was recovered, to look at
 picture      a plotly figure like the paper's
 pages        one page a paper, HTML and Markdown
 console      the same on a terminal

@@ -11,7 +11,8 @@ from fedsim.errors import ScenarioError
 from fedsim.ledger import Ledger
 from fedsim.metrics import METRICS
 from fedsim.paper import Paper
-from fedsim.report.leakage import interval, read_findings, read_rows
+from fedsim.report.intervals import FEWEST, interval
+from fedsim.report.leakage import read_findings, read_rows
 from fedsim.report.measures import Measure, measure
 from fedsim.reproduce.catalogue import GROWING
 from fedsim.scenario import Scenario
@@ -19,14 +20,18 @@ from fedsim.scenario import Scenario
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Cell", "Place", "axis", "how", "measured", "places", "series"]
+__all__ = ["Cell", "Place", "Rows", "axis", "how", "measured", "places", "series"]
 
 CHANGE = "_change"
 OF_ATTACKS = ("seconds", "iterations_to_success")
 KNOWN = {
     "accuracy": Measure("Accuracy", "Share of test examples classified rightly.", "", "share"),
     "accuracy_change": Measure(
-        "Change of accuracy", "Accuracy, less that at the first place of the axis.", "", "share"
+        "Change of accuracy",
+        "Accuracy, less that at the first place of the axis.",
+        "",
+        "share",
+        signed=True,
     ),
     "seconds": Measure("Seconds", "Wall-clock time of an attack.", "", lower=True, unit=" s"),
     "iterations_to_success": Measure(
@@ -56,9 +61,9 @@ class Place:
 class Cell:
     """One mean.
 
-    n: values it is the mean of; low, high: their 95 % interval, None below three values. chance:
-    what a random guess scores there. broken: attacks that failed or ran out of time, and count as
-    a guess.
+    n: values it is the mean of; seeds: how many those are of. low, high: the mean's 95 % interval,
+    None below three values. chance: what a random guess scores there. broken: attacks that failed
+    or ran out of time, and count as a guess.
     """
 
     measure: str
@@ -70,6 +75,7 @@ class Cell:
     high: float | None
     chance: float | None = None
     broken: int = 0
+    seeds: int = 1
 
 
 def axis(x: str) -> str:
@@ -124,6 +130,13 @@ def of_attacks(name: str, scenario: Scenario) -> bool:
     return bool(scenario.adversaries) and (name in METRICS or name in OF_ATTACKS)
 
 
+def _mean(values: list[float], weights: list[float]) -> float:
+    """NaN where there is nothing; values that are NaN do not count."""
+    known = [(v, w) for v, w in zip(values, weights, strict=True) if not math.isnan(v)]
+    total = sum(weight for _, weight in known)
+    return sum(value * weight for value, weight in known) / total if total else math.nan
+
+
 def _paper(scenario: Scenario) -> Paper:
     if scenario.paper is None:
         raise ScenarioError(f"{scenario.name} has no [paper] table")
@@ -154,10 +167,10 @@ def measured(folder: Path, scenario: Scenario, *, compare: bool = True) -> list[
         return []
     if compare:
         Ledger.append_to(folder).same_scenario(scenario, GROWING)
-    return list(_Table(folder, scenario).cells())
+    return list(Rows(folder, scenario).cells())
 
 
-class _Table:
+class Rows:
     """The rows of one run folder, with seed, extra and place for columns."""
 
     def __init__(self, folder: Path, scenario: Scenario) -> None:
@@ -193,6 +206,7 @@ class _Table:
         return rows
 
     def cells(self) -> Iterator[Cell]:
+        """Of all measures, series and places."""
         for name in self.paper.measure:
             yield from (
                 self._attacks(name) if of_attacks(name, self.scenario) else self._utility(name)
@@ -212,9 +226,54 @@ class _Table:
         for (extra, label), called in series(self.scenario, name).items():
             own = rows[(rows["extra"] == extra) & (rows["label"] == label)]
             for place, part in self._by_place(own):
-                broken = int(part["status"].isin(["failed", "timeout"]).sum())
-                chance = float(part["baseline"].mean())
-                yield _cell(name, called, place, part["counted"].tolist(), chance, broken)
+                yield self._cell(name, called, place, part)
+
+    def _cell(self, name: str, called: str, place: Place, part: "pd.DataFrame") -> Cell:
+        """The cell of these attacks' rows.
+
+        Victims of one seed have a network in common, and attacks made in one call its seconds:
+        they count once for the interval. With fewer than three seeds victims are taken for
+        independent, as there is no other way to tell anything.
+        """
+        values, seeds = part["counted"].tolist(), part["seed"].nunique()
+        weights = self._weights(part)
+        if name == "seconds":
+            clusters = [*zip(part["point"], part["round"], part["seconds"], strict=True)]
+        else:
+            clusters = part["seed"].tolist() if seeds >= FEWEST else []
+        low, high = interval(values, how(name), clusters=clusters, weights=weights)
+        chance = _mean(part["baseline"].tolist(), weights)
+        broken = int(part["status"].isin(["failed", "timeout"]).sum())
+        return Cell(
+            name,
+            called,
+            place,
+            len(values),
+            _mean(values, weights),
+            low,
+            high,
+            None if math.isnan(chance) else chance,
+            broken,
+            seeds,
+        )
+
+    def _weights(self, part: "pd.DataFrame") -> list[float]:
+        """What each attack counts: labels of its victim, repetitions aside, or all the same.
+
+        The share of all classes that occur is what a random guess scores in label precision.
+        """
+        if self.paper.weights != "labels":
+            return [1.0] * len(part)
+        key = ["point", "victim", "label"]
+        found = self.findings[self.findings["metric"] == "label_precision"].set_index(key)
+        known: list[float] = (
+            found["baseline"].reindex([*part[key].itertuples(index=False)]).tolist()
+        )
+        if any(map(math.isnan, known)):
+            raise ScenarioError(
+                'paper.weights = "labels" needs attacks that name labels (label_precision)'
+            )
+        return known
 
     def _utility(self, name: str) -> Iterator[Cell]:
         base = name.removesuffix(CHANGE)
@@ -229,10 +288,10 @@ class _Table:
             ]
             for place, values in found:
                 if base == name:
-                    yield _cell(name, called, place, values.tolist())
+                    yield _trained(name, called, place, values.tolist())
                 elif found[0][0] == origin != place:
                     change = (values - found[0][1]).dropna().tolist()
-                    yield _cell(name, called, place, change)
+                    yield _trained(name, called, place, change)
 
     def _by_place(self, rows: "pd.DataFrame") -> "Iterator[tuple[Place, pd.DataFrame]]":
         for key, place in self.places.items():
@@ -241,15 +300,8 @@ class _Table:
                 yield place, part
 
 
-def _cell(
-    name: str,
-    called: str,
-    place: Place,
-    values: list[float],
-    chance: float = math.nan,
-    broken: int = 0,
-) -> Cell:
+def _trained(name: str, called: str, place: Place, values: list[float]) -> Cell:
+    """The cell of a model's utility: a value a seed."""
     mean = sum(values) / len(values) if values else math.nan
     low, high = interval(values, how(name))
-    known = None if math.isnan(chance) else chance
-    return Cell(name, called, place, len(values), mean, low, high, known, broken)
+    return Cell(name, called, place, len(values), mean, low, high, seeds=len(values))

@@ -120,14 +120,15 @@ def _show(console: Console, found: Outcome) -> None:
     if told["body"]:
         # The reasons of a verdict would fold a narrow column into dozens of lines: they come below.
         reasons: dict[str, int] = {}
+        first = len(told["notes"]) + 1
         body = [list(row) for row in told["body"]]
         for row, one in zip(body, found.judgements, strict=False):
-            if row[-1] != one.outcome:
-                number = reasons.setdefault(row[-1], len(reasons) + 1)
+            if one.text != one.outcome:
+                number = reasons.setdefault(row[-1], first + len(reasons))
                 row[-1] = f"{'too few' if one.outcome == 'few' else one.outcome} ({number})"
         _print(console, told["head"], body)
-        for reason, number in reasons.items():
-            console.print(f"({number}) {reason}", markup=False, highlight=False)
+        for line in [*told["notes"], *(f"({number}) {why}" for why, number in reasons.items())]:
+            console.print(line, markup=False, highlight=False)
 
 
 def _print(

@@ -14,6 +14,7 @@ from fedsim.paper import Paper
 from fedsim.reproduce.catalogue import Figure, Part
 from fedsim.reproduce.cells import Cell, Place, measured, places, series
 from fedsim.reproduce.driver import folder_of
+from fedsim.reproduce.gallery import Example, gallery
 from fedsim.reproduce.verdict import Judgement, judge, speaks_of
 from fedsim.scenario import Scenario, read_table
 
@@ -28,6 +29,7 @@ class Share:
     """What one scenario adds to a figure.
 
     facts: what its numbers rest on, as (what, value). problem: why it was not measured, or "".
+    examples: what was recovered, of figures about images.
     """
 
     part: Part
@@ -37,6 +39,7 @@ class Share:
     judgements: tuple[Judgement, ...]
     facts: tuple[tuple[str, str], ...]
     problem: str = ""
+    examples: tuple[Example, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,18 +104,20 @@ def _share(
         return Share(part, part.paper, (), (), (), (), str(error))
     paper = scenario.paper or part.paper
     cells: list[Cell] = []
+    examples: list[Example] = []
     refused = False
     try:
         if as_run:
             scenario = _recorded(folder, scenario)
         cells = measured(folder, scenario, compare=not as_run)
+        examples = gallery(folder, scenario)
     except FedsimError as error:
         refused, problem = True, problem or str(error)
     problem = _placeless(problem, folder)
     found = tuple(_judged(scenario, paper, cells, problem))
     axis = tuple(places(scenario).values())
     facts = tuple(_facts(scenario, None if refused else folder))
-    return Share(part, paper, axis, tuple(cells), found, facts, problem)
+    return Share(part, paper, axis, tuple(cells), found, facts, problem, tuple(examples))
 
 
 def _recorded(folder: Path, scenario: Scenario) -> Scenario:
@@ -140,10 +145,16 @@ def _judged(
         there = [place for place in axis if speaks_of(statement, place, paper.x)]
         names = list(series(scenario, name).values())
         for called in names if "*" in statement.series else statement.series:
+            others = {
+                cell.place: cell.mean
+                for cell in cells
+                if (cell.measure, cell.series) == (name, statement.like)
+            }
             own = [
                 cell
                 for cell in cells
-                if (cell.measure, cell.series) == (name, called) and cell.place in there
+                if (cell.measure, cell.series) == (name, called)
+                and cell.place in (there if statement.like is None else others.keys() & {*there})
             ]
             known = {cell.place.where for cell in own}
             missing = [place.where for place in there if place.where not in known]
@@ -160,6 +171,7 @@ def _judged(
                     own,
                     missing,
                     fruitless=fruitless,
+                    others=others,
                     remark=paper.remark,
                     problem=problem,
                 )
@@ -211,10 +223,8 @@ def _facts(scenario: Scenario, folder: Path | None) -> list[tuple[str, str]]:
     ]
     if not folder or not provenance:
         return facts
-    ended = Ledger.append_to(folder).ended()
-    seeds = sorted({int(point.partition(",")[0].removeprefix("seed=")) for point in ended})
-    if seeds:
-        facts.append(("seeds", f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"{seeds[0]}"))
+    whole, part = _seeds(scenario, folder)
+    facts += [(what, _ranges(s)) for what, s in (("seeds", whole), ("seeds in part", part)) if s]
     facts[0] = ("data", f"{facts[0][1]} (sha256 {str(provenance['hashes']['data'])[:12]})")
     versions = provenance.get("versions", {})
     return [
@@ -226,3 +236,25 @@ def _facts(scenario: Scenario, folder: Path | None) -> list[tuple[str, str]]:
             f"flwr {versions.get('flwr')}, Python {provenance.get('python')}",
         ),
     ]
+
+
+def _seeds(scenario: Scenario, folder: Path) -> tuple[set[int], set[int]]:
+    """Seeds of which every point of the sweep has ended, and those of which some have."""
+    ended: dict[str, set[int]] = {point: set() for point in scenario.combinations() or [""]}
+    for point in Ledger.append_to(folder).ended():
+        seed, _, rest = point.partition(",")
+        if rest in ended:
+            ended[rest].add(int(seed.removeprefix("seed=")))
+    whole = set.intersection(*ended.values())
+    return whole, set.union(*ended.values()) - whole
+
+
+def _ranges(seeds: set[int]) -> str:
+    """Such as `7 to 16, 20`."""
+    ends = [(one, one - 1 in seeds, one + 1 in seeds) for one in sorted(seeds)]
+    firsts = [one for one, before, _ in ends if not before]
+    lasts = [one for one, _, after in ends if not after]
+    return ", ".join(
+        f"{first} to {last}" if last > first else f"{first}"
+        for first, last in zip(firsts, lasts, strict=True)
+    )

@@ -3,7 +3,7 @@
 A page is a pure function of the run folders, and lists every figure of the paper, measured or not.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ __all__ = ["statements", "values", "write_page"]
 
 TEMPLATE = Path(__file__).parent / "templates" / "paper"
 Table = dict[str, Any]
-"""head: column titles; body: rows of text."""
+"""head: column titles; body: rows of text; of statements also notes below."""
 
 
 def write_page(path: Path, paper: str, scale: str, found: Sequence[Outcome]) -> Path:
@@ -38,7 +38,7 @@ def write_page(path: Path, paper: str, scale: str, found: Sequence[Outcome]) -> 
 def values(found: Outcome, measure: str) -> Table:
     """Ours: a row a place of the axis, a column a series; chance, and how many values.
 
-    A cell reads `mean [95 % interval]`.
+    A cell reads `mean [95 % interval]`, and says its n where the others of its row have another.
     """
     cells = [c for s in found.shares for c in s.cells if c.measure == measure]
     names = list(dict.fromkeys(cell.series for cell in cells))
@@ -54,42 +54,54 @@ def values(found: Outcome, measure: str) -> Table:
         here = [cell for cell in cells if cell.place == place]
         if not here:
             continue
+        mixed = len({(cell.n, cell.seeds) for cell in here}) > 1
         for name in names:
-            row.append("; ".join(number(cell) for cell in here if cell.series == name) or "–")
+            own = [cell for cell in here if cell.series == name]
+            row.append("; ".join(number(one, with_n=mixed) for one in own) or "–")
         chances = [cell.chance for cell in here if cell.chance is not None]
         if guessed:
             row.append(how(measure).show(sum(chances) / len(chances)) if chances else "–")
-        body.append([*row, _span([cell.n for cell in here])])
+        body.append([*row, _counts(here)])
     head = [axis(x), *names, *(["by chance"] if guessed else []), "n"]
     return {"head": head, "body": body}
 
 
 def statements(found: Outcome) -> Table:
-    """Ours beside what is published: a row a statement and series."""
-    body = [_row(found, one) for one in found.judgements]
+    """Ours beside what is published: a row a statement and series.
+
+    `notes`: remarks on statements, by the number in brackets after a verdict.
+    """
+    remarks = dict.fromkeys(o.published.remark for o in found.judgements if o.published.remark)
+    notes = {remark: number for number, remark in enumerate(remarks, 1)}
+    body = [_row(found, one, notes) for one in found.judgements]
     for share in found.shares if found.figure.parts[0].paper.kind == "table" else ():
         told = {(one.measure, one.series, p) for one in share.judgements for p in one.places}
         body += [
-            [*_where(found, [c]), number(c), str(c.n), _chance([c]), "–", ""]
+            [*_where(found, [c]), number(c), _counts([c]), _chance([c]), "–", ""]
             for c in share.cells
             if (c.measure, c.series, c.place.where) not in told
         ]
     x = found.figure.parts[0].paper.x
     head = ["measure", "series", *([axis(x)] if x else []), "ours", "n", "by chance", "published"]
-    return {"head": [*head, "verdict"], "body": body}
+    return {
+        "head": [*head, "verdict"],
+        "body": body,
+        "notes": [f"({number}) {remark}" for remark, number in notes.items()],
+    }
 
 
-def number(cell: Cell) -> str:
+def number(cell: Cell, *, with_n: bool = False) -> str:
     """A mean with its interval, such as `98.1 % [97, 98.9]`; failed attacks told in brackets."""
     show = how(cell.measure).show
     text = show(cell.mean)
     if cell.low is not None and cell.high is not None:
         ends = [show(end).removesuffix(" %") for end in (cell.low, cell.high)]
         text += f" [{ends[0]}, {ends[1]}]"
+    text += f", n {cell.n}" if with_n else ""
     return f"{text} ({cell.broken} failed)" if cell.broken else text
 
 
-def _row(found: Outcome, one: Judgement) -> list[str]:
+def _row(found: Outcome, one: Judgement, notes: Mapping[str, int]) -> list[str]:
     source = {"plot": " (read off the plot)", "table": "", "text": ""}[one.published.source]
     published = shown(one.published, one.measure) + source
     where = _where(found, one.cells, one)
@@ -98,8 +110,9 @@ def _row(found: Outcome, one: Judgement) -> list[str]:
         ours = f"{show(min(means))} to {show(max(means))}"
     else:
         ours = number(one.cells[0]) if one.cells else "–"
-    n = _span([cell.n for cell in one.cells]) if one.cells else "0"
-    return [*where, ours, n, _chance(one.cells), published, one.text]
+    n = _counts(one.cells) if one.cells else "0"
+    note = f" ({notes[one.published.remark]})" if one.published.remark else ""
+    return [*where, ours, n, _chance(one.cells), published, one.text + note]
 
 
 def _where(found: Outcome, cells: Sequence[Cell], one: Judgement | None = None) -> list[str]:
@@ -121,6 +134,14 @@ def _chance(cells: Sequence[Cell]) -> str:
     show = how(cells[0].measure).show
     low, high = show(min(known)), show(max(known))
     return low if low == high else f"{low} to {high}"
+
+
+def _counts(cells: Sequence[Cell]) -> str:
+    """How many values, and of how many seeds where that is another number: `20, 2 seeds`."""
+    values, seeds = _span([cell.n for cell in cells]), _span([cell.seeds for cell in cells])
+    if all(cell.n == cell.seeds for cell in cells):
+        return values
+    return f"{values}, {seeds} seed{'' if seeds == '1' else 's'}"
 
 
 def _span(counts: Sequence[int]) -> str:
@@ -161,6 +182,7 @@ def _content(paper: str, scale: str, found: Sequence[Outcome]) -> dict[str, Any]
                         "facts": share.facts,
                         "problem": share.problem,
                         "remark": share.paper.remark,
+                        "examples": share.examples,
                     }
                     for share in one.shares
                 ],

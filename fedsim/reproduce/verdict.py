@@ -4,7 +4,7 @@ A cell agrees with a statement when its 95 % interval touches the numbers that t
 its tolerance included. Below three values there is no interval, and no verdict.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,7 +18,10 @@ Outcome = Literal["agrees", "differs", "few", "not measured"]
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """One published statement beside one of our series. text: the verdict in words."""
+    """One published statement beside one of our series.
+
+    text: the verdict in words, without the statement's own remark: that stands below the table.
+    """
 
     published: Published
     measure: str
@@ -37,17 +40,20 @@ def judge(
     missing: Sequence[str] = (),
     *,
     fruitless: Sequence[str] = (),
+    others: Mapping[Place, float] | None = None,
     remark: str = "",
     problem: str = "",
 ) -> Judgement:
     """One statement against the cells that it speaks of; `missing`: places that have none.
 
-    fruitless: places without a cell because no attack there succeeded.
-    remark: why ours differs, in a person's words. problem: why nothing was measured.
+    fruitless: places without a cell because no attack there succeeded. others: means of the series
+    that these are to be like.
+    remark: why the figure differs, in a person's words, where the statement has no such remark of
+    its own. problem: why nothing was measured.
     """
     differing, few, agreeing = [], [], 0
     for cell in cells:
-        off = gap(published, cell)
+        off = gap(published, cell, (others or {}).get(cell.place))
         said = f"{_signed(off, measure)}" + (f" at {cell.place.where}" if cell.place.where else "")
         if cell.low is None:
             few.append(f"{said}, n = {cell.n}" if off else "")
@@ -56,6 +62,7 @@ def judge(
         else:
             agreeing += 1
     outcome: Outcome
+    remark = "" if published.remark else remark
     if differing or fruitless:
         outcome, parts = "differs", [f"differs by {'; '.join(differing)}"] if differing else []
         if agreeing:
@@ -63,15 +70,15 @@ def judge(
         if fruitless:
             where = f" at {', '.join(fruitless)}" if any(fruitless) else ""
             parts.append(f"no attack succeeded{where}")
-        if reason := published.remark or remark:
-            parts[-1] += f": {reason}"
+        if remark:
+            parts[-1] += f": {remark}"
     elif few:
         off_by = [one for one in few if one]
         outcome, parts = "few", ["too few repetitions to say"]
         if off_by:
             parts[0] += f" (off by {'; '.join(off_by)})"
-        if off_by and (reason := published.remark or remark):
-            parts[0] += f": {reason}"
+        if off_by and remark:
+            parts[0] += f": {remark}"
     elif agreeing:
         outcome, parts = "agrees", ["agrees"]
     else:
@@ -84,9 +91,12 @@ def judge(
     return Judgement(published, measure, series, places, tuple(cells), outcome, "; ".join(parts))
 
 
-def gap(published: Published, cell: Cell) -> float:
-    """How far the mean lies outside what is published, signed; 0 where the cell agrees."""
-    low, high = published.bounds(cell.chance)
+def gap(published: Published, cell: Cell, other: float | None = None) -> float:
+    """How far the mean lies outside what is published, signed; 0 where the cell agrees.
+
+    other: the mean of the series that it is to be like.
+    """
+    low, high = published.bounds(cell.chance, other)
     down, up = (cell.mean, cell.mean) if cell.low is None or cell.high is None else (
         cell.low,
         cell.high,
@@ -112,7 +122,9 @@ def speaks_of(published: Published, place: Place, x: str) -> bool:
 def shown(published: Published, measure: str) -> str:
     """The published number, such as `≥ 98 %`."""
     show, guess = how(measure).show, "a random guess"
-    if published.between is not None:
+    if published.like is not None:
+        text = f"as {published.like}"
+    elif published.between is not None:
         text = " to ".join(map(show, published.between))
     elif published.at_least is not None:
         text = f"≥ {guess if published.at_least == 'chance' else show(published.at_least)}"

@@ -1,0 +1,59 @@
+"""Intervals cover what they say, stay in range, and count clusters once."""
+
+import math
+
+import numpy as np
+import pytest
+
+from fedsim.report.intervals import interval
+from fedsim.report.measures import Measure, measure
+
+NUMBER = Measure("A number", "", "")
+CHANGE = Measure("A change", "", "", "share", signed=True)
+SHARE, YES, ERROR = measure("asr"), measure("recovered"), measure("mse")
+
+
+@pytest.mark.parametrize("n", [3, 5, 20])
+def test_the_interval_of_few_normal_values_covers_their_mean(n):
+    draws = np.random.default_rng(0).normal(size=(2000, n))
+    held = [low <= 0 <= high for low, high in (interval([*one], NUMBER) for one in draws)]
+    assert np.mean(held) == pytest.approx(0.95, abs=0.015)
+
+
+def test_students_interval_has_a_known_answer():
+    low, high = interval([1.0, 2.0, 3.0], NUMBER)
+    half = 4.302652729911275 / math.sqrt(3)
+    assert (low, high) == (pytest.approx(2 - half), pytest.approx(2 + half))
+    assert interval([1.0, 2.0], NUMBER) == (None, None)
+    assert interval([1.0, 2.0, math.nan], NUMBER) == (None, None)
+
+
+def test_an_interval_ends_where_its_measure_does():
+    assert interval([1.0, 0.9, 0.5], SHARE)[1] == 1.0
+    assert interval([0.0, 0.1, 0.5], SHARE)[0] == 0.0
+    assert interval([0.0, 0.001, 0.1], ERROR)[0] == 0.0
+    assert interval([0.01, 0.02, 0.3], CHANGE)[0] < 0
+    assert interval([0.9, 1.0, 1.4], measure("wer"))[1] > 1.4
+    # What a plugin's metric of the same name holds is not cut off.
+    assert interval([1.5, 1.5, 1.5], SHARE) == (1.5, 1.5)
+
+
+def test_wilsons_interval_is_honest_where_all_agree():
+    assert interval([1.0] * 20, YES) == pytest.approx((0.8389, 1.0), abs=1e-4)
+
+
+def test_a_cluster_counts_once_however_many_values_it_holds():
+    seeds = [seed for seed in range(4) for _ in range(10)]
+    values = [float(seed) for seed in seeds]
+    assert interval(values, NUMBER, clusters=seeds) == pytest.approx(
+        interval([0.0, 1.0, 2.0, 3.0], NUMBER)
+    )
+    assert interval(values[:20], NUMBER, clusters=seeds[:20]) == (None, None)
+    agreeing = [float(seed > 0) for seed in seeds]
+    apart, together = interval(agreeing, YES), interval(agreeing, YES, clusters=seeds)
+    assert together[1] - together[0] > 2 * (apart[1] - apart[0])
+
+
+def test_a_weight_is_how_often_a_value_counts():
+    whole = [interval([0.0, 0.0, 1.0, 4.0], NUMBER, clusters=[0, 0, 1, 2])]
+    assert whole == [interval([0.0, 1.0, 4.0], NUMBER, weights=[2.0, 1.0, 1.0])]
