@@ -124,6 +124,20 @@ def test_distances_and_their_slopes_are_autograds(kind, name):
     assert torch.equal(far(start.detach(), torch.tensor([0])), value.detach())
 
 
+@pytest.mark.parametrize("tile", [1, 100, 250, 1 << 17])
+def test_weight_gradients_are_formed_a_tile_at_a_time(tile, monkeypatch):
+    model = victim()
+    far, theirs, (_, labels, lengths) = distance_of(model, "l1+l2")
+    monkeypatch.setattr("fedsim.gradients.terms.TILE", tile)
+    start = texts(model, 1)[0].requires_grad_(True)
+    value = far(start, torch.tensor([0]))
+    (slope,) = torch.autograd.grad(value.sum(), start)
+    exact = plain("l1+l2", observed(model, start[0], labels[0], lengths[0]), theirs[0])
+    (exact_slope,) = torch.autograd.grad(exact, start)
+    assert float(value.detach()) == pytest.approx(float(exact.detach()), rel=1e-9)
+    torch.testing.assert_close(slope, exact_slope, rtol=1e-8, atol=1e-9 * float(slope.abs().max()))
+
+
 @pytest.mark.parametrize("name", ["cosine", "l2", "l1+l2"])
 def test_float32_is_within_1e_5(name):
     model = victim()
