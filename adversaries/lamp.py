@@ -111,9 +111,12 @@ class LAMP(TextMatching):
     def schedule(self, step: int) -> float:
         return float(self.decay ** (step // self.decay_every))
 
+    def spread(self, texts: DummyTexts) -> float:
+        scaled = self.start_length is None and self.fidelity == "authors"
+        return texts.spread if scaled else super().spread(texts)
+
     def first(self, texts: DummyTexts, case: int, job: Job) -> Tensor:
-        scale = 1.0 if self.fidelity == "paper" else texts.typical / texts.shape[2] ** 0.5
-        drawn = texts.start(job.rng, case, self.starts, scale)
+        drawn = texts.start(job.rng, case, self.starts, self.spread(texts))
         best = _best(drawn, texts, case)
         batch = best.view(texts.shape)
         others = [best]

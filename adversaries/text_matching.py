@@ -37,7 +37,7 @@ PADDED = 4
 class TextMatching(OfTexts):
     """Seeks the texts of a batch by making dummy embeddings whose gradient is the same.
 
-    Word embeddings of the tokens that are sought start at random and are moved by Adam; the tokens
+    Word embeddings of the tokens that are sought start at N(0, I) and are moved by Adam; the tokens
     with the largest cosine are claimed, of the point with the lowest distance that any start came
     to. Tokens around every text are known; so are those that were masked, to who has the labels.
 
@@ -53,6 +53,11 @@ class TextMatching(OfTexts):
     lr: float = Field(default=0.1, gt=0, description="step length")
     restarts: int = Field(
         default=0, ge=0, description="further starts, side by side; the lowest distance is claimed"
+    )
+    start_length: Literal["normal", "vocabulary"] | None = Field(
+        default=None,
+        description='length of embeddings at the start: "normal", that of N(0, I), as by default; '
+        '"vocabulary": scaled to the mean of the vocabulary\'s',
     )
     parameters: dict[str, Annotated[float, Field(ge=0)]] = Field(
         default={"*": 1.0},
@@ -101,7 +106,11 @@ class TextMatching(OfTexts):
 
     def first(self, texts: DummyTexts, case: int, job: Job) -> Tensor:
         """A starting point (n,)."""
-        return texts.start(job.rng, case, 1, texts.typical / texts.shape[2] ** 0.5)[0]
+        return texts.start(job.rng, case, 1, self.spread(texts))[0]
+
+    def spread(self, texts: DummyTexts) -> float:
+        """Standard deviation of the coordinates of random points."""
+        return texts.spread if self.start_length == "vocabulary" else 1.0
 
     def optimizer(
         self, starts: Tensor, texts: DummyTexts, seen: Sequence[Observation], jobs: Sequence[Job]

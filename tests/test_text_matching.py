@@ -72,12 +72,25 @@ def test_lamp_reads_words_of_a_text(config, client):
     assert found.objective < 0.5
 
 
-@pytest.mark.parametrize(("attack", "lr"), [(TAG, 0.1), (DLGText, 0.1)])
-def test_the_baselines_beat_chance(attack, lr):
+@pytest.mark.parametrize("attack", [TAG, DLGText])
+@pytest.mark.parametrize("start", ["normal", "vocabulary"])
+def test_the_baselines_beat_chance(attack, start):
     observed, truth = seen(small())
-    found = attack(steps=300, lr=lr).reconstruct(observed, testing.job())
-    wrong = attack(steps=1, lr=lr).reconstruct(observed, testing.job())
-    assert score(found, truth, observed.spec) > score(wrong, truth, observed.spec) + 0.2
+    found = attack(steps=300, start_length=start).reconstruct(observed, testing.job())
+    wrong = attack(steps=1, start_length=start).reconstruct(observed, testing.job())
+    assert score(found, truth, observed.spec) > score(wrong, truth, observed.spec) + 0.15
+
+
+@pytest.mark.parametrize("attack", [TAG, DLGText])
+def test_the_baselines_start_unscaled_as_in_lamps_comparison(attack):
+    _, _, texts, _, _ = shuffled()
+    for settings, length in (
+        ({}, texts.shape[2] ** 0.5),
+        ({"start_length": "vocabulary"}, texts.typical),
+    ):
+        start = attack(**settings).first(texts, 0, testing.job()).view(texts.shape)
+        lengths = start[texts.sought[0]].norm(dim=1)
+        assert float(lengths.mean()) == pytest.approx(length, rel=0.1)
 
 
 @pytest.mark.parametrize("attack", [LAMP(**QUICK, steps=30), TAG(steps=10), DLGText(steps=10)])
@@ -143,6 +156,47 @@ def test_the_prior_decides_where_its_weight_is_great():
     reordering = Reordering(texts, prior, candidates=200, weight=1e6)
     after = prior.surprise(texts.read(reordering(point, at, [testing.job().rng]), at)[0])
     assert float(after) < float(before)
+
+
+class Scored(LanguagePrior):
+    """A prior that says of each order how many of its tokens are not where `wanted` has them."""
+
+    description = "places"
+
+    def __init__(self, wanted):
+        self.wanted = wanted
+
+    def surprise(self, ids, lengths=None):
+        return (ids != self.wanted).float().sum(dim=1)
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.02, 1e6])
+def test_orders_that_the_prior_alone_rules_out_change_no_choice(weight, monkeypatch):
+    _, truth, texts, point, at = shuffled((2, 0, 3, 1))
+    reordering = Reordering(texts, Scored(truth.tokens[0]), candidates=60, weight=weight)
+    passed = []
+    whole = TextDistance.__call__
+    monkeypatch.setattr(TextDistance, "together", lambda *_: 8)
+    monkeypatch.setattr(
+        TextDistance, "__call__", lambda *args: passed.append(len(args[1])) or whole(*args)
+    )
+    reordering(point, at, [testing.job().rng])
+    looked = sum(passed) - 1
+    passed.clear()
+    chosen = reordering(point, at, [testing.job().rng])
+    rng, inner = testing.job().rng, texts.sought[0, 0].nonzero().flatten()
+    orders = list(dict.fromkeys(tuple(moved(list(range(len(inner))), rng)) for _ in range(60)))
+    orders = torch.tensor([list(range(len(inner))), *orders]).unique(dim=0)
+    ids = texts.read(point, at)[0, 0].repeat(len(orders), 1)
+    ids[:, inner] = ids[0, inner][orders]
+    batches = point.view(texts.shape).repeat(len(orders), 1, 1, 1)
+    batches[:, 0, inner] = batches[0, 0, inner][orders]
+    rows = at.expand(len(orders))
+    totals = weight * (ids != truth.tokens[0]).sum(dim=1) + texts.far(
+        texts.embedded(batches.flatten(1), rows), rows
+    )
+    assert torch.equal(texts.read(chosen, at)[0, 0], ids[totals.argmin()])
+    assert (looked < len(orders)) == (weight > 0)
 
 
 @given(st.lists(st.integers(), min_size=1, max_size=8), st.integers(0, 2**16))
