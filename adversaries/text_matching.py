@@ -49,6 +49,11 @@ class TextMatching(OfTexts):
     recovers: ClassVar[frozenset[str]] = frozenset({"tokens", "text", "objective", "outcomes"})
     group: ClassVar[int] = 8
 
+    @property
+    def ends(self) -> bool:
+        """Whether what a start ended at is claimed, instead of the lowest point on its way."""
+        return False
+
     steps: int = Field(default=2500, ge=1, description="steps of Adam a start")
     lr: float = Field(default=0.1, gt=0, description="step length")
     restarts: int = Field(
@@ -112,6 +117,9 @@ class TextMatching(OfTexts):
         """Standard deviation of the coordinates of random points."""
         return texts.spread if self.start_length == "vocabulary" else 1.0
 
+    def ready(self, texts: DummyTexts, seen: Observation, job: Job) -> None:
+        """Raise before any start what would else be raised after many steps."""
+
     def optimizer(
         self, starts: Tensor, texts: DummyTexts, seen: Sequence[Observation], jobs: Sequence[Job]
     ) -> Optimizer:
@@ -158,6 +166,7 @@ class TextMatching(OfTexts):
         )
         texts = DummyTexts(far, cases, tokens, words.to(device, dtype), norm_weight=norm_weight)
         own, views = [jobs[victim] for victim in of], [seen[victim] for victim in of]
+        self.ready(texts, seen[0], jobs[0])
         matches = minimise(
             texts,
             lambda case: self.first(texts, case, own[case]),
@@ -174,6 +183,7 @@ class TextMatching(OfTexts):
             ],
             restarts=self.restarts,
             all_starts=True,
+            ends=self.ends,
         )
         told = [
             self.finished(match, case, texts, views[case], own[case])
