@@ -89,10 +89,10 @@ class DAGER(Adversary):
         turned = first.turned[first.queries[0]]
         span = spanned(first.queries, gradient, turned)
         if span is None:
-            raise ValueError(_full(first.queries, seen, words.shape[1]))
+            raise ValueError(_full(first, first.queries, gradient, seen))
         later = self._later(first, gradient, span.rank)
         if later is None:
-            raise ValueError(_full(first.behind[0], seen, words.shape[1]))
+            raise ValueError(_full(first, first.behind[0], gradient, seen))
         for one in (span, later):
             if not one.rank:
                 raise ValueError(
@@ -128,7 +128,7 @@ class DAGER(Adversary):
             trace=tuple(job.trace),
             diagnostics={
                 "layers": [*span.layers, *later.layers],
-                "dimensions": words.shape[1],
+                "dimensions": span.width,
                 "rank": span.rank,
                 "rank_later": later.rank,
                 "noisy": span.noisy or later.noisy,
@@ -157,8 +157,12 @@ class DAGER(Adversary):
         return best
 
 
-def _full(layers: tuple[str, ...], seen: Observation, width: int) -> str:
+def _full(
+    first: First, layers: tuple[str, ...], gradient: dict[str, Tensor], seen: Observation
+) -> str:
     """What to say of a gradient that spans everything, by how many tokens are behind it at most."""
+    # Not that of the word embeddings: some models, such as ALBERT, project narrower ones.
+    width = gradient[f"{layers[0]}.weight"].shape[0 if first.turned[layers[0]] else 1]
     most: int | None = None
     behind = ""
     if seen.lengths is not None:

@@ -11,7 +11,7 @@ __all__ = ["DLGText"]
 class DLGText(TextMatching):
     """Gradient matching of texts with ||g' - g||^2, by Adam: the baseline of TAG and LAMP.
 
-    The labels are known, where DLG seeks them with the inputs.
+    One start at N(0, I), as for `tag`. The labels are known, where DLG seeks them with the inputs.
     """
 
     name: ClassVar[str] = "dlg-text"

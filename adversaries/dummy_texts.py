@@ -43,6 +43,8 @@ class DummyTexts:
         batch, longest = len(cases[0].lengths), int(self.lengths.max())
         self.shape = (batch, longest, words.shape[1])
         self.typical = float(words.norm(dim=1).mean())
+        self.spread = self.typical / words.shape[1] ** 0.5
+        """Standard deviation of coordinates that makes an embedding as long as those."""
         self.matched: Tensor = MATCHED * far.zero_distance
         self.known = torch.full((len(cases), batch, longest), -1)
         """Which token stands where, (cases, B, L); -1 where that is sought."""

@@ -13,8 +13,9 @@ from adversaries.text_matching import TextMatching
 from fedsim.adversary import Job
 from fedsim.gradients import Adam, Match, Optimizer, TextMetric
 from fedsim.knowledge import Knowledge
-from fedsim.priors import NGRAM, language_prior
+from fedsim.priors import NGRAM, causal_model, language_prior
 from fedsim.records import Observation
+from fedsim.victim import VictimModel
 
 __all__ = ["LAMP"]
 
@@ -38,10 +39,10 @@ class LAMP(TextMatching):
     The prior is fitted on the public texts that PRIOR grants, or is a causal language model, which
     needs none.
 
-    fidelity "authors" starts with embeddings as long as the vocabulary's and does not reorder in
-    the first tenth of the steps; "paper" starts at N(0, I), from where it takes far more of them.
-    Either claims the point of the lowest distance, as the authors' code does, where Algorithm 1
-    takes the last.
+    fidelity "authors" starts with embeddings as long as the vocabulary's, does not reorder in the
+    first tenth of the steps, and claims the point of the lowest distance on the way; "paper" starts
+    at N(0, I), from where it takes far more of them, and claims the last point (Algorithm 1, line
+    20), of several starts the one with the lowest distance there.
     """
 
     name: ClassVar[str] = "lamp"
@@ -93,6 +94,11 @@ class LAMP(TextMatching):
     )
 
     @property
+    def ends(self) -> bool:
+        """As the paper has it."""
+        return self.fidelity == "paper"
+
+    @property
     def _weight(self) -> float:
         """What the prior counts: nothing where no tokens are reordered."""
         if self.discrete == "none":
@@ -104,6 +110,12 @@ class LAMP(TextMatching):
         fitted = self._weight > 0 and self.prior == NGRAM
         return super().requires() | (Knowledge.PRIOR if fitted else Knowledge(0))
 
+    def cautions(self, model: VictimModel) -> list[str]:
+        """Those of its kind; raises `DataError` for a causal prior that cannot be loaded."""
+        if self._weight and self.prior != NGRAM:
+            causal_model(self.prior)
+        return super().cautions(model)
+
     def metric(self) -> tuple[TextMetric, float, float]:
         weight = NORM_WEIGHT[self.distance] if self.norm_weight is None else self.norm_weight
         return self.distance, self.l1, weight
@@ -111,9 +123,12 @@ class LAMP(TextMatching):
     def schedule(self, step: int) -> float:
         return float(self.decay ** (step // self.decay_every))
 
+    def spread(self, texts: DummyTexts) -> float:
+        scaled = self.start_length is None and self.fidelity == "authors"
+        return texts.spread if scaled else super().spread(texts)
+
     def first(self, texts: DummyTexts, case: int, job: Job) -> Tensor:
-        scale = 1.0 if self.fidelity == "paper" else texts.typical / texts.shape[2] ** 0.5
-        drawn = texts.start(job.rng, case, self.starts, scale)
+        drawn = texts.start(job.rng, case, self.starts, self.spread(texts))
         best = _best(drawn, texts, case)
         batch = best.view(texts.shape)
         others = [best]
@@ -125,6 +140,15 @@ class LAMP(TextMatching):
                 other[text, places] = batch[text, places[order]]
             others.append(other.flatten())
         return _best(torch.stack(others), texts, case)
+
+    def ready(self, texts: DummyTexts, seen: Observation, job: Job) -> None:
+        """Ask the prior about the longest text, so that one that takes fewer tokens is refused."""
+        prior = self._reordering(texts, seen, job).prior
+        if prior is not None:
+            case, text = divmod(int(texts.lengths.argmax()), texts.shape[0])
+            at = torch.tensor([case], device=texts.words.device)
+            anything = texts.words.mean(dim=0).expand(1, *texts.shape).flatten(1)
+            prior.surprise(texts.read(anything, at)[:, text], texts.lengths[case, text : text + 1])
 
     def optimizer(
         self, starts: Tensor, texts: DummyTexts, seen: Sequence[Observation], jobs: Sequence[Job]
@@ -153,6 +177,7 @@ class LAMP(TextMatching):
         self, match: Match, case: int, texts: DummyTexts, seen: Observation, job: Job
     ) -> dict[str, Any]:
         reordering = self._reordering(texts, seen, job)
+        prior = reordering.prior
         if self.discrete == "end":
             rounds = self.steps // self.continuous
             match.point = reordering.repeated(match.point, case, job.rng, rounds)
@@ -161,7 +186,10 @@ class LAMP(TextMatching):
             tokens = texts.fed(texts.read(match.point[None], at), at)[0]
             alone = Reordering(texts, None, candidates=self.candidates, weight=0.0)
             match.point = alone.repeated(tokens, case, job.rng, self.polish)
-        return {"prior": None if reordering.prior is None else reordering.prior.description}
+        return {
+            "prior": None if prior is None else prior.description,
+            "prior_deviation": None if prior is None else prior.deviation,
+        }
 
     def _reordering(self, texts: DummyTexts, seen: Observation, job: Job) -> Reordering:
         prior = None

@@ -88,17 +88,30 @@ class Reordering:
         orders = torch.tensor(list(dict.fromkeys([tuple(inner), *drawn])))
         index = torch.arange(ids.shape[1]).repeat(len(orders), 1)
         index[:, places] = places[orders]
+        surprise = torch.zeros(len(orders))
+        if self.prior is not None and self.weight:
+            lengths = texts.lengths[at, text].expand(len(orders))
+            surprise = self.prior.surprise(ids[text][index], lengths)
         batch = point.view(texts.shape)
-        every = batch.repeat(len(orders), 1, 1, 1)
-        every[:, text] = batch[text][index.to(point.device)]
-        rows = case.expand(len(orders))
-        with torch.no_grad():
-            scores = texts.far(texts.embedded(every.flatten(1), rows), rows)
-            if self.prior is not None and self.weight:
-                surprise = self.prior.surprise(
-                    ids[text][index], texts.lengths[at, text].expand(len(orders))
-                )
-                scores = scores + self.weight * surprise.to(scores) / len(ids)
-        best = int(scores.argmin())
-        batch[text] = every[best, text]
+        costs = (self.weight * surprise / len(ids)).to(point.dtype)
+        best = self._lowest(batch, text, index, costs, case)
+        batch[text] = batch[text][index[best].to(point.device)]
         ids[text] = ids[text][index[best]]
+
+    def _lowest(self, batch: Tensor, text: int, index: Tensor, costs: Tensor, case: Tensor) -> int:
+        """Which of the orders (K, L) of a text has the lowest distance plus cost (K,).
+
+        No distance is below 0, so that orders whose cost alone exceeds a total need none.
+        """
+        texts, ranks = self.texts, costs.argsort(stable=True)
+        totals = torch.full_like(costs, torch.inf)
+        for some in ranks.split(texts.far.together(batch)):
+            if float(costs[some[0]]) > float(totals.min()):
+                break
+            every = batch.repeat(len(some), 1, 1, 1)
+            every[:, text] = batch[text][index[some].to(batch.device)]
+            rows = case.expand(len(some))
+            with torch.no_grad():
+                apart = texts.far(texts.embedded(every.flatten(1), rows), rows)
+            totals[some] = apart.to(costs) + costs[some]
+        return int(totals.argmin())

@@ -24,7 +24,7 @@ EVEN = 0.8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Span:
-    """The row space of a gradient. basis (n, r) float64, orthonormal; width: n.
+    """The row space of a gradient. basis (n, r) float64, orthonormal.
 
     noisy: whether noise fills the rest, above which r directions stand out.
     """
@@ -37,6 +37,11 @@ class Span:
     def rank(self) -> int:
         """r, the inputs behind it."""
         return self.basis.shape[1]
+
+    @property
+    def width(self) -> int:
+        """n, what it could span at most: values of an input of the layers."""
+        return self.basis.shape[0]
 
     def off(self, inputs: Tensor) -> Tensor:
         """Distances (...) of inputs (..., n) from the span, as shares of their norms."""

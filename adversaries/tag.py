@@ -14,7 +14,8 @@ class TAG(TextMatching):
     """Gradient matching of texts with ||g' - g||^2 + `l1` ||g' - g||_1.
 
     The second norm keeps small differences, of which a transformer's gradient has most, from
-    counting nothing. Settings are those that LAMP's authors use for it.
+    counting nothing. Settings are those with which LAMP's authors run it: Adam at 0.1, from one
+    start at N(0, I), which their code scales, and their paper chooses among many, for LAMP alone.
     """
 
     name: ClassVar[str] = "tag"

@@ -37,7 +37,7 @@ PADDED = 4
 class TextMatching(OfTexts):
     """Seeks the texts of a batch by making dummy embeddings whose gradient is the same.
 
-    Word embeddings of the tokens that are sought start at random and are moved by Adam; the tokens
+    Word embeddings of the tokens that are sought start at N(0, I) and are moved by Adam; the tokens
     with the largest cosine are claimed, of the point with the lowest distance that any start came
     to. Tokens around every text are known; so are those that were masked, to who has the labels.
 
@@ -49,10 +49,20 @@ class TextMatching(OfTexts):
     recovers: ClassVar[frozenset[str]] = frozenset({"tokens", "text", "objective", "outcomes"})
     group: ClassVar[int] = 8
 
+    @property
+    def ends(self) -> bool:
+        """Whether what a start ended at is claimed, instead of the lowest point on its way."""
+        return False
+
     steps: int = Field(default=2500, ge=1, description="steps of Adam a start")
     lr: float = Field(default=0.1, gt=0, description="step length")
     restarts: int = Field(
         default=0, ge=0, description="further starts, side by side; the lowest distance is claimed"
+    )
+    start_length: Literal["normal", "vocabulary"] | None = Field(
+        default=None,
+        description='length of embeddings at the start: "normal", that of N(0, I), as by default; '
+        '"vocabulary": scaled to the mean of the vocabulary\'s',
     )
     parameters: dict[str, Annotated[float, Field(ge=0)]] = Field(
         default={"*": 1.0},
@@ -101,7 +111,14 @@ class TextMatching(OfTexts):
 
     def first(self, texts: DummyTexts, case: int, job: Job) -> Tensor:
         """A starting point (n,)."""
-        return texts.start(job.rng, case, 1, texts.typical / texts.shape[2] ** 0.5)[0]
+        return texts.start(job.rng, case, 1, self.spread(texts))[0]
+
+    def spread(self, texts: DummyTexts) -> float:
+        """Standard deviation of the coordinates of random points."""
+        return texts.spread if self.start_length == "vocabulary" else 1.0
+
+    def ready(self, texts: DummyTexts, seen: Observation, job: Job) -> None:
+        """Raise before any start what would else be raised after many steps."""
 
     def optimizer(
         self, starts: Tensor, texts: DummyTexts, seen: Sequence[Observation], jobs: Sequence[Job]
@@ -149,6 +166,7 @@ class TextMatching(OfTexts):
         )
         texts = DummyTexts(far, cases, tokens, words.to(device, dtype), norm_weight=norm_weight)
         own, views = [jobs[victim] for victim in of], [seen[victim] for victim in of]
+        self.ready(texts, seen[0], jobs[0])
         matches = minimise(
             texts,
             lambda case: self.first(texts, case, own[case]),
@@ -165,6 +183,7 @@ class TextMatching(OfTexts):
             ],
             restarts=self.restarts,
             all_starts=True,
+            ends=self.ends,
         )
         told = [
             self.finished(match, case, texts, views[case], own[case])

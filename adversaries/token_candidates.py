@@ -82,9 +82,11 @@ def candidates(
         bounds = bounds * LOOSER
     for place in range(end):
         if int(counts[place]) > CROWDED * len(words):
+            reached = words.shape[1]
+            narrow = f", of which word embeddings reach {reached}" if reached < span.width else ""
             raise ValueError(
                 f"{int(counts[place])} of {len(words)} tokens fit position {place}: the gradient "
-                f"spans {span.rank} of {words.shape[1]} dimensions, too many to tell tokens "
+                f"spans {span.rank} of {span.width} dimensions{narrow}, too many to tell tokens "
                 "apart. Smaller batches or shorter texts leak; so does a wider model"
             )
     found = [passed[p].nonzero().flatten() for p in range(end)]

@@ -46,7 +46,7 @@ class TokenLeak(Adversary):
     )
 
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
-        """Look; raises `ValueError` where no gradient of word embeddings was sent."""
+        """Look; raises `ValueError` where no gradient of word embeddings was sent, or zeros."""
         gradient, tokens = seen.know(Knowledge.GRADIENT), seen.spec.tokens
         if tokens is None:
             raise ValueError("this task's inputs are no text, and token-leak finds nothing else")
@@ -61,6 +61,12 @@ class TokenLeak(Adversary):
         if not torch.isfinite(norms).all():
             raise ValueError(f"the gradient of '{tokens.embedding}' holds NaN or Inf")
         found = norms > 0
+        if not found.any():
+            raise ValueError(
+                f"the gradient of '{tokens.embedding}' is zero throughout: the word embeddings "
+                "were frozen, or their gradient removed by a defense, so that it tells nothing of "
+                "the tokens. dager reads them from the spans of the transformer's own layers"
+            )
         filled = float(found.double().mean())
         bound = 0.0
         if filled > FILLED:

@@ -3,29 +3,28 @@
     python benchmarks/lamp.py [--sentences 1] [--candidates 20] [--steps 4] [--whole] [--data DIR]
 
 MiniLM-L6, B = 1, float32, one thread, the cosine distance over the parameters that
-`benchmarks/lamp_plain.py` matches, and its language model; one run, where both sides take turns.
+`benchmarks/lamp_plain.py` matches, and its trigrams; one run, where both sides take turns.
 A candidate is scored as plain does (a gradient; the likelihood of its tokens, which are projected
 anew each time), by its gradient alone, and by `TextDistance` with all 201 of a discrete step in
 passes of a few, tokens projected once and reordered. A step is the objective, its slope, and Adam.
 Distances of the plain side are asserted equal to 1e-5. CPU milliseconds of the fastest of three
 turns, so that a busy machine slows both alike; and what they come to for the paper's schedule.
-With --whole the adversary `lamp` attacks each sentence by that schedule, all together and one
-alone, with the same language model: CPU seconds a sentence beside what plain's parts come to.
+With --whole the adversary `lamp` attacks the sentences by that schedule, the first alone and, where
+there are more, all together, with the same language model: CPU seconds a sentence beside what
+plain's parts come to. None ends early there, as sentences do whose tokens have the gradient.
 """
 
 import argparse
 import os
-import tempfile
 import time
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from lamp_plain import (
     CANDIDATES,
-    CONTINUOUS,
     LR,
     PERMUTATIONS,
+    ROUNDS,
     STARTS,
     STEPS,
     Victim,
@@ -34,20 +33,20 @@ from lamp_plain import (
     folder,
     nearest,
     objective,
-    prior,
+    public,
     surprise,
     texts,
     victim,
 )
 from timing import fastest
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import Tensor
 
-from adversaries import LAMP
+from adversaries import LAMP, dummy_texts
 from adversaries.reordering import moved
 from fedsim import libraries, testing
 from fedsim.gradients import TextDistance, nearest_tokens, norm_gap
 from fedsim.knowledge import Knowledge
+from fedsim.priors import LanguagePrior, language_prior
 from fedsim.records import Observation, Spec, Tokens
 from fedsim.seeds import torch_generator
 from fedsim.tasks.languages import POINTS, classification_loss, told
@@ -55,19 +54,7 @@ from fedsim.victim import VictimModel
 
 WORDS = "bert.embeddings.word_embeddings.weight"
 TOGETHER = 4
-PASS = 16
-"""Texts that the language model sees at a time: logits of more do not fit the caches."""
 EQUAL = 1e-5
-
-
-def surprises(language: nn.Module, tokens: Tensor) -> Tensor:
-    """The mean negative log-likelihood a token, (R,), of tokens (R, L)."""
-    found = []
-    for some in torch.split(tokens, PASS):
-        logits = language(some).logits[:, :-1].flatten(0, 1)
-        each = functional.cross_entropy(logits, some[:, 1:].flatten(), reduction="none")
-        found.append(each.view(len(some), -1).mean(dim=1))
-    return torch.cat(found)
 
 
 def stepping(far: TextDistance, start: Tensor, typical: float) -> Callable[[], None]:
@@ -86,7 +73,7 @@ def stepping(far: TextDistance, start: Tensor, typical: float) -> Callable[[], N
 
 
 def compared(
-    it: Victim, language: nn.Module, index: int, candidates: int, steps: int
+    it: Victim, language: LanguagePrior, index: int, candidates: int, steps: int
 ) -> dict[str, float]:
     """CPU milliseconds of each part on both sides, and the largest differences."""
     rng = torch_generator(0, "lamp", index)
@@ -129,7 +116,7 @@ def compared(
     def ranked() -> None:
         alone()
         with torch.no_grad():
-            surprises(language, nearest_tokens(every[0], it.embeddings)[places])
+            language.surprise(nearest_tokens(every[0], it.embeddings)[places])
 
     took["candidate, gradient alone"] = fastest(plain_alone) / len(some)
     took["candidate"] = fastest(plain_ranked) / len(some)
@@ -167,7 +154,7 @@ def slopes(it: Victim, far: TextDistance, start: Tensor) -> float:
     return float((a - b).norm() / b.norm())
 
 
-def observed(it: Victim, tokens: Tokens) -> Observation:
+def observed(it: Victim, tokens: Tokens, texts: tuple[str, ...]) -> Observation:
     """What the adversary is told of a sentence."""
     model = VictimModel(
         it.model, head="classifier", loss=classification_loss, words=WORDS, points=POINTS
@@ -180,28 +167,26 @@ def observed(it: Victim, tokens: Tokens) -> Observation:
         labels=it.label,
         lengths=[it.length],
         num_examples=1,
-        prior=(),
+        prior=texts,
         granted=~Knowledge(0),
     )
 
 
-def whole(victims: list[Victim], language: nn.Module, tokenizer: Any, plain: float) -> None:
-    """Print what whole sentences take, the first alone and all together."""
-    tokens = told(tokenizer, len(tokenizer), 512, WORDS)
-    with tempfile.TemporaryDirectory() as folder:
-        language.save_pretrained(folder)  # type: ignore[operator]
-        tokenizer.save_pretrained(folder)
-        attack = LAMP(prior=folder)
-        seen = [observed(it, tokens) for it in victims]
-        for how, some in (("one alone", seen[:1]), (f"{len(seen)} together", seen)):
-            began = time.process_time()
-            found = attack.reconstruct_many(some, [testing.job(seed=i) for i in range(len(some))])
-            took = (time.process_time() - began) / len(some)
-            steps = [one.diagnostics["evaluations"] for one in found]
-            print(f"whole sentences, {how}: {took:.0f} s each, plain {plain:.0f} s, ", end="")
-            print(f"x{plain / took:.1f}; steps {steps}")
+def whole(seen: list[Observation], plain: list[float]) -> None:
+    """Print what whole sentences take, the first alone and all together; plain: seconds of each."""
+    dummy_texts.MATCHED = -1.0  # no distance is so low: all of them take the whole schedule
+    for how, some in (("the first alone", seen[:1]), (f"{len(seen)} together", seen)):
+        if how != "the first alone" and len(seen) == 1:
+            return
+        began = time.process_time()
+        jobs = [testing.job(seed=i) for i in range(len(some))]
+        found = LAMP().reconstruct_many(some, jobs)
+        took = (time.process_time() - began) / len(some)
+        beside = sum(plain[: len(some)]) / len(some)
+        print(f"whole sentences, {how}: {took:.0f} s each, plain {beside:.0f} s, ", end="")
+        print(f"x{beside / took:.1f}")
         for one in found:
-            print(f"  {one.text[0]} (verified: {one.diagnostics['verified']})")
+            print(f"  {one.text[0]} ({one.diagnostics['evaluations']} steps)", flush=True)
 
 
 def main() -> None:
@@ -218,11 +203,12 @@ def main() -> None:
     torch.set_num_threads(1)
     tokenizer = libraries.transformers().AutoTokenizer.from_pretrained(folder())
     model = encoder()
-    language = prior(len(tokenizer))
-    victims, totals = [], []
+    tokens, fitted = told(tokenizer, len(tokenizer), 512, WORDS), public(options.data)
+    language = language_prior("n-gram", fitted, tokens)
+    print(language.description, flush=True)
+    seen, totals = [], []
     for index, (text, label) in enumerate(texts(options.data, options.sentences)):
-        tokens = tokenizer(text, return_tensors="pt").input_ids[0]
-        it = victim(model, tokens, label)
+        it = victim(model, tokenizer(text, return_tensors="pt").input_ids[0], label)
         took = compared(it, language, index, options.candidates, options.steps)
         milli = {part: 1000 * value for part, value in took.items()}
         print(f"{text} ({it.length} tokens)")
@@ -235,7 +221,7 @@ def main() -> None:
         ):
             times = milli[plain] / milli[part]
             print(f"  {part}: {milli[part]:.1f} ms, plain {milli[plain]:.1f} ms, x{times:.1f}")
-        scored, swaps = STARTS + PERMUTATIONS, STEPS // CONTINUOUS * (CANDIDATES + 1)
+        scored, swaps = STARTS + PERMUTATIONS, ROUNDS * (CANDIDATES + 1)
         plain = (
             scored * took["candidate, gradient alone"]
             + swaps * took["candidate"]
@@ -250,11 +236,11 @@ def main() -> None:
                 + swaps * took["candidate in factors"]
                 + STEPS * step
             )
-            print(f"    in factors, {how}: {ours:.0f} s, x{plain / ours:.1f}")
-        victims.append(it)
+            print(f"    in factors, {how}: {ours:.0f} s, x{plain / ours:.1f}", flush=True)
+        seen.append(observed(it, tokens, fitted))
         totals.append(plain)
     if options.whole:
-        whole(victims, language, tokenizer, sum(totals) / len(totals))
+        whole(seen, totals)
 
 
 if __name__ == "__main__":

@@ -130,6 +130,17 @@ def test_more_tokens_than_dimensions_are_refused_at_once():
         claimed(observed)
 
 
+def test_embeddings_narrower_than_the_layers_are_told_from_them():
+    narrow = {**BERT, "embedding_size": 16, "num_hidden_layers": 2}
+    observed, texts = seen(small("albert", narrow))
+    assert len(texts[0]) > 16
+    with pytest.raises(ValueError, match="of 96 dimensions, of which word embeddings reach 16"):
+        claimed(observed)
+    many, _ = seen(small("albert", narrow), 16)
+    with pytest.raises(ValueError, match="all d = 96 dimensions"):
+        claimed(many)
+
+
 def test_what_it_cannot_read_is_one_clear_error():
     with pytest.raises(ValueError, match="no text"):
         claimed(testing.example())

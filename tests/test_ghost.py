@@ -24,6 +24,14 @@ WORDS = {
     "distilbert": "distilbert.embeddings.word_embeddings.weight",
     "gpt2": "transformer.wte.weight",
 }
+BY_RMS = {
+    "llama": ENCODER,
+    "mistral": {**ENCODER, "num_key_value_heads": 1},
+    "qwen2": {**ENCODER, "num_key_value_heads": 2},
+    "gemma": {**ENCODER, "num_key_value_heads": 1, "head_dim": 8},
+    "qwen3": {**ENCODER, "num_key_value_heads": 1, "head_dim": 8},
+}
+"""Decoders with rotated positions, whose normalisations compute in float32 whatever comes in."""
 KEYS = ("key.bias", "k_lin.bias")
 
 
@@ -31,7 +39,11 @@ def victim(kind="bert", *, dropout=False, head="SequenceClassification"):
     """A model with random weights, in float64; biases and scales are not zeros and ones."""
     library = libraries.transformers()
     config = library.AutoConfig.for_model(
-        kind, vocab_size=SIZE, num_labels=3, attn_implementation="eager", **SETTINGS[kind]
+        kind,
+        vocab_size=SIZE,
+        num_labels=3,
+        attn_implementation="eager",
+        **(SETTINGS | BY_RMS)[kind],
     )
     torch.manual_seed(1)
     module = getattr(library, f"AutoModelFor{head}").from_config(config).double()
@@ -42,7 +54,9 @@ def victim(kind="bert", *, dropout=False, head="SequenceClassification"):
         module.train(dropout),
         head="classifier",
         loss=masked_loss if head == "MaskedLM" else classification_loss,
-        words=WORDS.get(kind, f"{kind}.embeddings.word_embeddings.weight"),
+        words="model.embed_tokens.weight"
+        if kind in BY_RMS
+        else WORDS.get(kind, f"{kind}.embeddings.word_embeddings.weight"),
         points=POINTS,
     )
 
@@ -122,6 +136,43 @@ def test_distances_and_their_slopes_are_autograds(kind, name):
     torch.testing.assert_close(value[0], exact, rtol=1e-9, atol=0)
     torch.testing.assert_close(slope, exact_slope, rtol=1e-8, atol=1e-9 * float(slope.abs().max()))
     assert torch.equal(far(start.detach(), torch.tensor([0])), value.detach())
+
+
+@pytest.mark.parametrize("kind", BY_RMS)
+def test_normalisation_by_the_root_mean_square_has_a_rule(kind):
+    model = victim(kind)
+    far, theirs, (embedded, labels, lengths) = distance_of(model)
+    names = matched(model)
+    assert sum("norm" in name for name in names) >= 5
+    found = GhostGradients(model, names)(embedded, labels, lengths=lengths, create_graph=False)
+    for name in names:
+        value = found[name]
+        mine = dense(tuple(v[0] for v in value) if isinstance(value, tuple) else value[0])
+        apart = float((mine.detach() - theirs[0][name]).norm() / theirs[0][name].norm())
+        assert apart < 1e-5, name
+    start = texts(model, 1)[0].requires_grad_(True)
+    value = far(start, torch.tensor([0]))
+    (slope,) = torch.autograd.grad(value.sum(), start)
+    ours = observed(model, start[0], labels[0], lengths[0])
+    sent = [name for name in names if not name.endswith("k_proj.bias")]
+    exact = plain("cosine", {k: ours[k] for k in sent}, theirs[0])
+    (exact_slope,) = torch.autograd.grad(exact, start)
+    assert float(value.detach()) == pytest.approx(float(exact.detach()), rel=1e-5)
+    assert float((slope - exact_slope).norm() / exact_slope.norm()) < 1e-4
+
+
+@pytest.mark.parametrize("tile", [1, 100, 250, 1 << 17])
+def test_weight_gradients_are_formed_a_tile_at_a_time(tile, monkeypatch):
+    model = victim()
+    far, theirs, (_, labels, lengths) = distance_of(model, "l1+l2")
+    monkeypatch.setattr("fedsim.gradients.terms.TILE", tile)
+    start = texts(model, 1)[0].requires_grad_(True)
+    value = far(start, torch.tensor([0]))
+    (slope,) = torch.autograd.grad(value.sum(), start)
+    exact = plain("l1+l2", observed(model, start[0], labels[0], lengths[0]), theirs[0])
+    (exact_slope,) = torch.autograd.grad(exact, start)
+    assert float(value.detach()) == pytest.approx(float(exact.detach()), rel=1e-9)
+    torch.testing.assert_close(slope, exact_slope, rtol=1e-8, atol=1e-9 * float(slope.abs().max()))
 
 
 @pytest.mark.parametrize("name", ["cosine", "l2", "l1+l2"])

@@ -153,6 +153,34 @@ def test_with_all_starts_every_one_is_run_and_the_lowest_wins():
     assert match.value < 1e-6
 
 
+def test_where_starts_ended_is_found_instead_of_the_lowest_point_on_the_way():
+    def start(row):
+        return torch.tensor([0.1 + row], dtype=torch.float64)
+
+    def sliding(points, victims):
+        return points[:, 0].square()
+
+    def bold(starts):
+        return Adam(starts, lr=0.3, schedule=lambda step: 1.0)
+
+    jobs = [testing.job(seed=seed) for seed in range(2)]
+    rules = [Rules(iterations=1, evaluations=1)] * 2
+    lowest = minimise(sliding, start, jobs, bold, rules)
+    last = minimise(sliding, start, jobs, bold, rules, ends=True)
+    lone = bold(torch.stack([start(0), start(1)]))
+    lone.tell(lone.point()[:, 0].square(), 2 * lone.point())
+    for row, (low, end) in enumerate(zip(lowest, last, strict=True)):
+        assert torch.equal(end.point, lone.at(row))
+        assert end.value == float(end.point.square())
+        assert low.outcomes == end.outcomes == ["steps"]
+    assert lowest[0].value < last[0].value
+
+    done = [Rules(iterations=50, evaluations=1, matched=1e-3)]
+    (match,) = minimise(sliding, start, jobs[:1], bold, done, ends=True)
+    assert match.outcomes == ["matched"]
+    assert match.value < 1e-3
+
+
 def test_what_is_undefined_from_the_start_diverges():
     def nowhere(points, victims):
         return points.sum(dim=1) * float("nan")

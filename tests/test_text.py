@@ -174,8 +174,18 @@ def test_an_informed_guess_follows_public_text(task):
     drawn = task.guess(many, rng, informed=True).tokens[0][1:-1]
     shares = torch.bincount(drawn, minlength=600) / len(drawn)
     torch.testing.assert_close(shares, counts / counts.sum(), atol=0.004, rtol=0)
-    with pytest.raises(NotImplementedError):
-        small(auxiliary_fraction=0.0).guess(many, rng, informed=True)
+
+
+def test_without_auxiliary_examples_an_informed_guess_takes_all_labels_alike():
+    bare = small(auxiliary_fraction=0.0)
+    many = Truth(labels=torch.zeros(4000).long(), lengths=[12])
+    guessed = bare.guess(many, torch.Generator().manual_seed(0), informed=True)
+    shares = torch.bincount(guessed.labels) / 4000
+    torch.testing.assert_close(shares, torch.full((4,), 0.25), atol=0.03, rtol=0)
+    assert guessed.label_scores.tolist() == [1000.0] * 4
+    bare.__dict__["public_texts"] = ()
+    with pytest.raises(NotImplementedError, match=r"task\.public"):
+        bare.guess(many, torch.Generator(), informed=True)
 
 
 def test_what_was_recovered_stands_beside_the_originals(task):

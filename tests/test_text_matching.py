@@ -13,11 +13,13 @@ from adversaries.reordering import Reordering, moved
 from adversaries.text_cases import Case
 from fedsim import testing
 from fedsim.errors import DataError
-from fedsim.gradients import Match, TextDistance
+from fedsim.gradients import Match, TextDistance, to_gradient
 from fedsim.knowledge import Knowledge
 from fedsim.metrics import METRICS
+from fedsim.preflight import preflight
 from fedsim.priors import LanguagePrior, language_prior
-from fedsim.records import Truth
+from fedsim.records import Truth, Update
+from fedsim.scenario import Scenario
 from fedsim.tasks.text import Text
 
 BERT = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -69,15 +71,29 @@ def test_lamp_reads_words_of_a_text(config, client):
     assert score(found, truth, observed.spec) > score(unmoved, truth, observed.spec) + 0.2
     assert [len(one) for one in found.tokens] == [len(one) for one in truth.tokens]
     assert found.diagnostics["prior"]
+    assert found.diagnostics["prior_deviation"] is False
     assert found.objective < 0.5
 
 
-@pytest.mark.parametrize(("attack", "lr"), [(TAG, 0.1), (DLGText, 0.1)])
-def test_the_baselines_beat_chance(attack, lr):
+@pytest.mark.parametrize("attack", [TAG, DLGText])
+@pytest.mark.parametrize("start", ["normal", "vocabulary"])
+def test_the_baselines_beat_chance(attack, start):
     observed, truth = seen(small())
-    found = attack(steps=300, lr=lr).reconstruct(observed, testing.job())
-    wrong = attack(steps=1, lr=lr).reconstruct(observed, testing.job())
-    assert score(found, truth, observed.spec) > score(wrong, truth, observed.spec) + 0.2
+    found = attack(steps=300, start_length=start).reconstruct(observed, testing.job())
+    wrong = attack(steps=1, start_length=start).reconstruct(observed, testing.job())
+    assert score(found, truth, observed.spec) > score(wrong, truth, observed.spec) + 0.15
+
+
+@pytest.mark.parametrize("attack", [TAG, DLGText])
+def test_the_baselines_start_unscaled_as_in_lamps_comparison(attack):
+    _, _, texts, _, _ = shuffled()
+    for settings, length in (
+        ({}, texts.shape[2] ** 0.5),
+        ({"start_length": "vocabulary"}, texts.typical),
+    ):
+        start = attack(**settings).first(texts, 0, testing.job()).view(texts.shape)
+        lengths = start[texts.sought[0]].norm(dim=1)
+        assert float(lengths.mean()) == pytest.approx(length, rel=0.1)
 
 
 @pytest.mark.parametrize("attack", [LAMP(**QUICK, steps=30), TAG(steps=10), DLGText(steps=10)])
@@ -101,6 +117,31 @@ def test_a_batch_of_texts_of_unequal_lengths():
         assert tuple(ids[: len(tokens.prefix)].tolist()) == tokens.prefix
         assert tuple(ids[len(ids) - len(tokens.suffix) :].tolist()) == tokens.suffix
         assert not set(ids.tolist()[1:-1]) & tokens.marks
+
+
+def test_several_local_steps_are_matched_by_their_mean_gradient():
+    task, lr = small(), 1e-3
+    module, batches = task.module(), task.batches(0, 1, batch_size=1, steps=2)
+    before = {name: value.detach().clone() for name, value in module.named_parameters()}
+    optimizer = torch.optim.SGD(module.parameters(), lr=lr)
+    for batch in batches:
+        optimizer.zero_grad()
+        task.loss(module, batch.inputs, batch.labels, lengths=batch.lengths).backward()
+        optimizer.step()
+    delta = {name: value.detach() - before[name] for name, value in module.named_parameters()}
+    update = Update(delta, "delta", optimizer="sgd", lr=lr, steps=2, num_examples=2)
+    gradient, exact = to_gradient(update, before, lr=lr, steps=2)
+    truth = [batch.inputs[0] for batch in batches]
+    labels, lengths = torch.cat([batch.labels for batch in batches]), [len(ids) for ids in truth]
+    one, _ = seen(task, labels=labels, lengths=lengths)
+    observed = dataclasses.replace(one, gradient=gradient, exact=exact, num_examples=2, steps=2)
+    settings = QUICK | {"starts": 10, "permutations": 0, "lr": 0.05}
+    found = LAMP(**settings, steps=120).reconstruct(observed, testing.job())
+    assert not found.diagnostics["exact_gradient"]
+    assert [len(ids) for ids in found.tokens] == lengths
+    both = Truth(tokens=truth, text=[task.spec.tokens.spell(ids.tolist()) for ids in truth])
+    wrong = LAMP(**settings, steps=1).reconstruct(observed, testing.job())
+    assert score(found, both, task.spec) > score(wrong, both, task.spec) + 0.1
 
 
 def test_masked_words_are_known_to_who_has_the_labels():
@@ -143,6 +184,47 @@ def test_the_prior_decides_where_its_weight_is_great():
     reordering = Reordering(texts, prior, candidates=200, weight=1e6)
     after = prior.surprise(texts.read(reordering(point, at, [testing.job().rng]), at)[0])
     assert float(after) < float(before)
+
+
+class Scored(LanguagePrior):
+    """A prior that says of each order how many of its tokens are not where `wanted` has them."""
+
+    description = "places"
+
+    def __init__(self, wanted):
+        self.wanted = wanted
+
+    def surprise(self, ids, lengths=None):
+        return (ids != self.wanted).float().sum(dim=1)
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.02, 1e6])
+def test_orders_that_the_prior_alone_rules_out_change_no_choice(weight, monkeypatch):
+    _, truth, texts, point, at = shuffled((2, 0, 3, 1))
+    reordering = Reordering(texts, Scored(truth.tokens[0]), candidates=60, weight=weight)
+    passed = []
+    whole = TextDistance.__call__
+    monkeypatch.setattr(TextDistance, "together", lambda *_: 8)
+    monkeypatch.setattr(
+        TextDistance, "__call__", lambda *args: passed.append(len(args[1])) or whole(*args)
+    )
+    reordering(point, at, [testing.job().rng])
+    looked = sum(passed) - 1
+    passed.clear()
+    chosen = reordering(point, at, [testing.job().rng])
+    rng, inner = testing.job().rng, texts.sought[0, 0].nonzero().flatten()
+    orders = list(dict.fromkeys(tuple(moved(list(range(len(inner))), rng)) for _ in range(60)))
+    orders = torch.tensor([list(range(len(inner))), *orders]).unique(dim=0)
+    ids = texts.read(point, at)[0, 0].repeat(len(orders), 1)
+    ids[:, inner] = ids[0, inner][orders]
+    batches = point.view(texts.shape).repeat(len(orders), 1, 1, 1)
+    batches[:, 0, inner] = batches[0, 0, inner][orders]
+    rows = at.expand(len(orders))
+    totals = weight * (ids != truth.tokens[0]).sum(dim=1) + texts.far(
+        texts.embedded(batches.flatten(1), rows), rows
+    )
+    assert torch.equal(texts.read(chosen, at)[0, 0], ids[totals.argmin()])
+    assert (looked < len(orders)) == (weight > 0)
 
 
 @given(st.lists(st.integers(), min_size=1, max_size=8), st.integers(0, 2**16))
@@ -206,6 +288,16 @@ def test_the_authors_start_at_the_vocabularys_length_and_reorder_later(monkeypat
         attack = LAMP(**QUICK | {"continuous": 3}, steps=30, fidelity=fidelity, prior_weight=0.0)
         attack.reconstruct(observed, testing.job())
         assert len(steps) == count
+
+
+@pytest.mark.parametrize(("fidelity", "ends"), [("paper", True), ("authors", False)])
+def test_the_paper_claims_the_last_point_and_the_authors_code_the_lowest(fidelity, ends):
+    observed, _ = seen(small(), 1)
+    settings = QUICK | {"continuous": 50, "start_length": "vocabulary", "prior_weight": 0.0}
+    attack = LAMP(**settings, steps=40, lr=0.5, fidelity=fidelity)
+    found = attack.reconstruct(observed, testing.job())
+    lowest = min(value for _, value in found.trace)
+    assert (found.objective > lowest) == ends
 
 
 def test_polishing_reorders_the_claimed_tokens_by_their_own_gradient():
@@ -286,6 +378,30 @@ def test_bad_input_is_refused_with_a_reason():
     )  # fmt: skip
     with pytest.raises(ValueError, match="no text"):
         quick.reconstruct(images, testing.job())
+
+
+def test_a_prior_that_takes_fewer_tokens_is_refused_before_any_start(monkeypatch):
+    observed, truth = seen(small())
+
+    class Short(Scored):
+        def surprise(self, ids, lengths=None):
+            if (length := int(lengths.max())) > 8:
+                raise DataError(f"takes 8 tokens, and a text has {length}")
+            return super().surprise(ids)
+
+    monkeypatch.setattr("adversaries.lamp.language_prior", lambda *_: Short(torch.tensor(0)))
+    monkeypatch.setattr(LAMP, "first", lambda *_: pytest.fail("it has started"))
+    with pytest.raises(DataError, match=f"a text has {len(truth.tokens[0])}"):
+        LAMP(prior="a folder").reconstruct(observed, testing.job())
+
+
+def test_a_prior_that_cannot_be_loaded_is_refused_before_training():
+    attack = {"name": "lamp", "prior": "no such folder"}
+    run = {"name": "text", "task": {"name": "text"}, "training": {"clients": 2}}
+    run |= {"threat": {"grants": "full"}}
+    with pytest.raises(DataError, match=r"'no such folder' is neither .*n-gram"):
+        preflight(Scenario.parse({**run, "adversaries": [attack]}))
+    preflight(Scenario.parse({**run, "adversaries": [attack | {"prior_weight": 0.0}]}))
 
 
 def test_dropout_is_cautioned_of():

@@ -25,9 +25,9 @@ class GhostGradients:
     """The gradient of the loss for each of R dummy batches, one pass for all, in factors.
 
     For models whose rows do not see one another, and parameters of linear layers, transposed ones
-    (`Conv1D` of transformers), layer normalisations and embeddings of positions and token types,
-    each used any number of times. The loss is a mean over examples, or over the tokens whose
-    target is not -100.
+    (`Conv1D` of transformers), normalisations (`LayerNorm`, and the `RMSNorm` of Llama and others)
+    and embeddings of positions and token types, each used any number of times. The loss is a mean
+    over examples, or over the tokens whose target is not -100.
 
     model: used in the mode it is in, unchanged. names: the parameters; not the word embeddings,
     which nothing passes where their vectors are fed. at: the point where inputs are fed. Raises
@@ -53,7 +53,7 @@ class GhostGradients:
         if unknown := [f"'{name}' ({others[name]})" for name in self.names if name not in held]:
             raise ValueError(
                 f"no rule for the gradients of {', '.join(unknown)}: parameters of Linear, Conv1D, "
-                "LayerNorm and Embedding layers have one. Leave the others out"
+                "LayerNorm, RMSNorm and Embedding layers have one. Leave the others out"
             )
 
     def __call__(
@@ -128,7 +128,25 @@ class GhostGradients:
 def _known(layer: nn.Module) -> bool:
     if isinstance(layer, nn.LayerNorm):
         return len(layer.normalized_shape) == 1
-    return isinstance(layer, nn.Linear | nn.Embedding) or _transposed(layer)
+    return isinstance(layer, nn.Linear | nn.Embedding) or _transposed(layer) or _by_rms(layer)
+
+
+def _by_rms(layer: nn.Module) -> bool:
+    """Whether a layer divides by the root mean square: torch's own, or that of Llama and its like.
+
+    Gemma's adds one to its weight, which changes nothing of the weight's gradient.
+    """
+    said = hasattr(layer, "variance_epsilon") or hasattr(layer, "eps")
+    return said and type(layer).__name__.endswith("RMSNorm")
+
+
+def _over_rms(layer: nn.Module, entered: Tensor) -> Tensor:
+    epsilon: Any = getattr(layer, "variance_epsilon", getattr(layer, "eps", None))
+    if epsilon is None:  # torch's own default
+        epsilon = torch.finfo(entered.dtype).eps
+    mean = entered.square().mean(dim=-1, keepdim=True)
+    scaled: Tensor = entered * (mean + epsilon).rsqrt()
+    return scaled
 
 
 def _transposed(layer: nn.Module) -> bool:
@@ -164,6 +182,8 @@ def _parts(
         elif isinstance(layer, nn.LayerNorm):
             normal = functional.layer_norm(entered, layer.normalized_shape, eps=layer.eps)
             found[key] = (delta * _rows(normal, rows)).sum(dim=1)
+        elif _by_rms(layer):
+            found[key] = (delta * _rows(_over_rms(layer, entered), rows)).sum(dim=1)
         elif isinstance(layer, nn.Embedding):
             chosen = functional.one_hot(entered.reshape(rows, -1), layer.num_embeddings)
             if layer.padding_idx is not None:

@@ -1,7 +1,7 @@
 """The one matching loop: many victims, and new starts of them, in one batched optimisation."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -55,9 +55,9 @@ class Rules:
 class Match:
     """What came of one victim.
 
-    point: (n,), the one with the lowest value over all starts. outcomes: how each start ended,
-    "matched", "stalled", "diverged", "steps" or "budget". evaluations: of the objective with its
-    gradient, all starts together.
+    point: (n,), the one with the lowest value over all starts, or of those that they ended at.
+    outcomes: how each start ended, "matched", "stalled", "diverged", "steps" or "budget".
+    evaluations: of the objective with its gradient, all starts together.
     """
 
     point: Tensor
@@ -94,6 +94,7 @@ def minimise(
     *,
     restarts: int = 0,
     all_starts: bool = False,
+    ends: bool = False,
     blocks: Tensor | None = None,
     reading: Callable[[Tensor], Tensor] | None = None,
 ) -> list[Match]:
@@ -102,7 +103,8 @@ def minimise(
     start: draws a victim's starting point (n,) from its job's generator. jobs, rules: one a
     victim. optimizer: made from the starting points (R, n). restarts: new starts of a victim
     whose start diverged, stalled or ran out of steps; with `all_starts` every one is run, side
-    by side, until one has matched. The lowest value decides; no truth is asked. blocks (N, n)
+    by side, until one has matched. The lowest value decides, of all points or with `ends` of the
+    last of each start alone; no truth is asked. blocks (N, n)
     bool: iteration i moves the coordinates of block i mod N alone (DLG's rule for batches).
     reading: what points (R, n) say, (R, k), for `Rules.unchanged`.
 
@@ -141,7 +143,8 @@ def minimise(
             if not good:
                 continue
             row.lowest = min(row.lowest, numbers[index])
-            if numbers[index] < best.value:
+            done = numbers[index] < rules[row.victim].matched
+            if numbers[index] < best.value and (done or not ends):
                 best.value, best.point = numbers[index], points[index].detach().clone()
         state.tell(
             torch.where(sound, values, torch.inf),
@@ -156,6 +159,8 @@ def minimise(
                     ended[index] = outcome
                 elif blocks is not None and len(blocks) > 1:
                     state.restart(index, state.at(index))
+        if ends and ended:
+            _finish(objective, ended, rows, found, state)
         left = _settle(ended, rows, found, restarts, all_starts, state, start)
         if len(left) < len(rows):
             rows = [rows[index] for index in left]
@@ -180,6 +185,26 @@ def _judge(row: _Start, rule: Rules, job: Resources, stuck: bool, broken: bool) 
     if job.budget is not None and job.iterations >= job.budget:
         return "budget"
     return "steps" if steps >= rule.iterations else ""
+
+
+def _finish(
+    objective: Objective,
+    ended: Mapping[int, str],
+    rows: Sequence[_Start],
+    found: Sequence[Match],
+    state: Optimizer,
+) -> None:
+    """Look at where starts ended, which no step has evaluated yet."""
+    at = [index for index, outcome in ended.items() if outcome != "matched"]
+    if not at:
+        return
+    points = torch.stack([state.at(index) for index in at])
+    victims = torch.tensor([rows[index].victim for index in at], device=points.device)
+    with torch.no_grad():
+        values = objective(points, victims)
+    for point, victim, value in zip(points, victims.tolist(), values.tolist(), strict=True):
+        if value < found[victim].value:
+            found[victim].value, found[victim].point = value, point
 
 
 def _settle(

@@ -14,6 +14,9 @@ __all__ = ["Terms", "observed_terms"]
 ALIKE = 1e-5
 """A matrix within this share of its norm of one of rank T is one, but for float32 rounding."""
 
+TILE = 1 << 17
+"""Elements of a weight gradient that are formed at a time: two such tiles fit a core's cache."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Terms:
@@ -158,25 +161,32 @@ def _product(rows: Tensor, theirs: Tensor, victims: Tensor) -> Tensor:
 class _Gap(torch.autograd.Function):
     """||G' - G||^2 + l1 ||G' - G||_1 of G' = left' right, differentiable once.
 
-    Autograd would keep R weight gradients a layer; the slope needs as much as the factors. One row
-    at a time, so that its matrix stays in the cache.
+    Autograd would keep R weight gradients a layer; the slope needs as much as the factors. A few
+    rows of one matrix at a time, so that they stay in the cache.
     """
 
     @staticmethod
     def forward(ctx: Any, left: Tensor, right: Tensor, theirs: Tensor, l1: float) -> Tensor:
         """left (R, T, out), right (R, T, in), theirs (R or 1, out, in) -> (R,)."""
-        gap, half = torch.empty_like(theirs[0]), torch.empty_like(theirs[0])
-        value = left.new_empty(len(left))
-        slopes = torch.empty_like(left), torch.empty_like(right)
+        size = max(1, TILE // theirs.shape[2])
+        size = -(-theirs.shape[1] // -(-theirs.shape[1] // size))
+        room = theirs.new_empty(2, size * theirs.shape[2])
+        value = left.new_zeros(len(left))
+        slopes = torch.empty_like(left), torch.zeros_like(right)
+        sloping = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         for row, (a, b) in enumerate(zip(left, right, strict=True)):
-            torch.addmm(theirs[row % len(theirs)], a.mT, b, beta=-1, out=gap)
-            flat = gap.view(-1)
-            # Twice as fast as the vector norm.
-            value[row] = flat @ flat + l1 * torch.abs(gap, out=half).sum()
-            if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]:
+            tiles = theirs[row % len(theirs)].split(size)
+            outs = slopes[0][row].split(size, dim=1)
+            for some, tile, out in zip(a.split(size, dim=1), tiles, outs, strict=True):
+                gap, half = (one[: tile.numel()].view_as(tile) for one in room)
+                torch.addmm(tile, some.mT, b, beta=-1, out=gap)
                 torch.add(gap, torch.sign(gap, out=half), alpha=l1 / 2, out=half)
-                torch.mm(b, half.mT, out=slopes[0][row])
-                torch.mm(a, half, out=slopes[1][row])
+                flat = gap.view(-1)
+                # ||x||^2 + l1 ||x||_1 = 2 x'h - x'x with h = x + l1/2 sign(x), half of the slope.
+                value[row] += 2 * (flat @ half.view(-1)) - flat @ flat
+                if sloping:
+                    out.copy_(b @ half.mT)
+                    slopes[1][row].addmm_(some, half)
         ctx.save_for_backward(*slopes)
         return value
 

@@ -111,10 +111,14 @@ class TextDistance:
     def __call__(self, embedded: Tensor, victims: Tensor) -> Tensor:
         if embedded.requires_grad and torch.is_grad_enabled():
             return self._apart(embedded, victims, differentiable=True)
-        most = CPU_TOKENS if embedded.device.type == "cpu" else GPU_TOKENS
-        rows = max(1, most // embedded.shape[1:3].numel())
+        rows = self.together(embedded[0])
         parts = zip(torch.split(embedded, rows), torch.split(victims, rows), strict=True)
         return torch.cat([self._apart(*part, differentiable=False) for part in parts])
+
+    def together(self, embedded: Tensor) -> int:
+        """How many batches (B, L, d) pass at a time where nothing is differentiated."""
+        most = CPU_TOKENS if embedded.device.type == "cpu" else GPU_TOKENS
+        return max(1, most // embedded.shape[:2].numel())
 
     def _apart(self, embedded: Tensor, victims: Tensor, *, differentiable: bool) -> Tensor:
         ours = self._gradients(

@@ -11,12 +11,20 @@ from dataclasses import dataclass, field
 
 import torch
 
-from fedsim.priors.causal import CausalPrior
+from fedsim.priors.causal import CausalPrior, causal_model
 from fedsim.priors.ngram import NGramPrior
 from fedsim.priors.prior import LanguagePrior, sentences
 from fedsim.records import Tokens
 
-__all__ = ["NGRAM", "CausalPrior", "LanguagePrior", "NGramPrior", "language_prior", "sentences"]
+__all__ = [
+    "NGRAM",
+    "CausalPrior",
+    "LanguagePrior",
+    "NGramPrior",
+    "causal_model",
+    "language_prior",
+    "sentences",
+]
 
 NGRAM = "n-gram"
 KEPT = 4

@@ -15,7 +15,7 @@ from fedsim.priors.prior import LanguagePrior, counted
 from fedsim.records import Tokens
 from fedsim.seeds import isolated
 
-__all__ = ["CausalPrior"]
+__all__ = ["CausalPrior", "causal_model"]
 
 PASS = 16
 """Texts at a time: logits of more do not fit the caches."""
@@ -49,49 +49,8 @@ class CausalPrior(LanguagePrior):
 
     @classmethod
     def load(cls, name: str, tokens: Tokens, device: torch.device | str = "cpu") -> Self:
-        """The model and tokenizer in a folder, or of the Hub ("hub:NAME"), float32.
-
-        Weights are read from safetensors alone, and no code that comes with a model runs. Raises
-        `DataError` for what cannot be loaded, lacks weights, or is not a causal language model.
-        """
-        place, local = name.removeprefix(HUB), not name.startswith(HUB)
-        if local and not (Path(place) / "config.json").is_file():
-            raise DataError(
-                f'prior \'{name}\' is neither "n-gram", nor "hub:NAME", nor a folder with a '
-                f"config.json. {WAYS_OUT}"
-            )
-        library: Any = libraries.transformers()
-        common = {"local_files_only": local, "trust_remote_code": False}
-        try:
-            with quiet(), isolated(0, "language prior"):
-                tokenizer = library.AutoTokenizer.from_pretrained(
-                    place, clean_up_tokenization_spaces=False, **common
-                )
-                model, told = library.AutoModelForCausalLM.from_pretrained(
-                    place,
-                    dtype=torch.float32,
-                    use_safetensors=True,
-                    output_loading_info=True,
-                    **common,
-                )
-        # Whatever stops a download or a file from being read has the same two ways out.
-        except Exception as error:
-            raise DataError(
-                f"prior '{name}' could not be loaded as a causal language model "
-                f"({brief(error).rstrip('.')}). {WAYS_OUT}"
-            ) from error
-        if missing := sorted(told["missing_keys"]):
-            raise DataError(
-                f"prior '{name}' holds no weights for {', '.join(missing[:3])}"
-                f"{' and others' if len(missing) > 3 else ''}, so it was not trained as a causal "
-                f"language model. {WAYS_OUT}"
-            )
-        if _looks_ahead(model.eval()):
-            raise DataError(
-                f"prior '{name}' ({type(model).__name__}) sees the words that it is to predict, as "
-                "models of masked words do; expected a causal language model, such as GPT-2. "
-                f"{WAYS_OUT}"
-            )
+        """What `causal_model` loads, for a victim's tokens; raises `DataError` as that does."""
+        model, tokenizer = causal_model(name)
         return cls(model.to(device), tokenizer, tokens, name)
 
     def surprise(self, ids: Tensor, lengths: Tensor | None = None) -> Tensor:
@@ -161,6 +120,53 @@ class CausalPrior(LanguagePrior):
         ).view(inside.shape)
         total: Tensor = (each * inside).double().sum(dim=1)
         return total.cpu()
+
+
+def causal_model(name: str) -> tuple[Any, Any]:
+    """The model and tokenizer in a folder, or of the Hub ("hub:NAME"), float32.
+
+    Weights are read from safetensors alone, and no code that comes with a model runs. Raises
+    `DataError` for what cannot be loaded, lacks weights, or is not a causal language model.
+    """
+    place, local = name.removeprefix(HUB), not name.startswith(HUB)
+    if local and not (Path(place) / "config.json").is_file():
+        raise DataError(
+            f'prior \'{name}\' is neither "n-gram", nor "hub:NAME", nor a folder with a '
+            f"config.json. {WAYS_OUT}"
+        )
+    library: Any = libraries.transformers()
+    common = {"local_files_only": local, "trust_remote_code": False}
+    try:
+        with quiet(), isolated(0, "language prior"):
+            tokenizer = library.AutoTokenizer.from_pretrained(
+                place, clean_up_tokenization_spaces=False, **common
+            )
+            model, told = library.AutoModelForCausalLM.from_pretrained(
+                place,
+                dtype=torch.float32,
+                use_safetensors=True,
+                output_loading_info=True,
+                **common,
+            )
+    # Whatever stops a download or a file from being read has the same two ways out.
+    except Exception as error:
+        raise DataError(
+            f"prior '{name}' could not be loaded as a causal language model "
+            f"({brief(error).rstrip('.')}). {WAYS_OUT}"
+        ) from error
+    if missing := sorted(told["missing_keys"]):
+        raise DataError(
+            f"prior '{name}' holds no weights for {', '.join(missing[:3])}"
+            f"{' and others' if len(missing) > 3 else ''}, so it was not trained as a causal "
+            f"language model. {WAYS_OUT}"
+        )
+    if _looks_ahead(model.eval()):
+        raise DataError(
+            f"prior '{name}' ({type(model).__name__}) sees the words that it is to predict, as "
+            "models of masked words do; expected a causal language model, such as GPT-2. "
+            f"{WAYS_OUT}"
+        )
+    return model, tokenizer
 
 
 @torch.no_grad()

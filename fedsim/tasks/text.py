@@ -365,20 +365,26 @@ class Text(Partitioned):
 
     @functools.cached_property
     def frequencies(self) -> tuple[Tensor, Tensor]:
-        """Shares of the tokens (V,) in the public texts and of the auxiliary labels (classes,)."""
+        """Shares of the tokens (V,) in the public texts and of the auxiliary labels (classes,).
+
+        Where there are no auxiliary examples, all labels are alike.
+        """
         labels = torch.bincount(self.texts.labels[self.used[1]], minlength=len(self.texts.names))
+        if not len(self.used[1]):
+            labels = torch.ones_like(labels)
         return token_shares(self.public_texts, self.tokens), labels / labels.sum()
 
     def guess(self, truth: Truth, rng: torch.Generator, *, informed: bool) -> Reconstruction:
         """As many labels, and texts of the same lengths, drawn without having seen an update.
 
-        Not informed: uniform labels and tokens, normal scores. Informed: by the frequencies in the
-        public texts and among the auxiliary labels; raises `NotImplementedError` without any.
+        Not informed: uniform labels and tokens, normal scores. Informed: tokens by how often the
+        public texts have them, labels by how often auxiliary examples do, uniform where there are
+        none; raises `NotImplementedError` without public texts.
         """
         spec, tokens = self.spec, self.tokens
         count = 0 if truth.labels is None else len(truth.labels)
-        if informed and not (self.public_texts and len(self.used[1])):
-            raise NotImplementedError("auxiliary_fraction leaves no public examples")
+        if informed and not self.public_texts:
+            raise NotImplementedError("there are no public texts: set task.public")
         weights = torch.ones(len(tokens.pieces))
         weights[list(tokens.marks)] = 0
         shares = torch.full((spec.classes,), 1 / spec.classes)
