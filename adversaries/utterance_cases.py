@@ -9,12 +9,15 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from adversaries.pace import Pace
 from fedsim.adversary import Adversary, Job
+from fedsim.errors import DataError
+from fedsim.gradients import frames_needed
 from fedsim.knowledge import Knowledge
-from fedsim.records import WORD_START, Observation, Reconstruction, Spec
+from fedsim.records import BLANK_PIECE, WORD_START, Observation, Reconstruction, Spec
 from fedsim.victim import VictimModel
 
-__all__ = ["Case", "OfUtterances"]
+__all__ = ["Case", "Cases", "OfUtterances"]
 
 MOST_FRAMES = 100_000
 MOST = 64
@@ -27,6 +30,25 @@ class Case:
 
     targets: Sequence[Tensor]
     lengths: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Cases:
+    """What is tried, one at least, and in words what is not, because CTC cannot say it."""
+
+    tried: Sequence[Case]
+    left_out: Sequence[str]
+
+    def pace(self, job: Job, first: float, others: float, remedy: str) -> Pace:
+        """For the first case; `first`, and `others` of each other case, are the fewest iterations.
+
+        An iteration's time grows with the frames. remedy: settings to lower.
+        """
+        frames = [sum(case.lengths) for case in self.tried]
+        fewest = first + others * sum(frames[1:]) / frames[0]
+        if job.budget is not None:
+            fewest = min(fewest, job.budget - job.iterations)
+        return Pace(job, fewest, remedy)
 
 
 class OfUtterances(Adversary):
@@ -92,10 +114,11 @@ class OfUtterances(Adversary):
             raise ValueError("the gradient is zero throughout: there is nothing to match")
         return dict(found)
 
-    def cases(self, seen: Observation, job: Job) -> list[Case]:
+    def cases(self, seen: Observation, job: Job) -> Cases:
         """What the utterances may be: one case where transcripts and lengths are granted.
 
-        Raises `ValueError` where the inputs are no frames, and for what cannot be tried.
+        Raises `ValueError` where the inputs are no frames, and for what cannot be tried;
+        `DataError` where CTC can say no case, for each has too few frames for its transcript.
         """
         size = int(seen.know(Knowledge.BATCH_SIZE))
         if seen.spec.features is None:
@@ -117,7 +140,7 @@ class OfUtterances(Adversary):
                 f"{len(said)} transcripts with {len(heard)} numbers of frames are "
                 f"{len(said) * len(heard)} attacks; expected {MOST} at most"
             )
-        found = []
+        tried, left_out = list[Case](), list[str]()
         for targets, lengths in product(said, heard):
             counts = [int(length) + self.off for length in lengths]
             if len(targets) != size or len(counts) != size or min(counts) < 1:
@@ -125,8 +148,16 @@ class OfUtterances(Adversary):
                     f"{len(targets)} transcripts and frames {counts} for an update of {size} "
                     "utterances; expected one of each, and a frame at least"
                 )
-            found.append(Case(targets, counts))
-        return found
+            if why := _too_short(targets, counts, seen.spec):
+                left_out.append(why)
+            else:
+                tried.append(Case(targets, counts))
+        if not tried:
+            raise DataError(
+                f"under CTC these have an infinite loss: {'; '.join(left_out[:3])}. Expected a "
+                "frame for each character, and one between two that are equal"
+            )
+        return Cases(tried, left_out)
 
     def claim(
         self,
@@ -134,15 +165,18 @@ class OfUtterances(Adversary):
         case: Case,
         seen: Observation,
         *,
+        left_out: Sequence[str],
         objective: float,
         outcomes: Sequence[str],
         trace: Sequence[tuple[int, float]],
         **told: object,
     ) -> Reconstruction:
-        """Utterances (T, features); the transcripts and lengths are among the diagnostics."""
-        said = {}
+        """Utterances (T, features); transcripts, lengths and what was not tried are diagnostics."""
+        said = dict[str, object]()
         if seen.spec.pieces is not None:
-            said = {"said": [seen.spec.spell(one.tolist()) for one in case.targets]}
+            said["said"] = [seen.spec.spell(one.tolist()) for one in case.targets]
+        if left_out:
+            said["left out"] = list(left_out)
         return Reconstruction(
             inputs=[one.detach().float().cpu() for one in frames],
             objective=objective,
@@ -150,6 +184,15 @@ class OfUtterances(Adversary):
             trace=tuple(trace),
             diagnostics={**told, **said, "lengths": list(case.lengths)},
         )
+
+
+def _too_short(targets: Sequence[Tensor], counts: Sequence[int], spec: Spec) -> str:
+    """Which transcript has too few frames, where labels are those of CTC; else nothing."""
+    pieces = spec.pieces or ()
+    for target, count in zip(targets, counts, strict=True):
+        if pieces[:1] == (BLANK_PIECE,) and (needed := frames_needed(target)) > count:
+            return f"{spec.spell(target.tolist())!r} takes {needed} frames of {count}"
+    return ""
 
 
 def encoded(text: str, spec: Spec) -> Tensor:
