@@ -82,6 +82,13 @@ class OfUtterances(Adversary):
         description="frames that are assumed beyond those there are (fewer where negative): the "
         "control of appendix B.1",
     )
+    stretch: float = Field(
+        default=1.0,
+        gt=0,
+        le=100,
+        description="how many times as many frames as there are, rounded, are assumed before "
+        "`off`: the control of appendix B.1",
+    )
 
     def requires(self) -> Knowledge:
         """Labels and lengths too, unless they are tried; the whole gradient where it is matched."""
@@ -142,7 +149,7 @@ class OfUtterances(Adversary):
             )
         tried, left_out = list[Case](), list[str]()
         for targets, lengths in product(said, heard):
-            counts = [int(length) + self.off for length in lengths]
+            counts = [round(self.stretch * int(length)) + self.off for length in lengths]
             if len(targets) != size or len(counts) != size or min(counts) < 1:
                 raise ValueError(
                     f"{len(targets)} transcripts and frames {counts} for an update of {size} "

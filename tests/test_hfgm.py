@@ -216,6 +216,8 @@ def test_controls_assume_another_transcript_or_length():
     assert wrong.objective > 3 * right.objective
     assert len(attack(seen, off=2, iterations=2).inputs[0]) == 10
     assert len(attack(seen, off=-3, iterations=2).inputs[0]) == 5
+    assert len(attack(seen, stretch=0.5, iterations=2).inputs[0]) == 4
+    assert len(attack(seen, stretch=2.0, off=1, iterations=2).inputs[0]) == 17
 
 
 def test_needs_follow_from_the_settings():
