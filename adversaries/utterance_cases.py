@@ -56,7 +56,7 @@ class OfUtterances(Adversary):
 
     The threat model grants transcripts and lengths, as HFGM assumes; or, of a single utterance,
     those listed in `transcripts` and `frames` are tried, each combination as an attack of its own,
-    and the one whose gradient comes closest is claimed (appendix B.1).
+    and the one whose gradient comes closest is claimed (appendix B.1), its transcript with it.
     """
 
     needs: ClassVar[Knowledge] = Knowledge.HEAD_GRADIENT | Knowledge.MODEL | Knowledge.BATCH_SIZE
@@ -98,6 +98,10 @@ class OfUtterances(Adversary):
         if not self.frames:
             required |= Knowledge.LENGTHS
         return required | Knowledge.GRADIENT if self.layers == "all" else required
+
+    def fills(self) -> frozenset[str]:
+        """What was said, too, where transcripts are tried."""
+        return super().fills() | ({"text"} if self.transcripts else set())
 
     def cautions(self, model: VictimModel) -> list[str]:
         """Dropout that is on."""
@@ -178,13 +182,17 @@ class OfUtterances(Adversary):
         trace: Sequence[tuple[int, float]],
         **told: object,
     ) -> Reconstruction:
-        """Utterances (T, features); transcripts, lengths and what was not tried are diagnostics."""
-        said = dict[str, object]()
+        """Utterances (T, features), and the transcript where several were tried.
+
+        Transcripts, lengths and what was not tried are among the diagnostics.
+        """
+        said, spelled = dict[str, object](), None
         if seen.spec.pieces is not None:
-            said["said"] = [seen.spec.spell(one.tolist()) for one in case.targets]
+            said["said"] = spelled = [seen.spec.spell(one.tolist()) for one in case.targets]
         if left_out:
             said["left out"] = list(left_out)
         return Reconstruction(
+            text=spelled if self.transcripts else None,
             inputs=[one.detach().float().cpu() for one in frames],
             objective=objective,
             outcomes=tuple(outcomes),

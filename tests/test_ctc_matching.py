@@ -68,7 +68,8 @@ def test_transcripts_are_tried():
     heard = voice(0, 5)
     seen = observed(recogniser(256), heard, labels=None)
     claimed = attack(seen, transcripts=["its", "abc"], iterations=150)
-    assert claimed.diagnostics["said"] == ["abc"]
+    assert claimed.diagnostics["said"] == claimed.text == ["abc"]
+    assert CTCMatching(transcripts=["abc"]).fills() - CTCMatching().fills() == {"text"}
     first, second = claimed.diagnostics["distances"]
     assert second < 0.1 * first
     with pytest.raises(NotGranted, match="LABELS"):

@@ -19,7 +19,16 @@ def scenario(name: str, scale: str = "smoke") -> Scenario:
 
 def test_every_table_and_figure_with_a_measure_is_there():
     there = {path.stem.removeprefix("hfgm-") for path in (FOLDER / "papers").glob("hfgm-*.toml")}
-    assert there >= {*ABOUT_SPEAKERS, "fig7"}
+    assert there >= {*ABOUT_SPEAKERS, "fig7", "curve", "transcripts"}
+
+
+def test_which_word_was_said_is_not_granted():
+    run = scenario("transcripts")
+    assert not run.knowledge() & Knowledge.LABELS
+    assert run.denials() == {}
+    ((_, _, adversary),) = run.build_adversaries()
+    assert len(set(adversary.transcripts)) == 10
+    assert "text" in adversary.fills()
 
 
 @pytest.mark.parametrize("scale", ["smoke", "paper"])
