@@ -9,7 +9,8 @@ from pydantic import Field
 from torch import Tensor
 
 from adversaries.pace import Pace
-from adversaries.utterance_cases import Case, OfUtterances
+from adversaries.utterance_cases import Case
+from adversaries.utterances import OfUtterances
 from fedsim.adversary import Job
 from fedsim.gradients import (
     Adam,

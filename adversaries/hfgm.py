@@ -11,7 +11,8 @@ from torch import Tensor
 from adversaries.direct_search import DirectSearch
 from adversaries.frame_changes import HeadOnly, Whole
 from adversaries.pace import Pace
-from adversaries.utterance_cases import Case, OfUtterances
+from adversaries.utterance_cases import Case
+from adversaries.utterances import OfUtterances
 from fedsim.adversary import Job
 from fedsim.gradients import WhitenedDistance, cosine_distance, squared_distance
 from fedsim.knowledge import Knowledge
