@@ -8,7 +8,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from adversaries.utterance_cases import Case, OfUtterances
+from adversaries.pace import Pace
+from adversaries.utterance_cases import Case
+from adversaries.utterances import OfUtterances
 from fedsim.adversary import Job
 from fedsim.gradients import (
     Adam,
@@ -30,6 +32,9 @@ __all__ = ["CTCMatching"]
 MATCHED = 1e-9
 """Distance below which a start ends: float32 does not tell it from zero."""
 
+QUICKEST = 0.1
+"""Share of its iterations that a start which matches takes at least; a wrong case takes all."""
+
 
 class CTCMatching(OfUtterances):
     """Frames whose gradient has the direction of the one observed, found by Adam.
@@ -47,6 +52,9 @@ class CTCMatching(OfUtterances):
 
     Added is `smoothness` times the mean square of the difference of neighbouring frames. Starts
     uniform in [-1, 1]; the point with the lowest value of all starts is claimed.
+
+    Several local steps are matched as one on all their utterances, which is close where a small
+    learning rate hardly moves the weights; the diagnostics say so.
 
     A model with dropout has a gradient of masks nobody knows. `masks` = 0 matches one without
     dropout, as HFGM does; more than 0 the mean gradient of so many masks drawn anew each time, for
@@ -99,26 +107,37 @@ class CTCMatching(OfUtterances):
         features = int(seen.spec.features or 0)
         found = list[tuple[Match, _Frames, Case]]()
         cases = self.cases(seen, job)
-        for case in cases:
+        pace = cases.pace(
+            job, QUICKEST * self.iterations, self.iterations, "iterations, or what is tried"
+        )
+        for case in cases.tried:
             frames = _Frames(model, case, theirs, features, self)
             masks = isolated(int(torch.randint(2**62, (), generator=job.rng)), "masks")
-            with job.portion(len(cases) - len(found)), masks:
-                found.append((self._minimise(frames, job), frames, case))
+            with job.portion(len(cases.tried) - len(found)), masks:
+                match = self._minimise(frames, job, None if found else pace)
+            found.append((match, frames, case))
         match, frames, case = min(found, key=lambda one: one[0].value)
         return self.claim(
             [one[0] for one in frames.split(match.point[None])],
             case,
             seen,
+            left_out=cases.left_out,
             objective=match.value,
             outcomes=match.outcomes,
             trace=job.trace,
             distances=[one.value for one, _, _ in found],
             evaluations=match.evaluations,
+            **_of_steps(seen),
         )
 
-    def _minimise(self, frames: "_Frames", job: Job) -> Match:
+    def _minimise(self, frames: "_Frames", job: Job, pace: Pace | None) -> Match:
+        def objective(points: Tensor, victims: Tensor) -> Tensor:
+            if pace is not None:
+                pace.step()
+            return frames(points, victims)
+
         (match,) = minimise(
-            frames,
+            objective,
             lambda _: 2 * torch.rand(frames.size, generator=job.rng).to(job.device) - 1,
             [job],
             lambda starts: Adam(starts, lr=self.lr, schedule=self._schedule),
@@ -130,6 +149,13 @@ class CTCMatching(OfUtterances):
 
     def _schedule(self, step: int) -> float:
         return 0.5 * (1 + math.cos(math.pi * min(1.0, step / self.iterations)))
+
+
+def _of_steps(seen: Observation) -> dict[str, str]:
+    """What to know of a claim from several local steps, for the diagnostics."""
+    if seen.exact or seen.steps == 1:
+        return {}
+    return {"local steps": "matched as one step on all their utterances: weights moved in between"}
 
 
 class _Frames:

@@ -7,6 +7,7 @@ from pydantic import Field
 from torch import Tensor
 
 from adversaries.equal_lengths import told_apart
+from adversaries.noisy_windows import MOST, refined
 from adversaries.overlapping import Chain
 from fedsim.adversary import Adversary, Job
 from fedsim.knowledge import Knowledge
@@ -16,6 +17,17 @@ __all__ = ["FirstFrames"]
 
 ROUNDING = 1e-10
 """Share of the largest singular value that counts as zero, whatever was sent."""
+
+ROUGH = 1e-3
+"""Misfit that rounding does not reach, and noise does."""
+
+CLOSE, NOTHING = 1.25, 0.9
+"""How many times the least misfit the number of frames may have that the rank says, and the misfit
+beyond which it says no more than silence."""
+
+CLEAR = 100.0
+"""Fall of singular values that noise does not leave: below it one among the first is a coincidence,
+for an utterance has more frames than half a window."""
 
 
 class FirstFrames(Adversary):
@@ -35,9 +47,14 @@ class FirstFrames(Adversary):
 
     Needs no model, no labels, no lengths, and neither loss nor the rest of the network matters:
     dropout or defenses behind the layer do nothing. Several local steps and momentum leave the
-    space as it is; weight decay over several steps and optimizers like Adam do not. Under noise the
-    space is that of the leading singular vectors (total least squares), as long as singular values
-    fall off somewhere; where they do not, it refuses.
+    space as it is; weight decay over several steps and optimizers like Adam do not.
+
+    Under noise the space is that of the leading singular vectors, as long as singular values fall
+    off somewhere; where they do not, it refuses. What is read off it then is the start of a search
+    for the frames that explain the noisy gradient itself best (`noisy_windows`), which takes
+    seconds a step and is left out with more than 320 frames. Where it is known that there is one
+    utterance (`BATCH_SIZE`), its frames are as many as the rank, if that fits nearly as well as the
+    best.
 
     Claims float32 tensors (T, features), the shortest first.
     """
@@ -71,13 +88,18 @@ class FirstFrames(Adversary):
         description="values have variance 1 over an utterance: tells equal lengths apart",
     )
 
+    steps: int = Field(
+        default=12, ge=0, description="steps of the search under noise, at most; 0: none"
+    )
+
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
         """All utterances; raises `ValueError` where no layer, or no gap, gives them."""
         name, rows, features = self._rows(seen)
-        away, rank, gap = self._away(name, rows, features)
-        chain = Chain(away, features, (rows.shape[1] - 1) // features // 2, rank + 1)
-        diagnostics = {"layer": name, "rank": rank, "gap": gap}
-        lengths = self._lengths(chain.misfits, diagnostics)
+        context = (rows.shape[1] - 1) // features // 2
+        away, rank, gap = self._away(name, rows, features, context)
+        chain = Chain(away, features, context, rank + 1)
+        diagnostics: dict[str, Any] = {"layer": name, "rank": rank, "gap": gap}
+        lengths = self._lengths(chain.misfits, diagnostics, alone=seen.num_examples == 1)
         claims, together = list[Tensor](), 0
         for length in lengths:
             fit = chain.fit(length)
@@ -86,6 +108,9 @@ class FirstFrames(Adversary):
             together += count - max(len(own), 1)
             claims += (own + [fit.frames] * count)[:count]
         frames = sum(map(len, claims))
+        worst = max(float(chain.misfits[length - 1]) for length in lengths)
+        if self.steps and worst > ROUGH and frames <= MOST and not together:
+            claims, diagnostics["noise"] = refined(rows, claims, context, self.steps, job)
         return Reconstruction(
             inputs=[claim.float() for claim in claims],
             diagnostics={
@@ -97,13 +122,14 @@ class FirstFrames(Adversary):
             },
         )
 
-    def _lengths(self, misfits: Tensor, told: dict[str, Any]) -> list[int]:
-        """The numbers of frames that fit, the smallest first."""
+    def _lengths(self, misfits: Tensor, told: dict[str, Any], *, alone: bool) -> list[int]:
+        """The numbers of frames that fit, the smallest first; alone: of one utterance."""
         found: list[int] = (torch.nonzero(misfits <= self.tolerance).flatten() + 1).tolist()
-        best = int(misfits.argmin()) + 1
-        if not found and best == told["rank"]:
-            # Under noise none fits well; that the best is the rank is a coincidence otherwise.
-            return [best]
+        best, rank = int(misfits.argmin()) + 1, int(told["rank"])
+        # Under noise none fits well; that the best is the rank is a coincidence otherwise.
+        nearly = alone and float(misfits[rank - 1]) <= min(NOTHING, CLOSE * float(misfits.min()))
+        if not found and (best == rank or nearly):
+            return [rank]
         if not found:
             raise ValueError(
                 f"layer '{told['layer']}' has a gradient of rank {told['rank']} (singular values "
@@ -115,15 +141,19 @@ class FirstFrames(Adversary):
         # Close to as many frames as a window has values, others fit almost as well as the true.
         kept = list[int]()
         for length in sorted(found, key=lambda one: float(misfits[one - 1])):
-            if sum(kept) + length <= int(told["rank"]):
+            if sum(kept) + length <= rank:
                 kept.append(length)
         return sorted(kept)
 
-    def _away(self, name: str, rows: Tensor, features: int) -> tuple[Tensor, int, float]:
+    def _away(
+        self, name: str, rows: Tensor, features: int, context: int
+    ) -> tuple[Tensor, int, float]:
         """The projector on what no window has a share in, the rank, and the gap behind it."""
         _, values, right = torch.linalg.svd(rows, full_matrices=False)
         values = values.clamp(min=ROUNDING * float(values[0]))
         falls = values[:-1] / values[1:]
+        if len(falls) > context and float(falls.max()) < CLEAR:
+            falls[:context] = 1
         rank, gap = int(falls.argmax()) + 1, float(falls.max())
         if gap < self.gap:
             raise ValueError(

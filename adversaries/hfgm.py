@@ -1,7 +1,6 @@
 """HFGM: the frames of utterances by direct search, from the gradient of a recogniser's head."""
 
 import math
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import ClassVar, Literal
@@ -11,16 +10,15 @@ from torch import Tensor
 
 from adversaries.direct_search import DirectSearch
 from adversaries.frame_changes import HeadOnly, Whole
-from adversaries.utterance_cases import Case, OfUtterances
+from adversaries.pace import Pace
+from adversaries.utterance_cases import Case
+from adversaries.utterances import OfUtterances
 from fedsim.adversary import Job
 from fedsim.gradients import WhitenedDistance, cosine_distance, squared_distance
 from fedsim.knowledge import Knowledge
 from fedsim.records import Observation, Reconstruction
 
 __all__ = ["HFGM"]
-
-TIMED = 5
-"""Iterations after which it is clear how long the rest will take."""
 
 
 class HFGM(OfUtterances):
@@ -81,7 +79,9 @@ class HFGM(OfUtterances):
         known = seen if steps == 1 else _single(seen)
         found: list[tuple[DirectSearch, Case]] = []
         cases = self.cases(known, job)
-        for case in cases:
+        least = self._least()
+        pace = cases.pace(job, least, least, "iterations, patience, or what is tried")
+        for case in cases.tried:
             model = seen.know(Knowledge.MODEL).copy().to(job.device)
             model.module.eval()
             kind = Whole if self.layers == "all" or steps > 1 else HeadOnly
@@ -91,14 +91,15 @@ class HFGM(OfUtterances):
             ]
             shapes = [(count, int(seen.spec.features or 0)) for count in case.lengths]
             search = DirectSearch(tried, self._far(theirs), shapes, job)
-            with job.portion(len(cases) - len(found)):
-                self._run(search, job)
+            with job.portion(len(cases.tried) - len(found)):
+                self._run(search, job, None if found else pace)
             found.append((search, case))
         search, case = min(found, key=lambda one: one[0].lowest)
         return self.claim(
             search.best * steps,
             case,
             seen,
+            left_out=cases.left_out,
             objective=search.lowest,
             outcomes=[one.outcome for one, _ in found],
             trace=job.trace,
@@ -122,13 +123,12 @@ class HFGM(OfUtterances):
         measure = cosine_distance if self.distance == "cosine" else squared_distance
         return lambda ours: measure(ours, theirs)
 
-    def _run(self, search: DirectSearch, job: Job) -> None:
+    def _run(self, search: DirectSearch, job: Job, pace: Pace | None) -> None:
         search.step, recent = self.step, list[float]()
         count = self.samples - (self.fidelity == "authors")
-        began = time.monotonic()
         for at in job.steps(self.iterations):
-            if at == TIMED:
-                self._refuse_endless((time.monotonic() - began) / TIMED, job)
+            if pace is not None:
+                pace.step()
             if self.schedule == "cosine":
                 search.step = self.step * math.cos(math.pi / 2 * at / self.iterations)
             search.iterate(count)
@@ -144,20 +144,12 @@ class HFGM(OfUtterances):
                     return
         search.outcome = "steps" if len(recent) == self.iterations else "budget"
 
-    def _refuse_endless(self, seconds: float, job: Job) -> None:
-        """Say so at the beginning where even the fewest iterations would not fit the deadline."""
-        least = self.iterations
-        if self.schedule == "halving":
-            halvings = math.ceil(math.log2(self.step / self.smallest))
-            least = min(least, max(1, halvings) * self.patience)
-        if job.budget is not None:
-            least = min(least, job.budget - job.iterations + TIMED)
-        if seconds * (least - TIMED) > job.remaining:
-            raise ValueError(
-                f"an iteration takes {seconds:.3g} s, and {least} iterations, the fewest there can "
-                f"be, {seconds * least:.3g} s: over the limit, of which {job.remaining:.3g} s are "
-                "left. Raise threat.timeout, or lower iterations or patience"
-            )
+    def _least(self) -> int:
+        """The fewest iterations that a case takes."""
+        if self.schedule == "cosine":
+            return self.iterations
+        halvings = math.ceil(math.log2(self.step / self.smallest))
+        return min(self.iterations, max(1, halvings) * self.patience)
 
 
 def _single(seen: Observation) -> Observation:

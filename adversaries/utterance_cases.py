@@ -1,24 +1,17 @@
-"""What is known of the utterances behind a gradient, or tried: transcripts and lengths."""
+"""What may have been said behind a gradient, and in how many frames: cases to be tried."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
-from typing import Annotated, ClassVar, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from fedsim.adversary import Adversary, Job
-from fedsim.knowledge import Knowledge
-from fedsim.records import WORD_START, Observation, Reconstruction, Spec
-from fedsim.victim import VictimModel
+from adversaries.pace import Pace
+from fedsim.adversary import Job
+from fedsim.gradients import frames_needed
+from fedsim.records import BLANK_PIECE, WORD_START, Spec
 
-__all__ = ["Case", "OfUtterances"]
-
-MOST_FRAMES = 100_000
-MOST = 64
-"""Combinations of transcripts and lengths that are tried at most."""
+__all__ = ["Case", "Cases", "encoded", "other", "too_short"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,127 +22,32 @@ class Case:
     lengths: Sequence[int]
 
 
-class OfUtterances(Adversary):
-    """An attack on the frames of utterances that has to know what was said, and in how many.
+@dataclass(frozen=True, slots=True)
+class Cases:
+    """What is tried, one at least, and in words what is not, because CTC cannot say it."""
 
-    The threat model grants transcripts and lengths, as HFGM assumes; or, of a single utterance,
-    those listed in `transcripts` and `frames` are tried, each combination as an attack of its own,
-    and the one whose gradient comes closest is claimed (appendix B.1).
-    """
+    tried: Sequence[Case]
+    left_out: Sequence[str]
 
-    needs: ClassVar[Knowledge] = Knowledge.HEAD_GRADIENT | Knowledge.MODEL | Knowledge.BATCH_SIZE
+    def pace(self, job: Job, first: float, others: float, remedy: str) -> Pace:
+        """For the first case; `first`, and `others` of each other case, are the fewest iterations.
 
-    layers: Literal["last", "all"] = Field(
-        default="last", description='whose gradient is matched: "last", the head, or "all"'
-    )
-    transcripts: list[str] = Field(
-        default=[], description="tried instead of the one that LABELS grants"
-    )
-    frames: list[Annotated[int, Field(ge=1, le=MOST_FRAMES)]] = Field(
-        default=[], description="numbers of frames, tried instead of the one that LENGTHS grants"
-    )
-    assumes: Literal["given", "random"] = Field(
-        default="given",
-        description='"random": another transcript of the same length, for every utterance: the '
-        "control of appendix B.1",
-    )
-    off: int = Field(
-        default=0,
-        ge=-MOST_FRAMES,
-        le=MOST_FRAMES,
-        description="frames that are assumed beyond those there are (fewer where negative): the "
-        "control of appendix B.1",
-    )
-
-    def requires(self) -> Knowledge:
-        """Labels and lengths too, unless they are tried; the whole gradient where it is matched."""
-        required = super().requires()
-        if not self.transcripts:
-            required |= Knowledge.LABELS
-        if not self.frames:
-            required |= Knowledge.LENGTHS
-        return required | Knowledge.GRADIENT if self.layers == "all" else required
-
-    def cautions(self, model: VictimModel) -> list[str]:
-        """Dropout that is on."""
-        if model.drops:
-            return [
-                "the model drops units at random: its gradient is that of masks nobody knows, and "
-                f"{self.name} hardly comes closer than silence. first-frames does without them"
-            ]
-        return []
-
-    def observed(self, seen: Observation) -> dict[str, Tensor]:
-        """The gradient to match by parameter name, of the head or all that was sent.
-
-        Raises `ValueError` where it is zero or holds NaN or Inf.
+        An iteration's time grows with the frames. remedy: settings to lower.
         """
-        whole = self.layers == "all"
-        found = seen.know(Knowledge.GRADIENT if whole else Knowledge.HEAD_GRADIENT)
-        if not all(bool(value.isfinite().all()) for value in found.values()):
-            raise ValueError("the gradient holds NaN or Inf")
-        if not any(bool(value.any()) for value in found.values()):
-            raise ValueError("the gradient is zero throughout: there is nothing to match")
-        return dict(found)
+        frames = [sum(case.lengths) for case in self.tried]
+        fewest = first + others * sum(frames[1:]) / frames[0]
+        if job.budget is not None:
+            fewest = min(fewest, job.budget - job.iterations)
+        return Pace(job, fewest, remedy)
 
-    def cases(self, seen: Observation, job: Job) -> list[Case]:
-        """What the utterances may be: one case where transcripts and lengths are granted.
 
-        Raises `ValueError` where the inputs are no frames, and for what cannot be tried.
-        """
-        size = int(seen.know(Knowledge.BATCH_SIZE))
-        if seen.spec.features is None:
-            raise ValueError(f"the inputs of this task are no frames, and {self.name} finds none")
-        if size > 1 and (self.transcripts or self.frames):
-            raise ValueError(
-                f"the update holds {size} utterances; transcripts and numbers of frames are tried "
-                "for a single one. Grant LABELS and LENGTHS"
-            )
-        said = [[encoded(text, seen.spec)] for text in self.transcripts]
-        if not said:
-            rows = seen.know(Knowledge.LABELS)
-            said = [[row[row >= 0] for row in rows]]
-        if self.assumes == "random":
-            said = [[_other(one, seen.spec.classes, job.rng) for one in some] for some in said]
-        heard = [[count] for count in self.frames] or [list(seen.know(Knowledge.LENGTHS))]
-        if len(said) * len(heard) > MOST:
-            raise ValueError(
-                f"{len(said)} transcripts with {len(heard)} numbers of frames are "
-                f"{len(said) * len(heard)} attacks; expected {MOST} at most"
-            )
-        found = []
-        for targets, lengths in product(said, heard):
-            counts = [int(length) + self.off for length in lengths]
-            if len(targets) != size or len(counts) != size or min(counts) < 1:
-                raise ValueError(
-                    f"{len(targets)} transcripts and frames {counts} for an update of {size} "
-                    "utterances; expected one of each, and a frame at least"
-                )
-            found.append(Case(targets, counts))
-        return found
-
-    def claim(
-        self,
-        frames: Sequence[Tensor],
-        case: Case,
-        seen: Observation,
-        *,
-        objective: float,
-        outcomes: Sequence[str],
-        trace: Sequence[tuple[int, float]],
-        **told: object,
-    ) -> Reconstruction:
-        """Utterances (T, features); the transcripts and lengths are among the diagnostics."""
-        said = {}
-        if seen.spec.pieces is not None:
-            said = {"said": [seen.spec.spell(one.tolist()) for one in case.targets]}
-        return Reconstruction(
-            inputs=[one.detach().float().cpu() for one in frames],
-            objective=objective,
-            outcomes=tuple(outcomes),
-            trace=tuple(trace),
-            diagnostics={**told, **said, "lengths": list(case.lengths)},
-        )
+def too_short(targets: Sequence[Tensor], counts: Sequence[int], spec: Spec) -> str:
+    """Which transcript has too few frames, where labels are those of CTC; else nothing."""
+    pieces = spec.pieces or ()
+    for target, count in zip(targets, counts, strict=True):
+        if pieces[:1] == (BLANK_PIECE,) and (needed := frames_needed(target)) > count:
+            return f"{spec.spell(target.tolist())!r} takes {needed} frames of {count}"
+    return ""
 
 
 def encoded(text: str, spec: Spec) -> Tensor:
@@ -165,7 +63,7 @@ def encoded(text: str, spec: Spec) -> Tensor:
     return torch.tensor([labels[one] for one in wanted], dtype=torch.int64)
 
 
-def _other(target: Tensor, classes: int, rng: torch.Generator) -> Tensor:
+def other(target: Tensor, classes: int, rng: torch.Generator) -> Tensor:
     """A random transcript of the same length, without two equal labels in a row (CTC needs a frame
     more for those)."""
     steps = torch.randint(1, classes - 1, (len(target),), generator=rng)

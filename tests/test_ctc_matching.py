@@ -68,11 +68,34 @@ def test_transcripts_are_tried():
     heard = voice(0, 5)
     seen = observed(recogniser(256), heard, labels=None)
     claimed = attack(seen, transcripts=["its", "abc"], iterations=150)
-    assert claimed.diagnostics["said"] == ["abc"]
+    assert claimed.diagnostics["said"] == claimed.text == ["abc"]
+    assert CTCMatching(transcripts=["abc"]).fills() - CTCMatching().fills() == {"text"}
     first, second = claimed.diagnostics["distances"]
     assert second < 0.1 * first
     with pytest.raises(NotGranted, match="LABELS"):
         attack(seen)
+
+
+def test_a_transcript_that_takes_more_frames_than_there_are_is_left_out():
+    seen = observed(recogniser(64), voice(0, 6), labels=None)
+    claimed = attack(seen, transcripts=["abc", "play music"], iterations=3)
+    assert claimed.diagnostics["said"] == ["abc"]
+    assert claimed.diagnostics["left out"] == ["'play music' takes 10 frames of 6"]
+
+
+def test_what_would_never_end_in_time_is_refused_at_once():
+    seen, job = observed(recogniser(), voice(0, 5)), testing.job(deadline=5.0)
+    with pytest.raises(ValueError, match=r"the fewest there can be.*lower iterations"):
+        CTCMatching(iterations=1_000_000).reconstruct(seen, job)
+    assert job.iterations <= 6
+
+
+def test_several_local_steps_are_matched_as_one_and_it_is_said():
+    heard = [voice(0, 5), voice(0, 5)]
+    seen = observed(recogniser(), *heard)
+    assert "local steps" not in attack(seen, iterations=2).diagnostics
+    steps = observed(recogniser(), *heard, steps=2, exact=False)
+    assert "matched as one step" in attack(steps, iterations=2).diagnostics["local steps"]
 
 
 def test_smoothness_draws_neighbours_together():

@@ -116,6 +116,38 @@ def test_some_noise_blurs_and_much_of_it_is_refused():
         attacked(noise)
 
 
+@pytest.mark.parametrize(
+    ("heard", "share", "closer"),
+    [([voice(0, 12)], 0.03, 0.2), ([voice(0, 7), voice(1, 11)], 0.01, 0.8)],
+    ids=["one", "two"],
+)
+def test_a_search_under_noise_comes_closer_than_the_space_alone(heard, share, closer):
+    exact = gradient_of(recogniser(), *heard)
+    rng = torch.Generator().manual_seed(0)
+    level = share * float(exact["dense.0.weight"].square().mean().sqrt())
+    noisy = {
+        name: value + level * torch.randn(value.shape, generator=rng)
+        for name, value in exact.items()
+    }
+    alone, searched = attacked(noisy, steps=0), attacked(noisy)
+    assert [len(one) for one in searched.inputs] == [len(one) for one in heard]
+    assert error(searched, *heard) < closer * error(alone, *heard)
+    assert searched.diagnostics["noise"] == pytest.approx(level, rel=0.1)
+    assert "noise" not in alone.diagnostics
+    assert "noise" not in attacked(exact).diagnostics
+
+
+def test_of_one_utterance_the_rank_tells_its_frames_where_others_fit_as_well():
+    told, misfits = {"layer": "dense.0", "rank": 9, "gap": 5.0}, torch.full((10,), 0.9)
+    misfits[6], misfits[8] = 0.4, 0.45
+    assert FirstFrames()._lengths(misfits, told, alone=True) == [9]
+    with pytest.raises(ValueError, match="no number of frames fits: 7 are best"):
+        FirstFrames()._lengths(misfits, told, alone=False)
+    misfits[8] = 0.6
+    with pytest.raises(ValueError, match="no number of frames fits"):
+        FirstFrames()._lengths(misfits, told, alone=True)
+
+
 def test_misfits_tell_the_number_of_frames():
     heard = voice(3, 10)
     padded = torch.nn.functional.pad(heard.double(), (0, 0, CONTEXT, CONTEXT))

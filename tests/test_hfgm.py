@@ -1,5 +1,7 @@
 """HFGM: the shortcut equals the whole model, the search comes closer, and what it refuses."""
 
+import time
+
 import pytest
 import torch
 from recognised import CLASSES, FEATURES, SAID, SPEC, gradient_of, observed, recogniser, voice
@@ -214,6 +216,8 @@ def test_controls_assume_another_transcript_or_length():
     assert wrong.objective > 3 * right.objective
     assert len(attack(seen, off=2, iterations=2).inputs[0]) == 10
     assert len(attack(seen, off=-3, iterations=2).inputs[0]) == 5
+    assert len(attack(seen, stretch=0.5, iterations=2).inputs[0]) == 4
+    assert len(attack(seen, stretch=2.0, off=1, iterations=2).inputs[0]) == 17
 
 
 def test_needs_follow_from_the_settings():
@@ -249,8 +253,34 @@ def test_what_cannot_be_sought_is_refused(known, settings, told):
 
 
 def test_a_transcript_longer_than_its_frames_is_explained():
-    with pytest.raises(DataError, match="take 3"):
+    with pytest.raises(DataError, match="takes 3 frames of 2"):
         attack(observed(recogniser(), voice(0, 5)), off=-3)
+
+
+def test_candidates_that_ctc_cannot_say_are_left_out_and_told():
+    seen = observed(recogniser(), voice(0, 5), labels=None, lengths=None)
+    settings = {"transcripts": ["abc", "play music"], "frames": [2, 5], "iterations": 2}
+    claimed = attack(seen, **settings)
+    assert len(claimed.outcomes) == 1
+    assert (claimed.diagnostics["said"], claimed.diagnostics["lengths"]) == (["abc"], [5])
+    assert claimed.diagnostics["left out"] == [
+        "'abc' takes 3 frames of 2",
+        "'play music' takes 10 frames of 2",
+        "'play music' takes 10 frames of 5",
+    ]
+    with pytest.raises(DataError, match=r"infinite loss: 'play music' takes 10 frames of 5\."):
+        attack(seen, transcripts=["play music"], frames=[5])
+    assert "left out" not in attack(observed(recogniser(), voice(0, 5)), iterations=2).diagnostics
+
+
+def test_the_time_of_all_cases_is_looked_at_before_the_first_is_searched():
+    seen = observed(recogniser(), voice(0, 5), labels=None)
+    began = time.monotonic()
+    HFGM(transcripts=["abc"], iterations=40).reconstruct(seen, testing.job())
+    job = testing.job(deadline=2 * (time.monotonic() - began))
+    with pytest.raises(ValueError, match="320 iterations, the fewest there can be"):
+        HFGM(transcripts=["abc"] * 8, iterations=40).reconstruct(seen, job)
+    assert job.iterations <= 6
 
 
 def test_a_search_that_cannot_end_in_time_is_refused_at_once():

@@ -124,6 +124,25 @@ def test_a_picture_has_one_scale_and_low_frequencies_at_the_bottom():
     assert (image[107:, 40:] == 128).all(), "grey: not claimed"
 
 
+def test_bars_below_a_picture_are_the_errors_of_frames():
+    logs = torch.arange(5.0, dtype=torch.float64).repeat(4, 1)
+    image = pixels(sheet(logs, logs, torch.tensor([0.0, 0.5, 1.0, 9.0])))
+    assert image.shape == (208 + 6 + 40, 4 * 4, 3)
+    strip = np.delete(image[-40:], 20, axis=0)  # without the line that 1 reaches
+    drawn = (strip != 255).any(axis=2).sum(axis=0)
+    assert drawn.tolist() == [*[0] * 4, *[10] * 4, *[19] * 4, *[39] * 4]
+    assert (image[-20] == 128).all()
+
+
+def test_what_is_not_claimed_of_an_utterance_has_the_error_of_silence(task, truth):
+    half = [one[: len(one) // 2] for one in truth.inputs]
+    image = pixels(task.render(Reconstruction(inputs=half), truth)["reconstruction-1.png"])
+    strip = (np.delete(image[-40:], 20, axis=0) != 255).any(axis=2)
+    middle = 4 * (len(truth.inputs[0]) // 2)
+    assert not strip[:, :middle].any()
+    assert 10 < strip[:, middle:].sum(axis=0).mean() < 30
+
+
 # --- what a run writes ----------------------------------------------------------------------
 
 
@@ -138,7 +157,7 @@ def test_claims_are_shown_beside_the_originals_they_are_matched_to(task, truth):
     for number, one in enumerate(truth.inputs, 1):
         image = pixels(files[f"reconstruction-{number}.png"]).astype(int)
         assert image.shape[1] == 4 * len(one)
-        top, bottom = image[:101], image[107:]
+        top, bottom = image[:101], image[107:208]
         assert np.abs(top - bottom).mean() < 2
         heard = [samples(files[f"{side}-{number}.wav"]) for side in ("original", "reconstruction")]
         assert len(heard[0]) == len(heard[1]) == 320 * (len(one) - 1)

@@ -1,6 +1,7 @@
 """The speech task's utterances: who holds them, what a batch of them holds, and the truth."""
 
 import hashlib
+import itertools
 
 import pytest
 import torch
@@ -50,6 +51,24 @@ def test_other_partitions_mix_speakers():
         Speech(clients=8, **TASK).num_examples(0)
 
 
+def test_neighbours_in_length_go_to_one_client():
+    def spread(task):
+        sizes = [[len(task.recordings.sound(i)) for i in own.tolist()] for own in task.shares]
+        return [(min(own), max(own)) for own in sizes]
+
+    task = Speech(seed=3, clients=4, **TASK, partition="length")
+    assert sorted(torch.cat(task.shares).tolist()) == sorted(task.splits[2].tolist())
+    ranges = sorted(spread(task))
+    assert all(one[1] <= two[0] for one, two in itertools.pairwise(ranges))
+    assert spread(task) != ranges  # who has the short ones is drawn
+
+    task = Speech(seed=3, clients=4, **TASK, partition={"kind": "length", "each": 2})
+    assert [len(own) for own in task.shares] == [2] * 4
+    assert len({i for own in task.shares for i in own.tolist()}) == 8
+    with pytest.raises(DataError, match=r"'length' cannot cut.* there are \d times 9 of them"):
+        Speech(clients=4, **TASK, partition={"kind": "length", "each": 9}).num_examples(0)
+
+
 @pytest.mark.parametrize("client", [-1, 4])
 def test_a_client_that_does_not_exist(task, client):
     with pytest.raises(DataError, match="clients run from 0 to 3"):
@@ -74,6 +93,7 @@ def test_a_batch_pads_frames_with_zeros_and_word_pieces_with_minus_100(task):
 
 DRAW = f"""
 import hashlib
+import itertools
 from fedsim.tasks.speech import Speech
 task = Speech(seed=3, clients=4, **{TASK!r})
 value = hashlib.sha256()

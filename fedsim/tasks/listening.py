@@ -30,9 +30,9 @@ STEPS, ITERATIONS = 50, 32
 """Of the spectrum's least squares, and of Griffin and Lim's search for phases."""
 
 PEAK = 0.8
-FRAME_WIDTH, HEIGHT, GAP = 4, 101, 6
-"""In pixels: of a frame, of a spectrum, between two. A report shows the picture as high as it is,
-so that no row of pixels is doubled on one side alone."""
+FRAME_WIDTH, HEIGHT, GAP, STRIP = 4, 101, 6, 40
+"""In pixels: of a frame, of a spectrum, between two, of the errors below. A report shows the
+picture as high as it is, so that no row of pixels is doubled on one side alone."""
 
 RAMP = ((13, 8, 42), (76, 22, 106), (168, 44, 92), (229, 93, 48), (250, 178, 60), (252, 252, 190))
 """From low values to high: even steps of lightness."""
@@ -78,8 +78,9 @@ def exhibits(
 
     claims: what was matched to each of the originals (T', F), finite; None: no file of that one.
     public: the level of public utterances, where frames are normalised. A picture each, the
-    original above; and the sound of both, at most 8 s, where `sound` has any. The level is the
-    public one for both, so that what differs in them differs in the frames.
+    original above and each frame's error below; and the sound of both, at most 8 s, where `sound`
+    has any. The level is the public one for both, so that what differs in them differs in the
+    frames.
     """
     files: dict[str, bytes] = {}
     longest = SECONDS * RATE // features.stride
@@ -91,7 +92,11 @@ def exhibits(
         ]
         if len(logs) < len(pair):
             continue
-        files[f"reconstruction-{number}.png"] = sheet(*logs)
+        original, claim = (one[:longest].detach().cpu().double() for one in pair if one is not None)
+        missed = original.clone()
+        missed[: len(claim)] -= claim
+        errors = missed.abs().mean(dim=1) / max(float(original.abs().mean()), 1e-9)
+        files[f"reconstruction-{number}.png"] = sheet(*logs, errors)
         for name, one in zip(("original", "reconstruction"), logs, strict=True):
             heard = sound(one, features)
             if heard is not None:
@@ -145,11 +150,12 @@ def _power(energies: Tensor, filters: Tensor) -> Tensor:
     return power
 
 
-def sheet(original: Tensor, claim: Tensor) -> bytes:
+def sheet(original: Tensor, claim: Tensor, errors: Tensor | None = None) -> bytes:
     """A PNG: spectra (T, bands) above, what was made of them (T', bands), T' <= T, below.
 
     Time runs to the right, frequency upwards, and one scale of colours serves both: from the 1st to
-    the 99th percentile of the original. Grey: frames not claimed.
+    the 99th percentile of the original. Grey: frames not claimed. errors: (T,), drawn as bars below
+    both; the line that 1 reaches is half way up, and what exceeds 2 is cut off.
     """
     from PIL import Image
 
@@ -159,6 +165,9 @@ def sheet(original: Tensor, claim: Tensor) -> bytes:
     pixels[: len(upper)] = upper
     pixels[-len(upper) :] = MISSING
     pixels[-len(upper) :, : lower.shape[1]] = lower
+    if errors is not None:
+        blank = np.full((GAP, pixels.shape[1]), PAPER, dtype=np.uint8)
+        pixels = np.concatenate([pixels, blank, _bars(errors)])
     picture = Image.fromarray(pixels)
     picture.putpalette(_palette())
     stream = io.BytesIO()
@@ -171,6 +180,14 @@ def _pixels(logs: Tensor, low: float, span: float) -> Pixels:
     values = (shares * (COLOURS - 1)).round().numpy().astype(np.uint8)
     rows = np.arange(HEIGHT) * values.shape[1] // HEIGHT
     found: Pixels = values.T[::-1][rows].repeat(FRAME_WIDTH, axis=1)
+    return found
+
+
+def _bars(errors: Tensor) -> Pixels:
+    heights = (errors.nan_to_num(nan=2.0).clamp(0, 2) * STRIP / 2).round().long().numpy()
+    filled = np.arange(STRIP, 0, -1)[:, None] <= heights.repeat(FRAME_WIDTH)
+    found: Pixels = np.where(filled, COLOURS // 2, PAPER).astype(np.uint8)
+    found[STRIP // 2] = MISSING
     return found
 
 
@@ -195,7 +212,8 @@ def _wav(heard: Tensor) -> bytes:
 
 def _about(features: Features, public: Level | None) -> str:
     told = (
-        "Spectra in mel bands, and sounds made from them, the originals' too: Griffin-Lim phases."
+        "Spectra in mel bands, and sounds made from them, the originals' too: Griffin-Lim phases. "
+        "Bars: the error of each frame; the line is what silence has on average."
     )
     if features.kind == "mfcc":
         told += f" {features.size} cosine coefficients leave a smoothed spectrum."

@@ -18,7 +18,7 @@ from fedsim.errors import DataError, did_you_mean
 from fedsim.plugin import table, validated
 from fedsim.seeds import derive, isolated, numpy_generator
 
-__all__ = ["PARTITIONS", "Partition", "Whole", "as_partition"]
+__all__ = ["PARTITIONS", "ByLength", "Partition", "Whole", "as_partition"]
 
 Indices = NDArray[np.int64]
 
@@ -266,6 +266,29 @@ class Whole(Partition):
         return tuple(
             np.flatnonzero(np.isin(labels, present[client::clients])) for client in range(clients)
         )
+
+
+class ByLength(Partition):
+    """Neighbours in length to each client, so that its batches are of nearly equal lengths (as in
+    HFGM's table 4); labels are lengths here, and who has which is drawn."""
+
+    kind: Literal["length"] = "length"
+    each: PositiveInt | None = Field(
+        default=None, description="examples of each client, the others left out; null: equal shares"
+    )
+
+    def _cut(self, labels: NDArray[Any], clients: int, seed: int) -> tuple[Indices, ...]:
+        rng = numpy_generator(seed, "partition order")
+        order = rng.permutation(len(labels))  # equal lengths in any order
+        order = order[np.argsort(labels[order], kind="stable")]
+        if self.each is None:
+            runs = np.array_split(order, clients)
+        else:
+            runs = np.split(order, range(self.each, len(order), self.each))
+            runs = [run for run in runs if len(run) == self.each]
+        if len(runs) < clients:
+            raise ValueError(f"there are {len(runs)} times {self.each} of them")
+        return tuple(runs[i] for i in rng.permutation(len(runs))[:clients])
 
 
 PARTITIONS: dict[str, type[Partition]] = {

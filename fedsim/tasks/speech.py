@@ -22,12 +22,12 @@ from fedsim.tasks.cutting import lasting
 from fedsim.tasks.enrolment import candidates, held_out
 from fedsim.tasks.features import Features
 from fedsim.tasks.listening import Level, exhibits
-from fedsim.tasks.partition import PARTITIONS, Partition, Whole, as_partition
+from fedsim.tasks.partition import PARTITIONS, ByLength, Partition, Whole, as_partition
 from fedsim.tasks.partitioned import Partitioned
 from fedsim.tasks.recognisers import PADDING, Recogniser, as_recogniser
 from fedsim.tasks.recognisers.las import LAS
 from fedsim.tasks.speech_checks import cautions, check_lengths
-from fedsim.tasks.speech_data import Limits, Recordings, frames, load, often
+from fedsim.tasks.speech_data import Limits, Recordings, frames, load, often, samples
 from fedsim.tasks.speech_exhibits import public_level, told
 from fedsim.tasks.transcripts import public_text
 from fedsim.tasks.voices import RATE
@@ -38,7 +38,7 @@ __all__ = ["Speech"]
 
 EVALUATED_AT_ONCE = 32
 
-_KINDS: dict[str, type[Partition]] = {"speaker": Whole, **PARTITIONS}
+_KINDS: dict[str, type[Partition]] = {"speaker": Whole, "length": ByLength, **PARTITIONS}
 
 
 def _as_partition(value: Any) -> Partition:
@@ -174,8 +174,11 @@ class Speech(Partitioned):
     def shares(self) -> tuple[Tensor, ...]:
         """Indices (int64) of each client's utterances."""
         rest = self.splits[2]
-        speakers = np.unique(self.recordings.speakers, return_inverse=True)[1][rest.numpy()]
-        cut = self.partition.cut(speakers, self.clients, self.seed)
+        if isinstance(self.partition, ByLength):
+            labels = np.array([samples(self.recordings, i) for i in rest.tolist()])
+        else:
+            labels = np.unique(self.recordings.speakers, return_inverse=True)[1][rest.numpy()]
+        cut = self.partition.cut(labels, self.clients, self.seed)
         return tuple(rest[torch.from_numpy(share)] for share in cut)
 
     @property

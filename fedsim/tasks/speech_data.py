@@ -24,7 +24,7 @@ from fedsim.tasks.speech_commands import COMMANDS, words
 from fedsim.tasks.transcripts import lost, plain, public_text, within
 from fedsim.tasks.voices import speak
 
-__all__ = ["READABLE", "VOICES", "Limits", "Recordings", "frames", "load", "often"]
+__all__ = ["READABLE", "VOICES", "Limits", "Recordings", "frames", "load", "often", "samples"]
 
 VOICES = "voices"
 PACKAGES = ("jiwer", "soundfile", "tokenizers", "torchaudio")
@@ -136,6 +136,13 @@ def often(found: Recordings, least: int) -> Recordings:
 def frames(recordings: Recordings, features: Features, index: int) -> Tensor:
     """Frames (T, size) of an utterance; shared, so that nobody may write to them."""
     return features.of(recordings.sound(index))
+
+
+def samples(recordings: Recordings, index: int) -> int:
+    """How long an utterance is at 16 kHz; decoded only where no header says."""
+    if recordings.header is not None:
+        return recordings.header(index).resampled
+    return len(recordings.sound(index))
 
 
 def _limited(found: Recordings, limits: Limits) -> list[int]:
