@@ -92,7 +92,8 @@ def refined(
         if not now.left < (1 - CONVERGED) * before:
             break
     free = rows.numel() - len(frames) * (len(rows) + features)
-    return list(frames.split([len(one) for one in utterances])), (now.left / max(1, free)) ** 0.5
+    found = torch.split(frames, [len(one) for one in utterances])
+    return list(found), (now.left / max(1, free)) ** 0.5
 
 
 class _Explained:
@@ -107,5 +108,6 @@ class _Explained:
 
     def away(self) -> Tensor:
         """The projector on what windows have no share in."""
-        one = torch.eye(len(self.space), dtype=self.space.dtype)
-        return one - self.space @ self.space.T
+        inside = self.space @ self.space.T
+        found: Tensor = torch.eye(len(inside), dtype=inside.dtype) - inside
+        return found

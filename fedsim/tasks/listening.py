@@ -96,7 +96,7 @@ def exhibits(
         missed = original.clone()
         missed[: len(claim)] -= claim
         errors = missed.abs().mean(dim=1) / max(float(original.abs().mean()), 1e-9)
-        files[f"reconstruction-{number}.png"] = sheet(*logs, errors)
+        files[f"reconstruction-{number}.png"] = sheet(logs[0], logs[1], errors)
         for name, one in zip(("original", "reconstruction"), logs, strict=True):
             heard = sound(one, features)
             if heard is not None:
