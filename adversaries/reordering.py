@@ -105,7 +105,7 @@ class Reordering:
         """
         texts, ranks = self.texts, costs.argsort(stable=True)
         totals = torch.full_like(costs, torch.inf)
-        for some in ranks.split(texts.far.together(batch)):
+        for some in torch.split(ranks, texts.far.together(batch)):
             if float(costs[some[0]]) > float(totals.min()):
                 break
             every = batch.repeat(len(some), 1, 1, 1)

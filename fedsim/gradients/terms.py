@@ -175,9 +175,9 @@ class _Gap(torch.autograd.Function):
         slopes = torch.empty_like(left), torch.zeros_like(right)
         sloping = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         for row, (a, b) in enumerate(zip(left, right, strict=True)):
-            tiles = theirs[row % len(theirs)].split(size)
-            outs = slopes[0][row].split(size, dim=1)
-            for some, tile, out in zip(a.split(size, dim=1), tiles, outs, strict=True):
+            tiles = torch.split(theirs[row % len(theirs)], size)
+            outs = torch.split(slopes[0][row], size, dim=1)
+            for some, tile, out in zip(torch.split(a, size, dim=1), tiles, outs, strict=True):
                 gap, half = (one[: tile.numel()].view_as(tile) for one in room)
                 torch.addmm(tile, some.mT, b, beta=-1, out=gap)
                 torch.add(gap, torch.sign(gap, out=half), alpha=l1 / 2, out=half)
