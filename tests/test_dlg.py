@@ -267,6 +267,22 @@ def test_dlg_answers_many_victims_as_it_does_one():
         assert torch.equal(together[index].labels, alone.labels)
 
 
+@pytest.mark.parametrize("rule", ["joint", "cyclic"])
+def test_two_batches_take_the_same_steps_together_as_alone(rule):
+    first, _ = digits(1, size=2, side=8)
+    rng = torch.Generator().manual_seed(0)
+    images, labels = torch.rand((2, 1, 8, 8), generator=rng), torch.tensor([7, 2])
+    gradient = {k: v.detach() for k, v in first.model.gradient(images, labels).items()}
+    seen = [first, dataclasses.replace(first, gradient=gradient, labels=labels)]
+    attack = DLG(iterations=2, restarts=0, batch_rule=rule)
+    together = attack.reconstruct_many(seen, [testing.job(seed=i) for i in range(2)])
+    for index, one in enumerate(seen):
+        alone = attack.reconstruct(one, testing.job(seed=index))
+        for ours, theirs in zip(together[index].inputs, alone.inputs, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+        assert together[index].objective == pytest.approx(alone.objective, rel=1e-9)
+
+
 def test_the_cyclic_rule_recovers_a_batch_too():
     seen, truth = digits(1, size=2, side=8)
     attack = DLG(labels_from="given", batch_rule="cyclic", restarts=2)
