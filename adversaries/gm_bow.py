@@ -34,8 +34,8 @@ class GMBoW(OfTranscripts):
     dummy context vectors A (S x d_A) and smooth labels P (S x |set|), fed back to the decoder as
     e_i = sum_k p_i^k E(c_k), it seeks those whose decoder gradient is the one observed. The set of
     labels is another attack's, as is S, or else the rank of the head's gradient; the input and its
-    length are not needed. Of `starts` starts, run side by side, the one whose objective ends lowest
-    is claimed: the distance, and in variant "paper" the penalty too.
+    length are not needed. Of `starts` starts, run side by side, the one with the lowest distance is
+    claimed: in variant "paper" of the points they ended at, without the penalty.
 
     variant "paper" (Eq. 8): all of A and P are free, ||g' - g|| + `penalty` sum_i |1 - ||p_i||_1|
     is minimised by Adam. Variant "span" solves the same problem in far fewer variables: the rows
@@ -151,6 +151,8 @@ class GMBoW(OfTranscripts):
             ],
             restarts=self.starts - 1,
             all_starts=True,
+            ends=self.variant == "paper",
+            judge=problem.distance,
             reading=problem.read,
         )
         labels = problem.read(match.point[None])[0].cpu()

@@ -47,7 +47,7 @@ class TextMatching(OfTexts):
     """
 
     recovers: ClassVar[frozenset[str]] = frozenset({"tokens", "text", "objective", "outcomes"})
-    group: ClassVar[int] = 8
+    group: ClassVar[int] = 4
 
     @property
     def ends(self) -> bool:

@@ -181,6 +181,27 @@ def test_where_starts_ended_is_found_instead_of_the_lowest_point_on_the_way():
     assert match.value < 1e-3
 
 
+def test_where_starts_ended_can_be_judged_by_something_else_than_what_is_descended():
+    origins = iter([0.0, 5.0])
+
+    def start(row):
+        return torch.tensor([next(origins)], dtype=torch.float64)
+
+    def flat(points, victims):
+        return points[:, 0] + 1
+
+    def far(points, victims):
+        return (points[:, 0] - 5).abs()
+
+    def still(starts):
+        return Adam(starts, lr=1e-9, schedule=lambda step: 1.0)
+
+    rules, both = [Rules(iterations=3, evaluations=1)], {"restarts": 1, "all_starts": True}
+    (match,) = minimise(flat, start, [testing.job()], still, rules, ends=True, judge=far, **both)
+    assert float(match.point) == pytest.approx(5)
+    assert match.value == pytest.approx(0, abs=1e-6)
+
+
 def test_what_is_undefined_from_the_start_diverges():
     def nowhere(points, victims):
         return points.sum(dim=1) * float("nan")

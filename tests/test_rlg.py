@@ -237,6 +237,7 @@ def test_real_images(real_data, data, classes, seed):
         (torch.full((4, 3), float("nan")), "NaN"),
         (torch.ones(4), "matrix"),
         (torch.ones(5, 3), "matrix"),
+        (torch.ones(4, 3, dtype=torch.int8), "is int8, expected floating point"),
     ],
 )
 def test_a_gradient_that_says_nothing_is_refused(weight, message):

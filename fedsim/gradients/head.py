@@ -28,8 +28,8 @@ def head_gradient(gradient: Mapping[str, Tensor], head: str, classes: int) -> He
     """The head's gradient out of all, with classes along the first dimension.
 
     A transposed weight (features, classes) is turned. Raises `ValueError` when the head is not
-    there (the message lists the candidates), is no matrix with a side of `classes`, holds NaN or
-    Inf, or is zero throughout: nothing can be read from such a gradient.
+    there (the message lists the candidates), is no matrix with a side of `classes`, holds whole
+    numbers, NaN or Inf, or is zero throughout: nothing can be read from such a gradient.
     """
     weight = gradient.get(f"{head}.weight")
     if weight is None:
@@ -46,6 +46,12 @@ def head_gradient(gradient: Mapping[str, Tensor], head: str, classes: int) -> He
         raise ValueError(
             f"the head '{head}.weight' has shape {tuple(weight.shape)}, expected a matrix with "
             f"a side of {classes} classes"
+        )
+    if not weight.is_floating_point():
+        kind = str(weight.dtype).removeprefix("torch.")
+        raise ValueError(
+            f"the gradient of the head '{head}.weight' is {kind}, "
+            "expected floating point: put quantised values back to their scale"
         )
     least, largest = (float(bound) for bound in weight.aminmax())
     if not (math.isfinite(least) and math.isfinite(largest)):

@@ -95,6 +95,7 @@ def minimise(
     restarts: int = 0,
     all_starts: bool = False,
     ends: bool = False,
+    judge: Objective | None = None,
     blocks: Tensor | None = None,
     reading: Callable[[Tensor], Tensor] | None = None,
 ) -> list[Match]:
@@ -104,7 +105,8 @@ def minimise(
     victim. optimizer: made from the starting points (R, n). restarts: new starts of a victim
     whose start diverged, stalled or ran out of steps; with `all_starts` every one is run, side
     by side, until one has matched. The lowest value decides, of all points or with `ends` of the
-    last of each start alone; no truth is asked. blocks (N, n)
+    last of each start alone, there by `judge` where it is not the objective; no truth is asked.
+    blocks (N, n)
     bool: iteration i moves the coordinates of block i mod N alone (DLG's rule for batches).
     reading: what points (R, n) say, (R, k), for `Rules.unchanged`.
 
@@ -160,7 +162,7 @@ def minimise(
                 elif blocks is not None and len(blocks) > 1:
                     state.restart(index, state.at(index))
         if ends and ended:
-            _finish(objective, ended, rows, found, state)
+            _finish(judge or objective, ended, rows, found, state)
         left = _settle(ended, rows, found, restarts, all_starts, state, start)
         if len(left) < len(rows):
             rows = [rows[index] for index in left]
@@ -188,7 +190,7 @@ def _judge(row: _Start, rule: Rules, job: Resources, stuck: bool, broken: bool) 
 
 
 def _finish(
-    objective: Objective,
+    judge: Objective,
     ended: Mapping[int, str],
     rows: Sequence[_Start],
     found: Sequence[Match],
@@ -201,7 +203,7 @@ def _finish(
     points = torch.stack([state.at(index) for index in at])
     victims = torch.tensor([rows[index].victim for index in at], device=points.device)
     with torch.no_grad():
-        values = objective(points, victims)
+        values = judge(points, victims)
     for point, victim, value in zip(points, victims.tolist(), values.tolist(), strict=True):
         if value < found[victim].value:
             found[victim].value, found[victim].point = value, point

@@ -117,13 +117,24 @@ class SequenceProblem:
         return self.bag[self.split(points)[1].argmax(dim=2)]
 
     def __call__(self, points: Tensor, victims: Tensor) -> Tensor:
+        distance = self.distance(points, victims)
+        if not self.free:
+            return distance
+        _, labels = self.split(points)
+        excess = (labels.abs().sum(dim=2) - 1).abs().sum(dim=1)
+        return distance + self.penalty * excess
+
+    def distance(self, points: Tensor, victims: Tensor) -> Tensor:
+        """The value (R,) without the penalty."""
         contexts, labels = self.split(points)
         full = labels
         if self.classes != len(self.bag):
             full = labels.new_zeros(*labels.shape[:2], self.classes)
             full = full.index_copy(2, self.bag, labels)
         distance = torch.zeros_like(points[:, 0])
-        for name, ours in self._gradients(contexts, full).items():
+        with torch.enable_grad():  # the gradient's own, whether or not the value's is sought
+            gradients = self._gradients(contexts, full)
+        for name, ours in gradients.items():
             theirs = self._theirs[name]
             if isinstance(theirs, Leading):
                 assert isinstance(ours, tuple)  # noqa: S101 - both are matrices
@@ -134,10 +145,7 @@ class SequenceProblem:
             distance = distance + self.weights[name] * apart
         if not self.free:
             return distance / self._norm
-        excess = (labels.abs().sum(dim=2) - 1).abs().sum(dim=1)
-        tiny = torch.finfo(distance.dtype).tiny
-        value: Tensor = distance.clamp(min=tiny).sqrt() + self.penalty * excess
-        return value
+        return distance.clamp(min=torch.finfo(distance.dtype).tiny).sqrt()
 
 
 def keep_labels(
