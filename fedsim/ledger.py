@@ -42,6 +42,8 @@ TABLES = {
 }
 ASIDE = frozenset({"data_dir", "engine", "description", "paper"})
 """Keys of a scenario that say where it runs or what for, and not what comes out."""
+THEN = ", then "
+"""Between the devices of a run that went on elsewhere."""
 PACKAGES = ["flwr", "numpy", "ray", "torch", "transformers"]
 
 
@@ -229,8 +231,15 @@ class Ledger:
         entry = {"seconds": round(time.monotonic() - self._started, 3), "event": kind, **fields}
         self._append("log.jsonl", json.dumps(entry, default=str) + "\n", sync=False)
 
-    def provenance(self, scenario: Scenario, hashes: Mapping[str, str], **more: Any) -> None:
-        """Write what the run depends on: versions, seed, hashes of scenario, data and model."""
+    def provenance(
+        self, scenario: Scenario, hashes: Mapping[str, str], *, device: str = "", **more: Any
+    ) -> None:
+        """Write what the run depends on: versions, seed, hashes of scenario, data and model.
+
+        device: where it runs; where it ran before, if that was elsewhere, stays beside it.
+        """
+        before = str(self._before().get("device", ""))
+        devices = dict.fromkeys([*before.split(THEN), device])
         content = {
             "schema": SCHEMA,
             "scenario": scenario.name,
@@ -240,22 +249,29 @@ class Ledger:
             "platform": platform.platform(),
             "versions": {name: _version(name) for name in PACKAGES},
             "hashes": {"scenario": scenario_hash(scenario), **hashes},
+            "device": THEN.join(filter(None, devices)),
             **more,
         }
         self._replace("provenance.json", json.dumps(content, indent=2).encode())
 
     def same_data(self, fingerprint: str) -> None:
         """Refuse to go on with other data than the run began with; raises `RunFolderError`."""
-        try:
-            known = json.loads((self.folder / "provenance.json").read_text(encoding="utf-8"))
-            before = known["hashes"]["data"]
-        except (OSError, ValueError, KeyError, TypeError):
+        hashes = self._before().get("hashes")
+        if not isinstance(hashes, dict) or "data" not in hashes:
             return  # killed before it was written, so before any training
-        if before != fingerprint:
+        if hashes["data"] != fingerprint:
             raise RunFolderError(
                 f"{self.folder} was run on other data than is found now; resume it with the same "
                 "--data, or start anew with another --out"
             )
+
+    def _before(self) -> dict[str, Any]:
+        """The provenance that an earlier call wrote; empty where there is none to be read."""
+        try:
+            found = json.loads((self.folder / "provenance.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
 
     def finish(self) -> None:
         """Sort the findings and write them as parquet too."""

@@ -1,0 +1,91 @@
+"""Keeps what the committed results rest on: the tables of the run folders, without their pictures.
+
+    python benchmarks/results_rows.py keep OUT/llg [OUT/rlg/table2 ...]
+    python benchmarks/results_rows.py restore OUT [llg rlg/table2 ...]
+
+`keep` zips scenario, provenance and rows of every run folder below into `docs/results/rows/`, one
+file a run folder, where `reproduce --out OUT` put them; a file whose content is the same stays as
+it is. `restore` puts them back where no run folder is, so that on another machine
+`fedsim reproduce` goes on with the repetitions that are there, and `--show` makes pages of them.
+"""
+
+import argparse
+import io
+import zipfile
+from pathlib import Path
+
+ROWS = Path(__file__).parent.parent / "docs" / "results" / "rows"
+TABLES = ("scenario.toml", "provenance.json", "points.csv", "utility.csv", "findings.csv")
+FIRST = (1980, 1, 1, 0, 0, 0)
+"""The time of every entry, so that equal rows make equal files."""
+
+
+def zipped(run: Path) -> bytes:
+    """The tables of a run folder, as a zip file."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as file:
+        for name in TABLES:
+            if (run / name).is_file():
+                entry = zipfile.ZipInfo(name, FIRST)
+                entry.compress_type = zipfile.ZIP_DEFLATED
+                file.writestr(entry, (run / name).read_bytes())
+    return packed.getvalue()
+
+
+def place(run: Path) -> Path:
+    """Where below a folder of results a run folder lies: PAPER/FIGURE/SCALE/SCENARIO."""
+    return Path(*run.resolve().parts[-4:])
+
+
+def keep(folders: list[Path], rows: Path = ROWS) -> list[Path]:
+    """Zip the run folders below these that hold a row; returns the files."""
+    kept = []
+    for run in sorted(path.parent for each in folders for path in each.rglob("findings.csv")):
+        if not any(_lines(run / name) > 1 for name in ("findings.csv", "points.csv")):
+            continue
+        path = (rows / place(run)).with_suffix(".zip")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.is_file() or path.read_bytes() != zipped(run):
+            path.write_bytes(zipped(run))
+        kept.append(path)
+    return kept
+
+
+def _lines(path: Path) -> int:
+    return len(path.read_bytes().splitlines()) if path.is_file() else 0
+
+
+def restore(out: Path, which: list[str], rows: Path = ROWS) -> list[Path]:
+    """Unpack what was kept, all or of these papers and figures; returns the run folders made."""
+    made = []
+    for path in sorted(rows.rglob("*.zip")):
+        run = path.relative_to(rows).with_suffix("")
+        chosen = not which or {run.parts[0], f"{run.parts[0]}/{run.parts[1]}"} & {*which}
+        if chosen and not (out / run).exists():
+            (out / run).mkdir(parents=True)
+            with zipfile.ZipFile(path) as file:
+                for name in {*TABLES} & {*file.namelist()}:
+                    (out / run / name).write_bytes(file.read(name))
+            made.append(out / run)
+    return made
+
+
+def main() -> None:
+    """Keep or restore, and say what."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("what", choices=["keep", "restore"])
+    parser.add_argument("folder", type=Path, nargs=1)
+    parser.add_argument("more", nargs="*", help="keep: folders; restore: papers and figures")
+    options = parser.parse_args()
+    if options.what == "keep":
+        done = keep([*options.folder, *map(Path, options.more)])
+    else:
+        done = restore(*options.folder, options.more)
+    for path in done:
+        print(path)
+
+
+if __name__ == "__main__":
+    main()
