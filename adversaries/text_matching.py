@@ -30,7 +30,7 @@ __all__ = ["TextMatching"]
 TOGETHER = 1024
 """Tokens of dummy texts that one optimisation holds at most, all its victims together."""
 
-PADDED = 4
+PADDED = 8
 """Victims whose longest texts end in the same so many tokens are attacked together."""
 
 
@@ -47,7 +47,7 @@ class TextMatching(OfTexts):
     """
 
     recovers: ClassVar[frozenset[str]] = frozenset({"tokens", "text", "objective", "outcomes"})
-    group: ClassVar[int] = 4
+    group: ClassVar[int] = 8
 
     @property
     def ends(self) -> bool:

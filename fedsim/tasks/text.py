@@ -1,7 +1,6 @@
 """Text: classification or masked words, with any encoder or decoder of `transformers`."""
 
 import functools
-from collections import Counter
 from collections.abc import Sequence
 from typing import Annotated, Any, cast
 
@@ -39,11 +38,11 @@ from fedsim.tasks.text_data import MESSAGES, Texts, load, public_texts
 from fedsim.tasks.text_examples import (
     agreement,
     cut,
+    drawn_claim,
     encoded,
     groups,
     masked,
     nobodys,
-    random_texts,
     shown,
     token_shares,
 )
@@ -381,30 +380,17 @@ class Text(Partitioned):
         public texts have them, labels by how often auxiliary examples do, uniform where there are
         none; raises `NotImplementedError` without public texts.
         """
-        spec, tokens = self.spec, self.tokens
-        count = 0 if truth.labels is None else len(truth.labels)
         if informed and not self.public_texts:
             raise NotImplementedError("there are no public texts: set task.public")
-        weights = torch.ones(len(tokens.pieces))
-        weights[list(tokens.marks)] = 0
-        shares = torch.full((spec.classes,), 1 / spec.classes)
-        if informed:
-            weights, shares = self.frequencies
-            shares = weights if self.task == "masked-lm" else shares
-        labels = torch.multinomial(shares, count, replacement=True, generator=rng)
-        scores = count * shares if informed else torch.randn(spec.classes, generator=rng)
-        drawn = random_texts(truth.lengths or (), weights, tokens, rng)
-        counts = dict(Counter(labels.tolist()))
-        return Reconstruction(
-            label_set=frozenset(counts),
-            label_counts=counts,
-            labels=labels,
-            label_scores=scores,
-            num_labels=count,
-            tokens=drawn,
-            token_counts=dict(Counter(tokens.bare(torch.cat(drawn).tolist()) if drawn else [])),
-            text=[tokens.spell(one.tolist()) for one in drawn],
-        )
+        if not informed:
+            weights = torch.ones(len(self.tokens.pieces))
+            weights[list(self.tokens.marks)] = 0
+            uniform = torch.full((self.spec.classes,), 1 / self.spec.classes)
+            return drawn_claim(truth, self.tokens, weights, uniform, rng)
+        weights, shares = self.frequencies
+        shares = weights if self.task == "masked-lm" else shares
+        expected = shares * (0 if truth.labels is None else len(truth.labels))
+        return drawn_claim(truth, self.tokens, weights, shares, rng, scores=expected)
 
     def render(self, claimed: Reconstruction, truth: Truth) -> dict[str, bytes]:
         """Two texts: the originals, a line each, and what was matched to each of them.

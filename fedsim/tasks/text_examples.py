@@ -1,5 +1,6 @@
 """From texts to examples: who holds which, what of it is public, token ids, masks and guesses."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -18,11 +19,11 @@ from fedsim.tasks.text_data import Texts
 __all__ = [
     "agreement",
     "cut",
+    "drawn_claim",
     "encoded",
     "groups",
     "masked",
     "nobodys",
-    "random_texts",
     "same",
     "shown",
     "token_shares",
@@ -141,16 +142,36 @@ def token_shares(texts: Iterable[str], tokens: Tokens) -> Tensor:
     return (counts / counts.sum()).float()
 
 
-def random_texts(
-    lengths: Iterable[int], weights: Tensor, tokens: Tokens, rng: torch.Generator
-) -> list[Tensor]:
-    """Texts of so many tokens (L,) int64, those around a text included, drawn by weights (V,)."""
+def drawn_claim(
+    truth: Truth,
+    tokens: Tokens,
+    weights: Tensor,
+    shares: Tensor,
+    rng: torch.Generator,
+    *,
+    scores: Tensor | None = None,
+) -> Reconstruction:
+    """As many labels, drawn by shares (classes,), and texts of the same lengths, tokens by weights
+    (V,). scores: of labels (classes,); drawn from N(0, 1) where not given."""
+    count = 0 if truth.labels is None else len(truth.labels)
+    labels = torch.multinomial(shares, count, replacement=True, generator=rng)
+    scores = torch.randn(len(shares), generator=rng) if scores is None else scores
     frame, drawn = len(tokens.prefix) + len(tokens.suffix), list[Tensor]()
-    for length in lengths:
+    for length in truth.lengths or ():
         inner = torch.multinomial(weights, max(1, length - frame), replacement=True, generator=rng)
         parts = (torch.tensor(tokens.prefix), inner, torch.tensor(tokens.suffix))
         drawn.append(torch.cat([part.long() for part in parts]))
-    return drawn
+    counts = dict(Counter(labels.tolist()))
+    return Reconstruction(
+        label_set=frozenset(counts),
+        label_counts=counts,
+        labels=labels,
+        label_scores=scores,
+        num_labels=count,
+        tokens=drawn,
+        token_counts=dict(Counter(tokens.bare(torch.cat(drawn).tolist()) if drawn else [])),
+        text=[tokens.spell(one.tolist()) for one in drawn],
+    )
 
 
 def shown(claimed: Reconstruction, truth: Truth, spec: Spec) -> dict[str, bytes]:
