@@ -6,56 +6,18 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from text_victims import LAMP_QUICK, QUICK, Scored, seen, small
 
 from adversaries import LAMP, TAG, DLGText
 from adversaries.dummy_texts import DummyTexts
 from adversaries.reordering import Reordering, moved
 from adversaries.text_cases import Case
 from fedsim import testing
-from fedsim.errors import DataError
 from fedsim.gradients import Match, TextDistance, to_gradient
 from fedsim.knowledge import Knowledge
 from fedsim.metrics import METRICS
-from fedsim.preflight import preflight
-from fedsim.priors import LanguagePrior, language_prior
+from fedsim.priors import language_prior
 from fedsim.records import Truth, Update
-from fedsim.scenario import Scenario
-from fedsim.tasks.text import Text
-
-BERT = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
-        "intermediate_size": 64, "initializer_range": 0.2}  # fmt: skip
-GPT2 = {"n_embd": 48, "n_layer": 2, "n_head": 2, "n_positions": 64, "initializer_range": 0.2}
-QUICK = {"starts": 20, "permutations": 20, "candidates": 40, "continuous": 25}
-LAMP_QUICK = {**QUICK, "steps": 300, "lr": 0.05}
-
-
-def small(config="bert", **more):
-    model = {"name": "transformers", "config": config, "settings": BERT}
-    if config == "gpt2":
-        model["settings"] = GPT2
-    return Text(**{"seed": 3, "clients": 12, "vocabulary": 400, "model": model} | more)
-
-
-def seen(task, client=0, size=1, **known):
-    """An observation of everything but what is None in `known`, and the truth."""
-    victim = task.victim({})
-    (batch,) = task.batches(client, 1, batch_size=size, steps=1)
-    gradient = victim.gradient(batch.inputs, batch.labels, lengths=batch.lengths)
-    lengths = batch.lengths.tolist()
-    given = {"labels": batch.labels, "lengths": lengths, "prior": task.prior()} | known
-    observed = testing.observation(
-        gradient=gradient,
-        model=victim,
-        spec=task.spec,
-        head=victim.head,
-        num_examples=size,
-        **{name: value for name, value in given.items() if value is not None},
-    )
-    whole = batch.inputs
-    if batch.labels.ndim == 2:
-        whole = torch.where(batch.labels < 0, whole, batch.labels)
-    texts = [ids[:n] for ids, n in zip(whole, lengths, strict=True)]
-    return observed, Truth(tokens=texts, text=[task.spec.tokens.spell(t.tolist()) for t in texts])
 
 
 def score(found, truth, spec, name="token_f1"):
@@ -186,18 +148,6 @@ def test_the_prior_decides_where_its_weight_is_great():
     assert float(after) < float(before)
 
 
-class Scored(LanguagePrior):
-    """A prior that says of each order how many of its tokens are not where `wanted` has them."""
-
-    description = "places"
-
-    def __init__(self, wanted):
-        self.wanted = wanted
-
-    def surprise(self, ids, lengths=None):
-        return (ids != self.wanted).float().sum(dim=1)
-
-
 @pytest.mark.parametrize("weight", [0.0, 0.02, 1e6])
 def test_orders_that_the_prior_alone_rules_out_change_no_choice(weight, monkeypatch):
     _, truth, texts, point, at = shuffled((2, 0, 3, 1))
@@ -317,93 +267,3 @@ def test_labels_and_the_length_are_found_on_request():
     assert found.diagnostics["lengths"] == [len(truth.tokens[0])]
     known, _ = seen(small())
     assert found.diagnostics["labels"] == known.labels.tolist()
-
-
-def test_what_is_not_granted_is_needed():
-    for attack in (LAMP(), TAG(), DLGText()):
-        assert attack.requires() & Knowledge.LABELS
-        assert attack.requires() & Knowledge.LENGTHS
-    assert LAMP().requires() & Knowledge.PRIOR
-    assert LAMP.by_default() & Knowledge.PRIOR
-    assert not LAMP(labels_from="bias-signs").requires() & Knowledge.LABELS
-
-
-@pytest.mark.parametrize(
-    "settings", [{"prior_weight": 0.0}, {"discrete": "none"}, {"prior": "a folder"}]
-)
-def test_public_texts_are_needed_only_where_a_prior_is_fitted_on_them(settings, monkeypatch):
-    asked = []
-
-    class Indifferent(LanguagePrior):
-        description = "all orders alike"
-
-        def surprise(self, ids, lengths=None):
-            return torch.zeros(len(ids))
-
-    def made(name, texts, *_):
-        asked.append((name, texts))
-        return Indifferent()
-
-    monkeypatch.setattr("adversaries.lamp.language_prior", made)
-    attack = LAMP(**QUICK, steps=2, **settings)
-    assert not attack.requires() & Knowledge.PRIOR
-    observed, _ = seen(small(), prior=None)
-    assert Knowledge.PRIOR not in observed.granted
-    attack.reconstruct(observed, testing.job())
-    assert set(asked) == ({("a folder", None)} if "prior" in settings else set())
-
-
-def test_bad_input_is_refused_with_a_reason():
-    quick = TAG(steps=1)
-    observed, _ = seen(small(), lengths=[1])
-    with pytest.raises(ValueError, match="texts of \\[1\\] tokens"):
-        quick.reconstruct(observed, testing.job())
-    observed, _ = seen(small(), labels=torch.tensor([9]))
-    with pytest.raises(ValueError, match="labels \\[9\\]; expected 0 to"):
-        quick.reconstruct(observed, testing.job())
-    observed, _ = seen(small(), size=2, lengths=None)
-    with pytest.raises(ValueError, match="grant LENGTHS"):
-        TAG(steps=1, unknown="enumerate").reconstruct(observed, testing.job())
-    observed, _ = seen(small(), prior=())
-    with pytest.raises(DataError, match="n-gram"):
-        LAMP(**QUICK, steps=1).reconstruct(observed, testing.job())
-    noisy, _ = seen(small(), lengths=None)
-    noise = {name: torch.randn_like(value) for name, value in noisy.gradient.items()}
-    noisy = dataclasses.replace(noisy, gradient=noise)
-    with pytest.raises(ValueError, match="combinations of labels and lengths are too many"):
-        TAG(steps=1, unknown="enumerate").reconstruct(noisy, testing.job())
-    images = testing.observation(
-        gradient=observed.gradient, head=observed.head, classes=2, model=observed.model,
-        num_examples=1, labels=torch.tensor([0]), lengths=[5],
-    )  # fmt: skip
-    with pytest.raises(ValueError, match="no text"):
-        quick.reconstruct(images, testing.job())
-
-
-def test_a_prior_that_takes_fewer_tokens_is_refused_before_any_start(monkeypatch):
-    observed, truth = seen(small())
-
-    class Short(Scored):
-        def surprise(self, ids, lengths=None):
-            if (length := int(lengths.max())) > 8:
-                raise DataError(f"takes 8 tokens, and a text has {length}")
-            return super().surprise(ids)
-
-    monkeypatch.setattr("adversaries.lamp.language_prior", lambda *_: Short(torch.tensor(0)))
-    monkeypatch.setattr(LAMP, "first", lambda *_: pytest.fail("it has started"))
-    with pytest.raises(DataError, match=f"a text has {len(truth.tokens[0])}"):
-        LAMP(prior="a folder").reconstruct(observed, testing.job())
-
-
-def test_a_prior_that_cannot_be_loaded_is_refused_before_training():
-    attack = {"name": "lamp", "prior": "no such folder"}
-    run = {"name": "text", "task": {"name": "text"}, "training": {"clients": 2}}
-    run |= {"threat": {"grants": "full"}}
-    with pytest.raises(DataError, match=r"'no such folder' is neither .*n-gram"):
-        preflight(Scenario.parse({**run, "adversaries": [attack]}))
-    preflight(Scenario.parse({**run, "adversaries": [attack | {"prior_weight": 0.0}]}))
-
-
-def test_dropout_is_cautioned_of():
-    assert not LAMP().cautions(small().victim({}))
-    assert "random" in LAMP().cautions(small(dropout=True).victim({}))[0]

@@ -65,3 +65,13 @@ def toml(folder: Path, name: str = "tiny", **changes: object) -> str:
     path = folder / f"{name}.toml"
     path.write_text(TOML.format(**{**settings, **changes}))
     return str(path)
+
+
+def table(markdown: str, head: str) -> list[list[str]]:
+    """The rows of the Markdown table whose head begins so."""
+    text = markdown.split(f"| {head} |", 1)[1].split("\n\n", 1)[0]
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()[2:]]
+
+
+def key(row: dict[str, str]) -> tuple[str, str]:
+    return row["point"].rpartition("=")[2], row["label"]
