@@ -65,8 +65,8 @@ class Terms:
             own = (_of(part, victims) for part in (self.theirs.u, self.theirs.s, self.theirs.v))
             apart = Leading(*own).squared_distance(ours)
         else:
-            wanted = _of(self.theirs, victims)
-            rows = [_gap(*one, l1) for one in zip(*ours, wanted, strict=True)]
+            whose = (victims * (self.theirs.shape[1] > 1)).tolist()
+            rows = [_gap(*one, whose, l1) for one in zip(*ours, self.theirs, strict=True)]
             apart = torch.stack(rows)
         return (apart * _of(self.weights, victims)).sum(dim=0)
 
@@ -166,16 +166,18 @@ class _Gap(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, left: Tensor, right: Tensor, theirs: Tensor, l1: float) -> Tensor:
-        """left (R, T, out), right (R, T, in), theirs (R or 1, out, in) -> (R,)."""
+    def forward(
+        ctx: Any, left: Tensor, right: Tensor, theirs: Tensor, whose: Sequence[int], l1: float
+    ) -> Tensor:
+        """left (R, T, out), right (R, T, in), theirs (V, out, in), whose of R -> (R,)."""
         size = max(1, TILE // theirs.shape[2])
         size = -(-theirs.shape[1] // -(-theirs.shape[1] // size))
         room = theirs.new_empty(2, size * theirs.shape[2])
         value = left.new_zeros(len(left))
         slopes = torch.empty_like(left), torch.zeros_like(right)
         sloping = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
-        for row, (a, b) in enumerate(zip(left, right, strict=True)):
-            tiles = torch.split(theirs[row % len(theirs)], size)
+        for row, (a, b, at) in enumerate(zip(left, right, whose, strict=True)):
+            tiles = torch.split(theirs[at], size)
             outs = torch.split(slopes[0][row], size, dim=1)
             for some, tile, out in zip(torch.split(a, size, dim=1), tiles, outs, strict=True):
                 gap, half = (one[: tile.numel()].view_as(tile) for one in room)
@@ -191,12 +193,12 @@ class _Gap(torch.autograd.Function):
         return value
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         slopes = ctx.saved_tensors
         each = 2 * grads[0].detach()[:, None, None]
-        return each * slopes[0], each * slopes[1], None, None
+        return each * slopes[0], each * slopes[1], None, None, None
 
 
-def _gap(left: Tensor, right: Tensor, theirs: Tensor, l1: float) -> Tensor:
-    value: Tensor = _Gap.apply(left, right, theirs, l1)  # type: ignore[no-untyped-call]
+def _gap(left: Tensor, right: Tensor, theirs: Tensor, whose: Sequence[int], l1: float) -> Tensor:
+    value: Tensor = _Gap.apply(left, right, theirs, whose, l1)  # type: ignore[no-untyped-call]
     return value
