@@ -18,6 +18,7 @@ from fedsim.adversary import Adversary, Job
 from fedsim.alarm import Alarm, alarm
 from fedsim.errors import AttackTimeout, NotGranted
 from fedsim.knowledge import Knowledge, ThreatModel
+from fedsim.progress import AttackProgress, progress
 from fedsim.records import Finding, Interception, Observation, Reconstruction, Status, Truth
 from fedsim.scenario import Scenario
 from fedsim.seeds import derive, isolated, torch_generator
@@ -90,6 +91,7 @@ class Bench:
         self.defenses = scenario.build_defenses()
         self.threat = ThreatModel(scenario.knowledge(), self.task)
         self._chances: dict[tuple[str, str], tuple[float | None, float | None]] = {}
+        self._running: tuple[str, Sequence[Job]] = ("", ())
 
     def warm(self) -> None:
         """Load data and model now, so that no attack's time is spent on it."""
@@ -117,9 +119,13 @@ class Bench:
         _, plan, _ = self.adversaries[attacks[0].adversary]
         return len(attacks) * (plan.timeout or self.scenario.threat.timeout)
 
+    def progress(self) -> AttackProgress | None:
+        """How far the attacks are that run now, as far as they tell; for another thread."""
+        return progress(*self._running)
+
     def perform(self, attack: Attack) -> Outcome:
         """Attack, score, render. Whatever an adversary does, a row comes of it."""
-        _, _, adversary = self.adversaries[attack.adversary]
+        label, _, adversary = self.adversaries[attack.adversary]
         claimed, error, job = Reconstruction(), attack.refused, None
         status: Status = "failed" if attack.refused else "ok"
         started = time.perf_counter()
@@ -129,6 +135,7 @@ class Bench:
                     seen = self._observe(adversary, attack)
                     limit = self.limit([attack])
                     job = self._job(attack, limit)
+                    self._running = (label, [job])
                     started = time.perf_counter()
                     with alarm(limit):
                         claimed = adversary.reconstruct(seen, job)
@@ -139,6 +146,8 @@ class Bench:
             status, error = "timeout", str(reason)
         except (Exception, SystemExit, GeneratorExit) as reason:
             status, error = "failed", f"{type(reason).__name__}: {reason}"
+        finally:
+            self._running = ("", ())
         if status != "ok":
             claimed = Reconstruction()
         seconds = time.perf_counter() - started
@@ -154,12 +163,13 @@ class Bench:
         """
         if len(attacks) == 1:
             return [self.perform(attacks[0])]
-        _, _, adversary = self.adversaries[attacks[0].adversary]
+        label, _, adversary = self.adversaries[attacks[0].adversary]
         try:
             with isolated(*self._place(attacks[0])):
                 seen = [self._observe(adversary, attack) for attack in attacks]
                 limit = self.limit(attacks)
                 jobs = [self._job(attack, limit) for attack in attacks]
+                self._running = (label, jobs)
                 started = time.perf_counter()
                 with alarm(limit):
                     claims = list(adversary.reconstruct_many(seen, jobs))
@@ -174,6 +184,8 @@ class Bench:
             raise GroupFailed(str(reason)) from None
         except (Exception, SystemExit, GeneratorExit) as reason:
             raise GroupFailed(f"{type(reason).__name__}: {reason}") from None
+        finally:
+            self._running = ("", ())
         return [
             self._score(attack, claimed, "ok", "", seconds, job.iterations)
             for attack, claimed, job in zip(attacks, claims, jobs, strict=True)

@@ -17,6 +17,7 @@ from fedsim.errors import ScenarioError
 from fedsim.knowledge import Knowledge
 from fedsim.ledger import Ledger
 from fedsim.plugin import names
+from fedsim.progress import AttackProgress, watched
 from fedsim.records import Interception, Update
 from fedsim.report import write_report
 from fedsim.scenario import Scenario
@@ -49,10 +50,10 @@ class Executor(Protocol):
 
 
 class InlineExecutor:
-    """Runs attacks in this process, when they are collected."""
+    """Runs attacks in this process, when they are collected; tells how far they are."""
 
-    def __init__(self, bench: Bench) -> None:
-        self._bench = bench
+    def __init__(self, bench: Bench, observer: Observer = lambda event, **fields: None) -> None:
+        self._bench, self._observer = bench, observer
         self._queue: deque[list[Attack]] = deque()
         self._pending = 0
 
@@ -66,13 +67,17 @@ class InlineExecutor:
         while self._queue:
             group = self._queue.popleft()
             try:
-                outcomes = self._bench.perform_together(group)
+                with watched(self._bench.progress, self._tell):
+                    outcomes = self._bench.perform_together(group)
             except GroupFailed as reason:
                 self._queue.extendleft(reversed(one_by_one(group, str(reason))))
                 continue
             for outcome in outcomes:
                 self._pending -= 1
                 yield outcome
+
+    def _tell(self, now: AttackProgress) -> None:
+        self._observer("progress", progress=now)
 
     @property
     def pending(self) -> int:

@@ -16,6 +16,7 @@ from rich.text import Text
 from fedsim.adversary import Adversary
 from fedsim.defense import Defense
 from fedsim.plugin import find
+from fedsim.progress import AttackProgress
 from fedsim.report import final_utility, summary
 from fedsim.report.measures import MEASURES, budget, measure
 
@@ -82,6 +83,10 @@ class Display:
     def _on_attacks(self, queued: int, pending: int, **_: Any) -> None:
         self._queued += queued
         self._bars.update(self._attacks, total=self._queued, note=f"{pending} in flight")
+
+    def _on_progress(self, progress: AttackProgress, **_: Any) -> None:
+        left = self._queued - self._done
+        self._bars.update(self._attacks, note=f"{left} in flight; {progress}")
 
     def _on_findings(self, findings: list[Any], pending: int, **_: Any) -> None:
         self._done += 1

@@ -54,7 +54,7 @@ def simulate(
     ledger = open_ledger(scenario, Path(out), resume=resume)
 
     def tell(event: str, **fields: Any) -> None:
-        if event != "findings":
+        if event not in ("findings", "progress"):
             ledger.event(event, **fields)
         observer(event, **fields)
 

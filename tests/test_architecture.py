@@ -25,7 +25,7 @@ ROOMS = [
     {"paper"},
     {"scenario"},
     {"report"},
-    {"tape", "ledger", "attack", "campaign", "budget"},
+    {"tape", "ledger", "progress", "attack", "campaign", "budget"},
     {
         *("grid", "mods", "secure", "client", "strategies", "spool", "checkpoint", "server"),
         *("federation", "local"),

@@ -204,14 +204,14 @@ def test_a_client_that_kills_its_worker_is_named_and_the_others_go_on(tmp_path):
 
 
 def test_a_cluster_that_is_not_there_is_one_clear_error(tmp_path):
-    from fedsim.engine.ray import _knock
+    from fedsim.engine import knock
 
     with pytest.raises(
         EngineError, match=r"cannot be reached at engine\.address = 127\.0\.0\.1:1:"
     ):
-        _knock("127.0.0.1:1")
+        knock("127.0.0.1:1")
     for elsewhere in ("auto", "local", "ray://127.0.0.1:1"):
-        _knock(elsewhere)
+        knock(elsewhere)
 
 
 def test_what_kept_an_engine_from_starting_is_what_the_user_reads(tmp_path):

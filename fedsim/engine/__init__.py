@@ -10,6 +10,7 @@ that is deterministic and does not pay for polling. All three give the same find
 
 import contextlib
 import os
+import socket
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
@@ -19,7 +20,7 @@ from fedsim.ledger import Ledger
 from fedsim.scenario import Scenario
 from fedsim.tasks import Task
 
-__all__ = ["Engine", "engine_name", "open_engine"]
+__all__ = ["Engine", "engine_name", "knock", "open_engine"]
 
 
 class Engine(ABC):
@@ -50,6 +51,20 @@ def workers(scenario: Scenario) -> int:
         return asked
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return max(1, min(cores or 1, scenario.training.per_round))
+
+
+def knock(address: str) -> None:
+    """Raise `EngineError` at once where nobody listens; Ray itself tries for minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+    except OSError as error:
+        raise EngineError(
+            f"Ray cannot be reached at engine.address = {address}: {error}. "
+            "Start it there (ray start --head), or leave out the address"
+        ) from error
 
 
 def engine_name(scenario: Scenario) -> str:

@@ -37,4 +37,5 @@ class InlineEngine(Engine):
         bench = Bench(scenario, point, place("artifacts", point), task=task)
         grid = InlineGrid(scenario.training.clients)
         with lent(task):
-            play(scenario, ledger, grid, InlineExecutor(bench), point, observer, task=task)
+            executor = InlineExecutor(bench, observer)
+            play(scenario, ledger, grid, executor, point, observer, task=task)

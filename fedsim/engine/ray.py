@@ -1,11 +1,11 @@
 """The Ray engine: groups of clients, and attacks beside them, on long-lived actors."""
 
 import contextlib
+import functools
 import logging
 import math
 import os
 import signal
-import socket
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
@@ -21,11 +21,12 @@ from ray.exceptions import RayError
 from fedsim.attack import Attack, Bench, GroupFailed, Outcome, one_by_one
 from fedsim.campaign import Observer
 from fedsim.client import app
-from fedsim.engine import Engine, workers
+from fedsim.engine import Engine, knock, workers
 from fedsim.errors import EngineError
 from fedsim.federation import place, play
 from fedsim.grid import RAISED, LocalGrid, answer
 from fedsim.ledger import Ledger
+from fedsim.progress import Board, watched
 from fedsim.records import Interception
 from fedsim.scenario import Scenario
 
@@ -75,9 +76,10 @@ class _Stored:
 class _AttackWorker:
     """Performs attacks, a group at a time."""
 
-    def __init__(self, scenario: str, point: str, folder: str) -> None:
+    def __init__(self, scenario: str, point: str, folder: str, index: int, board: str) -> None:
         torch.set_num_threads(1)
         self._bench = Bench(Scenario.model_validate_json(scenario), point, folder)
+        self._tell = functools.partial(Board.write, board, index)
         self._bench.warm()
 
     def ready(self) -> None:
@@ -85,7 +87,8 @@ class _AttackWorker:
 
     def perform(self, group: list[_Stored]) -> list[Outcome]:
         """A group of attacks; raises `GroupFailed`."""
-        return self._bench.perform_together([one.whole() for one in group])
+        with watched(self._bench.progress, self._tell):
+            return self._bench.perform_together([one.whole() for one in group])
 
 
 class RayEngine(Engine):
@@ -97,7 +100,7 @@ class RayEngine(Engine):
         self._attackers = self._clients if asked == "auto" else asked
         self._settings = scenario.engine
         if scenario.engine.address:
-            _knock(scenario.engine.address)
+            knock(scenario.engine.address)
         if ray.is_initialized() and _STARTED and self._shortage():
             ray.shutdown()  # the session of an earlier run, too small for this one
             _STARTED.clear()
@@ -159,7 +162,7 @@ class RayEngine(Engine):
         task = self.task(scenario)
         bench = Bench(scenario, point, place("artifacts", point), task=task)
         grid = RayGrid(scenario.training.clients, self._pool, self._new_client)
-        executor = RayExecutor(bench, self._attackers, scenario.engine.gpus_per_attack)
+        executor = RayExecutor(bench, self._attackers, scenario.engine.gpus_per_attack, observer)
         try:
             play(scenario, ledger, grid, executor, point, observer, task=task)
         finally:
@@ -194,20 +197,6 @@ def kill_session() -> None:
     for pid in doomed:
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
-
-
-def _knock(address: str) -> None:
-    """Fail at once where nobody listens; Ray itself tries for minutes."""
-    host, _, port = address.rpartition(":")
-    if not host or "/" in host or not port.isdigit():
-        return
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
-    except OSError as error:
-        raise EngineError(
-            f"Ray cannot be reached at engine.address = {address}: {error}. "
-            "Start it there (ray start --head), or leave out the address"
-        ) from error
 
 
 class RayGrid(LocalGrid):
@@ -273,9 +262,16 @@ class RayExecutor:
     A group that fails, or that its worker does not survive, is queued again one by one.
     """
 
-    def __init__(self, bench: Bench, number: int, gpus: float) -> None:
-        self._bench = bench
+    def __init__(
+        self,
+        bench: Bench,
+        number: int,
+        gpus: float,
+        observer: Observer = lambda event, **fields: None,
+    ) -> None:
+        self._bench, self._observer = bench, observer
         self._number, self._gpus = number, gpus
+        self._board = Board()
         self._workers: list[Any] = []
         self._queue: deque[list[_Stored]] = deque()
         self._past: dict[int, Any] = {}
@@ -287,7 +283,13 @@ class RayExecutor:
         worker = (
             ray.remote(_AttackWorker)
             .options(num_cpus=1, num_gpus=self._gpus)
-            .remote(bench.scenario.model_dump_json(), bench.point, bench.folder)
+            .remote(
+                bench.scenario.model_dump_json(),
+                bench.point,
+                bench.folder,
+                index,
+                self._board.folder,
+            )
         )
         self._starting[index] = worker.ready.remote()  # type: ignore[attr-defined]
         return worker
@@ -345,6 +347,8 @@ class RayExecutor:
                 self._fill()
                 yield from outcomes
             yield from self._overdue()
+            for now in self._board.read():
+                self._observer("progress", progress=now)
             if not done and not wait:
                 return
 
@@ -404,3 +408,4 @@ class RayExecutor:
             with contextlib.suppress(Exception):
                 ray.kill(worker)
         self._workers = []
+        self._board.close()

@@ -149,10 +149,10 @@ class _Bars:
         self._progress = progress
         self._tasks: dict[str, TaskID] = {}
 
-    def __call__(self, part: str, done: int, of: int) -> None:
+    def __call__(self, part: str, done: int, of: int, note: str) -> None:
         if part not in self._tasks:
-            self._tasks[part] = self._progress.add_task(part, total=of)
-        self._progress.update(self._tasks[part], completed=done, total=of)
+            self._tasks[part] = self._progress.add_task(part, total=of, note="")
+        self._progress.update(self._tasks[part], completed=done, total=of, note=note)
 
 
 @contextlib.contextmanager
@@ -163,6 +163,7 @@ def _bars(console: Console) -> Iterator[_Bars]:
         MofNCompleteColumn(),
         TextColumn("points"),
         TimeRemainingColumn(elapsed_when_finished=True),
+        TextColumn("{task.fields[note]}", markup=False),
         console=console,
         transient=True,
     ) as progress:

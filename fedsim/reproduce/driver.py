@@ -7,6 +7,7 @@ repetitions and longer sweeps are added to what is there.
 """
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,8 @@ from fedsim.scenario import Scenario
 
 __all__ = ["folder_of", "locked", "play"]
 
-Progress = Callable[[str, int, int], None]
-"""progress(scenario, points played, points in all)"""
+Progress = Callable[[str, int, int, str], None]
+"""progress(scenario, points played, points in all, how far the attacks of this one are)"""
 
 
 def folder_of(out: Path, figure: Figure, part: Part, scale: str) -> Path:
@@ -40,7 +41,7 @@ def play(
     *,
     overrides: Sequence[str] = (),
     data: str = "",
-    progress: Progress = lambda part, done, of: None,
+    progress: Progress = lambda part, done, of, note: None,
 ) -> str:
     """Play what is left of one scenario of a figure; returns why it could not be measured, or "".
 
@@ -79,7 +80,7 @@ def _play(scenario: Scenario, folder: Path, progress: Progress, name: str) -> st
     left = [seed for seed in seeds if not {*_names(scenario, seed)} <= done]
     total = len(seeds) * len(_names(scenario, scenario.seed))
     played = total - sum(len({*_names(scenario, seed)} - done) for seed in left)
-    progress(name, played, total)
+    progress(name, played, total, "")
     if not left:
         return ""
     for point in _repetition(scenario, left[0]).points().values():
@@ -87,6 +88,7 @@ def _play(scenario: Scenario, folder: Path, progress: Progress, name: str) -> st
     ledger = simulation.open_ledger(scenario, folder, resume=exists, growing=GROWING)
     refused: dict[str, str] = {}
     current = ""
+    here = Counter[str]()
 
     def waiting() -> Iterator[tuple[str, Scenario]]:
         nonlocal played, current
@@ -95,12 +97,18 @@ def _play(scenario: Scenario, folder: Path, progress: Progress, name: str) -> st
                 if point in done:
                     continue
                 current = point
+                here.clear()
                 yield point, own
                 ledger.discard(place("checkpoint", point))
                 played += 1
-                progress(name, played, total)
+                progress(name, played, total, "")
 
     def tell(event: str, **fields: Any) -> None:
+        if event in ("attacks", "findings", "progress"):
+            here[event] += fields.get("queued", 1)
+            now = f"; {fields['progress']}" if event == "progress" else ""
+            text = f"{here['findings']} of {here['attacks']} attacks{now}"
+            progress(name, played, total, text)
         if event in ("point", "resumed", "caution"):
             ledger.event(event, **fields)
 
