@@ -3,22 +3,24 @@
     python benchmarks/results_page.py docs/results/llg.md OUT/llg [OUT2/llg ...]
 
 OUT is what `reproduce --out` was given. Of each figure the page keeps the section that rests on
-most complete repetitions (of every series and place), its own included; what stands before the
-figures and after them stays. A figure that is new takes its place in the order, and leaves the
-lists of those not measured, or measured elsewhere.
+most complete repetitions (of every series and place), its own included, and one at smoke scale
+beside it only until all repetitions of paper scale are there; what stands before the figures and
+after them stays. A figure that is new takes its place in the order, and leaves the lists of those
+not measured, or measured elsewhere.
 """
 
 import argparse
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from fedsim.reproduce import figures
 
 LISTS = ("## Not measured yet", "## Measured elsewhere")
 SEEDS = re.compile(r"; seeds ([\d, to]+);")
 PART = re.compile(r"; seeds in part ")
 TITLE = re.compile(r"## (?P<key>[\w-]+/[\w-]+)(?: \([^)]*\))?: ")
-FULL = (100, 1000)
-"""Repetitions that papers state, which a title does not repeat."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +40,10 @@ class Section:
         """Complete repetitions of all scenarios together, and where some others have begun."""
         return sum(self.complete), len(PART.findall(self.text))
 
-    def titled(self, scale: str) -> "Section":
+    def titled(self, scale: str, asked: int) -> "Section":
         """With the scale in its heading, and how many repetitions where that is not all of them."""
         counts = sorted({*self.complete}) or [0]
-        some = scale == "paper" and counts[0] not in FULL
+        some = scale == "paper" and counts[0] < asked
         count = (
             f", {' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} of its repetitions"
         )
@@ -72,8 +74,20 @@ def split(text: str) -> tuple[str, list[Section], str]:
     return before, sections, after
 
 
-def updated(page: str, pages: list[tuple[str, str]]) -> str:
-    """The page, with sections of others (scale, text) where those rest on more."""
+def asked() -> dict[str, int]:
+    """How many repetitions each figure has at paper scale."""
+    found = {}
+    for key, figure in figures().items():
+        scenarios = [part.scenario("paper") for part in figure.parts]
+        found[key] = max(one.paper.repetitions for one in scenarios if one.paper is not None)
+    return found
+
+
+def updated(page: str, pages: list[tuple[str, str]], repetitions: Mapping[str, int]) -> str:
+    """The page, with sections of others (scale, text) where those rest on more.
+
+    repetitions: of each figure at paper scale.
+    """
     before, own, after = split(page)
     best: dict[str, list[Section]] = {}
     for section in own:
@@ -83,7 +97,12 @@ def updated(page: str, pages: list[tuple[str, str]]) -> str:
             there = max((one.rank for one in best.get(section.key, [])), default=(0, 0))
             if section.rank >= there and section.rank > (0, 0):
                 kept = [o for o in best.get(section.key, []) if f"({scale} scale" not in o.text]
-                best[section.key] = [section.titled(scale), *(kept if scale == "paper" else [])]
+                wanted = repetitions.get(section.key, 1)
+                whole = min(section.complete, default=0) >= wanted
+                best[section.key] = [
+                    section.titled(scale, wanted),
+                    *(kept if scale == "paper" and not whole else []),
+                ]
     for key in best:
         after = "".join(
             line for line in after.splitlines(keepends=True) if not line.startswith(f"- {key}:")
@@ -110,7 +129,7 @@ def main() -> None:
         if (runs / f"{scale}.md").is_file()
     ]
     text = options.page.read_text(encoding="utf-8")
-    options.page.write_text(updated(text, pages), encoding="utf-8")
+    options.page.write_text(updated(text, pages, asked()), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
+ASKED = {"p/fig2": 5, "p/fig3": 100, "p/tab1": 1}
 FILE = Path(__file__).parent.parent / "benchmarks" / "results_page.py"
 
 
@@ -35,7 +36,7 @@ def test_more_repetitions_replace_fewer_and_new_figures_take_their_place():
     runs = "\n".join(
         ["# head\n", section("p/fig2", "7"), section("p/fig3", "7 to 106", body="new three")]
     )
-    found = tool().updated(PAGE, [("paper", runs)])
+    found = tool().updated(PAGE, [("paper", runs)], ASKED)
     assert found.startswith("# Paper\n\nIntroduction.\n")
     assert "old one" in found
     assert "old three" not in found
@@ -48,22 +49,40 @@ def test_more_repetitions_replace_fewer_and_new_figures_take_their_place():
 
 def test_fewer_repetitions_change_nothing():
     runs = section("p/fig3", "7 to 9", body="fewer")
-    assert tool().updated(PAGE, [("paper", runs)]) == PAGE
+    assert tool().updated(PAGE, [("paper", runs)], ASKED) == PAGE
 
 
 def test_what_is_complete_counts_and_not_the_last_seed():
     longest = section("p/fig3", "7 to 9; seeds in part 10 to 106", body="reaches far")
-    assert tool().updated(PAGE, [("paper", longest)]) == PAGE
+    assert tool().updated(PAGE, [("paper", longest)], ASKED) == PAGE
     gaps = section("p/fig3", "7 to 26, 30, 40 to 59", body="with gaps")
-    found = tool().updated(PAGE, [("paper", gaps)])
+    found = tool().updated(PAGE, [("paper", gaps)], ASKED)
     assert "## p/fig3 (paper scale, 41 of its repetitions): A title" in found
     two = section("p/fig3", "7 to 106", body="run: data y; seeds 7 to 10; device z.")
-    assert "(paper scale, 4 to 100 of its repetitions)" in tool().updated(PAGE, [("paper", two)])
+    assert "(paper scale, 4 to 100 of its repetitions)" in tool().updated(
+        PAGE, [("paper", two)], ASKED
+    )
+
+
+def test_a_smoke_section_goes_when_paper_scale_is_whole():
+    assert "(smoke scale)" in tool().updated(
+        PAGE, [("paper", section("p/fig1", "7"))], {"p/fig1": 5}
+    )
+    found = tool().updated(PAGE, [("paper", section("p/fig1", "7 to 11"))], {"p/fig1": 5})
+    assert "## p/fig1 (paper scale): A title" in found
+    assert "(smoke scale)" not in found
+
+
+def test_how_many_repetitions_are_asked_for_is_the_scenarios_word():
+    found = tool().asked()
+    assert (found["llg/fig4a"], found["rlg/table3-both"]) == (100, 1)
 
 
 def test_a_list_that_has_lost_its_last_line_goes():
     page = PAGE + "\n## Measured elsewhere\n\n- p/tab1: [there](there.md)\n"
-    assert "## Measured elsewhere" in tool().updated(page, [("paper", section("p/fig2", "7"))])
-    found = tool().updated(page, [("paper", section("p/tab1", "7"))])
+    assert "## Measured elsewhere" in tool().updated(
+        page, [("paper", section("p/fig2", "7"))], ASKED
+    )
+    found = tool().updated(page, [("paper", section("p/tab1", "7"))], ASKED)
     assert "Measured elsewhere" not in found
     assert "- p/fig4: Four" in found
