@@ -108,7 +108,11 @@ class CTCMatching(OfUtterances):
         found = list[tuple[Match, _Frames, Case]]()
         cases = self.cases(seen, job)
         pace = cases.pace(
-            job, QUICKEST * self.iterations, self.iterations, "iterations, or what is tried"
+            job,
+            QUICKEST * self.iterations,
+            self.iterations,
+            "iterations, or what is tried",
+            side_by_side=1 + self.restarts,
         )
         for case in cases.tried:
             frames = _Frames(model, case, theirs, features, self)

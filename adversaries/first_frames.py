@@ -109,7 +109,9 @@ class FirstFrames(Adversary):
             claims += (own + [fit.frames] * count)[:count]
         frames = sum(map(len, claims))
         worst = max(float(chain.misfits[length - 1]) for length in lengths)
-        if self.steps and worst > ROUGH and frames <= MOST and not together:
+        # Of a batch of which some is missing, the search would bend the others to explain it too.
+        whole = frames == rank and not together
+        if self.steps and worst > ROUGH and frames <= MOST and whole:
             claims, diagnostics["noise"] = refined(rows, claims, context, self.steps, job)
         return Reconstruction(
             inputs=[claim.float() for claim in claims],

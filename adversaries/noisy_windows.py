@@ -18,7 +18,8 @@ from fedsim.adversary import Job
 __all__ = ["MOST", "refined"]
 
 MOST = 320
-"""Frames that are refined at most: normal equations of 320 x 26 values take half a GiB."""
+"""Frames that are refined at most: normal equations of 320 x 26 values take half a GiB, a step
+about three times that."""
 
 CONVERGED = 1e-4
 """Share by which a step lowers the squares' sum that is worth another."""
@@ -82,7 +83,8 @@ def refined(
         pull = windows.gather((now.mixed @ now.rest)[:, :-1]).view(-1, 1)
         scale, before = float(form.diagonal().mean()), now.left
         while damping < HOPELESS:
-            damped = form + damping * scale * torch.eye(len(form), dtype=form.dtype)
+            damped = form.clone()
+            damped.diagonal().add_(damping * scale)
             step = torch.cholesky_solve(pull, torch.linalg.cholesky(damped)).view_as(frames)
             tried = _Explained(rows, windows.of(frames + step))
             if tried.left < before:

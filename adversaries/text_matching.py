@@ -61,8 +61,8 @@ class TextMatching(OfTexts):
     )
     start_length: Literal["normal", "vocabulary"] | None = Field(
         default=None,
-        description='length of embeddings at the start: "normal", that of N(0, I), as by default; '
-        '"vocabulary": scaled to the mean of the vocabulary\'s',
+        description='length of embeddings at the start: "normal", that of N(0, I); "vocabulary": '
+        "scaled to the mean of the vocabulary's; by default normal, of lamp what `fidelity` says",
     )
     parameters: dict[str, Annotated[float, Field(ge=0)]] = Field(
         default={"*": 1.0},

@@ -1,5 +1,6 @@
 """What may have been said behind a gradient, and in how many frames: cases to be tried."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,15 +30,18 @@ class Cases:
     tried: Sequence[Case]
     left_out: Sequence[str]
 
-    def pace(self, job: Job, first: float, others: float, remedy: str) -> Pace:
+    def pace(
+        self, job: Job, first: float, others: float, remedy: str, *, side_by_side: int = 1
+    ) -> Pace:
         """For the first case; `first`, and `others` of each other case, are the fewest iterations.
 
-        An iteration's time grows with the frames. remedy: settings to lower.
+        An iteration's time grows with the frames. remedy: settings to lower. side_by_side: starts
+        that make an iteration together, each of which counts in the job's budget.
         """
         frames = [sum(case.lengths) for case in self.tried]
         fewest = first + others * sum(frames[1:]) / frames[0]
         if job.budget is not None:
-            fewest = min(fewest, job.budget - job.iterations)
+            fewest = min(fewest, math.ceil((job.budget - job.iterations) / side_by_side))
         return Pace(job, fewest, remedy)
 
 

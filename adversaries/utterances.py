@@ -85,10 +85,15 @@ class OfUtterances(Adversary):
     def observed(self, seen: Observation) -> dict[str, Tensor]:
         """The gradient to match by parameter name, of the head or all that was sent.
 
-        Raises `ValueError` where it is zero or holds NaN or Inf.
+        Raises `ValueError` where the head is missing, and for zero, NaN or Inf.
         """
         whole = self.layers == "all"
         found = seen.know(Knowledge.GRADIENT if whole else Knowledge.HEAD_GRADIENT)
+        if not whole and f"{seen.head}.weight" not in found:
+            raise ValueError(
+                f"no gradient for the head '{seen.head}.weight'; the update holds "
+                f"{', '.join(found) or 'none'}"
+            )
         if not all(bool(value.isfinite().all()) for value in found.values()):
             raise ValueError("the gradient holds NaN or Inf")
         if not any(bool(value.any()) for value in found.values()):

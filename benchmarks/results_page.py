@@ -18,6 +18,7 @@ from pathlib import Path
 from fedsim.reproduce import figures
 
 LISTS = ("## Not measured yet", "## Measured elsewhere")
+FACTS = re.compile(r"^\S+: data .*$", re.MULTILINE)
 SEEDS = re.compile(r"; seeds ([\d, to]+);")
 PART = re.compile(r"; seeds in part ")
 TITLE = re.compile(r"## (?P<key>[\w-]+/[\w-]+)(?: \([^)]*\))?: ")
@@ -32,8 +33,9 @@ class Section:
 
     @property
     def complete(self) -> list[int]:
-        """Of each scenario that was played, the seeds of which every point has ended."""
-        return [sum(map(_length, one.split(", "))) for one in SEEDS.findall(self.text)]
+        """Of each scenario, how many seeds there are of which every point has ended."""
+        seeds = [SEEDS.search(facts) for facts in FACTS.findall(self.text)]
+        return [sum(map(_length, one[1].split(", "))) if one else 0 for one in seeds]
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -42,7 +44,7 @@ class Section:
 
     def titled(self, scale: str, asked: int) -> "Section":
         """With the scale in its heading, and how many repetitions where that is not all of them."""
-        counts = sorted({*self.complete}) or [0]
+        counts = sorted({*filter(None, self.complete)}) or [0]
         some = scale == "paper" and counts[0] < asked
         count = (
             f", {' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} of its repetitions"

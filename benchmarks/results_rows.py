@@ -83,6 +83,8 @@ def main() -> None:
         done = keep([*options.folder, *map(Path, options.more)])
     else:
         done = restore(*options.folder, options.more)
+    if not done:
+        raise SystemExit("no rows there, or their run folders exist already")
     for path in done:
         print(path)
 

@@ -73,12 +73,13 @@ class Job:
         finally:
             self.budget = whole
 
-    def progress(self, step: int, objective: float) -> None:
-        """Report the objective; call it every iteration or so.
+    def progress(self, step: int, objective: float | Tensor) -> None:
+        """Report the objective, of a tensor its value; call it every iteration or so.
 
         Raises `Cancelled` when the run is being stopped, `AttackTimeout` past the deadline.
         """
-        self.trace.append((step, objective))
+        objective = float(objective.item() if isinstance(objective, Tensor) else objective)
+        self.trace.append((int(step), objective))
         if self._cancelled is not None and self._cancelled():
             raise Cancelled("the run was stopped")
         if self._stop_at is not None and time.monotonic() > self._stop_at:
@@ -136,7 +137,7 @@ class Adversary(Plugin, ABC):
     def cautions(self, model: VictimModel) -> list[str]:
         """What a user should be told before a run: what in this model makes the attack weak.
 
-        By default what its parts say.
+        By default what its parts say. May raise `DataError` for what it could not attack without.
         """
         return [caution for part in self.parts().values() for caution in part.cautions(model)]
 

@@ -289,6 +289,9 @@ def test_a_job_counts_stops_and_reports():
         job.progress(step, 1.0)
     assert reported == job.trace == [(0, 1.0), (1, 1.0), (2, 1.0)]
     assert list(job.steps(10)) == []
+    job.progress(3, torch.tensor(2.0, requires_grad=True) * 2)
+    assert job.trace[-1] == (3, 4.0)
+    assert type(job.trace[-1][1]) is float
     with pytest.raises(Cancelled, match="stopped"):
         testing.job(cancelled=lambda: True).progress(0, 0.0)
     with pytest.raises(AttackTimeout, match="limit"):

@@ -137,6 +137,23 @@ def test_a_search_under_noise_comes_closer_than_the_space_alone(heard, share, cl
     assert "noise" not in attacked(exact).diagnostics
 
 
+def test_what_was_found_of_a_batch_is_not_bent_to_explain_what_was_not():
+    heard = [voice(0, 7), voice(1, 11)]
+    exact = gradient_of(recogniser(), *heard)
+    level = 0.013 * float(exact["dense.0.weight"].square().mean().sqrt())
+    parts = 0
+    for seed in (3, 4, 7, 9):
+        rng = torch.Generator().manual_seed(seed)
+        noise = {name: torch.randn(value.shape, generator=rng) for name, value in exact.items()}
+        noisy = {name: value + level * noise[name] for name, value in exact.items()}
+        alone, searched = attacked(noisy, steps=0), attacked(noisy)
+        if alone.diagnostics["frames left over"]:
+            parts += 1
+            assert "noise" not in searched.diagnostics
+            assert torch.equal(torch.cat(searched.inputs), torch.cat(alone.inputs))
+    assert parts
+
+
 def test_of_one_utterance_the_rank_tells_its_frames_where_others_fit_as_well():
     told, misfits = {"layer": "dense.0", "rank": 9, "gap": 5.0}, torch.full((10,), 0.9)
     misfits[6], misfits[8] = 0.4, 0.45

@@ -54,6 +54,18 @@ def test_a_cluster_counts_once_however_many_values_it_holds():
     assert together[1] - together[0] > 2 * (apart[1] - apart[0])
 
 
+@pytest.mark.parametrize(("seeds", "each"), [(3, 20), (5, 20), (10, 10)])
+def test_of_yes_and_no_on_a_few_networks_the_interval_covers_too(seeds, each):
+    rng = np.random.default_rng(0)
+    whose, held = [s for s in range(seeds) for _ in range(each)], 0
+    for _ in range(400):
+        hits = rng.binomial(each, rng.beta(1, 1, seeds))
+        values = [float(i < n) for n in hits for i in range(each)]
+        low, high = interval(values, YES, clusters=whose)
+        held += low <= 0.5 <= high
+    assert held / 400 > 0.94
+
+
 def test_a_weight_is_how_often_a_value_counts():
     whole = [interval([0.0, 0.0, 1.0, 4.0], NUMBER, clusters=[0, 0, 1, 2])]
     assert whole == [interval([0.0, 1.0, 4.0], NUMBER, weights=[2.0, 1.0, 1.0])]

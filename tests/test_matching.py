@@ -175,6 +175,12 @@ def test_where_starts_ended_is_found_instead_of_the_lowest_point_on_the_way():
         assert low.outcomes == end.outcomes == ["steps"]
     assert lowest[0].value < last[0].value
 
+    # A start that has come as far as rounding lets it is looked at where it is, too.
+    still = [Rules(iterations=50, evaluations=1, floor=1.0, patience=1, fall=0.999)]
+    (match,) = minimise(sliding, start, jobs[:1], bold, still, ends=True)
+    assert match.outcomes == ["matched"]
+    assert match.value == float(match.point.square()) < 1
+
     done = [Rules(iterations=50, evaluations=1, matched=1e-3)]
     (match,) = minimise(sliding, start, jobs[:1], bold, done, ends=True)
     assert match.outcomes == ["matched"]

@@ -4,6 +4,8 @@ import importlib.util
 import sys
 from pathlib import Path
 
+import pytest
+
 ASKED = {"p/fig2": 5, "p/fig3": 100, "p/tab1": 1}
 FILE = Path(__file__).parent.parent / "benchmarks" / "results_page.py"
 
@@ -71,6 +73,14 @@ def test_a_smoke_section_goes_when_paper_scale_is_whole():
     found = tool().updated(PAGE, [("paper", section("p/fig1", "7 to 11"))], {"p/fig1": 5})
     assert "## p/fig1 (paper scale): A title" in found
     assert "(smoke scale)" not in found
+
+
+@pytest.mark.parametrize(
+    "facts", ["two: data x; device y.", "two: data x; seeds in part 7; device y."]
+)
+def test_a_smoke_section_stays_while_a_scenario_of_the_figure_is_unplayed(facts):
+    runs = section("p/fig1", "7 to 11", body=f"{facts}\n\n| 2 |")
+    assert "(smoke scale)" in tool().updated(PAGE, [("paper", runs)], {"p/fig1": 5})
 
 
 def test_how_many_repetitions_are_asked_for_is_the_scenarios_word():

@@ -137,7 +137,8 @@ def _by_rms(layer: nn.Module) -> bool:
     Gemma's adds one to its weight, which changes nothing of the weight's gradient.
     """
     said = hasattr(layer, "variance_epsilon") or hasattr(layer, "eps")
-    return said and type(layer).__name__.endswith("RMSNorm")
+    flat = len(getattr(layer, "normalized_shape", (1,))) == 1
+    return said and flat and type(layer).__name__.endswith("RMSNorm")
 
 
 def _over_rms(layer: nn.Module, entered: Tensor) -> Tensor:

@@ -106,8 +106,8 @@ def minimise(
     whose start diverged, stalled or ran out of steps; with `all_starts` every one is run, side
     by side, until one has matched. The lowest value decides, of all points or with `ends` of the
     last of each start alone, there by `judge` where it is not the objective; no truth is asked.
-    blocks (N, n)
-    bool: iteration i moves the coordinates of block i mod N alone (DLG's rule for batches).
+    blocks (N, n) bool: iteration i moves the coordinates of block i mod N alone (DLG's rule for
+    batches).
     reading: what points (R, n) say, (R, k), for `Rules.unchanged`.
 
     Raises what `progress` raises: `Cancelled`, `AttackTimeout`.
@@ -162,7 +162,7 @@ def minimise(
                 elif blocks is not None and len(blocks) > 1:
                     state.restart(index, state.at(index))
         if ends and ended:
-            _finish(judge or objective, ended, rows, found, state)
+            _finish(judge or objective, ended, rows, rules, found, state)
         left = _settle(ended, rows, found, restarts, all_starts, state, start)
         if len(left) < len(rows):
             rows = [rows[index] for index in left]
@@ -193,11 +193,12 @@ def _finish(
     judge: Objective,
     ended: Mapping[int, str],
     rows: Sequence[_Start],
+    rules: Sequence[Rules],
     found: Sequence[Match],
     state: Optimizer,
 ) -> None:
-    """Look at where starts ended, which no step has evaluated yet."""
-    at = [index for index, outcome in ended.items() if outcome != "matched"]
+    """Look at where starts ended, which no step has evaluated yet, unless a match is booked."""
+    at = [index for index in ended if rows[index].lowest >= rules[rows[index].victim].matched]
     if not at:
         return
     points = torch.stack([state.at(index) for index in at])

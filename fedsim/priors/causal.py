@@ -1,5 +1,7 @@
 """Any causal language model of `transformers` as a prior."""
 
+import copy
+import functools
 from pathlib import Path
 from typing import Any, Self
 
@@ -51,7 +53,8 @@ class CausalPrior(LanguagePrior):
     def load(cls, name: str, tokens: Tokens, device: torch.device | str = "cpu") -> Self:
         """What `causal_model` loads, for a victim's tokens; raises `DataError` as that does."""
         model, tokenizer = causal_model(name)
-        return cls(model.to(device), tokenizer, tokens, name)
+        own = model if torch.device(device).type == "cpu" else copy.deepcopy(model).to(device)
+        return cls(own, tokenizer, tokens, name)
 
     def surprise(self, ids: Tensor, lengths: Tensor | None = None) -> Tensor:
         """As the base class says. Raises `DataError` for a text longer than the model takes."""
@@ -122,11 +125,13 @@ class CausalPrior(LanguagePrior):
         return total.cpu()
 
 
+@functools.lru_cache(maxsize=1)
 def causal_model(name: str) -> tuple[Any, Any]:
-    """The model and tokenizer in a folder, or of the Hub ("hub:NAME"), float32.
+    """The model and tokenizer in a folder, or of the Hub ("hub:NAME"), float32, on the CPU.
 
-    Weights are read from safetensors alone, and no code that comes with a model runs. Raises
-    `DataError` for what cannot be loaded, lacks weights, or is not a causal language model.
+    The last one is kept: it is not to be changed. Weights are read from safetensors alone, and no
+    code that comes with a model runs. Raises `DataError` for what cannot be loaded, lacks weights,
+    or is not a causal language model.
     """
     place, local = name.removeprefix(HUB), not name.startswith(HUB)
     if local and not (Path(place) / "config.json").is_file():

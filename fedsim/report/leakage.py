@@ -32,6 +32,7 @@ COLUMNS = [
 ]  # fmt: skip
 NEEDED = {"round", "victim", "adversary", "metric", "value", "baseline", "status"}
 NUMBERS = ("round", "value", "baseline", "baseline_prior", "attempt", "seconds", "iterations")
+GAIN = Measure("Gain on chance", "", "", signed=True)
 STATUSES = ("ok", "failed", "timeout", "denied")
 
 
@@ -208,8 +209,6 @@ def _verdict(row: Mapping[str, Any], how: Measure, gains: list[float]) -> str:
     Yes/no: whether Wilson's interval holds the mean baseline. Otherwise whether the t interval of
     the gains holds zero: victims differ in what chance gives, so they are compared in pairs.
     """
-    from scipy.stats import t
-
     if row["denied"] == row["attacks"]:
         return "denied"
     if not how.leaks:
@@ -222,17 +221,11 @@ def _verdict(row: Mapping[str, Any], how: Measure, gains: list[float]) -> str:
     if how.kind == "yes/no":
         decided = not row["low"] <= row["baseline"] <= row["high"]
     else:
-        n = len(gains)
-        decided = abs(gain) > t.ppf(0.975, n - 1) * _standard_error(gains)
+        low, high = interval(gains, GAIN)
+        decided = low is not None and high is not None and not low <= 0 <= high
     if not decided:
         return "at chance"
     return "beats chance" if gain > 0 else "worse than chance"
-
-
-def _standard_error(values: list[float]) -> float:
-    mean = sum(values) / len(values)
-    squares = sum((value - mean) ** 2 for value in values)
-    return math.sqrt(squares / (len(values) - 1) / len(values))
 
 
 def _sentence(row: Mapping[str, Any], how: Measure, scored: list[float]) -> str:
