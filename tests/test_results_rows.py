@@ -26,7 +26,8 @@ def tool():
 def test_a_study_goes_on_from_its_rows_alone_on_another_machine(tmp_path, tool, monkeypatch):
     figure, here, there, kept = (tmp_path / name for name in ("figure", "here", "there", "kept"))
     figure.mkdir()
-    reproduce(toml(figure), here, overrides=["paper.repetitions=2"])
+    reproduce(toml(figure), here, overrides=["paper.repetitions=2"], data=str(tmp_path))
+    assert str(tmp_path) in (here / RUN / "scenario.toml").read_text()
     [path] = tool.keep([here / "test"], kept)
     assert path == (kept / RUN).with_suffix(".zip")
     before = path.read_bytes()
@@ -37,6 +38,7 @@ def test_a_study_goes_on_from_its_rows_alone_on_another_machine(tmp_path, tool, 
     assert tool.restore(there, ["test/tiny"], kept) == [there / RUN]
     assert tool.restore(there, [], kept) == []  # what is there stays
     assert not (there / RUN / "artifacts").exists()
+    assert str(tmp_path) not in (there / RUN / "scenario.toml").read_text()
 
     attacked = []
     plain = LLG.reconstruct
