@@ -18,6 +18,15 @@ LONG = {"name": "dlg", "iterations": 40, "restarts": 0, "tolerance": 0.0}
 """Some seconds: workers look once a second."""
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _ray():
+    """Other modules' sessions know plugins that this one's workers do not."""
+    yield
+    import ray
+
+    ray.shutdown()
+
+
 @pytest.fixture
 def often(monkeypatch):
     monkeypatch.setattr(told, "EVERY", 0.02)
