@@ -1,5 +1,8 @@
 """The spanning solver gives the answer of one linear program a class, on everything."""
 
+import sys
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -236,25 +239,74 @@ def test_the_perceptron_finds_most_labels_and_nothing_inseparable():
     assert verdict.lps < 120
 
 
-@pytest.mark.parametrize("speech", [False, True])
-def test_the_authors_rule_asks_few_columns_and_for_speech_takes_votes(speech, monkeypatch):
-    for limit in ("IMAGES", "SPEECH", "SCREEN"):
-        monkeypatch.setattr(majority, limit, 20)
-    rng = np.random.default_rng(2)
-    weight, _ = softmax_gradient(rng, 300, 10, 32, peak=3)
-    found = leading(torch.from_numpy(weight), "gap", torch.Generator(), told=None, tolerance=1e-5)
-    q = found.whitened
-    accepted, voted = by_majority(q, np.random.default_rng(0), speech=speech)
+def columns_of(classes: int, size: int, *, half=False, **shape):
+    """Right singular vectors (S, C) of a head's gradient, of half its values where asked."""
+    weight, labels = softmax_gradient(np.random.default_rng(2), classes, size, 32, **shape)
+    if half:
+        weight[np.abs(weight) < np.median(np.abs(weight))] = 0
+    there = torch.from_numpy(weight)
+    found = leading(there, "oracle", torch.Generator(), told=size, tolerance=1e-5)
+    return found.whitened, set(labels.tolist())
+
+
+def test_the_authors_rule_for_images_asks_few_columns(monkeypatch):
+    monkeypatch.setattr(majority, "IMAGES", 20)
+    q, _ = columns_of(300, 10, peak=3)
+    accepted, voted = by_majority(q, np.random.default_rng(0), speech=False)
     longest = np.argsort(-np.linalg.norm(q, axis=0), kind="stable")[:20]
-    separable = by_lp(normalised(q), against=longest.tolist()).accepted
-    if not speech:
-        assert accepted == separable
-        return
-    rows = np.random.default_rng(0).permutation(300)[:20]
-    separable &= set(screened(normalised(q), rows).tolist())
-    assert separable < accepted
-    assert voted == len(accepted - separable)
-    assert len(accepted) < 30
+    assert accepted == by_lp(normalised(q), against=longest.tolist()).accepted
+    assert voted == 0
+
+
+def test_the_authors_rule_for_speech_names_the_labels(monkeypatch):
+    monkeypatch.setattr(majority, "SCREEN", 200)
+    q, labels = columns_of(600, 8, distinct=True)
+    assert by_majority(q, np.random.default_rng(0), speech=True) == (frozenset(labels), 0)
+
+
+def test_behind_dropped_values_the_authors_rule_has_labels_that_are_not_separable():
+    q, labels = columns_of(600, 8, half=True, distinct=True)
+    assert not by_spanning(normalised(q), np.linalg.norm(q, axis=0)).accepted & labels
+    assert by_majority(q, np.random.default_rng(0), speech=True) == (frozenset(labels), 0)
+
+
+ENDS = [
+    ("dual infeasible", 1, True, 0),
+    ("dual infeasible", -1, False, 0),
+    ("unknown", 1, True, 1),
+    ("optimal", -1, False, 0),
+    ("primal infeasible", None, False, 0),
+]
+
+
+@pytest.mark.parametrize(("status", "side", "claimed", "votes"), ENDS)
+def test_the_authors_program_counts_on_whose_side_most_columns_lie(
+    status, side, claimed, votes, monkeypatch
+):
+    """Whatever the solver says of its vector, if it has one."""
+    q, labels = columns_of(300, 4, distinct=True)
+    chosen = min(labels)
+    monkeypatch.setattr(majority, "_screened", lambda *_: np.array([chosen]))
+    matrix, _ = majority.cvxopt()
+
+    def lp(c, rows, bounds, *, options):
+        assert options == {"show_progress": False}
+        assert rows.size == (300, 4)
+        assert list(bounds) == [-1e-8] + 299 * [0]
+        mean = np.array(rows)[1:].mean(axis=0)
+        return {"status": status, "x": None if side is None else matrix(-side * mean)}
+
+    monkeypatch.setattr(majority, "cvxopt", lambda: (matrix, SimpleNamespace(lp=lp)))
+    accepted, voted = by_majority(q, np.random.default_rng(0), speech=True)
+    assert accepted == ({chosen} if claimed else set())
+    assert voted == votes
+
+
+def test_without_their_solver_the_authors_rule_says_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cvxopt", None)
+    q, _ = columns_of(300, 4, distinct=True)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'fedsim\[authors\]'"):
+        by_majority(q, np.random.default_rng(0), speech=True)
 
 
 def test_otsu_splits_between_two_groups():
