@@ -54,7 +54,7 @@ FLOWER = {
 }
 PLUGINS = {
     *("fedsim", "torch", "numpy", "scipy", "transformers", "torchaudio", "pydantic", "opacus"),
-    "safetensors",
+    *("safetensors", "sklearn", "cvxopt"),
 }
 
 

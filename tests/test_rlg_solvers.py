@@ -20,7 +20,6 @@ from adversaries.separability import (
     by_lp,
     by_perceptron,
     normalised,
-    screened,
     separates,
 )
 from adversaries.spanning import by_spanning
