@@ -1,5 +1,6 @@
 """first-frames: every frame of every utterance in closed form, from the first layer's gradient."""
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -12,6 +13,7 @@ from adversaries.overlapping import Chain
 from fedsim.adversary import Adversary, Job
 from fedsim.knowledge import Knowledge
 from fedsim.records import Observation, Reconstruction
+from fedsim.victim import VictimModel
 
 __all__ = ["FirstFrames"]
 
@@ -91,6 +93,16 @@ class FirstFrames(Adversary):
     steps: int = Field(
         default=12, ge=0, description="steps of the search under noise, at most; 0: none"
     )
+
+    def cautions(self, model: VictimModel) -> list[str]:
+        """A model without such a layer, as far as shapes tell."""
+        if model.spec is None:
+            return []
+        try:
+            self._layer(model.parameters(), model.spec.features)
+        except ValueError as error:
+            return [str(error)]
+        return []
 
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
         """All utterances; raises `ValueError` where no layer, or no gap, gives them."""
@@ -176,13 +188,23 @@ class FirstFrames(Adversary):
     def _rows(self, seen: Observation) -> tuple[str, Tensor, int]:
         """The layer's name, its gradient (units, inputs + 1) with the bias behind, and F."""
         gradient = seen.know(Knowledge.GRADIENT)
-        features = seen.spec.features
+        name, features = self._layer(gradient, seen.spec.features)
+        weight, bias = gradient[f"{name}.weight"], gradient[f"{name}.bias"]
+        rows = torch.cat([weight, bias[:, None]], dim=1).double().cpu()
+        if not torch.isfinite(rows).all():
+            raise ValueError(f"the gradient of layer '{name}' holds NaN or Inf")
+        if not rows.any():
+            raise ValueError(f"the gradient of layer '{name}' is zero: a defense removed it")
+        return name, rows, features
+
+    def _layer(self, arrays: Mapping[str, Tensor], features: int | None) -> tuple[str, int]:
+        """Name of the layer that sees windows of frames, by its shape, and F."""
         if features is None:
             raise ValueError("the inputs of this task are no frames; first-linear is for others")
         matrices = {
             key.removesuffix(".weight"): value
-            for key, value in gradient.items()
-            if value.ndim == 2 and f"{key.removesuffix('.weight')}.bias" in gradient
+            for key, value in arrays.items()
+            if value.ndim == 2 and f"{key.removesuffix('.weight')}.bias" in arrays
         }
         fitting = [
             key
@@ -200,11 +222,4 @@ class FirstFrames(Adversary):
                 f"frames of {features} values, 3 at least; there are: {told or 'none'}. "
                 "Set `layer` to it"
             )
-        name = fitting[0]
-        weight, bias = gradient[f"{name}.weight"], gradient[f"{name}.bias"]
-        rows = torch.cat([weight, bias[:, None]], dim=1).double().cpu()
-        if not torch.isfinite(rows).all():
-            raise ValueError(f"the gradient of layer '{name}' holds NaN or Inf")
-        if not rows.any():
-            raise ValueError(f"the gradient of layer '{name}' is zero: a defense removed it")
-        return name, rows, features
+        return fitting[0], features

@@ -1,5 +1,6 @@
 """first-linear: inputs in closed form, from the gradient of a fully connected first layer."""
 
+from collections.abc import Mapping
 from math import prod
 from typing import ClassVar
 
@@ -10,6 +11,7 @@ from torch import Tensor
 from fedsim.adversary import Adversary, Job
 from fedsim.knowledge import Knowledge
 from fedsim.records import Observation, Reconstruction
+from fedsim.victim import VictimModel
 
 __all__ = ["FirstLinear"]
 
@@ -69,6 +71,16 @@ class FirstLinear(Adversary):
         "units agree; more where the update was rounded, as differences of weights are",
     )
 
+    def cautions(self, model: VictimModel) -> list[str]:
+        """A model without such a layer, as far as shapes tell."""
+        if model.spec is None:
+            return []
+        try:
+            self._layer(model.parameters(), model.spec.input_shape)
+        except ValueError as error:
+            return [str(error)]
+        return []
+
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
         """At most as many inputs as examples; raises `ValueError` where no layer gives them."""
         name, rows = self._rows(seen)
@@ -113,11 +125,26 @@ class FirstLinear(Adversary):
     def _rows(self, seen: Observation) -> tuple[str, Tensor]:
         """The layer's name, and the rows (units, inputs + 1) of its gradient that say something."""
         gradient = seen.know(Knowledge.GRADIENT)
-        shape = seen.spec.input_shape
+        name = self._layer(gradient, seen.spec.input_shape)
+        rows = torch.cat(
+            [gradient[f"{name}.weight"].double(), gradient[f"{name}.bias"].double()[:, None]], dim=1
+        )
+        if not torch.isfinite(rows).all():
+            raise ValueError(f"the gradient of layer '{name}' holds NaN or Inf")
+        size = rows[:, -1].abs()
+        if not size.any():
+            raise ValueError(
+                f"the bias gradient of layer '{name}' is zero throughout: no unit fired, or a "
+                "defense removed it"
+            )
+        return name, rows[size > NEGLIGIBLE * size.max()]
+
+    def _layer(self, arrays: Mapping[str, Tensor], shape: tuple[int, ...] | None) -> str:
+        """Name of the layer that takes an input of this shape, by its own."""
         width = None if shape is None else prod(shape)
         matrices = {
             key.removesuffix(".weight"): value
-            for key, value in gradient.items()
+            for key, value in arrays.items()
             if value.ndim == 2 and key.endswith(".weight")
         }
         told = ", ".join(f"{k} ({v.shape[1]} inputs)" for k, v in sorted(matrices.items()))
@@ -132,27 +159,18 @@ class FirstLinear(Adversary):
             remedy = "Set `layer` to the one that takes the input itself"
             raise ValueError(f"{found} {wanted}; {listed}. {remedy}, if there is one")
         name = names[0]
-        weight, bias = gradient[f"{name}.weight"].double(), gradient.get(f"{name}.bias")
-        if width is not None and weight.shape[1] != width:
+        inputs = matrices[name].shape[1]
+        if width is not None and inputs != width:
             raise ValueError(
-                f"layer '{name}' has {weight.shape[1]} inputs, and an example has {width} values: "
+                f"layer '{name}' has {inputs} inputs, and an example has {width} values: "
                 f"it does not take the input itself; {listed}"
             )
-        if bias is None:
+        if f"{name}.bias" not in arrays:
             raise ValueError(
                 f"layer '{name}' has no bias: its gradient gives inputs only up to a factor, and "
                 "dividing by the bias gradient is all that this attack does"
             )
-        rows = torch.cat([weight, bias.double()[:, None]], dim=1)
-        if not torch.isfinite(rows).all():
-            raise ValueError(f"the gradient of layer '{name}' holds NaN or Inf")
-        size = rows[:, -1].abs()
-        if not size.any():
-            raise ValueError(
-                f"the bias gradient of layer '{name}' is zero throughout: no unit fired, or a "
-                "defense removed it"
-            )
-        return name, rows[size > NEGLIGIBLE * size.max()]
+        return name
 
 
 def _ratio(rows: Tensor) -> Tensor:

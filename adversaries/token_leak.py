@@ -9,6 +9,7 @@ from torch import Tensor
 from fedsim.adversary import Adversary, Job
 from fedsim.knowledge import Knowledge
 from fedsim.records import Observation, Reconstruction
+from fedsim.victim import VictimModel
 
 __all__ = ["TokenLeak"]
 
@@ -45,6 +46,11 @@ class TokenLeak(Adversary):
         "2019, section 4.1"
     )
 
+    def cautions(self, model: VictimModel) -> list[str]:
+        """Word embeddings that are not trained."""
+        words = model.words
+        return [] if words is None or words in model.trained else [_not_sent(words)]
+
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
         """Look; raises `ValueError` where no gradient of word embeddings was sent, or zeros."""
         gradient, tokens = seen.know(Knowledge.GRADIENT), seen.spec.tokens
@@ -52,11 +58,7 @@ class TokenLeak(Adversary):
             raise ValueError("this task's inputs are no text, and token-leak finds nothing else")
         rows = gradient.get(tokens.embedding)
         if rows is None:
-            raise ValueError(
-                f"the update holds no '{tokens.embedding}': the word embeddings were not trained, "
-                'or not sent. token-leak needs task.parameters = "all"; without them, dager reads '
-                "tokens from the spans of the transformer's own layers"
-            )
+            raise ValueError(_not_sent(tokens.embedding))
         norms = rows.double().norm(dim=1).cpu()
         if not torch.isfinite(norms).all():
             raise ValueError(f"the gradient of '{tokens.embedding}' holds NaN or Inf")
@@ -91,3 +93,11 @@ def _standing_out(norms: Tensor) -> float:
     spread = float(logs.median() - logs.quantile(SPREAD))
     beyond = math.sqrt(2 * math.log(len(logs))) + BEYOND
     return math.exp(float(logs.median()) + beyond * spread)
+
+
+def _not_sent(name: str) -> str:
+    return (
+        f"the update holds no '{name}': the word embeddings were not trained, or not sent. "
+        'token-leak needs task.parameters = "all"; without them, dager reads tokens from the spans '
+        "of the transformer's own layers"
+    )

@@ -34,14 +34,23 @@ class OfTranscripts(Adversary):
         "grants LABELS, of which only the set and the number are used)",
     )
 
+    def cautions(self, model: VictimModel) -> list[str]:
+        """A model without attention, and what its parts say."""
+        return [*filter(None, [self._unfit(model)]), *super().cautions(model)]
+
+    def _unfit(self, model: VictimModel) -> str | None:
+        if "context" in model.points and hasattr(model.module, "context_size"):
+            return None
+        return (
+            f"the model has no point 'context' to feed context vectors at; {self.name} is for "
+            "recognisers with attention, such as las"
+        )
+
     def decoder(self, seen: Observation) -> tuple[VictimModel, dict[str, Tensor]]:
         """Model and gradient; raises `ValueError` where they are of another kind."""
         model, gradient = seen.know(Knowledge.MODEL), seen.know(Knowledge.GRADIENT)
-        if "context" not in model.points or not hasattr(model.module, "context_size"):
-            raise ValueError(
-                f"the model has no point 'context' to feed context vectors at; {self.name} is for "
-                "recognisers with attention, such as las"
-            )
+        if unfit := self._unfit(model):
+            raise ValueError(unfit)
         if seen.num_examples not in (None, 1):
             raise ValueError(
                 f"{seen.num_examples} examples are behind this gradient, and {self.name} reads "

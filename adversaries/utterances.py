@@ -74,13 +74,18 @@ class OfUtterances(Adversary):
         return super().fills() | ({"text"} if self.transcripts else set())
 
     def cautions(self, model: VictimModel) -> list[str]:
-        """Dropout that is on."""
+        """Inputs that are no frames, losses other than CTC, dropout that is on."""
+        if model.spec is not None and model.spec.features is None:
+            return [f"the inputs of this task are no frames, and {self.name} finds none"]
+        found = []
+        if self.layers == "last" and not hasattr(model.module, "blank"):
+            found.append(f"the model is not trained with CTC, whose head alone {self.name} matches")
         if model.drops:
-            return [
+            found.append(
                 "the model drops units at random: its gradient is that of masks nobody knows, and "
                 f"{self.name} hardly comes closer than silence. first-frames does without them"
-            ]
-        return []
+            )
+        return found
 
     def observed(self, seen: Observation) -> dict[str, Tensor]:
         """The gradient to match by parameter name, of the head or all that was sent.

@@ -74,7 +74,10 @@ def one_by_one(group: Sequence[Attack], why: str) -> list[list[Attack]]:
 
 
 class Bench:
-    """Runs and scores attacks; built from the scenario alone, in any process."""
+    """Runs and scores attacks; built from the scenario alone, in any process.
+
+    counted: nobody told the batch size; the truth is of as many examples as the update says.
+    """
 
     def __init__(
         self,
@@ -84,8 +87,10 @@ class Bench:
         *,
         task: Task | None = None,
         adversaries: Sequence[tuple[str, AttackPlan, Adversary]] | None = None,
+        counted: bool = False,
     ) -> None:
         self.scenario, self.point, self.folder = scenario, point, folder
+        self.counted = counted
         self.task = task or scenario.build_task()
         self.adversaries = adversaries or scenario.build_adversaries()
         self.defenses = scenario.build_defenses()
@@ -224,12 +229,10 @@ class Bench:
 
     def _truth(self, caught: Interception) -> Any:
         settings = self.scenario.training
-        return self.task.truth(
-            caught.clients,
-            caught.round,
-            batch_size=settings.batch_size,
-            steps=settings.local_steps,
-        )
+        size, steps = settings.batch_size, settings.local_steps
+        if self.counted:
+            size = max(1, caught.update.num_examples // steps)
+        return self.task.truth(caught.clients, caught.round, batch_size=size, steps=steps)
 
     def _baselines(
         self, metric: metrics.Metric, truth: Truth, caught: Interception, guess: metrics.Guess

@@ -126,7 +126,8 @@ class Campaign:
         """A campaign of its own, in this process, for someone's own Flower project.
 
         task: what the clients train. out: the run folder. settings: tables of a scenario (seed,
-        threat, training) that say what the server knows and how the clients train.
+        threat, training) that say what the server knows and how the clients train. The second
+        adversary of a kind is called `llg 2`, and so on.
         """
         if task is None:
             raise ScenarioError("task is missing: adversaries are scored against its data")
@@ -139,13 +140,16 @@ class Campaign:
             table["task"] = {"name": task.name, **own}
             table["data_dir"] = str(task.folder or "")
         scenario = Scenario.parse(table)
-        plans = []
+        plans, called = [], Counter[str]()
         for adversary in adversaries:
-            plan = AttackPlan(name=adversary.name, settings=adversary.model_dump())
-            plans.append((adversary.name, plan, adversary))
+            called[name := adversary.name] += 1
+            label = name if called[name] == 1 else f"{name} {called[name]}"
+            plan = AttackPlan(name=name, label=label, settings=adversary.model_dump())
+            plans.append((label, plan, adversary))
         ledger = Ledger.create(Path(out), scenario)
         ledger.provenance(scenario, {"data": task.fingerprint()})
-        bench = Bench(scenario, task=task, adversaries=plans)
+        counted = "batch_size" not in training
+        bench = Bench(scenario, task=task, adversaries=plans, counted=counted)
         campaign = cls(scenario, ledger, InlineExecutor(bench), adversaries=plans)
         campaign.trained = task.trained(task.module())
         return campaign

@@ -210,7 +210,7 @@ def check(
     if ":" in what and not Path(what).exists():
         _check_plugin(what)
         return
-    scenario = Scenario.load(what, set or [], data=data or None)
+    scenario, denied = Scenario.load(what, set or [], data=data or None), False
     for name, point in scenario.points().items():
         task, cautions = preflight(point)
         fewest = min(task.num_examples(client) for client in range(point.training.clients))
@@ -233,26 +233,29 @@ def check(
             verdict = f"denied: lacks {', '.join(lacking.names())}" if lacking else "granted"
             typer.echo(f"  {label}: needs {needs}: {verdict}")
         if denials:
+            denied = True
             typer.echo(
                 f"threat.grants = {point.threat.grants!r} withholds what "
                 f"{', '.join(denials)} needs; grant it, or leave the adversary out",
                 err=True,
             )
-            raise typer.Exit(1)
+    if denied:
+        raise typer.Exit(1)
 
 
 def _check_plugin(what: str) -> None:
     import importlib
 
     from fedsim.errors import PluginError
+    from fedsim.libraries import brief
     from fedsim.testing import conformance
 
     module, _, name = what.partition(":")
     sys.path.insert(0, str(Path.cwd()))
     try:
         cls = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise PluginError(f"{what} cannot be imported: {error}") from error
+    except Exception as error:
+        raise PluginError(f"{what} cannot be imported: {brief(error)}") from error
     complaints = conformance(cls)
     for complaint in complaints:
         typer.echo(f"  - {complaint}")

@@ -6,6 +6,7 @@ from fedsim.budget import Budget
 from fedsim.defense import Defense
 from fedsim.errors import ScenarioError
 from fedsim.local import local_training
+from fedsim.records import Spec
 from fedsim.scenario import Scenario
 from fedsim.strategies import build_strategy, quiet
 from fedsim.tasks import Task
@@ -39,8 +40,20 @@ def preflight(scenario: Scenario) -> tuple[Task, list[str]]:
     if scenario.adversaries:
         model = task.victim({})
         for label, _, adversary in scenario.build_adversaries():
-            cautions += [f"{label}: {text}" for text in adversary.cautions(model)]
+            found = _not_there(adversary.fills(), task.spec) or adversary.cautions(model)
+            cautions += [f"{label}: {text}" for text in found]
     return task, cautions
+
+
+def _not_there(fields: frozenset[str], spec: Spec) -> list[str]:
+    """What an adversary is after and no example of the task has."""
+    if spec.tokens is None and fields & {"tokens", "token_counts"}:
+        return [
+            "it looks for the tokens of texts, and this task's inputs are no text: expect nothing"
+        ]
+    if spec.pieces is None and "sequences" in fields:
+        return ["it looks for transcripts, and this task has none: expect nothing"]
+    return []
 
 
 def _check_client_half(scenario: Scenario) -> None:

@@ -23,7 +23,15 @@ from fedsim.errors import ScenarioError, did_you_mean
 from fedsim.knowledge import Knowledge
 from fedsim.paper import SCALES, Paper
 from fedsim.plugin import find, make, validated
-from fedsim.settings import PLAIN_NAME, AttackPlan, Engine, Table, Threat, Training
+from fedsim.settings import (
+    PLAIN_NAME,
+    AttackPlan,
+    Engine,
+    Table,
+    Threat,
+    Training,
+    default_strategy,
+)
 from fedsim.tasks import Task
 
 __all__ = ["AttackPlan", "Scenario", "locate", "read_table", "scenario_names"]
@@ -258,6 +266,9 @@ class Scenario(Table):
         for name, chosen in self.combinations().items():
             table = self.to_dict() | {"sweep": {}}
             table.pop("paper", None)  # of the whole, not of a point
+            training = table["training"]
+            if training["strategy"] == default_strategy(training["algorithm"]):
+                del training["strategy"]  # another algorithm has another
             for key, value in chosen.items():
                 assign(table, key, value)
             found[name] = Scenario.parse(table)

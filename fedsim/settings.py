@@ -8,7 +8,7 @@ from fedsim.adversary import Adversary
 from fedsim.errors import PluginError
 from fedsim.plugin import make
 
-__all__ = ["AttackPlan", "Engine", "Table", "Threat", "Training"]
+__all__ = ["AttackPlan", "Engine", "Table", "Threat", "Training", "default_strategy"]
 
 
 PLAIN_NAME = r"^[^/\\\x00-\x1f.][^/\\\x00-\x1f]{0,99}$"
@@ -72,14 +72,18 @@ class Training(Table):
     @classmethod
     def _matching_strategy(cls, values: Any) -> Any:
         if isinstance(values, dict) and "strategy" not in values:
-            sends_gradients = values.get("algorithm") == "fedsgd"
-            return {**values, "strategy": "FedSGD" if sends_gradients else "FedAvg"}
+            return {**values, "strategy": default_strategy(values.get("algorithm"))}
         return values
 
     @property
     def per_round(self) -> int:
         """Clients that take part in a round; all of them where it is not set."""
         return self.clients_per_round or self.clients
+
+
+def default_strategy(algorithm: Any) -> str:
+    """How the server combines what this algorithm's clients send, where nothing is said."""
+    return "FedSGD" if algorithm == "fedsgd" else "FedAvg"
 
 
 class Threat(Table):

@@ -2,10 +2,13 @@
 
 import copy
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from fedsim.records import Spec
 
 __all__ = ["Loss", "VictimModel"]
 
@@ -19,7 +22,8 @@ class VictimModel:
     module: the network; an adversary may do to it whatever it likes.
     head: name of the projection layer. trained: names of the parameters that are trained and
     sent. words: name of the parameter that holds the word embeddings, else None.
-    points: where inputs can be fed, besides "input".
+    points: where inputs can be fed, besides "input". spec: what the task's examples look like,
+    where there is a task.
     """
 
     def __init__(
@@ -31,6 +35,7 @@ class VictimModel:
         trained: Iterable[str] | None = None,
         words: str | None = None,
         points: tuple[str, ...] = ("input",),
+        spec: "Spec | None" = None,
     ) -> None:
         self.module = module
         self.head = head
@@ -39,6 +44,7 @@ class VictimModel:
         )
         self.words = words
         self.points = points
+        self.spec = spec
         self._loss = loss
 
     @property

@@ -183,3 +183,31 @@ def test_a_strategy_with_a_training_loop_of_its_own_is_refused():
 
     with pytest.raises(TypeError, match="Loop has a training loop"):
         HonestButCurious(Loop(), campaign=object())
+
+
+def test_two_adversaries_of_a_kind_have_labels_of_their_own(tmp_path):
+    curious = HonestButCurious(
+        FedAvg(),
+        adversaries=[LLG(), LLG(variant="llg*")],
+        task=Images(clients=4, model="cnn", seed=5),
+        out=tmp_path / "audit",
+    )
+    assert [label for label, _, _ in curious.campaign._plans] == ["llg", "llg 2"]
+
+
+def test_where_no_batch_size_is_told_the_truth_is_as_large_as_the_update(tmp_path):
+    task = Images(clients=4, model="cnn", seed=5)
+    curious = HonestButCurious(
+        FedAvg(fraction_evaluate=0.0), adversaries=[LLG()], task=task, out=tmp_path / "audit"
+    )
+    random.seed(0)
+    curious.start(
+        grid=InlineGrid(4, foreign_app(task, 0.05)),
+        initial_arrays=ArrayRecord(task.module().state_dict()),
+        num_rounds=1,
+        train_config=ConfigRecord({"lr": 0.05}),
+    )
+    found = rows(tmp_path / "audit")
+    assert {row["batch_size"] for row in found} == {"2"}
+    asr = [float(row["value"]) for row in found if row["metric"] == "asr"]
+    assert sum(asr) / len(asr) > 0.8

@@ -201,6 +201,7 @@ class Task(Plugin, ABC):
             trained=self.trained(module),
             words=self.words,
             points=self.points,
+            spec=self.spec,
         )
 
     # --- what a reader sees -----------------------------------------------------------------

@@ -1,0 +1,59 @@
+"""`fedsim check`: what is wrong with a scenario or a plugin, found before anything runs."""
+
+import pytest
+from typer.testing import CliRunner
+
+from fedsim.cli import app, main
+from fedsim.preflight import preflight
+from fedsim.scenario import Scenario
+
+HOPELESS = [
+    ("images", {}, "dager", "this task's inputs are no text"),
+    ("images", {}, "gm-bow", "this task has none"),
+    ("images", {}, "hfgm", "no frames"),
+    ("images", {}, "first-frames", "no frames"),
+    ("images", {"model": "cnn"}, "first-linear", "no fully connected layer fits"),
+    ("images", {"model": "mlp"}, "first-linear", ""),
+    ("text", {}, "token-leak", ""),
+    ("text", {"parameters": "lamp"}, "token-leak", 'token-leak needs task.parameters = "all"'),
+    ("text", {}, "rlg", ""),
+]
+
+
+@pytest.mark.parametrize(("task", "settings", "adversary", "said"), HOPELESS)
+def test_an_attack_that_this_task_gives_nothing_is_warned_of(task, settings, adversary, said):
+    table = {"task": {"name": task, **settings}, "adversaries": [{"name": adversary}]}
+    _, cautions = preflight(Scenario.parse(table))
+    mine = [text for text in cautions if text.startswith(f"{adversary}: ")]
+    assert (said in mine[0]) if said else not mine
+
+
+def checked(*arguments: str):
+    return CliRunner().invoke(app, ["check", *arguments])
+
+
+def test_every_point_of_a_sweep_is_checked():
+    sweep = 'sweep={"threat.grants"=["gradients","white-box"]}'
+    done = checked("quickstart", "--set", sweep)
+    assert done.exit_code == 1
+    assert done.stdout.count("dlg: needs") == 2
+    assert done.stdout.count("dlg: needs GRADIENT, MODEL") == 2
+    assert done.stdout.count("denied: lacks MODEL") == 1
+
+
+def test_a_sweep_over_the_algorithm_takes_each_ones_own_strategy():
+    done = checked("quickstart", "--set", 'sweep={"training.algorithm"=["fedsgd","fedavg"]}')
+    assert done.exit_code == 0, done.output
+    assert done.stdout.count("granted") == 2 * done.stdout.count("dlg: ")
+
+
+@pytest.mark.parametrize("content", ["def broken(:\n", "nothing_by_this_name\n"])
+def test_a_plugin_that_cannot_be_imported_is_one_sentence(content, tmp_path, monkeypatch, capsys):
+    (tmp_path / "unreadable_plugin.py").write_text(content)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("sys.argv", ["fedsim", "check", "unreadable_plugin:Attack"])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 2
+    assert "unreadable_plugin:Attack cannot be imported: " in capsys.readouterr().err
