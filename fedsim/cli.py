@@ -185,6 +185,8 @@ def show(
             _print_json(facts)
         else:
             print_facts(Console(), facts)
+            if name in scenario_names():
+                typer.echo(f"\nThe scenario '{name}':\n\n{Scenario.load(name).to_toml()}")
     elif name in scenario_names() or Path(name).is_file():
         loaded = Scenario.load(name)
         if as_json:

@@ -14,7 +14,7 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
-from rich.table import Table
+from rich.table import Column, Table
 
 from fedsim.errors import ScenarioError
 from fedsim.paper import SCALES
@@ -29,10 +29,14 @@ __all__ = ["listing", "reproduce"]
 
 def listing(console: Console) -> None:
     """What can be reproduced: id, title, data, what else it needs, roughly how long it takes."""
-    table = Table("", "what", "data", "needs", "takes", box=None)
+    columns = [Column(overflow="fold") for _ in range(2)]
+    table = Table(Column(no_wrap=True), *columns, box=None, show_header=False, pad_edge=False)
     for figure in figures().values():
-        said = [figure.id, figure.title, ", ".join(figure.data)]
-        table.add_row(*map(escape, [*said, figure.said("needs"), figure.said("takes")]))
+        table.add_row(escape(figure.id), "", escape(figure.title))
+        facts = {"data": ", ".join(figure.data), **{k: figure.said(k) for k in ("needs", "takes")}}
+        for what, said in facts.items():
+            if said:
+                table.add_row("", what, escape(said), style="dim")
     console.print(table)
 
 
