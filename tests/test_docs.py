@@ -21,7 +21,7 @@ from fedsim.defense import Defense
 from fedsim.knowledge import PRESETS, Knowledge
 from fedsim.metrics import METRICS
 from fedsim.plugin import Plugin, find, names
-from fedsim.records import Finding
+from fedsim.records import Finding, Reconstruction
 from fedsim.scenario import Scenario
 from fedsim.tasks import Task
 from fedsim.tasks.features import Features
@@ -36,9 +36,10 @@ from fedsim.tasks.text import Text
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 TUTORIAL = DOCS / "write-an-adversary.md"
+DEFENSE = DOCS / "write-a-defense.md"
 FLOWER = DOCS / "in-your-flower-project.md"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *DOCS.rglob("*.md")]
-OTHERS = [page for page in PAGES if page not in (TUTORIAL, FLOWER)]
+OTHERS = [page for page in PAGES if page not in (TUTORIAL, DEFENSE, FLOWER)]
 KNOWN_HOSTS = {"flower.ai", "www.ray.io", "docs.ray.io", "keepachangelog.com"}
 
 
@@ -84,6 +85,15 @@ def run(line: str, folder: Path, site: Path) -> str:
     return done.stdout
 
 
+def played(page: Path, folder: Path) -> dict[str, str]:
+    """What the page's commands print, in a folder with its files."""
+    site = folder.with_name("site")
+    folder.mkdir()
+    written(page, folder)
+    lines = [line for b in blocks(page, "sh") for line in b.text.splitlines()]
+    return {line: run(line, folder, site) for line in lines}
+
+
 def findings(folder: Path) -> list[dict[str, str]]:
     with (folder / "findings.csv").open(newline="") as file:
         return list(csv.DictReader(file))
@@ -94,12 +104,9 @@ def findings(folder: Path) -> list[dict[str, str]]:
 
 @pytest.mark.timeout(600)
 def test_the_tutorial_does_what_it_says(tmp_path):
-    folder, site = tmp_path / "project", tmp_path / "site"
-    folder.mkdir()
-    written(TUTORIAL, folder)
-    lines = [line for b in blocks(TUTORIAL, "sh") for line in b.text.splitlines()]
     assert [block for block in blocks(TUTORIAL, "python", "toml") if not block.file] == []
-    said = {line: run(line, folder, site) for line in lines}
+    folder = tmp_path / "project"
+    said = played(TUTORIAL, folder)
 
     assert "conforms" in said["fedsim check bias_counts:BiasCounts"]
     assert "bias-counts" in said["fedsim list adversaries"]
@@ -117,6 +124,21 @@ def test_the_tutorial_does_what_it_says(tmp_path):
 
 
 @pytest.mark.timeout(600)
+def test_the_defense_does_what_it_says(tmp_path):
+    folder = tmp_path / "project"
+    said = played(DEFENSE, folder)
+    assert "conforms" in said["fedsim check threshold:Threshold"]
+    recovered = {
+        (row["point"].partition("=")[2], row["label"]): float(row["value"])
+        for row in findings(folder / "runs/threshold")
+        if row["metric"] == {"llg": "asr", "dlg": "recovered"}[row["label"]]
+    }
+    dlg = {"0.0": 1.0, "0.01": 1.0, "0.1": 0.0}
+    assert {tau: value for (tau, label), value in recovered.items() if label == "dlg"} == dlg
+    assert {value for (_, label), value in recovered.items() if label == "llg"} == {1.0}
+
+
+@pytest.mark.timeout(600)
 def test_the_flower_script_finds_what_was_trained_on(tmp_path):
     written(FLOWER, tmp_path)
     for block in blocks(FLOWER, "sh"):
@@ -131,7 +153,7 @@ def test_the_flower_script_finds_what_was_trained_on(tmp_path):
     assert (tmp_path / "runs/audit/report.html").is_file()
 
 
-@pytest.mark.parametrize("page", [*OTHERS, FLOWER], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*OTHERS, DEFENSE, FLOWER], ids=lambda page: page.name)
 def test_python_in_the_other_pages_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     space: dict[str, object] = {"__name__": "documented"}
@@ -257,6 +279,31 @@ def test_models_and_partitions_are_all_named():
     text = (DOCS / "scenarios.md").read_text()
     missing = [name for name in [*MODELS, *PARTITIONS] if f"`{name}`" not in text]
     assert missing == []
+
+
+@pytest.mark.parametrize(
+    ("name", "model"), [*PARTITIONS.items(), *MODELS.items()], ids=[*PARTITIONS, *MODELS]
+)
+def test_settings_of_models_and_partitions_are_told_with_their_defaults(name, model):
+    lines = (DOCS / "scenarios.md").read_text().splitlines()
+    (row,) = (line for line in lines if re.match(rf"\| (`[\w-]+`, )*`{name}`", line))
+    for key, field in model.model_fields.items():
+        if key in ("kind", "name", "head"):
+            continue
+        default = field.get_default(call_default_factory=True)
+        assert f"`{key}" in row, key
+        if not field.is_required() and default is not None:
+            said = re.search(rf"`{key} = (.+?)`", row)
+            assert said, f"{name}: {key} has a default, {default!r}"
+            told = tomllib.loads(f"value = {said[1]}")["value"]
+            assert told == tomllib.loads(tomli_w.dumps({"value": default}))["value"], key
+
+
+def test_what_a_field_of_a_reconstruction_is_scored_by_is_told_as_it_is():
+    told = rows(TUTORIAL)
+    for field in dataclasses.fields(Reconstruction):
+        read_by = [name for name, metric in METRICS.items() if field.name in metric.fields]
+        assert sorted(re.findall(r"`(\w+)`", told[field.name])) == sorted(read_by), field.name
 
 
 # --- links and addresses --------------------------------------------------------------------
