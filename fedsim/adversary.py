@@ -141,17 +141,25 @@ class Adversary(Plugin, ABC):
         """
         return [caution for part in self.parts().values() for caution in part.cautions(model)]
 
-    def parts(self) -> dict[str, "Adversary"]:
-        """Adversaries this one runs first, by the setting that names them."""
+    def parts(self, where: str = "") -> dict[str, "Adversary"]:
+        """Adversaries this one runs first, by the setting that names them.
+
+        where: the place of this one in the scenario, for messages.
+        """
         found = {}
         for setting in type(self).model_fields:
             value: Any = getattr(self, setting)
             if setting.endswith("_from") and value not in (None, "given"):
-                chosen = table(value, setting, example='{name = "llg", variant = "llg+"}')
+                place = f"{where}.{setting}" if where else setting
+                chosen = table(value, place, example='{name = "llg", variant = "llg+"}')
                 settings = {key: each for key, each in chosen.items() if key != "name"}
-                part = make("adversaries", chosen["name"], settings, setting)
+                try:
+                    part = make("adversaries", chosen["name"], settings, place)
+                except PluginError as error:
+                    raise PluginError(f"{place}: {error}") from error
                 if not isinstance(part, Adversary):
-                    raise PluginError(f"{setting} = '{part.name}': that is no adversary")
+                    raise PluginError(f"{place} = '{part.name}': that is no adversary")
+                part.parts(place)  # so that a mistake in theirs is told by its place too
                 found[setting] = part
         return found
 
