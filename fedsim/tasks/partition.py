@@ -274,7 +274,7 @@ class ByLength(Partition):
 
     kind: Literal["length"] = "length"
     each: PositiveInt | None = Field(
-        default=None, description="examples of each client, the others left out; null: equal shares"
+        default=None, description="examples of each client, the others left out; equal by default"
     )
 
     def _cut(self, labels: NDArray[Any], clients: int, seed: int) -> tuple[Indices, ...]:
