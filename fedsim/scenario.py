@@ -321,11 +321,10 @@ def _changes(table: dict[str, Any], scale: str) -> dict[str, Any]:
     return copy.deepcopy(changed.get("paper", {}))
 
 
-def scenario_names() -> list[str]:
-    """Scenarios that come with fedsim, by name."""
-    return sorted(
-        path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.rglob("*.toml")
-    )
+def scenario_names(*, papers: bool = True) -> list[str]:
+    """Scenarios that come with fedsim, by name; those of papers' figures are many."""
+    found = (path.relative_to(FOLDER).with_suffix("") for path in FOLDER.rglob("*.toml"))
+    return sorted(path.as_posix() for path in found if papers or path.parts[0] != "papers")
 
 
 def locate(source: str | Path) -> Path:
@@ -338,7 +337,8 @@ def locate(source: str | Path) -> Path:
         return builtin
     raise ScenarioError(
         f"no scenario '{source}': neither a file, nor one that comes with fedsim. "
-        f"{did_you_mean(str(source), scenario_names())}"
+        f"{did_you_mean(str(source), scenario_names(), scenario_names(papers=False))} "
+        "fedsim list scenarios describes them, and fedsim reproduce lists those of papers"
     )
 
 

@@ -207,6 +207,16 @@ def test_a_name_that_is_no_scenario_names_the_nearest():
         Scenario.load("quickstrat")
 
 
+def test_a_name_near_none_is_told_where_names_are_listed():
+    with pytest.raises(ScenarioError) as raised:
+        Scenario.load("nosuch.toml")
+    message = str(raised.value)
+    assert "fedsim list scenarios" in message
+    assert "quickstart" in message
+    assert "papers/" not in message
+    assert "Did you mean" not in message
+
+
 @pytest.mark.parametrize("content", [b"seed = = 1", b"\xff\xfe", b"seed = 1\nseed = 2"])
 def test_a_file_that_is_no_toml_is_named(content, tmp_path):
     path = tmp_path / "broken.toml"
