@@ -134,9 +134,9 @@ def _place(problem: ErrorDetails, within: Any) -> tuple[int | str, ...]:
     loc = problem["loc"]
     path = []
     for depth, part in enumerate(loc):
-        if isinstance(within, dict) and part in within:
-            within = within[part]
-        elif isinstance(within, list) and isinstance(part, int):
+        keyed = isinstance(within, dict) and part in within
+        listed = isinstance(within, list) and isinstance(part, int) and part < len(within)
+        if keyed or listed:
             within = within[part]
         elif depth and (part != loc[-1] or problem["type"] != "missing"):
             continue
