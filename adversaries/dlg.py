@@ -88,7 +88,7 @@ class DLG(Adversary):
     )
     labels_from: Source | None = Field(
         default=None,
-        description='where the labels come from: null (optimised with the inputs), "given" (the '
+        description='where the labels come from: "none" (optimised with the inputs), "given" (the '
         'threat model grants LABELS), or another adversary by name, such as "idlg" or "llg"',
     )
     tolerance: float = Field(

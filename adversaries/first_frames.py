@@ -71,8 +71,8 @@ class FirstFrames(Adversary):
 
     layer: str | None = Field(
         default=None,
-        description="name of the first layer, such as dense.0; null: the first whose inputs are an "
-        "odd number of frames, 3 at least",
+        description="name of the first layer, such as dense.0; left out: the first whose inputs "
+        "are an odd number of frames, 3 at least",
     )
     gap: float = Field(
         default=2.0,

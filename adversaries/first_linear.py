@@ -60,8 +60,8 @@ class FirstLinear(Adversary):
 
     layer: str | None = Field(
         default=None,
-        description="name of the first layer, such as hidden.0; null: the one whose inputs are as "
-        "many as an example has values",
+        description="name of the first layer, such as hidden.0; left out: the one whose inputs "
+        "are as many as an example has values",
     )
     tolerance: float = Field(
         default=1e-5,

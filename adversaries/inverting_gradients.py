@@ -97,7 +97,7 @@ class InvertingGradients(Adversary):
     labels_from: Source | None = Field(
         default="llg",
         description='where the labels come from: another adversary by name, "given" (the threat '
-        "model grants LABELS), or null (optimised with the inputs)",
+        'model grants LABELS), or "none" (optimised with the inputs)',
     )
     unroll: bool | Literal["auto"] = Field(
         default="auto",

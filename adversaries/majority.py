@@ -19,8 +19,8 @@ BOUND = 1e-8
 """r.q_c <= -BOUND in the program for speech: less than its solver tells from 0."""
 
 MISSING = (
-    'rlg with accept = "authors" on sequences needs their solver, cvxopt: pip install '
-    "'fedsim[authors]'"
+    'rlg with accept = "authors" on sequences needs their solver, cvxopt: pip install -e '
+    "'.[authors]' in fedsim's folder"
 )
 
 

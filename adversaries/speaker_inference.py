@@ -54,8 +54,8 @@ class SpeakerInference(Adversary):
     )
     encoder: str | None = Field(
         default=None,
-        description="folder of an encoder that benchmarks/train_speakers.py wrote; null: one is "
-        "trained on the auxiliary utterances, as the settings below say",
+        description="folder of an encoder that benchmarks/train_speakers.py wrote; left out: one "
+        "is trained on the auxiliary utterances, as the settings below say",
     )
     enrolment: int = Field(
         default=5, ge=1, description="public utterances of a speaker to compare with, at most"

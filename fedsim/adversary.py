@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any, ClassVar, Literal, get_args, get_origin
 
 import torch
-from pydantic import ValidationError
+from pydantic import ValidationError, ValidationInfo, field_validator
 from torch import Tensor
 
 from fedsim.errors import AttackTimeout, Cancelled, PluginError
@@ -101,7 +101,8 @@ class Adversary(Plugin, ABC):
 
     Composition: a setting whose name ends in `_from`, a `Source`, names another adversary to run
     first, such as `labels_from = "llg"` or `{name = "llg", variant = "llg+"}`; its needs are
-    inherited. "given" takes the value from the observation instead.
+    inherited. "given" takes the value from the observation instead, and "none" is None, which TOML
+    cannot say, where the setting may be that.
 
     group: observations of one round that `reconstruct_many` likes to be handed at once, at most;
     1 where it is not overridden.
@@ -111,6 +112,13 @@ class Adversary(Plugin, ABC):
     recovers: ClassVar[frozenset[str]]
     cites: ClassVar[str] = ""
     group: ClassVar[int] = 1
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _none(cls, value: Any, info: ValidationInfo) -> Any:
+        setting = str(info.field_name)
+        optional = type(None) in get_args(cls.model_fields[setting].annotation)
+        return None if setting.endswith("_from") and optional and value == "none" else value
 
     @abstractmethod
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
@@ -141,17 +149,25 @@ class Adversary(Plugin, ABC):
         """
         return [caution for part in self.parts().values() for caution in part.cautions(model)]
 
-    def parts(self) -> dict[str, "Adversary"]:
-        """Adversaries this one runs first, by the setting that names them."""
+    def parts(self, where: str = "") -> dict[str, "Adversary"]:
+        """Adversaries this one runs first, by the setting that names them.
+
+        where: the place of this one in the scenario, for messages.
+        """
         found = {}
         for setting in type(self).model_fields:
             value: Any = getattr(self, setting)
             if setting.endswith("_from") and value not in (None, "given"):
-                chosen = table(value, setting, example='{name = "llg", variant = "llg+"}')
+                place = f"{where}.{setting}" if where else setting
+                chosen = table(value, place, example='{name = "llg", variant = "llg+"}')
                 settings = {key: each for key, each in chosen.items() if key != "name"}
-                part = make("adversaries", chosen["name"], settings, setting)
+                try:
+                    part = make("adversaries", chosen["name"], settings, place)
+                except PluginError as error:
+                    raise PluginError(f"{place}: {error}") from error
                 if not isinstance(part, Adversary):
-                    raise PluginError(f"{setting} = '{part.name}': that is no adversary")
+                    raise PluginError(f"{place} = '{part.name}': that is no adversary")
+                part.parts(place)  # so that a mistake in theirs is told by its place too
                 found[setting] = part
         return found
 

@@ -31,7 +31,7 @@ def run(
     scenario: Annotated[str, typer.Argument(help="A scenario's name or TOML file")],
     set: Set = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Run folder [default: runs/NAME]")
+        str | None, typer.Option("--out", metavar="PATH", help="Run folder [default: runs/NAME]")
     ] = None,
     data: Data = "",
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run")] = False,
@@ -59,9 +59,9 @@ def run(
     finally:
         if status is not None:
             status.stop()
-    if out is not None and out == Path():
+    if out == "":
         raise ScenarioError("--out is empty: name a folder, or leave it out for runs/NAME")
-    folder = out or _default_folder(loaded.name, resume=resume)
+    folder = Path(out) if out else _default_folder(loaded.name, resume=resume)
     try:
         with Display(console, quiet=quiet) as display:
             report = simulate(loaded, folder, resume=resume, points=points, observer=display)
@@ -147,8 +147,8 @@ def list_(
     found: dict[str, dict[str, str]] = {}
     for each in [kind] if kind else KINDS:
         if each == "scenarios":
-            # The papers' are many, and `fedsim reproduce` lists them by figure.
-            own = [name for name in scenario_names() if not name.startswith("papers/")]
+            # `fedsim reproduce` lists those of papers by figure.
+            own = scenario_names(papers=False)
             found[each] = {name: Scenario.load(name).description for name in own}
         else:
             found[each] = {name: _plugin_summary(each, name) for name in plugin.names(each)}
@@ -194,9 +194,9 @@ def show(
         else:
             typer.echo(loaded.to_toml())
     else:
-        raise ScenarioError(
-            f"nothing called '{name}' to show. {did_you_mean(name, [*known, *scenario_names()])}"
-        )
+        every = [*known, *scenario_names()]
+        listed = [*known, *scenario_names(papers=False)]
+        raise ScenarioError(f"nothing called '{name}' to show. {did_you_mean(name, every, listed)}")
 
 
 @app.command()

@@ -6,6 +6,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from pydantic.fields import FieldInfo
 from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
@@ -166,13 +167,20 @@ def describe(kind: str, name: str) -> dict[str, Any]:
             "type": str(field.annotation).replace("typing.", "")
             if not isinstance(field.annotation, type)
             else field.annotation.__name__,
-            "default": "required" if field.is_required() else repr(field.get_default()),
+            "default": _default(field),
             "description": field.description or "",
         }
         for key, field in sorted(cls.model_fields.items(), key=lambda item: item[0] in shared)
         if key not in hidden
     ]
     return facts
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.get_default()
+    return "none" if value is None else repr(value)
 
 
 def print_facts(console: Console, facts: dict[str, Any]) -> None:

@@ -78,11 +78,14 @@ class AttackTimeout(Cancelled):
     """An attack over its wall-clock limit."""
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A sentence that names the known word nearest to `word`, and all the known ones."""
+def did_you_mean(word: str, known: Iterable[str], listed: Iterable[str] | None = None) -> str:
+    """A sentence that names the known word nearest to `word`, and all the known ones.
+
+    listed: those to name, where all would be too many.
+    """
     names = sorted(known)
     if not names:
         return "There are none."
-    near = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(word, names, n=1)
     hint = f"Did you mean '{near[0]}'? " if near else ""
-    return f"{hint}Known: {', '.join(names)}."
+    return f"{hint}Known: {', '.join(names if listed is None else sorted(listed))}."

@@ -82,8 +82,8 @@ class Ledger:
             raise RunFolderError(f"{folder} is a file; choose another --out")
         if exists and not resume:
             raise RunFolderError(
-                f"{folder} holds a run already. Choose another --out, continue it with --resume, "
-                "or delete it"
+                f"{folder} holds a run already. Choose another --out (out= in a script), or "
+                "delete it; fedsim run continues it with --resume"
             )
         if folder.exists() and any(folder.iterdir()) and not exists:
             raise RunFolderError(f"{folder} is not empty and holds no run; choose another --out")

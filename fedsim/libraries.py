@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-__all__ = ["HUB", "brief", "quiet", "torchaudio", "transformers"]
+__all__ = ["HUB", "brief", "installing", "quiet", "torchaudio", "transformers"]
 
 HUB = "hub:"
 """What the name of a set or a model of the Hub begins with."""
@@ -41,6 +41,11 @@ def quiet() -> Iterator[None]:
         library.set_verbosity(verbosity)
         if bars:
             library.enable_progress_bar()
+
+
+def installing(name: str) -> str:
+    """What installs the packages of an extra. (On PyPI, fedsim is somebody else's project.)"""
+    return f"pip install -e '.[{name}]' in fedsim's folder"
 
 
 def brief(error: Exception) -> str:

@@ -6,17 +6,30 @@ with an entry point in one of the groups below has added one; the built-in ones 
 
 import functools
 import importlib.metadata
+import re
 from collections.abc import Sequence
 from typing import Any, ClassVar, TypeVar, get_args
 
 import pydantic
 from pydantic import BaseModel, ConfigDict
+from pydantic_core import ErrorDetails
 
 from fedsim.errors import DataError, PluginError, ScenarioError, did_you_mean
 
 __all__ = ["GROUPS", "Plugin", "find", "make", "names", "table", "validated"]
 
 Model = TypeVar("Model", bound=BaseModel)
+
+EXPECTED = {
+    "bool_": "true or false",
+    "dict_": "a table",
+    "float_": "a number",
+    "int_": "an integer",
+    "list_": "a list",
+    "model_": "a table",
+    "string_type": "a string",
+}
+"""What a type of a setting is called, by how the names of pydantic's complaints begin."""
 
 GROUPS = {
     "adversaries": "fedsim.adversaries",
@@ -93,19 +106,52 @@ def validated(model: type[Model], values: dict[str, Any], where: str) -> Model:
     try:
         return model.model_validate(values)
     except pydantic.ValidationError as error:
-        lines = []
+        # Each type of a union complains for itself: all of one place are told in one line.
+        at: dict[tuple[int | str, ...], list[ErrorDetails]] = {}
         for problem in error.errors():
-            key = ".".join(str(part) for part in problem["loc"])
-            place = f"{where}.{key}" if where and key else where or key
-            if problem["type"] == "extra_forbidden":
-                *path, last = problem["loc"]
-                known = _table_at(model, path).model_fields
-                lines.append(f"{place}: unknown key. {did_you_mean(str(last), known)}")
+            at.setdefault(_place(problem, values), []).append(problem)
+        lines = []
+        for path, problems in at.items():
+            if any(other[: len(path)] == path != other for other in at):
+                continue  # the type that fits best complains of something within
+            place = ".".join([where] * bool(where) + [str(part) for part in path])
+            if problems[0]["type"] == "extra_forbidden":
+                known = _table_at(model, path[:-1]).model_fields
+                lines.append(f"{place}: unknown key. {did_you_mean(str(path[-1]), known)}")
+            elif problems[0]["type"] == "missing":
+                field = _table_at(model, path[:-1]).model_fields.get(str(path[-1]))
+                meant = f"; expected {field.description}" if field and field.description else ""
+                lines.append(f"{place}: missing{meant}.")
             else:
-                found = repr(problem["input"])[:80]
-                said = problem["msg"].removeprefix("Value error, ")
-                lines.append(f"{place}: {said}; found {found}.")
+                said = ", or ".join(dict.fromkeys(map(_worded, problems)))
+                said = said.replace(", or expected ", ", or ")
+                lines.append(f"{place}: {said}; found {problems[0]['input']!r:.80}.")
         raise ScenarioError("\n".join(lines)) from error
+
+
+def _place(problem: ErrorDetails, within: Any) -> tuple[int | str, ...]:
+    """Where a problem is, without the types of a union, which pydantic names among the keys."""
+    loc = problem["loc"]
+    path = []
+    for depth, part in enumerate(loc):
+        keyed = isinstance(within, dict) and part in within
+        listed = isinstance(within, list) and isinstance(part, int) and part < len(within)
+        if keyed or listed:
+            within = within[part]
+        elif depth and (part != loc[-1] or problem["type"] != "missing"):
+            continue
+        path.append(part)
+    return tuple(path)
+
+
+def _worded(problem: ErrorDetails) -> str:
+    """What pydantic says, in the words of a TOML file."""
+    for kind, name in EXPECTED.items():
+        if problem["type"].startswith(kind):
+            return f"expected {name}"
+    said = problem["msg"].removeprefix("Value error, ")
+    said = re.sub("^Input should be (?=greater|less)", "expected a number ", said)
+    return said.replace("Input should be", "expected", 1)
 
 
 def table(value: Any, where: str, *, key: str = "name", example: str) -> dict[str, Any]:

@@ -11,10 +11,10 @@ import itertools
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import tomli_w
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from fedsim.adversary import Adversary
 from fedsim.defense import Defense, contradictions
@@ -24,9 +24,9 @@ from fedsim.knowledge import Knowledge
 from fedsim.paper import SCALES, Paper
 from fedsim.plugin import find, make, validated
 from fedsim.settings import (
-    PLAIN_NAME,
     AttackPlan,
     Engine,
+    PlainName,
     Table,
     Threat,
     Training,
@@ -39,10 +39,18 @@ __all__ = ["AttackPlan", "Scenario", "locate", "read_table", "scenario_names"]
 FOLDER = Path(__file__).resolve().parent.parent / "scenarios"
 
 
+def _quoted(value: Any) -> Any:
+    for key, options in value.items() if isinstance(value, dict) else ():
+        if isinstance(options, dict):
+            dotted = ".".join([key, *list(options)[:1]])
+            raise ValueError(f'a key of the sweep goes in quotes, such as "{dotted}" = [...]')
+    return value
+
+
 class Scenario(Table):
     """A run, resolved: every default filled in, every plugin known."""
 
-    name: str = Field(default="scenario", pattern=PLAIN_NAME)
+    name: PlainName = "scenario"
     description: str = ""
     seed: int = Field(default=0, ge=0, lt=2**63)
     task: dict[str, Any] = Field(default={"name": "images"})
@@ -51,7 +59,7 @@ class Scenario(Table):
     defenses: list[dict[str, Any]] = Field(default=[])
     adversaries: list[AttackPlan] = Field(default=[])
     engine: Engine = Engine()
-    sweep: dict[str, list[Any]] = Field(default={})
+    sweep: Annotated[dict[str, list[Any]], BeforeValidator(_quoted)] = Field(default={})
     paper: Paper | None = None
     data_dir: str = ""
 
@@ -92,11 +100,17 @@ class Scenario(Table):
             "engine": Engine,
             "paper": Paper,
         }
-        complaints: list[str] = []
+        complaints = [
+            f"{key}: expected [[{key}]] tables; found {rest[key]!r:.80}."
+            for key in ("adversaries", "defenses")
+            if not isinstance(rest.get(key, []), list)
+        ]
+        if complaints:
+            raise ScenarioError("\n".join(complaints))
 
         def attempt(key: str, model: type[Table], part: Any) -> Any:
             if not isinstance(part, dict):
-                complaints.append(f"{key}: expected a table, found {part!r:.80}.")
+                complaints.append(f"{key}: expected a table; found {part!r:.80}.")
                 return None
             try:
                 return validated(model, part, key)
@@ -107,11 +121,9 @@ class Scenario(Table):
         for key, model in sections.items():
             if key in rest:
                 values[key] = attempt(key, model, rest.pop(key))
-        attacks = rest.pop("adversaries", [])
-        if not isinstance(attacks, list):
-            raise ScenarioError("adversaries: expected [[adversaries]] tables")
         values["adversaries"] = [
-            attempt(f"adversaries.{i}", AttackPlan, _fold(entry)) for i, entry in enumerate(attacks)
+            attempt(f"adversaries.{i}", AttackPlan, _fold(entry))
+            for i, entry in enumerate(rest.pop("adversaries", []))
         ]
         if complaints:
             raise ScenarioError("\n".join(complaints))
@@ -151,22 +163,28 @@ class Scenario(Table):
             complaints.append(
                 f"threat.follow names {len(threat.follow)} clients, {t.per_round} take part a round"
             )
-        named = list(threat.follow)
-        plans: list[Threat | AttackPlan] = [threat, *self.adversaries]
-        for plan in plans:
+        if len({*threat.follow}) < len(threat.follow):
+            complaints.append(
+                f"threat.follow = {threat.follow} names a client twice; name each once"
+            )
+        named = {"threat.follow": threat.follow}
+        plans: dict[str, Threat | AttackPlan] = {"threat": threat}
+        plans |= {f"adversaries.{i}": plan for i, plan in enumerate(self.adversaries)}
+        for where, plan in plans.items():
             if isinstance(plan.victims, list):
-                named += plan.victims
+                named[f"{where}.victims"] = plan.victims
             elif isinstance(plan.victims, int) and plan.victims < 1:
-                complaints.append(f"victims = {plan.victims}: expected 1 or more, or 'all'")
+                complaints.append(f"{where}.victims = {plan.victims}: expected 1 or more, or 'all'")
             if isinstance(plan.rounds, list):
                 complaints += [
-                    f"round {r} is attacked, but rounds go from 1 to {t.rounds}"
+                    f"{where}.rounds: round {r} is attacked, but rounds go from 1 to {t.rounds}"
                     for r in plan.rounds
                     if not 1 <= r <= t.rounds
                 ]
         complaints += [
-            f"client {c} is named as a victim, but clients go from 0 to {t.clients - 1}"
-            for c in named
+            f"{where}: there is no client {c}; clients go from 0 to {t.clients - 1}"
+            for where, clients in named.items()
+            for c in clients
             if not 0 <= c < t.clients
         ]
         for key, workers in (
@@ -220,10 +238,11 @@ class Scenario(Table):
         """The task with its settings, seed and number of clients; loads no data yet."""
         settings = dict(self.task)
         name = settings.pop("name", "images")
-        for key in ("seed", "clients", "folder"):
-            if key in settings:
-                known = set(find("tasks", name).model_fields) - {"seed", "clients", "folder"}
-                raise ScenarioError(f"task.{key}: unknown key. {did_you_mean(key, known)}")
+        known = set(find("tasks", name).model_fields) - {"seed", "clients", "folder"}
+        if unknown := [key for key in settings if key not in known]:
+            raise ScenarioError(
+                "\n".join(f"task.{key}: unknown key. {did_you_mean(key, known)}" for key in unknown)
+            )
         settings |= {
             "seed": self.seed,
             "clients": self.training.clients,
@@ -313,11 +332,10 @@ def _changes(table: dict[str, Any], scale: str) -> dict[str, Any]:
     return copy.deepcopy(changed.get("paper", {}))
 
 
-def scenario_names() -> list[str]:
-    """Scenarios that come with fedsim, by name."""
-    return sorted(
-        path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.rglob("*.toml")
-    )
+def scenario_names(*, papers: bool = True) -> list[str]:
+    """Scenarios that come with fedsim, by name; those of papers' figures are many."""
+    found = (path.relative_to(FOLDER).with_suffix("") for path in FOLDER.rglob("*.toml"))
+    return sorted(path.as_posix() for path in found if papers or path.parts[0] != "papers")
 
 
 def locate(source: str | Path) -> Path:
@@ -330,14 +348,16 @@ def locate(source: str | Path) -> Path:
         return builtin
     raise ScenarioError(
         f"no scenario '{source}': neither a file, nor one that comes with fedsim. "
-        f"{did_you_mean(str(source), scenario_names())}"
+        f"{did_you_mean(str(source), scenario_names(), scenario_names(papers=False))} "
+        "fedsim list scenarios describes them, and fedsim reproduce lists those of papers"
     )
 
 
 def _fold(entry: Any) -> Any:
     """Move an adversary's own settings into `settings`, beside the keys that plan the attack."""
-    if not isinstance(entry, dict) or "settings" in entry:
+    if not isinstance(entry, dict) or not isinstance(entry.get("settings", {}), dict):
         return entry
     plan = {key: value for key, value in entry.items() if key in AttackPlan.model_fields}
-    plan["settings"] = {key: value for key, value in entry.items() if key not in plan}
+    own = {key: value for key, value in entry.items() if key not in plan}
+    plan["settings"] = {**entry.get("settings", {}), **own}
     return plan

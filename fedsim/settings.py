@@ -1,17 +1,27 @@
 """The tables of a scenario: training, threat, engine, and one an adversary."""
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from fedsim.adversary import Adversary
 from fedsim.errors import PluginError
 from fedsim.plugin import make
 
-__all__ = ["AttackPlan", "Engine", "Table", "Threat", "Training", "default_strategy"]
+__all__ = ["AttackPlan", "Engine", "PlainName", "Table", "Threat", "Training", "default_strategy"]
 
 
-PLAIN_NAME = r"^[^/\\\x00-\x1f.][^/\\\x00-\x1f]{0,99}$"
+def _plain(value: str) -> str:
+    if not re.fullmatch(r"[^/\\\x00-\x1f.][^/\\\x00-\x1f]{0,99}", value):
+        raise ValueError(
+            "expected what can name a file: 1 to 100 characters, none of them / or \\ or a control "
+            "character, and no dot at the beginning"
+        )
+    return value
+
+
+PlainName = Annotated[str, AfterValidator(_plain)]
 """What may name a file: no separators, control characters, leading dot, or great length."""
 
 
@@ -116,8 +126,8 @@ class AttackPlan(Table):
     those of `[threat]` where left out. budget: iterations allowed an attack.
     """
 
-    name: str
-    label: str = Field(default="", pattern=f"^$|{PLAIN_NAME}")
+    name: str = Field(description="the name of an adversary")
+    label: Annotated[str, AfterValidator(lambda text: text and _plain(text))] = ""
     victims: Victims | None = None
     rounds: Rounds | None = None
     budget: int | None = Field(default=None, ge=1)
@@ -129,4 +139,5 @@ class AttackPlan(Table):
         made = make("adversaries", self.name, dict(self.settings), where)
         if not isinstance(made, Adversary):
             raise PluginError(f"'{self.name}' is registered as an adversary and is none")
+        made.parts(where)  # so that a mistake in them is told by its place
         return made

@@ -87,7 +87,7 @@ except DataError as error:
 """
     said = elsewhere(script)
     assert said.startswith("task.model.beam = 7 needs torchaudio and flashlight-text: pip install")
-    assert "'fedsim[beam]'" in said
+    assert "pip install -e '.[beam]' in fedsim's folder" in said
 
 
 @beams

@@ -80,14 +80,14 @@ def test_bands_too_many_for_the_window_are_refused():
 
 def test_without_torchaudio_the_error_names_what_to_install(monkeypatch):
     monkeypatch.setattr(libraries, "torchaudio", lambda: None)
-    with pytest.raises(DataError, match=r"pip install 'fedsim\[audio\]'"):
+    with pytest.raises(DataError, match=r"pip install -e '\.\[audio\]' in"):
         resampled(torch.zeros(100), 8000)
 
 
 def test_missing_packages_are_named_before_anything_is_loaded(monkeypatch):
     for name in ("jiwer", "torchaudio"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(DataError, match=r"speech needs jiwer, torchaudio: pip install 'fedsim\["):
+    with pytest.raises(DataError, match=r"speech needs jiwer, torchaudio: pip install -e '\.\["):
         load("voices", None, "sentences", Limits(speakers=5, utterances=1))
 
 

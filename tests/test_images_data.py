@@ -221,9 +221,12 @@ def test_an_npz_with_wrong_arrays_says_what_was_found(tmp_path, arrays, message)
 
 
 def test_a_broken_file_is_one_clear_error(tmp_path):
-    (tmp_path / "toy.npz").write_bytes(b"PK\x03\x04 not a zip")
-    with pytest.raises(DataError, match=r"toy\.npz cannot be read"):
-        Images(data="toy", folder=tmp_path).spec  # noqa: B018
+    for content in (b"PK\x03\x04 not a zip", b"\x93NUMPY", b""):
+        (tmp_path / "toy.npz").write_bytes(content)
+        with pytest.raises(
+            DataError, match=r"toy\.npz cannot be read: it is no npz file; expected"
+        ):
+            Images(data="toy", folder=tmp_path).spec  # noqa: B018
 
 
 def test_unknown_data_names_the_nearest(tmp_path):

@@ -236,6 +236,7 @@ def test_labels_may_be_given_inferred_or_searched_for():
     assert Knowledge.HEAD_GRADIENT not in base
     assert InvertingGradients().requires() == base | Knowledge.HEAD_GRADIENT
     assert InvertingGradients(labels_from="given").requires() == base | Knowledge.LABELS
+    assert InvertingGradients(labels_from="none") == InvertingGradients(labels_from=None)
     seen, truth = case("lenet-sigmoid", seed=1)
     claimed = attacked(seen, labels_from=None, iterations=200, restarts=0)
     assert torch.equal(claimed.labels, truth.labels)

@@ -72,7 +72,23 @@ def test_denied_attacks_are_counted_and_not_averaged(run):
     assert (found["attacks"], found["denied"], found["n"]) == (2, 1, 1)
     assert denied["mean"] is None
     assert denied["verdict"] == "denied"
-    assert "denied on all updates (1)" in denied["sentence"]
+    assert denied["sentence"] == "denied on all updates (1)"
+
+
+def test_what_every_attack_ended_with_is_in_the_summary(run):
+    denied, failed, late = summary(
+        run(
+            row(status="denied", error="AUXILIARY is granted,\nbut there is none"),
+            row(label="dlg", metric="", baseline="", status="failed", error="ValueError: odd"),
+            row(label="idlg", metric="", baseline="", status="timeout"),
+            row(label="idlg", metric="", baseline="", status="failed", client=2),
+        )
+    )
+    said = "denied on all updates (1): AUXILIARY is granted, but there is none"
+    assert denied["sentence"] == said
+    assert failed["sentence"] == "1 update attacked, 1 failed; nothing to average"
+    said = "2 updates attacked, 1 failed, 1 ran out of time; nothing to average"
+    assert late["sentence"] == said
 
 
 def test_the_last_attempt_at_an_attack_counts(run):

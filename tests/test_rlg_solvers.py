@@ -304,7 +304,7 @@ def test_the_authors_program_counts_on_whose_side_most_columns_lie(
 def test_without_their_solver_the_authors_rule_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "cvxopt", None)
     q, _ = columns_of(300, 4, distinct=True)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'fedsim\[authors\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install -e '\.\[authors\]' in"):
         by_majority(q, np.random.default_rng(0), speech=True)
 
 

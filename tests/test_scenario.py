@@ -37,7 +37,23 @@ MISTAKES = {
         "[[adversaries]]\nname = 'llg'\n[[adversaries]]\nname = 'dlg'\niterations = -3",
         ["adversaries.1 (dlg).iterations", "found -3"],
     ),
-    "nameless adversary": ("[[adversaries]]\nvictims = 2", ["adversaries.0.name"]),
+    "nameless adversary": (
+        "[[adversaries]]\nvictims = 2",
+        ["adversaries.0.name: missing; expected the name of an adversary"],
+    ),
+    "adversary's source": (
+        "[[adversaries]]\nname = 'dlg'\nlabels_from = 'lgl'",
+        ["adversaries.0 (dlg).labels_from: no 'lgl' among the adversaries"],
+    ),
+    "source's setting": (
+        "[[adversaries]]\nname = 'dlg'\nlabels_from = {name = 'llg', varient = 'llg+'}",
+        ["adversaries.0 (dlg).labels_from.varient: unknown", "Did you mean 'variant'?"],
+    ),
+    "source's source": (
+        "[[adversaries]]\nname = 'dlg'\n"
+        "labels_from = {name = 'inverting-gradients', labels_from = {nam = 'llg'}}",
+        ["adversaries.0 (dlg).labels_from.labels_from is {'nam': 'llg'}; expected a name"],
+    ),
     "plan": ("[[adversaries]]\nname = 'llg'\nbudget = 0", ["adversaries.0.budget", "found 0"]),
     "same label": (
         "[[adversaries]]\nname = 'llg'\n[[adversaries]]\nname = 'llg'",
@@ -74,10 +90,18 @@ MISTAKES = {
         ["local_steps = 2", 'algorithm = "fedavg"'],
     ),
     "round beyond": ("[threat]\nrounds = [6]", ["round 6 is attacked", "1 to 5"]),
-    "round zero": ("[[adversaries]]\nname = 'llg'\nrounds = [0]", ["round 0 is attacked"]),
-    "victims": ("[threat]\nvictims = 0", ["victims = 0"]),
-    "victim": ("[threat]\nvictims = [20]", ["client 20", "0 to 19"]),
-    "follow": ("[threat]\nfollow = [-1]", ["client -1"]),
+    "round zero": (
+        "[[adversaries]]\nname = 'llg'\nrounds = [0]",
+        ["adversaries.0.rounds: round 0 is attacked"],
+    ),
+    "victims": ("[threat]\nvictims = 0", ["threat.victims = 0"]),
+    "adversary's victims": (
+        "[[adversaries]]\nname = 'llg'\nvictims = 0",
+        ["adversaries.0.victims = 0"],
+    ),
+    "victim": ("[threat]\nvictims = [20]", ["threat.victims: there is no client 20", "0 to 19"]),
+    "follow": ("[threat]\nfollow = [-1]", ["threat.follow: there is no client -1"]),
+    "follow twice": ("[threat]\nfollow = [1, 1]", ["[1, 1] names a client twice"]),
     "follow many": (
         "[training]\nclients_per_round = 1\n[threat]\nfollow = [1, 2]",
         ["follow names 2 clients, 1 take part"],
@@ -85,10 +109,26 @@ MISTAKES = {
     "workers": ("[engine]\nworkers = 0", ["engine.workers = 0"]),
     "engine name": ("[engine]\nname = 'dask'", ["engine.name", "'flower'"]),
     "empty sweep": ("[sweep]\n'training.lr' = []", ["sweep.training.lr", "at least one"]),
-    "no table": ("training = 3", ["training: expected a table, found 3"]),
+    "no table": ("training = 3", ["training: expected a table; found 3"]),
     "no list": ("adversaries = 'llg'", ["adversaries: expected [[adversaries]]"]),
-    "no entry": ("adversaries = ['llg']", ["adversaries.0: expected a table, found 'llg'"]),
+    "no entry": ("adversaries = ['llg']", ["adversaries.0: expected a table; found 'llg'"]),
+    "no list of defenses": ("defenses = 'sign'", ["defenses: expected [[defenses]]"]),
+    "no defense": ("defenses = ['sign']", ["defenses.0: expected a table; found 'sign'"]),
+    "no task": ("task = 'images'", ["task: expected a table; found 'images'"]),
+    "unquoted sweep": ("[sweep]\ntraining.lr = [1]", ["in quotes", '"training.lr" = [...]']),
+    "grants": ("[threat]\ngrants = 3", ["threat.grants: expected a string, or a list; found 3"]),
+    "model setting": ("[task]\nmodel = {name = 'cnn', heat = 1}", ["task.model.heat: unknown"]),
+    "no partition": ("[task]\npartition = {}", ["task.partition is {}; expected a kind"]),
+    "partition": (
+        "[task]\npartition = {kind = 'dirichlet', alpha = -1}",
+        ["task.partition.alpha: expected a number greater than 0, or a list; found -1."],
+    ),
+    "partition list": (
+        "[task]\npartition = {kind = 'dirichlet', alpha = [1, -1]}",
+        ["task.partition.alpha.1: expected a number greater than 0; found -1."],
+    ),
     "reserved": ("[task]\nseed = 3", ["task.seed: unknown key"]),
+    "name": ("name = 'a/b'", ["name: expected what can name a file", "found 'a/b'"]),
     "nan": ("[training]\nlr = nan", ["training.lr"]),
     "inf": ("[training]\nlr = inf", ["training.lr"]),
 }
@@ -103,6 +143,21 @@ def test_a_mistake_is_named_with_what_was_meant(case):
     for word in words:
         assert word in message
     assert len(message.splitlines()) < 25  # one screen
+
+
+def test_keys_of_a_task_that_a_scenario_sets_elsewhere_are_not_offered():
+    with pytest.raises(ScenarioError) as raised:
+        parsed("[task]\nmodle = 'cnn'")
+    known = str(raised.value).partition("Known: ")[2].rstrip(".").split(", ")
+    assert "model" in known
+    assert not {"seed", "clients", "folder"} & {*known}
+
+
+def test_settings_of_an_adversary_may_stand_in_both_places():
+    run = parsed(
+        "[[adversaries]]\nname = 'dlg'\nrestarts = 2\nsettings = {restarts = 1, iterations = 5}"
+    )
+    assert run.adversaries[0].settings == {"restarts": 2, "iterations": 5}
 
 
 def test_several_mistakes_are_told_at_once():
@@ -150,6 +205,16 @@ def test_missing_data_is_an_error_before_any_folder(tmp_path):
 def test_a_name_that_is_no_scenario_names_the_nearest():
     with pytest.raises(ScenarioError, match="Did you mean 'quickstart'"):
         Scenario.load("quickstrat")
+
+
+def test_a_name_near_none_is_told_where_names_are_listed():
+    with pytest.raises(ScenarioError) as raised:
+        Scenario.load("nosuch.toml")
+    message = str(raised.value)
+    assert "fedsim list scenarios" in message
+    assert "quickstart" in message
+    assert "papers/" not in message
+    assert "Did you mean" not in message
 
 
 @pytest.mark.parametrize("content", [b"seed = = 1", b"\xff\xfe", b"seed = 1\nseed = 2"])

@@ -249,7 +249,7 @@ def test_an_unknown_codec_names_the_package_and_what_it_reads(set_of):
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (ImportError, r"recordings need soundfile: pip install 'fedsim\[audio\]'"),
+        (ImportError, r"recordings need soundfile: pip install -e '\.\[audio\]' in"),
         (OSError, r"no libsndfile.*--force-reinstall soundfile"),
     ],
 )

@@ -136,6 +136,10 @@ def test_a_recording_that_cannot_be_read_is_named(tmp_path):
 def test_data_that_is_not_there_names_the_nearest(tmp_path):
     with pytest.raises(DataError, match="Did you mean 'clips'"):
         recorded(table(tmp_path, ROWS), "clip")
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "letters.csv").write_text("text,label\nhello,1\n")
+    with pytest.raises(DataError, match=r"Known: clips, speech-commands, voices\.$"):
+        recorded(tmp_path, "pictures")
     with pytest.raises(DataError, match=r'Use data = "voices"'):
         load("clips", None, "sentences", EVERY)
     with pytest.raises(DataError, match=r"which is not there"):

@@ -169,7 +169,7 @@ def test_what_is_not_there(tmp_path):
 
 def test_a_missing_package_is_named_with_the_extra(monkeypatch):
     monkeypatch.setattr(text_data, "PACKAGES", ("tokenizers", "no_such_package"))
-    with pytest.raises(DataError, match=r"no_such_package: pip install 'fedsim\[text\]'"):
+    with pytest.raises(DataError, match=r"no_such_package: pip install -e '\.\[text\]' in"):
         load("messages", None, **GIVEN)
 
 

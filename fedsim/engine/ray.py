@@ -143,10 +143,12 @@ class RayEngine(Engine):
         there: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
         for kind, need in self._needs().items():
             if need > there.get(kind, 0):
+                keys = ["workers", "attack_workers", f"{kind.lower()}s_per_client"]
+                keys += ["gpus_per_attack"] * (kind == "GPU")
                 return (
                     f"{self._clients} client workers and {self._attackers} attack workers need "
-                    f"{need:g} {kind}s, and Ray has {there.get(kind, 0):g}. Lower engine.workers, "
-                    f"engine.attack_workers or engine.{kind.lower()}s_per_client"
+                    f"{need:g} {kind}s, and Ray has {there.get(kind, 0):g}. Lower one of "
+                    f"{', '.join(f'engine.{key}' for key in keys)}"
                 )
         return ""
 

@@ -176,7 +176,8 @@ def summarise(rows: "pd.DataFrame") -> list[dict[str, Any]]:
         }  # fmt: skip
         gains = (counted["counted"] - counted["baseline"]).dropna().tolist()
         row["verdict"] = _verdict(row, how, gains)
-        row["sentence"] = _sentence(row, how, scored)
+        why = next((" ".join(error.split()) for error in part["error"] if error), "")
+        row["sentence"] = _sentence(row, how, scored, why)
         found.append(row)
     return found
 
@@ -228,14 +229,19 @@ def _verdict(row: Mapping[str, Any], how: Measure, gains: list[float]) -> str:
     return "beats chance" if gain > 0 else "worse than chance"
 
 
-def _sentence(row: Mapping[str, Any], how: Measure, scored: list[float]) -> str:
+def _ended(row: Mapping[str, Any]) -> list[str]:
+    """How many attacks ended without an answer, and how."""
+    ways = {"failed": "failed", "timeout": "ran out of time"}
+    return [f"{row[status]} {way}" for status, way in ways.items() if row[status]]
+
+
+def _sentence(row: Mapping[str, Any], how: Measure, scored: list[float], why: str) -> str:
+    """A row in words. why: the error of its first attack that has one."""
     if row["n"] == 0:
         if row["denied"] == row["attacks"]:
-            return (
-                f"denied on all updates ({row['attacks']}): the threat model does not grant what "
-                "this attack needs"
-            )
-        return f"{row['attacks']} updates attacked; nothing to average"
+            return f"denied on all updates ({row['attacks']}){f': {why}' if why else ''}"
+        attacked = f"{row['attacks']} update{'' if row['attacks'] == 1 else 's'} attacked"
+        return "; ".join([", ".join([attacked, *_ended(row)]), "nothing to average"])
     share = value = how.show(row["mean"])
     hits = sum(value > 0.5 for value in scored)
     phrase = how.partly if how.partly and not {0.0, 1.0}.issuperset(scored) else how.phrase
@@ -250,9 +256,7 @@ def _sentence(row: Mapping[str, Any], how: Measure, scored: list[float]) -> str:
         successes = f"{row['successes']} success{'' if row['successes'] == 1 else 'es'}"
         median = f"{row['iterations_median']:g}"
         parts.append(f"iterations to success: median {median} over {successes}")
-    broken = [f"{row[s]} {w}" for s, w in (("failed", "failed"), ("timeout", "ran out of time"))
-              if row[s]]  # fmt: skip
-    if broken:
+    if broken := _ended(row):
         parts.append(f"{' and '.join(broken)}, {'counted as a guess' if how.leaks else 'left out'}")
     if row["denied"]:
         parts.append(f"{row['denied']} denied, not counted")

@@ -108,5 +108,5 @@ def torchaudio() -> Any:
     """torchaudio, whatever CUDA it was compiled for; raises `DataError` where it is missing."""
     found = libraries.torchaudio()
     if found is None:
-        raise DataError("speech needs torchaudio: pip install 'fedsim[audio]'")
+        raise DataError(f"speech needs torchaudio: {libraries.installing('audio')}")
     return found

@@ -6,7 +6,7 @@ import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -173,7 +173,7 @@ def _npz(path: Path, written: int) -> _Arrays:
     """
     try:
         # Opened here, because numpy leaves a file open that turns out to be no archive.
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+        with path.open("rb") as file, np.load(_zip(file), allow_pickle=False) as stored:
             split = {"x_train", "y_train", "x_test", "y_test"} <= set(stored.files)
             if not split and not {"x", "y"} <= set(stored.files):
                 raise DataError(
@@ -185,6 +185,14 @@ def _npz(path: Path, written: int) -> _Arrays:
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
     return _joined(read, tuple(str(name) for name in names), str(path))
+
+
+def _zip(file: BinaryIO) -> BinaryIO:
+    """The file, if it is one; numpy takes any other for a pickle, and words its error so."""
+    if not zipfile.is_zipfile(file):
+        raise ValueError(f"it is no npz file; expected one with {EXPECTED}")
+    file.seek(0)
+    return file
 
 
 def _checked(x: Array, y: Array, where: str) -> tuple[Array, Array]:

@@ -274,7 +274,7 @@ class ByLength(Partition):
 
     kind: Literal["length"] = "length"
     each: PositiveInt | None = Field(
-        default=None, description="examples of each client, the others left out; null: equal shares"
+        default=None, description="examples of each client, the others left out; equal by default"
     )
 
     def _cut(self, labels: NDArray[Any], clients: int, seed: int) -> tuple[Indices, ...]:
@@ -318,8 +318,8 @@ def as_partition(value: Any, kinds: Mapping[str, type[Partition]] = PARTITIONS) 
     if isinstance(value, Partition):
         return value
     example = '{kind = "dirichlet", alpha = 0.5}'
-    settings = table(value, "partition", key="kind", example=example)
+    settings = table(value, "task.partition", key="kind", example=example)
     kind = settings["kind"]
     if kind not in kinds:
-        raise DataError(f"no partition '{kind}'. {did_you_mean(kind, kinds)}")
-    return validated(kinds[kind], settings, "partition")
+        raise DataError(f"task.partition: no partition '{kind}'. {did_you_mean(kind, kinds)}")
+    return validated(kinds[kind], settings, "task.partition")

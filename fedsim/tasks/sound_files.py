@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedsim.errors import DataError
+from fedsim.libraries import installing
 from fedsim.tasks.features import Features, resampled
 from fedsim.tasks.voices import RATE
 
@@ -62,7 +63,7 @@ def _soundfile() -> Any:
     try:
         import soundfile
     except ImportError as error:
-        raise DataError("recordings need soundfile: pip install 'fedsim[audio]'") from error
+        raise DataError(f"recordings need soundfile: {installing('audio')}") from error
     except OSError as error:
         raise DataError(
             "soundfile finds no libsndfile, which reads files for it: pip install "

@@ -1,5 +1,6 @@
 """Utterances with speakers and transcripts: synthetic voices, local recordings, or the Hub's."""
 
+import contextlib
 import csv
 import dataclasses
 import functools
@@ -7,7 +8,7 @@ import hashlib
 import importlib.util
 import io
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedsim.errors import DataError, did_you_mean
-from fedsim.libraries import HUB
+from fedsim.libraries import HUB, installing
 from fedsim.seeds import numpy_generator, torch_generator
 from fedsim.tasks.features import Features
 from fedsim.tasks.hub import splits
@@ -98,7 +99,7 @@ def load(data: str, folder: Path | None, text: str, limits: Limits) -> Recording
     unreadable, a package among it.
     """
     if lacking := [name for name in PACKAGES if importlib.util.find_spec(name) is None]:
-        raise DataError(f"speech needs {', '.join(lacking)}: pip install 'fedsim[audio]'")
+        raise DataError(f"speech needs {', '.join(lacking)}: {installing('audio')}")
     if data == VOICES:
         return _voices(text, folder, limits)
     found = _hub(data) if data.startswith(HUB) else _local(data, folder)
@@ -220,13 +221,21 @@ def _local(name: str, folder: Path | None) -> Recordings:
     if name == COMMANDS:
         said = words(places)
         return _files(said.files, said.speakers, said.texts, said.tests)
-    known = [path.stem for place in places for path in sorted(place.glob("*.csv"))]
-    known += [p.name for place in places for p in sorted(place.iterdir()) if p.is_dir()]
+    known = [name for place in places for name in _readable(place) if folder / name not in places]
     raise DataError(
         f"no data '{name}' in {folder} (as {name}.csv or audio/{name}.csv with the columns "
         f"{', '.join(COLUMNS)}, or as a folder in LibriSpeech's layout). "
         f"{did_you_mean(name, {*known, COMMANDS, VOICES})}"
     )
+
+
+def _readable(place: Path) -> Iterator[str]:
+    """Names of what a folder holds in one of the two layouts."""
+    for path in place.glob("*.csv"):
+        with contextlib.suppress(DataError):
+            _table(path)
+            yield path.stem
+    yield from (p.name for p in place.iterdir() if p.is_dir() and any(p.rglob("*.trans.txt")))
 
 
 def _table(path: Path) -> Recordings:

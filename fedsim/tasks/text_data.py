@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedsim.errors import DataError, did_you_mean
-from fedsim.libraries import HUB
+from fedsim.libraries import HUB, installing
 from fedsim.seeds import numpy_generator
 from fedsim.tasks.hub import splits
 from fedsim.tasks.messages import TOPICS, messages, public_messages
@@ -92,7 +92,7 @@ def load(
     share that becomes the test split, drawn by `seed`, where there is none. Raises `DataError`.
     """
     if lacking := [one for one in PACKAGES if importlib.util.find_spec(one) is None]:
-        raise DataError(f"text needs {', '.join(lacking)}: pip install 'fedsim[text]'")
+        raise DataError(f"text needs {', '.join(lacking)}: {installing('text')}")
     found = _part(name, folder, columns, labelled)
     if test is not None:
         found = _joined(found, _part(test, folder, columns, labelled))

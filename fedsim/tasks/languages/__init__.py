@@ -44,7 +44,7 @@ def as_language(value: Any) -> Language:
     if isinstance(value, Language):
         return value
     example = '{name = "transformers", config = "bert", settings = {hidden_size = 64}}'
-    settings = table(value, "model", example=example)
+    settings = table(value, "task.model", example=example)
     if isinstance(value, str) and not value.startswith(HUB):
         settings = {"name": "transformers", "config": value}
-    return validated(Language, settings, "model")
+    return validated(Language, settings, "task.model")

@@ -38,13 +38,15 @@ def as_architecture(value: Any) -> Architecture:
     """
     if isinstance(value, Architecture):
         return value
-    settings = table(value, "model", example='{name = "resnet20", activation = "sigmoid"}')
+    settings = table(value, "task.model", example='{name = "resnet20", activation = "sigmoid"}')
     name = settings["name"]
     if name.startswith(HUB):
-        return validated(Transformers, settings, "model")
+        return validated(Transformers, settings, "task.model")
     if name not in MODELS:
-        raise DataError(f"no model '{name}'. {did_you_mean(name, [*MODELS, HUB + 'NAME'])}")
-    return validated(MODELS[name], settings, "model")
+        raise DataError(
+            f"task.model: no model '{name}'. {did_you_mean(name, [*MODELS, HUB + 'NAME'])}"
+        )
+    return validated(MODELS[name], settings, "task.model")
 
 
 def find_head(
@@ -91,7 +93,7 @@ def find_head(
     if named is not None:
         if named not in linear:
             raise DataError(
-                f"model.head: '{named}' is no linear layer of model '{label}'. "
+                f"task.model.head: '{named}' is no linear layer of model '{label}'. "
                 f"{did_you_mean(named, linear)}"
             )
         return named
@@ -101,6 +103,6 @@ def find_head(
     likely = [name for name, layer in linear.items() if layer.out_features == classes]
     raise DataError(
         f"which layer of model '{label}' is the head? None returns the logits as they are. "
-        f"Name it with model.head; linear layers with {classes} outputs: "
+        f"Name it with task.model.head; linear layers with {classes} outputs: "
         f"{', '.join(likely) or 'none'}."
     )

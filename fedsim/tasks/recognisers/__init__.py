@@ -21,8 +21,8 @@ def as_recogniser(value: Any) -> Recogniser:
     """
     if isinstance(value, Recogniser):
         return value
-    settings = table(value, "model", example='{name = "las", decoder = 256}')
+    settings = table(value, "task.model", example='{name = "las", decoder = 256}')
     name = settings["name"]
     if name not in RECOGNISERS:
-        raise DataError(f"no recogniser '{name}'. {did_you_mean(name, RECOGNISERS)}")
-    return validated(RECOGNISERS[name], settings, "model")
+        raise DataError(f"task.model: no recogniser '{name}'. {did_you_mean(name, RECOGNISERS)}")
+    return validated(RECOGNISERS[name], settings, "task.model")

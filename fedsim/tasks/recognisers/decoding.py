@@ -50,8 +50,9 @@ def beam_decoder(classes: int, width: int) -> Any:
         make = importlib.import_module("torchaudio.models.decoder").ctc_decoder
     except (ImportError, RuntimeError) as error:
         raise DataError(
-            f"task.model.beam = {width} needs torchaudio and flashlight-text: pip install "
-            f"'fedsim[beam]', or leave it at 1, which needs neither ({libraries.brief(error)})"
+            f"task.model.beam = {width} needs torchaudio and flashlight-text: "
+            f"{libraries.installing('beam')}; or leave it at 1, which needs neither "
+            f"({libraries.brief(error)})"
         ) from error
     names = [str(label) for label in range(classes)]
     # The blank stands for silence as well: another label would be added at both ends.
