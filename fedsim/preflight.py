@@ -40,7 +40,7 @@ def preflight(scenario: Scenario) -> tuple[Task, list[str]]:
     if scenario.adversaries:
         model = task.victim({})
         for label, _, adversary in scenario.build_adversaries():
-            found = _not_there(adversary.fills(), task.spec) or adversary.cautions(model)
+            found = _not_there(adversary.recovers, task.spec) or adversary.cautions(model)
             cautions += [f"{label}: {text}" for text in found]
     return task, cautions
 
