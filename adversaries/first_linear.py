@@ -154,7 +154,8 @@ class FirstLinear(Adversary):
         else:
             names = [key for key, value in matrices.items() if value.shape[1] == width]
         if len(names) != 1:
-            wanted = f"layer = '{self.layer}'" if self.layer else f"an input of {width} values"
+            size = "of no fixed size" if width is None else f"of {width} values"
+            wanted = f"layer = '{self.layer}'" if self.layer else f"an input {size}"
             found = "several layers fit" if names else "no fully connected layer fits"
             remedy = "Set `layer` to the one that takes the input itself"
             raise ValueError(f"{found} {wanted}; {listed}. {remedy}, if there is one")

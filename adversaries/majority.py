@@ -1,4 +1,7 @@
-"""RLG as its authors' code decides: few columns, and for speech their two solvers as they end."""
+"""RLG as its authors' code decides: few columns, and for speech their two solvers as they end.
+
+What it does is that of Dang et al.'s published scripts, for images and for speech.
+"""
 
 from typing import Any
 

@@ -14,6 +14,12 @@ HOPELESS = [
     ("images", {}, "first-frames", "no frames"),
     ("images", {"model": "cnn"}, "first-linear", "no fully connected layer fits"),
     ("images", {"model": "mlp"}, "first-linear", ""),
+    ("speech", {}, "first-linear", "fits an input of no fixed size"),
+    ("speech", {}, "first-frames", "no layer is a fully connected layer with a bias that sees"),
+    ("speech", {}, "hfgm", "is not trained with CTC"),
+    ("speech", {}, "gm-bow", ""),
+    ("speech", {"model": "deepspeech"}, "gm-bow", "no point 'context'"),
+    ("speech", {"model": "deepspeech"}, "first-frames", ""),
     ("text", {}, "token-leak", ""),
     ("text", {"parameters": "lamp"}, "token-leak", 'token-leak needs task.parameters = "all"'),
     ("text", {}, "rlg", ""),
@@ -30,6 +36,13 @@ def test_an_attack_that_this_task_gives_nothing_is_warned_of(task, settings, adv
 
 def checked(*arguments: str):
     return CliRunner().invoke(app, ["check", *arguments])
+
+
+def test_a_name_of_a_task_and_of_a_scenario_shows_both():
+    shown = CliRunner().invoke(app, ["show", "text"]).stdout
+    assert "text (tasks)" in shown
+    assert "The scenario 'text':" in shown
+    assert "clients = 8" in shown
 
 
 def test_every_point_of_a_sweep_is_checked():

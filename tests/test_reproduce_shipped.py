@@ -51,7 +51,7 @@ def test_recordings_of_every_shipped_scenario_go_round_among_its_clients(real_da
 
 
 def test_every_shipped_figure_has_a_title_and_is_listed():
-    console = Console(record=True, width=250)
+    console = Console(record=True, width=80)
     listing(console)
     text = console.export_text()
     for id, figure in figures().items():

@@ -1,4 +1,4 @@
-"""A scenario says everything a run depends on, and a mistake in one is one clear sentence."""
+"""A scenario says everything a run depends on: files, --set, sweeps, the way to TOML and back."""
 
 import tomllib
 
@@ -6,197 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsim.errors import DataError, FedsimError, PluginError, ScenarioError
+from fedsim.errors import ScenarioError
 from fedsim.knowledge import Knowledge
 from fedsim.scenario import Scenario, scenario_names
-from fedsim.simulation import simulate
 from fedsim.strategies import build_strategy
 
 
 def parsed(text: str) -> Scenario:
     return Scenario.parse(tomllib.loads(text))
-
-
-# --- mistakes ---------------------------------------------------------------------------------
-
-MISTAKES = {
-    "top level": ("sede = 1", ["sede: unknown key", "Did you mean 'seed'?"]),
-    "table": ("[trainig]\nrounds = 1", ["trainig", "Did you mean 'training'?"]),
-    "training": ("[training]\nround = 1", ["training.round: unknown", "Did you mean 'rounds'?"]),
-    "threat": ("[threat]\ngrant = 'full'", ["threat.grant: unknown", "Did you mean 'grants'?"]),
-    "engine": ("[engine]\nworker = 2", ["engine.worker: unknown", "Did you mean 'workers'?"]),
-    "task setting": ("[task]\ndat = 'digits'", ["task.dat: unknown", "Did you mean 'data'?"]),
-    "task name": ("[task]\nname = 'image'", ["'image'", "Did you mean 'images'?"]),
-    "model": ("[task]\nmodel = 'cnm'", ["cnm", "cnn"]),
-    "adversary": ("[[adversaries]]\nname = 'llgg'", ["'llgg'", "Did you mean 'llg'?"]),
-    "adversary setting": (
-        "[[adversaries]]\nname = 'dlg'\niteration = 3",
-        ["adversaries.0 (dlg).iteration: unknown", "Did you mean 'iterations'?"],
-    ),
-    "second adversary": (
-        "[[adversaries]]\nname = 'llg'\n[[adversaries]]\nname = 'dlg'\niterations = -3",
-        ["adversaries.1 (dlg).iterations", "found -3"],
-    ),
-    "nameless adversary": (
-        "[[adversaries]]\nvictims = 2",
-        ["adversaries.0.name: missing; expected the name of an adversary"],
-    ),
-    "adversary's source": (
-        "[[adversaries]]\nname = 'dlg'\nlabels_from = 'lgl'",
-        ["adversaries.0 (dlg).labels_from: no 'lgl' among the adversaries"],
-    ),
-    "source's setting": (
-        "[[adversaries]]\nname = 'dlg'\nlabels_from = {name = 'llg', varient = 'llg+'}",
-        ["adversaries.0 (dlg).labels_from.varient: unknown", "Did you mean 'variant'?"],
-    ),
-    "source's source": (
-        "[[adversaries]]\nname = 'dlg'\n"
-        "labels_from = {name = 'inverting-gradients', labels_from = {nam = 'llg'}}",
-        ["adversaries.0 (dlg).labels_from.labels_from is {'nam': 'llg'}; expected a name"],
-    ),
-    "plan": ("[[adversaries]]\nname = 'llg'\nbudget = 0", ["adversaries.0.budget", "found 0"]),
-    "same label": (
-        "[[adversaries]]\nname = 'llg'\n[[adversaries]]\nname = 'llg'",
-        ["two adversaries are called 'llg'", "label"],
-    ),
-    "defense": ("[[defenses]]\nname = 'signs'", ["'signs'", "Did you mean 'sign'?"]),
-    "defense setting": (
-        "[[defenses]]\nname = 'gaussian-noise'\nsgima = 1",
-        ["defenses.0 (gaussian-noise).sgima", "Did you mean 'sigma'?"],
-    ),
-    "defense value": (
-        "[[defenses]]\nname = 'gaussian-noise'\nsigma = -1",
-        ["defenses.0 (gaussian-noise).sigma", "found -1"],
-    ),
-    "nameless defense": ("[[defenses]]\nsigma = 1", ["defenses.0.name: missing"]),
-    "preset": ("[threat]\ngrants = 'whitebox'", ["whitebox", "Did you mean 'white-box'?"]),
-    "knowledge": ("[threat]\ngrants = ['LABEL']", ["LABEL", "Did you mean 'LABELS'?"]),
-    "rounds": ("[training]\nrounds = 0", ["training.rounds", "found 0"]),
-    "lr": ("[training]\nlr = -0.1", ["training.lr", "found -0.1"]),
-    "momentum": ("[training]\nmomentum = 1.0", ["training.momentum"]),
-    "batch": ("[training]\nbatch_size = 'big'", ["training.batch_size", "found 'big'"]),
-    "algorithm": ("[training]\nalgorithm = 'sgd'", ["training.algorithm", "'fedsgd'"]),
-    "seed": ("seed = -1", ["seed", "found -1"]),
-    "per round": (
-        "[training]\nclients = 3\nclients_per_round = 4",
-        ["clients_per_round = 4, of only 3 clients"],
-    ),
-    "evaluate": (
-        "[training]\nclients = 3\nevaluate_clients = 4",
-        ["evaluate_clients = 4, of only 3 clients"],
-    ),
-    "fedsgd steps": (
-        "[training]\nalgorithm = 'fedsgd'\nlocal_steps = 2",
-        ["local_steps = 2", 'algorithm = "fedavg"'],
-    ),
-    "round beyond": ("[threat]\nrounds = [6]", ["round 6 is attacked", "1 to 5"]),
-    "round zero": (
-        "[[adversaries]]\nname = 'llg'\nrounds = [0]",
-        ["adversaries.0.rounds: round 0 is attacked"],
-    ),
-    "victims": ("[threat]\nvictims = 0", ["threat.victims = 0"]),
-    "adversary's victims": (
-        "[[adversaries]]\nname = 'llg'\nvictims = 0",
-        ["adversaries.0.victims = 0"],
-    ),
-    "victim": ("[threat]\nvictims = [20]", ["threat.victims: there is no client 20", "0 to 19"]),
-    "follow": ("[threat]\nfollow = [-1]", ["threat.follow: there is no client -1"]),
-    "follow twice": ("[threat]\nfollow = [1, 1]", ["[1, 1] names a client twice"]),
-    "follow many": (
-        "[training]\nclients_per_round = 1\n[threat]\nfollow = [1, 2]",
-        ["follow names 2 clients, 1 take part"],
-    ),
-    "workers": ("[engine]\nworkers = 0", ["engine.workers = 0"]),
-    "engine name": ("[engine]\nname = 'dask'", ["engine.name", "'flower'"]),
-    "empty sweep": ("[sweep]\n'training.lr' = []", ["sweep.training.lr", "at least one"]),
-    "no table": ("training = 3", ["training: expected a table; found 3"]),
-    "no list": ("adversaries = 'llg'", ["adversaries: expected [[adversaries]]"]),
-    "no entry": ("adversaries = ['llg']", ["adversaries.0: expected a table; found 'llg'"]),
-    "no list of defenses": ("defenses = 'sign'", ["defenses: expected [[defenses]]"]),
-    "no defense": ("defenses = ['sign']", ["defenses.0: expected a table; found 'sign'"]),
-    "no task": ("task = 'images'", ["task: expected a table; found 'images'"]),
-    "unquoted sweep": ("[sweep]\ntraining.lr = [1]", ["in quotes", '"training.lr" = [...]']),
-    "grants": ("[threat]\ngrants = 3", ["threat.grants: expected a string, or a list; found 3"]),
-    "model setting": ("[task]\nmodel = {name = 'cnn', heat = 1}", ["task.model.heat: unknown"]),
-    "no partition": ("[task]\npartition = {}", ["task.partition is {}; expected a kind"]),
-    "partition": (
-        "[task]\npartition = {kind = 'dirichlet', alpha = -1}",
-        ["task.partition.alpha: expected a number greater than 0, or a list; found -1."],
-    ),
-    "partition list": (
-        "[task]\npartition = {kind = 'dirichlet', alpha = [1, -1]}",
-        ["task.partition.alpha.1: expected a number greater than 0; found -1."],
-    ),
-    "reserved": ("[task]\nseed = 3", ["task.seed: unknown key"]),
-    "name": ("name = 'a/b'", ["name: expected what can name a file", "found 'a/b'"]),
-    "nan": ("[training]\nlr = nan", ["training.lr"]),
-    "inf": ("[training]\nlr = inf", ["training.lr"]),
-}
-
-
-@pytest.mark.parametrize("case", MISTAKES)
-def test_a_mistake_is_named_with_what_was_meant(case):
-    text, words = MISTAKES[case]
-    with pytest.raises(FedsimError) as raised:
-        parsed(text)
-    message = str(raised.value)
-    for word in words:
-        assert word in message
-    assert len(message.splitlines()) < 25  # one screen
-
-
-def test_keys_of_a_task_that_a_scenario_sets_elsewhere_are_not_offered():
-    with pytest.raises(ScenarioError) as raised:
-        parsed("[task]\nmodle = 'cnn'")
-    known = str(raised.value).partition("Known: ")[2].rstrip(".").split(", ")
-    assert "model" in known
-    assert not {"seed", "clients", "folder"} & {*known}
-
-
-def test_settings_of_an_adversary_may_stand_in_both_places():
-    run = parsed(
-        "[[adversaries]]\nname = 'dlg'\nrestarts = 2\nsettings = {restarts = 1, iterations = 5}"
-    )
-    assert run.adversaries[0].settings == {"restarts": 2, "iterations": 5}
-
-
-def test_several_mistakes_are_told_at_once():
-    with pytest.raises(ScenarioError) as raised:
-        parsed("[training]\nround = 1\n[threat]\ngrant = 1\n[engine]\nworker = 1")
-    assert all(key in str(raised.value) for key in ("training.round", "threat.grant", "engine.wor"))
-
-
-@pytest.mark.parametrize(
-    ("strategy", "words"),
-    [
-        ("FedAvgg", ["FedAvgg", "Did you mean 'FedAvg'?"]),
-        ({"name": "FedProx", "proximal": 1}, ["training.strategy.proximal", "proximal_mu"]),
-        ({"name": "DifferentialPrivacyServerSideFixedClipping"}, ["noise_multiplier"]),
-        ({"name": "FedAdam", "eta": "fast"}, None),
-    ],
-)
-def test_a_strategys_mistakes_are_named_too(strategy, words):
-    run = Scenario.parse({"training": {"strategy": strategy}})
-    if words is None:
-        build_strategy(run)  # Flower does not check its types
-        return
-    with pytest.raises(ScenarioError) as raised:
-        build_strategy(run)
-    assert all(word in str(raised.value) for word in words)
-
-
-def test_more_clients_than_examples_is_an_error_before_any_folder(tmp_path):
-    run = Scenario.parse({"training": {"clients": 5000}})
-    with pytest.raises((ScenarioError, DataError), match="5000"):
-        simulate(run, tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
-def test_missing_data_is_an_error_before_any_folder(tmp_path):
-    run = Scenario.parse({"task": {"data": "mnist"}, "data_dir": str(tmp_path / "none")})
-    with pytest.raises(DataError, match="mnist"):
-        simulate(run, tmp_path / "run")
-    assert not (tmp_path / "run").exists()
 
 
 # --- files and --set --------------------------------------------------------------------------
@@ -386,23 +203,3 @@ def test_a_part_passes_its_needs_on():
     text = "[threat]\ngrants = {}\n[[adversaries]]\nname = 'dlg'\nlabels_from = 'given'"
     assert parsed(text.format("'full'")).denials() == {}
     assert parsed(text.format("'white-box'")).denials() == {"dlg": Knowledge.LABELS}
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"name": "../../up"}, "name"),
-        ({"adversaries": [{"name": "llg", "label": "../up"}]}, "label"),
-        ({"adversaries": [{"name": "llg", "label": "a\0b"}]}, "label"),
-        ({"task": {"name": 3}}, "3 names none of the tasks"),
-        ({"seed": 2**63}, "seed"),
-        ({"threat": {"victims": "al"}}, "expected 'all', a number, or a list"),
-        ({"threat": {"rounds": 3}}, "expected 'all', or a list"),
-        ({"training": {"algorithm": "fedsgd", "momentum": 0.9}}, "FedSGD"),
-        ({"sweep": {"seed": [1, 1]}}, "twice"),
-    ],
-)
-def test_what_would_only_fail_later_is_refused_at_once(changes, said):
-    with pytest.raises((ScenarioError, PluginError), match=said) as caught:
-        Scenario.parse(changes)
-    assert len(str(caught.value).splitlines()) == 1
