@@ -3,10 +3,11 @@
 Commentary, not settings: nothing in it changes what a run computes.
 """
 
+import re
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from fedsim.settings import Table
 
@@ -21,6 +22,14 @@ def _several(value: Any) -> Any:
 
 
 Names = Annotated[list[str], BeforeValidator(_several)]
+
+
+def _figure(value: str) -> str:
+    if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*/[a-z0-9][a-z0-9.-]*", value):
+        raise ValueError(
+            'expected "PAPER/FIGURE", such as "dlg/fig5", of small letters, digits, dots and hyphens'
+        )
+    return value
 
 
 class Published(Table):
@@ -81,9 +90,8 @@ class Published(Table):
 class Paper(Table):
     """Which figure or table of which paper a scenario reproduces."""
 
-    id: str = Field(
-        pattern=r"^[a-z0-9][a-z0-9.-]*/[a-z0-9][a-z0-9.-]*$",
-        description='"PAPER/FIGURE"; several scenarios may share one, each adding series to it',
+    id: Annotated[str, AfterValidator(_figure)] = Field(
+        description='"PAPER/FIGURE"; several scenarios may share one, each adding series to it'
     )
     title: str = Field(
         default="", description="of the figure; the first scenario with one names it"

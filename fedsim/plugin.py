@@ -150,6 +150,8 @@ def _worded(problem: ErrorDetails) -> str:
         if problem["type"].startswith(kind):
             return f"expected {name}"
     said = problem["msg"].removeprefix("Value error, ")
+    if sizes := re.fullmatch(r"\w+ should have (.+ items?) after validation, not \d+", said):
+        return f"expected {sizes[1]}"
     said = re.sub("^Input should be (?=greater|less)", "expected a number ", said)
     return said.replace("Input should be", "expected", 1)
 

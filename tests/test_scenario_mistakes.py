@@ -126,6 +126,22 @@ MISTAKES = {
     "name": ("name = 'a/b'", ["name: expected what can name a file", "found 'a/b'"]),
     "nan": ("[training]\nlr = nan", ["training.lr"]),
     "inf": ("[training]\nlr = inf", ["training.lr"]),
+    "figure": (
+        "[paper]\nid = 'DLG 5'\nmeasure = 'mse'",
+        ['paper.id: expected "PAPER/FIGURE", such as "dlg/fig5"', "found 'DLG 5'"],
+    ),
+    "no measure": (
+        "[paper]\nid = 'dlg/fig5'\nmeasure = []",
+        ["paper.measure: expected at least 1 item; found []"],
+    ),
+    "one end": (
+        "[paper]\nid = 'dlg/fig5'\nmeasure = 'mse'\npublished = [{between = [0.3]}]",
+        ["paper.published.0.between: expected at least 2 items; found [0.3]"],
+    ),
+    "ends": (
+        "[paper]\nid = 'dlg/fig5'\nmeasure = 'mse'\npublished = [{between = [0.3, 0.1]}]",
+        ["between = [0.3, 0.1]: expected the lower number first"],
+    ),
 }
 
 
