@@ -24,7 +24,7 @@ class DummyTexts:
     What frames a text is known, and so is what was masked where the labels are those of masked
     words: their embeddings are put in wherever points say something else. L is that of the longest.
     Called with points and cases (R,) int64 it returns the distance plus `norm_weight` times LAMP's
-    regulariser, (R,), and the distance alone where it is `MATCHED`.
+    regulariser, (R,).
 
     words: embeddings (V, d).
     """
@@ -81,12 +81,27 @@ class DummyTexts:
     def __call__(self, points: Tensor, cases: Tensor) -> Tensor:
         embedded = self.embedded(points, cases)
         distance = self.far(embedded, cases)
+        self._last = distance.detach()
         if not self.norm_weight:
             return distance
         lengths = self.lengths.to(points.device)[cases]
-        gap = norm_gap(embedded, self.typical, lengths=lengths)
-        done = distance < self.matched[cases]
-        return torch.where(done, distance, distance + self.norm_weight * gap)
+        return distance + self.norm_weight * norm_gap(embedded, self.typical, lengths=lengths)
+
+    def proof(self, points: Tensor, cases: Tensor) -> Tensor:
+        """(R,): of the points last called with, the distance of the tokens nearest to them where
+        that is `MATCHED`, infinity elsewhere.
+
+        Dummy embeddings come that close in the wrong order, or between tokens, too: only tokens
+        prove anything.
+        """
+        found = torch.full_like(self._last, torch.inf)
+        close = (self._last < self.matched[cases]).nonzero().flatten()
+        if len(close):
+            with torch.no_grad():
+                tokens = self.fed(self.read(points[close], cases[close]), cases[close])
+                apart = self.far(self.embedded(tokens, cases[close]), cases[close])
+            found[close] = torch.where(apart < self.matched[cases[close]], apart, found[close])
+        return found
 
     def start(self, rng: torch.Generator, case: int, count: int, scale: float) -> Tensor:
         """Random points (count, n) of a case, N(0, scale^2) in every coordinate that is sought."""

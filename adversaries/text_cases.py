@@ -8,8 +8,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from adversaries.row_space import LOST
 from fedsim.adversary import Adversary, Job, Source
-from fedsim.gradients import numerical_rank
 from fedsim.knowledge import Knowledge
 from fedsim.records import Observation, Tokens
 
@@ -135,6 +135,7 @@ def _rank(seen: Observation, job: Job) -> int:
     ranks = [0]
     for name, value in gradient.items():
         if value.ndim == 2 and name != model.words and not name.startswith(f"{seen.head}."):
-            rank = numerical_rank(value, job.rng)
+            values = torch.linalg.svdvals(value.to(job.device).double())
+            rank = int((values > LOST * values[0]).sum())
             ranks.append(0 if rank >= min(value.shape) else rank)
     return max(ranks)

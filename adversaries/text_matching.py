@@ -172,18 +172,11 @@ class TextMatching(OfTexts):
             lambda case: self.first(texts, case, own[case]),
             own,
             lambda starts: self.optimizer(starts, texts, views, own),
-            [
-                Rules(
-                    self.steps,
-                    evaluations=1,
-                    matched=float(texts.matched[case]),
-                    patience=self.steps,
-                )
-                for case in range(len(cases))
-            ],
+            [Rules(self.steps, evaluations=1, patience=self.steps)] * len(cases),
             restarts=self.restarts,
             all_starts=True,
             ends=self.ends,
+            proof=texts.proof,
         )
         told = [
             self.finished(match, case, texts, views[case], own[case])
@@ -192,7 +185,9 @@ class TextMatching(OfTexts):
         found = []
         for victim, (one, job) in enumerate(zip(seen, jobs, strict=True)):
             mine = [case for case, whose in enumerate(of) if whose == victim]
-            best = min(mine, key=lambda case: matches[case].value)
+            best = min(
+                mine, key=lambda at: ("matched" not in matches[at].outcomes, matches[at].value)
+            )
             more = {
                 "cases": len(mine),
                 "labels": cases[best].labels.tolist(),

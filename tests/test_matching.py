@@ -47,6 +47,23 @@ def test_rows_find_their_own_minimum_side_by_side():
         assert jobs[row].iterations == -(-match.evaluations // 20)
 
 
+def test_where_proof_is_asked_for_only_what_it_tells_is_a_match():
+    objective, lowest = bowl(0, 2)
+
+    def proof(points, victims):
+        far = (points - lowest[victims]).norm(dim=1)
+        told = (victims == 1) & (far < 3.0)
+        return torch.where(told, objective(points, victims), torch.inf)
+
+    rules = [Rules(iterations=30, matched=1e9, patience=30)] * 2
+    unproved, proved = run(objective, 2, lbfgs, rules, proof=proof)[0]
+    assert "matched" not in unproved.outcomes
+    assert unproved.value < 1e-9
+    assert proved.outcomes == ["matched"]
+    assert proved.evaluations < unproved.evaluations
+    assert proved.value == float(objective(proved.point[None], torch.tensor([1])))
+
+
 def test_together_is_the_same_as_one_by_one():
     objective, _ = bowl(1, 3)
     together, _ = run(objective, 3, lbfgs)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from text_victims import LAMP_QUICK, QUICK, Scored, seen, small
+from text_victims import BERT, GPT2, LAMP_QUICK, QUICK, Scored, seen, small
 
 from adversaries import LAMP, TAG, DLGText
 from adversaries.dummy_texts import DummyTexts
@@ -224,6 +224,20 @@ def test_a_start_ends_where_the_tokens_have_the_observed_gradient():
     assert torch.equal(found.tokens[0], truth.tokens[0])
 
 
+def test_only_tokens_prove_a_match():
+    _, truth, texts, wrong, at = shuffled()
+    right = texts.fed(truth.tokens[0][None, None], at)
+    points, cases = torch.cat([wrong, right]), at.repeat(2)
+    texts(points, cases)
+    texts._last.zero_()  # as dummy embeddings between tokens may have it
+    proof = texts.proof(points, cases)
+    assert proof[0] == torch.inf
+    assert proof[1] < texts.matched[0]
+    texts(points, cases)
+    texts._last.fill_(1.0)
+    assert bool((texts.proof(points, cases) == torch.inf).all())
+
+
 def test_the_authors_start_at_the_vocabularys_length_and_reorder_later(monkeypatch):
     _, _, texts, _, _ = shuffled()
     for fidelity, length in (("paper", texts.shape[2] ** 0.5), ("authors", texts.typical)):
@@ -256,6 +270,26 @@ def test_polishing_reorders_the_claimed_tokens_by_their_own_gradient():
     attack = LAMP(**QUICK | {"candidates": 200}, polish=12, prior_weight=0.0)
     attack.finished(match, 0, texts, observed, testing.job())
     assert torch.equal(texts.read(match.point[None], at)[0, 0], truth.tokens[0])
+
+
+@pytest.mark.parametrize("config", ["bert", "gpt2"])
+def test_the_rank_tells_the_length_of_a_text_that_an_untrained_model_hardly_changes(config):
+    settings = {"bert": BERT, "gpt2": GPT2}[config] | {"initializer_range": 0.02}
+    model = {"name": "transformers", "config": config, "settings": settings}
+    for client in range(4):
+        observed, truth = seen(small(model=model), client, lengths=None)
+        (length,) = TAG(unknown="enumerate")._lengths(
+            observed, testing.job(), observed.spec.tokens, 1
+        )
+        assert length.tolist() == [len(truth.tokens[0])]
+
+
+def test_dropout_is_off_in_what_is_compared():
+    observed, _ = seen(small(dropout=True))
+    attack = DLGText(steps=3)
+    assert observed.model.drops
+    assert attack.reconstruct(observed, testing.job()).objective < float("inf")
+    assert any("drops units" in one for one in attack.cautions(observed.model))
 
 
 def test_labels_and_the_length_are_found_on_request():

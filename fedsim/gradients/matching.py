@@ -70,11 +70,12 @@ class Match:
 class _Start:
     """A row: one start of one victim. recent: the lowest value after each iteration.
 
-    said: what its point says. same: evaluations since that changed.
+    matched: whether it has. said: what its point says. same: evaluations since that changed.
     """
 
     victim: int
     lowest: float = math.inf
+    matched: bool = False
     evaluations: int = 0
     recent: list[float] = field(default_factory=list)
     said: Tensor | None = None
@@ -98,6 +99,7 @@ def minimise(
     judge: Objective | None = None,
     blocks: Tensor | None = None,
     reading: Callable[[Tensor], Tensor] | None = None,
+    proof: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> list[Match]:
     """Minimise one objective a victim, all at once; the answers are those of one by one.
 
@@ -109,6 +111,8 @@ def minimise(
     blocks (N, n) bool: iteration i moves the coordinates of block i mod N alone (DLG's rule for
     batches).
     reading: what points (R, n) say, (R, k), for `Rules.unchanged`.
+    proof: asked of points and victims after the objective, in place of `Rules.matched`: (R,), the
+    value of those that are what is sought beyond doubt, and infinity for the others.
 
     Raises what `progress` raises: `Cancelled`, `AttackTimeout`.
     """
@@ -138,6 +142,9 @@ def minimise(
                 row.says(now)
         sound = values.isfinite() & gradients.isfinite().all(dim=1)
         numbers, fine = values.tolist(), sound.tolist()
+        proved = (
+            [math.inf] * len(rows) if proof is None else proof(points.detach(), victims).tolist()
+        )
         for index, (row, good) in enumerate(zip(rows, fine, strict=True)):
             best = found[row.victim]
             row.evaluations += 1
@@ -145,9 +152,14 @@ def minimise(
             if not good:
                 continue
             row.lowest = min(row.lowest, numbers[index])
-            done = numbers[index] < rules[row.victim].matched
-            if numbers[index] < best.value and (done or not ends):
-                best.value, best.point = numbers[index], points[index].detach().clone()
+            value = numbers[index]
+            if proof is None:
+                row.matched |= value < rules[row.victim].matched
+            elif proved[index] < math.inf:
+                row.matched, value = True, proved[index]
+            first = proof is not None and row.matched and "matched" not in best.outcomes
+            if first or (value < best.value and (row.matched or not ends)):
+                best.value, best.point = value, points[index].detach().clone()
         state.tell(
             torch.where(sound, values, torch.inf),
             torch.where(sound[:, None], gradients, torch.zeros_like(gradients)),
@@ -155,14 +167,14 @@ def minimise(
         ended: dict[int, str] = {}
         for index, (row, stuck) in enumerate(zip(rows, state.stuck().tolist(), strict=True)):
             rule = rules[row.victim]
-            if stuck or row.lowest < rule.matched or row.evaluations % rule.evaluations == 0:
+            if stuck or row.matched or row.evaluations % rule.evaluations == 0:
                 outcome = _judge(row, rule, jobs[row.victim], stuck, not fine[index])
                 if outcome:
                     ended[index] = outcome
                 elif blocks is not None and len(blocks) > 1:
                     state.restart(index, state.at(index))
         if ends and ended:
-            _finish(judge or objective, ended, rows, rules, found, state)
+            _finish(judge or objective, ended, rows, found, state)
         left = _settle(ended, rows, found, restarts, all_starts, state, start)
         if len(left) < len(rows):
             rows = [rows[index] for index in left]
@@ -176,7 +188,7 @@ def _judge(row: _Start, rule: Rules, job: Resources, stuck: bool, broken: bool) 
     row.recent.append(row.lowest)
     job.progress(job.iterations, row.lowest)
     steps = len(row.recent)
-    if row.lowest < rule.matched:
+    if row.matched:
         return "matched"
     if (stuck and broken) or (steps >= rule.checked and row.lowest > rule.hopeless):
         return "diverged"
@@ -193,12 +205,11 @@ def _finish(
     judge: Objective,
     ended: Mapping[int, str],
     rows: Sequence[_Start],
-    rules: Sequence[Rules],
     found: Sequence[Match],
     state: Optimizer,
 ) -> None:
     """Look at where starts ended, which no step has evaluated yet, unless a match is booked."""
-    at = [index for index in ended if rows[index].lowest >= rules[rows[index].victim].matched]
+    at = [index for index in ended if not rows[index].matched]
     if not at:
         return
     points = torch.stack([state.at(index) for index in at])
