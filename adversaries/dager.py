@@ -93,6 +93,10 @@ class DAGER(Adversary):
         later = self._later(first, gradient, span.rank)
         if later is None:
             raise ValueError(_full(first, first.behind[0], gradient, seen))
+        if later.rank > span.rank and not (span.noisy or later.noisy):
+            # Of models that attend alike everywhere the first span's last directions are as small
+            # as rounding; those behind it tell how many there are.
+            span = spanned(first.queries, gradient, turned, least=later.rank) or span
         for one in (span, later):
             if not one.rank:
                 raise ValueError(

@@ -61,7 +61,7 @@ class First:
                 "the gradient holds no query projection by a known name "
                 f"({', '.join((*QUERIES, *TOGETHER))}); linear layers in it: "
                 f"{', '.join(layers) or 'none'}. Train and send those of the transformer's blocks "
-                "(task.parameters), or name the model's own `query`"
+                "(task.parameters); lamp and tag take models of any names"
             )
         self.turned = {name: hasattr(layer, "nf") for name, layer in layers.items()}
         for name, layer in layers.items():
@@ -76,7 +76,9 @@ class First:
         if self._named[0] not in used:
             self._named = [name for name in used if name in self._named]
         self.queries = self._beside(self._named[0], layers)
-        later = [name for name in used if name not in self.queries and used[name].ndim == 3]
+        order = list(used)  # a projection of embeddings comes before the queries
+        after = max(order.index(name) for name in self.queries if name in used) + 1
+        later = [name for name in order[after:] if used[name].ndim == 3]
         self.behind: list[tuple[str, ...]] = [
             (name,) for name in later if _parent(name) != _parent(self._following())
         ]

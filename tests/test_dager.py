@@ -28,10 +28,10 @@ def small(config="bert", settings=None, **more):
     return Text(**{"seed": 3, "clients": 4, "vocabulary": 600, "model": model, **more})
 
 
-def seen(task, size=1, **known):
+def seen(task, size=1, client=0, **known):
     """An observation, and the texts behind it as lists of token ids."""
     victim = task.victim({})
-    (batch,) = task.batches(0, 1, batch_size=size, steps=1)
+    (batch,) = task.batches(client, 1, batch_size=size, steps=1)
     gradient = victim.gradient(batch.inputs, batch.labels, lengths=batch.lengths)
     texts = [ids[:n].tolist() for ids, n in zip(batch.inputs, batch.lengths.tolist(), strict=True)]
     observed = testing.observation(
@@ -46,6 +46,23 @@ def claimed(observed, **settings):
 
 def ids(found):
     return sorted(one.tolist() for one in found.tokens)
+
+
+@pytest.mark.parametrize("client", range(4))
+def test_a_text_is_told_by_an_encoder_that_attends_alike_everywhere(client):
+    task = small("bert", BERT | {"initializer_range": 0.02})
+    observed, texts = seen(task, client=client)
+    found = claimed(observed)
+    assert ids(found) == texts
+    assert found.diagnostics["verified"] == [True]
+
+
+def test_a_projection_of_narrow_embeddings_is_not_taken_for_a_layer_behind():
+    settings = {"hidden_size": 64, "embedding_size": 32, "num_hidden_layers": 2,
+                "num_attention_heads": 2, "intermediate_size": 96,
+                "initializer_range": 0.2}  # fmt: skip
+    observed, texts = seen(small("electra", settings))
+    assert ids(claimed(observed)) == texts
 
 
 @pytest.mark.parametrize("config", ["bert", "roberta", "distilbert", "gpt2"])
