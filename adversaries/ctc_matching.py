@@ -79,12 +79,17 @@ class CTCMatching(OfUtterances):
         "more where updates are noisy",
     )
     iterations: int = Field(default=2000, ge=1, description="steps of Adam a start")
-    lr: float = Field(default=0.6, gt=0, description="step length, lowered along a cosine")
+    lr: float = Field(
+        default=0.6, gt=0, allow_inf_nan=False, description="step length, lowered along a cosine"
+    )
     restarts: int = Field(
         default=0, ge=0, description="further starts, side by side; the lowest distance is claimed"
     )
     smoothness: float = Field(
-        default=0.0, ge=0, description="what the difference of neighbouring frames counts"
+        default=0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="what the difference of neighbouring frames counts",
     )
     masks: int = Field(
         default=0, ge=0, le=64, description="dropout masks a step whose mean is matched; 0: none"
@@ -192,6 +197,8 @@ class _Frames:
         ours = self._of_all(heard) if self.settings.layers == "all" else self._of_head(heard)
         found = self.far(ours)
         for one in heard if self.settings.smoothness else ():
+            if one.shape[1] == 1:
+                continue  # a single frame has no neighbour
             rough = one.diff(dim=1).square().mean(dim=(1, 2))
             found = found + self.settings.smoothness / len(heard) * rough
         return found

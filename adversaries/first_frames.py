@@ -58,7 +58,9 @@ class FirstFrames(Adversary):
     utterance (`BATCH_SIZE`), its frames are as many as the rank, if that fits nearly as well as the
     best.
 
-    Claims float32 tensors (T, features), the shortest first.
+    Claims float32 tensors (T, features), the shortest first. Where fewer were found than examples
+    are behind the update (`BATCH_SIZE`) and no frame is left over, some were used more than once,
+    by several local steps: all found are claimed again, in turns, up to that number.
     """
 
     name: ClassVar[str] = "first-frames"
@@ -125,14 +127,16 @@ class FirstFrames(Adversary):
         whole = frames == rank and not together
         if self.steps and worst > ROUGH and frames <= MOST and whole:
             claims, diagnostics["noise"] = refined(rows, claims, context, self.steps, job)
+        size = max(len(claims), seen.num_examples or 0) if frames == rank else len(claims)
         return Reconstruction(
-            inputs=[claim.float() for claim in claims],
+            inputs=[claims[index % len(claims)].float() for index in range(size)],
             diagnostics={
                 **diagnostics,
                 "misfits": [float(chain.misfits[length - 1]) for length in lengths],
                 "lengths": [len(claim) for claim in claims],
                 "not told apart": together,
                 "frames left over": rank - frames,
+                "claimed again": size - len(claims),
             },
         )
 

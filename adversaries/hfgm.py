@@ -49,7 +49,12 @@ class HFGM(OfUtterances):
     )
 
     samples: int = Field(default=128, ge=2, le=4096, description="vectors an iteration tries")
-    step: float = Field(default=1.0, gt=0, description="length of a vector that is added, at first")
+    step: float = Field(
+        default=1.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="length of a vector that is added, at first",
+    )
     smallest: float = Field(default=0.125, gt=0, description="length at which the search ends")
     patience: int = Field(
         default=2500, ge=1, description="iterations after which progress is asked"
@@ -97,7 +102,7 @@ class HFGM(OfUtterances):
         search, case = min(found, key=lambda one: one[0].lowest)
         return self.claim(
             search.best * steps,
-            case,
+            Case([*case.targets] * steps, [*case.lengths] * steps),
             seen,
             left_out=cases.left_out,
             objective=search.lowest,
@@ -109,12 +114,11 @@ class HFGM(OfUtterances):
             way=search.tried[0].way,
         )
 
-    def requires(self) -> Knowledge:
-        """As its base class; of several local steps it also has to know how many, and the rate."""
-        return super().requires() | Knowledge.LOCAL_STEPS | Knowledge.LEARNING_RATE
-
     def _local(self, seen: Observation) -> tuple[int, float]:
-        steps = int(seen.know(Knowledge.LOCAL_STEPS))
+        """The local steps and their rate, which it has to be told where the gradient is no single
+        step's; raises what `Observation.know` raises."""
+        told = Knowledge.LOCAL_STEPS in seen.granted or not seen.exact
+        steps = int(seen.know(Knowledge.LOCAL_STEPS)) if told else 1
         return steps, float(seen.know(Knowledge.LEARNING_RATE)) if steps > 1 else 0.0
 
     def _far(self, theirs: Mapping[str, Tensor]) -> Callable[[Mapping[str, Tensor]], Tensor]:

@@ -14,6 +14,7 @@ from adversaries.voiceprints import Utterances, Voiceprints, loaded, nobody, voi
 from fedsim.adversary import Adversary, Job, Source
 from fedsim.knowledge import Knowledge
 from fedsim.records import UNKNOWN, Observation, Reconstruction
+from fedsim.victim import VictimModel
 
 __all__ = ["SpeakerInference"]
 
@@ -91,9 +92,24 @@ class SpeakerInference(Adversary):
         """What it claims itself, and what the other attack claims."""
         return self.recovers | self.parts()["inputs_from"].fills()
 
+    def cautions(self, model: VictimModel) -> list[str]:
+        """What its part says; a part that claims no frames, an encoder that cannot be loaded."""
+        found = super().cautions(model)
+        if self.encoder is not None and model.spec is not None and model.spec.features:
+            try:
+                loaded(Path(self.encoder), model.spec.features, torch.device("cpu"))
+            except ValueError as error:
+                found.append(str(error))
+        if "inputs" not in self.parts()["inputs_from"].fills():
+            found.append(
+                f"inputs_from = '{self.source('inputs_from')}' claims no inputs; use an adversary "
+                "that claims frames, such as first-frames"
+            )
+        return found
+
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
         """Frames and rankings; raises `ValueError` where nobody can be heard, or none compared."""
-        _utterances(seen, 1)
+        self.listen(seen, job)  # first, so that what is wrong with the encoder costs no search
         source = self.source("inputs_from")
         claimed = self.parts()["inputs_from"].reconstruct(seen, job)
         if claimed.inputs is None:

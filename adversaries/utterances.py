@@ -80,12 +80,24 @@ class OfUtterances(Adversary):
         found = []
         if self.layers == "last" and not hasattr(model.module, "blank"):
             found.append(f"the model is not trained with CTC, whose head alone {self.name} matches")
+        found += self._unsaid(model)
         if model.drops:
             found.append(
                 "the model drops units at random: its gradient is that of masks nobody knows, and "
                 f"{self.name} hardly comes closer than silence. first-frames does without them"
             )
         return found
+
+    def _unsaid(self, model: VictimModel) -> list[str]:
+        """Transcripts that this recogniser cannot write."""
+        if model.spec is None or model.spec.pieces is None:
+            return []
+        try:
+            for text in self.transcripts:
+                encoded(text, model.spec)
+        except ValueError as error:
+            return [str(error)]
+        return []
 
     def observed(self, seen: Observation) -> dict[str, Tensor]:
         """The gradient to match by parameter name, of the head or all that was sent.

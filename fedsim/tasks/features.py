@@ -65,8 +65,11 @@ class Features(BaseModel):
                 frames = (frames + OFFSET).log()
             frames = frames.T.contiguous()
             if self.normalised:
-                spread = frames.std(dim=0, correction=0).clamp(min=1e-5)
-                frames = (frames - frames.mean(dim=0)) / spread
+                apart = frames - frames.mean(dim=0)
+                spread = apart.square().mean(dim=0).sqrt()
+                # What only rounding moves, as in silence, is constant, and says nothing.
+                still = spread <= 1e-6 * frames.abs().amax(dim=0)
+                frames = torch.where(still, 0.0, apart / spread.clamp(min=1e-5))
         return frames.float()
 
 

@@ -133,6 +133,10 @@ class Speech(Partitioned):
                 "task.cut takes the length of the pieces from task.seconds, and there is none: set "
                 "task.seconds = [1.0, 2.0], or leave out task.cut"
             )
+        if self.seconds is not None and self.seconds[0] >= self.seconds[1]:
+            raise ValueError(
+                f"task.seconds = {list(self.seconds)}: expected the lower number first"
+            )
         return self
 
     # --- data -------------------------------------------------------------------------------

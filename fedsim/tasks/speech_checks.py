@@ -62,17 +62,19 @@ def check_lengths(
 ) -> tuple[str, ...]:
     """Raises `DataError` where a recording has too few frames for its transcript under CTC.
 
-    Headers tell how many; of what is trimmed, the first recordings are heard. Returns a sentence
-    that says how many, where they are not all.
+    Headers tell how many; of what is trimmed, or spoken here, the first recordings are heard.
+    Returns a sentence that says how many, where trimming may have left others too short.
     """
-    if recordings.header is None:
-        return ()
     wrong, read, heard = list[tuple[int, int, int]](), 0, 0
     for index in range(min(len(recordings), LOOKED_AT)):
-        header = recordings.header(index)
-        count, read = header.frames(features), read + header.samples
-        if features.trim is not None and read <= DECODED:
+        header = recordings.header(index) if recordings.header is not None else None
+        read += header.samples if header is not None else len(recordings.sound(index))
+        if (features.trim is not None or header is None) and read <= DECODED:
             count, heard = len(frames(recordings, features, index)), heard + 1
+        elif header is not None:
+            count = header.frames(features)
+        else:
+            break
         needed = frames_needed(pieces.encode(recordings.texts[index]))
         if needed > count:
             wrong.append((index, count, needed))
