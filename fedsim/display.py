@@ -72,6 +72,7 @@ class Display:
 
     def _on_point(self, point: str, rounds: int, **_: Any) -> None:
         self._bars.reset(self._rounds, total=rounds)
+        self._sums.clear()
         if point:
             self._say(f"point {point}")
 
@@ -94,13 +95,15 @@ class Display:
         self._bars.update(self._attacks, completed=self._done, note=f"{pending} in flight")
         for row in findings:
             entry = self._sums[(row.label, row.metric)]
-            if row.status == "ok" and row.value is not None:
+            # As in the report: an attack that broke counts as a guess.
+            value = row.value if row.status == "ok" else row.baseline
+            if row.status != "denied" and value is not None:
                 entry[0] += 1
-                entry[1] += row.value
+                entry[1] += value
                 entry[2] += math.nan if row.baseline is None else row.baseline
         if findings and findings[0].status != "ok":
             row = findings[0]
-            self._say(f"{row.victim} {row.label}: {row.status}: {row.error[:200]}")
+            self._say(f"{row.victim} {row.label}: {row.status}: {row.error}")
 
     def _on_round(self, round: int, of: int, **fields: Any) -> None:
         self._bars.update(self._rounds, completed=round)

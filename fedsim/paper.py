@@ -27,7 +27,7 @@ Names = Annotated[list[str], BeforeValidator(_several)]
 def _figure(value: str) -> str:
     if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*/[a-z0-9][a-z0-9.-]*", value):
         raise ValueError(
-            'expected "PAPER/FIGURE", such as "dlg/fig5", of small letters, digits, dots and hyphens'
+            'expected "PAPER/FIGURE", such as "dlg/fig5": small letters, digits, dots, hyphens'
         )
     return value
 

@@ -125,7 +125,9 @@ def validated(model: type[Model], values: dict[str, Any], where: str) -> Model:
             else:
                 said = ", or ".join(dict.fromkeys(map(_worded, problems)))
                 said = said.replace(", or expected ", ", or ")
-                lines.append(f"{place}: {said}; found {problems[0]['input']!r:.80}.")
+                found = problems[0]["input"]
+                whole = isinstance(found, dict) and problems[0]["type"] == "value_error"
+                lines.append(f"{place}: {said}" + ("." if whole else f"; found {found!r:.80}."))
         raise ScenarioError("\n".join(lines)) from error
 
 

@@ -1,7 +1,8 @@
 """Ours against the published statement: agrees, differs and by how much, or not known.
 
 A cell agrees with a statement when its 95 % interval touches the numbers that the statement allows,
-its tolerance included. Below three values there is no interval, and no verdict.
+its tolerance included. Below three values there is no interval, and no verdict; nor where the
+interval also holds what a random guess scores, and that is not what is published.
 """
 
 from collections.abc import Mapping, Sequence
@@ -59,6 +60,8 @@ def judge(
             few.append(f"{said}, n = {cell.n}" if off else "")
         elif off:
             differing.append(said)
+        elif _a_guess(published, cell):
+            few.append("")
         else:
             agreeing += 1
     outcome: Outcome
@@ -106,6 +109,14 @@ def gap(published: Published, cell: Cell, other: float | None = None) -> float:
     if down > high:
         return cell.mean - high
     return 0.0
+
+
+def _a_guess(published: Published, cell: Cell) -> bool:
+    """Whether a cell that agrees is as well what guessing scores, which would not."""
+    if cell.chance is None or cell.low is None or cell.high is None or published.like is not None:
+        return False
+    low, high = published.bounds(cell.chance)
+    return cell.low <= cell.chance <= cell.high and not low <= cell.chance <= high
 
 
 def speaks_of(published: Published, place: Place, x: str) -> bool:
