@@ -29,6 +29,11 @@ def test_a_frame_every_twenty_milliseconds(kind, samples):
     assert torch.isfinite(found).all()
 
 
+@pytest.mark.parametrize("sound", [torch.zeros(16_000), torch.full((16_000,), 0.3)])
+def test_frames_of_silence_are_zeros_and_not_amplified_rounding(sound):
+    assert float(Features().of(sound)[2:-2].abs().max()) < 1e-3
+
+
 def test_normalised_frames_have_mean_zero_and_variance_one():
     sound = torch.from_numpy(speak("the kettle", 1))
     found = Features().of(sound)

@@ -100,6 +100,20 @@ def test_several_local_steps_leave_the_space_as_it_is():
     assert error(attacked(gradient), *heard) < 1e-3
 
 
+@pytest.mark.parametrize(("said", "count"), [([0], 3), ([0, 1], 4)])
+def test_an_utterance_of_several_steps_is_claimed_as_often_as_it_was_used(said, count):
+    model, voices = recogniser(), [voice(0, 9), voice(1, 6)]
+    heard = [voices[index] for index in said]
+    gradients = [gradient_of(model, one) for one in heard * (count // len(heard))]
+    mean = {name: sum(one[name] for one in gradients) / count for name in gradients[0]}
+    for known, claims in ((count, count), (None, len(heard))):
+        seen = testing.observation(gradient=mean, spec=SPEC, num_examples=known)
+        claimed = FirstFrames().reconstruct(seen, testing.job())
+        assert len(claimed.inputs) == claims
+        assert claimed.diagnostics["claimed again"] == claims - len(heard)
+        assert error(claimed, *(heard * (claims // len(heard)))) < 1e-3
+
+
 def test_some_noise_blurs_and_much_of_it_is_refused():
     heard, errors = voice(0, 12), []
     exact = gradient_of(recogniser(), heard)

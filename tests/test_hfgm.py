@@ -1,5 +1,7 @@
 """HFGM: the shortcut equals the whole model, the search comes closer, and what it refuses."""
 
+import dataclasses
+
 import pytest
 import torch
 from recognised import CLASSES, FEATURES, SAID, SPEC, gradient_of, observed, recogniser, voice
@@ -186,6 +188,9 @@ def test_several_local_steps_are_taken_for_every_change():
     claimed = attack(seen, iterations=3, samples=4)
     assert [len(one) for one in claimed.inputs] == [5, 5, 5]
     assert claimed.diagnostics["way"] == "one by one"
+    unsaid = observed(model, heard, **{**known, "labels": None})
+    claimed = attack(unsaid, iterations=3, samples=4, transcripts=["abc"])
+    assert claimed.text == ["abc"] * 3
     other = observed(model, heard, **{**known, "lengths": [5, 4, 5]})
     with pytest.raises(ValueError, match="not all the same utterance"):
         attack(other)
@@ -298,6 +303,27 @@ def test_a_loss_that_is_not_ctc_is_told():
     other = VictimModel(model.module, head="head", loss=mean)
     with pytest.raises(ValueError, match="trained by CTC"):
         attack(observed(other, heard))
+
+
+def test_a_single_step_needs_neither_its_number_nor_its_rate():
+    seen = observed(recogniser(), voice(0, 5), steps=None, lr=None)
+    assert not seen.granted & (Knowledge.LOCAL_STEPS | Knowledge.LEARNING_RATE)
+    assert len(attack(seen, iterations=2).inputs) == 1
+    with pytest.raises(NotGranted, match="LOCAL_STEPS"):
+        attack(dataclasses.replace(seen, exact=False), iterations=2)
+
+
+def test_the_float32_of_a_long_utterance_is_no_other_loss():
+    model, heard = recogniser(), 3 * voice(0, 900)
+    claimed = attack(observed(model, heard), iterations=1, samples=2)
+    assert claimed.inputs[0].shape == heard.shape
+
+
+def test_a_transcript_that_the_recogniser_cannot_write_is_cautioned_of():
+    own = recogniser()
+    model = VictimModel(own.module, head="head", loss=lambda *_: 0.0, spec=SPEC)
+    (told,) = HFGM(transcripts=["abc", "Ünicode"]).cautions(model)
+    assert "does not write" in told
 
 
 def test_dropout_is_cautioned_of():

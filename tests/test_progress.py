@@ -1,5 +1,6 @@
 """How far a long attack is, told while it runs; nothing that it can reach leads to who listens."""
 
+import re
 import time
 
 import pytest
@@ -11,6 +12,7 @@ from fedsim import progress as told
 from fedsim import testing
 from fedsim.display import Display
 from fedsim.progress import AttackProgress, Board, progress, watched
+from fedsim.records import Finding
 from fedsim.reproduce import choose, driver
 from fedsim.simulation import simulate
 
@@ -97,6 +99,31 @@ def test_a_terminal_shows_it_beside_the_attacks_in_flight():
         display("attacks", queued=8, pending=8)
         display("progress", progress=AttackProgress("lamp cos", 8, 812, 0.0312))
     assert "8 in flight; lamp cos on 8: iteration 812, at 0.0312" in console.export_text()
+
+
+def row(value, status="ok", error=""):
+    return Finding(
+        scenario="s", point="", seed=0, round=1, client="0", victim="r0001-c0000",
+        adversary="dlg", metric="mse", value=value, baseline=0.5, baseline_prior=None,
+        status=status, error=error, attempt=1, seconds=1.0, iterations=1, granted="",
+        label="dlg", batch_size=1, local_steps=1, inclusion=1.0, artifact="",
+    )  # fmt: skip
+
+
+def test_leakage_so_far_is_of_one_point_and_a_broken_attack_counts_as_a_guess():
+    console = Console(width=400, record=True)
+    with Display(console) as display:
+        display("point", point="a", rounds=1)
+        display("findings", findings=[row(0.1)], pending=1)
+        display("findings", findings=[row(None, "failed", "wrong: " + "x" * 300)], pending=0)
+        display("round", round=1, of=1)
+        display("point", point="b", rounds=1)
+        display("findings", findings=[row(0.2)], pending=0)
+        display("round", round=1, of=1)
+    shown = console.export_text()
+    first, second = re.findall(r"mean squared error ([\d.]+) \(chance 0.5\)", shown)
+    assert (float(first), float(second)) == (0.3, 0.2)
+    assert "x" * 300 in shown
 
 
 def test_a_reproduction_counts_the_attacks_of_a_point(tmp_path):

@@ -1,5 +1,6 @@
 """What a paper states, the verdict on it, and mistakes in the table of it."""
 
+import dataclasses
 import re
 
 import pytest
@@ -39,6 +40,22 @@ def cell(mean: float, low: float | None, high: float | None, n: int = 9, at: flo
 )
 def test_a_verdict_compares_the_interval_with_the_statement(said, ours, verdict):
     assert judge(Published(**said), "asr", "llg", [cell(*ours)], remark="why").text == verdict
+
+
+@pytest.mark.parametrize(
+    ("said", "outcome"),
+    [
+        ({"value": 0.4}, "few"),
+        ({"at_least": 0.3}, "few"),
+        ({"at_most": "chance"}, "agrees"),
+        ({"value": 0.17}, "differs"),
+        ({"value": 0.6}, "differs"),
+        ({"between": [0.1, 0.3]}, "agrees"),
+    ],
+)
+def test_what_is_a_guess_as_well_agrees_with_nothing_better(said, outcome):
+    ours = dataclasses.replace(cell(0.25, 0.18, 0.5), chance=0.2)
+    assert judge(Published(**said), "asr", "llg", [ours]).outcome == outcome
 
 
 def test_two_series_that_hardly_differ_are_alike_within_a_tolerance():

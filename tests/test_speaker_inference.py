@@ -20,7 +20,7 @@ from speakers import (
 )
 from tiny import rows
 
-from adversaries import SpeakerInference
+from adversaries import HFGM, SpeakerInference
 from fedsim import testing
 from fedsim.adversary import Adversary
 from fedsim.errors import ScenarioError
@@ -120,6 +120,21 @@ def test_it_is_scored_on_what_the_other_attack_claims_and_hands_its_cautions_on(
     (told,) = search.cautions(model)
     assert "drops units" in told
     assert SpeakerInference().cautions(model) == []
+    assert "'rlg' claims no inputs" in SpeakerInference(inputs_from="rlg").cautions(model)[-1]
+
+
+def test_an_encoder_that_is_not_there_is_told_before_any_search(auxiliary, tmp_path, monkeypatch):
+    attack = SpeakerInference(inputs_from="hfgm", encoder=str(tmp_path))
+    kind = as_recogniser({"name": "deepspeech", "hidden": 8, "recurrent": 8})
+    model = VictimModel(kind.build(SIZE, CLASSES), head="head", loss=kind.loss, spec=SPEC)
+    (told,) = attack.cautions(model)
+    assert "holds no speaker encoder" in told
+    monkeypatch.setattr(HFGM, "reconstruct", lambda *_: pytest.fail("it searched first"))
+    seen = dataclasses.replace(
+        observed(heard("we walked", 1), auxiliary=auxiliary), granted=~Knowledge(0)
+    )
+    with pytest.raises(ValueError, match="holds no speaker encoder"):
+        attack.reconstruct(seen, testing.job())
 
 
 def test_another_attack_has_to_claim_frames(auxiliary):

@@ -10,7 +10,7 @@ import soundfile
 import torch
 from tiny import rows
 
-from fedsim.errors import DataError
+from fedsim.errors import DataError, ScenarioError
 from fedsim.preflight import preflight
 from fedsim.scenario import Scenario
 from fedsim.simulation import simulate
@@ -206,6 +206,33 @@ def test_a_transcript_too_long_for_its_recording_is_refused_before_the_run(set_o
     # Three equal characters take five frames: as many as there are at a smaller stride.
     preflight(scenario(folder, "deepspeech", longest=7, features={"stride": 100}))
     assert len(warned(folder)) == 1, "word pieces need no frame each"
+
+
+def test_a_transcript_too_long_for_a_voice_is_refused_as_well():
+    run = Scenario.parse(
+        {
+            "task": {
+                "name": "speech",
+                "model": "deepspeech",
+                "features": {"stride": 4000},
+            },
+            "training": {"clients": 2},
+        }
+    )
+    with pytest.raises(DataError, match=r"utterance \d+ has \d+ frames, .*would be infinite"):
+        preflight(run)
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        ({"seconds": [2.0, 1.0]}, r"expected the lower number first\.$"),
+        ({"cut": True}, r"or leave out task\.cut\.$"),
+    ],
+)
+def test_lengths_that_make_no_sense_are_told_without_the_whole_task(task, said):
+    with pytest.raises(ScenarioError, match=said):
+        Scenario.parse({"task": {"name": "speech", **task}}).build_task()
 
 
 def test_frames_are_counted_after_trimming(set_of, monkeypatch):
