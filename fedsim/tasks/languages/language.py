@@ -145,8 +145,9 @@ class Language(OfTransformers):
                 positions = layer.num_embeddings - offset
                 break
         bounds = [int(tokenizer.model_max_length)]
-        known = positions is not None and int(positions) > 0  # XLNet says -1: any number
-        return min([*bounds, int(positions)] if known else bounds)
+        if positions is None or int(positions) < 1:  # XLNet says -1: any number
+            return min(bounds)
+        return min([*bounds, int(positions)])
 
     def find_head(self, module: nn.Module, aim: Aim) -> str:
         """Name of the linear layer that the logits come from; raises `DataError` if unclear."""
