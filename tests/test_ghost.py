@@ -300,6 +300,17 @@ def test_parameters_are_chosen_by_pattern_and_key_biases_never_count():
         TextDistance(model, [noise], labels, lengths)
 
 
+def test_what_is_compared_drops_nothing():
+    model = victim()
+    far, theirs, (embedded, labels, lengths) = distance_of(model)
+    dropping = victim(dropout=True)
+    dropping.module.load_state_dict(model.module.state_dict())
+    assert dropping.drops
+    same = TextDistance(dropping, theirs, labels, lengths, dtype=torch.float64)
+    assert torch.equal(*(one(embedded, torch.tensor([0])) for one in (far, same)))
+    assert dropping.drops  # a copy's were turned off
+
+
 def test_a_tensor_that_is_zero_says_nothing():
     model = victim()
     _, theirs, (_, labels, lengths) = distance_of(model)
@@ -330,8 +341,6 @@ def test_what_cannot_be_matched_is_one_clear_error():
         TextDistance(model, theirs, [labels[0]] * 2, [lengths[0]] * 2)
     with pytest.raises(ValueError, match="other numbers of texts apart"):
         TextDistance(model, theirs * 2, [labels[0], labels[0, :1]], [lengths[0], lengths[0, :1]])
-    with pytest.raises(ValueError, match="Switch dropout off"):
-        TextDistance(victim(dropout=True), theirs, labels, lengths)
     model.module.scale = nn.PReLU().double()
     with pytest.raises(ValueError, match=r"no rule for .* 'scale\.weight' \(PReLU\)"):
         GhostGradients(model, ["classifier.weight", "scale.weight"])
