@@ -125,8 +125,11 @@ class Defense(Plugin):
                 "layers chooses parts of an update, and this defense changes the training "
                 'itself; leave it "all"'
             )
-        if self.layers == () or self.clients == ():
-            raise ValueError('an empty list leaves nothing to protect; expected names, or "all"')
+        for key in ("layers", "clients"):
+            if getattr(self, key) == ():
+                raise ValueError(
+                    f'{key} = [] leaves nothing to protect; expected a list of them, or "all"'
+                )
         return self
 
     def prepare(self, training: Training) -> Training:

@@ -126,7 +126,7 @@ def validated(model: type[Model], values: dict[str, Any], where: str) -> Model:
                 said = ", or ".join(dict.fromkeys(map(_worded, problems)))
                 said = said.replace(", or expected ", ", or ")
                 found = problems[0]["input"]
-                whole = isinstance(found, dict) and problems[0]["type"] == "value_error"
+                whole = not path and isinstance(found, dict)  # what was wrong is said by name
                 lines.append(f"{place}: {said}" + ("." if whole else f"; found {found!r:.80}."))
         raise ScenarioError("\n".join(lines)) from error
 
