@@ -27,13 +27,16 @@ from fedsim.records import Observation, Reconstruction
 from fedsim.seeds import isolated
 from fedsim.victim import VictimModel
 
-__all__ = ["CTCMatching"]
+__all__ = ["CTCMatching", "means"]
 
 MATCHED = 1e-9
 """Distance below which a start ends: float32 does not tell it from zero."""
 
 QUICKEST = 0.1
 """Share of its iterations that a start which matches takes at least; a wrong case takes all."""
+
+FALL = 0.1
+"""Share by which a meeting has to lower the lowest distance; otherwise it is the last."""
 
 
 class CTCMatching(OfUtterances):
@@ -49,11 +52,14 @@ class CTCMatching(OfUtterances):
     "whitened", the default, makes them all count (`WhitenedDistance`), and finds utterances to the
     last digit in a fraction of the iterations. Wide layers are what gives an utterance away from
     the head alone (docs); narrow models want `layers` = "all" and a smaller `lr`.
-    Beyond 20 frames or so most starts end in a wrong valley: hence several, which together cost
-    half of what they do one by one.
+
+    Beyond 20 frames or so most starts end in a wrong valley, each in another, and all around the
+    truth: their mean is nearer to it than any of them. So where none has matched they meet, and go
+    on from there: one from the mean of all, each other one from the mean of a random half, with
+    steps as long as they were apart.
 
     Added is `smoothness` times the mean square of the difference of neighbouring frames. Starts
-    uniform in [-1, 1]; the point with the lowest value of all starts is claimed.
+    uniform in [-1, 1]; the point with the lowest value that was met is claimed.
 
     Several local steps are matched as one on all their utterances, which is close where a small
     learning rate hardly moves the weights; the diagnostics say so.
@@ -80,14 +86,24 @@ class CTCMatching(OfUtterances):
         description="share of the largest singular value below which whitened directions fade; "
         "more where updates are noisy",
     )
-    iterations: int = Field(default=2000, ge=1, description="steps of Adam a start")
+    iterations: int = Field(
+        default=150, ge=1, description="steps of Adam a start, and again after each meeting"
+    )
     lr: float = Field(
-        default=0.6, gt=0, allow_inf_nan=False, description="step length, lowered along a cosine"
+        default=0.6,
+        gt=0,
+        allow_inf_nan=False,
+        description="step length, lowered along a cosine; after a meeting the starts' distance, if "
+        "that is less",
     )
     restarts: int = Field(
-        default=3,
+        default=7, ge=0, description="further starts, side by side until one matches"
+    )
+    meetings: int = Field(
+        default=10,
         ge=0,
-        description="further starts, side by side until one matches; the lowest is claimed",
+        description="times at most that starts, where none has matched, go on from their means; "
+        "with a single start there are none",
     )
     smoothness: float = Field(
         default=0.0,
@@ -144,18 +160,45 @@ class CTCMatching(OfUtterances):
         )
 
     def _minimise(self, frames: "_Frames", job: Job, pace: Pace | None) -> Match:
+        """Starts, and their meetings: the lowest point of all, and how the last ones ended."""
+
+        def anywhere() -> Tensor:
+            return 2 * torch.rand(frames.size, generator=job.rng).to(job.device) - 1
+
+        starts = [anywhere() for _ in range(1 + self.restarts)]
+        match = self._adam(frames, job, pace, starts, self.lr)
+        for _ in range(self.meetings):
+            told = zip(match.ends, match.outcomes, strict=True)
+            ends = [end for end, outcome in told if outcome == "steps"]
+            if len(ends) < 2 or not {*match.outcomes} <= {"steps", "diverged"}:
+                break
+            apart = float(torch.stack(ends).std(dim=0).mean())
+            before = match
+            match = self._adam(frames, job, pace, means(ends, job.rng), min(self.lr, apart))
+            match.evaluations += before.evaluations
+            fell = match.value < (1 - FALL) * before.value
+            if before.value < match.value:
+                match.point, match.value = before.point, before.value
+            if not fell:
+                break
+        return match
+
+    def _adam(
+        self, frames: "_Frames", job: Job, pace: Pace | None, starts: list[Tensor], lr: float
+    ) -> Match:
         def objective(points: Tensor, victims: Tensor) -> Tensor:
             if pace is not None:
                 pace.step()
             return frames(points, victims)
 
+        waiting = iter(starts)
         (match,) = minimise(
             objective,
-            lambda _: 2 * torch.rand(frames.size, generator=job.rng).to(job.device) - 1,
+            lambda _: next(waiting),
             [job],
-            lambda starts: Adam(starts, lr=self.lr, schedule=self._schedule),
+            lambda points: Adam(points, lr=lr, schedule=self._schedule),
             [Rules(self.iterations, evaluations=1, matched=MATCHED, patience=self.iterations)],
-            restarts=self.restarts,
+            restarts=len(starts) - 1,
             all_starts=True,
         )
         return match
@@ -169,6 +212,14 @@ def _of_steps(seen: Observation) -> dict[str, str]:
     if seen.exact or seen.steps == 1:
         return {}
     return {"local steps": "matched as one step on all their utterances: weights moved in between"}
+
+
+def means(ends: list[Tensor], rng: torch.Generator) -> list[Tensor]:
+    """Of R points (n,) the mean of all, and R - 1 means of random halves."""
+    points = torch.stack(ends)
+    count = (len(ends) + 1) // 2
+    halves = [torch.randperm(len(ends), generator=rng)[:count] for _ in ends[1:]]
+    return [points.mean(dim=0), *(points[half.to(points.device)].mean(dim=0) for half in halves)]
 
 
 class _Frames:

@@ -7,6 +7,7 @@ import torch
 from recognised import SAID, SPEC, observed, recogniser, voice
 
 from adversaries import CTCMatching
+from adversaries.ctc_matching import means
 from fedsim import testing
 from fedsim.errors import NotGranted
 from fedsim.gradients import WhitenedDistance, cosine_distance, ctc_head_gradient, head_passes
@@ -58,10 +59,37 @@ def test_a_batch_of_unequal_lengths_comes_back_in_order():
 def test_restarts_run_side_by_side_and_the_lowest_distance_is_claimed():
     heard = voice(0, 5)
     seen = observed(recogniser(128), heard)
-    one, three = (attack(seen, iterations=60, restarts=count) for count in (0, 2))
+    one, three = (attack(seen, iterations=60, restarts=count, meetings=0) for count in (0, 2))
     assert len(three.outcomes) == 3
     assert three.objective <= one.objective * (1 + 1e-3)
     assert three.diagnostics["evaluations"] == 180
+
+
+def test_starts_that_meet_find_what_none_of_them_found():
+    heard = voice(0, 14)
+    seen = observed(recogniser(256), heard)
+    apart, met = (attack(seen, meetings=count) for count in (0, 10))
+    assert apart.outcomes == ("steps",) * 8
+    assert error(apart, heard) > 0.1
+    assert error(met, heard) < 1e-3
+    assert "matched" in met.outcomes
+
+
+def test_starts_go_on_from_their_mean_and_from_means_of_halves():
+    ends = [torch.full((3,), 10.0**at) for at in range(4)]
+    every, *halves = means(ends, torch.Generator().manual_seed(0))
+    assert every.tolist() == [1111 / 4] * 3
+    pairs = {(10.0**a + 10.0**b) / 2 for a in range(4) for b in range(a)}
+    assert len(halves) == 3
+    assert {value for half in halves for value in half.tolist()} <= pairs
+
+
+def test_a_meeting_that_brings_nothing_is_the_last():
+    seen = observed(recogniser(256), voice(0, 10))
+    wrong = attack(seen, assumes="random", iterations=40)
+    assert wrong.diagnostics["evaluations"] < 8 * 40 * 5
+    alone = attack(seen, assumes="random", iterations=40, restarts=0)
+    assert alone.diagnostics["evaluations"] == 40
 
 
 def test_transcripts_are_tried():

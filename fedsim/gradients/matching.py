@@ -56,13 +56,15 @@ class Match:
     """What came of one victim.
 
     point: (n,), the one with the lowest value over all starts, or of those that they ended at.
-    outcomes: how each start ended, "matched", "stalled", "diverged", "steps" or "budget".
+    outcomes: how each start ended, "matched", "stalled", "diverged", "steps" or "budget"; ends:
+    where, each (n,), in the same order.
     evaluations: of the objective with its gradient, all starts together.
     """
 
     point: Tensor
     value: float = math.inf
     outcomes: list[str] = field(default_factory=list)
+    ends: list[Tensor] = field(default_factory=list)
     evaluations: int = 0
 
 
@@ -234,6 +236,7 @@ def _settle(
     for index, outcome in ended.items():
         best = found[rows[index].victim]
         best.outcomes.append(outcome)
+        best.ends.append(state.at(index))
         again = outcome in ("diverged", "stalled", "steps") and len(best.outcomes) <= restarts
         if again and not all_starts:
             rows[index] = _Start(rows[index].victim)
