@@ -36,7 +36,7 @@ QUICKEST = 0.1
 """Share of its iterations that a start which matches takes at least; a wrong case takes all."""
 
 FALL = 0.1
-"""Share by which a meeting has to lower the lowest distance; otherwise it is the last."""
+"""Share by which two meetings have to lower the lowest distance; otherwise they are the last."""
 
 
 class CTCMatching(OfUtterances):
@@ -100,7 +100,7 @@ class CTCMatching(OfUtterances):
         default=7, ge=0, description="further starts, side by side until one matches"
     )
     meetings: int = Field(
-        default=10,
+        default=12,
         ge=0,
         description="times at most that starts, where none has matched, go on from their means; "
         "with a single start there are none",
@@ -167,20 +167,20 @@ class CTCMatching(OfUtterances):
 
         starts = [anywhere() for _ in range(1 + self.restarts)]
         match = self._adam(frames, job, pace, starts, self.lr)
+        lowest = [match.value]
         for _ in range(self.meetings):
             told = zip(match.ends, match.outcomes, strict=True)
             ends = [end for end, outcome in told if outcome == "steps"]
-            if len(ends) < 2 or not {*match.outcomes} <= {"steps", "diverged"}:
+            over = len(ends) < 2 or not {*match.outcomes} <= {"steps", "diverged"}
+            if over or (len(lowest) > 2 and lowest[-1] > (1 - FALL) * lowest[-3]):
                 break
             apart = float(torch.stack(ends).std(dim=0).mean())
             before = match
             match = self._adam(frames, job, pace, means(ends, job.rng), min(self.lr, apart))
             match.evaluations += before.evaluations
-            fell = match.value < (1 - FALL) * before.value
             if before.value < match.value:
                 match.point, match.value = before.point, before.value
-            if not fell:
-                break
+            lowest.append(match.value)
         return match
 
     def _adam(

@@ -68,7 +68,7 @@ def test_restarts_run_side_by_side_and_the_lowest_distance_is_claimed():
 def test_starts_that_meet_find_what_none_of_them_found():
     heard = voice(0, 14)
     seen = observed(recogniser(256), heard)
-    apart, met = (attack(seen, meetings=count) for count in (0, 10))
+    apart, met = (attack(seen, meetings=count) for count in (0, 12))
     assert apart.outcomes == ("steps",) * 8
     assert error(apart, heard) > 0.1
     assert error(met, heard) < 1e-3
