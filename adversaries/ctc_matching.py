@@ -33,10 +33,13 @@ MATCHED = 1e-9
 """Distance below which a start ends: float32 does not tell it from zero."""
 
 QUICKEST = 0.1
-"""Share of its iterations that a start which matches takes at least; a wrong case takes all."""
+"""Share of its iterations that a start which matches takes at least; a wrong case takes all, and
+those of the meetings that have to bring something."""
 
 FALL = 0.1
-"""Share by which two meetings have to lower the lowest distance; otherwise they are the last."""
+"""Share by which meetings, `FRUITLESS` of them, have to lower the lowest distance to go on."""
+
+FRUITLESS = 3
 
 
 class CTCMatching(OfUtterances):
@@ -135,7 +138,7 @@ class CTCMatching(OfUtterances):
         pace = cases.pace(
             job,
             QUICKEST * self.iterations,
-            self.iterations,
+            self.iterations * (1 + (min(FRUITLESS, self.meetings) if self.restarts else 0)),
             "iterations, or what is tried",
             side_by_side=1 + self.restarts,
         )
@@ -172,14 +175,15 @@ class CTCMatching(OfUtterances):
             told = zip(match.ends, match.outcomes, strict=True)
             ends = [end for end, outcome in told if outcome == "steps"]
             over = len(ends) < 2 or not {*match.outcomes} <= {"steps", "diverged"}
-            if over or (len(lowest) > 2 and lowest[-1] > (1 - FALL) * lowest[-3]):
+            before = lowest[-1 - FRUITLESS] if len(lowest) > FRUITLESS else math.inf
+            if over or lowest[-1] > (1 - FALL) * before:
                 break
             apart = float(torch.stack(ends).std(dim=0).mean())
-            before = match
+            sofar = match
             match = self._adam(frames, job, pace, means(ends, job.rng), min(self.lr, apart))
-            match.evaluations += before.evaluations
-            if before.value < match.value:
-                match.point, match.value = before.point, before.value
+            match.evaluations += sofar.evaluations
+            if sofar.value < match.value:
+                match.point, match.value = sofar.point, sofar.value
             lowest.append(match.value)
         return match
 
