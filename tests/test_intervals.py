@@ -34,6 +34,8 @@ def test_an_interval_ends_where_its_measure_does():
     assert interval([0.0, 0.001, 0.1], ERROR)[0] == 0.0
     assert interval([0.01, 0.02, 0.3], CHANGE)[0] < 0
     assert interval([0.9, 1.0, 1.4], measure("wer"))[1] > 1.4
+    assert interval([0.2, 1.0, 1.0], measure("speaker_mrr"))[1] == 1.0
+    assert interval([0.2, 0.2, 1.0], measure("speaker_mrr"))[0] == 0.0
     # What a plugin's metric of the same name holds is not cut off.
     assert interval([1.5, 1.5, 1.5], SHARE) == (1.5, 1.5)
 

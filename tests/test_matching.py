@@ -190,6 +190,7 @@ def test_where_starts_ended_is_found_instead_of_the_lowest_point_on_the_way():
         assert torch.equal(end.point, lone.at(row))
         assert end.value == float(end.point.square())
         assert low.outcomes == end.outcomes == ["steps"]
+        assert torch.equal(torch.stack(low.ends), lone.at(row)[None])
     assert lowest[0].value < last[0].value
 
     # A start that has come as far as rounding lets it is looked at where it is, too.

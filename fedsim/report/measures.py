@@ -15,7 +15,8 @@ class Measure:
     phrase: completes a sentence; {share}, {hits}, {value} and {n} are filled in. partly: the
     phrase instead, where a yes/no metric was met in part (some images of a batch, say).
     detail: on the page and in the findings, not in the table that a run prints. leaks: False for
-    how an attack went, which chance has no level for. signed: a difference of two values.
+    how an attack went, which chance has no level for. signed: a difference of two values. most:
+    the largest value a number can have, where it has none below 0 either.
     """
 
     title: str
@@ -28,14 +29,15 @@ class Measure:
     detail: bool = False
     leaks: bool = True
     signed: bool = False
+    most: float = math.inf
 
     @property
     def range(self) -> tuple[float, float]:
         """Where values can lie: shares up to 1, errors from 0 on (word error rates may pass 1)."""
         if self.signed:
             return -math.inf, math.inf
-        if self.lower:
-            return 0.0, math.inf
+        if self.lower or self.most < math.inf:
+            return 0.0, self.most
         return (-math.inf, math.inf) if self.kind == "number" else (0.0, 1.0)
 
     def show(self, value: float | None) -> str:
@@ -110,7 +112,7 @@ MEASURES: Mapping[str, Measure] = {
     ),
     "speaker_mrr": Measure(
         "Speaker's rank", "Mean of 1 / the rank at which the speaker was guessed; 1: always first.",
-        "mean reciprocal rank of the speaker {value} over {n} updates", detail=True,
+        "mean reciprocal rank of the speaker {value} over {n} updates", detail=True, most=1.0,
     ),
     "mse": Measure(
         "Mean squared error", "Squared distance between recovered and true examples; 0 is a copy.",
