@@ -54,7 +54,7 @@ class CTCMatching(OfUtterances):
     others: it comes to a plateau for hundreds of iterations, where it may stay. `distance` =
     "whitened", the default, makes them all count (`WhitenedDistance`), and finds utterances to the
     last digit in a fraction of the iterations. Wide layers are what gives an utterance away from
-    the head alone (docs); narrow models want `layers` = "all" and a smaller `lr`.
+    the head alone (docs); narrow models want `layers` = "all".
 
     Beyond 20 frames or so most starts end in a wrong valley, each in another, and all around the
     truth: their mean is nearer to it than any of them. So where none has matched they meet, and go
