@@ -8,6 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from adversaries.meetings import FRUITLESS, meet
 from adversaries.pace import Pace
 from adversaries.utterance_cases import Case
 from adversaries.utterances import OfUtterances
@@ -27,7 +28,7 @@ from fedsim.records import Observation, Reconstruction
 from fedsim.seeds import isolated
 from fedsim.victim import VictimModel
 
-__all__ = ["CTCMatching", "means"]
+__all__ = ["CTCMatching"]
 
 MATCHED = 1e-9
 """Distance below which a start ends: float32 does not tell it from zero."""
@@ -35,11 +36,6 @@ MATCHED = 1e-9
 QUICKEST = 0.1
 """Share of its iterations that a start which matches takes at least; a wrong case takes all, and
 those of the meetings that have to bring something."""
-
-FALL = 0.1
-"""Share by which meetings, `FRUITLESS` of them, have to lower the lowest distance to go on."""
-
-FRUITLESS = 3
 
 
 class CTCMatching(OfUtterances):
@@ -169,23 +165,13 @@ class CTCMatching(OfUtterances):
             return 2 * torch.rand(frames.size, generator=job.rng).to(job.device) - 1
 
         starts = [anywhere() for _ in range(1 + self.restarts)]
-        match = self._adam(frames, job, pace, starts, self.lr)
-        lowest = [match.value]
-        for _ in range(self.meetings):
-            told = zip(match.ends, match.outcomes, strict=True)
-            ends = [end for end, outcome in told if outcome == "steps"]
-            over = len(ends) < 2 or not {*match.outcomes} <= {"steps", "diverged"}
-            before = lowest[-1 - FRUITLESS] if len(lowest) > FRUITLESS else math.inf
-            if over or lowest[-1] > (1 - FALL) * before:
-                break
-            apart = float(torch.stack(ends).std(dim=0).mean())
-            sofar = match
-            match = self._adam(frames, job, pace, means(ends, job.rng), min(self.lr, apart))
-            match.evaluations += sofar.evaluations
-            if sofar.value < match.value:
-                match.point, match.value = sofar.point, sofar.value
-            lowest.append(match.value)
-        return match
+        return meet(
+            lambda points, lr: self._adam(frames, job, pace, points, lr),
+            starts,
+            self.lr,
+            self.meetings,
+            job.rng,
+        )
 
     def _adam(
         self, frames: "_Frames", job: Job, pace: Pace | None, starts: list[Tensor], lr: float
@@ -216,14 +202,6 @@ def _of_steps(seen: Observation) -> dict[str, str]:
     if seen.exact or seen.steps == 1:
         return {}
     return {"local steps": "matched as one step on all their utterances: weights moved in between"}
-
-
-def means(ends: list[Tensor], rng: torch.Generator) -> list[Tensor]:
-    """Of R points (n,) the mean of all, and R - 1 means of random halves."""
-    points = torch.stack(ends)
-    count = (len(ends) + 1) // 2
-    halves = [torch.randperm(len(ends), generator=rng)[:count] for _ in ends[1:]]
-    return [points.mean(dim=0), *(points[half.to(points.device)].mean(dim=0) for half in halves)]
 
 
 class _Frames:
