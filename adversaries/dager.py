@@ -93,7 +93,7 @@ class DAGER(Adversary):
         later = self._later(first, gradient, span.rank)
         if later is None:
             raise ValueError(_full(first, first.behind[0], gradient, seen))
-        if later.rank > span.rank and not (span.noisy or later.noisy):
+        if first.placed and later.rank > span.rank and not (span.noisy or later.noisy):
             # Of models that attend alike everywhere the first span's last directions are as small
             # as rounding; those behind it tell how many there are.
             span = spanned(first.queries, gradient, turned, least=later.rank) or span
@@ -124,7 +124,7 @@ class DAGER(Adversary):
         )
         if kept.tokens:
             search.run()
-        claimed = _chosen(search, later.rank, seen.num_examples)
+        claimed = _chosen(search, later, seen.num_examples)
         ids = [one.ids for one in claimed]
         return Reconstruction(
             tokens=ids,
@@ -198,10 +198,21 @@ def _allowed(tokens: Tokens) -> Tensor:
     return allowed
 
 
-def _chosen(search: Search, rank: int, count: int | None) -> list[Found]:
-    """What was found, and what comes nearest for what is missing, as far as tokens are left."""
-    claimed = sorted(search.found, key=lambda one: one.residual)[:count]
-    left = rank - sum(len(one.ids) for one in claimed)
+def _chosen(search: Search, span: Span, count: int | None) -> list[Found]:
+    """What was found, and what comes nearest for what is missing, as far as tokens are left.
+
+    Nothing is missing once there are as many beginnings (of which a decoder makes one vector each)
+    as the span has dimensions: what is further off fits by chance.
+    """
+    claimed = list[Found]()
+    begun = set[tuple[int, ...]]()
+    for one in sorted(search.found, key=lambda one: one.residual)[:count]:
+        if len(begun) >= span.rank and not span.noisy:
+            break
+        claimed.append(one)
+        ids = one.ids.tolist()
+        begun |= {tuple(ids[:end]) for end in range(1, len(ids) + 1)}
+    left = span.rank - sum(len(one.ids) for one in claimed)
     for one in sorted(search.missed, key=lambda one: one.residual):
         if len(claimed) < (count or 1) and len(one.ids) <= left:
             claimed.append(one)

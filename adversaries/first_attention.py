@@ -59,8 +59,12 @@ class Attention:
         if not q.shape == k.shape == v.shape:
             return None
         made = cls(span, place, (q, k, v), first.causal)
-        theirs = first.entering(span.layers[0], ids[:2])
-        apart = made._contexts(ids[:2], last=False) - theirs
+        # Other tokens from place to place: of one again and again attention makes it alone,
+        # however queries and keys may be turned.
+        mixed = [one[(rows[:2] + p) % len(one)] for p, one in enumerate(tokens)]
+        some = torch.stack(mixed, dim=1)
+        theirs = first.entering(span.layers[0], some)
+        apart = made._contexts(some, last=False) - theirs
         agrees = float(apart.abs().max()) <= AGREES * float(theirs.abs().max())
         return made if agrees else None
 

@@ -153,6 +153,14 @@ class First:
         return (made[0], made[1], made[2]) if len(made) == 3 else None
 
     @property
+    def placed(self) -> bool:
+        """Whether tokens enter the first block otherwise at another position; where attention
+        rotates them by it (Su et al., RoFormer, 2021), they do not."""
+        ids = torch.zeros(1, 2, dtype=torch.int64, device=self.device)
+        entered = self.entering(self.queries[0], ids)[0]
+        return not torch.equal(entered[0], entered[1])
+
+    @property
     def causal(self) -> bool:
         """Whether no token is told of by one before it, as in decoders."""
         ids = torch.zeros(2, 4, dtype=torch.int64, device=self.device)

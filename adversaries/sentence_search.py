@@ -200,8 +200,11 @@ class Search:
     def _extend(self) -> None:
         """Beginnings of sentences, a token longer at a time; those that nothing extends are whole.
 
-        What a decoder makes of a token is told by those before it alone.
+        What a decoder makes of a token is told by those before it alone. Of a token again and
+        again it makes the same wherever positions only turn queries and keys: a text that begins
+        so cannot be told from its first token, and is not claimed.
         """
+        again = not self.first.placed
         first = self.tokens[0]
         fixed = dict(enumerate(self.around.prefix))
         kept = first.new_zeros(1, 0)
@@ -219,6 +222,8 @@ class Search:
                 )
                 off = self._off(tried, last=True)[:, -1]
                 passed = off < self.threshold
+                if again and place:
+                    passed &= (tried != tried[:, :1]).any(dim=1)
                 longer.append(tried[passed])
                 apart.append(off[passed])
                 by = passed.view(len(some), len(slot)).any(dim=1)

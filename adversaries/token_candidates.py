@@ -58,7 +58,9 @@ def candidates(
     stands out counts instead.
     Raises `ValueError` where so much of the vocabulary passes that nothing is told.
     """
-    longest = min(longest, span.rank)
+    # Each token at each position has a direction of its own; without positions each token has.
+    placed = first.placed
+    longest = min(longest, span.rank) if placed else longest
     off = _Sums.of(first, span, words, longest) or _Fed(first, span, len(words))
     parts = [off(p, min(p + POSITIONS, longest)) for p in range(0, longest, POSITIONS)]
     residuals = torch.where(allowed, torch.cat(parts), torch.inf)
@@ -77,7 +79,8 @@ def candidates(
         # One token of a text stands at every position up to its last.
         ends = (counts == 0).nonzero().flatten().tolist()
         end = ends[0] if ends else longest
-        if span.noisy or int(counts[:end].sum()) >= span.rank or float(bounds.max()) > LOOSEST:
+        fitting = int(counts[:end].sum() if placed else counts[:1].sum())
+        if span.noisy or fitting >= span.rank or float(bounds.max()) > LOOSEST:
             break
         bounds = bounds * LOOSER
     for place in range(end):

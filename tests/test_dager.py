@@ -65,7 +65,7 @@ def test_a_projection_of_narrow_embeddings_is_not_taken_for_a_layer_behind():
     assert ids(claimed(observed)) == texts
 
 
-@pytest.mark.parametrize("config", ["bert", "roberta", "distilbert", "gpt2"])
+@pytest.mark.parametrize("config", ["bert", "roberta", "distilbert", "gpt2", "llama"])
 def test_a_text_is_told_exactly(config):
     observed, texts = seen(small(config))
     found = claimed(observed)
@@ -82,6 +82,28 @@ def test_a_padded_batch_on_a_decoder_is_told_exactly(check):
     found = claimed(observed, check=check)
     assert ids(found) == texts
     assert found.diagnostics["tokens_found"] == sum(map(len, texts))
+
+
+@pytest.mark.parametrize("config", ["llama", "phi", "gpt_neox"])
+@pytest.mark.parametrize("size", [2, 3])
+def test_batches_are_told_by_decoders_that_rotate_positions(config, size):
+    settings = {**LLAMA, "hidden_size": 192, "initializer_range": 0.02}
+    observed, texts = seen(small(config, settings, seed=1), size)
+    found = claimed(observed)
+    assert ids(found) == texts
+    assert max(found.diagnostics["residuals"]) < 1e-5
+    # Tokens that occur twice enter the first block as one vector.
+    assert found.diagnostics["rank"] == len({token for text in texts for token in text})
+
+
+def test_a_text_that_repeats_its_first_token_is_told_by_that_alone_where_positions_are_rotated():
+    task = small("llama")
+    victim, text = task.victim({}), torch.tensor([[7, 7, 20, 31, 9]])
+    gradient = victim.gradient(text, torch.tensor([0]), lengths=torch.tensor([5]))
+    observed = testing.observation(
+        gradient=gradient, model=victim, spec=task.spec, head=victim.head
+    )
+    assert all(one[:2] != [7, 7] for one in ids(claimed(observed)))
 
 
 @pytest.mark.parametrize("size", [1, 2])
@@ -114,6 +136,7 @@ def test_attention_over_kept_tokens_is_the_models_or_is_not_used(config):
     attention = Attention.of(first, span, tokens)
     if config == "llama":  # positions turn its queries and keys
         assert attention is None
+        assert Attention.of(first, span, [torch.tensor([5, 9, 11])] * 3) is None
         return
     sentences = torch.tensor([[9, 7, 20], [11, 7, 8]])
     expected = first.off(span, sentences)
