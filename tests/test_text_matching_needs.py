@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from text_victims import QUICK, Scored, seen, small
+from text_victims import BERT, QUICK, Scored, seen, small
 
 from adversaries import LAMP, TAG, DLGText
 from fedsim import testing
@@ -47,6 +47,24 @@ def test_public_texts_are_needed_only_where_a_prior_is_fitted_on_them(settings, 
     assert Knowledge.PRIOR not in observed.granted
     attack.reconstruct(observed, testing.job())
     assert set(asked) == ({("a folder", None)} if "prior" in settings else set())
+
+
+@pytest.mark.parametrize(
+    ("config", "more", "message"),
+    [
+        ("ibert", {}, r"no rule for .*QuantEmbedding"),
+        (
+            "longformer",
+            {"attention_window": 8},
+            "takes token ids alone, and this attack feeds word",
+        ),
+    ],
+)
+def test_models_that_cannot_be_matched_are_refused_in_words(config, more, message):
+    model = {"name": "transformers", "config": config, "settings": BERT | more}
+    observed, _ = seen(small(model=model))
+    with pytest.raises(ValueError, match=message):
+        TAG(steps=1).reconstruct(observed, testing.job())
 
 
 def test_bad_input_is_refused_with_a_reason():

@@ -136,9 +136,10 @@ def _by_rms(layer: nn.Module) -> bool:
 
     Gemma's adds one to its weight, which changes nothing of the weight's gradient.
     """
+    if not type(layer).__name__.endswith("RMSNorm"):
+        return False
     said = hasattr(layer, "variance_epsilon") or hasattr(layer, "eps")
-    flat = len(getattr(layer, "normalized_shape", (1,))) == 1
-    return said and flat and type(layer).__name__.endswith("RMSNorm")
+    return said and len(getattr(layer, "normalized_shape", (1,))) == 1
 
 
 def _over_rms(layer: nn.Module, entered: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ def logits(module: nn.Module, inputs: Tensor, *, lengths: Any = None, at: str = 
 
     inputs: token ids (B, L) int64; at "embedding" word embeddings (B, L, d), as they are before
     positions are added. lengths: (B,) int64, tokens of each; beyond them nothing is attended to.
-    None: all are full.
+    None: all are full. Raises `ValueError` for a model that computes nothing from embeddings.
     """
     if at not in POINTS:
         raise ValueError(f"no point '{at}' to feed text at; there are {POINTS}")
@@ -30,7 +30,15 @@ def logits(module: nn.Module, inputs: Tensor, *, lengths: Any = None, at: str = 
     fed = {"input_ids" if at == "input" else "inputs_embeds": inputs, "attention_mask": mask}
     score = getattr(module, "score", None)
     if score is None:
-        found: Tensor = module(**fed).logits
+        try:
+            found: Tensor = module(**fed).logits
+        except TypeError as error:
+            if at == "input":
+                raise
+            raise ValueError(
+                f"{type(module).__name__} takes token ids alone, and this attack feeds word "
+                f"embeddings; dager and token-leak feed none. Its own words: {error}"
+            ) from error
         return found
     # A decoder classifies by its last token, which transformers looks for by the padding's id and
     # so cannot find among embeddings.
