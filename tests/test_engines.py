@@ -136,7 +136,7 @@ def test_the_engine_follows_from_the_number_of_workers():
 
 
 def test_deadly_and_endless_attacks_cost_their_own_rows_only(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedsim.engine.ray.GRACE", 3.0)
+    monkeypatch.setattr("fedsim.engine.ray.attacks.GRACE", 3.0)
     endless = [
         {"name": "sleeper", "label": how, "how": how, "timeout": 0.3, "victims": [0], "rounds": [1]}
         for how in ("reports", "deaf", "catches")

@@ -1,0 +1,138 @@
+"""The Ray engine: groups of clients, and attacks beside them, on long-lived actors of a session."""
+
+import contextlib
+import logging
+import math
+import os
+import signal
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from fedsim.attack import Bench
+from fedsim.campaign import Observer
+from fedsim.engine import Engine, knock, workers
+from fedsim.engine.ray.attacks import RayExecutor
+from fedsim.engine.ray.grid import ClientWorker, RayGrid
+from fedsim.errors import EngineError
+from fedsim.federation import place, play
+from fedsim.ledger import Ledger
+from fedsim.scenario import Scenario
+
+__all__ = ["RayEngine"]
+
+_STARTED: set[int] = set()
+"""This process, while it has a Ray session that fedsim started and may end."""
+
+
+class RayEngine(Engine):
+    """One Ray session, kept for all points of a run."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._clients = workers(scenario)
+        asked = scenario.engine.attack_workers
+        self._attackers = self._clients if asked == "auto" else asked
+        self._settings = scenario.engine
+        if scenario.engine.address:
+            knock(scenario.engine.address)
+        if ray.is_initialized() and _STARTED and self._shortage():
+            ray.shutdown()  # the session of an earlier run, too small for this one
+            _STARTED.clear()
+        if not ray.is_initialized():
+            self._start()
+        if shortage := self._shortage():
+            raise EngineError(shortage)
+        self._pool = [self._new_client() for _ in range(self._clients)]
+
+    def _start(self) -> None:
+        engine = self._settings
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        options: dict[str, Any] = {
+            "include_dashboard": False,
+            "log_to_driver": bool(os.environ.get("FEDSIM_DEBUG")),
+            "logging_level": logging.ERROR,
+        }
+        if engine.address:
+            options["address"] = engine.address
+        else:
+            # Logical CPUs: a place for every actor. The kernel shares the real ones.
+            options["num_cpus"] = max(1, math.ceil(self._needs()["CPU"]))
+        try:
+            ray.init(**options)
+            if not engine.address:
+                _STARTED.add(os.getpid())
+        except (RayError, ConnectionError, OSError, RuntimeError, ValueError) as error:
+            where = engine.address or "a local session"
+            raise EngineError(f"Ray cannot start or reach {where}: {error}") from error
+
+    def _needs(self) -> dict[str, float]:
+        engine, attackers = self._settings, self._attackers
+        return {
+            "CPU": self._clients * engine.cpus_per_client + attackers,
+            "GPU": self._clients * engine.gpus_per_client + attackers * engine.gpus_per_attack,
+        }
+
+    def _shortage(self) -> str:
+        """What Ray lacks, so that an actor would wait for ever; empty where there is room."""
+        there: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+        for kind, need in self._needs().items():
+            if need > there.get(kind, 0):
+                keys = ["workers", "attack_workers", f"{kind.lower()}s_per_client"]
+                keys += ["gpus_per_attack"] * (kind == "GPU")
+                return (
+                    f"{self._clients} client workers and {self._attackers} attack workers need "
+                    f"{need:g} {kind}s, and Ray has {there.get(kind, 0):g}. Lower one of "
+                    f"{', '.join(f'engine.{key}' for key in keys)}"
+                )
+        return ""
+
+    def _new_client(self) -> Any:
+        resources = {
+            "num_cpus": self._settings.cpus_per_client,
+            "num_gpus": self._settings.gpus_per_client,
+        }
+        return ray.remote(ClientWorker).options(**resources).remote()
+
+    def play(self, scenario: Scenario, ledger: Ledger, point: str, observer: Observer) -> None:
+        """Clients on their actors; attacks on theirs, while training goes on."""
+        task = self.task(scenario)
+        bench = Bench(scenario, point, place("artifacts", point), task=task)
+        grid = RayGrid(scenario.training.clients, self._pool, self._new_client)
+        executor = RayExecutor(bench, self._attackers, scenario.engine.gpus_per_attack, observer)
+        try:
+            play(scenario, ledger, grid, executor, point, observer, task=task)
+        finally:
+            executor.cancel()
+
+    def close(self) -> None:
+        """Kill the actors; the session stays for the process's next run."""
+        for actor in self._pool:
+            with contextlib.suppress(Exception):
+                ray.kill(actor)
+
+
+def kill_session() -> None:
+    """Kill the session that fedsim started, all its processes; for a program about to exit.
+
+    Saying goodbye (`ray.shutdown`) takes Ray many seconds, and a program that just leaves may leave
+    some of Ray's agents behind.
+    """
+    if not _STARTED:
+        return
+    if not Path("/proc/self/stat").exists():
+        ray.shutdown()
+        return
+    children: dict[int, list[int]] = defaultdict(list)
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            children[parent].append(int(stat.parent.name))
+    doomed = list(children[os.getpid()])
+    for pid in doomed:  # grows while it is walked
+        doomed += children[pid]
+    for pid in doomed:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
