@@ -1,13 +1,13 @@
 """ctc-matching: the frames of utterances by first-order gradient matching, through CTC."""
 
 import math
-from collections.abc import Callable
 from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from adversaries.dummy_frames import DummyFrames
 from adversaries.meetings import FRUITLESS, meet
 from adversaries.pace import Pace
 from adversaries.utterance_cases import Case
@@ -17,16 +17,11 @@ from fedsim.gradients import (
     Adam,
     Match,
     Rules,
-    WhitenedDistance,
-    cosine_distance,
-    ctc_head_gradient,
-    head_passes,
     minimise,
 )
 from fedsim.knowledge import Knowledge
 from fedsim.records import Observation, Reconstruction
 from fedsim.seeds import isolated
-from fedsim.victim import VictimModel
 
 __all__ = ["CTCMatching"]
 
@@ -129,7 +124,7 @@ class CTCMatching(OfUtterances):
                 "(task.model.dropout), not as a client's defense; set masks = 0"
             )
         features = int(seen.spec.features or 0)
-        found = list[tuple[Match, _Frames, Case]]()
+        found = list[tuple[Match, DummyFrames, Case]]()
         cases = self.cases(seen, job)
         pace = cases.pace(
             job,
@@ -139,7 +134,17 @@ class CTCMatching(OfUtterances):
             side_by_side=1 + self.restarts,
         )
         for case in cases.tried:
-            frames = _Frames(model, case, theirs, features, self)
+            frames = DummyFrames(
+                model,
+                case,
+                theirs,
+                features,
+                whole=self.layers == "all",
+                distance=self.distance,
+                floor=self.floor,
+                smoothness=self.smoothness,
+                masks=self.masks,
+            )
             masks = isolated(int(torch.randint(2**62, (), generator=job.rng)), "masks")
             with job.portion(len(cases.tried) - len(found)), masks:
                 match = self._minimise(frames, job, None if found else pace)
@@ -158,7 +163,7 @@ class CTCMatching(OfUtterances):
             **_of_steps(seen),
         )
 
-    def _minimise(self, frames: "_Frames", job: Job, pace: Pace | None) -> Match:
+    def _minimise(self, frames: DummyFrames, job: Job, pace: Pace | None) -> Match:
         """Starts, and their meetings: the lowest point of all, and how the last ones ended."""
 
         def anywhere() -> Tensor:
@@ -174,7 +179,7 @@ class CTCMatching(OfUtterances):
         )
 
     def _adam(
-        self, frames: "_Frames", job: Job, pace: Pace | None, starts: list[Tensor], lr: float
+        self, frames: DummyFrames, job: Job, pace: Pace | None, starts: list[Tensor], lr: float
     ) -> Match:
         def objective(points: Tensor, victims: Tensor) -> Tensor:
             if pace is not None:
@@ -202,65 +207,3 @@ def _of_steps(seen: Observation) -> dict[str, str]:
     if seen.exact or seen.steps == 1:
         return {}
     return {"local steps": "matched as one step on all their utterances: weights moved in between"}
-
-
-class _Frames:
-    """The objective of a batch: points (R, n) are all utterances' frames, one after the other."""
-
-    def __init__(
-        self,
-        model: VictimModel,
-        case: Case,
-        theirs: dict[str, Tensor],
-        features: int,
-        settings: CTCMatching,
-    ) -> None:
-        self.model, self.case, self.theirs, self.settings = model, case, theirs, settings
-        self.far: Callable[[dict[str, Tensor]], Tensor] = lambda ours: cosine_distance(ours, theirs)
-        if settings.distance == "whitened":
-            observed = {name: value[0] for name, value in theirs.items()}
-            self.far = WhitenedDistance(observed, settings.floor)
-        self.shapes = [(length, features) for length in case.lengths]
-        self.size = sum(case.lengths) * features
-        self.targets = [one.to(next(iter(theirs.values())).device) for one in case.targets]
-
-    def split(self, points: Tensor) -> list[Tensor]:
-        """Each utterance (R, T, features)."""
-        parts = torch.split(points, [length * width for length, width in self.shapes], dim=1)
-        return [part.view(-1, *shape) for part, shape in zip(parts, self.shapes, strict=True)]
-
-    def __call__(self, points: Tensor, _: Tensor) -> Tensor:
-        heard = self.split(points)
-        ours = self._of_all(heard) if self.settings.layers == "all" else self._of_head(heard)
-        found = self.far(ours)
-        for one in heard if self.settings.smoothness else ():
-            if one.shape[1] == 1:
-                continue  # a single frame has no neighbour
-            rough = one.diff(dim=1).square().mean(dim=(1, 2))
-            found = found + self.settings.smoothness / len(heard) * rough
-        return found
-
-    # Sums over utterances, where the loss has a mean: both distances forgive a gradient's length.
-
-    def _of_head(self, heard: list[Tensor]) -> dict[str, Tensor]:
-        draws, head = max(1, self.settings.masks), self.model.head
-        both = {f"{head}.weight": torch.zeros(()), f"{head}.bias": torch.zeros(())}
-        for frames, target in zip(heard, self.targets, strict=True):
-            passed = head_passes(self.model, frames.repeat_interleave(draws, dim=0), target)
-            own = ctc_head_gradient(*passed, target, create_graph=True)
-            for name, value in zip(both, own, strict=True):
-                both[name] = both[name] + value.view(-1, draws, *value.shape[1:]).mean(dim=1)
-        return {name: both[name] for name in self.theirs}
-
-    def _of_all(self, heard: list[Tensor]) -> dict[str, Tensor]:
-        rows = []
-        for row in range(len(heard[0])):
-            total = dict.fromkeys(self.theirs, torch.zeros(()))
-            for frames, target in zip(heard, self.targets, strict=True):
-                for _ in range(max(1, self.settings.masks)):
-                    gradient = self.model.gradient(
-                        frames[row, None], target[None], names=self.theirs, create_graph=True
-                    )
-                    total = {name: sofar + gradient[name] for name, sofar in total.items()}
-            rows.append(total)
-        return {name: torch.stack([one[name] for one in rows]) for name in self.theirs}
