@@ -7,7 +7,7 @@ from fedsim.scenario import FOLDER, Scenario
 
 ABOUT_SPEAKERS = (
     *("table1", "table2", "table3", "table4", "table5", "table7", "table8", "speakers"),
-    *("fig2", "fig3", "fig4", "fig5"),
+    *("fig2", "fig3", "fig4", "fig5", "batch-dropout", "steps-dropout"),
 )
 SMALL = ("fig3", "speakers")
 """Without the first five: no more is published than who is named first; six speakers."""
