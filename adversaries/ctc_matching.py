@@ -1,6 +1,7 @@
 """ctc-matching: the frames of utterances by first-order gradient matching, through CTC."""
 
 import math
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -8,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from adversaries.dummy_frames import DummyFrames
-from adversaries.meetings import FRUITLESS, meet
+from adversaries.meetings import meet
 from adversaries.pace import Pace
 from adversaries.utterance_cases import Case
 from adversaries.utterances import OfUtterances
@@ -22,6 +23,7 @@ from fedsim.gradients import (
 from fedsim.knowledge import Knowledge
 from fedsim.records import Observation, Reconstruction
 from fedsim.seeds import isolated
+from fedsim.victim import VictimModel
 
 __all__ = ["CTCMatching"]
 
@@ -29,8 +31,7 @@ MATCHED = 1e-9
 """Distance below which a start ends: float32 does not tell it from zero."""
 
 QUICKEST = 0.1
-"""Share of its iterations that a start which matches takes at least; a wrong case takes all, and
-those of the meetings that have to bring something."""
+"""Share of its iterations that a start which matches takes at least; a wrong case takes all."""
 
 
 class CTCMatching(OfUtterances):
@@ -51,6 +52,9 @@ class CTCMatching(OfUtterances):
     truth: their mean is nearer to it than any of them. So where none has matched they meet, and go
     on from there: one from the mean of all, each other one from the mean of a random half, with
     steps as long as they were apart.
+
+    Of several transcripts or lengths each is sought from starts of its own, until one matches, as
+    only the right one does; where none has, starts meet, those of the closest first.
 
     Added is `smoothness` times the mean square of the difference of neighbouring frames. Starts
     uniform in [-1, 1]; the point with the lowest value that was met is claimed.
@@ -123,56 +127,70 @@ class CTCMatching(OfUtterances):
                 "The server's copy knows dropout only as a part of the model "
                 "(task.model.dropout), not as a client's defense; set masks = 0"
             )
-        features = int(seen.spec.features or 0)
-        found = list[tuple[Match, DummyFrames, Case]]()
         cases = self.cases(seen, job)
         pace = cases.pace(
             job,
             QUICKEST * self.iterations,
-            self.iterations * (1 + (min(FRUITLESS, self.meetings) if self.restarts else 0)),
+            self.iterations,
             "iterations, or what is tried",
             side_by_side=1 + self.restarts,
         )
-        for case in cases.tried:
-            frames = DummyFrames(
-                model,
-                case,
-                theirs,
-                features,
-                whole=self.layers == "all",
-                distance=self.distance,
-                floor=self.floor,
-                smoothness=self.smoothness,
-                masks=self.masks,
-            )
-            masks = isolated(int(torch.randint(2**62, (), generator=job.rng)), "masks")
-            with job.portion(len(cases.tried) - len(found)), masks:
-                match = self._minimise(frames, job, None if found else pace)
-            found.append((match, frames, case))
-        match, frames, case = min(found, key=lambda one: one[0].value)
+        found = list[_Search]()
+        for at, case in enumerate(cases.tried):
+            frames = self._frames(case, model, theirs, seen)
+            seed = int(torch.randint(2**62, (), generator=job.rng))
+            with job.portion(len(cases.tried) - at), isolated(seed, "masks"):
+                match = self._start(frames, job, None if at else pace)
+            found.append(_Search(case, frames, seed, match))
+            if found[-1].matched:
+                break
+        else:  # those that came closest first
+            for at, one in enumerate(sorted(found, key=lambda one: one.match.value)):
+                with job.portion(len(found) - at), isolated(one.seed, "masks", "meetings"):
+                    one.match = self._meet(one, job)
+                if one.matched:
+                    break
+        best = min(found, key=lambda one: one.match.value)
         return self.claim(
-            [one[0] for one in frames.split(match.point[None])],
-            case,
+            [one[0] for one in best.frames.split(best.match.point[None])],
+            best.case,
             seen,
             left_out=cases.left_out,
-            objective=match.value,
-            outcomes=match.outcomes,
+            objective=best.match.value,
+            outcomes=best.match.outcomes,
             trace=job.trace,
-            distances=[one.value for one, _, _ in found],
-            evaluations=match.evaluations,
+            distances=[one.match.value for one in found],
+            untried=len(cases.tried) - len(found),
+            evaluations=best.match.evaluations,
             **_of_steps(seen),
         )
 
-    def _minimise(self, frames: DummyFrames, job: Job, pace: Pace | None) -> Match:
-        """Starts, and their meetings: the lowest point of all, and how the last ones ended."""
+    def _frames(
+        self, case: Case, model: VictimModel, theirs: dict[str, Tensor], seen: Observation
+    ) -> DummyFrames:
+        return DummyFrames(
+            model,
+            case,
+            theirs,
+            int(seen.spec.features or 0),
+            whole=self.layers == "all",
+            distance=self.distance,
+            floor=self.floor,
+            smoothness=self.smoothness,
+            masks=self.masks,
+        )
 
+    def _start(self, frames: DummyFrames, job: Job, pace: Pace | None) -> Match:
         def anywhere() -> Tensor:
             return 2 * torch.rand(frames.size, generator=job.rng).to(job.device) - 1
 
         starts = [anywhere() for _ in range(1 + self.restarts)]
+        return self._adam(frames, job, pace, starts, self.lr)
+
+    def _meet(self, one: "_Search", job: Job) -> Match:
         return meet(
-            lambda points, lr: self._adam(frames, job, pace, points, lr),
-            starts,
+            lambda points, lr: self._adam(one.frames, job, None, points, lr),
+            one.match,
             self.lr,
             self.meetings,
             job.rng,
@@ -200,6 +218,21 @@ class CTCMatching(OfUtterances):
 
     def _schedule(self, step: int) -> float:
         return 0.5 * (1 + math.cos(math.pi * min(1.0, step / self.iterations)))
+
+
+@dataclass(slots=True, eq=False)
+class _Search:
+    """A case, the frames that are moved for it, and where they have come to."""
+
+    case: Case
+    frames: DummyFrames
+    seed: int
+    match: Match
+
+    @property
+    def matched(self) -> bool:
+        """Whether a start came to the distance that no other frames or transcripts have."""
+        return "matched" in self.match.outcomes
 
 
 def _of_steps(seen: Observation) -> dict[str, str]:

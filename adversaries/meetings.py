@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedsim.gradients import Match
 
-__all__ = ["FRUITLESS", "means", "meet"]
+__all__ = ["means", "meet"]
 
 FALL = 0.1
 """Share by which meetings, `FRUITLESS` of them, have to lower the lowest value to go on."""
@@ -18,20 +18,19 @@ FRUITLESS = 3
 
 def meet(
     search: Callable[[list[Tensor], float], Match],
-    starts: list[Tensor],
+    match: Match,
     lr: float,
     meetings: int,
     rng: torch.Generator,
 ) -> Match:
-    """Search from R starts (n,), and again from their ends' means, `meetings` times at most.
+    """Search again from the means of where R starts have ended, `meetings` times at most.
 
-    search: from starts and a step length to how they ended. lr: the first step length; after a
-    meeting it is how far the ends were apart (the mean standard deviation of a coordinate), if that
-    is less. Over when a start has matched or the budget is used up, when fewer than two have run
-    their steps, or when meetings bring nothing. Returns the lowest point of all, with how the last
-    starts ended and the evaluations of all.
+    search: from starts (n,) and a step length to how they ended. match: how the first ones did. lr:
+    their step length; after a meeting it is how far the ends were apart (the mean standard
+    deviation of a coordinate), if that is less. Over when a start has matched or the budget is used
+    up, when fewer than two have run their steps, or when meetings bring nothing. Returns the lowest
+    point of all, with how the last starts ended and the evaluations of all.
     """
-    match = search(starts, lr)
     lowest = [match.value]
     for _ in range(meetings):
         told = zip(match.ends, match.outcomes, strict=True)

@@ -104,6 +104,27 @@ def test_transcripts_are_tried():
         attack(seen)
 
 
+def test_what_comes_after_a_transcript_that_matches_is_not_tried():
+    seen = observed(recogniser(256), voice(0, 5), labels=None)
+    claimed = attack(seen, transcripts=["its", "abc", "z e"], iterations=300)
+    assert claimed.text == ["abc"]
+    assert len(claimed.diagnostics["distances"]) == 2
+    assert claimed.diagnostics["untried"] == 1
+
+
+def test_where_no_transcript_matches_the_closest_meet_first():
+    heard = voice(0, 14)
+    seen = observed(recogniser(256), heard, labels=None)
+    settings = {"transcripts": ["its", "abc", "z e"]}
+    apart, met = (attack(seen, meetings=count, **settings) for count in (0, 12))
+    assert apart.text == met.text == ["abc"]
+    assert error(met, heard) < min(1e-3, error(apart, heard) / 10)
+    for ours, theirs in zip(
+        apart.diagnostics["distances"][::2], met.diagnostics["distances"][::2], strict=True
+    ):
+        assert ours == theirs  # of wrong ones no starts met
+
+
 def test_a_transcript_that_takes_more_frames_than_there_are_is_left_out():
     seen = observed(recogniser(64), voice(0, 6), labels=None)
     claimed = attack(seen, transcripts=["abc", "play music"], iterations=3)
