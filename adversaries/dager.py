@@ -8,7 +8,7 @@ from torch import Tensor
 
 from adversaries.first_layers import First
 from adversaries.row_space import Span, spanned
-from adversaries.sentence_search import Found, Search
+from adversaries.sentence_search import AGAIN, Found, Search
 from adversaries.token_candidates import candidates
 from fedsim.adversary import Adversary, Job
 from fedsim.knowledge import Knowledge
@@ -90,7 +90,8 @@ class DAGER(Adversary):
         span = spanned(first.queries, gradient, turned)
         if span is None:
             raise ValueError(_full(first, first.queries, gradient, seen))
-        later = self._later(first, gradient, span.rank)
+        # Of a decoder that rotates positions the first span tells no number of tokens.
+        later = self._later(first, gradient, span.rank if first.placed else span.width)
         if later is None:
             raise ValueError(_full(first, first.behind[0], gradient, seen))
         if first.placed and later.rank > span.rank and not (span.noisy or later.noisy):
@@ -105,7 +106,7 @@ class DAGER(Adversary):
                     "or a smaller batch, leaks"
                 )
         words = words.to(job.device)
-        longest = min(tokens.longest, later.rank)
+        longest = min(tokens.longest, later.rank + (0 if first.placed else AGAIN))
         allowed = _allowed(tokens).to(job.device)
         kept = candidates(first, span, words, allowed, longest, self.tolerance)
         threshold = self.threshold
@@ -201,8 +202,8 @@ def _allowed(tokens: Tokens) -> Tensor:
 def _chosen(search: Search, span: Span, count: int | None) -> list[Found]:
     """What was found, and what comes nearest for what is missing, as far as tokens are left.
 
-    Nothing is missing once there are as many beginnings (of which a decoder makes one vector each)
-    as the span has dimensions: what is further off fits by chance.
+    Nothing is missing once beginnings, of which a decoder makes a vector each, are as many as the
+    span has dimensions: what is further off fits by chance.
     """
     claimed = list[Found]()
     begun = set[tuple[int, ...]]()
@@ -211,7 +212,7 @@ def _chosen(search: Search, span: Span, count: int | None) -> list[Found]:
             break
         claimed.append(one)
         ids = one.ids.tolist()
-        begun |= {tuple(ids[:end]) for end in range(1, len(ids) + 1)}
+        begun |= {search.vector(ids[:end]) for end in range(1, len(ids) + 1)}
     left = span.rank - sum(len(one.ids) for one in claimed)
     for one in sorted(search.missed, key=lambda one: one.residual):
         if len(claimed) < (count or 1) and len(one.ids) <= left:

@@ -72,13 +72,27 @@ class First:
         if model.head not in layers and model.head in modules:
             modules[model.head].register_forward_pre_hook(_stop)
         self._last: Callable[[str], bool] = self._second
-        used = self._run(torch.zeros(1, 2, dtype=torch.int64, device=device))
+        # Padding may have neither an embedding nor a position.
+        padding = getattr(self._model.module.config, "pad_token_id", None)
+        self._twice = torch.full((1, 2), int(padding == 0), device=device)
+        used = self._run(self._twice)
         if self._named[0] not in used:
             self._named = [name for name in used if name in self._named]
         self.queries = self._beside(self._named[0], layers)
+        entered = used[self.queries[0]]
+        if entered.shape[:2] != (1, 2):
+            raise ValueError(
+                f"'{self.queries[0]}' takes {tuple(entered.shape)} for a text of two tokens; "
+                "expected (texts, tokens, values): this model splits texts, or pads them"
+            )
         order = list(used)  # a projection of embeddings comes before the queries
         after = max(order.index(name) for name in self.queries if name in used) + 1
-        later = [name for name in order[after:] if used[name].ndim == 3]
+        # Where blocks feed forward beside attending, layers take what queries take.
+        later = [
+            name
+            for name in order[after:]
+            if used[name].ndim == 3 and not _equal(used[name], entered)
+        ]
         self.behind: list[tuple[str, ...]] = [
             (name,) for name in later if _parent(name) != _parent(self._following())
         ]
@@ -154,11 +168,13 @@ class First:
 
     @property
     def placed(self) -> bool:
-        """Whether tokens enter the first block otherwise at another position; where attention
-        rotates them by it (Su et al., RoFormer, 2021), they do not."""
-        ids = torch.zeros(1, 2, dtype=torch.int64, device=self.device)
-        entered = self.entering(self.queries[0], ids)[0]
-        return not torch.equal(entered[0], entered[1])
+        """Whether tokens enter the first block otherwise at another position.
+
+        Not where attention rotates them by it (Su et al., RoFormer, 2021), or weighs them by it
+        (Press et al., ALiBi, 2022).
+        """
+        entered = self.entering(self.queries[0], self._twice)[0]
+        return not _equal(entered[0], entered[1])
 
     @property
     def causal(self) -> bool:
@@ -167,6 +183,10 @@ class First:
         ids[:, -1] = torch.tensor([1, 2], device=self.device)
         entered = self.entering(self.behind[-1][0], ids)
         return torch.equal(entered[0, :-1], entered[1, :-1])
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
 def _own(name: str) -> str:

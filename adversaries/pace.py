@@ -13,12 +13,14 @@ TIMED = 5
 class Pace:
     """Times the first iterations of a search, and refuses one that cannot end in time.
 
-    fewest: iterations, like the first ones, that there will be at least. remedy: what a message
-    advises to lower.
+    fewest: iterations, like the first ones, that have to fit. remedy: what a message advises to
+    lower. meaning: of `fewest`, for the message.
     """
 
-    def __init__(self, job: Job, fewest: float, remedy: str) -> None:
-        self.job, self.fewest, self.remedy = job, fewest, remedy
+    def __init__(
+        self, job: Job, fewest: float, remedy: str, meaning: str = "the fewest there can be"
+    ) -> None:
+        self.job, self.fewest, self.remedy, self.meaning = job, fewest, remedy, meaning
         self.begun, self.began = 0, 0.0
 
     def step(self) -> None:
@@ -30,8 +32,8 @@ class Pace:
             seconds = (now - self.began) / TIMED
             if seconds * (self.fewest - TIMED) > self.job.remaining:
                 raise ValueError(
-                    f"an iteration takes {seconds:.3g} s, and {self.fewest:.0f} iterations, the "
-                    f"fewest there can be, {seconds * self.fewest:.3g} s: longer than the limit "
+                    f"an iteration takes {seconds:.3g} s, and {self.fewest:.0f} iterations, "
+                    f"{self.meaning}, {seconds * self.fewest:.3g} s: longer than the limit "
                     f"allows, of which {self.job.remaining:.3g} s are left. Raise threat.timeout, "
                     f"or lower {self.remedy}"
                 )

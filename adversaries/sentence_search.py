@@ -1,7 +1,8 @@
 """Sentences out of the tokens that may stand at each position, checked by a second span."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 
 import torch
@@ -13,7 +14,7 @@ from adversaries.row_space import Span
 from fedsim.adversary import Job
 from fedsim.records import Tokens
 
-__all__ = ["Found", "Search"]
+__all__ = ["AGAIN", "Found", "Search"]
 
 SIDE_BY_SIDE = 4
 """Random starts of one length that are improved together."""
@@ -23,6 +24,10 @@ TEMPERATURES = (0.3, 0.15, 0.08, 0.04, 0.02, 0.01, 0, 0, 0, 0)
 
 COVERED = 0.2
 """Weight of a token in a start where a sentence found explains it, of others 1."""
+
+AGAIN = 4
+"""Times that a text may begin with one token where those are one vector. Many would drown what is
+behind them: attention is a mean, and anything fits then."""
 
 WIDEST = 20_000
 """Beginnings of a decoder's sentences that are followed at once, at most."""
@@ -74,6 +79,10 @@ class Search:
         if self._attention is not None:
             return self._attention.off(ids, last=last)
         return self.first.off(self.span, ids)
+
+    @cached_property
+    def _placed(self) -> bool:
+        return self.first.placed
 
     @property
     def _left(self) -> int:
@@ -198,13 +207,24 @@ class Search:
     # --- decoders -------------------------------------------------------------------------------
 
     def _extend(self) -> None:
-        """Beginnings of sentences, a token longer at a time; those that nothing extends are whole.
+        """Sentences that grow by a token at a time, and end where nothing extends them.
 
-        What a decoder makes of a token is told by those before it alone. Of a token again and
-        again it makes the same wherever positions only turn queries and keys: a text that begins
-        so cannot be told from its first token, and is not claimed.
+        Where one token again and again is one vector, a text of it alone is told by no number.
         """
-        again = not self.first.placed
+        alone = list[Found]()
+        for ids, residuals in self._grown():
+            for one, residual in zip(ids, residuals.tolist(), strict=True):
+                told = len(self.vector(one.tolist()))
+                kept = self.found if told == len(one) else alone
+                kept.append(Found(one[:told].cpu(), residual))
+        begun = {int(one.ids[0]) for one in self.found}
+        self.found += [one for one in alone if int(one.ids[0]) not in begun]
+
+    def _grown(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Beginnings (R, n) that nothing extends, n growing, and residuals (R,) of the last token.
+
+        What a decoder makes of a token is told by those before it alone.
+        """
         first = self.tokens[0]
         fixed = dict(enumerate(self.around.prefix))
         kept = first.new_zeros(1, 0)
@@ -222,28 +242,34 @@ class Search:
                 )
                 off = self._off(tried, last=True)[:, -1]
                 passed = off < self.threshold
-                if again and place:
+                if place >= AGAIN and not self._placed:
                     passed &= (tried != tried[:, :1]).any(dim=1)
                 longer.append(tried[passed])
                 apart.append(off[passed])
                 by = passed.view(len(some), len(slot)).any(dim=1)
                 extended[start : start + len(some)] = by.cpu()
-            self._end(kept[~extended], residuals[~extended])
+                if start:
+                    self.job.progress(place, float(off.min()))
+            if place > len(fixed):
+                yield kept[~extended], residuals[~extended]
             kept, residuals = torch.cat(longer), torch.cat(apart)
             order = residuals.argsort()[:WIDEST]
             kept, residuals = kept[order], residuals[order]
             self.job.progress(place, float(residuals.max()) if len(kept) else 1.0)
             if not len(kept):
                 return
-        self._end(kept, residuals)
+        if len(self.tokens) > len(fixed):
+            yield kept, residuals
 
     def _parts(self, kept: Tensor, times: int) -> Iterator[tuple[int, Tensor]]:
         size = max(1, WIDEST // max(times, 1))
         for start in range(0, len(kept), size):
             yield start, kept[start : start + size]
 
-    def _end(self, ids: Tensor, residuals: Tensor) -> None:
-        least = len(self.around.prefix) + 1
-        for one, residual in zip(ids, residuals.tolist(), strict=True):
-            if len(one) >= least:
-                self.found.append(Found(one.cpu(), residual))
+    def vector(self, ids: Sequence[int]) -> tuple[int, ...]:
+        """What stands for the vector that a decoder makes of the last token of a beginning.
+
+        Of one token again and again it makes the same each time, unless positions enter with it.
+        """
+        alike = not self._placed and len({*ids}) == 1
+        return tuple(ids[:1] if alike else ids)

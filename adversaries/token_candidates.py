@@ -60,10 +60,10 @@ def candidates(
     """
     # Each token at each position has a direction of its own; without positions each token has.
     placed = first.placed
-    longest = min(longest, span.rank) if placed else longest
+    longest, told = (min(longest, span.rank),) * 2 if placed else (longest, 1)
     off = _Sums.of(first, span, words, longest) or _Fed(first, span, len(words))
-    parts = [off(p, min(p + POSITIONS, longest)) for p in range(0, longest, POSITIONS)]
-    residuals = torch.where(allowed, torch.cat(parts), torch.inf)
+    parts = [off(p, min(p + POSITIONS, told)) for p in range(0, told, POSITIONS)]
+    residuals = torch.where(allowed, torch.cat(parts), torch.inf).expand(longest, -1)
     bounds = torch.full((longest, 1), tolerance, device=residuals.device, dtype=residuals.dtype)
     if span.noisy:
         place = max(1, int(QUANTILE * int(allowed.sum())))

@@ -25,8 +25,8 @@ class OfUtterances(Adversary):
     """An attack on the frames of utterances that has to know what was said, and in how many.
 
     The threat model grants transcripts and lengths, as HFGM assumes; or, of a single utterance,
-    those listed in `transcripts` and `frames` are tried, each combination as an attack of its own,
-    and the one whose gradient comes closest is claimed (appendix B.1), its transcript with it.
+    those listed in `transcripts` and `frames` are tried, each combination by itself, and the one
+    whose gradient comes closest is claimed (appendix B.1), its transcript with it.
     """
 
     needs: ClassVar[Knowledge] = Knowledge.HEAD_GRADIENT | Knowledge.MODEL | Knowledge.BATCH_SIZE

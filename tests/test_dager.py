@@ -96,14 +96,55 @@ def test_batches_are_told_by_decoders_that_rotate_positions(config, size):
     assert found.diagnostics["rank"] == len({token for text in texts for token in text})
 
 
-def test_a_text_that_repeats_its_first_token_is_told_by_that_alone_where_positions_are_rotated():
-    task = small("llama")
-    victim, text = task.victim({}), torch.tensor([[7, 7, 20, 31, 9]])
-    gradient = victim.gradient(text, torch.tensor([0]), lengths=torch.tensor([5]))
+REPEATED = [
+    [[7, 7, 20, 31, 9]],
+    [[7, 7, 7, 20, 31, 9], [7, 9, 5]],
+    [[7], [8, 7, 30]],
+]
+
+
+@pytest.mark.parametrize("spread", [0.02, 0.2])
+@pytest.mark.parametrize("texts", REPEATED)
+def test_a_first_token_that_is_repeated_is_one_vector_where_positions_are_rotated(texts, spread):
+    task = small("llama", LLAMA | {"initializer_range": spread})
+    victim = task.victim({})
+    longest = max(map(len, texts))
+    rows = torch.tensor([one + [0] * (longest - len(one)) for one in texts])
+    lengths = torch.tensor([len(one) for one in texts])
+    gradient = victim.gradient(rows, torch.zeros(len(texts), dtype=torch.int64), lengths=lengths)
     observed = testing.observation(
         gradient=gradient, model=victim, spec=task.spec, head=victim.head
     )
-    assert all(one[:2] != [7, 7] for one in ids(claimed(observed)))
+    assert ids(claimed(observed)) == texts
+
+
+def test_with_one_head_the_layer_that_tells_most_is_looked_at():
+    # What a single head makes of tokens lies in the span of what their values are.
+    settings = {**LLAMA, "hidden_size": 192, "initializer_range": 0.02, "num_attention_heads": 1}
+    observed, texts = seen(small("llama", settings, seed=1), 2)
+    assert ids(claimed(observed)) == texts
+
+
+@pytest.mark.parametrize(
+    ("config", "more", "placed"),
+    [
+        ("bert", {}, True),
+        ("roberta", {}, True),
+        ("gpt2", {}, True),
+        ("llama", {}, False),
+        ("bloom", {"n_layer": 2, "n_head": 4}, False),
+    ],
+)
+def test_models_whose_tokens_enter_with_their_position_are_told(config, more, placed):
+    settings = {"bloom": {"hidden_size": 96}}.get(config) or MODELS[config]
+    observed, _ = seen(small(config, settings | more))
+    assert First(observed.model, observed.gradient, torch.device("cpu")).placed is placed
+
+
+def test_a_model_that_splits_texts_on_its_own_is_refused():
+    observed, _ = seen(small("longformer", BERT | {"attention_window": 8}))
+    with pytest.raises(ValueError, match="for a text of two tokens; expected"):
+        claimed(observed)
 
 
 @pytest.mark.parametrize("size", [1, 2])

@@ -56,7 +56,7 @@ def test_public_texts_are_needed_only_where_a_prior_is_fitted_on_them(settings, 
         (
             "longformer",
             {"attention_window": 8},
-            "takes token ids alone, and this attack feeds word",
+            "computes nothing from word embeddings, which this",
         ),
     ],
 )

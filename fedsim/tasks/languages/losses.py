@@ -29,20 +29,21 @@ def logits(module: nn.Module, inputs: Tensor, *, lengths: Any = None, at: str = 
     mask = (torch.arange(size, device=inputs.device) < ends[:, None]).long()
     fed = {"input_ids" if at == "input" else "inputs_embeds": inputs, "attention_mask": mask}
     score = getattr(module, "score", None)
+    try:
+        made = module(**fed) if score is None else module.base_model(**fed)  # type: ignore[operator]
+    except TypeError as error:
+        if at == "input":
+            raise
+        raise ValueError(
+            f"{type(module).__name__} computes nothing from word embeddings, which this attack "
+            f"feeds; token-leak feeds none. Its own words: {error}"
+        ) from error
     if score is None:
-        try:
-            found: Tensor = module(**fed).logits
-        except TypeError as error:
-            if at == "input":
-                raise
-            raise ValueError(
-                f"{type(module).__name__} takes token ids alone, and this attack feeds word "
-                f"embeddings; dager and token-leak feed none. Its own words: {error}"
-            ) from error
+        found: Tensor = made.logits
         return found
     # A decoder classifies by its last token, which transformers looks for by the padding's id and
     # so cannot find among embeddings.
-    states: Tensor = module.base_model(**fed)[0]  # type: ignore[operator]
+    states: Tensor = made[0]
     last = (ends - 1).view(-1, 1, 1).expand(-1, 1, states.shape[2])
     scores: Tensor = score(states.gather(1, last).squeeze(1))
     return scores
