@@ -53,11 +53,11 @@ class Span:
 
 
 def spanned(
-    layers: Sequence[str], gradient: Mapping[str, Tensor], turned: bool, *, least: int = 0
+    layers: Sequence[str], gradient: Mapping[str, Tensor], turned: bool, *, rank: int | None = None
 ) -> Span | None:
     """The row space of what layers with the same input have of a gradient; None where it is all.
 
-    turned: weights are (in, out). least: directions that are known to be there. Values above
+    turned: weights are (in, out). rank: directions there are, where that is known. Else values above
     rounding count; where noise fills the gradient (the rounding of weights that a gradient was read
     off, too: its level lies anywhere), those above the optimal threshold for white noise (Gavish
     and Donoho, 2014). Raises `ValueError` for a gradient that holds NaN or is zero.
@@ -74,7 +74,9 @@ def spanned(
     # The small directions count: neither a Gram matrix nor a sketch would keep them.
     factor = torch.linalg.qr(rows, mode="r").R if len(rows) > rows.shape[1] else rows
     _, values, right = torch.linalg.svd(factor, full_matrices=False)
-    rank, most = max(least, int((values > LOST * values[0]).sum())), rows.shape[1]
+    if rank is not None:
+        return Span(tuple(layers), right[:rank].mT.contiguous(), noisy=False)
+    rank, most = int((values > LOST * values[0]).sum()), rows.shape[1]
     full = rank >= min(most - 1, len(rows))
     even = not full and bool(values[rank] > EVEN * values[rank - 1])
     flat = len(values) > 8 and bool(values[-1] > FLAT * values.median())
