@@ -57,7 +57,7 @@ def spanned(
 ) -> Span | None:
     """The row space of what layers with the same input have of a gradient; None where it is all.
 
-    turned: weights are (in, out). rank: directions there are, where that is known. Else values above
+    turned: weights are (in, out). rank: directions there are, if that is known. Else values above
     rounding count; where noise fills the gradient (the rounding of weights that a gradient was read
     off, too: its level lies anywhere), those above the optimal threshold for white noise (Gavish
     and Donoho, 2014). Raises `ValueError` for a gradient that holds NaN or is zero.

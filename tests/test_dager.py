@@ -98,7 +98,7 @@ def test_batches_are_told_by_decoders_that_rotate_positions(config, size):
 
 @pytest.mark.parametrize("client", range(3))
 def test_rounding_that_fills_the_first_span_is_told_by_the_later_one(client):
-    settings = {"n_embd": 384, "n_layer": 2, "n_head": 4, "initializer_range": 0.1}
+    settings = {**GPT2, "n_embd": 384, "initializer_range": 0.1}
     observed, texts = seen(small("gpt2", settings, seed=1), 4, client=client)
     first = First(observed.model, observed.gradient, torch.device("cpu"))
     found = claimed(observed)
