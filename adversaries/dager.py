@@ -94,12 +94,9 @@ class DAGER(Adversary):
         later = self._later(first, gradient, span.rank if first.placed else span.width)
         if later is None:
             raise ValueError(_full(first, first.behind[0], gradient, seen))
-        fewer = later.rank < span.rank and first.followed
-        more = later.rank > span.rank and first.placed and not span.noisy
-        if (fewer or more) and not later.noisy:
-            # What is small enters the first span at the size of rounding: of models that attend
-            # alike everywhere some of it is lost, of others rounding is taken for it. Each token
-            # at its place is behind one vector of the later span at least.
+        if first.placed and later.rank > span.rank and not (span.noisy or later.noisy):
+            # Of models that attend alike everywhere the first span's last directions are as small
+            # as rounding; those behind it tell how many there are.
             span = spanned(first.queries, gradient, turned, rank=later.rank) or span
         for one in (span, later):
             if not one.rank:

@@ -148,11 +148,6 @@ class First:
         return torch.cat(parts)
 
     @property
-    def followed(self) -> bool:
-        """Whether there is a second block."""
-        return bool(self._following())
-
-    @property
     def heads(self) -> int:
         """Attention heads of a block; 0 where the model does not say."""
         return int(getattr(self._model.module.config, "num_attention_heads", 0))
