@@ -109,6 +109,12 @@ def test_a_beams_words_are_no_worse_than_the_best_paths():
     assert 0 < errors[0] < 1
     with torch.no_grad():
         heard = module(batch.inputs, batch.lengths).log_softmax(dim=2)
-    for frames, length in zip(heard, batch.lengths, strict=True):
-        ours, theirs = best_of_beam(frames[:length], 16), best_path(frames[:length])
-        assert likelihood(ours, frames[:length]) >= likelihood(theirs, frames[:length]) - 1e-4
+    heard = [frames[:length] for frames, length in zip(heard, batch.lengths, strict=True)]
+    for width in (16, 512):
+        better = [
+            likelihood(best_of_beam(one, width), one) - likelihood(best_path(one), one)
+            for one in heard
+        ]
+        assert sum(better) > 0
+        # A narrow beam may drop, on its way, a beginning that gathers more in the end.
+        assert width < 512 or min(better) > -1e-4
