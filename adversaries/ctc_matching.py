@@ -134,7 +134,7 @@ class CTCMatching(OfUtterances):
             self.iterations,
             "iterations, or what is tried",
             side_by_side=1 + self.restarts,
-            all_tried=False,
+            until_matched=True,
         )
         found = list[_Search]()
         for at, case in enumerate(cases.tried):

@@ -54,6 +54,7 @@ class DummyFrames:
         return [part.view(-1, *shape) for part, shape in zip(parts, self._shapes, strict=True)]
 
     def __call__(self, points: Tensor, _: Tensor) -> Tensor:
+        """Distances (R,) of points (R, n), differentiable, with what roughness counts."""
         heard = self.split(points)
         ours = self._of_all(heard) if self._whole else self._of_head(heard)
         found = self._far(ours)

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -166,7 +167,7 @@ class First:
             made = list(made[0].chunk(3, dim=-1))
         return (made[0], made[1], made[2]) if len(made) == 3 else None
 
-    @property
+    @cached_property
     def placed(self) -> bool:
         """Whether tokens enter the first block otherwise at another position.
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from math import prod
 
 import torch
@@ -79,10 +78,6 @@ class Search:
         if self._attention is not None:
             return self._attention.off(ids, last=last)
         return self.first.off(self.span, ids)
-
-    @cached_property
-    def _placed(self) -> bool:
-        return self.first.placed
 
     @property
     def _left(self) -> int:
@@ -209,7 +204,8 @@ class Search:
     def _extend(self) -> None:
         """Sentences that grow by a token at a time, and end where nothing extends them.
 
-        Where one token again and again is one vector, a text of it alone is told by no number.
+        Where one token again and again is one vector, how often a text of nothing else has it is
+        not told: it is claimed once.
         """
         alone = list[Found]()
         for ids, residuals in self._grown():
@@ -242,7 +238,7 @@ class Search:
                 )
                 off = self._off(tried, last=True)[:, -1]
                 passed = off < self.threshold
-                if place >= AGAIN and not self._placed:
+                if place >= AGAIN and not self.first.placed:
                     passed &= (tried != tried[:, :1]).any(dim=1)
                 longer.append(tried[passed])
                 apart.append(off[passed])
@@ -271,5 +267,5 @@ class Search:
 
         Of one token again and again it makes the same each time, unless positions enter with it.
         """
-        alike = not self._placed and len({*ids}) == 1
+        alike = not self.first.placed and len({*ids}) == 1
         return tuple(ids[:1] if alike else ids)

@@ -38,19 +38,19 @@ class Cases:
         remedy: str,
         *,
         side_by_side: int = 1,
-        all_tried: bool = True,
+        until_matched: bool = False,
     ) -> Pace:
         """For the first case; `first`, and `others` of each other case, are the fewest iterations.
 
         An iteration's time grows with the frames. remedy: settings to lower. side_by_side: starts
-        that make an iteration together, each of which counts in the job's budget. all_tried:
-        whether what is right does not end the search.
+        that make an iteration together, each of which counts in the job's budget. until_matched:
+        whether the case that is right ends the search.
         """
         frames = [sum(case.lengths) for case in self.tried]
         fewest = first + others * sum(frames[1:]) / frames[0]
         if job.budget is not None:
             fewest = min(fewest, math.ceil((job.budget - job.iterations) / side_by_side))
-        if all_tried or len(frames) == 1:
+        if not until_matched or len(frames) == 1:
             return Pace(job, fewest, remedy)
         return Pace(
             job, fewest, remedy, "the fewest where the last that is listed is the right one"
