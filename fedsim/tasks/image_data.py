@@ -18,6 +18,7 @@ from fedsim.errors import DataError, did_you_mean
 from fedsim.libraries import HUB
 from fedsim.seeds import numpy_generator
 from fedsim.tasks.hub import splits
+from fedsim.tasks.local_data import data_folder
 
 __all__ = ["ImageData", "load"]
 
@@ -148,11 +149,7 @@ def _digits() -> _Arrays:
 
 
 def _find(name: str, folder: Path | None) -> Path:
-    ways = 'Use data = "digits" (built in), or name a folder with --data DIR or FEDSIM_DATA.'
-    if folder is None:
-        raise DataError(f"data '{name}' is looked up in a folder, and none is given. {ways}")
-    if not folder.is_dir():
-        raise DataError(f"data '{name}': the folder {folder} does not exist. {ways}")
+    folder = data_folder(folder, what=f"data '{name}'", use='data = "digits"')
     # The more specific folder comes last, so that it wins.
     files = {
         path.stem: path for place in (folder, folder / "images") for path in place.glob("*.npz")

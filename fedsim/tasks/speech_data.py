@@ -20,6 +20,7 @@ from fedsim.libraries import HUB, installing
 from fedsim.seeds import numpy_generator, torch_generator
 from fedsim.tasks.features import Features
 from fedsim.tasks.hub import splits
+from fedsim.tasks.local_data import data_folder
 from fedsim.tasks.sound_files import Header, decoded, header
 from fedsim.tasks.speech_commands import COMMANDS, words
 from fedsim.tasks.transcripts import lost, plain, public_text, within
@@ -208,10 +209,7 @@ def _voices(text: str, folder: Path | None, limits: Limits) -> Recordings:
 
 
 def _local(name: str, folder: Path | None) -> Recordings:
-    ways = 'Use data = "voices" (built in), or name a folder with --data DIR or FEDSIM_DATA.'
-    if folder is None or not folder.is_dir():
-        where = "a folder, and none is given" if folder is None else f"{folder}, which is not there"
-        raise DataError(f"data '{name}' is looked up in {where}. {ways}")
+    folder = data_folder(folder, what=f"data '{name}'", use='data = "voices"')
     places = [place for place in (folder / "audio", folder) if place.is_dir()]
     for place in places:
         if (place / f"{name}.csv").is_file():

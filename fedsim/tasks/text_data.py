@@ -18,6 +18,7 @@ from fedsim.errors import DataError, did_you_mean
 from fedsim.libraries import HUB, installing
 from fedsim.seeds import numpy_generator
 from fedsim.tasks.hub import splits
+from fedsim.tasks.local_data import data_folder
 from fedsim.tasks.messages import TOPICS, messages, public_messages
 from fedsim.tasks.transcripts import text_files
 
@@ -206,10 +207,7 @@ def _part(
 
 
 def _found(name: str, folder: Path | None) -> Path:
-    ways = 'Use data = "messages" (built in), or name a folder with --data DIR or FEDSIM_DATA.'
-    if folder is None or not folder.is_dir():
-        where = "a folder, and none is given" if folder is None else f"{folder}, which is not there"
-        raise DataError(f"data '{name}' is looked up in {where}. {ways}")
+    folder = data_folder(folder, what=f"data '{name}'", use='data = "messages"')
     places = [place for place in (folder / "text", folder) if place.is_dir()]
     for place in places:
         for ending in ENDINGS:

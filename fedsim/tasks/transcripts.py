@@ -9,6 +9,7 @@ import numpy as np
 
 from fedsim.errors import DataError, did_you_mean
 from fedsim.seeds import numpy_generator
+from fedsim.tasks.local_data import data_folder
 
 __all__ = ["ALPHABET", "SENTENCES", "lost", "plain", "public_text", "text_files", "within"]
 
@@ -117,10 +118,7 @@ def text_files(
     embedded, key: the text that needs no file, and the setting that names one, for the message of
     the `DataError` that is raised where there is none.
     """
-    ways = f'Use {key} = "{embedded}" (built in), or name a folder with --data DIR or FEDSIM_DATA.'
-    if folder is None or not folder.is_dir():
-        where = "a folder, and none is given" if folder is None else f"{folder}, which is not there"
-        raise DataError(f"text '{name}' is looked up in {where}. {ways}")
+    folder = data_folder(folder, what=f"text '{name}'", use=f'{key} = "{embedded}"')
     places = [place for place in (folder / "lm", folder) if place.is_dir()]
     files: dict[str, tuple[Path, ...]] = {}
     files |= {path.stem: (path,) for place in places for path in sorted(place.glob("*.txt"))}
