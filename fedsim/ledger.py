@@ -96,8 +96,11 @@ class Ledger:
             else:
                 ledger._begin(scenario)
         except OSError as error:
+            # In a container the user is a number, and a mounted folder is often another one's.
+            mine = f", or a folder that user {os.getuid()} may write to"
+            hint = mine if isinstance(error, PermissionError) and hasattr(os, "getuid") else ""
             raise RunFolderError(
-                f"{folder} cannot be written: {error.strerror or error}. Choose another --out"
+                f"{folder} cannot be written: {error.strerror or error}. Choose another --out{hint}"
             ) from error
         return ledger
 

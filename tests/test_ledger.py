@@ -205,6 +205,16 @@ def test_a_disk_that_fills_up_is_one_clear_error(ledger):
         ledger.findings([finding()])
 
 
+def test_a_folder_of_another_user_s_is_one_clear_error_with_the_user(tmp_path, monkeypatch):
+    def mkdir(path, **options):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    expected = rf"locked cannot be written: Permission denied.*user {os.getuid()} may write to$"
+    with pytest.raises(RunFolderError, match=expected):
+        Ledger.create(tmp_path / "locked", RUN)
+
+
 def test_a_file_in_the_place_of_an_artifacts_folder_is_one_clear_error(ledger):
     (ledger.folder / "artifacts" / "r0001").write_text("")
     with pytest.raises(RunFolderError, match="cannot be written"):
