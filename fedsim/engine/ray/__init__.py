@@ -17,6 +17,7 @@ from fedsim.campaign import Observer
 from fedsim.engine import Engine, knock, workers
 from fedsim.engine.ray.attacks import RayExecutor
 from fedsim.engine.ray.grid import ClientWorker, RayGrid
+from fedsim.engine.ray.nodes import check_nodes
 from fedsim.errors import EngineError
 from fedsim.federation import place, play
 from fedsim.ledger import Ledger
@@ -43,6 +44,8 @@ class RayEngine(Engine):
             _STARTED.clear()
         if not ray.is_initialized():
             self._start()
+        if scenario.engine.address:
+            check_nodes()
         if shortage := self._shortage():
             raise EngineError(shortage)
         self._pool = [self._new_client() for _ in range(self._clients)]

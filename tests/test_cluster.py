@@ -1,0 +1,102 @@
+"""A run on somebody's Ray cluster, started beside it on loopback as `ray start` starts it."""
+
+import csv
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+ROWS = ("training.rounds=1", "adversaries.1.iterations=5", "adversaries.1.restarts=0")
+
+
+@contextmanager
+def node(tmp_path: Path, *options: str, **environment: str) -> Iterator[None]:
+    """One Ray node, until the block ends."""
+    command = [Path(sys.executable).with_name("ray"), "start", *options, "--num-cpus=2"]
+    log = (tmp_path / "ray.log").open("ab")
+    started = subprocess.Popen(
+        [*command, "--object-store-memory=100000000", "--disable-usage-stats", "--block"],
+        env={**os.environ, **environment},
+        stdout=log,
+        stderr=subprocess.STDOUT,
+    )
+    try:
+        yield
+    finally:
+        started.terminate()
+        started.wait(timeout=60)
+        log.close()
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory) -> Iterator[str]:
+    """The address of a cluster of one node."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    options = (f"--port={port}", "--node-ip-address=127.0.0.1", "--include-dashboard=false")
+    with node(tmp_path_factory.mktemp("head"), "--head", *options):
+        wait(f"127.0.0.1:{port}", 1)
+        yield f"127.0.0.1:{port}"
+
+
+def wait(address: str, nodes: int) -> None:
+    """Until a cluster has as many nodes."""
+    code = (
+        "import ray, sys, time\n"
+        "for _ in range(240):\n"
+        "    try:\n"
+        "        ray.init(address=sys.argv[1], log_to_driver=False, logging_level=50)\n"
+        "    except Exception:\n"
+        "        time.sleep(0.5)\n"
+        "        continue\n"
+        "    if sum(n['Alive'] for n in ray.nodes()) == int(sys.argv[2]):\n"
+        "        break\n"
+        "    ray.shutdown()\n"
+        "    time.sleep(0.5)\n"
+        "else:\n"
+        "    sys.exit('the node did not join')\n"
+    )
+    subprocess.run([sys.executable, "-c", code, address, str(nodes)], check=True, timeout=200)
+
+
+def played(folder: Path, *settings: str) -> subprocess.CompletedProcess[str]:
+    options = [word for each in (*ROWS, *settings) for word in ("--set", each)]
+    command = ["run", "quickstart", "--quiet", "--out", str(folder), *options]
+    return subprocess.run(
+        [sys.executable, "-m", "fedsim.cli", *command], capture_output=True, text=True
+    )
+
+
+def findings(folder: Path) -> list[dict[str, str]]:
+    with (folder / "findings.csv").open(newline="") as file:
+        return [{**row, "seconds": ""} for row in csv.DictReader(file)]
+
+
+def test_a_cluster_finds_what_one_process_finds(head, tmp_path):
+    assert played(tmp_path / "inline", "engine.workers=1").returncode == 0
+    done = played(tmp_path / "cluster", f"engine.address={head}", "engine.workers=1")
+    assert done.returncode == 0, done.stderr
+    rows = findings(tmp_path / "inline")
+    assert rows
+    assert findings(tmp_path / "cluster") == rows
+
+
+def test_a_worker_of_another_version_is_one_clear_error(head, tmp_path):
+    other = tmp_path / "site" / "fedsim-0.0.9.dist-info"
+    other.mkdir(parents=True)
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: fedsim\nVersion: 0.0.9\n")
+    joins = (f"--address={head}", "--node-ip-address=127.0.0.2")
+    with node(tmp_path, *joins, PYTHONPATH=str(other.parent)):
+        wait(head, 2)
+        done = played(tmp_path / "run", f"engine.address={head}", "engine.workers=1")
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: the Ray node 127.0.0.2 has fedsim 0.0.9 (sources ")
+    assert "this process has 0.1.0" in line
+    assert "Start every node of the cluster from the same image" in line
