@@ -10,7 +10,7 @@ export HF_HUB_OFFLINE ?= 1
 export RAY_USAGE_STATS_ENABLED ?= 0
 export FLWR_TELEMETRY_ENABLED ?= 0
 
-.PHONY: demo test check format bench clean
+.PHONY: demo test check format bench image clean
 
 demo: $(VENV)/.base  ## install, then run the quickstart
 	$(BIN)/fedsim run quickstart
@@ -29,6 +29,9 @@ format: $(VENV)/.dev  ## put formatting and imports right
 
 bench: $(VENV)/.base  ## speed of the engines, as ratios of the same work in one run
 	$(BIN)/python benchmarks/engines.py
+
+image:  ## a container image, with docker, podman or buildah
+	docker/build
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -39,6 +39,7 @@ TUTORIAL = DOCS / "write-an-adversary.md"
 DEFENSE = DOCS / "write-a-defense.md"
 FLOWER = DOCS / "in-your-flower-project.md"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *DOCS.rglob("*.md")]
+PAGES.append(ROOT / "docker" / "README.md")
 OTHERS = [page for page in PAGES if page not in (TUTORIAL, DEFENSE, FLOWER)]
 KNOWN_HOSTS = {"flower.ai", "www.ray.io", "docs.ray.io", "keepachangelog.com"}
 
