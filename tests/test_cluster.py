@@ -87,6 +87,11 @@ def test_a_cluster_finds_what_one_process_finds(head, tmp_path):
     assert findings(tmp_path / "cluster") == rows
 
 
+def test_without_an_address_a_run_keeps_to_itself_beside_a_cluster(head, tmp_path):
+    done = played(tmp_path / "run", "engine.workers=2")
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_worker_of_another_version_is_one_clear_error(head, tmp_path):
     other = tmp_path / "site" / "fedsim-0.0.9.dist-info"
     other.mkdir(parents=True)

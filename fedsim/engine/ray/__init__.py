@@ -58,9 +58,9 @@ class RayEngine(Engine):
             "log_to_driver": bool(os.environ.get("FEDSIM_DEBUG")),
             "logging_level": logging.ERROR,
         }
-        if engine.address:
-            options["address"] = engine.address
-        else:
+        # "local", or Ray would join whatever cluster it finds on this machine.
+        options["address"] = engine.address or "local"
+        if not engine.address:
             # Logical CPUs: a place for every actor. The kernel shares the real ones.
             options["num_cpus"] = max(1, math.ceil(self._needs()["CPU"]))
         try:
