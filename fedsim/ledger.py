@@ -75,9 +75,7 @@ class Ledger:
         try:
             exists = (folder / "scenario.toml").exists()
         except OSError as error:  # a name too long, say
-            raise RunFolderError(
-                f"{str(folder)[:200]} cannot be written: {error.strerror}. Choose another --out"
-            ) from error
+            raise _not_writable(folder, error) from error
         if folder.exists() and not folder.is_dir():
             raise RunFolderError(f"{folder} is a file; choose another --out")
         if exists and not resume:
@@ -96,12 +94,7 @@ class Ledger:
             else:
                 ledger._begin(scenario)
         except OSError as error:
-            # In a container the user is a number, and a mounted folder is often another one's.
-            mine = f", or a folder that user {os.getuid()} may write to"
-            hint = mine if isinstance(error, PermissionError) and hasattr(os, "getuid") else ""
-            raise RunFolderError(
-                f"{folder} cannot be written: {error.strerror or error}. Choose another --out{hint}"
-            ) from error
+            raise _not_writable(folder, error) from error
         return ledger
 
     @classmethod
@@ -338,6 +331,18 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise RunFolderError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def _not_writable(folder: Path, error: OSError) -> RunFolderError:
+    """Why a run folder cannot be made; a permission that is missing is one of a certain user.
+
+    In a container the user is a number, and a mounted folder is often another one's.
+    """
+    mine = f", or a folder that user {os.getuid()} may write to" if hasattr(os, "getuid") else ""
+    return RunFolderError(
+        f"{str(folder)[:200]} cannot be written: {error.strerror or error}. Choose another --out"
+        f"{mine if isinstance(error, PermissionError) else ''}"
+    )
 
 
 _NA = {name: [""] for name in ("value", "baseline", "baseline_prior")}
