@@ -44,10 +44,10 @@ class RayEngine(Engine):
             _STARTED.clear()
         if not ray.is_initialized():
             self._start()
-        if scenario.engine.address:
-            check_nodes()
         if shortage := self._shortage():
             raise EngineError(shortage)
+        if scenario.engine.address:
+            check_nodes()
         self._pool = [self._new_client() for _ in range(self._clients)]
 
     def _start(self) -> None:
