@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -39,10 +40,14 @@ def head(tmp_path_factory) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    options = (f"--port={port}", "--node-ip-address=127.0.0.1", "--include-dashboard=false")
-    with node(tmp_path_factory.mktemp("head"), "--head", *options):
-        wait(f"127.0.0.1:{port}", 1)
-        yield f"127.0.0.1:{port}"
+    options = [f"--port={port}", "--node-ip-address=127.0.0.1", "--include-dashboard=false"]
+    # A folder of its own, or whoever starts Ray meanwhile joins this cluster; a short path, because
+    # sockets have one.
+    with TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as temporary:
+        options.append(f"--temp-dir={temporary}")
+        with node(tmp_path_factory.mktemp("head"), "--head", *options):
+            wait(f"127.0.0.1:{port}", 1)
+            yield f"127.0.0.1:{port}"
 
 
 def wait(address: str, nodes: int) -> None:
@@ -65,11 +70,14 @@ def wait(address: str, nodes: int) -> None:
     subprocess.run([sys.executable, "-c", code, address, str(nodes)], check=True, timeout=200)
 
 
-def played(folder: Path, *settings: str) -> subprocess.CompletedProcess[str]:
+def played(folder: Path, *settings: str, **environment: str) -> subprocess.CompletedProcess[str]:
     options = [word for each in (*ROWS, *settings) for word in ("--set", each)]
     command = ["run", "quickstart", "--quiet", "--out", str(folder), *options]
     return subprocess.run(
-        [sys.executable, "-m", "fedsim.cli", *command], capture_output=True, text=True
+        [sys.executable, "-m", "fedsim.cli", *command],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
     )
 
 
@@ -88,7 +96,7 @@ def test_a_cluster_finds_what_one_process_finds(head, tmp_path):
 
 
 def test_without_an_address_a_run_keeps_to_itself_beside_a_cluster(head, tmp_path):
-    done = played(tmp_path / "run", "engine.workers=2")
+    done = played(tmp_path / "run", "engine.workers=2", RAY_ADDRESS=head)
     assert done.returncode == 0, done.stderr
 
 

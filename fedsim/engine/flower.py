@@ -41,7 +41,8 @@ class FlowerEngine(Engine):
                 stderr=errors,
                 text=True,
                 start_new_session=True,
-                env={**os.environ, **quiet},
+                # Or Ray would join whatever cluster it finds on this machine.
+                env={"RAY_ADDRESS": "local", **os.environ, **quiet},
             )
             assert process.stdin is not None  # noqa: S101 - both are pipes, as asked for
             assert process.stdout is not None  # noqa: S101
