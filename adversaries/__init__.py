@@ -1,4 +1,6 @@
-"""The built-in adversaries, one attack a file. Ordinary plugins, found through entry points.
+"""The built-in adversaries by what they recover; an attack is a file, or a folder of its name.
+
+Ordinary plugins, found through entry points.
 
 `from adversaries import LLG` works too: a class loads when it is first asked for.
 """
@@ -7,26 +9,26 @@ import importlib
 from typing import Any
 
 _HOMES = {
-    "BiasSigns": "bias_signs",
-    "CTCMatching": "ctc_matching",
-    "DAGER": "dager",
-    "DLG": "dlg",
-    "DLGText": "dlg_text",
-    "FirstFrames": "first_frames",
-    "FirstLinear": "first_linear",
-    "GMBoW": "gm_bow",
-    "HFGM": "hfgm",
-    "IDLG": "idlg",
-    "InvertingGradients": "inverting_gradients",
-    "LAMP": "lamp",
-    "LLG": "llg",
-    "MinColumn": "min_column",
-    "RLG": "rlg",
-    "RandomGuess": "random_guess",
-    "SpanDecoding": "span_decoding",
-    "SpeakerInference": "speaker_inference",
-    "TAG": "tag",
-    "TokenLeak": "token_leak",
+    "BiasSigns": "labels.bias_signs",
+    "CTCMatching": "speech.ctc_matching",
+    "DAGER": "text.dager",
+    "DLG": "inputs.dlg",
+    "DLGText": "text.dlg_text",
+    "FirstFrames": "speech.first_frames",
+    "FirstLinear": "inputs.first_linear",
+    "GMBoW": "speech.gm_bow",
+    "HFGM": "speech.hfgm",
+    "IDLG": "labels.idlg",
+    "InvertingGradients": "inputs.inverting_gradients",
+    "LAMP": "text.lamp",
+    "LLG": "labels.llg",
+    "MinColumn": "labels.min_column",
+    "RLG": "labels.rlg",
+    "RandomGuess": "labels.random_guess",
+    "SpanDecoding": "speech.span_decoding",
+    "SpeakerInference": "speech.speaker_inference",
+    "TAG": "text.tag",
+    "TokenLeak": "text.token_leak",
 }
 
 __all__ = [

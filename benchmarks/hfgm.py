@@ -4,11 +4,11 @@
 
 The plain side runs all changed utterances through DeepSpeech in one batch and differentiates each
 one's CTC loss by the head's weight and bias, with torch's own CTC, through its own frames alone.
-Ours runs again only what a change touches (`adversaries.changed_frames`) and has all head gradients
-in closed form; between the two stands the batched forward pass with the closed form. Random frames
-and transcript of 75 frames, 26 values, DeepSpeech of HFGM's size (2,048 units, an LSTM of 2,048;
-small: 512 and 256), one thread; the cosine distances of both sides are asserted equal. The fastest
-of several turns counts, in CPU time, so that a busy machine slows all alike.
+Ours runs again only what a change touches (`adversaries.speech.hfgm.changed_frames`) and has all
+head gradients in closed form; between the two stands the batched forward pass with the closed form.
+Random frames and transcript of 75 frames, 26 values, DeepSpeech of HFGM's size (2,048 units, an
+LSTM of 2,048; small: 512 and 256), one thread; the cosine distances of both sides are asserted
+equal. The fastest of several turns counts, in CPU time, so that a busy machine slows all alike.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from timing import fastest
 from torch import Tensor
 from torch.nn import functional
 
-from adversaries.frame_changes import HeadOnly
+from adversaries.speech.hfgm.frame_changes import HeadOnly
 from fedsim.gradients import cosine_distance, ctc_head_gradient, head_passes
 from fedsim.seeds import isolated, torch_generator
 from fedsim.simulation import one_thread

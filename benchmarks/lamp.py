@@ -41,8 +41,9 @@ from lamp_plain import (
 from timing import fastest
 from torch import Tensor
 
-from adversaries import LAMP, dummy_texts
-from adversaries.reordering import moved
+from adversaries import LAMP
+from adversaries.text import dummy_texts
+from adversaries.text.lamp.reordering import moved
 from fedsim import libraries, testing
 from fedsim.gradients import TextDistance, nearest_tokens, norm_gap
 from fedsim.knowledge import Knowledge

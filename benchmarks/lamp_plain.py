@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from adversaries.reordering import moved
+from adversaries.text.lamp.reordering import moved
 from fedsim import libraries
 from fedsim.priors import LanguagePrior, NGramPrior
 from fedsim.seeds import torch_generator

@@ -14,7 +14,7 @@ from timing import fastest
 from torch import Tensor
 
 from adversaries import LLG
-from adversaries.probes import by_label, draw
+from adversaries.labels.llg.probes import by_label, draw
 from fedsim import testing
 from fedsim.records import Batch, Observation, Spec
 from fedsim.seeds import isolated, torch_generator

@@ -52,7 +52,7 @@ algorithm = "fedsgd"
 rounds = 3
 clients = 6
 batch_size = 2
-secure_aggregation = {protocol = "secagg+"}
+secure_aggregation = "secagg+"
 [[adversaries]]
 name = "llg"
 [[adversaries]]

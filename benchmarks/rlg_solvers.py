@@ -19,9 +19,9 @@ from timing import fastest
 from torch import Tensor
 
 from adversaries import RLG
-from adversaries.separability import by_lp, normalised
-from adversaries.spanning import by_spanning
-from adversaries.subspace import leading
+from adversaries.labels.rlg.separability import by_lp, normalised
+from adversaries.labels.rlg.spanning import by_spanning
+from adversaries.labels.rlg.subspace import leading
 from fedsim import testing
 from fedsim.simulation import one_thread
 

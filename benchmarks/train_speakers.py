@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from adversaries import SpeakerInference
-from adversaries.voiceprints import saved
+from adversaries.speech.speaker_inference.voiceprints import saved
 from fedsim.adversary import Job
 from fedsim.knowledge import Knowledge
 from fedsim.metrics import applicable

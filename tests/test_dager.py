@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from adversaries import DAGER
-from adversaries.first_attention import Attention
-from adversaries.first_layers import First
-from adversaries.row_space import spanned
-from adversaries.token_candidates import _Fed, _Sums
+from adversaries.text.dager.first_attention import Attention
+from adversaries.text.dager.first_layers import First
+from adversaries.text.dager.token_candidates import _Fed, _Sums
+from adversaries.text.row_space import spanned
 from fedsim import testing
 from fedsim.tasks.text import Text
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from test_dager import claimed, seen, small
 
-from adversaries.row_space import LOST, spanned
+from adversaries.text.row_space import LOST, spanned
 
 
 @pytest.mark.parametrize("hidden", ["attention.self", "attention.output"])

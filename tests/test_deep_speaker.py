@@ -4,7 +4,12 @@ import pytest
 import torch
 from speakers import ENOUGH, SIZE, SMALL, public
 
-from adversaries.deep_speaker import DeepSpeaker, Recipe, train, triplet_loss
+from adversaries.speech.speaker_inference.deep_speaker import (
+    DeepSpeaker,
+    Recipe,
+    train,
+    triplet_loss,
+)
 from fedsim.seeds import isolated
 
 

@@ -7,7 +7,7 @@ from recognised import CLASSES, CONTEXT, FEATURES, SPEC, batch, gradient_of, voi
 from tiny import rows
 
 from adversaries import FirstFrames
-from adversaries.overlapping import Chain
+from adversaries.speech.first_frames.overlapping import Chain
 from fedsim import testing
 from fedsim.gradients import to_gradient
 from fedsim.knowledge import Knowledge

@@ -7,8 +7,8 @@ import torch
 from recognised import CLASSES, FEATURES, SAID, SPEC, gradient_of, observed, recogniser, voice
 
 from adversaries import HFGM
-from adversaries.changed_frames import ChangedFrames
-from adversaries.frame_changes import HeadOnly, Whole
+from adversaries.speech.hfgm.changed_frames import ChangedFrames
+from adversaries.speech.hfgm.frame_changes import HeadOnly, Whole
 from fedsim import testing
 from fedsim.errors import DataError, NotGranted
 from fedsim.gradients import to_gradient

@@ -12,8 +12,8 @@ from llg_victims import DIGITS, attacked, victim
 from torch import nn
 
 from adversaries import LLG
-from adversaries.class_sums import class_sums
-from adversaries.probes import Probes
+from adversaries.labels.llg.class_sums import class_sums
+from adversaries.labels.llg.probes import Probes
 from fedsim import testing
 from fedsim.errors import NotGranted
 from fedsim.knowledge import Knowledge
@@ -189,7 +189,7 @@ def test_needs_follow_the_variant():
     ],
 )
 def test_dummies_suit_the_data_as_in_the_paper(shape, classes, expected):
-    from adversaries.llg import suited
+    from adversaries.labels.llg import suited
 
     assert suited(Spec(classes=classes, input_shape=shape)) == expected
 

@@ -9,8 +9,8 @@ from llg_victims import attacked, victim
 from torch import Tensor, nn
 from torch.nn import functional
 
-from adversaries.class_sums import class_sums
-from adversaries.probes import by_label, draw
+from adversaries.labels.llg.class_sums import class_sums
+from adversaries.labels.llg.probes import by_label, draw
 from fedsim import testing
 from fedsim.tasks.images import cross_entropy
 from fedsim.victim import VictimModel
@@ -107,7 +107,7 @@ def test_attacks_agree_with_autograd_on_the_architectures_of_the_paper(variant, 
     def slow(*given: Any, **named: Any) -> Any:
         return class_sums(*given, way="autograd", **named)
 
-    monkeypatch.setattr("adversaries.llg.class_sums", slow)
+    monkeypatch.setattr("adversaries.labels.llg.class_sums", slow)
     exact = attacked(seen, variant, **given)
     assert exact.diagnostics["probes"] == "autograd" != fast.diagnostics["probes"]
     assert fast.diagnostics["impact"] == pytest.approx(exact.diagnostics["impact"], rel=1e-5)

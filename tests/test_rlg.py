@@ -9,8 +9,7 @@ import spellers
 import torch
 from torch import Tensor, nn
 
-from adversaries import separability
-from adversaries.rlg import RLG, tied
+from adversaries.labels.rlg import RLG, separability, tied
 from defenses.quantize import HalfPrecision, Int8
 from defenses.sign import Sign
 from defenses.sparsify import GradDrop

@@ -11,19 +11,19 @@ from hypothesis import strategies as st
 from scipy import sparse
 from scipy.optimize import linprog, nnls
 
-from adversaries import majority, separability
-from adversaries.least_squares import nonnegative
-from adversaries.majority import by_majority
-from adversaries.margin import otsu
-from adversaries.separability import (
+from adversaries.labels.rlg import majority, separability
+from adversaries.labels.rlg.least_squares import nonnegative
+from adversaries.labels.rlg.majority import by_majority
+from adversaries.labels.rlg.margin import otsu
+from adversaries.labels.rlg.separability import (
     SolverError,
     by_lp,
     by_perceptron,
     normalised,
     separates,
 )
-from adversaries.spanning import by_spanning
-from adversaries.subspace import leading
+from adversaries.labels.rlg.spanning import by_spanning
+from adversaries.labels.rlg.subspace import leading
 
 KINDS = ["normal", "whole", "half space", "twins", "zeros", "softmax", "peaked", "noisy", "half"]
 

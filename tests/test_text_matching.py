@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from text_victims import BERT, GPT2, LAMP_QUICK, QUICK, Scored, seen, small
 
 from adversaries import LAMP, TAG, DLGText
-from adversaries.dummy_texts import DummyTexts
-from adversaries.reordering import Reordering, moved
-from adversaries.text_cases import Case
+from adversaries.text.dummy_texts import DummyTexts
+from adversaries.text.lamp.reordering import Reordering, moved
+from adversaries.text.text_cases import Case
 from fedsim import testing
 from fedsim.gradients import Match, TextDistance, to_gradient
 from fedsim.knowledge import Knowledge

@@ -40,7 +40,7 @@ def test_public_texts_are_needed_only_where_a_prior_is_fitted_on_them(settings, 
         asked.append((name, texts))
         return Indifferent()
 
-    monkeypatch.setattr("adversaries.lamp.language_prior", made)
+    monkeypatch.setattr("adversaries.text.lamp.language_prior", made)
     attack = LAMP(**QUICK, steps=2, **settings)
     assert not attack.requires() & Knowledge.PRIOR
     observed, _ = seen(small(), prior=None)
@@ -103,7 +103,7 @@ def test_a_prior_that_takes_fewer_tokens_is_refused_before_any_start(monkeypatch
                 raise DataError(f"takes 8 tokens, and a text has {length}")
             return super().surprise(ids)
 
-    monkeypatch.setattr("adversaries.lamp.language_prior", lambda *_: Short(torch.tensor(0)))
+    monkeypatch.setattr("adversaries.text.lamp.language_prior", lambda *_: Short(torch.tensor(0)))
     monkeypatch.setattr(LAMP, "first", lambda *_: pytest.fail("it has started"))
     with pytest.raises(DataError, match=f"a text has {len(truth.tokens[0])}"):
         LAMP(prior="a folder").reconstruct(observed, testing.job())

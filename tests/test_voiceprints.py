@@ -1,17 +1,20 @@
 """Voiceprints: an encoder trained once a process or loaded, and the threshold for strangers."""
 
 import dataclasses
+from importlib import import_module
 
 import pytest
 import torch
 from speakers import NAMES, SIZE, SMALL, SPEC, WORDS, attacked, heard, observed, public, told
 
-from adversaries import SpeakerInference, voiceprints
-from adversaries.deep_speaker import DeepSpeaker, train
-from adversaries.voiceprints import between, loaded, saved, threshold
+from adversaries import SpeakerInference
+from adversaries.speech.speaker_inference.deep_speaker import DeepSpeaker, train
+from adversaries.speech.speaker_inference.voiceprints import between, loaded, saved, threshold
 from fedsim import testing
 from fedsim.errors import Cancelled
 from fedsim.records import UNKNOWN
+
+voiceprints = import_module("adversaries.speech.speaker_inference.voiceprints")
 
 
 @pytest.fixture(scope="module")

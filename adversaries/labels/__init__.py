@@ -1,0 +1,1 @@
+"""Attacks on labels: which classes a batch held, and how often."""

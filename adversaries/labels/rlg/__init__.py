@@ -1,0 +1,227 @@
+"""RLG: which labels an update was computed from, and how many, from the head's gradient alone."""
+
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from adversaries.labels.rlg.majority import by_majority
+from adversaries.labels.rlg.margin import by_margin
+from adversaries.labels.rlg.separability import SCREEN, Verdict, by_lp, by_perceptron, normalised
+from adversaries.labels.rlg.spanning import by_spanning
+from adversaries.labels.rlg.subspace import Rank, Subspace, leading
+from fedsim.adversary import Adversary, Job
+from fedsim.gradients import HeadGradient, head_gradient
+from fedsim.knowledge import Knowledge
+from fedsim.records import BLANK_PIECE, Observation, Reconstruction
+from fedsim.victim import VictimModel
+
+__all__ = ["RLG"]
+
+FRAMES = (
+    "the model is trained with CTC: a row behind dW is a frame, negative at several classes. S "
+    "counts frames, and classes that are claimed need not be labels"
+)
+
+UNBALANCED = 1e-3
+"""Length of the columns' sum, in that of all columns together, which is no longer rounding."""
+
+
+class RLG(Adversary):
+    """The classes whose column of dW a hyperplane through the origin separates from all others.
+
+    With cross-entropy dW = H' G, features x classes: a row of G, one an example (a label of a
+    sequence, in every local step), is negative in its own label's place and positive elsewhere. So
+    S, the number of rows, is the rank of dW (Remark 2), and of dW = P Sigma Q every label's column
+    q_c has an r with r.q_c < 0 <= r.q_j for all j != c (Remark 4). The reverse does not hold: what
+    is separable need not be a label, and with few classes often is not.
+
+    `accept` says which classes are claimed: `strict`, separable ones; `margin`, those that point
+    away from the rest, which endures noise, dropped coordinates and few bits; `authors`, what the
+    paper's own code accepts, as far as it is known.
+
+    Assumes cross-entropy over a softmax, local steps of SGD, S < min(d, C). Any activation before
+    the head, any sign and scale of dW: r and -r do the same. Labels have no counts.
+    """
+
+    name: ClassVar[str] = "rlg"
+    needs: ClassVar[Knowledge] = Knowledge.HEAD_GRADIENT
+    recovers: ClassVar[frozenset[str]] = frozenset({"label_set", "num_labels"})
+    cites: ClassVar[str] = (
+        "Dang et al., Revealing and Protecting Labels in Distributed Training, NeurIPS 2021, "
+        "Algorithm 1"
+    )
+
+    accept: Literal["strict", "margin", "authors"] = Field(
+        default="strict",
+        description='which classes are claimed: "strict": separable; "margin": away from the rest '
+        '(for perturbed updates); "authors": as in their code',
+    )
+    solver: Literal["spanning", "lp", "perceptron+lp"] = Field(
+        default="spanning",
+        description='how separability is decided: "spanning": by certificates; "lp": one linear '
+        'program a class, the same answer; "perceptron+lp": the paper\'s screening first',
+    )
+    rank_mode: Rank = Field(
+        default="gap",
+        description='S: "gap": where the singular values fall; "tolerance": how many are above '
+        '`tolerance`; "oracle": told (needs BATCH_SIZE, of sequences LABELS too, to count them)',
+    )
+    tolerance: float = Field(
+        default=1e-5,
+        gt=0,
+        lt=1,
+        description='of the largest singular value, for rank_mode = "tolerance"',
+    )
+    columns: Literal["all", "top_norm"] = Field(
+        default="all",
+        description='what a class must be separable from: "all" others, or the 500 longest columns',
+    )
+
+    def requires(self) -> Knowledge:
+        """Beside `needs`, the number of labels where it is to be told."""
+        told = self.rank_mode == "oracle"
+        return super().requires() | (Knowledge.BATCH_SIZE if told else Knowledge(0))
+
+    def cautions(self, model: VictimModel) -> list[str]:
+        """CTC, tied embeddings, and heads too small for the rank to say anything."""
+        weight = model.module.get_parameter(f"{model.head}.weight")
+        found = [_said_of_ties(names)] if (names := tied(model)) else []
+        if hasattr(model.module, "blank"):
+            found.append(FRAMES)
+        if min(weight.shape) <= 2:
+            found.append(
+                f"the head '{model.head}' is {tuple(weight.shape)}: with two classes both are "
+                "always separable, and more than one example does not show"
+            )
+        return found
+
+    def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
+        """Claim a label set and S.
+
+        Raises `ValueError` where there is no gradient to read, or S of CTC is to be told.
+        """
+        gradient = seen.know(Knowledge.HEAD_GRADIENT)
+        head = head_gradient(gradient, seen.head, seen.spec.classes)
+        told = self._told(seen)
+        weight = head.weight.to(job.device)
+        found = leading(weight, self.rank_mode, job.rng, told=told, tolerance=self.tolerance)
+        notes: dict[str, Any] = {
+            "accept": "strict" if self.accept == "margin" and found.clean else self.accept,
+            "rank_gap": found.gap,
+        }
+        if notes["accept"] == "margin":
+            plain = weight.double().cpu().numpy()
+            # Noise lies in all dimensions alike, but what dropping and rounding leave does not.
+            angles = plain if found.coarse else found.halfway
+            labels = by_margin(angles, np.linalg.norm(plain, axis=1), found.size)
+        elif notes["accept"] == "authors":
+            seed = int(torch.randint(2**62, (), generator=job.rng))
+            speech = seen.spec.vocabulary == seen.spec.classes
+            rng = np.random.default_rng(seed)
+            labels, notes["voted"] = by_majority(found.whitened, rng, speech=speech)
+        else:
+            verdict = self._separable(found)
+            labels = verdict.accepted
+            notes["margin"] = min(verdict.margins.values(), default=0.0)
+            notes["undecided"] = sorted(verdict.undecided)
+            notes["failed"] = sorted(verdict.failed)
+            notes["lps"] = verdict.lps
+        doubts = self._doubts(seen, head, found, labels)
+        if failed := notes.get("failed"):
+            doubts.append(
+                f"the linear program ended in an error on {len(failed)} classes, which are not "
+                "claimed and may be labels"
+            )
+        if doubts:
+            notes["note"] = "; ".join(doubts)
+        return Reconstruction(label_set=labels, num_labels=found.size, diagnostics=notes)
+
+    def _told(self, seen: Observation) -> int | None:
+        if self.rank_mode != "oracle":
+            return None
+        if seen.spec.vocabulary != seen.spec.classes:
+            return int(seen.know(Knowledge.BATCH_SIZE))
+        if _has_blank(seen):
+            raise ValueError(
+                'rank_mode = "oracle" is told how many labels there are, and with CTC the rows of '
+                'dW are frames: use rank_mode = "gap"'
+            )
+        # Every label of a sequence is a row; how many there are is what the paper grants as S.
+        return int((seen.know(Knowledge.LABELS) >= 0).sum())
+
+    def _separable(self, found: Subspace) -> Verdict:
+        whitened = found.whitened
+        lengths, q = np.linalg.norm(whitened, axis=0), normalised(whitened)
+        against = None
+        if self.columns == "top_norm":
+            against = np.argsort(-lengths, kind="stable")[:SCREEN].tolist()
+        if self.solver == "lp":
+            return by_lp(q, against=against)
+        if self.solver == "perceptron+lp":
+            return by_perceptron(q, lengths, against)
+        return by_spanning(q, lengths, against)
+
+    def _doubts(
+        self, seen: Observation, head: HeadGradient, found: Subspace, labels: frozenset[int]
+    ) -> list[str]:
+        """What makes the answer doubtful, as far as can be seen, each with what it may be."""
+        doubts, bias = [], head.bias
+        (n, d), size = head.weight.shape, found.size
+        # The columns of a softmax sum to zero: C classes give a rank of C - 1 at most.
+        if size >= min(d, n - 1):
+            doubts.append(
+                f"S = {size} labels with d = {d} features and C = {n} classes: the rank shows S "
+                "only below min(d, C), and classes may be separable that are no labels"
+            )
+        if _has_blank(seen):
+            doubts.append(FRAMES)
+        total = float((head.weight.new_ones(n) @ head.weight).norm()) / found.length
+        if total > UNBALANCED:
+            doubts.append(
+                f"the columns sum to {total:.1e} of their length instead of zero: noise, "
+                "compression, or a weight that is not the head's alone (tied embeddings)"
+            )
+        if found.coarse and self.rank_mode != "oracle":
+            doubts.append("dW has few values, or zeros: perturbed, so that S is a guess")
+        elif found.full and self.rank_mode != "oracle":
+            doubts.append(
+                f"dW has full rank at d = {d} features and C = {n} classes: perturbed, or of "
+                f"min(d, C - 1) = {min(d, n - 1)} labels or more; S = {size} is a guess"
+            )
+        if seen.model is not None and (names := tied(seen.model)):
+            doubts.append(_said_of_ties(names))
+        if 0 < len(labels) < n:
+            absent = torch.ones(n, dtype=torch.bool)
+            absent[sorted(labels)] = False
+            told = bias if bias is not None and bias.shape == (n,) else head.weight
+            # Of a class that is not there the bias has p > 0, and the weight p h, which only h >= 0
+            # gives a sign; a class that is there may have either.
+            if (told.cpu()[absent] < 0).any() and not (told.cpu()[absent] > 0).any():
+                doubts.append(
+                    "the gradient is negative at every class that is not claimed: a delta was "
+                    "taken for a gradient. The label set does not depend on the sign"
+                )
+        return doubts
+
+
+def tied(model: VictimModel) -> list[str]:
+    """Other names of the head's weight in the model: layers that share it, such as embeddings."""
+    name = f"{model.head}.weight"
+    every = dict(model.module.named_parameters(remove_duplicate=False))
+    return sorted(k for k, value in every.items() if k != name and value is every.get(name))
+
+
+def _has_blank(seen: Observation) -> bool:
+    """Whether labels are CTC's, as far as can be seen."""
+    if seen.spec.pieces is not None and seen.spec.pieces[:1] == (BLANK_PIECE,):
+        return True
+    return seen.model is not None and hasattr(seen.model.module, "blank")
+
+
+def _said_of_ties(names: list[str]) -> str:
+    return (
+        f"the head's weight is also {', '.join(names)}: dW is the sum of both layers' gradients, "
+        "whose rank and columns are not those of the head alone"
+    )

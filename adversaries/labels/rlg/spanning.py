@@ -1,0 +1,235 @@
+"""The separable columns without linear programs: certificates that reject, projections that accept.
+
+Columns that positively span the space (a basis B, and a combination of others that equals minus
+the sum of B) have every other column in their cone, which rejects it. The columns of a softmax's
+gradient sum to zero, so that there are such; two certificates leave few candidates. Rows of -B^-1
+are separators of B's own columns where no other column is on their wrong side. What is left is
+projected on the cone of the others (non-negative least squares): a residual separates, and its
+length is the margin; none rejects. Wherever rounding could decide, the linear program does.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import qr
+
+from adversaries.labels.rlg.least_squares import nonnegative
+from adversaries.labels.rlg.separability import (
+    Array,
+    Indices,
+    SolverError,
+    Verdict,
+    indices,
+    separates,
+)
+
+__all__ = ["by_spanning"]
+
+SLACK = 1e-9
+"""How far below 0 a separator may have another column, where it has its own at -1. The LP, whose
+tolerance is 1e-7, accepts it then as well."""
+
+LARGEST = 1e6
+"""Sum of a combination's coefficients, and length of a separator, beyond which rounding could
+decide: for the LP's tolerance is then worth a tenth of the column in question."""
+
+RESIDUAL = 1e-10
+"""What may be left of a column, of length 1, that is a combination of others."""
+
+STEEP = 1e-7
+"""A pivot of a basis below this share of the first: its columns do not span the space."""
+
+BLOCK = 1024
+"""Columns compared with all others at once."""
+
+AT_ONCE = 8
+"""Columns that join the working set in a round: those furthest on the wrong side."""
+
+
+def by_spanning(q: Array, lengths: Array, against: Iterable[int] | None = None) -> Verdict:
+    """What `by_lp` answers, mostly without it.
+
+    q: (S, C), columns of length 1 or 0. lengths (C,): what they were before, to try long ones
+    first. against: the columns to separate from; all where left out.
+    """
+    return _Search(q, lengths, indices(q, against)).verdict()
+
+
+class _Search:
+    def __init__(self, q: Array, lengths: Array, others: Indices) -> None:
+        self.q = q
+        self.lengths = lengths
+        self.live = others[q[:, others].any(axis=0)]
+        self.live = self.live[np.argsort(-lengths[self.live], kind="stable")]
+        self.work = self.live[: 4 * len(q)]
+        self.open: NDArray[np.bool_] = np.abs(q).max(axis=0) > 0
+        self.margins: dict[int, float] = {}
+
+    def verdict(self) -> Verdict:
+        spent = self._tried(self.live)
+        if spent.size:
+            # Labels are the long columns: those stay, and all others must be new.
+            spent = np.setdiff1d(spent, self.live[: len(self.q)])
+            self._tried(self.live[~np.isin(self.live, spent)])
+        elif len(self.live) > 1:
+            self._pointed()
+        unsure, failed = set(), set()
+        for c in np.flatnonzero(self.open).tolist():
+            if self.open[c] and not self._settled(c):
+                unsure.add(c)
+        for c in sorted(unsure):
+            try:
+                r = separates(self.q, c, self.live)
+            except SolverError:
+                failed.add(c)
+                continue
+            if r is not None:
+                self.margins[c] = 1 / float(np.linalg.norm(r))
+        return Verdict(
+            frozenset(self.margins), self.margins, frozenset(unsure), frozenset(failed), len(unsure)
+        )
+
+    def _tried(self, pool: Indices) -> Indices:
+        """Accept and reject what a basis out of the pool (longest first) can.
+
+        Returns the columns of the certificate that rejected, none where there is none.
+        """
+        basis = self._basis(pool)
+        if basis is None:
+            return np.empty(0, dtype=np.intp)
+        inverse = np.linalg.inv(self.q[:, basis])
+        a = inverse @ self.q
+        reach = np.linalg.norm(inverse, axis=1)
+        # A column of the basis is on its own separator's wrong side, at 1.
+        alone = (a > SLACK)[:, self.live].sum(axis=1) == 1
+        for row in np.flatnonzero(alone & (reach < LARGEST) & self.open[basis]).tolist():
+            self._accept(int(basis[row]), 1 / float(reach[row]))
+        rest = pool[~np.isin(pool, basis)]
+        found = self._project(-self.q[:, basis].sum(axis=1), rest, rest[: 4 * len(a)])
+        if found is None or found.separator is not None:
+            return np.empty(0, dtype=np.intp)
+        # q_j = sum_i a_ij b_i + m_j (sum_i b_i + sum of the others), no coefficient below 0.
+        lift = np.maximum(0, -a.min(axis=0))
+        spanned = a.sum(axis=0) + lift * (len(a) + found.total) < LARGEST
+        used = np.append(basis, found.support)
+        spanned[used] = False
+        self.open &= ~spanned
+        return used
+
+    def _pointed(self) -> None:
+        """Accept corners of a cone within an open half-space v.q > 0, where there is such a v.
+
+        There, x_j = q_j / v.q_j are points of a plane. Whatever lies furthest in some direction is
+        a corner, and most columns lie furthest in their own, seen from the middle of all.
+        """
+        lifted = np.vstack([self.q, np.ones(self.q.shape[1])])
+        top = np.eye(len(lifted))[-1]
+        found = self._project(top, self.live, self.live[: len(self.work)], lifted)
+        if found is None or found.separator is None:
+            return
+        # The nearest point of the columns' convex hull, scaled so that v.q_j >= 1 for all.
+        v = found.separator[:-1]
+        height = v @ self.q[:, self.live]
+        if height.min() < STEEP * height.max():
+            return
+        x = self.q[:, self.live] / height
+        away = x - x.mean(axis=1, keepdims=True)
+        for start in range(0, len(self.live), BLOCK):
+            own = np.arange(start, min(start + BLOCK, len(self.live)))
+            far = away[:, own].T @ x
+            reached = far[own - start, own].copy()
+            far[own - start, own] = -np.inf
+            gap = reached - far.max(axis=1)
+            for i in own[gap > 0].tolist():
+                middle = reached[i - start] - gap[i - start] / 2
+                r = middle * v - away[:, i]
+                r /= -float(r @ self.q[:, self.live[i]])
+                reach, c = float(np.linalg.norm(r)), int(self.live[i])
+                if reach < LARGEST:
+                    self._accept(c, 1 / reach)
+
+    def _accept(self, c: int, margin: float) -> None:
+        self.margins[c] = margin
+        self.open[c] = False
+
+    def _basis(self, pool: Indices) -> Indices | None:
+        """S independent columns of the pool, long ones first; None where there are not as many."""
+        size = len(self.q)
+        for among in (pool[: 4 * size], pool):
+            if len(among) < size:
+                return None
+            long = self.q[:, among] * self.lengths[among]
+            _, r, order = qr(long, mode="economic", pivoting=True, check_finite=False)
+            pivots = np.abs(np.diag(r))
+            if pivots[-1] > STEEP * pivots[0]:
+                return among[order[:size]]
+        return None
+
+    def _settled(self, c: int) -> bool:
+        """Accept or reject one column by projection; False where rounding could decide."""
+        others = self.live[self.live != c]
+        found = self._project(self.q[:, c], others, self.work[self.work != c])
+        if found is None:
+            return False
+        if found.separator is not None:
+            reach = float(np.linalg.norm(found.separator))
+            if reach < LARGEST:
+                self._accept(c, 1 / reach)
+            return reach < LARGEST
+        if len(found.support) < len(self.q) or found.total > LARGEST or found.least < SLACK:
+            return False  # on the cone's boundary, as far as can be seen
+        self.open[c] = False
+        # The same columns have others in their cone.
+        left = np.flatnonzero(self.open)
+        if len(left) > 1:
+            a = np.linalg.solve(self.q[:, found.support], self.q[:, left])
+            inside = (a.min(axis=0) > SLACK) & (a.sum(axis=0) < LARGEST)
+            inside &= ~np.isin(left, found.support)
+            self.open[left[inside]] = False
+        return True
+
+    def _project(
+        self, target: Array, others: Indices, work: Indices, q: Array | None = None
+    ) -> "_Projection | None":
+        """The projection of target on the cone of others, by way of few of them.
+
+        q: the columns, where they are not the search's own.
+        """
+        q = self.q if q is None else q
+        support: Indices = np.empty(0, dtype=np.intp)
+        for _ in range(len(q) + 50):
+            solved = nonnegative(q[:, work], target, np.flatnonzero(np.isin(work, support)))
+            if solved is None:
+                return None
+            passive, x, residual = solved
+            support = work[passive]
+            if np.linalg.norm(residual) <= RESIDUAL * max(1.0, float(np.linalg.norm(target))):
+                least = float(x.min()) if len(x) else 0.0
+                return _Projection(support, float(x.sum()), least, None)
+            depth = float(residual @ target)
+            if depth < 0.5 * float(residual @ residual):
+                return None  # no projection: both are the same then, but for rounding
+            beyond = (residual @ q)[others] / depth
+            wrong = np.flatnonzero(beyond > SLACK)
+            if not wrong.size:
+                return _Projection(support, float(x.sum()), 0.0, -residual / depth)
+            new = others[wrong[np.argsort(-beyond[wrong], kind="stable")[:AT_ONCE]]]
+            new = np.setdiff1d(new, work)
+            if not new.size:
+                return None
+            work = np.append(work, new)
+            self.work = np.union1d(self.work, new)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Projection:
+    """support: columns of the combination, total and least: sum and smallest of its coefficients.
+    separator (S,): where a residual is left, scaled to -1 at the target."""
+
+    support: Indices
+    total: float
+    least: float
+    separator: Array | None

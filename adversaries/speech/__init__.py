@@ -1,0 +1,1 @@
+"""Attacks on speech: what was said, how it sounded, and who spoke."""

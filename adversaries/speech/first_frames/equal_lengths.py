@@ -1,0 +1,50 @@
+"""Utterances of the same length, of which mixtures are known, told apart by being normalised."""
+
+import torch
+from torch import Tensor
+
+from adversaries.speech.first_frames.overlapping import Fit
+
+__all__ = ["told_apart"]
+
+STARTS = 64
+"""Random starts for each utterance among others of its length."""
+
+
+def told_apart(fit: Fit, rng: torch.Generator) -> list[Tensor]:
+    """The normalised utterances of an affine family, each (T, F): at most as many as it mixes.
+
+    X = M + sum_k a_k V_k with a variance of 1 in each of F values: F equations for a, solved by
+    Gauss-Newton from random points of the sphere on which M and orthonormal V put the solutions.
+    There is no such sphere, and nothing is found, where the features were not normalised.
+    """
+    mean, basis = fit.frames, fit.free
+    square = mean.numel() - float(mean.square().sum())
+    if not square > 0:
+        return []
+    radius, count = square**0.5, 1 + len(basis)
+    points = torch.randn(STARTS * count, len(basis), generator=rng, dtype=mean.dtype)
+    points *= radius / points.norm(dim=1, keepdim=True)
+    for _ in range(40):
+        slopes = _slopes(fit, points)
+        off = _excess(fit, points)
+        points = points - torch.linalg.lstsq(slopes, off[:, :, None]).solution[:, :, 0]
+    wrong = _excess(fit, points).abs().amax(dim=1).nan_to_num(nan=torch.inf)
+    found = list[Tensor]()
+    for index in wrong.argsort().tolist():
+        new = all(float((points[index] - one).norm()) > 0.01 * radius for one in found)
+        if wrong[index] < 0.01 and new and len(found) < count:
+            found.append(points[index])
+    return [mean + torch.einsum("k,ktf->tf", point, basis) for point in found]
+
+
+def _excess(fit: Fit, points: Tensor) -> Tensor:
+    """Variance less 1 of each value, (S, F), at points (S, k)."""
+    frames = fit.frames + torch.einsum("sk,ktf->stf", points, fit.free)
+    return frames.square().mean(dim=1) - 1
+
+
+def _slopes(fit: Fit, points: Tensor) -> Tensor:
+    """Its derivative, (S, F, k)."""
+    frames = fit.frames + torch.einsum("sk,ktf->stf", points, fit.free)
+    return 2 * torch.einsum("stf,ktf->sfk", frames, fit.free) / frames.shape[1]

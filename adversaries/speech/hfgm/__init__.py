@@ -1,0 +1,176 @@
+"""HFGM: the frames of utterances by direct search, from the gradient of a recogniser's head."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from adversaries.speech.hfgm.direct_search import DirectSearch
+from adversaries.speech.hfgm.frame_changes import HeadOnly, Whole
+from adversaries.speech.pace import Pace
+from adversaries.speech.utterance_cases import Case
+from adversaries.speech.utterances import OfUtterances
+from fedsim.adversary import Job
+from fedsim.gradients import WhitenedDistance, cosine_distance, squared_distance
+from fedsim.knowledge import Knowledge
+from fedsim.records import Observation, Reconstruction
+
+__all__ = ["HFGM"]
+
+
+class HFGM(OfUtterances):
+    """Frames whose gradient comes closest to the one observed, by trying changes of single frames.
+
+    Frames start uniform in [-1, 1]. An iteration draws unit vectors, each for a random frame, and
+    keeps those that, added to that frame `step` long, lower the distance of gradients; all kept
+    are added together (Algorithm 1). The step is halved whenever `patience` iterations have
+    lowered the distance by less than `fall`; once it would be `smallest`, the search ends. No
+    second derivative is asked for. Matching the head alone takes CTC, and no more than what the
+    model says of each change, of DeepSpeech only where it says something new; with `layers` =
+    "all" any loss and model will do.
+
+    Of a batch, an iteration changes one utterance, drawn at random; the gradients of the others
+    stay as they were (Algorithm 3). After several local steps on one utterance each change is
+    tried by taking those steps (Algorithm 4; the paper draws 8 vectors there). Dropout is off in
+    what is compared, as in the paper.
+
+    `fidelity`: the authors' code counts the point itself among its `samples`, so that one vector
+    less is drawn. Claims the frames with the lowest distance that were met.
+    """
+
+    name: ClassVar[str] = "hfgm"
+    recovers: ClassVar[frozenset[str]] = frozenset({"inputs", "objective"})
+    cites: ClassVar[str] = (
+        "Dang et al., A Method to Reveal Speaker Identity in Distributed ASR Training, and How to "
+        "Counter It, ICASSP 2022, Algorithms 1, 3 and 4"
+    )
+
+    samples: int = Field(default=128, ge=2, le=4096, description="vectors an iteration tries")
+    step: float = Field(
+        default=1.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="length of a vector that is added, at first",
+    )
+    smallest: float = Field(default=0.125, gt=0, description="length at which the search ends")
+    patience: int = Field(
+        default=2500, ge=1, description="iterations after which progress is asked"
+    )
+    fall: float = Field(
+        default=0.05, gt=0, lt=1, description="share by which the distance must have fallen then"
+    )
+    iterations: int = Field(default=50_000, ge=1, description="iterations at most, a case")
+    schedule: Literal["halving", "cosine"] = Field(
+        default="halving",
+        description='how the step gets smaller: "halving", the paper\'s, or along a quarter of a '
+        '"cosine" over all iterations',
+    )
+    distance: Literal["cosine", "l2", "whitened"] = Field(
+        default="cosine",
+        description='of gradients; the authors take "l2" for batches, "whitened" is that of '
+        "ctc-matching",
+    )
+    fidelity: Literal["paper", "authors"] = Field(
+        default="paper", description="vectors drawn an iteration: `samples`, or one less"
+    )
+
+    def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
+        """Search; raises `ValueError` where the frames or the model are of another kind."""
+        theirs = {name: value[None].to(job.device) for name, value in self.observed(seen).items()}
+        steps, lr = self._local(seen)
+        known = seen if steps == 1 else _single(seen)
+        found: list[tuple[DirectSearch, Case]] = []
+        cases = self.cases(known, job)
+        least = self._least()
+        pace = cases.pace(job, least, least, "iterations, patience, or what is tried")
+        for case in cases.tried:
+            model = seen.know(Knowledge.MODEL).copy().to(job.device)
+            model.module.eval()
+            kind = Whole if self.layers == "all" or steps > 1 else HeadOnly
+            tried = [
+                kind(model, target.to(job.device), list(theirs), lr=lr, steps=steps)
+                for target in case.targets
+            ]
+            shapes = [(count, int(seen.spec.features or 0)) for count in case.lengths]
+            search = DirectSearch(tried, self._far(theirs), shapes, job)
+            with job.portion(len(cases.tried) - len(found)):
+                self._run(search, job, None if found else pace)
+            found.append((search, case))
+        search, case = min(found, key=lambda one: one[0].lowest)
+        return self.claim(
+            search.best * steps,
+            Case([*case.targets] * steps, [*case.lengths] * steps),
+            seen,
+            left_out=cases.left_out,
+            objective=search.lowest,
+            outcomes=[one.outcome for one, _ in found],
+            trace=job.trace,
+            distances=[one.lowest for one, _ in found],
+            kept=search.kept / max(1, search.drawn),
+            step=search.step,
+            way=search.tried[0].way,
+        )
+
+    def _local(self, seen: Observation) -> tuple[int, float]:
+        """The local steps and their rate, which it has to be told where the gradient is no single
+        step's; raises what `Observation.know` raises."""
+        told = Knowledge.LOCAL_STEPS in seen.granted or not seen.exact
+        steps = int(seen.know(Knowledge.LOCAL_STEPS)) if told else 1
+        return steps, float(seen.know(Knowledge.LEARNING_RATE)) if steps > 1 else 0.0
+
+    def _far(self, theirs: Mapping[str, Tensor]) -> Callable[[Mapping[str, Tensor]], Tensor]:
+        if self.distance == "whitened":
+            return WhitenedDistance({name: value[0] for name, value in theirs.items()})
+        measure = cosine_distance if self.distance == "cosine" else squared_distance
+        return lambda ours: measure(ours, theirs)
+
+    def _run(self, search: DirectSearch, job: Job, pace: Pace | None) -> None:
+        search.step, recent = self.step, list[float]()
+        count = self.samples - (self.fidelity == "authors")
+        for at in job.steps(self.iterations):
+            if pace is not None:
+                pace.step()
+            if self.schedule == "cosine":
+                search.step = self.step * math.cos(math.pi / 2 * at / self.iterations)
+            search.iterate(count)
+            recent.append(search.lowest)
+            job.progress(job.iterations, search.lowest)
+            slow = at - search.halved >= self.patience and (
+                recent[-1] >= (1 - self.fall) * recent[-1 - self.patience]
+            )
+            if self.schedule == "halving" and slow:
+                search.halve(at)
+                if search.step <= self.smallest:
+                    search.outcome = "stalled"
+                    return
+        search.outcome = "steps" if len(recent) == self.iterations else "budget"
+
+    def _least(self) -> int:
+        """The fewest iterations that a case takes."""
+        if self.schedule == "cosine":
+            return self.iterations
+        halvings = math.ceil(math.log2(self.step / self.smallest))
+        return min(self.iterations, max(1, halvings) * self.patience)
+
+
+def _single(seen: Observation) -> Observation:
+    """The observation of several local steps on one utterance, as if it were there once."""
+    size, steps = int(seen.know(Knowledge.BATCH_SIZE)), int(seen.know(Knowledge.LOCAL_STEPS))
+    rows, lengths = seen.labels, seen.lengths
+    alike = (rows is None or bool((rows == rows[:1]).all())) and (
+        lengths is None or len(set(lengths)) == 1
+    )
+    if size != steps or not alike:
+        raise ValueError(
+            f"{steps} local steps on {size} examples, not all the same utterance: HFGM's Algorithm "
+            "4 is for steps that see one utterance each time; first-frames does without that"
+        )
+    return replace(
+        seen,
+        num_examples=1,
+        labels=None if rows is None else rows[:1],
+        lengths=None if lengths is None else list(lengths)[:1],
+    )

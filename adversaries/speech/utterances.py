@@ -1,0 +1,193 @@
+"""An attack on the frames of utterances: what it has to know, tries, and claims."""
+
+from collections.abc import Sequence
+from itertools import product
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from adversaries.speech.utterance_cases import Case, Cases, encoded, other, too_short
+from fedsim.adversary import Adversary, Job
+from fedsim.errors import DataError
+from fedsim.knowledge import Knowledge
+from fedsim.records import Observation, Reconstruction
+from fedsim.victim import VictimModel
+
+__all__ = ["OfUtterances"]
+
+MOST_FRAMES = 100_000
+MOST = 64
+"""Combinations of transcripts and lengths that are tried at most."""
+
+
+class OfUtterances(Adversary):
+    """An attack on the frames of utterances that has to know what was said, and in how many.
+
+    The threat model grants transcripts and lengths, as HFGM assumes; or, of a single utterance,
+    those listed in `transcripts` and `frames` are tried, each combination by itself, and the one
+    whose gradient comes closest is claimed (appendix B.1), its transcript with it.
+    """
+
+    needs: ClassVar[Knowledge] = Knowledge.HEAD_GRADIENT | Knowledge.MODEL | Knowledge.BATCH_SIZE
+
+    layers: Literal["last", "all"] = Field(
+        default="last", description='whose gradient is matched: "last", the head, or "all"'
+    )
+    transcripts: list[str] = Field(
+        default=[], description="tried instead of the one that LABELS grants"
+    )
+    frames: list[Annotated[int, Field(ge=1, le=MOST_FRAMES)]] = Field(
+        default=[], description="numbers of frames, tried instead of the one that LENGTHS grants"
+    )
+    assumes: Literal["given", "random"] = Field(
+        default="given",
+        description='"random": another transcript of the same length, for every utterance: the '
+        "control of appendix B.1",
+    )
+    off: int = Field(
+        default=0,
+        ge=-MOST_FRAMES,
+        le=MOST_FRAMES,
+        description="frames that are assumed beyond those there are (fewer where negative): the "
+        "control of appendix B.1",
+    )
+    stretch: float = Field(
+        default=1.0,
+        gt=0,
+        le=100,
+        description="how many times as many frames as there are, rounded, are assumed before "
+        "`off`: the control of appendix B.1",
+    )
+
+    def requires(self) -> Knowledge:
+        """Labels and lengths too, unless they are tried; the whole gradient where it is matched."""
+        required = super().requires()
+        if not self.transcripts:
+            required |= Knowledge.LABELS
+        if not self.frames:
+            required |= Knowledge.LENGTHS
+        return required | Knowledge.GRADIENT if self.layers == "all" else required
+
+    def fills(self) -> frozenset[str]:
+        """What was said, too, where transcripts are tried."""
+        return super().fills() | ({"text"} if self.transcripts else set())
+
+    def cautions(self, model: VictimModel) -> list[str]:
+        """Inputs that are no frames, losses other than CTC, dropout that is on."""
+        if model.spec is not None and model.spec.features is None:
+            return [f"the inputs of this task are no frames, and {self.name} finds none"]
+        found = []
+        if self.layers == "last" and not hasattr(model.module, "blank"):
+            found.append(f"the model is not trained with CTC, whose head alone {self.name} matches")
+        found += self._unsaid(model)
+        if model.drops:
+            found.append(
+                "the model drops units at random: its gradient is that of masks nobody knows, and "
+                f"{self.name} hardly comes closer than silence. first-frames does without them"
+            )
+        return found
+
+    def _unsaid(self, model: VictimModel) -> list[str]:
+        """Transcripts that this recogniser cannot write."""
+        if model.spec is None or model.spec.pieces is None:
+            return []
+        try:
+            for text in self.transcripts:
+                encoded(text, model.spec)
+        except ValueError as error:
+            return [str(error)]
+        return []
+
+    def observed(self, seen: Observation) -> dict[str, Tensor]:
+        """The gradient to match by parameter name, of the head or all that was sent.
+
+        Raises `ValueError` where the head is missing, and for zero, NaN or Inf.
+        """
+        whole = self.layers == "all"
+        found = seen.know(Knowledge.GRADIENT if whole else Knowledge.HEAD_GRADIENT)
+        if not whole and f"{seen.head}.weight" not in found:
+            raise ValueError(
+                f"no gradient for the head '{seen.head}.weight'; the update holds "
+                f"{', '.join(found) or 'none'}"
+            )
+        if not all(bool(value.isfinite().all()) for value in found.values()):
+            raise ValueError("the gradient holds NaN or Inf")
+        if not any(bool(value.any()) for value in found.values()):
+            raise ValueError("the gradient is zero throughout: there is nothing to match")
+        return dict(found)
+
+    def cases(self, seen: Observation, job: Job) -> Cases:
+        """What the utterances may be: one case where transcripts and lengths are granted.
+
+        Raises `ValueError` where the inputs are no frames, and for what cannot be tried;
+        `DataError` where CTC can say no case, for each has too few frames for its transcript.
+        """
+        size = int(seen.know(Knowledge.BATCH_SIZE))
+        if seen.spec.features is None:
+            raise ValueError(f"the inputs of this task are no frames, and {self.name} finds none")
+        if size > 1 and (self.transcripts or self.frames):
+            raise ValueError(
+                f"the update holds {size} utterances; transcripts and numbers of frames are tried "
+                "for a single one. Grant LABELS and LENGTHS"
+            )
+        said = [[encoded(text, seen.spec)] for text in self.transcripts]
+        if not said:
+            rows = seen.know(Knowledge.LABELS)
+            said = [[row[row >= 0] for row in rows]]
+        if self.assumes == "random":
+            said = [[other(one, seen.spec.classes, job.rng) for one in some] for some in said]
+        heard = [[count] for count in self.frames] or [list(seen.know(Knowledge.LENGTHS))]
+        if len(said) * len(heard) > MOST:
+            raise ValueError(
+                f"{len(said)} transcripts with {len(heard)} numbers of frames are "
+                f"{len(said) * len(heard)} attacks; expected {MOST} at most"
+            )
+        tried, left_out = list[Case](), list[str]()
+        for targets, lengths in product(said, heard):
+            counts = [round(self.stretch * int(length)) + self.off for length in lengths]
+            if len(targets) != size or len(counts) != size or min(counts) < 1:
+                raise ValueError(
+                    f"{len(targets)} transcripts and frames {counts} for an update of {size} "
+                    "utterances; expected one of each, and a frame at least"
+                )
+            if why := too_short(targets, counts, seen.spec):
+                left_out.append(why)
+            else:
+                tried.append(Case(targets, counts))
+        if not tried:
+            raise DataError(
+                f"under CTC these have an infinite loss: {'; '.join(left_out[:3])}. Expected a "
+                "frame for each character, and one between two that are equal"
+            )
+        return Cases(tried, left_out)
+
+    def claim(
+        self,
+        frames: Sequence[Tensor],
+        case: Case,
+        seen: Observation,
+        *,
+        left_out: Sequence[str],
+        objective: float,
+        outcomes: Sequence[str],
+        trace: Sequence[tuple[int, float]],
+        **told: object,
+    ) -> Reconstruction:
+        """Utterances (T, features), and the transcript where several were tried.
+
+        Transcripts, lengths and what was not tried are among the diagnostics.
+        """
+        said, spelled = dict[str, object](), None
+        if seen.spec.pieces is not None:
+            said["said"] = spelled = [seen.spec.spell(one.tolist()) for one in case.targets]
+        if left_out:
+            said["left out"] = list(left_out)
+        return Reconstruction(
+            text=spelled if self.transcripts else None,
+            inputs=[one.detach().float().cpu() for one in frames],
+            objective=objective,
+            outcomes=tuple(outcomes),
+            trace=tuple(trace),
+            diagnostics={**told, **said, "lengths": list(case.lengths)},
+        )

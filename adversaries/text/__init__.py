@@ -1,0 +1,1 @@
+"""Attacks on text: the words behind the gradient of a language model."""

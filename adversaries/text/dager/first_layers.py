@@ -1,0 +1,202 @@
+"""What enters a transformer's first layers when they are fed with token ids."""
+
+import contextlib
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from adversaries.text.row_space import Span
+from fedsim.victim import VictimModel
+
+__all__ = ["First"]
+
+QUERIES = ("query", "q_proj", "q_lin", "q", "wq", "query_proj")
+TOGETHER = ("c_attn", "qkv", "qkv_proj", "query_key_value", "in_proj", "wqkv", "att_proj")
+"""Names of query projections, alone and in one with keys and values; case aside."""
+
+BESIDE = ("key", "value", "k_proj", "v_proj", "k_lin", "v_lin", "k", "v", "wk", "wv", "key_proj",
+          "value_proj")  # fmt: skip
+"""Names of what takes the same input beside a query projection."""
+
+TOKENS = 4096
+"""Tokens that are fed at once."""
+
+
+class _Reached(Exception):
+    """Ends a forward pass where its rest is of no use."""
+
+
+class First:
+    """The first layers of a copy of the victim's model, fed with token ids.
+
+    queries: layers that take the same input as the first query projection, it among them. behind:
+    layers after them, in the order in which they are used, the last the second block's query
+    projection and its like. Raises `ValueError` where no query projection has a known name.
+    """
+
+    def __init__(
+        self, model: VictimModel, gradient: Mapping[str, Tensor], device: torch.device
+    ) -> None:
+        self._model = model.copy().to(device)
+        self._model.module.eval()
+        self.device = device
+        self._entered: dict[str, Tensor] = {}
+        self.norms: dict[str, tuple[nn.LayerNorm, Tensor, Tensor]] = {}
+        """Normalisations used on the way, with what entered and left them last."""
+        modules = dict(self._model.module.named_modules())
+        layers = {
+            name: layer
+            for name, layer in modules.items()
+            if f"{name}.weight" in gradient
+            and gradient[f"{name}.weight"].ndim == 2
+            and not isinstance(layer, nn.Embedding)
+        }
+        self._named = [
+            name for name in layers if _own(name) in QUERIES or _own(name) in TOGETHER
+        ]  # fmt: skip
+        if not self._named:
+            raise ValueError(
+                "the gradient holds no query projection by a known name "
+                f"({', '.join((*QUERIES, *TOGETHER))}); linear layers in it: "
+                f"{', '.join(layers) or 'none'}. Train and send those of the transformer's blocks "
+                "(task.parameters); lamp and tag take models of any names"
+            )
+        self.turned = {name: hasattr(layer, "nf") for name, layer in layers.items()}
+        for name, layer in layers.items():
+            layer.register_forward_pre_hook(self._keep(name))
+        for name, layer in modules.items():
+            if isinstance(layer, nn.LayerNorm):
+                layer.register_forward_hook(self._keep_norm(name))
+        if model.head not in layers and model.head in modules:
+            modules[model.head].register_forward_pre_hook(_stop)
+        self._last: Callable[[str], bool] = self._second
+        # Padding may have neither an embedding nor a position.
+        padding = getattr(self._model.module.config, "pad_token_id", None)
+        self._twice = torch.full((1, 2), int(padding == 0), device=device)
+        used = self._run(self._twice)
+        if self._named[0] not in used:
+            self._named = [name for name in used if name in self._named]
+        self.queries = self._beside(self._named[0], layers)
+        entered = used[self.queries[0]]
+        if entered.shape[:2] != (1, 2):
+            raise ValueError(
+                f"'{self.queries[0]}' takes {tuple(entered.shape)} for a text of two tokens; "
+                "expected (texts, tokens, values): this model splits texts, or pads them"
+            )
+        order = list(used)  # a projection of embeddings comes before the queries
+        after = max(order.index(name) for name in self.queries if name in used) + 1
+        # Where blocks feed forward beside attending, layers take what queries take.
+        later = [
+            name
+            for name in order[after:]
+            if used[name].ndim == 3 and not _equal(used[name], entered)
+        ]
+        self.behind: list[tuple[str, ...]] = [
+            (name,) for name in later if _parent(name) != _parent(self._following())
+        ]
+        if self._following():
+            self.behind.append(self._beside(self._following(), layers))
+
+    def _following(self) -> str:
+        """The second block's query projection, "" where there is none."""
+        first = _parent(self._named[0])
+        return next((name for name in self._named if _parent(name) != first), "")
+
+    def _second(self, name: str) -> bool:
+        """Whether the head is reached, or the second block."""
+        return name in (self._model.head, self._following())
+
+    def _beside(self, query: str, layers: Mapping[str, nn.Module]) -> tuple[str, ...]:
+        if _own(query) in TOGETHER:
+            return (query,)
+        others = [k for k in layers if _parent(k) == _parent(query) and _own(k) in BESIDE]
+        return (query, *others)
+
+    def _keep(self, name: str) -> Any:
+        def hook(_layer: nn.Module, args: tuple[Tensor, ...]) -> None:
+            self._entered[name] = args[0]
+            if self._last(name):
+                raise _Reached
+
+        return hook
+
+    def _keep_norm(self, name: str) -> Any:
+        def hook(layer: nn.LayerNorm, args: tuple[Tensor, ...], output: Tensor) -> None:
+            self.norms[name] = (layer, args[0], output)
+
+        return hook
+
+    @torch.no_grad()
+    def _run(self, ids: Tensor) -> dict[str, Tensor]:
+        self._entered.clear()
+        self.norms.clear()
+        with contextlib.suppress(_Reached):
+            self._model.loss(ids, ids.new_zeros(len(ids)))
+        return dict(self._entered)
+
+    def entering(self, layer: str, ids: Tensor) -> Tensor:
+        """What enters a layer (R, L, n) when it is fed with token ids (R, L)."""
+        self._last = layer.__eq__
+        return self._run(ids)[layer]
+
+    def off(self, span: Span, ids: Tensor) -> Tensor:
+        """Distances (R, L) from a span of what enters its layers, as shares of their norms."""
+        size = max(1, TOKENS // ids.shape[1])
+        parts = [span.off(self.entering(span.layers[0], some)) for some in torch.split(ids, size)]
+        return torch.cat(parts)
+
+    @property
+    def heads(self) -> int:
+        """Attention heads of a block; 0 where the model does not say."""
+        return int(getattr(self._model.module.config, "num_attention_heads", 0))
+
+    @torch.no_grad()
+    def projected(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Queries, keys and values (R, L, n) of the first block; None where they are not told."""
+        entered = self.entering(self.queries[0], ids)
+        layers = [self._model.module.get_submodule(name) for name in self.queries]
+        made = list[Tensor]()
+        for name, layer in zip(self.queries, layers, strict=True):
+            held = dict(layer.named_parameters())
+            weight = held["weight"] if self.turned[name] else held["weight"].mT
+            made.append(entered @ weight + held.get("bias", 0))
+        if len(made) == 1 and made[0].shape[-1] == 3 * entered.shape[-1]:
+            made = list(made[0].chunk(3, dim=-1))
+        return (made[0], made[1], made[2]) if len(made) == 3 else None
+
+    @cached_property
+    def placed(self) -> bool:
+        """Whether tokens enter the first block otherwise at another position.
+
+        Not where attention rotates them by it (Su et al., RoFormer, 2021), or weighs them by it
+        (Press et al., ALiBi, 2022).
+        """
+        entered = self.entering(self.queries[0], self._twice)[0]
+        return not _equal(entered[0], entered[1])
+
+    @property
+    def causal(self) -> bool:
+        """Whether no token is told of by one before it, as in decoders."""
+        ids = torch.zeros(2, 4, dtype=torch.int64, device=self.device)
+        ids[:, -1] = torch.tensor([1, 2], device=self.device)
+        entered = self.entering(self.behind[-1][0], ids)
+        return torch.equal(entered[0, :-1], entered[1, :-1])
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def _own(name: str) -> str:
+    return name.rpartition(".")[2].lower()
+
+
+def _parent(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _stop(_layer: nn.Module, _args: Any) -> None:
+    raise _Reached

@@ -1,0 +1,24 @@
+"""dlg-text: DLG for texts, by matching the gradients of dummy embeddings."""
+
+from typing import ClassVar
+
+from adversaries.text.text_matching import TextMatching
+from fedsim.gradients import TextMetric
+
+__all__ = ["DLGText"]
+
+
+class DLGText(TextMatching):
+    """Gradient matching of texts with ||g' - g||^2, by Adam: the baseline of TAG and LAMP.
+
+    One start at N(0, I), as for `tag`. The labels are known, where DLG seeks them with the inputs.
+    """
+
+    name: ClassVar[str] = "dlg-text"
+    cites: ClassVar[str] = (
+        "Zhu et al., Deep Leakage from Gradients, NeurIPS 2019, section 4.2; Balunovic et al., "
+        "NeurIPS 2022, for the settings"
+    )
+
+    def metric(self) -> tuple[TextMetric, float, float]:
+        return "l2", 0.0, 0.0

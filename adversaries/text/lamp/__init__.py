@@ -1,0 +1,208 @@
+"""LAMP: texts by matching gradients, and a language prior for the order of their tokens."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from adversaries.text.dummy_texts import DummyTexts
+from adversaries.text.lamp.reordering import Reordering
+from adversaries.text.text_matching import TextMatching
+from fedsim.adversary import Job
+from fedsim.gradients import Adam, Match, Optimizer, TextMetric
+from fedsim.knowledge import Knowledge
+from fedsim.priors import NGRAM, causal_model, language_prior
+from fedsim.records import Observation
+from fedsim.victim import VictimModel
+
+__all__ = ["LAMP"]
+
+PRIOR_WEIGHT = {"cosine": 0.2, "l1+l2": 60.0, "l2": 60.0}
+NORM_WEIGHT = {"cosine": 1.0, "l1+l2": 25.0, "l2": 25.0}
+"""The paper's weights (appendix), by distance."""
+
+BURN_IN = 0.1
+"""Share of the steps before the authors' code reorders for the first time."""
+
+
+class LAMP(TextMatching):
+    """Alternates continuous steps, which find tokens, with discrete ones, which find their order.
+
+    Continuous: Adam on the distance of gradients plus (mean ||x|| - mean ||e||)^2, which keeps
+    dummy embeddings as long as the vocabulary's. Discrete, every `continuous` steps: of
+    `candidates` reorderings the one with the lowest distance plus what the language prior makes of
+    it (`Reordering`). It starts with the best of `starts` random points, then of `permutations` of
+    that. A start ends early where the tokens themselves have the observed gradient.
+
+    The prior is fitted on the public texts that PRIOR grants, or is a causal language model, which
+    needs none.
+
+    fidelity "authors" starts with embeddings as long as the vocabulary's, does not reorder in the
+    first tenth of the steps, and claims the point of the lowest distance on the way; "paper" starts
+    at N(0, I), from where it takes far more of them, and claims the last point (Algorithm 1, line
+    20), of several starts the one with the lowest distance there.
+    """
+
+    name: ClassVar[str] = "lamp"
+    cites: ClassVar[str] = (
+        "Balunovic et al., LAMP: Extracting Text from Gradients with Language Model Priors, "
+        "NeurIPS 2022"
+    )
+
+    steps: int = Field(default=2000, ge=1, description="continuous steps a start")
+    lr: float = Field(default=0.01, gt=0, description="first step length")
+    decay: float = Field(default=0.89, gt=0, le=1, description="factor of the step length")
+    decay_every: int = Field(default=50, ge=1, description="steps after which it applies")
+    distance: Literal["cosine", "l1+l2", "l2"] = Field(
+        default="cosine", description="between gradients: mean of 1 - cosine, TAG's, or DLG's"
+    )
+    l1: float = Field(default=0.01, ge=0, description='weight of the L1 norm in "l1+l2"')
+    norm_weight: float | None = Field(
+        default=None, ge=0, description="weight of the regulariser; 1 for cosine, else 25"
+    )
+    prior: str = Field(
+        default=NGRAM,
+        description='language prior: "n-gram", fitted on the public texts, a folder with a causal '
+        'language model, or "hub:NAME"',
+    )
+    prior_weight: float | None = Field(
+        default=None,
+        ge=0,
+        description="weight of its negative log-likelihood a token; 0.2 for cosine, else 60",
+    )
+    discrete: Literal["alternating", "end", "none"] = Field(
+        default="alternating",
+        description='when tokens are reordered: between continuous steps, as often at the "end", '
+        "or never",
+    )
+    continuous: int = Field(default=75, ge=1, description="continuous steps a discrete one")
+    candidates: int = Field(default=200, ge=1, description="reorderings a discrete step")
+    starts: int = Field(default=500, ge=1, description="random points; the best is the start")
+    permutations: int = Field(
+        default=500, ge=0, description="orders of its embeddings that are tried in turn"
+    )
+    polish: int = Field(
+        default=0,
+        ge=0,
+        description="rounds at the end in which the claimed tokens are reordered by the gradient "
+        "of their own embeddings alone; not in the paper",
+    )
+    fidelity: Literal["paper", "authors"] = Field(
+        default="authors", description="where the authors' code differs, as above"
+    )
+
+    @property
+    def ends(self) -> bool:
+        """As the paper has it."""
+        return self.fidelity == "paper"
+
+    @property
+    def _weight(self) -> float:
+        """What the prior counts: nothing where no tokens are reordered."""
+        if self.discrete == "none":
+            return 0.0
+        return PRIOR_WEIGHT[self.distance] if self.prior_weight is None else self.prior_weight
+
+    def requires(self) -> Knowledge:
+        """Public texts too, where the prior is fitted on them."""
+        fitted = self._weight > 0 and self.prior == NGRAM
+        return super().requires() | (Knowledge.PRIOR if fitted else Knowledge(0))
+
+    def cautions(self, model: VictimModel) -> list[str]:
+        """Those of its kind; raises `DataError` for a causal prior that cannot be loaded."""
+        if self._weight and self.prior != NGRAM:
+            causal_model(self.prior)
+        return super().cautions(model)
+
+    def metric(self) -> tuple[TextMetric, float, float]:
+        weight = NORM_WEIGHT[self.distance] if self.norm_weight is None else self.norm_weight
+        return self.distance, self.l1, weight
+
+    def schedule(self, step: int) -> float:
+        return float(self.decay ** (step // self.decay_every))
+
+    def spread(self, texts: DummyTexts) -> float:
+        scaled = self.start_length is None and self.fidelity == "authors"
+        return texts.spread if scaled else super().spread(texts)
+
+    def first(self, texts: DummyTexts, case: int, job: Job) -> Tensor:
+        drawn = texts.start(job.rng, case, self.starts, self.spread(texts))
+        best = _best(drawn, texts, case)
+        batch = best.view(texts.shape)
+        others = [best]
+        for _ in range(self.permutations):
+            other = batch.clone()
+            for text, sought in enumerate(texts.sought[case]):
+                places = sought.nonzero().flatten()
+                order = torch.randperm(len(places), generator=job.rng)
+                other[text, places] = batch[text, places[order]]
+            others.append(other.flatten())
+        return _best(torch.stack(others), texts, case)
+
+    def ready(self, texts: DummyTexts, seen: Observation, job: Job) -> None:
+        """Ask the prior about the longest text, so that one that takes fewer tokens is refused."""
+        prior = self._reordering(texts, seen, job).prior
+        if prior is not None:
+            case, text = divmod(int(texts.lengths.argmax()), texts.shape[0])
+            at = torch.tensor([case], device=texts.words.device)
+            anything = texts.words.mean(dim=0).expand(1, *texts.shape).flatten(1)
+            prior.surprise(texts.read(anything, at)[:, text], texts.lengths[case, text : text + 1])
+
+    def optimizer(
+        self, starts: Tensor, texts: DummyTexts, seen: Sequence[Observation], jobs: Sequence[Job]
+    ) -> Optimizer:
+        reordering = self._reordering(texts, seen[0], jobs[0])
+        begin = BURN_IN * self.steps if self.fidelity == "authors" else 0
+
+        def revise(points: Tensor, rows: Tensor, steps: Tensor) -> Tensor:
+            due = (steps % self.continuous == 0) & (steps > begin)
+            if not bool(due.any()):
+                return points
+            cases = (rows % len(jobs))[due]
+            rngs = [jobs[case].rng for case in cases.tolist()]
+            found = points.clone()
+            found[due] = reordering(points[due], cases, rngs)
+            return found
+
+        return Adam(
+            starts,
+            lr=self.lr,
+            schedule=self.schedule,
+            revise=revise if self.discrete == "alternating" else None,
+        )
+
+    def finished(
+        self, match: Match, case: int, texts: DummyTexts, seen: Observation, job: Job
+    ) -> dict[str, Any]:
+        reordering = self._reordering(texts, seen, job)
+        prior = reordering.prior
+        if self.discrete == "end":
+            rounds = self.steps // self.continuous
+            match.point = reordering.repeated(match.point, case, job.rng, rounds)
+        if self.polish:
+            at = torch.tensor([case], device=texts.words.device)
+            tokens = texts.fed(texts.read(match.point[None], at), at)[0]
+            alone = Reordering(texts, None, candidates=self.candidates, weight=0.0)
+            match.point = alone.repeated(tokens, case, job.rng, self.polish)
+        return {
+            "prior": None if prior is None else prior.description,
+            "prior_deviation": None if prior is None else prior.deviation,
+        }
+
+    def _reordering(self, texts: DummyTexts, seen: Observation, job: Job) -> Reordering:
+        prior = None
+        if self._weight:
+            tokens = seen.spec.tokens
+            assert tokens is not None  # noqa: S101 - a model of texts has them
+            public = seen.know(Knowledge.PRIOR) if self.prior == NGRAM else None
+            prior = language_prior(self.prior, public, tokens, job.device)
+        return Reordering(texts, prior, candidates=self.candidates, weight=self._weight)
+
+
+def _best(points: Tensor, texts: DummyTexts, case: int) -> Tensor:
+    """The one of points (K, n) with the lowest distance, (n,)."""
+    cases = torch.full((len(points),), case, device=points.device)
+    with torch.no_grad():
+        return points[int(texts.far(texts.embedded(points, cases), cases).argmin())]

@@ -1,0 +1,232 @@
+"""What attacks share that seek texts whose gradient is the one observed."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from adversaries.text.dummy_texts import MATCHED, DummyTexts
+from adversaries.text.text_cases import Case, OfTexts, padded
+from fedsim.adversary import Job
+from fedsim.gradients import (
+    Adam,
+    Match,
+    Optimizer,
+    Rules,
+    TextDistance,
+    TextMetric,
+    in_groups,
+    minimise,
+)
+from fedsim.knowledge import Knowledge
+from fedsim.records import Observation, Reconstruction
+from fedsim.victim import VictimModel
+
+__all__ = ["TextMatching"]
+
+TOGETHER = 1024
+"""Tokens of dummy texts that one optimisation holds at most, all its victims together."""
+
+PADDED = 8
+"""Victims whose longest texts end in the same so many tokens are attacked together."""
+
+
+class TextMatching(OfTexts):
+    """Seeks the texts of a batch by making dummy embeddings whose gradient is the same.
+
+    Word embeddings of the tokens that are sought start at N(0, I) and are moved by Adam; the tokens
+    with the largest cosine are claimed, of the point with the lowest distance that any start came
+    to. Tokens around every text are known; so are those that were masked, to who has the labels.
+
+    Assumes one step on one batch, without dropout; after several local steps the mean gradient is
+    matched as if it were that of one. Victims of a round with the same number of texts are
+    attacked in one batched optimisation.
+    """
+
+    recovers: ClassVar[frozenset[str]] = frozenset({"tokens", "text", "objective", "outcomes"})
+    group: ClassVar[int] = 8
+
+    @property
+    def ends(self) -> bool:
+        """Whether what a start ended at is claimed, instead of the lowest point on its way."""
+        return False
+
+    steps: int = Field(default=2500, ge=1, description="steps of Adam a start")
+    lr: float = Field(default=0.1, gt=0, description="step length")
+    restarts: int = Field(
+        default=0, ge=0, description="further starts, side by side; the lowest distance is claimed"
+    )
+    start_length: Literal["normal", "vocabulary"] | None = Field(
+        default=None,
+        description='length of embeddings at the start: "normal", that of N(0, I); "vocabulary": '
+        "scaled to the mean of the vocabulary's; by default normal, of lamp what `fidelity` says",
+    )
+    parameters: dict[str, Annotated[float, Field(ge=0)]] = Field(
+        default={"*": 1.0},
+        description="what each parameter's distance counts, by name pattern; one that no pattern "
+        "fits is left out, as are word embeddings and the biases of key projections",
+    )
+    precision: Literal["float32", "float64"] = Field(
+        default="float32", description="floating-point type of the optimisation"
+    )
+
+    def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
+        """Match the gradient; raises `ValueError` where model or update are of another kind."""
+        return self.reconstruct_many([seen], [job])[0]
+
+    def reconstruct_many(
+        self, seen: Sequence[Observation], jobs: Sequence[Job]
+    ) -> list[Reconstruction]:
+        """Match many at once: those with the same model, and as many texts of about one length."""
+        cases = [self.cases(one, job) for one, job in zip(seen, jobs, strict=True)]
+        longest = [max(int(case.lengths.max()) for case in some) for some in cases]
+        keys = [
+            (len(some[0].lengths), some[0].labels.ndim, -(-most // PADDED))
+            for some, most in zip(cases, longest, strict=True)
+        ]
+
+        def width(at: int) -> int:
+            tokens = len(cases[at]) * (1 + self.restarts) * keys[at][0] * longest[at]
+            return max(1, TOGETHER // tokens)
+
+        return in_groups(
+            [one.know(Knowledge.MODEL) for one in seen],
+            keys,
+            lambda some: self._match(
+                [seen[i] for i in some], [jobs[i] for i in some], [cases[i] for i in some]
+            ),
+            most=width,
+        )
+
+    @abstractmethod
+    def metric(self) -> tuple[TextMetric, float, float]:
+        """The distance, TAG's weight of ||.||_1, and that of LAMP's regulariser."""
+
+    def schedule(self, step: int) -> float:
+        """Factor of the step length."""
+        return 1.0
+
+    def first(self, texts: DummyTexts, case: int, job: Job) -> Tensor:
+        """A starting point (n,)."""
+        return texts.start(job.rng, case, 1, self.spread(texts))[0]
+
+    def spread(self, texts: DummyTexts) -> float:
+        """Standard deviation of the coordinates of random points."""
+        return texts.spread if self.start_length == "vocabulary" else 1.0
+
+    def ready(self, texts: DummyTexts, seen: Observation, job: Job) -> None:
+        """Raise before any start what would else be raised after many steps."""
+
+    def optimizer(
+        self, starts: Tensor, texts: DummyTexts, seen: Sequence[Observation], jobs: Sequence[Job]
+    ) -> Optimizer:
+        """One of all starts (R, n), of which start i is of case i mod len(jobs)."""
+        return Adam(starts, lr=self.lr, schedule=self.schedule)
+
+    def finished(
+        self, match: Match, case: int, texts: DummyTexts, seen: Observation, job: Job
+    ) -> dict[str, Any]:
+        """Do what is left to do to a match, in place; further diagnostics."""
+        return {}
+
+    def cautions(self, model: VictimModel) -> list[str]:
+        """Dropout that is on, and what its parts say."""
+        found = super().cautions(model)
+        if model.drops:
+            found.append(
+                "the model drops units at random: its gradient is that of masks nobody knows, and "
+                f"{self.name} matches the gradient of a model without"
+            )
+        return found
+
+    def _match(
+        self, seen: Sequence[Observation], jobs: Sequence[Job], known: Sequence[Sequence[Case]]
+    ) -> list[Reconstruction]:
+        model = seen[0].know(Knowledge.MODEL)
+        tokens, words = self.texts(seen[0])
+        cases = [case for some in known for case in some]
+        of = [victim for victim, some in enumerate(known) for _ in some]
+        longest = max(int(case.lengths.max()) for case in cases)
+        metric, l1, norm_weight = self.metric()
+        dtype, device = getattr(torch, self.precision), jobs[0].device
+        gradients = [one.know(Knowledge.GRADIENT) for one in seen]
+        far = TextDistance(
+            model,
+            [gradients[victim] for victim in of],
+            [padded(case.labels, longest) for case in cases],
+            [case.lengths for case in cases],
+            distance=metric,
+            parameters=self.parameters,
+            l1=l1,
+            device=device,
+            dtype=dtype,
+        )
+        texts = DummyTexts(far, cases, tokens, words.to(device, dtype), norm_weight=norm_weight)
+        own, views = [jobs[victim] for victim in of], [seen[victim] for victim in of]
+        self.ready(texts, seen[0], jobs[0])
+        matches = minimise(
+            texts,
+            lambda case: self.first(texts, case, own[case]),
+            own,
+            lambda starts: self.optimizer(starts, texts, views, own),
+            [Rules(self.steps, evaluations=1, patience=self.steps)] * len(cases),
+            restarts=self.restarts,
+            all_starts=True,
+            ends=self.ends,
+            proof=texts.proof,
+        )
+        told = [
+            self.finished(match, case, texts, views[case], own[case])
+            for case, match in enumerate(matches)
+        ]
+        found = []
+        for victim, (one, job) in enumerate(zip(seen, jobs, strict=True)):
+            mine = [case for case, whose in enumerate(of) if whose == victim]
+            best = min(
+                mine, key=lambda at: ("matched" not in matches[at].outcomes, matches[at].value)
+            )
+            more = {
+                "cases": len(mine),
+                "labels": cases[best].labels.tolist(),
+                "lengths": cases[best].lengths.tolist(),
+                **told[best],
+            }
+            found.append(self._claim(matches[best], best, texts, one, job, more))
+        return found
+
+    def _claim(
+        self,
+        match: Match,
+        case: int,
+        texts: DummyTexts,
+        seen: Observation,
+        job: Job,
+        more: dict[str, Any],
+    ) -> Reconstruction:
+        at = torch.tensor([case], device=texts.words.device)
+        read = texts.read(match.point[None], at)
+        ids = [
+            one[:length] for one, length in zip(read[0], texts.lengths[case].tolist(), strict=True)
+        ]
+        tokens = seen.spec.tokens
+        assert tokens is not None  # noqa: S101 - `texts` has looked
+        with torch.no_grad():
+            exact = texts.embedded(texts.fed(read, at), at)
+            apart = float(texts.far(exact, at) / texts.far.zero_distance[case])
+        return Reconstruction(
+            tokens=ids,
+            text=[tokens.spell(one.tolist()) for one in ids],
+            objective=match.value,
+            outcomes=tuple(match.outcomes),
+            trace=tuple(job.trace),
+            diagnostics={
+                "evaluations": match.evaluations,
+                "token_distance": apart,
+                "verified": apart < MATCHED,
+                "exact_gradient": seen.exact,
+                **more,
+            },
+        )
