@@ -8,6 +8,8 @@ Ordinary plugins, found through entry points.
 import importlib
 from typing import Any
 
+from fedsim.moved import redirect
+
 _HOMES = {
     "BiasSigns": "labels.bias_signs",
     "CTCMatching": "speech.ctc_matching",
@@ -30,6 +32,10 @@ _HOMES = {
     "TAG": "text.tag",
     "TokenLeak": "text.token_leak",
 }
+
+redirect(
+    {f"adversaries.{home.rpartition('.')[2]}": f"adversaries.{home}" for home in _HOMES.values()}
+)
 
 __all__ = [
     "DAGER",

@@ -12,10 +12,10 @@ import time
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 
 from fedsim.engine.inline import InlineGrid
+from fedsim.engine.simulate import one_thread
+from fedsim.federation.strategies import quiet
 from fedsim.plugin import names
 from fedsim.scenario import Scenario
-from fedsim.simulation import one_thread
-from fedsim.strategies import quiet
 
 ROUNDS = 25
 WAYS = {"fedsgd": 1, "fedavg": 10}

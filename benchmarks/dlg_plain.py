@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedsim.seeds import torch_generator
-from fedsim.tasks.image_data import ImageData, load
+from fedsim.tasks.images.data import ImageData, load
 from fedsim.tasks.models.lenet_sigmoid import LeNetSigmoid
 
 OUTER = 300

@@ -13,8 +13,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from fedsim.engine.simulate import simulate
 from fedsim.scenario import Scenario
-from fedsim.simulation import simulate
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
 parser.add_argument("--clients", type=int, default=100)

@@ -19,10 +19,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from adversaries.speech.hfgm.frame_changes import HeadOnly
+from fedsim.engine.simulate import one_thread
 from fedsim.gradients import cosine_distance, ctc_head_gradient, head_passes
 from fedsim.seeds import isolated, torch_generator
-from fedsim.simulation import one_thread
-from fedsim.tasks.recognisers import as_recogniser
+from fedsim.tasks.speech.recognisers import as_recogniser
 from fedsim.victim import VictimModel
 
 FRAMES, FEATURES, CHANGES, CLASSES = 75, 26, 128, 29

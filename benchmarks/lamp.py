@@ -50,7 +50,7 @@ from fedsim.knowledge import Knowledge
 from fedsim.priors import LanguagePrior, language_prior
 from fedsim.records import Observation, Spec, Tokens
 from fedsim.seeds import torch_generator
-from fedsim.tasks.languages import POINTS, classification_loss, told
+from fedsim.tasks.text.languages import POINTS, classification_loss, told
 from fedsim.victim import VictimModel
 
 WORDS = "bert.embeddings.word_embeddings.weight"

@@ -29,7 +29,7 @@ from fedsim import libraries
 from fedsim.priors import CausalPrior, LanguagePrior, NGramPrior, sentences
 from fedsim.records import Tokens
 from fedsim.seeds import isolated, torch_generator
-from fedsim.tasks.languages.tokenizers import told
+from fedsim.tasks.text.languages.tokenizers import told
 
 TRAINED, HELD_OUT = ("gutenberg_novels", "wikitext2_valid"), "wikitext2_test"
 LONGEST = 64

@@ -3,6 +3,8 @@
 import importlib
 from typing import Any
 
+from fedsim.moved import redirect
+
 __version__ = "0.1.0"
 
 # Every public name and the module it lives in. They load when first used, so that importing
@@ -13,10 +15,10 @@ _HOMES = {
     "ClientState": "defense",
     "Defense": "defense",
     "Exposure": "defense",
-    "FedSGD": "strategies",
+    "FedSGD": "federation.strategies",
     "FedsimError": "errors",
     "Finding": "records",
-    "HonestButCurious": "server",
+    "HonestButCurious": "federation.server",
     "Interception": "records",
     "Job": "adversary",
     "Knowledge": "knowledge",
@@ -33,14 +35,39 @@ _HOMES = {
     "Truth": "records",
     "Update": "records",
     "VictimModel": "victim",
-    "defend": "client",
-    "simulate": "simulation",
+    "defend": "federation.client",
+    "simulate": "engine.simulate",
     "write_report": "report",
 }
 
-_MODULES = frozenset(_HOMES.values()) | {
+_MODULES = frozenset(home for home in _HOMES.values() if "." not in home) | {
     *("gradients", "metrics", "priors", "privacy", "seeds", "testing"),
 }
+
+redirect(
+    {
+        f"fedsim.{old}": f"fedsim.{new}.{old}"
+        for new, names in {
+            "attacking": ("attack", "campaign"),
+            "cli": ("display",),
+            "engine": ("app", "preflight"),
+            "federation": (
+                "checkpoint",
+                "client",
+                "grid",
+                "mods",
+                "secure",
+                "server",
+                "strategies",
+            ),
+            "runs": ("ledger", "tape"),
+            "scenario": ("paper", "settings"),
+            "training": ("local",),
+        }.items()
+        for old in names
+    }
+    | {"fedsim.simulation": "fedsim.engine.simulate"}
+)
 
 __all__ = [
     "Adversary",

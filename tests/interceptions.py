@@ -8,9 +8,9 @@ from tiny import ask, initial
 
 from fedsim.adversary import Adversary
 from fedsim.engine.inline import InlineGrid
+from fedsim.federation.server import read_update
 from fedsim.knowledge import Knowledge
 from fedsim.records import Interception, Reconstruction
-from fedsim.server import read_update
 
 
 def intercepted(run, client, round=1):

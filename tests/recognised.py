@@ -5,10 +5,10 @@ import torch
 from fedsim import testing
 from fedsim.records import Spec
 from fedsim.seeds import isolated
-from fedsim.tasks.characters import NAMES
-from fedsim.tasks.features import Features
-from fedsim.tasks.recognisers import PADDING, as_recogniser
-from fedsim.tasks.voices import speak
+from fedsim.tasks.speech.characters import NAMES
+from fedsim.tasks.speech.features import Features
+from fedsim.tasks.speech.recognisers import PADDING, as_recogniser
+from fedsim.tasks.speech.voices import speak
 from fedsim.victim import VictimModel
 
 FEATURES, CONTEXT, CLASSES = 8, 2, 29

@@ -4,11 +4,11 @@ import numpy as np
 from flwr.app import Message, MessageType, RecordDict
 from tiny import config, initial, scenario
 
-from fedsim import client
 from fedsim.engine.inline import InlineGrid
-from fedsim.grid import Through
-from fedsim.secure import CLIENTS_KEY
-from fedsim.secure.grid import SecureGrid
+from fedsim.federation import client
+from fedsim.federation.grid import Through
+from fedsim.federation.secure import CLIENTS_KEY
+from fedsim.federation.secure.grid import SecureGrid
 
 PROTOCOLS = ["masked-sum", "secagg+"]
 

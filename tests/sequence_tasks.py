@@ -9,12 +9,12 @@ from tiny import ask
 
 from fedsim.defense import MeanGradient
 from fedsim.engine.inline import InlineGrid
+from fedsim.engine.preflight import preflight
 from fedsim.knowledge import Knowledge, ThreatModel
-from fedsim.local import batch_loss, local_training
-from fedsim.preflight import preflight
 from fedsim.records import Batch, Interception, Observation, Update
 from fedsim.scenario import Scenario
 from fedsim.tasks import Task
+from fedsim.training.local import batch_loss, local_training
 
 CLIP = 0.05
 DP_SGD = {"name": "dp-sgd", "clip": CLIP, "noise_multiplier": 0.0}

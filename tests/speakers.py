@@ -7,9 +7,9 @@ from adversaries import SpeakerInference
 from fedsim import testing
 from fedsim.records import Batch, Reconstruction, Spec
 from fedsim.seeds import isolated
-from fedsim.tasks.features import Features
-from fedsim.tasks.recognisers import PADDING, as_recogniser
-from fedsim.tasks.voices import speak
+from fedsim.tasks.speech.features import Features
+from fedsim.tasks.speech.recognisers import PADDING, as_recogniser
+from fedsim.tasks.speech.voices import speak
 from fedsim.victim import VictimModel
 
 SIZE, CONTEXT, CLASSES = 26, 4, 29

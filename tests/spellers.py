@@ -5,7 +5,7 @@ import torch
 from fedsim import testing
 from fedsim.records import END, Observation, Spec
 from fedsim.seeds import isolated
-from fedsim.tasks.recognisers import as_recogniser
+from fedsim.tasks.speech.recognisers import as_recogniser
 from fedsim.victim import VictimModel
 
 __all__ = ["PIECES", "generator", "recogniser", "utterance"]

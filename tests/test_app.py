@@ -11,11 +11,11 @@ import pytest
 from flwr.app import Context, RecordDict
 from tiny import rows, timeless
 
-from fedsim.app import app
+from fedsim.engine.app import app
 from fedsim.engine.inline import InlineGrid
+from fedsim.engine.simulate import simulate
 from fedsim.errors import RunFolderError, ScenarioError
 from fedsim.scenario import Scenario
-from fedsim.simulation import simulate
 
 ROOT = Path(__file__).parent.parent
 OVERRIDES = "training.rounds=2 adversaries.1.iterations=2 adversaries.1.restarts=0"

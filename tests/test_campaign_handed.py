@@ -8,12 +8,12 @@ from interceptions import Asks, intercepted
 from reachable import reachable
 from tiny import scenario
 
-from fedsim.attack import Attack, Bench
-from fedsim.campaign import Campaign
-from fedsim.ledger import Ledger
+from fedsim.attacking.attack import Attack, Bench
+from fedsim.attacking.campaign import Campaign
 from fedsim.records import Interception, Truth, Update
+from fedsim.runs.ledger import Ledger
 from fedsim.scenario import Scenario
-from fedsim.settings import AttackPlan
+from fedsim.scenario.settings import AttackPlan
 from fedsim.tasks import Task
 
 

@@ -11,13 +11,13 @@ from interceptions import Asks, intercepted
 from tiny import rows, scenario
 
 from fedsim.adversary import Adversary
-from fedsim.attack import Attack, Bench, _plain
-from fedsim.campaign import InlineExecutor
+from fedsim.attacking.attack import Attack, Bench, _plain
+from fedsim.attacking.campaign import InlineExecutor
+from fedsim.engine.simulate import simulate
 from fedsim.errors import Cancelled
 from fedsim.knowledge import Knowledge
 from fedsim.records import Reconstruction
-from fedsim.settings import AttackPlan
-from fedsim.simulation import simulate
+from fedsim.scenario.settings import AttackPlan
 from fedsim.tasks.images import Images
 
 pytestmark = pytest.mark.usefixtures("rogues")

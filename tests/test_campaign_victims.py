@@ -6,10 +6,10 @@ import pytest
 import torch
 from tiny import rows, scenario
 
-from fedsim.campaign import Campaign
-from fedsim.ledger import Ledger
+from fedsim.attacking.campaign import Campaign
+from fedsim.engine.simulate import simulate
 from fedsim.records import Interception, Update
-from fedsim.simulation import simulate
+from fedsim.runs.ledger import Ledger
 
 
 class Listening:

@@ -4,7 +4,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedsim.cli import app, main
-from fedsim.preflight import preflight
+from fedsim.engine.preflight import preflight
 from fedsim.scenario import Scenario
 
 HOPELESS = [

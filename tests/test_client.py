@@ -19,10 +19,10 @@ from rogues import Counting, Trainer
 from tiny import ask, config, initial, meaning, same, scenario, sent
 
 from defenses import GaussianNoise, Sign
-from fedsim import client
-from fedsim.client import defend
 from fedsim.engine.inline import InlineGrid
 from fedsim.errors import PluginError
+from fedsim.federation import client
+from fedsim.federation.client import defend
 
 pytestmark = pytest.mark.usefixtures("rogues")
 

@@ -7,13 +7,13 @@ import torch
 
 from fedsim.errors import DataError
 from fedsim.scenario import Scenario
-from fedsim.tasks.characters import characters
-from fedsim.tasks.cutting import lasting
-from fedsim.tasks.features import Features
-from fedsim.tasks.sound_files import Header
-from fedsim.tasks.speech_checks import cautions, check_lengths
-from fedsim.tasks.speech_data import Recordings
-from fedsim.tasks.voices import RATE
+from fedsim.tasks.speech.characters import characters
+from fedsim.tasks.speech.checks import cautions, check_lengths
+from fedsim.tasks.speech.cutting import lasting
+from fedsim.tasks.speech.data import Recordings
+from fedsim.tasks.speech.features import Features
+from fedsim.tasks.speech.sound_files import Header
+from fedsim.tasks.speech.voices import RATE
 
 
 def tone(seconds: float):

@@ -9,8 +9,8 @@ from processes import elsewhere
 from torch.nn import functional
 
 from fedsim.gradients import BLANK, ctc_loss, frames_needed
-from fedsim.tasks.recognisers.decoding import best_of_beam, best_path
 from fedsim.tasks.speech import Speech
+from fedsim.tasks.speech.recognisers.decoding import best_of_beam, best_path
 
 beams = pytest.mark.skipif(
     importlib.util.find_spec("flashlight") is None, reason="needs flashlight-text"
@@ -78,7 +78,7 @@ def test_without_the_decoder_a_beam_is_refused_before_any_training():
 import sys
 sys.modules["flashlight"] = None
 from fedsim.errors import DataError
-from fedsim.tasks.recognisers import as_recogniser
+from fedsim.tasks.speech.recognisers import as_recogniser
 as_recogniser({MODEL!r}).build(26, 29)
 try:
     as_recogniser({dict(MODEL, beam=7)!r}).build(26, 29)

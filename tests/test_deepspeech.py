@@ -15,10 +15,10 @@ from fedsim.errors import DataError, ScenarioError
 from fedsim.gradients import ctc, ctc_loss, frames_needed
 from fedsim.records import Batch
 from fedsim.seeds import isolated
-from fedsim.tasks.characters import characters
-from fedsim.tasks.recognisers import PADDING, as_recogniser
-from fedsim.tasks.recognisers.deepspeech import DeepSpeech, windows
 from fedsim.tasks.speech import Speech
+from fedsim.tasks.speech.characters import characters
+from fedsim.tasks.speech.recognisers import PADDING, as_recogniser
+from fedsim.tasks.speech.recognisers.deepspeech import DeepSpeech, windows
 from fedsim.victim import VictimModel
 
 FEATURES, CLASSES = 4, 6

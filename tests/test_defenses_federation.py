@@ -8,14 +8,14 @@ from flwr.app import RecordDict
 from tiny import ask, rows, scenario, sent
 
 from defenses import GaussianNoise, LaplacianNoise
-from fedsim.attack import Bench
-from fedsim.campaign import InlineExecutor
+from fedsim.attacking.attack import Bench
+from fedsim.attacking.campaign import InlineExecutor
 from fedsim.engine.inline import InlineGrid
+from fedsim.engine.preflight import preflight
+from fedsim.engine.simulate import simulate
 from fedsim.errors import ClientError, ScenarioError
-from fedsim.federation import play
-from fedsim.ledger import Ledger
-from fedsim.preflight import preflight
-from fedsim.simulation import simulate
+from fedsim.federation.federate import play
+from fedsim.runs.ledger import Ledger
 
 # --- what is sent ----------------------------------------------------------------------------
 

@@ -16,22 +16,21 @@ import pytest
 import tomli_w
 from plugins_fixture import install, with_plugins
 
-from fedsim import settings
 from fedsim.defense import Defense
 from fedsim.knowledge import PRESETS, Knowledge
 from fedsim.metrics import METRICS
 from fedsim.plugin import Plugin, find, names
 from fedsim.records import Finding, Reconstruction
-from fedsim.scenario import Scenario
+from fedsim.scenario import Scenario, settings
 from fedsim.tasks import Task
-from fedsim.tasks.features import Features
 from fedsim.tasks.images import Images
-from fedsim.tasks.languages import Language
 from fedsim.tasks.models import MODELS
 from fedsim.tasks.partition import PARTITIONS
-from fedsim.tasks.recognisers import RECOGNISERS
 from fedsim.tasks.speech import Speech
+from fedsim.tasks.speech.features import Features
+from fedsim.tasks.speech.recognisers import RECOGNISERS
 from fedsim.tasks.text import Text
+from fedsim.tasks.text.languages import Language
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

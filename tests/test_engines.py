@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 from tiny import faulty, rows, same, scenario, timeless
 
 from fedsim.engine import engine_name, workers
+from fedsim.engine.simulate import simulate
 from fedsim.errors import EngineError
 from fedsim.metrics import applicable
-from fedsim.simulation import simulate
 
 pytestmark = [
     pytest.mark.usefixtures("rogues_everywhere"),

@@ -10,9 +10,9 @@ from processes import elsewhere
 
 from fedsim import libraries
 from fedsim.errors import DataError
-from fedsim.tasks.features import Features, resampled, trimmed
-from fedsim.tasks.speech_data import Limits, load
-from fedsim.tasks.voices import RATE, speak
+from fedsim.tasks.speech.data import Limits, load
+from fedsim.tasks.speech.features import Features, resampled, trimmed
+from fedsim.tasks.speech.voices import RATE, speak
 
 
 def digest(sound) -> str:
@@ -104,8 +104,8 @@ import hashlib, torch
 def load_library(path):
     raise {error}("no such extension")
 torch.ops.load_library = load_library
-from fedsim.tasks.features import Features
-from fedsim.tasks.voices import speak
+from fedsim.tasks.speech.features import Features
+from fedsim.tasks.speech.voices import speak
 frames = Features().of(torch.from_numpy(speak("kettle", 1)))
 print(hashlib.sha256(frames.numpy().tobytes()).hexdigest())
 """

@@ -9,14 +9,14 @@ from tiny import rows
 from adversaries import FirstFrames
 from adversaries.speech.first_frames.overlapping import Chain
 from fedsim import testing
+from fedsim.engine.simulate import simulate
 from fedsim.gradients import to_gradient
 from fedsim.knowledge import Knowledge
 from fedsim.metrics import METRICS, applicable, baselines
 from fedsim.records import Reconstruction, Spec, Truth, Update
 from fedsim.scenario import Scenario
-from fedsim.simulation import simulate
-from fedsim.tasks.features import Features
-from fedsim.tasks.voices import speak
+from fedsim.tasks.speech.features import Features
+from fedsim.tasks.speech.voices import speak
 
 
 def recogniser(hidden: int = 96, **changes):

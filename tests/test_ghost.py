@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from fedsim import libraries
 from fedsim.gradients import GhostGradients, TextDistance, nearest_tokens, norm_gap
-from fedsim.tasks.languages import POINTS, classification_loss, masked_loss
+from fedsim.tasks.text.languages import POINTS, classification_loss, masked_loss
 from fedsim.victim import VictimModel
 
 SIZE, TOKENS, BATCH = 60, 7, 2

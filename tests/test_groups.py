@@ -8,12 +8,12 @@ from rogues import Flock
 from tiny import rows, scenario, timeless
 
 from adversaries import LLG
-from fedsim.attack import Attack, Bench
-from fedsim.campaign import Campaign, InlineExecutor
-from fedsim.conformance import conformance
-from fedsim.ledger import Ledger
+from fedsim.attacking.attack import Attack, Bench
+from fedsim.attacking.campaign import Campaign, InlineExecutor
+from fedsim.engine.simulate import simulate
 from fedsim.records import Interception, Update
-from fedsim.simulation import simulate
+from fedsim.runs.ledger import Ledger
+from fedsim.testing.conformance import conformance
 
 pytestmark = pytest.mark.usefixtures("rogues")
 

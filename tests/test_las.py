@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from fedsim.errors import DataError, ScenarioError
 from fedsim.records import END
 from fedsim.seeds import isolated
-from fedsim.tasks.recognisers import PADDING, RECOGNISERS, as_recogniser
+from fedsim.tasks.speech.recognisers import PADDING, RECOGNISERS, as_recogniser
 from fedsim.victim import VictimModel
 
 FEATURES, PIECES = 6, 12

@@ -13,10 +13,10 @@ import pytest
 from tiny import faulty, rows, scenario, timeless
 
 from adversaries import LLG
+from fedsim.engine.simulate import simulate
 from fedsim.errors import RunFolderError
-from fedsim.ledger import COLUMNS, Ledger
 from fedsim.records import Finding
-from fedsim.simulation import simulate
+from fedsim.runs.ledger import COLUMNS, Ledger
 
 RUN = scenario()
 

@@ -12,15 +12,15 @@ from small_speech import scenario
 from tiny import rows
 from tiny import scenario as tiny
 
+from fedsim.engine.simulate import simulate
 from fedsim.metrics import METRICS, framed
 from fedsim.records import Reconstruction, Truth
 from fedsim.report import write_report
-from fedsim.simulation import simulate
-from fedsim.tasks.features import Features
 from fedsim.tasks.images import Images
-from fedsim.tasks.listening import SECONDS, exhibits, level, sheet, sound, spectrum
 from fedsim.tasks.speech import Speech
-from fedsim.tasks.voices import RATE, speak
+from fedsim.tasks.speech.features import Features
+from fedsim.tasks.speech.listening import SECONDS, exhibits, level, sheet, sound, spectrum
+from fedsim.tasks.speech.voices import RATE, speak
 
 MODEL = {"name": "deepspeech", "hidden": 96, "recurrent": 8, "context": 4}
 TASK = {"speakers": 4, "utterances": 8, "longest": 20, "model": MODEL}

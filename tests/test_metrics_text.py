@@ -10,10 +10,10 @@ from fedsim.metrics import METRICS, applicable, baselines, read
 from fedsim.metrics.text import TEXT, _edits
 from fedsim.records import Reconstruction, Spec, Truth
 from fedsim.report.marks import marked
-from fedsim.tasks.languages import told
-from fedsim.tasks.languages.tokenizers import learned
-from fedsim.tasks.messages import public_messages
 from fedsim.tasks.text import Text
+from fedsim.tasks.text.languages import told
+from fedsim.tasks.text.languages.tokenizers import learned
+from fedsim.tasks.text.messages import public_messages
 
 TOKENIZER = learned(public_messages(), 600, True)
 TOKENS = told(TOKENIZER, 600, 64, "words")

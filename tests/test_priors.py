@@ -12,8 +12,8 @@ from fedsim import libraries
 from fedsim.errors import DataError
 from fedsim.priors import CausalPrior, LanguagePrior, NGramPrior, language_prior, sentences
 from fedsim.seeds import torch_generator
-from fedsim.tasks.messages import public_messages
 from fedsim.tasks.text import Text
+from fedsim.tasks.text.messages import public_messages
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
          "intermediate_size": 24}  # fmt: skip

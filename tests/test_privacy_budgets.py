@@ -9,11 +9,11 @@ from private import exposure, spent
 from tiny import scenario
 
 from defenses import DPSGD, ClientDP
-from fedsim.budget import Budget
+from fedsim.engine.preflight import preflight
+from fedsim.engine.simulate import simulate
 from fedsim.errors import ScenarioError
-from fedsim.preflight import preflight
 from fedsim.privacy import epsilon
-from fedsim.simulation import simulate
+from fedsim.training.budget import Budget
 
 # --- the accountant -------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from updates import drawn
 
 from defenses import ClientDP
 from fedsim.errors import ClientError
-from fedsim.mods import FixedClipping, LocalDP
+from fedsim.federation.mods import FixedClipping, LocalDP
 from fedsim.privacy import epsilon
 from fedsim.records import Update
 

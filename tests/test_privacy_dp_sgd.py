@@ -13,8 +13,8 @@ from defenses import DPSGD, Dropout
 from fedsim import testing
 from fedsim.defense import MeanGradient, Training
 from fedsim.engine.inline import InlineGrid
+from fedsim.engine.preflight import preflight
 from fedsim.errors import ScenarioError
-from fedsim.preflight import preflight
 from fedsim.records import Batch
 
 

@@ -4,9 +4,9 @@ import pytest
 from private import DP, spent
 from tiny import rows, scenario
 
+from fedsim.engine.preflight import preflight
+from fedsim.engine.simulate import simulate
 from fedsim.errors import ScenarioError
-from fedsim.preflight import preflight
-from fedsim.simulation import simulate
 
 
 @pytest.mark.parametrize("where", ["Server", "Client"])

@@ -8,13 +8,13 @@ from rich.console import Console
 from tiny import rows, scenario
 from tiny_figures import toml
 
-from fedsim import progress as told
 from fedsim import testing
-from fedsim.display import Display
-from fedsim.progress import AttackProgress, Board, progress, watched
+from fedsim.attacking import progress as told
+from fedsim.attacking.progress import AttackProgress, Board, progress, watched
+from fedsim.cli.display import Display
+from fedsim.engine.simulate import simulate
 from fedsim.records import Finding
 from fedsim.reproduce import choose, driver
-from fedsim.simulation import simulate
 
 LONG = {"name": "dlg", "iterations": 40, "restarts": 0, "tolerance": 0.0}
 """Some seconds: workers look once a second."""

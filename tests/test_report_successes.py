@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 from run_folders import row, write_csv
 
-from fedsim.display import print_summary
+from fedsim.cli.display import print_summary
 from fedsim.report import summary, write_report
 from fedsim.report.leakage import COLUMNS
 

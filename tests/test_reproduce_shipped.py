@@ -7,12 +7,12 @@ from rich.console import Console
 
 from fedsim.cli import list_
 from fedsim.errors import ScenarioError
-from fedsim.paper import Paper, Published
 from fedsim.reproduce import choose, figures
 from fedsim.reproduce.cells import places, series
 from fedsim.reproduce.console import listing
 from fedsim.reproduce.verdict import speaks_of
 from fedsim.scenario import FOLDER, Scenario
+from fedsim.scenario.paper import Paper, Published
 
 SHIPPED = sorted(path.stem for path in (FOLDER / "papers").glob("*.toml"))
 

@@ -7,12 +7,12 @@ import pytest
 from tiny_figures import PUBLISHED, toml
 
 from fedsim.errors import ScenarioError
-from fedsim.paper import Published
 from fedsim.reproduce import choose, outcome
 from fedsim.reproduce.cells import Cell, Place
 from fedsim.reproduce.console import reproduce
 from fedsim.reproduce.verdict import judge, shown, speaks_of
 from fedsim.scenario import Scenario
+from fedsim.scenario.paper import Published
 
 
 def cell(mean: float, low: float | None, high: float | None, n: int = 9, at: float = 8.0) -> Cell:

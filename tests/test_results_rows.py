@@ -8,7 +8,7 @@ from tiny import rows
 from tiny_figures import toml
 
 from adversaries import LLG
-from fedsim import simulation
+from fedsim.engine import simulate as simulation
 from fedsim.reproduce.console import reproduce
 
 FILE = Path(__file__).parent.parent / "benchmarks" / "results_rows.py"

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsim.errors import ScenarioError
+from fedsim.federation.strategies import build_strategy
 from fedsim.knowledge import Knowledge
 from fedsim.scenario import Scenario, scenario_names
-from fedsim.strategies import build_strategy
 
 
 def parsed(text: str) -> Scenario:

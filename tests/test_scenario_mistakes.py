@@ -4,10 +4,10 @@ import tomllib
 
 import pytest
 
+from fedsim.engine.simulate import simulate
 from fedsim.errors import DataError, FedsimError, PluginError, ScenarioError
+from fedsim.federation.strategies import build_strategy
 from fedsim.scenario import Scenario
-from fedsim.simulation import simulate
-from fedsim.strategies import build_strategy
 
 
 def parsed(text: str) -> Scenario:

@@ -6,11 +6,11 @@ from rogues import Historian
 from secure_rounds import PROTOCOLS, arrays, conducted, secure, unequal
 from tiny import rows
 
-from fedsim.attack import Bench
-from fedsim.local import local_training
+from fedsim.attacking.attack import Bench
+from fedsim.engine.simulate import simulate
+from fedsim.runs.tape import Tape
 from fedsim.scenario import Scenario
-from fedsim.simulation import simulate
-from fedsim.tape import Tape
+from fedsim.training.local import local_training
 
 pytestmark = pytest.mark.usefixtures("rogues")
 

@@ -5,10 +5,10 @@ from flwr.clientapp import ClientApp
 from secure_rounds import PROTOCOLS, arrays, clients_in, conducted, furthest, mean, plain, secure
 from tiny import faulty, rows
 
-from fedsim import client
+from fedsim.engine.simulate import simulate
 from fedsim.errors import ClientError
-from fedsim.secure.secaggplus import error_bound
-from fedsim.simulation import simulate
+from fedsim.federation import client
+from fedsim.federation.secure.secaggplus import error_bound
 
 pytestmark = pytest.mark.usefixtures("rogues")
 

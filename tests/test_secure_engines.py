@@ -5,7 +5,7 @@ from safetensors.torch import load_file
 from secure_rounds import PROTOCOLS, secure
 from tiny import rows, same, timeless
 
-from fedsim.simulation import simulate
+from fedsim.engine.simulate import simulate
 
 pytestmark = pytest.mark.usefixtures("rogues")
 

@@ -8,11 +8,11 @@ from flwr.clientapp import ClientApp
 from secure_rounds import arrays, clients_in, conducted, furthest, mean, plain, secure
 from tiny import config, initial, weights
 
-from fedsim import client
 from fedsim.engine.inline import InlineGrid
-from fedsim.secure import MASKED_KEY, SECAGGPLUS_KEY
-from fedsim.secure.grid import SecureGrid
-from fedsim.secure.secaggplus import CLIPPING, error_bound
+from fedsim.federation import client
+from fedsim.federation.secure import MASKED_KEY, SECAGGPLUS_KEY
+from fedsim.federation.secure.grid import SecureGrid
+from fedsim.federation.secure.secaggplus import CLIPPING, error_bound
 
 pytestmark = pytest.mark.usefixtures("rogues")
 

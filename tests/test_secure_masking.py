@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from fedsim.errors import UpdateRefused
-from fedsim.secure import masking
-from fedsim.secure.client import Round
+from fedsim.federation.secure import masking
+from fedsim.federation.secure.client import Round
 
 
 @given(

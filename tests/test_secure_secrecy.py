@@ -15,16 +15,16 @@ from tiny import config, initial
 
 from fedsim import HonestButCurious
 from fedsim.adversary import Adversary
-from fedsim.attack import Bench
-from fedsim.campaign import Campaign, InlineExecutor
+from fedsim.attacking.attack import Bench
+from fedsim.attacking.campaign import Campaign, InlineExecutor
 from fedsim.engine.inline import InlineGrid
+from fedsim.federation.secure import MASKED_KEY, SECAGGPLUS_KEY, masking
+from fedsim.federation.secure.grid import SecureGrid
+from fedsim.federation.strategies import build_strategy
 from fedsim.knowledge import Knowledge
-from fedsim.ledger import Ledger
 from fedsim.records import Reconstruction
-from fedsim.secure import MASKED_KEY, SECAGGPLUS_KEY, masking
-from fedsim.secure.grid import SecureGrid
-from fedsim.settings import AttackPlan
-from fedsim.strategies import build_strategy
+from fedsim.runs.ledger import Ledger
+from fedsim.scenario.settings import AttackPlan
 
 pytestmark = pytest.mark.usefixtures("rogues")
 

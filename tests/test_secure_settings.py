@@ -8,14 +8,14 @@ from secure_rounds import asked, secure
 from tiny import config, initial
 
 from fedsim import HonestButCurious
-from fedsim.attack import Bench
-from fedsim.campaign import Campaign, InlineExecutor
+from fedsim.attacking.attack import Bench
+from fedsim.attacking.campaign import Campaign, InlineExecutor
 from fedsim.engine.inline import InlineGrid
 from fedsim.errors import ClientError, EngineError, ScenarioError
-from fedsim.ledger import Ledger
+from fedsim.federation.secure.grid import SecureGrid
+from fedsim.federation.strategies import AVERAGING, build_strategy, strategy_names
+from fedsim.runs.ledger import Ledger
 from fedsim.scenario import Scenario
-from fedsim.secure.grid import SecureGrid
-from fedsim.strategies import AVERAGING, build_strategy, strategy_names
 
 pytestmark = pytest.mark.usefixtures("rogues")
 

@@ -4,8 +4,8 @@ import pytest
 from secure_rounds import arrays, clients_in, conducted, furthest, mean, plain, unequal
 from tiny import rows, scenario
 
-from fedsim.secure.secaggplus import error_bound
-from fedsim.simulation import simulate
+from fedsim.engine.simulate import simulate
+from fedsim.federation.secure.secaggplus import error_bound
 
 pytestmark = pytest.mark.usefixtures("rogues")
 

@@ -8,13 +8,13 @@ from safetensors.torch import load_file
 from tiny import config, faulty, initial, reseeding, rows, same, weights
 
 from fedsim import HonestButCurious
-from fedsim.attack import Bench
-from fedsim.campaign import Campaign, InlineExecutor
+from fedsim.attacking.attack import Bench
+from fedsim.attacking.campaign import Campaign, InlineExecutor
 from fedsim.engine.inline import InlineGrid
+from fedsim.engine.simulate import simulate
 from fedsim.errors import ClientError
-from fedsim.ledger import Ledger
-from fedsim.simulation import simulate
-from fedsim.strategies import build_strategy
+from fedsim.federation.strategies import build_strategy
+from fedsim.runs.ledger import Ledger
 
 pytestmark = pytest.mark.usefixtures("rogues")
 

@@ -12,11 +12,12 @@ from torch import nn
 
 from adversaries import LLG
 from defenses import GaussianNoise
-from fedsim import HonestButCurious, client, defend
+from fedsim import HonestButCurious, defend
 from fedsim.engine.inline import InlineGrid
 from fedsim.errors import ScenarioError
-from fedsim.ledger import Ledger
-from fedsim.strategies import clients_of
+from fedsim.federation import client
+from fedsim.federation.strategies import clients_of
+from fedsim.runs.ledger import Ledger
 from fedsim.tasks.images import Images
 
 

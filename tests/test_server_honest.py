@@ -13,15 +13,16 @@ from rogues import Vandal
 from safetensors.torch import load_file
 from tiny import config, initial, reseeding, rows, same, scenario, weights
 
-from fedsim import HonestButCurious, client
-from fedsim.attack import Bench
-from fedsim.campaign import Campaign, InlineExecutor
+from fedsim import HonestButCurious
+from fedsim.attacking.attack import Bench
+from fedsim.attacking.campaign import Campaign, InlineExecutor
 from fedsim.engine.inline import InlineGrid
+from fedsim.engine.simulate import simulate
 from fedsim.errors import ScenarioError
-from fedsim.ledger import Ledger
+from fedsim.federation import client
+from fedsim.federation.strategies import build_strategy, strategy_names
+from fedsim.runs.ledger import Ledger
 from fedsim.seeds import isolated
-from fedsim.simulation import simulate
-from fedsim.strategies import build_strategy, strategy_names
 
 pytestmark = pytest.mark.usefixtures("rogues")
 

@@ -5,11 +5,11 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord
 from tiny import ask, meaning, same, scenario, sent
 
-from fedsim import client
 from fedsim.engine.inline import InlineGrid
 from fedsim.errors import ClientError, UpdateRefused
-from fedsim.server import read_update
-from fedsim.settings import Training
+from fedsim.federation import client
+from fedsim.federation.server import read_update
+from fedsim.scenario.settings import Training
 
 
 @pytest.fixture

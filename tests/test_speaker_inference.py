@@ -23,14 +23,14 @@ from tiny import rows
 from adversaries import HFGM, SpeakerInference
 from fedsim import testing
 from fedsim.adversary import Adversary
+from fedsim.engine.simulate import simulate
 from fedsim.errors import ScenarioError
 from fedsim.knowledge import Knowledge
 from fedsim.metrics import METRICS, applicable
 from fedsim.plugin import make
 from fedsim.records import Batch, Reconstruction, Truth
 from fedsim.scenario import Scenario
-from fedsim.simulation import simulate
-from fedsim.tasks.recognisers import as_recogniser
+from fedsim.tasks.speech.recognisers import as_recogniser
 from fedsim.victim import VictimModel
 
 

@@ -13,8 +13,8 @@ from small_speech import TASK
 from fedsim.errors import DataError, ScenarioError
 from fedsim.plugin import make
 from fedsim.records import Reconstruction, Truth
-from fedsim.tasks.recognisers.las import LAS
 from fedsim.tasks.speech import Speech
+from fedsim.tasks.speech.recognisers.las import LAS
 from fedsim.tasks.transcripts import public_text
 
 

@@ -10,16 +10,16 @@ import soundfile
 import torch
 from tiny import rows
 
+from fedsim.engine.preflight import preflight
+from fedsim.engine.simulate import simulate
 from fedsim.errors import DataError, ScenarioError
-from fedsim.preflight import preflight
 from fedsim.scenario import Scenario
-from fedsim.simulation import simulate
-from fedsim.tasks.features import Features
-from fedsim.tasks.sound_files import Header, decoded, header
 from fedsim.tasks.speech import Speech
-from fedsim.tasks.speech_data import Limits, load
+from fedsim.tasks.speech.data import Limits, load
+from fedsim.tasks.speech.features import Features
+from fedsim.tasks.speech.sound_files import Header, decoded, header
+from fedsim.tasks.speech.voices import RATE
 from fedsim.tasks.transcripts import lost, plain
-from fedsim.tasks.voices import RATE
 
 MODELS = {
     "las": {"name": "las", "encoder": 6, "attention": 6, "embedding": 6, "decoder": 12,
@@ -146,7 +146,7 @@ def test_a_run_with_a_silent_and_a_short_clip_goes_on(set_of, tmp_path, model):
 
 
 def test_what_is_odd_about_a_large_set_is_said_of_its_first_recordings(set_of, monkeypatch):
-    from fedsim.tasks import speech_checks
+    from fedsim.tasks.speech import checks as speech_checks
 
     folder = set_of(*((f"x{k}.wav", "a", "three", noise(800), 8000) for k in range(5)))
     monkeypatch.setattr(speech_checks, "LOOKED_AT", 10)
@@ -236,7 +236,7 @@ def test_lengths_that_make_no_sense_are_told_without_the_whole_task(task, said):
 
 
 def test_frames_are_counted_after_trimming(set_of, monkeypatch):
-    from fedsim.tasks import speech_checks
+    from fedsim.tasks.speech import checks as speech_checks
 
     click = np.concatenate([noise(1600), np.zeros((RATE, 1))])
     folder = set_of(("x.wav", "a", "stop it now", click, RATE))

@@ -9,11 +9,11 @@ import soundfile
 import torch
 
 from fedsim.errors import DataError
-from fedsim.tasks.features import Features
 from fedsim.tasks.speech import Speech
-from fedsim.tasks.speech_data import Limits, Recordings, frames, load
+from fedsim.tasks.speech.data import Limits, Recordings, frames, load
+from fedsim.tasks.speech.features import Features
+from fedsim.tasks.speech.voices import RATE, speak
 from fedsim.tasks.transcripts import plain, public_text
-from fedsim.tasks.voices import RATE, speak
 
 REAL = os.environ.get("FEDSIM_DATA")
 real = pytest.mark.skipif(not REAL, reason="FEDSIM_DATA names no folder of real data sets")

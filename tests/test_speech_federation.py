@@ -5,10 +5,10 @@ from sequence_tasks import DP_SGD, clips_one_by_one, sent_and_computed
 from small_speech import TASK, scenario
 from tiny import meaning, rows, same, sent, timeless
 
+from fedsim.engine.preflight import preflight
+from fedsim.engine.simulate import simulate
 from fedsim.errors import ScenarioError
-from fedsim.preflight import preflight
 from fedsim.scenario import Scenario
-from fedsim.simulation import simulate
 from fedsim.tasks.speech import Speech
 
 

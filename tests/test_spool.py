@@ -10,13 +10,13 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from safetensors.torch import load_file
 from tiny import initial, rows, same, scenario, timeless, weights
 
-from fedsim import spool
 from fedsim.engine.inline import InlineGrid
+from fedsim.engine.simulate import simulate
 from fedsim.errors import RunFolderError
-from fedsim.grid import message
+from fedsim.federation import spool
+from fedsim.federation.grid import message
+from fedsim.federation.spool import Spool, waiting
 from fedsim.records import Update
-from fedsim.simulation import simulate
-from fedsim.spool import Spool, waiting
 
 MANY = {"clients": 12, "clients_per_round": 12}
 STRATEGIES = ["FedAvg", "FedAdam", "FedMedian", "Krum"]

@@ -5,10 +5,10 @@ import torch
 
 from fedsim import libraries
 from fedsim.errors import DataError
-from fedsim.tasks.languages.language import Language
-from fedsim.tasks.languages.tokenizers import learned
-from fedsim.tasks.messages import public_messages
 from fedsim.tasks.pretrained import ModelSource
+from fedsim.tasks.text.languages.language import Language
+from fedsim.tasks.text.languages.tokenizers import learned
+from fedsim.tasks.text.messages import public_messages
 
 TINY = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
 VOCABULARY = 300

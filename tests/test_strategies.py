@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from tiny import rows, scenario
 
 from fedsim.engine.inline import InlineGrid
-from fedsim.simulation import simulate
-from fedsim.strategies import FedSGD, Following
+from fedsim.engine.simulate import simulate
+from fedsim.federation.strategies import FedSGD, Following
 
 pytestmark = pytest.mark.usefixtures("rogues")
 

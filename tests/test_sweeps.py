@@ -10,10 +10,10 @@ from scipy.stats import binom
 from tiny import rows, scenario, timeless
 
 from fedsim.engine.inline import InlineEngine
+from fedsim.engine.simulate import simulate
 from fedsim.metrics import METRICS, baselines, registry, remembering
 from fedsim.records import Reconstruction, Spec, Truth
 from fedsim.seeds import torch_generator
-from fedsim.simulation import simulate
 from fedsim.tasks import images
 from fedsim.tasks.composition import natural
 from fedsim.tasks.partition import Partition, as_partition

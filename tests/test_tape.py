@@ -6,11 +6,11 @@ import pytest
 import torch
 from tiny import rows, same, scenario
 
-from fedsim.attack import Attack, Bench
+from fedsim.attacking.attack import Attack, Bench
+from fedsim.engine.simulate import simulate
 from fedsim.errors import RunFolderError
 from fedsim.records import Interception, Update
-from fedsim.simulation import simulate
-from fedsim.tape import Tape
+from fedsim.runs.tape import Tape
 
 
 def interception(round=1, clients=(4,), **changes):

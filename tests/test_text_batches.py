@@ -6,7 +6,7 @@ from processes import elsewhere
 from small_text import SMALL, TASK, model, small
 
 from fedsim.errors import DataError
-from fedsim.tasks.text_examples import same as alike
+from fedsim.tasks.text.examples import same as alike
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,11 @@ import pytest
 from processes import elsewhere
 
 from fedsim.errors import DataError
-from fedsim.tasks import text_data
-from fedsim.tasks.languages.tokenizers import framed, learned, stored
-from fedsim.tasks.messages import TOPICS, messages, public_messages
-from fedsim.tasks.text_data import load, public_texts
-from fedsim.tasks.text_examples import same
+from fedsim.tasks.text import data as text_data
+from fedsim.tasks.text.data import load, public_texts
+from fedsim.tasks.text.examples import same
+from fedsim.tasks.text.languages.tokenizers import framed, learned, stored
+from fedsim.tasks.text.messages import TOPICS, messages, public_messages
 
 GIVEN = {"test_fraction": 0.25, "seed": 1}
 ROWS = [{"text": f"sentence number {i}", "label": i % 2} for i in range(8)]
@@ -45,8 +45,8 @@ def test_the_messages_are_eight_peoples_on_four_topics():
 
 LEARN = """
 import hashlib
-from fedsim.tasks.languages.tokenizers import learned
-from fedsim.tasks.messages import public_messages
+from fedsim.tasks.text.languages.tokenizers import learned
+from fedsim.tasks.text.messages import public_messages
 vocabulary = sorted(learned(public_messages(), 600, True).get_vocab().items())
 print(hashlib.sha256(repr((public_messages(), vocabulary)).encode()).hexdigest())
 """

@@ -6,11 +6,11 @@ from sequence_tasks import DP_SGD, clips_one_by_one, sent_and_computed
 from small_text import scenario, small
 from tiny import meaning, rows, same, sent
 
+from fedsim.engine.preflight import preflight
+from fedsim.engine.simulate import simulate
 from fedsim.errors import ScenarioError
-from fedsim.local import local_training
-from fedsim.preflight import preflight
 from fedsim.scenario import Scenario
-from fedsim.simulation import simulate
+from fedsim.training.local import local_training
 
 
 @pytest.fixture(scope="module")

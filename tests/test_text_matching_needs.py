@@ -8,9 +8,9 @@ from text_victims import BERT, QUICK, Scored, seen, small
 
 from adversaries import LAMP, TAG, DLGText
 from fedsim import testing
+from fedsim.engine.preflight import preflight
 from fedsim.errors import DataError
 from fedsim.knowledge import Knowledge
-from fedsim.preflight import preflight
 from fedsim.priors import LanguagePrior
 from fedsim.scenario import Scenario
 

@@ -11,9 +11,9 @@ from processes import elsewhere
 
 from fedsim.errors import DataError
 from fedsim.records import END, Spec
-from fedsim.tasks.speech_data import Limits, load
+from fedsim.tasks.speech.data import Limits, load
+from fedsim.tasks.speech.voices import RATE
 from fedsim.tasks.transcripts import ALPHABET, plain, public_text, within
-from fedsim.tasks.voices import RATE
 from fedsim.tasks.wordpieces import learn
 
 REAL = os.environ.get("FEDSIM_DATA")

@@ -8,10 +8,10 @@ from torch.nn import functional
 from fedsim import testing
 from fedsim.defense import MeanGradient, Training
 from fedsim.gradients import to_gradient, unrolled_gradient
-from fedsim.local import train_locally
 from fedsim.records import Batch
 from fedsim.tasks.images import cross_entropy
 from fedsim.tasks.models import as_architecture
+from fedsim.training.local import train_locally
 from fedsim.victim import VictimModel
 
 

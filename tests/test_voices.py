@@ -7,9 +7,9 @@ import pytest
 import torch
 from processes import elsewhere
 
-from fedsim.tasks.features import Features
+from fedsim.tasks.speech.features import Features
+from fedsim.tasks.speech.voices import BLOCK, PHONES, RATE, phones, speak, voice
 from fedsim.tasks.transcripts import ALPHABET, public_text
-from fedsim.tasks.voices import BLOCK, PHONES, RATE, phones, speak, voice
 
 
 def digest(sound) -> str:
@@ -21,7 +21,7 @@ def test_a_voice_says_the_same_in_every_process():
     assert ours == digest(speak("zemka fixes the quilt", 5))
     code = """
 import hashlib
-from fedsim.tasks.voices import speak
+from fedsim.tasks.speech.voices import speak
 print(hashlib.sha256(speak("zemka fixes the quilt", 5).tobytes()).hexdigest())
 """
     assert elsewhere(code) == ours

@@ -9,8 +9,8 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from torch import Tensor
 
-from fedsim.client import UPDATE_KEY
 from fedsim.engine.inline import InlineGrid
+from fedsim.federation.client import UPDATE_KEY
 from fedsim.scenario import Scenario
 from fedsim.seeds import derive, reseed
 

@@ -14,9 +14,9 @@ import socket
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
-from fedsim.campaign import Observer
+from fedsim.attacking.campaign import Observer
 from fedsim.errors import EngineError
-from fedsim.ledger import Ledger
+from fedsim.runs.ledger import Ledger
 from fedsim.scenario import Scenario
 from fedsim.tasks import Task
 

@@ -14,11 +14,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from fedsim.campaign import Observer
+from fedsim.attacking.campaign import Observer
 from fedsim.engine import Engine, workers
 from fedsim.errors import EngineError
-from fedsim.ledger import Ledger
 from fedsim.records import Finding
+from fedsim.runs.ledger import Ledger
 from fedsim.scenario import Scenario
 
 __all__ = ["FlowerEngine"]
@@ -77,11 +77,11 @@ def _child(folder: Path, point: str) -> None:
     from flwr.serverapp import Grid, ServerApp
     from flwr.simulation import run_simulation
 
-    from fedsim.attack import Bench
-    from fedsim.campaign import InlineExecutor
-    from fedsim.client import app
-    from fedsim.federation import place, play
-    from fedsim.grid import OrderedGrid
+    from fedsim.attacking.attack import Bench
+    from fedsim.attacking.campaign import InlineExecutor
+    from fedsim.federation.client import app
+    from fedsim.federation.federate import place, play
+    from fedsim.federation.grid import OrderedGrid
 
     scenario = Scenario.model_validate_json(sys.stdin.read())
     ledger = Ledger.append_to(folder)

@@ -4,13 +4,13 @@ from collections.abc import Iterator, Sequence
 
 from flwr.app import Message
 
-from fedsim.attack import Bench
-from fedsim.campaign import InlineExecutor, Observer
-from fedsim.client import app, lent
+from fedsim.attacking.attack import Bench
+from fedsim.attacking.campaign import InlineExecutor, Observer
 from fedsim.engine import Engine
-from fedsim.federation import place, play
-from fedsim.grid import LocalGrid, answer
-from fedsim.ledger import Ledger
+from fedsim.federation.client import app, lent
+from fedsim.federation.federate import place, play
+from fedsim.federation.grid import LocalGrid, answer
+from fedsim.runs.ledger import Ledger
 from fedsim.scenario import Scenario
 
 __all__ = ["InlineEngine", "InlineGrid"]

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.errors import ScenarioError, did_you_mean
-from fedsim.paper import Paper
 from fedsim.plugin import validated
 from fedsim.scenario import Scenario, locate, read_table, scenario_names
+from fedsim.scenario.paper import Paper
 
 __all__ = ["GROWING", "Figure", "Part", "choose", "figures"]
 

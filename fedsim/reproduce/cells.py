@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedsim.dotted import short
 from fedsim.errors import ScenarioError
-from fedsim.ledger import Ledger
 from fedsim.metrics import METRICS
-from fedsim.paper import Paper
 from fedsim.report.intervals import FEWEST, interval
 from fedsim.report.leakage import read_findings, read_rows
 from fedsim.report.measures import Measure, measure
 from fedsim.reproduce.catalogue import GROWING
+from fedsim.runs.ledger import Ledger
 from fedsim.scenario import Scenario
+from fedsim.scenario.dotted import short
+from fedsim.scenario.paper import Paper
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -17,12 +17,12 @@ from rich.progress import (
 from rich.table import Column, Table
 
 from fedsim.errors import ScenarioError
-from fedsim.paper import SCALES
 from fedsim.reproduce import driver
 from fedsim.reproduce.catalogue import Figure, Part, choose, figures
 from fedsim.reproduce.cells import how
 from fedsim.reproduce.outcome import Outcome, outcome
 from fedsim.reproduce.pages import statements, values, write_page
+from fedsim.scenario.paper import SCALES
 
 __all__ = ["listing", "reproduce"]
 

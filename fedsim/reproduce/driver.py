@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
-from fedsim import simulation
+from fedsim.engine import simulate as simulation
+from fedsim.engine.preflight import preflight
 from fedsim.errors import ClientError, DataError, FedsimError, RunFolderError, ScenarioError
-from fedsim.federation import place
-from fedsim.ledger import Ledger
-from fedsim.preflight import preflight
+from fedsim.federation.federate import place
 from fedsim.reproduce.catalogue import GROWING, Figure, Part
+from fedsim.runs.ledger import Ledger
 from fedsim.scenario import Scenario
 
 __all__ = ["folder_of", "locked", "play"]

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.errors import FedsimError
-from fedsim.ledger import Ledger
-from fedsim.paper import Paper
 from fedsim.reproduce.catalogue import Figure, Part
 from fedsim.reproduce.cells import Cell, Place, measured, places, series
 from fedsim.reproduce.driver import folder_of
 from fedsim.reproduce.gallery import Example, gallery
 from fedsim.reproduce.verdict import Judgement, judge, speaks_of
+from fedsim.runs.ledger import Ledger
 from fedsim.scenario import Scenario, read_table
+from fedsim.scenario.paper import Paper
 
 __all__ = ["Outcome", "Share", "outcome"]
 

@@ -5,11 +5,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from fedsim.paper import Published
 from fedsim.report.charts import COLOURS
 from fedsim.reproduce.cells import Cell, axis, how
 from fedsim.reproduce.outcome import Outcome, Share
 from fedsim.reproduce.verdict import shown, speaks_of
+from fedsim.scenario.paper import Published
 
 __all__ = ["picture"]
 

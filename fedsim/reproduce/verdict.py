@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from fedsim.paper import Published
 from fedsim.reproduce.cells import Cell, Place, how
+from fedsim.scenario.paper import Published
 
 __all__ = ["Judgement", "gap", "judge", "shown", "speaks_of"]
 

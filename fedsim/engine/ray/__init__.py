@@ -12,15 +12,15 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from fedsim.attack import Bench
-from fedsim.campaign import Observer
+from fedsim.attacking.attack import Bench
+from fedsim.attacking.campaign import Observer
 from fedsim.engine import Engine, knock, workers
 from fedsim.engine.ray.attacks import RayExecutor
 from fedsim.engine.ray.grid import ClientWorker, RayGrid
 from fedsim.engine.ray.nodes import check_nodes
 from fedsim.errors import EngineError
-from fedsim.federation import place, play
-from fedsim.ledger import Ledger
+from fedsim.federation.federate import place, play
+from fedsim.runs.ledger import Ledger
 from fedsim.scenario import Scenario
 
 __all__ = ["RayEngine"]

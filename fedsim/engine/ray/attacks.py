@@ -12,9 +12,9 @@ import ray
 import torch
 from ray.exceptions import RayError
 
-from fedsim.attack import Attack, Bench, GroupFailed, Outcome, one_by_one
-from fedsim.campaign import Observer
-from fedsim.progress import Board, watched
+from fedsim.attacking.attack import Attack, Bench, GroupFailed, Outcome, one_by_one
+from fedsim.attacking.campaign import Observer
+from fedsim.attacking.progress import Board, watched
 from fedsim.records import Interception
 from fedsim.scenario import Scenario
 

@@ -10,8 +10,8 @@ import torch
 from flwr.app import Context, Error, Message, RecordDict
 from ray.exceptions import RayError
 
-from fedsim.client import app
-from fedsim.grid import RAISED, LocalGrid, answer
+from fedsim.federation.client import app
+from fedsim.federation.grid import RAISED, LocalGrid, answer
 
 __all__ = ["ClientWorker", "RayGrid"]
 

@@ -1,0 +1,364 @@
+"""One attack: run an adversary on what it may see, score its claim, render it, make the rows.
+
+Truth is re-derived here, after the attack, and never reaches the adversary.
+"""
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedsim import metrics
+from fedsim.adversary import Adversary, Job
+from fedsim.attacking.alarm import Alarm, alarm
+from fedsim.attacking.progress import AttackProgress, progress
+from fedsim.errors import AttackTimeout, NotGranted
+from fedsim.knowledge import Knowledge, ThreatModel
+from fedsim.records import Finding, Interception, Observation, Reconstruction, Status, Truth
+from fedsim.scenario import Scenario
+from fedsim.scenario.settings import AttackPlan
+from fedsim.seeds import derive, isolated, torch_generator
+from fedsim.tasks import Task
+
+__all__ = ["Attack", "Bench", "GroupFailed", "Outcome", "one_by_one"]
+
+TOLD = 100
+"""Values of one diagnostic that a run's log holds."""
+
+REMEMBERED = 10_000
+"""Baselines that a bench keeps."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Attack:
+    """One adversary against one victim. refused: why there is nothing to attack, if so.
+
+    caution: what the user should be told when it has ended.
+    """
+
+    interception: Interception
+    adversary: int
+    inclusion: float
+    refused: str = ""
+    history: tuple[Interception, ...] = ()
+    caution: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outcome:
+    """What came of an attack: rows, files by path in the run folder, and its diagnostics."""
+
+    round: int
+    findings: tuple[Finding, ...]
+    files: Mapping[str, bytes]
+    caution: str = ""
+    diagnostics: Mapping[str, Any] = field(default_factory=dict)
+
+
+class GroupFailed(Exception):
+    """A group of attacks came to nothing as a whole. Carries why; empty where it was denied."""
+
+
+def one_by_one(group: Sequence[Attack], why: str) -> list[list[Attack]]:
+    """A failed group as groups of one; the first tells the user why."""
+    first, *rest = group
+    text = ""
+    if why:
+        text = f"{len(group)} attacks together failed, and are made one by one: {why}"
+    return [[replace(first, caution=text)], *([one] for one in rest)]
+
+
+class Bench:
+    """Runs and scores attacks; built from the scenario alone, in any process.
+
+    counted: nobody told the batch size; the truth is of as many examples as the update says.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        point: str = "",
+        folder: str = "artifacts",
+        *,
+        task: Task | None = None,
+        adversaries: Sequence[tuple[str, AttackPlan, Adversary]] | None = None,
+        counted: bool = False,
+    ) -> None:
+        self.scenario, self.point, self.folder = scenario, point, folder
+        self.counted = counted
+        self.task = task or scenario.build_task()
+        self.adversaries = adversaries or scenario.build_adversaries()
+        self.defenses = scenario.build_defenses()
+        self.threat = ThreatModel(scenario.knowledge(), self.task)
+        self._chances: dict[tuple[str, str], tuple[float | None, float | None]] = {}
+        self._running: tuple[str, Sequence[Job]] = ("", ())
+
+    def warm(self) -> None:
+        """Load data and model now, so that no attack's time is spent on it."""
+        self.task.num_examples(0)
+        self.task.victim({})
+
+    def groups(self, attacks: Sequence[Attack]) -> list[list[Attack]]:
+        """A round's attacks as they are to be performed: those of one adversary in groups.
+
+        A group holds as many as the adversary likes at once, however many workers there are: sums
+        over more victims are rounded otherwise, and every engine is to find the same. What cannot
+        be attacked is left alone.
+        """
+        found: list[list[Attack]] = []
+        for index, (_, _, adversary) in enumerate(self.adversaries):
+            mine = [one for one in attacks if one.adversary == index]
+            found += [[one] for one in mine if one.refused]
+            sound = [one for one in mine if not one.refused]
+            size = adversary.group
+            found += [sound[at : at + size] for at in range(0, len(sound), size)]
+        return found
+
+    def limit(self, attacks: Sequence[Attack]) -> float:
+        """Seconds that attacks of one adversary may take together."""
+        _, plan, _ = self.adversaries[attacks[0].adversary]
+        return len(attacks) * (plan.timeout or self.scenario.threat.timeout)
+
+    def progress(self) -> AttackProgress | None:
+        """How far the attacks are that run now, as far as they tell; for another thread."""
+        return progress(*self._running)
+
+    def perform(self, attack: Attack) -> Outcome:
+        """Attack, score, render. Whatever an adversary does, a row comes of it."""
+        label, _, adversary = self.adversaries[attack.adversary]
+        claimed, error, job = Reconstruction(), attack.refused, None
+        status: Status = "failed" if attack.refused else "ok"
+        started = time.perf_counter()
+        try:
+            if not attack.refused:
+                with isolated(*self._place(attack)):
+                    seen = self._observe(adversary, attack)
+                    limit = self.limit([attack])
+                    job = self._job(attack, limit)
+                    self._running = (label, [job])
+                    started = time.perf_counter()
+                    with alarm(limit):
+                        claimed = adversary.reconstruct(seen, job)
+                _check(claimed, "reconstruct")
+        except NotGranted as reason:
+            status, error = "denied", str(reason)
+        except (AttackTimeout, Alarm) as reason:
+            status, error = "timeout", str(reason)
+        except (Exception, SystemExit, GeneratorExit) as reason:
+            status, error = "failed", f"{type(reason).__name__}: {reason}"
+        finally:
+            self._running = ("", ())
+        if status != "ok":
+            claimed = Reconstruction()
+        seconds = time.perf_counter() - started
+        iterations = 0 if job is None else job.iterations
+        return self._score(attack, claimed, status, error, seconds, iterations)
+
+    def perform_together(self, attacks: Sequence[Attack]) -> list[Outcome]:
+        """Attacks of one adversary on several victims of a round, in one call of it.
+
+        The seconds of each are those of the call over their number. Raises `GroupFailed` where the
+        call raises, takes too long, or does not return a reconstruction for each: whose fault that
+        is shows when they are performed one by one.
+        """
+        if len(attacks) == 1:
+            return [self.perform(attacks[0])]
+        label, _, adversary = self.adversaries[attacks[0].adversary]
+        try:
+            with isolated(*self._place(attacks[0])):
+                seen = [self._observe(adversary, attack) for attack in attacks]
+                limit = self.limit(attacks)
+                jobs = [self._job(attack, limit) for attack in attacks]
+                self._running = (label, jobs)
+                started = time.perf_counter()
+                with alarm(limit):
+                    claims = list(adversary.reconstruct_many(seen, jobs))
+            seconds = (time.perf_counter() - started) / len(attacks)
+            if len(claims) != len(attacks):
+                raise TypeError(f"reconstruct_many returned {len(claims)} claims")
+            for claimed in claims:
+                _check(claimed, "reconstruct_many")
+        except NotGranted:
+            raise GroupFailed("") from None
+        except (AttackTimeout, Alarm) as reason:
+            raise GroupFailed(str(reason)) from None
+        except (Exception, SystemExit, GeneratorExit) as reason:
+            raise GroupFailed(f"{type(reason).__name__}: {reason}") from None
+        finally:
+            self._running = ("", ())
+        return [
+            self._score(attack, claimed, "ok", "", seconds, job.iterations)
+            for attack, claimed, job in zip(attacks, claims, jobs, strict=True)
+        ]
+
+    def _place(self, attack: Attack) -> tuple[Any, ...]:
+        """The arguments by which an attack's randomness is its own: seed, purpose, where."""
+        label, _, _ = self.adversaries[attack.adversary]
+        caught = attack.interception
+        return (self.scenario.seed, f"attack.{label}", caught.round, *caught.clients)
+
+    def _job(self, attack: Attack, limit: float) -> Job:
+        _, plan, _ = self.adversaries[attack.adversary]
+        return Job(
+            torch_generator(*self._place(attack)),
+            device=_device(self.scenario.engine.gpus_per_attack),
+            budget=plan.budget,
+            deadline=limit,
+        )
+
+    def _observe(self, adversary: Adversary, attack: Attack) -> Observation:
+        missing = adversary.requires() & ~self.threat.granted.closed()
+        if missing:
+            raise NotGranted(
+                f"it needs {', '.join(missing.names())}, which threat.grants withholds"
+            )
+        caught = attack.interception
+        given = Knowledge.LABELS | Knowledge.LENGTHS
+        run = [one.name for one in self.defenses if any(map(one.guards, caught.clients))]
+        threat = replace(self.threat, defenses=tuple(run))
+        return threat.observe(
+            caught,
+            truth=self._truth(caught) if threat.granted & given else None,
+            history=[threat.observe(earlier) for earlier in attack.history],
+        )
+
+    def _truth(self, caught: Interception) -> Any:
+        settings = self.scenario.training
+        size, steps = settings.batch_size, settings.local_steps
+        if self.counted:
+            size = max(1, caught.update.num_examples // steps)
+        return self.task.truth(caught.clients, caught.round, batch_size=size, steps=steps)
+
+    def _baselines(
+        self, metric: metrics.Metric, truth: Truth, caught: Interception, guess: metrics.Guess
+    ) -> tuple[float | None, float | None]:
+        """`metrics.baselines`, once a victim: what a guess scores is the same for all attacks."""
+        key = (caught.victim, metric.name)
+        if key not in self._chances:
+            if len(self._chances) >= REMEMBERED:
+                self._chances.clear()
+            seed = derive(self.scenario.seed, "baseline", caught.round, *caught.clients)
+            self._chances[key] = metrics.baselines(metric, truth, self.task.spec, guess, seed)
+        return self._chances[key]
+
+    def _score(
+        self,
+        attack: Attack,
+        claimed: Reconstruction,
+        status: Status,
+        error: str,
+        seconds: float,
+        iterations: int,
+    ) -> Outcome:
+        label, plan, adversary = self.adversaries[attack.adversary]
+        caught, scenario, settings = attack.interception, self.scenario, self.scenario.training
+        truth = Truth()
+        files: dict[str, bytes] = {}
+        values: dict[str, float | None] = {}
+        try:
+            fields = adversary.fills()
+        except Exception as reason:
+            fields = adversary.recovers
+            if status == "ok":
+                status, error = "failed", f"fills() raised {type(reason).__name__}: {reason}"
+        measured = metrics.applicable(fields, self.task.spec)
+        try:
+            truth = self._truth(caught)
+        except Exception as reason:
+            if status == "ok":
+                status = "failed"
+                error = f"its truth cannot be re-derived: {type(reason).__name__}: {reason}"
+        known = truth.labels is not None or truth.inputs is not None
+        if status == "ok":
+            try:
+                for each in measured:
+                    value = each.score(claimed, truth, self.task.spec)
+                    values[each.name] = None if math.isnan(value) else value
+            except Exception as reason:
+                status, values = "failed", {}
+                error = f"its reconstruction cannot be scored: {type(reason).__name__}: {reason}"
+        place = f"{self.folder}/{caught.victim}/{label}"
+        if status == "ok":
+            try:
+                rendered = self.task.render(claimed, truth)
+                files = {f"{place}/{name}": content for name, content in rendered.items()}
+            except Exception as reason:
+                error = f"it cannot be shown: {type(reason).__name__}: {reason}"
+        shown = [path for path in files if path.startswith(f"{place}/reconstruction")] or [*files]
+        artifact = place if len(shown) > 1 else "".join(shown)
+        held = settings.batch_size
+        if truth.num_examples:
+            held = truth.num_examples // (settings.local_steps * len(caught.clients)) or 1
+        rows = []
+        guess = metrics.remembering(self.task.guess)
+        # A claim that no metric scores is still an outcome.
+        scored: Sequence[metrics.Metric | None] = measured or [None]
+        for metric in scored:
+            chance: float | None = None
+            informed: float | None = None
+            try:
+                if known and metric is not None:
+                    chance, informed = self._baselines(metric, truth, caught, guess)
+            except Exception as reason:
+                error = error or f"no baseline: {type(reason).__name__}: {reason}"
+            rows.append(
+                Finding(
+                    scenario=scenario.name,
+                    point=self.point,
+                    seed=scenario.seed,
+                    round=caught.round,
+                    client="+".join(map(str, caught.clients)),
+                    victim=caught.victim,
+                    adversary=plan.name,
+                    metric=metric.name if metric else "",
+                    value=values.get(metric.name) if metric else None,
+                    baseline=chance,
+                    baseline_prior=informed,
+                    status=status,
+                    error=error[:2000],
+                    attempt=1,
+                    seconds=round(seconds, 4),
+                    iterations=iterations,
+                    granted="|".join(self.threat.granted.names()),
+                    label=label,
+                    batch_size=held,
+                    local_steps=settings.local_steps,
+                    inclusion=attack.inclusion,
+                    artifact=artifact,
+                )
+            )
+        told = {}
+        if status == "ok":
+            with suppress(Exception):  # what cannot be told costs no row
+                told = _plain(claimed.diagnostics)
+        return Outcome(caught.round, tuple(rows), files, attack.caution, told)
+
+
+def _plain(value: Any) -> Any:
+    """Of diagnostics, what JSON can hold: large tensors as their shapes, long texts cut off."""
+    if isinstance(value, Tensor):
+        return value.tolist() if value.numel() <= TOLD else f"tensor of {tuple(value.shape)}"
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        shown = [_plain(each) for each in list(value)[:TOLD]]
+        return shown if len(value) <= TOLD else [*shown, f"and {len(value) - TOLD} more"]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # JSON has no such numbers
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    return str(value)[:2000]
+
+
+def _check(claimed: object, method: str) -> None:
+    if not isinstance(claimed, Reconstruction):
+        raise TypeError(f"{method} returned {type(claimed).__name__}, expected a Reconstruction")
+
+
+def _device(gpus: float) -> str:
+    return "cuda" if gpus and torch.cuda.is_available() else "cpu"

@@ -1,0 +1,251 @@
+"""Schedule victims and attacks, run them beside the training, write the findings.
+
+The campaign decides who is attacked and keeps the books; an `Executor`, handed in by the engine,
+decides where an attack runs.
+"""
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from fedsim.adversary import Adversary
+from fedsim.attacking.attack import Attack, Bench, GroupFailed, Outcome, one_by_one
+from fedsim.attacking.progress import AttackProgress, watched
+from fedsim.errors import ScenarioError
+from fedsim.knowledge import Knowledge
+from fedsim.plugin import names
+from fedsim.records import Interception, Update
+from fedsim.report import write_report
+from fedsim.runs.ledger import Ledger
+from fedsim.runs.tape import Tape
+from fedsim.scenario import Scenario
+from fedsim.scenario.settings import AttackPlan
+from fedsim.seeds import torch_generator
+from fedsim.tasks import Task
+
+__all__ = ["Campaign", "Executor", "InlineExecutor", "Observer"]
+
+Observer = Callable[..., None]
+"""observer(event, **fields): told what happens, for progress displays and the log."""
+
+
+class Executor(Protocol):
+    """Where attacks run."""
+
+    def submit(self, attacks: Sequence[Attack]) -> None:
+        """Take attacks; must not block a round."""
+
+    def collect(self, *, wait: bool) -> Iterator[Outcome]:
+        """Outcomes so far; with `wait`, all that are still to come."""
+
+    @property
+    def pending(self) -> int:
+        """Attacks taken and not yet collected."""
+
+    def cancel(self) -> None:
+        """Drop what has not started and stop what runs; what ended can still be collected."""
+
+
+class InlineExecutor:
+    """Runs attacks in this process, when they are collected; tells how far they are."""
+
+    def __init__(self, bench: Bench, observer: Observer = lambda event, **fields: None) -> None:
+        self._bench, self._observer = bench, observer
+        self._queue: deque[list[Attack]] = deque()
+        self._pending = 0
+
+    def submit(self, attacks: Sequence[Attack]) -> None:
+        """Queue them for the end of the round."""
+        self._queue.extend(self._bench.groups(attacks))
+        self._pending += len(attacks)
+
+    def collect(self, *, wait: bool) -> Iterator[Outcome]:
+        """Run the queue, group by group."""
+        while self._queue:
+            group = self._queue.popleft()
+            try:
+                with watched(self._bench.progress, self._tell):
+                    outcomes = self._bench.perform_together(group)
+            except GroupFailed as reason:
+                self._queue.extendleft(reversed(one_by_one(group, str(reason))))
+                continue
+            for outcome in outcomes:
+                self._pending -= 1
+                yield outcome
+
+    def _tell(self, now: AttackProgress) -> None:
+        self._observer("progress", progress=now)
+
+    @property
+    def pending(self) -> int:
+        """Attacks queued."""
+        return self._pending
+
+    def cancel(self) -> None:
+        """Drop the queue."""
+        self._queue.clear()
+        self._pending = 0
+
+
+class Campaign:
+    """Decides who is attacked in each round, and writes down what came of it."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        ledger: Ledger,
+        executor: Executor,
+        *,
+        point: str = "",
+        folder: str = "tape",
+        observer: Observer = lambda event, **fields: None,
+        adversaries: Sequence[tuple[str, AttackPlan, Adversary]] | None = None,
+    ) -> None:
+        self.scenario, self.ledger, self.executor = scenario, ledger, executor
+        self.point, self.observer = point, observer
+        self._tape = Tape(ledger.folder / folder) if scenario.threat.record else None
+        self._plans = adversaries or scenario.build_adversaries()
+        self._done = ledger.finished(point)
+        self._open: Counter[int] = Counter()
+        self.trained: frozenset[str] | None = None
+        self._history: dict[int, list[Interception]] = defaultdict(list)
+        self._keeps_history = Knowledge.HISTORY in scenario.knowledge()
+
+    @classmethod
+    def of(
+        cls,
+        adversaries: Sequence[Adversary],
+        task: Task | None,
+        *,
+        out: str | Path = "runs/audit",
+        **settings: Any,
+    ) -> "Campaign":
+        """A campaign of its own, in this process, for someone's own Flower project.
+
+        task: what the clients train. out: the run folder. settings: tables of a scenario (seed,
+        threat, training) that say what the server knows and how the clients train. The second
+        adversary of a kind is called `llg 2`, and so on.
+        """
+        if task is None:
+            raise ScenarioError("task is missing: adversaries are scored against its data")
+        training = {"clients": task.clients, **settings.pop("training", {})}
+        table = {"name": "audit", "seed": task.seed, **settings, "training": training}
+        if task.name in names("tasks"):
+            own = task.model_dump(
+                mode="json", exclude={"seed", "clients", "folder"}, exclude_none=True
+            )
+            table["task"] = {"name": task.name, **own}
+            table["data_dir"] = str(task.folder or "")
+        scenario = Scenario.parse(table)
+        plans, called = [], Counter[str]()
+        for adversary in adversaries:
+            called[name := adversary.name] += 1
+            label = name if called[name] == 1 else f"{name} {called[name]}"
+            plan = AttackPlan(name=name, label=label, settings=adversary.model_dump())
+            plans.append((label, plan, adversary))
+        ledger = Ledger.create(Path(out), scenario)
+        ledger.provenance(scenario, {"data": task.fingerprint()})
+        counted = "batch_size" not in training
+        bench = Bench(scenario, task=task, adversaries=plans, counted=counted)
+        campaign = cls(scenario, ledger, InlineExecutor(bench), adversaries=plans)
+        campaign.trained = task.trained(task.module())
+        return campaign
+
+    def finish(self) -> Path:
+        """Wait for the attacks that are still out, close the run folder, write its report."""
+        self.collect(wait=True)
+        self.ledger.finish()
+        return write_report(self.ledger.folder)
+
+    def intercept(
+        self, round: int, caught: Sequence[Interception], refused: Mapping[int, str] | None = None
+    ) -> None:
+        """Take in a round's interceptions and queue the attacks on them.
+
+        refused: by client, why its reply could not be used; its attacks are recorded as failed.
+        """
+        refused = refused or {}
+        by_client = {one.clients: one for one in caught}
+        for client in refused:
+            by_client[(client,)] = _nothing(round, client)
+        if self._tape is not None:
+            for one in caught:
+                self._tape.record(one)
+        attacks = []
+        for index, (label, plan, _) in enumerate(self._plans):
+            for victim, inclusion in self._victims(round, sorted(by_client), plan):
+                one = by_client[victim]
+                if (one.victim, label) in self._done:
+                    continue
+                attacks.append(
+                    Attack(
+                        one,
+                        index,
+                        inclusion,
+                        refused=refused.get(victim[0], "") if len(victim) == 1 else "",
+                        history=tuple(self._history[victim[0]]) if len(victim) == 1 else (),
+                    )
+                )
+        if self._keeps_history:
+            for one in caught:
+                for client in one.clients:
+                    self._history[client].append(one)
+        self._open[round] += len(attacks)
+        self.executor.submit(attacks)
+        self.observer("attacks", queued=len(attacks), pending=self.executor.pending)
+
+    def _victims(
+        self, round: int, present: Sequence[tuple[int, ...]], plan: AttackPlan
+    ) -> list[tuple[tuple[int, ...], float]]:
+        """Who is attacked, with the probability of having been chosen.
+
+        Clients are ranked once a round by a permutation that depends on (seed, round) alone, so
+        that a victim is never chosen for what it sent.
+        """
+        threat = self.scenario.threat
+        rounds = threat.rounds if plan.rounds is None else plan.rounds
+        if rounds != "all" and round not in rounds:
+            return []
+        victims = threat.victims if plan.victims is None else plan.victims
+        if victims == "all":
+            return [(one, 1.0) for one in present]
+        if isinstance(victims, list):
+            return [(one, 1.0) for one in present if set(one) & set(victims)]
+        rng = torch_generator(self.scenario.seed, "victims", round)
+        places = torch.randperm(self.scenario.training.clients, generator=rng).tolist()
+        rank = dict(enumerate(places))
+        last = len(rank)  # a node that does not say which client it is
+        chosen = sorted(
+            sorted(present, key=lambda one: min(rank.get(c, last) for c in one))[:victims]
+        )
+        return [(one, min(1.0, victims / len(present))) for one in chosen]
+
+    def collect(self, *, wait: bool = False) -> None:
+        """Write down finished attacks; with `wait`, all of them."""
+        for outcome in self.executor.collect(wait=wait):
+            for path, content in outcome.files.items():
+                self.ledger.artifact(path, content)
+            self.ledger.findings(outcome.findings)
+            if outcome.diagnostics:
+                row = outcome.findings[0]
+                whose = {"point": row.point, "victim": row.victim, "adversary": row.label}
+                self.ledger.event("attacked", **whose, diagnostics=outcome.diagnostics)
+            self._open[outcome.round] -= 1
+            if outcome.caution:
+                self.observer("caution", text=outcome.caution)
+            self.observer("findings", findings=outcome.findings, pending=self.executor.pending)
+
+    def settled(self, round: int) -> bool:
+        """Whether every attack on this round and the earlier ones is written down."""
+        return not any(count and open <= round for open, count in self._open.items())
+
+    def cancel(self) -> None:
+        """Stop attacking; what was found stays."""
+        self.executor.cancel()
+
+
+def _nothing(round: int, client: int) -> Interception:
+    return Interception(round, (client,), {}, Update(tensors={}, kind="gradient"))

@@ -1,0 +1,298 @@
+"""What a person sees: progress while a run goes on, its last table, a plugin described."""
+
+import inspect
+import math
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from pydantic.fields import FieldInfo
+from rich.console import Console, Group
+from rich.live import Live
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from fedsim.adversary import Adversary
+from fedsim.attacking.progress import AttackProgress
+from fedsim.defense import Defense
+from fedsim.plugin import find
+from fedsim.report import final_utility, summary
+from fedsim.report.measures import MEASURES, budget, measure
+
+__all__ = ["Display", "describe", "print_facts", "print_summary"]
+
+
+class Display:
+    """An observer that shows rounds, clients, attacks in flight and leakage so far.
+
+    On a terminal a live display; otherwise a plain line a round, so that logs stay readable.
+    """
+
+    def __init__(self, console: Console, *, quiet: bool = False) -> None:
+        self._console, self._quiet = console, quiet
+        self._live: Live | None = None
+        self._bars = Progress(
+            TextColumn("{task.description:<9}"),
+            BarColumn(bar_width=32),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeElapsedColumn(),
+            console=console,
+        )
+        self._rounds = self._bars.add_task("rounds", total=1, note="")
+        self._attacks = self._bars.add_task("attacks", total=0, note="")
+        self._queued = 0
+        self._done = 0
+        self._sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+
+    def __enter__(self) -> "Display":
+        if self._console.is_terminal and not self._quiet:
+            self._live = Live(self._picture(), console=self._console, refresh_per_second=8)
+            self._live.__enter__()
+        return self
+
+    def __exit__(self, *reason: Any) -> None:
+        if self._live is not None:
+            self._live.update(self._picture())
+            self._live.__exit__(*reason)
+
+    def __call__(self, event: str, **fields: Any) -> None:
+        """Take in one event of a run."""
+        handle = getattr(self, f"_on_{event}", None)
+        if handle is not None and not self._quiet:
+            handle(**fields)
+            if self._live is not None:
+                self._live.update(self._picture())
+
+    def _on_started(self, scenario: str, points: list[str], engine: str, **_: Any) -> None:
+        several = f", {len(points)} points" if len(points) > 1 else ""
+        self._say(f"scenario {scenario}{several}, engine {engine}")
+
+    def _on_point(self, point: str, rounds: int, **_: Any) -> None:
+        self._bars.reset(self._rounds, total=rounds)
+        self._sums.clear()
+        if point:
+            self._say(f"point {point}")
+
+    def _on_caution(self, text: str, **_: Any) -> None:
+        self._say(f"warning: {text}")
+
+    def _on_training(self, round: int, clients: int, **_: Any) -> None:
+        self._bars.update(self._rounds, note=f"round {round}: {clients} clients training")
+
+    def _on_attacks(self, queued: int, pending: int, **_: Any) -> None:
+        self._queued += queued
+        self._bars.update(self._attacks, total=self._queued, note=f"{pending} in flight")
+
+    def _on_progress(self, progress: AttackProgress, **_: Any) -> None:
+        left = self._queued - self._done
+        self._bars.update(self._attacks, note=f"{left} in flight; {progress}")
+
+    def _on_findings(self, findings: list[Any], pending: int, **_: Any) -> None:
+        self._done += 1
+        self._bars.update(self._attacks, completed=self._done, note=f"{pending} in flight")
+        for row in findings:
+            entry = self._sums[(row.label, row.metric)]
+            # As in the report: an attack that broke counts as a guess.
+            value = row.value if row.status == "ok" else row.baseline
+            if row.status != "denied" and value is not None:
+                entry[0] += 1
+                entry[1] += value
+                entry[2] += math.nan if row.baseline is None else row.baseline
+        if findings and findings[0].status != "ok":
+            row = findings[0]
+            self._say(f"{row.victim} {row.label}: {row.status}: {row.error}")
+
+    def _on_round(self, round: int, of: int, **fields: Any) -> None:
+        self._bars.update(self._rounds, completed=round)
+        if round and self._live is None:
+            numbers = {k: v for k, v in fields.items() if isinstance(v, float)}
+            utility = "  ".join(f"{name} {_number(name, value)}" for name, value in numbers.items())
+            self._say(f"round {round}/{of}  {utility}  {self._leakage()}")
+
+    def _leakage(self) -> str:
+        """Each adversary's main metric so far, and what chance gives."""
+        main: dict[str, str] = {}
+        for label, metric in self._sums:
+            if label not in main or _rank(metric) < _rank(main[label]):
+                main[label] = metric
+        parts = []
+        for label, metric in main.items():
+            count, total, chance = self._sums[(label, metric)]
+            how = measure(metric)
+            if count:
+                means = f"{how.show(total / count)} (chance {how.show(chance / count)})"
+                parts.append(f"{label}: {how.title.lower()} {means}")
+        return ", ".join(parts)
+
+    def _say(self, text: str) -> None:
+        # Names in a line can come from clients: no markup, no control characters.
+        clean = "".join(char for char in text if char.isprintable())
+        self._console.print(escape(clean), highlight=False)
+
+    def _picture(self) -> Group:
+        leakage = self._leakage()
+        return Group(self._bars, Text(f"leakage so far: {leakage}" if leakage else ""))
+
+
+def _number(metric: str, value: float) -> str:
+    return f"{value:.3g}" if budget(metric) else f"{value:.3f}"
+
+
+def _rank(metric: str) -> int:
+    order = list(MEASURES)
+    return order.index(metric) if metric in order else len(order)
+
+
+def describe(kind: str, name: str) -> dict[str, Any]:
+    """A plugin's facts: text, needs, what it recovers, paper, settings."""
+    cls = find(kind, name)
+    facts: dict[str, Any] = {"name": name, "kind": kind, "text": inspect.getdoc(cls) or ""}
+    if issubclass(cls, Adversary):
+        facts |= {
+            "needs": cls.by_default().names(),
+            "needs_with": {
+                setting: (chosen.requires() & ~cls.by_default()).names()
+                for setting, chosen in cls.asking_more().items()
+            },
+            "recovers": sorted(cls.recovers),
+            "cites": cls.cites,
+        }
+    hidden = {"seed", "clients", "folder"} if kind == "tasks" else set[str]()
+    if issubclass(cls, Defense) and cls.protect is Defense.protect:
+        hidden = {"layers"}  # of an update, which it does not touch
+    shared = Defense.model_fields if kind == "defenses" else {}  # after those of its own
+    facts["settings"] = [
+        {
+            "name": key,
+            "type": str(field.annotation).replace("typing.", "")
+            if not isinstance(field.annotation, type)
+            else field.annotation.__name__,
+            "default": _default(field),
+            "description": field.description or "",
+        }
+        for key, field in sorted(cls.model_fields.items(), key=lambda item: item[0] in shared)
+        if key not in hidden
+    ]
+    return facts
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.get_default()
+    return "none" if value is None else repr(value)
+
+
+def print_facts(console: Console, facts: dict[str, Any]) -> None:
+    """What `describe` found, for reading."""
+    console.print(f"{facts['name']} ({facts['kind']})", style="bold", highlight=False)
+    for paragraph in facts["text"].split("\n\n"):
+        code = paragraph.startswith("    ")
+        text = paragraph if code else " ".join(paragraph.split())
+        console.print(text + "\n", markup=False, highlight=False)
+    for key in ("needs", "recovers", "cites"):
+        if facts.get(key):
+            value = facts[key] if isinstance(facts[key], str) else ", ".join(facts[key])
+            console.print(f"{key}: {value}", markup=False, highlight=False)
+        if key == "needs":
+            for setting, more in facts.get("needs_with", {}).items():
+                console.print(
+                    f"with {setting} also: {', '.join(more)}", markup=False, highlight=False
+                )
+    if facts["settings"]:
+        table = Table("setting", "type", "default", "meaning", box=None)
+        for setting in facts["settings"]:
+            table.add_row(*(escape(setting[k]) for k in ("name", "type", "default", "description")))
+        console.print(table)
+
+
+def print_summary(console: Console, folder: Path) -> None:
+    """What leaked against what chance gives; of a sweep one line a point, with the model's utility.
+
+    Of a single point the utility shows where defenses have spent a budget.
+    """
+    rows, utility = summary(folder), final_utility(folder)
+    if len({*utility, *(row["point"] for row in rows)}) > 1:
+        console.print(_points(rows, utility))
+        return
+    for values in utility.values():
+        if spent := [f"{m} {values[m]:.3g}" for m in values if budget(m)]:
+            console.print(f"privacy spent: {', '.join(spent)}", markup=False, highlight=False)
+    if rows:
+        _print_leakage(console, rows)
+
+
+def _order(row: dict[str, Any]) -> int:
+    """How much a row's measure tells of an adversary; the least stands for it."""
+    return _rank(row["metric"])
+
+
+def _points(rows: list[dict[str, Any]], utility: dict[str, dict[str, float]]) -> Table:
+    """A line for each point of a sweep: accuracy, privacy spent, every adversary's main measure."""
+    points = list(dict.fromkeys([*utility, *(row["point"] for row in rows)]))
+    keys = {point.partition("=")[0] for point in points}
+    alone = len(keys) == 1 and not any("," in point.split("(")[0] for point in points)
+    title = "In the end (in brackets: by chance)" if rows else "In the end"
+    table = Table(title=title, title_justify="left", title_style="bold", box=None)
+    table.add_column(escape(keys.pop()) if alone else "point", overflow="fold", min_width=22)
+    metrics = [
+        metric
+        for metric in dict.fromkeys(m for values in utility.values() for m in values)
+        if metric == "accuracy" or (budget(metric) or "").startswith("epsilon")
+    ]
+    main: dict[str, str] = {}
+    for row in sorted(rows, key=_order, reverse=True):
+        main[row["label"]] = row["metric"]
+    labels = list(dict.fromkeys(row["label"] for row in rows))
+    titles = [f"{label} {measure(main[label]).title.lower()}" for label in labels]
+    for title in (*(metric.replace("_", " ") for metric in metrics), *titles):
+        table.add_column(escape(title.replace(" ", "\n")), justify="right")
+    found = {  # by point and adversary
+        (row["point"], row["label"]): row for row in rows if row["metric"] == main[row["label"]]
+    }
+    for point in points:
+        values = utility.get(point, {})
+        cells = [_utility(metric, values.get(metric)) for metric in metrics]
+        for label in labels:
+            how, mine = measure(main[label]), found.get((point, label))
+            cells.append(f"{how.show(mine['mean'])} ({how.show(mine['baseline'])})" if mine else "")
+        table.add_row(*map(escape, [point.partition("=")[2] if alone else point, *cells]))
+    return table
+
+
+def _utility(metric: str, value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{100 * value:.1f} %" if metric == "accuracy" else f"{value:.3g}"
+
+
+def _print_leakage(console: Console, rows: list[dict[str, Any]]) -> None:
+    """Who was attacked, and the main measures of what leaked; the page has the others."""
+    place = {row["label"]: i for i, row in enumerate(rows)}
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in sorted(sorted(rows, key=_order), key=lambda row: place[row["label"]]):
+        groups.setdefault(row["label"], []).append(row)
+    table = Table(title="What leaked", title_justify="left", title_style="bold", box=None)
+    table.add_column("adversary")
+    table.add_column("attacked")
+    table.add_column("measure")
+    table.add_column("leaked", justify="right")
+    table.add_column("by chance", justify="right")
+    table.add_column("")
+    for label, group in groups.items():
+        first = group[0]
+        name, attacked = label, f"{first['attacks']} update{'' if first['attacks'] == 1 else 's'}"
+        for status in ("failed", "timeout", "denied"):
+            attacked += f", {first[status]} {status}" if first[status] else ""
+        main = [row for row in group if not measure(row["metric"]).detail] or group[:1]
+        for row in group[:1] if first["denied"] == first["attacks"] else main:
+            how = measure(row["metric"])
+            shown = [how.show(row["mean"]), how.show(row["baseline"]), row["verdict"]]
+            table.add_row(*map(escape, [name, attacked, how.title, *shown]))
+            name = attacked = ""
+    console.print(table)
+    for label, group in groups.items():
+        console.print(f"{label}: {group[0]['sentence']}", markup=False, highlight=False)

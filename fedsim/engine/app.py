@@ -1,0 +1,103 @@
+"""The ServerApp of `flwr run`: one scenario, on whichever nodes Flower has.
+
+Run config (`[tool.flwr.app.config]`): `scenario` (name or path), `overrides` (as for --set,
+separated by spaces), `out`, `data`. The number of clients is the number of SuperNodes.
+"""
+
+import contextlib
+import os
+import shlex
+import time
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from fedsim.attacking.attack import Bench
+from fedsim.attacking.campaign import InlineExecutor
+from fedsim.engine.preflight import preflight
+from fedsim.engine.simulate import one_thread
+from fedsim.errors import EngineError, FedsimError, ScenarioError
+from fedsim.federation.federate import play
+from fedsim.federation.grid import OrderedGrid
+from fedsim.report import summary, write_report
+from fedsim.runs.ledger import Ledger
+from fedsim.scenario import Scenario
+from fedsim.seeds import isolated
+
+__all__ = ["app"]
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Play the scenario that the run config names."""
+    given = {key: str(value) for key, value in context.run_config.items()}
+    name = given.get("scenario") or "quickstart"
+    overrides = shlex.split(given.get("overrides", ""))
+    data = given.get("data") or os.environ.get("FEDSIM_DATA")
+    nodes = _settled(grid)
+    asked = Scenario.load(name, overrides, data=data).training
+    if nodes != asked.clients:
+        print(  # noqa: T201
+            f"{nodes} SuperNodes are connected, so training.clients = {nodes} instead of "
+            f"{asked.clients}; set num-supernodes to change that",
+            flush=True,
+        )
+    scenario = Scenario.load(
+        name,
+        [
+            *overrides,
+            f"training.clients={nodes}",
+            f"training.clients_per_round={min(asked.per_round, nodes)}",
+        ],
+        data=data,
+    )
+    if scenario.sweep:
+        raise ScenarioError("flwr run plays one scenario; run a sweep with `fedsim run`")
+    task, cautions = preflight(scenario)
+    ledger = Ledger.create(
+        Path(given.get("out") or f"runs/{scenario.name}-{context.run_id}"), scenario
+    )
+    ledger.provenance(scenario, {"data": task.fingerprint()}, engine="flwr run")
+
+    def tell(event: str, **fields: Any) -> None:
+        if event == "round":
+            numbers = [f"{k} {v:.3f}" for k, v in fields.items() if isinstance(v, float)]
+            print(f"round {fields['round']}/{fields['of']}", *numbers, flush=True)  # noqa: T201
+        if event == "caution":
+            print(f"warning: {fields['text']}", flush=True)  # noqa: T201
+        if event != "findings":
+            ledger.event(event, **fields)
+
+    for caution in cautions:
+        tell("caution", text=caution)
+    try:
+        with one_thread(), isolated(scenario.seed, "simulation"):
+            executor = InlineExecutor(Bench(scenario, task=task))
+            play(scenario, ledger, OrderedGrid(grid, nodes), executor, "", tell, task=task)
+    except BaseException:
+        with contextlib.suppress(FedsimError):
+            ledger.finish()
+            write_report(ledger.folder)
+        raise
+    ledger.finish()
+    report = write_report(ledger.folder)
+    for row in summary(ledger.folder):
+        print(f"{row['label']}: {row['sentence']}", flush=True)  # noqa: T201
+    print(f"report: {report.resolve()}", flush=True)  # noqa: T201
+
+
+def _settled(grid: Grid, *, quiet: float = 3.0, patience: float = 120.0) -> int:
+    """How many nodes there are, once no new one has come for a while."""
+    seen, since, start = 0, time.monotonic(), time.monotonic()
+    while seen == 0 or time.monotonic() - since < quiet:
+        now = len(list(grid.get_node_ids()))
+        if now != seen:
+            seen, since = now, time.monotonic()
+        if time.monotonic() - start > patience:
+            raise EngineError(f"no client connected within {patience:g} s")
+        time.sleep(0.2)
+    return seen

@@ -1,0 +1,81 @@
+"""Everything that can go wrong before a run, found before there is a run folder."""
+
+import torch
+
+from fedsim.defense import Defense
+from fedsim.errors import ScenarioError
+from fedsim.federation.strategies import build_strategy, quiet
+from fedsim.records import Spec
+from fedsim.scenario import Scenario
+from fedsim.tasks import Task
+from fedsim.training.budget import Budget
+from fedsim.training.local import local_training
+
+__all__ = ["preflight"]
+
+
+def preflight(scenario: Scenario) -> tuple[Task, list[str]]:
+    """Load a scenario's data, build its model and strategy, rehearse its defenses.
+
+    Returns the task, its data loaded, and what the user should be warned of. Raises
+    `ScenarioError`, `DataError` or `PluginError`.
+    """
+    task = scenario.build_task()
+    task.num_examples(0)
+    task.head  # noqa: B018 - raises where none is found
+    module = task.module().train()
+    trained = task.trained(module)
+    with quiet():
+        build_strategy(scenario, set(task.arrays(module)) - trained)
+    _check_client_half(scenario)
+    defenses = scenario.build_defenses()
+    for position, defense in enumerate(defenses):
+        if complaint := defense.unknown_layers(trained):
+            raise ScenarioError(f"defenses.{position} ({defense.name}).{complaint}")
+    clients = range(scenario.training.clients)
+    for guarded in sorted({tuple(one.guards(c) for one in defenses) for c in clients}):
+        chain = [one for one, on in zip(defenses, guarded, strict=True) if on]
+        local_training(scenario, task, module, (), torch.Generator(), chain)
+    cautions = task.cautions() + Budget(scenario, task).cautions()
+    if scenario.adversaries:
+        model = task.victim({})
+        for label, _, adversary in scenario.build_adversaries():
+            found = _not_there(adversary.recovers, task.spec) or adversary.cautions(model)
+            cautions += [f"{label}: {text}" for text in found]
+    return task, cautions
+
+
+def _not_there(fields: frozenset[str], spec: Spec) -> list[str]:
+    """What an adversary is after and no example of the task has."""
+    if spec.tokens is None and fields & {"tokens", "token_counts"}:
+        return [
+            "it looks for the tokens of texts, and this task's inputs are no text: expect nothing"
+        ]
+    if spec.pieces is None and "sequences" in fields:
+        return ["it looks for transcripts, and this task has none: expect nothing"]
+    return []
+
+
+def _check_client_half(scenario: Scenario) -> None:
+    """Two of Flower's strategies count on clients that clip."""
+    asked = scenario.training.strategy
+    settings = {"name": asked} if isinstance(asked, str) else asked
+    name, norm = str(settings.get("name", "")), settings.get("clipping_norm")
+    where = f"training.strategy ({name})"
+    if name.endswith("ClientSideAdaptiveClipping"):
+        raise ScenarioError(
+            f"{where} needs a bit from every client beside its update, which no defense here sends."
+            ' Use "DifferentialPrivacyServerSideAdaptiveClipping"'
+        )
+    bounds: set[float] = set()
+    for defense in scenario.build_defenses():
+        if type(defense).protect is Defense.protect or defense.effect == "zeros":
+            continue
+        bounds.clear()  # whatever changes values may undo a clip before it
+        if defense.name == "flower-fixed-clipping" and defense.clients == defense.layers == "all":
+            bounds.add(defense.model_dump()["clipping_norm"])
+    if name.endswith("ClientSideFixedClipping") and norm not in bounds:
+        raise ScenarioError(
+            f"{where} adds noise for updates that clients have clipped to {norm}, and none does. "
+            f'List [[defenses]] name = "flower-fixed-clipping", clipping_norm = {norm} last'
+        )

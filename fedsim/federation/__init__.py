@@ -1,0 +1,1 @@
+"""Flower: clients, the honest-but-curious server, strategies, secure aggregation."""

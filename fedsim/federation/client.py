@@ -1,0 +1,291 @@
+"""The Flower ClientApp: load the global model, train locally, protect the update, reply.
+
+Also `defend`, the mod that adds fedsim's defenses to anyone's ClientApp.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from torch import Tensor, nn
+
+from fedsim.defense import Defense
+from fedsim.errors import ClientError, PluginError
+from fedsim.federation.secure.client import secured
+from fedsim.records import Update
+from fedsim.scenario import Scenario
+from fedsim.seeds import isolated, torch_generator
+from fedsim.tasks import Task
+from fedsim.training.local import local_training, train_locally
+from fedsim.victim import load_arrays
+
+__all__ = ["app", "defend", "lent", "protect", "update_record"]
+
+UPDATE_KEY = "fedsim.update"
+CLIENT_KEY = "fedsim.client"
+STATE_KEY = "fedsim.defense"
+MEMORY_KEY = "fedsim.memory"
+
+app = ClientApp()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Session:
+    """What one process keeps between messages: data and one model, whoever the client is."""
+
+    scenario: Scenario
+    task: Task
+    defenses: list[Defense]
+    module: nn.Module
+    initial: dict[str, Tensor]
+
+
+_LENT: list[Task] = []
+
+
+@contextlib.contextmanager
+def lent(task: Task) -> Iterator[None]:
+    """Clients of this process whose task is the same use this one: its data are there and cut."""
+    _LENT.append(task)
+    try:
+        yield
+    finally:
+        _LENT.remove(task)
+
+
+@functools.lru_cache(maxsize=2)
+def _session(text: str) -> _Session:
+    scenario = Scenario.model_validate_json(text)
+    own = scenario.build_task()
+    task = next(filter(own.same_as, _LENT), own)
+    gpu = scenario.engine.gpus_per_client and torch.cuda.is_available()
+    module = task.module().to("cuda" if gpu else "cpu")
+    initial = {key: value.clone() for key, value in module.state_dict().items()}
+    return _Session(scenario, task, scenario.build_defenses(), module, initial)
+
+
+def _open(message: Message) -> tuple[_Session, nn.Module, dict[str, Tensor], int]:
+    """The session, its model as the server sent it, the arrays that were sent, and the round."""
+    config = message.content.config_records["config"]
+    session = _session(str(config["scenario"]))
+    before = _decoded(message.content.array_records["arrays"])
+    session.module.load_state_dict(session.initial)
+    load_arrays(session.module, before)
+    return session, session.module, before, int(cast(int, config["server-round"]))
+
+
+_LAST: tuple[list[bytes], dict[str, Tensor]] = ([], {})
+"""The arrays decoded last, as sent and as tensors: all clients of a round are sent the same."""
+
+
+def _decoded(record: ArrayRecord) -> dict[str, Tensor]:
+    """A record's arrays as tensors, which nobody may change; decoded once a round."""
+    global _LAST
+    sent = [array.data for array in record.values()]
+    known, tensors = _LAST
+    if list(record) != list(tensors) or any(a is not b for a, b in zip(sent, known, strict=True)):
+        tensors = dict(record.to_torch_state_dict())
+        _LAST = (sent, tensors)
+    return dict(tensors)
+
+
+@app.train(mods=[secured(UPDATE_KEY)])
+def train(message: Message, context: Context) -> Message:
+    """One client's round: the update as an ArrayRecord, what it means as a ConfigRecord."""
+    session, module, before, round = _open(message)
+    settings, task, client = session.scenario.training, session.task, client_number(context)
+    config = message.content.config_records["config"]
+    seed = session.scenario.seed
+    batches = task.batches(
+        client, round, batch_size=settings.batch_size, steps=settings.local_steps
+    )
+    with isolated(seed, "client", round, client):
+        module.train()
+        defenses = [defense for defense in session.defenses if defense.guards(client)]
+        rng = torch_generator(seed, "training", round, client)
+        training = local_training(session.scenario, task, module, batches, rng, defenses)
+        update, loss = train_locally(
+            training,
+            before,
+            trained=task.trained(module),
+            reduction=task.reduction,
+            proximal_mu=float(cast(float, config.get("proximal-mu", 0.0))),
+        )
+        update = protect(update, before, session.defenses, (seed, round, client), context.state)
+    metrics = {"num-examples": update.num_examples, "train_loss": loss}
+    content = _reply(update, metrics)
+    content[CLIENT_KEY] = _signature(client, defenses, context.state)
+    return Message(content, reply_to=message)
+
+
+@app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    """The global model's loss and metrics on the client's own examples."""
+    session, module, _, _ = _open(message)
+    utility = session.task.evaluate(module, client_number(context))
+    examples = int(utility.pop("num_examples"))
+    metrics = MetricRecord({"num-examples": examples, **utility})
+    return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+
+@app.query(mods=[secured(UPDATE_KEY)])
+def query(message: Message, context: Context) -> Message:
+    """Which client this node is."""
+    record = ConfigRecord({"client": client_number(context)})
+    return Message(RecordDict({"client": record}), reply_to=message)
+
+
+def client_number(context: Context) -> int:
+    """The number of the client that a node plays, from 0."""
+    return int(context.node_config["partition-id"])
+
+
+def _signature(client: int, defenses: Sequence[Defense], state: RecordDict) -> ConfigRecord:
+    """Which client a reply is from, and how many of its rounds its defenses remember, if any."""
+    said: dict[str, Any] = {"client": client}
+    if any(defense.remembers for defense in defenses):
+        kept = state.array_records.get(MEMORY_KEY)
+        rounds = 1 + (int(kept.to_torch_state_dict()["rounds"]) if kept else 0)
+        state[MEMORY_KEY] = ArrayRecord({"rounds": torch.tensor(float(rounds))})
+        said["remembers"] = rounds
+    return ConfigRecord(said)
+
+
+def protect(
+    update: Update,
+    before: Mapping[str, Tensor],
+    defenses: Sequence[Defense],
+    where: tuple[int, int, int],
+    state: RecordDict,
+) -> Update:
+    """Apply the defenses in listed order to a gradient, or to the delta behind new weights.
+
+    Each gets the tensors of its own layers, if it runs on this client. where: (seed, round,
+    client), from which each defense's generator comes. state: the client's own, kept across
+    rounds. A tensor that no defense touched is sent bit-identical. Raises `PluginError` for a
+    layer that the update does not have.
+    """
+    if not any(defense.guards(where[2]) for defense in defenses):
+        return update
+    delta = update
+    if update.kind == "weights":
+        changes = {name: value - before[name] for name, value in update.tensors.items()}
+        delta = update.replace(tensors=changes, kind="delta")
+    protected = delta
+    seed, round, client = where
+    for position, defense in enumerate(defenses):
+        if not defense.guards(client):
+            continue
+        if complaint := defense.unknown_layers(protected.tensors):
+            raise PluginError(f"{defense.name}: {complaint}")
+        key = f"{STATE_KEY}.{position}"
+        kept = dict(state.array_records[key].to_torch_state_dict()) if key in state else {}
+        rng = torch_generator(seed, f"defense.{position}.{defense.name}", round, client)
+        whole = dict(protected.tensors)
+        chosen = {name: value for name, value in whole.items() if defense.covers(name)}
+        changed = defense.protect(protected.replace(tensors=chosen), rng, kept)
+        if len(chosen) < len(whole):
+            rest = {name: value for name, value in whole.items() if name not in chosen}
+            changed = changed.replace(tensors={**rest, **changed.tensors})
+        protected = changed
+        if kept:
+            state[key] = ArrayRecord({name: v.contiguous() for name, v in kept.items()})
+    if update.kind != "weights":
+        return protected
+    tensors = {
+        name: update.tensors.get(name, value)
+        if value is delta.tensors.get(name)
+        else before[name] + value
+        if name in before and value.shape == before[name].shape
+        else value
+        for name, value in protected.tensors.items()
+    }
+    return protected.replace(tensors=tensors, kind="weights")
+
+
+def update_record(update: Update) -> ConfigRecord:
+    """What an update's arrays mean, as it travels beside them."""
+    return ConfigRecord(
+        {
+            "kind": update.kind,
+            "optimizer": update.optimizer,
+            "momentum": update.momentum,
+            "weight_decay": update.weight_decay,
+            "steps": update.steps,
+            "num_examples": update.num_examples,
+            "reduction": update.reduction,
+            "buffers": list(update.buffers),
+            **({"lr": update.lr} if update.lr is not None else {}),
+        }
+    )
+
+
+def _reply(update: Update, metrics: dict[str, float]) -> RecordDict:
+    arrays = {
+        name: value.detach().contiguous()
+        for name, value in {**update.tensors, **update.buffers}.items()
+    }
+    return RecordDict(
+        {
+            "arrays": ArrayRecord(arrays),
+            "metrics": MetricRecord(cast(Any, metrics)),
+            UPDATE_KEY: update_record(update),
+        }
+    )
+
+
+def defend(
+    *defenses: Defense, seed: int = 0
+) -> Callable[[Message, Context, Callable[[Message, Context], Message]], Message]:
+    """A Flower mod that applies defenses, in listed order, to what a ClientApp is about to send.
+
+        @app.train(mods=[defend(GaussianNoise(sigma=0.01))])
+
+    The reply's one ArrayRecord is read as new weights, and the defenses work on the difference to
+    the weights that were received. A defense that has to take part in the training itself
+    (`prepare`) cannot be added from outside: raises `PluginError`. The reply also says which
+    client it is from (`partition-id`), which Flower's node ids do not tell; for that alone,
+    `defend()` without a defense will do.
+    """
+    for defense in defenses:
+        if type(defense).prepare is not Defense.prepare:
+            raise PluginError(
+                f"'{defense.name}' changes local training, which a mod cannot reach; "
+                "use it in a scenario, or call its prepare() in your training function"
+            )
+
+    def mod(
+        message: Message, context: Context, call_next: Callable[[Message, Context], Message]
+    ) -> Message:
+        reply = call_next(message, context)
+        if reply.has_error() or not message.metadata.message_type.startswith("train"):
+            return reply
+        for there in (message.content, reply.content):
+            if len(there.array_records) != 1:
+                raise ClientError(
+                    f"{len(there.array_records)} array records; defend() protects a reply with "
+                    "one ArrayRecord, to a message with one"
+                )
+        client = client_number(context)
+        running = [defense for defense in defenses if defense.guards(client)]
+        reply.content[CLIENT_KEY] = _signature(client, running, context.state)
+        if not running:
+            return reply
+        (sent,) = message.content.array_records.values()
+        before = dict(sent.to_torch_state_dict())
+        ((key, arrays),) = reply.content.array_records.items()
+        after = dict(arrays.to_torch_state_dict())
+        floating = {name: value for name, value in after.items() if value.is_floating_point()}
+        config = next(iter(message.content.config_records.values()), ConfigRecord())
+        where = (seed, int(cast(int, config.get("server-round", 0))), client)
+        update = Update(tensors=floating, kind="weights")
+        protected = protect(update, before, defenses, where, context.state)
+        reply.content[key] = ArrayRecord({**after, **dict(protected.tensors)})
+        return reply
+
+    return mod

@@ -1,0 +1,129 @@
+"""One federation, trained on a Grid with a campaign beside it; every engine ends up here."""
+
+import contextlib
+import hashlib
+
+from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from fedsim.attacking.campaign import Campaign, Executor, Observer
+from fedsim.federation.checkpoint import Checkpoint, Later, capture, restore
+from fedsim.federation.grid import LocalGrid
+from fedsim.federation.secure.grid import SecureGrid
+from fedsim.federation.server import HonestButCurious
+from fedsim.federation.strategies import Following, Wrapper, build_strategy
+from fedsim.knowledge import Knowledge
+from fedsim.runs.ledger import Ledger
+from fedsim.scenario import Scenario
+from fedsim.seeds import derive, reseed
+from fedsim.tasks import Task
+from fedsim.training.budget import Budget
+from fedsim.victim import load_arrays
+
+__all__ = ["place", "play"]
+
+
+def play(
+    scenario: Scenario,
+    ledger: Ledger,
+    grid: Grid,
+    executor: Executor,
+    point: str,
+    observer: Observer,
+    *,
+    task: Task,
+) -> None:
+    """Train one point of a run on a Grid, the campaign beside it."""
+    settings, seed = scenario.training, scenario.seed
+    module = task.module()
+    initial = {name: value.clone() for name, value in task.arrays(module).items()}
+    buffers = set(initial) - task.trained(module)
+    folder = place("checkpoint", point)
+    contexts = _contexts(grid)
+    if settings.secure_aggregation:
+        most = settings.batch_size * settings.local_steps
+        grid = SecureGrid(grid, settings.secure_aggregation, seed=seed, most=most)
+    found = Checkpoint.read(ledger, folder)
+    done = found if found and found.complete and found.round and contexts else None
+    if Knowledge.HISTORY in scenario.knowledge():
+        done = None  # what was seen in earlier rounds has to be seen again
+    ledger.rewind(point, done.round if done else 0)
+    if found:
+        observer("resumed", round=done.round if done else 0, of=settings.rounds)
+    campaign = Campaign(
+        scenario,
+        ledger,
+        executor,
+        point=point,
+        folder=place("tape", point),
+        observer=observer,
+    )
+    strategy: Strategy = build_strategy(scenario, buffers)
+    if scenario.threat.follow:
+        strategy = Following(strategy, scenario.threat.follow)
+    curious = HonestButCurious(strategy, campaign=campaign, on_failure=settings.on_failure)
+    budget = Budget(scenario, task)
+    config = ConfigRecord({"scenario": scenario.model_dump_json(), "lr": settings.lr})
+    waiting: list[Checkpoint] = []
+
+    def keep() -> None:
+        """Write the last round whose attacks have all ended; forget the ones before it."""
+        settled = [kept for kept in waiting if campaign.settled(kept.round)]
+        if settled:
+            settled[-1].write(ledger, folder)
+            del waiting[: len(settled)]
+
+    def after_round(round: int, arrays: ArrayRecord) -> MetricRecord:
+        """Utility on the test split; then seed what Flower's strategies draw from, so that a
+        round depends on (seed, round) and on nothing that ran before it."""
+        state = dict(arrays.to_torch_state_dict())
+        load_arrays(module, state)
+        utility = task.evaluate(module)
+        utility.pop("num_examples")
+        values = {**utility, **curious.metrics, **budget.spent(round, curious.taken_part)}
+        ledger.utility(round, values, point, sync=round > 0)
+        if round:  # before the first there is nothing that a run could not begin with
+            waiting.append(capture(round, state, strategy, contexts, curious.taken_part))
+            keep()
+        observer("round", round=round, of=settings.rounds, point=point, **values)
+        reseed(derive(seed, "round", round))
+        return MetricRecord(dict(utility))
+
+    server: Wrapper = curious
+    if done is not None and contexts is not None:
+        restore(done, strategy, contexts)
+        curious.taken_part.update(done.taken_part)
+        initial = done.arrays
+        server = Later(curious, done.round)
+        reseed(derive(seed, "round", done.round))
+    try:
+        server.start(
+            grid=grid,
+            initial_arrays=ArrayRecord(initial),
+            num_rounds=settings.rounds,
+            train_config=config,
+            evaluate_config=ConfigRecord(dict(config)),
+            evaluate_fn=after_round,
+        )
+        campaign.collect(wait=True)
+        keep()
+    except BaseException:
+        campaign.cancel()
+        with contextlib.suppress(Exception):
+            campaign.collect()
+        raise
+
+
+def _contexts(grid: Grid) -> dict[int, Context] | None:
+    """Every client's context by number, where the Grid keeps them."""
+    if not isinstance(grid, LocalGrid):
+        return None
+    return {client: grid.contexts[node] for node, client in grid.clients.items()}
+
+
+def place(folder: str, point: str) -> str:
+    """Where a point of a sweep keeps its files: `folder`, or a folder of its own within."""
+    if not point:
+        return folder
+    return f"{folder}/{hashlib.sha256(point.encode()).hexdigest()[:12]}"

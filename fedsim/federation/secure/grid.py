@@ -1,0 +1,137 @@
+"""A Grid that aggregates securely: between the clients and a strategy that sees no update."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, cast
+
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Error,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
+from flwr.serverapp import Grid
+
+from fedsim.errors import ClientError, EngineError
+from fedsim.federation.client import UPDATE_KEY
+from fedsim.federation.grid import RAISED, Through
+from fedsim.federation.secure import CLIENTS_KEY
+from fedsim.federation.secure.maskedsum import Mean, masked_sum
+from fedsim.federation.secure.masking import split
+from fedsim.federation.strategies import clients_of
+
+__all__ = ["SecureGrid"]
+
+
+class SecureGrid(Through):
+    """Answers a round's training messages with one reply: the mean of the clients' updates.
+
+    The mean is weighted by examples, and the reply names the clients in it; error replies name
+    those that are not. Whoever holds this Grid's replies, a strategy or a curious server, never
+    holds a single update, and a strategy that averages works as it is. All but training messages
+    pass through.
+
+    grid: reaches the clients. protocol: "secagg+" or "masked-sum". seed: the run's. most: examples
+    behind the largest update that there can be.
+    """
+
+    def __init__(
+        self, grid: Grid, protocol: Literal["secagg+", "masked-sum"], *, seed: int, most: int
+    ) -> None:
+        super().__init__(grid)
+        self.clients = clients_of(grid)
+        self._protocol, self._seed, self._most = protocol, seed, most
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """As the Grid inside; raises `EngineError` for training messages, whose replies could be
+        pulled one by one."""
+        messages = list(messages)
+        if any(map(_trains, messages)):
+            raise EngineError(
+                "training messages are pushed one by one; under secure aggregation they go "
+                "through send_and_receive, a round's together"
+            )
+        return self._grid.push_messages(messages)
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Replies to all but training messages; for those, the mean and the errors."""
+        messages = list(messages)
+        others = [message for message in messages if not _trains(message)]
+        training = [message for message in messages if _trains(message)]
+        replies = list(self._grid.send_and_receive(others, timeout=timeout)) if others else []
+        return [*replies, *self._aggregate(training, timeout)] if training else replies
+
+    def _aggregate(self, messages: Sequence[Message], timeout: float | None) -> list[Message]:
+        by_node = {message.metadata.dst_node_id: message for message in messages}
+        (sent,) = messages[0].content.array_records.values()
+        (told,) = messages[0].content.config_records.values()
+        failed: dict[int, str] = {}
+        mean, missing = None, "no reply"
+        try:
+            mean = self._conduct(by_node, sent, told, failed, timeout)
+        except ClientError as reason:
+            missing = str(reason)
+        added = mean.nodes if mean is not None else ()
+        replies = [] if mean is None else [self._reply(mean, by_node, sent)]
+        return replies + [
+            Message(Error(code=RAISED, reason=failed.get(node, missing)), reply_to=message)
+            for node, message in by_node.items()
+            if node not in added
+        ]
+
+    def _conduct(
+        self,
+        messages: Mapping[int, Message],
+        sent: ArrayRecord,
+        told: ConfigRecord,
+        failed: dict[int, str],
+        timeout: float | None,
+    ) -> Mean:
+        if len(messages) < 2:
+            raise ClientError("one client was asked, and the sum of one update is that update")
+        common = {
+            "seed": self._seed,
+            "round": int(cast(int, told["server-round"])),
+            "size": 1 + sum(math.prod(array.shape) for array in sent.values()),
+            "meaning_key": UPDATE_KEY,
+            "timeout": timeout,
+        }
+        if self._protocol == "masked-sum":
+            return masked_sum(self._grid, messages, self.clients, failed, **common)  # type: ignore[arg-type]
+        from fedsim.federation.secure.secaggplus import (
+            secagg_plus,  # Flower's legacy server comes with it
+        )
+
+        return secagg_plus(
+            self._grid,
+            messages,
+            self.clients,
+            failed,
+            most=self._most,
+            **common,  # type: ignore[arg-type]
+        )
+
+    def _reply(self, mean: Mean, messages: Mapping[int, Message], sent: ArrayRecord) -> Message:
+        loss, values = float(mean.values[0]), mean.values[1:]
+        found = split(values, {name: tuple(array.shape) for name, array in sent.items()})
+        arrays = {name: Array(found[name].astype(array.dtype)) for name, array in sent.items()}
+        clients = [self.clients[node] for node in mean.nodes]
+        content = RecordDict(
+            {
+                "arrays": ArrayRecord(arrays),
+                "metrics": MetricRecord({"num-examples": mean.examples, "train_loss": loss}),
+                UPDATE_KEY: ConfigRecord({**mean.meaning, "num_examples": mean.examples}),
+                CLIENTS_KEY: ConfigRecord({"clients": sorted(clients)}),
+            }
+        )
+        return Message(content, reply_to=messages[mean.nodes[0]])
+
+
+def _trains(message: Message) -> bool:
+    return message.metadata.message_type.split(".")[0] == MessageType.TRAIN

@@ -1,0 +1,193 @@
+"""The server's part of "masked-sum": an emulation of secure aggregation.
+
+What travels, what adds up and what survives a dropout are those of the protocols of Bonawitz et
+al. (2017) and Bell et al. (2020). What makes it an emulation: the secrets that pairs of clients
+share are derived from the run's seed instead of agreed upon by a key exchange, so that runs
+repeat, and a server that read the seed could unmask everyone. Nor is there the second mask that
+protects a client whose vector arrives after it was taken for dropped: this server forgets such a
+vector.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+
+from fedsim.errors import ClientError, UpdateRefused
+from fedsim.federation.secure import MASKED_KEY, ROUND_KEY
+from fedsim.federation.secure.client import Round
+from fedsim.federation.secure.masking import Masked, Vector, connected, decode, neighbours
+
+__all__ = ["Mean", "agreed", "masked_sum", "with_round"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mean:
+    """What a protocol brings out. nodes: whose updates are in it. examples: of them all.
+
+    values (1 + size,): means, weighted by examples, of the training loss and of the arrays by
+    sorted name. meaning: what the arrays are.
+    """
+
+    nodes: tuple[int, ...]
+    values: Vector
+    examples: int
+    meaning: ConfigRecord
+
+
+def masked_sum(
+    grid: Grid,
+    messages: Mapping[int, Message],
+    clients: Mapping[int, int],
+    failed: dict[int, str],
+    *,
+    seed: int,
+    round: int,
+    size: int,
+    meaning_key: str,
+    timeout: float | None,
+) -> Mean:
+    """Conduct one round; raises `ClientError` where the sum would say too much, or nothing.
+
+    messages: the round's, by node. clients: client by node. failed: gets, by node, why a client
+    is not in the sum. size: of the vector behind an update.
+    """
+    node_of = {clients[node]: node for node in messages}
+    graph = neighbours(list(node_of))
+    rounds = {
+        client: Round(seed, round, client, len(graph), partners, size + 1)
+        for client, partners in graph.items()
+    }
+    asked = [with_round(messages[node_of[client]], rounds[client]) for client in graph]
+    masked: dict[int, Masked] = {}
+    said: dict[int, ConfigRecord] = {}
+    for reply in grid.send_and_receive(asked, timeout=timeout):
+        node = reply.metadata.src_node_id
+        try:
+            vector = _read(reply, "masked", size + 1)
+            said[node] = _meaning(reply, meaning_key)
+            masked[clients[node]] = vector
+        except ClientError as reason:
+            failed[node] = str(reason)
+    meaning = agreed(said, failed)
+    left = {client for client in masked if node_of[client] not in failed}
+    total = np.zeros(size + 1, dtype=np.uint64)
+    for client in _unmasked(grid, graph, rounds, left, node_of, failed, total, timeout):
+        total += masked[client]
+    mean = decode(total)
+    examples = int(np.rint(mean[0]))
+    if abs(mean[0] - examples) > 1e-3 or examples < len(left):
+        raise ClientError(
+            f"what the clients sent adds up to {mean[0]:.6g} examples, so one of them did not "
+            "send a masked update; which one, the sum does not tell"
+        )
+    nodes = tuple(node_of[client] for client in sorted(left))
+    return Mean(nodes, mean[1:] / examples, examples, meaning)
+
+
+def _unmasked(
+    grid: Grid,
+    graph: Mapping[int, Sequence[int]],
+    rounds: Mapping[int, Round],
+    left: set[int],
+    node_of: Mapping[int, int],
+    failed: dict[int, str],
+    total: Masked,
+    timeout: float | None,
+) -> list[int]:
+    """Take out of `total` the masks that those who are `left` share with those who are gone.
+
+    A client that does not tell its masks is gone too, and the others are asked again. Returns
+    those who remain.
+    """
+    while True:
+        if len(left) < 2:
+            raise ClientError(
+                f"{len(left)} of {len(graph)} clients are left: the sum of one update is that "
+                "update, so this round is not aggregated"
+            )
+        if not connected(graph, left):
+            raise ClientError(
+                f"{len(left)} of {len(graph)} clients are left, in groups that share no masks: "
+                "each group's sum would show, so this round is not aggregated"
+            )
+        lost = {client: set(graph[client]) - left for client in left}
+        asked = []
+        for client in sorted(left):
+            if lost[client]:
+                query = replace(rounds[client], partners=tuple(sorted(lost[client])))
+                content = RecordDict({ROUND_KEY: query.record()})
+                asked.append(Message(content, node_of[client], MessageType.QUERY))
+        silent = {node_of[client] for client in left if lost[client]}
+        masks = []
+        for reply in grid.send_and_receive(asked, timeout=timeout) if asked else []:
+            try:
+                masks.append(_read(reply, "masks", len(total)))
+                silent.discard(reply.metadata.src_node_id)
+            except ClientError as reason:
+                failed[reply.metadata.src_node_id] = str(reason)
+        if not silent:
+            for each in masks:
+                total -= each
+            return sorted(left)
+        left -= {client for client in left if node_of[client] in silent}
+
+
+def agreed(said: Mapping[int, ConfigRecord], failed: dict[int, str]) -> ConfigRecord:
+    """What most clients say that their arrays mean; those who say otherwise have `failed`.
+
+    Clients may have taken different numbers of steps: the largest is told. Arrays that mean
+    different things (a gradient here, weights there) cannot be added up.
+    """
+    if not said:
+        return ConfigRecord()
+    alike = {
+        node: repr(sorted((k, v) for k, v in r.items() if k != "steps")) for node, r in said.items()
+    }
+    ((most, _),) = Counter(alike.values()).most_common(1)
+    kept = [node for node in said if alike[node] == most]
+    for node in said.keys() - kept:
+        failed[node] = "UpdateRefused: it says that its arrays mean what the others' do not"
+    steps = [said[node].get("steps", 1) for node in kept]
+    return ConfigRecord({**said[kept[0]], "steps": max(s for s in steps if isinstance(s, int))})
+
+
+def with_round(message: Message, told: Round) -> Message:
+    """The message, with what the client has to know of the protocol."""
+    content = RecordDict({**dict(message.content), ROUND_KEY: told.record()})
+    return Message(
+        content,
+        message.metadata.dst_node_id,
+        message.metadata.message_type,
+        group_id=message.metadata.group_id,
+        ttl=message.metadata.ttl,
+    )
+
+
+def _meaning(reply: Message, key: str) -> ConfigRecord:
+    record = reply.content.config_records.get(key)
+    if record is None or not isinstance(record.get("steps", 1), int):
+        raise UpdateRefused("it does not say what its masked update means")
+    return record
+
+
+def _read(reply: Message, name: str, size: int) -> Masked:
+    """The one masked vector of a reply; raises `ClientError` for anything else."""
+    if reply.has_error():
+        raise ClientError(reply.error.reason or f"error code {reply.error.code}")
+    record = reply.content.array_records.get(MASKED_KEY)
+    if record is None or list(record) != [name] or len(reply.content.array_records) != 1:
+        raise UpdateRefused(f"it sent no masked vector; expected '{name}' in '{MASKED_KEY}' alone")
+    try:
+        vector = record[name].numpy()
+    except Exception as error:  # whatever a client put there
+        raise UpdateRefused(f"its masked vector cannot be read: {type(error).__name__}") from error
+    if vector.dtype != np.uint64 or vector.shape != (size,):
+        raise UpdateRefused(
+            f"its masked vector is {vector.dtype} of shape {vector.shape}, expected uint64 of "
+            f"shape ({size},)"
+        )
+    return vector

@@ -1,0 +1,251 @@
+"""Both parts of "secagg+": Flower's own SecAgg+ protocol, driven from the message API.
+
+Flower has SecAgg+ (after Bell et al., CCS 2020) as a workflow of its legacy server and a mod of
+its clients. Here the workflow's stages run for one round at a time: they send and mask, while the
+messages and updates are those of the strategy and of fedsim's clients.
+"""
+
+import io
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.client.mod import secaggplus_mod
+from flwr.common import FitIns, Parameters
+from flwr.server import LegacyContext
+from flwr.server.workflow import SecAggPlusWorkflow
+from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECORD, Key
+from flwr.server.workflow.secure_aggregation.secaggplus_workflow import WorkflowState
+from flwr.serverapp import Grid
+
+from fedsim.errors import ClientError, UpdateRefused
+from fedsim.federation.secure import ROUND_KEY, SECAGGPLUS_KEY
+from fedsim.federation.secure.client import Plain, Round
+from fedsim.federation.secure.maskedsum import Mean, agreed, with_round
+from fedsim.federation.secure.masking import reach
+from fedsim.seeds import isolated
+
+__all__ = ["CLIPPING", "answer", "error_bound", "secagg_plus"]
+
+CLIPPING = 64.0
+"""Values are quantised in [-64, 64]: weights, gradients and running statistics of trained
+networks lie within, and the modulus leaves bits enough for steps of 1e-7 with few clients."""
+
+MODULUS = 2**32
+"""The largest modulus that Flower's workflow documents."""
+
+STATE_KEY = "secaggplus_state"
+"""Where Flower's mod keeps a client's keys between the stages."""
+
+
+def quantisation(clients: int) -> int:
+    """Into how many levels [-64, 64] is cut: as many as so many clients can add up to 2^32."""
+    return int(MODULUS >> clients.bit_length())
+
+
+def error_bound(clients: int, examples: int, most: int) -> float:
+    """How far a mean of SecAgg+ can be from the exact one, in each value.
+
+    A client rounds each value to one of the two levels next to it, and its weight, examples /
+    most, to the nearest level. examples: of all clients together. most: of the largest.
+    """
+    level = 2 * CLIPPING / quantisation(clients)
+    return 1.5 * level * clients * most / examples
+
+
+def answer(
+    message: Message,
+    context: Context,
+    train: Callable[[Message, Context], Plain],
+    meaning_key: str,
+) -> Message:
+    """One stage of the client's part; trains in the one that collects the masked vectors."""
+
+    def call_next(message: Message, context: Context) -> Message:
+        """Train, and reply as the clients of Flower's legacy server do."""
+        plain = train(message, context)
+        largest = float(np.abs(plain.values).max())
+        if largest > CLIPPING:
+            raise UpdateRefused(
+                f"it holds {largest:.1e}, which SecAgg+ would clip: it takes values up to "
+                f'{CLIPPING:g}. Use training.secure_aggregation = "masked-sum"'
+            )
+        return Message(
+            RecordDict(
+                {
+                    "fitres.parameters": ArrayRecord({"0": Array(plain.values)}),
+                    "fitres.num_examples": MetricRecord({"num_examples": plain.examples}),
+                    "fitres.metrics": ConfigRecord(),
+                    "fitres.status": ConfigRecord({"code": 0, "message": ""}),
+                    meaning_key: plain.meaning,
+                }
+            ),
+            reply_to=message,
+        )
+
+    stage = message.content.config_records[SECAGGPLUS_KEY].get("stage")
+    told = message.content.config_records.get(ROUND_KEY)
+    # Flower's mod rounds at random, and draws from numpy's global generator to do so.
+    where = Round.read(told) if told is not None else Round(0, 0, 0, 0, (), 0)
+    try:
+        with isolated(where.seed, "secagg+", where.round, where.client):
+            reply = secaggplus_mod(message, context, call_next)
+    except BaseException:
+        context.state.config_records.pop(STATE_KEY, None)
+        raise
+    if stage == "unmask":
+        context.state.config_records.pop(STATE_KEY, None)
+    return reply
+
+
+def secagg_plus(
+    grid: Grid,
+    messages: Mapping[int, Message],
+    clients: Mapping[int, int],
+    failed: dict[int, str],
+    *,
+    seed: int,
+    round: int,
+    size: int,
+    meaning_key: str,
+    timeout: float | None,
+    most: int,
+) -> Mean:
+    """Conduct one round; raises `ClientError` where too few clients are left.
+
+    As `masked_sum`. most: examples behind the largest update that there can be.
+    """
+    near, number = reach(len(messages)), len(messages)
+    workflow = SecAggPlusWorkflow(
+        num_shares=1.0 if 2 * near + 1 >= number else 2 * near + 1,
+        reconstruction_threshold=2 / 3,
+        max_weight=float(most),
+        clipping_range=CLIPPING,
+        quantization_range=quantisation(number),
+        modulus_range=MODULUS,
+        timeout=timeout,
+    )
+    tap = _Tap(grid, failed, size, meaning_key, most)
+    outcome = _Outcome(list(messages))
+    context = LegacyContext(
+        Context(run_id=0, node_id=0, node_config={}, state=RecordDict(), run_config={}),
+        strategy=cast(Any, outcome),
+    )
+    context.state[MAIN_CONFIGS_RECORD] = ConfigRecord({Key.CURRENT_ROUND: round})
+    context.state[MAIN_PARAMS_RECORD] = ArrayRecord()
+    state = WorkflowState()
+    stages = [
+        ("setting up", workflow.setup_stage),
+        ("sharing keys", workflow.share_keys_stage),
+        ("collecting", workflow.collect_masked_vectors_stage),
+        ("unmasking", workflow.unmask_stage),
+    ]
+    nodes: list[int] = []
+    # The workflow shuffles the nodes with Python's global generator.
+    with isolated(seed, "secagg+", round):
+        for name, stage in stages:
+            tap.collects = name == "collecting"
+            if tap.collects:  # the strategy's messages in the place of the legacy server's
+                for node, message in messages.items():
+                    told = Round(seed, round, clients[node], number, (), size)
+                    state.nid_to_fitins[node] = with_round(message, told).content
+            if name == "unmasking":  # who falls silent from here on is in the sum already
+                nodes = sorted(state.active_node_ids, key=lambda node: clients[node])
+                tap.failed = {}
+            try:
+                went_well = stage(tap.grid, context, state)
+            except Exception as error:  # whatever a client's reply did to Flower's code
+                raise ClientError(f"SecAgg+ broke off while {name}: {error!r}") from error
+            if name in ("setting up", "sharing keys"):
+                _forget(state, state.sampled_node_ids - state.active_node_ids)
+            if not went_well:
+                raise ClientError(
+                    f"SecAgg+ stopped while {name}: {len(state.active_node_ids)} of {number} "
+                    f"clients are left, and each needs {state.threshold} of those that it shares "
+                    "keys with, itself included"
+                )
+    meaning = agreed({node: tap.said[node] for node in nodes}, {})
+    return Mean(tuple(nodes), outcome.values, outcome.examples, meaning)
+
+
+def _forget(state: WorkflowState, gone: set[int]) -> None:
+    """Clients that never shared keys have masked nothing.
+
+    Flower's last stage would ask the others for shares of their keys, which nobody has.
+    """
+    state.sampled_node_ids = state.sampled_node_ids - gone
+    for neighbours in state.nid_to_neighbours.values():
+        neighbours -= gone
+
+
+@dataclass(slots=True, eq=False)
+class _Outcome:
+    """In the place of a legacy strategy: chooses the round's nodes, keeps the mean."""
+
+    nodes: list[int]
+    values: Any = None
+    examples: int = 0
+
+    def configure_fit(self, *_: Any) -> list[tuple[Any, FitIns]]:
+        nothing = FitIns(Parameters([], ""), {})
+        return [(SimpleNamespace(node_id=node), nothing) for node in self.nodes]
+
+    def aggregate_fit(self, round: int, results: Any, failures: Any) -> tuple[None, dict[str, Any]]:
+        self.examples = sum(result.num_examples for _, result in results)
+        (mean,) = results[0][1].parameters.tensors
+        self.values = np.load(io.BytesIO(mean), allow_pickle=False)
+        return None, {}
+
+
+class _Tap:
+    """Between the workflow and the Grid: a fixed order, and no reply that would break the sum."""
+
+    def __init__(
+        self, grid: Grid, failed: dict[int, str], size: int, meaning_key: str, most: int
+    ) -> None:
+        self.grid = cast(Grid, self)  # the one method of a Grid that the workflow uses
+        self.said: dict[int, ConfigRecord] = {}
+        self.collects = False
+        self._grid, self.failed = grid, failed
+        self._size, self._key, self._most = size, meaning_key, most
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        asked = sorted(messages, key=lambda m: m.metadata.dst_node_id)
+        kept = []
+        for reply in self._grid.send_and_receive(asked, timeout=timeout):
+            try:
+                self._check(reply)
+                kept.append(reply)
+            except ClientError as reason:
+                self.failed[reply.metadata.src_node_id] = str(reason)
+        kept.sort(key=lambda reply: reply.metadata.src_node_id)
+        if self.collects:
+            agreed(self.said, self.failed)
+            kept = [reply for reply in kept if reply.metadata.src_node_id not in self.failed]
+        return kept
+
+    def _check(self, reply: Message) -> None:
+        if reply.has_error():
+            raise ClientError(reply.error.reason or f"error code {reply.error.code}")
+        if not self.collects:
+            return
+        try:
+            records = reply.content.config_records
+            masked = cast(list[bytes], records[SECAGGPLUS_KEY]["masked_params"])
+            loaded = [np.load(io.BytesIO(part), allow_pickle=False) for part in masked]
+            found = [(str(each.dtype), each.shape) for each in loaded]
+            examples = reply.content.metric_records["fitres.num_examples"]["num_examples"]
+            steps = records[self._key].get("steps", 1)
+        except Exception as error:  # whatever a client put there
+            raise UpdateRefused(f"its masked vector cannot be read: {error!r}") from error
+        expected = [("int64", (1,)), ("int64", (self._size,))]
+        if found != expected or not isinstance(steps, int):
+            raise UpdateRefused(f"its masked vectors are {found}, expected {expected}")
+        if not isinstance(examples, int) or not 1 <= examples <= self._most:
+            raise UpdateRefused(f"it claims {examples!r:.80} examples, expected 1 to {self._most}")
+        self.said[reply.metadata.src_node_id] = records[self._key]

@@ -1,0 +1,308 @@
+"""The server: an honest-but-curious wrapper around any Flower strategy.
+
+The server is honest: what it sends and how it aggregates are the wrapped strategy's, bit for bit.
+It is curious: it keeps what it sent, and hands what comes back to a campaign.
+"""
+
+import contextlib
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, Literal, cast
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+from torch import Tensor
+
+from fedsim.adversary import Adversary
+from fedsim.attacking.campaign import Campaign
+from fedsim.errors import ClientError, FedsimError, UpdateRefused
+from fedsim.federation.client import CLIENT_KEY, UPDATE_KEY
+from fedsim.federation.secure import CLIENTS_KEY
+from fedsim.federation.spool import Spool, waiting
+from fedsim.federation.strategies import FedSGD, Wrapper, clients_of
+from fedsim.records import Interception, Update
+from fedsim.scenario.settings import Training
+from fedsim.tasks import Task
+
+__all__ = ["FedSGD", "HonestButCurious", "read_update"]
+
+
+class HonestButCurious(Wrapper):
+    """Runs any Flower strategy unchanged, and has adversaries attack every update it receives.
+
+        strategy = HonestButCurious(FedAvg(...), adversaries=[LLG()], task=Images(clients=10))
+
+    strategy: the one to wrap; this wrapper goes outermost, because server-side differential
+    privacy, say, changes replies in place. task: what the clients train, from which models and
+    truth are re-derived. settings: tables of a scenario that say more (seed=7,
+    threat={"grants": "white-box", "victims": 2}, training={"batch_size": 8}), and out, the run
+    folder. campaign: a ready one, instead of adversaries, task and settings.
+    on_failure: what becomes of a client's error or broken update, besides its recorded rows:
+    "pass" leaves it to the strategy, "drop" keeps it from the strategy, "stop" raises
+    `ClientError`.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        adversaries: Sequence[Adversary] = (),
+        *,
+        task: Task | None = None,
+        campaign: Campaign | None = None,
+        on_failure: Literal["pass", "drop", "stop"] = "pass",
+        **settings: Any,
+    ) -> None:
+        super().__init__(strategy)
+        self._owned = campaign is None
+        self.campaign = campaign or Campaign.of(adversaries, task, **settings)
+        self.on_failure = on_failure
+        self.metrics: dict[str, float] = {}
+        self._sent: dict[int, tuple[ArrayRecord, ConfigRecord]] = {}
+        self._clients: dict[int, int] = {}
+        self._known = False
+        self.taken_part: Counter[int] = Counter()
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The strategy's messages; remembers what each node is about to get."""
+        messages = list(super().configure_train(server_round, arrays, config, grid))
+        self._known = hasattr(grid, "clients")
+        if self._known or not self._clients:
+            # Beyond every true number until a node has said which client it is.
+            first = 0 if self._known else self.campaign.scenario.training.clients
+            self._clients = {node: first + rank for node, rank in clients_of(grid).items()}
+        self._sent = {}
+        for message in messages:
+            (sent,) = message.content.array_records.values()
+            (told,) = message.content.config_records.values()
+            self._sent[message.metadata.dst_node_id] = (sent, ConfigRecord(dict(told)))
+        self.campaign.observer("training", round=server_round, clients=len(messages))
+        return messages
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Intercept the replies as they come, then aggregate them as the strategy would have.
+
+        What is too much for memory waits on disk; see `fedsim.federation.spool`.
+        """
+        kept: list[Message] = []
+        if not self._known:  # nor does it say that replies come in the same order every time
+            kept = list(replies)
+            replies = sorted(kept, key=lambda r: self._number(r.metadata.src_node_id))
+        spool = Spool(self.campaign.ledger.folder)
+        caught: list[Interception] = []
+        failed: dict[int, str] = {}
+        arrays: dict[int, dict[str, Tensor]] = {}
+        for reply in replies:
+            if self._known:
+                kept.append(reply)
+            node = reply.metadata.src_node_id
+            clients: tuple[int, ...] = (self._number(node),)
+            try:
+                if node not in self._sent:
+                    raise UpdateRefused("it was not asked for an update this round")
+                sent, told = self._sent[node]
+                if id(sent) not in arrays:
+                    arrays[id(sent)] = dict(sent.to_torch_state_dict())
+                before = arrays[id(sent)]
+                self._identify(reply)
+                clients = (self._number(node),)
+                clients = self._added_up(reply) or clients
+                update = read_update(
+                    reply, told, self.campaign.scenario.training, self.campaign.trained
+                )
+                update.check(before)
+                self._check_size(reply, update, len(clients))
+                self._check_memory(reply, clients)
+            except ClientError as error:
+                failed |= dict.fromkeys(clients, f"{type(error).__name__}: {error}")
+            else:
+                spool.take(reply)
+                update = waiting(update, reply)
+                caught.append(Interception(server_round, clients, before, update))
+            if not reply.has_error():
+                self.taken_part.update(clients)
+        heard = {*failed, *(client for one in caught for client in one.clients)}
+        failed |= {
+            client: "ClientError: no reply"
+            for client in map(self._number, self._sent)
+            if client not in heard
+        }
+        self.campaign.intercept(server_round, caught, failed)
+        if failed and self.on_failure != "pass":
+            named = "\n".join(f"  client {c}: {why}" for c, why in sorted(failed.items()))
+            if self.on_failure == "stop":
+                self.campaign.collect(wait=True)
+                raise ClientError(
+                    f"round {server_round}: {len(failed)} of {len(self._sent)} clients failed\n"
+                    f'{named}\nTo go on without such clients: training.on_failure = "drop"'
+                )
+            kept = [r for r in kept if self._number(r.metadata.src_node_id) not in failed]
+        aggregated, metrics = super().aggregate_train(server_round, kept)
+        self.metrics = _scalars(metrics)
+        return aggregated, metrics
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """As the strategy does; the round is over, so finished attacks are written down."""
+        metrics = super().aggregate_evaluate(server_round, replies)
+        self.metrics |= {f"client_{name}": value for name, value in _scalars(metrics).items()}
+        self.campaign.collect()
+        return metrics
+
+    def start(self, *args: Any, **settings: Any) -> Result:
+        """Train as Flower does; a campaign of its own ends with its run folder's report."""
+        try:
+            result = super().start(*args, **settings)
+        except BaseException:
+            if self._owned:
+                self.campaign.cancel()
+                with contextlib.suppress(FedsimError):
+                    self.campaign.finish()
+            raise
+        if self._owned:
+            self.campaign.finish()
+        return result
+
+    def _added_up(self, reply: Message) -> tuple[int, ...]:
+        """Whose updates secure aggregation added up in a reply; empty without it."""
+        if reply.has_error() or not self.campaign.scenario.training.secure_aggregation:
+            return ()
+        record = reply.content.config_records.get(CLIENTS_KEY)
+        if record is None:
+            raise UpdateRefused(
+                "it is a single update, and training.secure_aggregation is set; train on a "
+                "SecureGrid"
+            )
+        return tuple(sorted(cast(list[int], record["clients"])))
+
+    def _check_size(self, reply: Message, update: Update, clients: int) -> None:
+        """Clients of fedsim's cannot have used more examples than they were told to."""
+        training = self.campaign.scenario.training
+        most = training.batch_size * training.local_steps * clients
+        if UPDATE_KEY in reply.content.config_records and update.num_examples > most:
+            raise UpdateRefused(
+                f"it claims {update.num_examples} examples; {training.local_steps} steps of "
+                f"{training.batch_size} hold {most}"
+                + (f" for {clients} clients" if clients > 1 else "")
+            )
+
+    def _check_memory(self, reply: Message, clients: tuple[int, ...]) -> None:
+        """A client whose defense remembers must remember every round it took part in.
+
+        A sum does not tell.
+        """
+        rounds = reply.content.config_records.get(CLIENT_KEY, ConfigRecord()).get("remembers")
+        before = self.taken_part[clients[0]]
+        if isinstance(rounds, int) and rounds <= before:
+            raise ClientError(
+                f"its defense keeps state from round to round, and remembers {rounds - 1} of the "
+                f"{before} rounds it took part in before: this engine, or a node "
+                "that was started anew, does not keep Context.state. Use an engine that does, or "
+                "switch the error feedback off"
+            )
+
+    def _identify(self, reply: Message) -> None:
+        """Learn which client a node is, where the Grid cannot say, from the reply itself."""
+        if self._known or reply.has_error():
+            return
+        number = reply.content.config_records.get(CLIENT_KEY, ConfigRecord()).get("client")
+        total, node = self.campaign.scenario.training.clients, reply.metadata.src_node_id
+        if not isinstance(number, int) or not 0 <= number < total:
+            raise ClientError(
+                f"which client this is, it does not say (found {number!r}, expected 0 to "
+                f"{total - 1}), so its attacks cannot be scored. Add the mod defend() to the "
+                "ClientApp's train function"
+            )
+        if any(other == number and n != node for n, other in self._clients.items()):
+            raise ClientError(f"it says it is client {number}, as another node does")
+        self._clients[node] = number
+
+    def _number(self, node: int) -> int:
+        return self._clients.get(node, node)
+
+
+def _scalars(metrics: MetricRecord | None) -> dict[str, float]:
+    return {k: float(v) for k, v in (metrics or {}).items() if isinstance(v, int | float)}
+
+
+def read_update(
+    reply: Message,
+    told: ConfigRecord,
+    training: Training,
+    trained: Collection[str] | None = None,
+) -> Update:
+    """The update in a reply; raises `ClientError` for an error, `UpdateRefused` for a broken one.
+
+    A client of fedsim's says what its arrays mean. From any other they are taken for the new
+    weights after SGD as `training` has it: its local steps, momentum and weight decay, the
+    learning rate that the server told the client or else `training` states, and, where `training`
+    states a batch size, that many examples a step instead of the reply's `num-examples`. trained:
+    which of its arrays are parameters, the others being buffers; all of them where left out.
+    """
+    if reply.has_error():
+        raise ClientError(reply.error.reason or f"error code {reply.error.code}")
+    content = reply.content
+    if len(content.array_records) != 1:
+        raise UpdateRefused(f"{len(content.array_records)} array records, expected one")
+    (record,) = content.array_records.values()
+    try:
+        tensors = dict(record.to_torch_state_dict())
+    except Exception as error:  # whatever a client put there
+        raise UpdateRefused(f"its arrays cannot be read: {type(error).__name__}") from error
+    if len(content.metric_records) != 1:
+        raise UpdateRefused(f"{len(content.metric_records)} metric records, expected one")
+    (said,) = content.metric_records.values()
+    examples = said.get("num-examples")
+    if not isinstance(examples, int | float) or not math.isfinite(examples) or examples < 1:
+        raise UpdateRefused(f"num-examples is {examples!r:.80}, expected a number from 1 on")
+    count = int(examples)
+    if UPDATE_KEY not in content.config_records:
+        stated = training.model_fields_set
+        lr = told.get("lr", told.get("learning-rate"))
+        if not isinstance(lr, int | float):
+            lr = training.lr if "lr" in stated else None
+        if "batch_size" in stated:
+            count = training.batch_size * training.local_steps
+        # BatchNorm's counters: integers that turn into floats when a strategy averages them.
+        floats = {k: v if v.is_floating_point() else v.float() for k, v in tensors.items()}
+        return Update(
+            tensors={k: v for k, v in floats.items() if trained is None or k in trained},
+            buffers={k: v for k, v in floats.items() if trained is not None and k not in trained},
+            kind="weights",
+            lr=None if lr is None else float(lr),
+            momentum=training.momentum,
+            weight_decay=training.weight_decay,
+            steps=training.local_steps,
+            num_examples=count,
+        )
+    meaning = dict(content.config_records[UPDATE_KEY])
+    try:
+        buffers = {
+            str(name): tensors.pop(str(name)) for name in cast(list[str], meaning["buffers"])
+        }
+        kind = meaning["kind"]
+        if kind not in ("gradient", "delta", "weights"):
+            raise ValueError(f"kind {kind!r}")
+        lr = meaning.get("lr")
+        if int(cast(int, meaning["num_examples"])) != count:
+            raise ValueError(f"num-examples {count}, but {meaning['num_examples']!r} in the update")
+        return Update(
+            tensors=tensors,
+            kind=cast(Any, kind),
+            buffers=buffers,
+            optimizer=str(meaning["optimizer"]),
+            lr=None if lr is None else float(cast(float, lr)),
+            momentum=float(cast(float, meaning["momentum"])),
+            weight_decay=float(cast(float, meaning["weight_decay"])),
+            steps=int(cast(int, meaning["steps"])),
+            num_examples=int(cast(int, meaning["num_examples"])),
+            reduction=cast(Any, str(meaning["reduction"])),
+        )
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise UpdateRefused(f"what it says of its arrays is broken: {error}") from error

@@ -1,0 +1,363 @@
+"""A scenario: everything a run depends on, in one TOML file.
+
+    task, training, threat, defenses, adversaries, engine, sweep
+
+Unknown keys are errors that name the nearest known one. `--set key=value` overrides any of them,
+by the dotted path it has in the file: `--set training.lr=0.05 --set adversaries.1.iterations=50`.
+"""
+
+import copy
+import itertools
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import tomli_w
+from pydantic import BeforeValidator, Field
+
+from fedsim.adversary import Adversary
+from fedsim.defense import Defense, contradictions
+from fedsim.errors import ScenarioError, did_you_mean
+from fedsim.knowledge import Knowledge
+from fedsim.plugin import find, make, validated
+from fedsim.scenario.dotted import assign, set_by, short
+from fedsim.scenario.paper import SCALES, Paper
+from fedsim.scenario.settings import (
+    AttackPlan,
+    Engine,
+    PlainName,
+    Table,
+    Threat,
+    Training,
+    default_strategy,
+)
+from fedsim.tasks import Task
+
+__all__ = ["AttackPlan", "Scenario", "locate", "read_table", "scenario_names"]
+
+FOLDER = Path(__file__).resolve().parents[2] / "scenarios"
+
+
+def _quoted(value: Any) -> Any:
+    for key, options in value.items() if isinstance(value, dict) else ():
+        if isinstance(options, dict):
+            dotted = ".".join([key, *list(options)[:1]])
+            raise ValueError(f'a key of the sweep goes in quotes, such as "{dotted}" = [...]')
+    return value
+
+
+class Scenario(Table):
+    """A run, resolved: every default filled in, every plugin known."""
+
+    name: PlainName = "scenario"
+    description: str = ""
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    task: dict[str, Any] = Field(default={"name": "images"})
+    training: Training = Training()
+    threat: Threat = Threat()
+    defenses: list[dict[str, Any]] = Field(default=[])
+    adversaries: list[AttackPlan] = Field(default=[])
+    engine: Engine = Engine()
+    sweep: Annotated[dict[str, list[Any]], BeforeValidator(_quoted)] = Field(default={})
+    paper: Paper | None = None
+    data_dir: str = ""
+
+    @classmethod
+    def load(
+        cls,
+        source: str | Path,
+        overrides: Iterable[str] = (),
+        *,
+        data: str | Path | None = None,
+        scale: str = "smoke",
+    ) -> "Scenario":
+        """Read a scenario by name (one that `fedsim list scenarios` shows) or by path.
+
+        overrides: `key=value` strings, values as in TOML, bare words as strings.
+        data: folder where local data sets are looked up. scale: "smoke", as it is written, or
+        "paper", with what `paper.scale.paper` changes. Raises `ScenarioError`.
+        """
+        path = locate(source)
+        table = read_table(path)
+        table.setdefault("name", path.stem)
+        for key, value in _changes(table, scale).items():
+            assign(table, key, value)
+        for override in overrides:
+            set_by(table, override)
+        if data:
+            table["data_dir"] = str(Path(data).expanduser().resolve())
+        return cls.parse(table)
+
+    @classmethod
+    def parse(cls, table: Mapping[str, Any]) -> "Scenario":
+        """From plain tables, checked; raises `ScenarioError` with every complaint it has."""
+        rest = copy.deepcopy(dict(table))
+        values: dict[str, Any] = {}
+        sections: dict[str, type[Table]] = {
+            "training": Training,
+            "threat": Threat,
+            "engine": Engine,
+            "paper": Paper,
+        }
+        complaints = [
+            f"{key}: expected [[{key}]] tables; found {rest[key]!r:.80}."
+            for key in ("adversaries", "defenses")
+            if not isinstance(rest.get(key, []), list)
+        ]
+        if complaints:
+            raise ScenarioError("\n".join(complaints))
+
+        def attempt(key: str, model: type[Table], part: Any) -> Any:
+            if not isinstance(part, dict):
+                complaints.append(f"{key}: expected a table; found {part!r:.80}.")
+                return None
+            try:
+                return validated(model, part, key)
+            except ScenarioError as error:
+                complaints.append(str(error))
+                return None
+
+        for key, model in sections.items():
+            if key in rest:
+                values[key] = attempt(key, model, rest.pop(key))
+        values["adversaries"] = [
+            attempt(f"adversaries.{i}", AttackPlan, _fold(entry))
+            for i, entry in enumerate(rest.pop("adversaries", []))
+        ]
+        if complaints:
+            raise ScenarioError("\n".join(complaints))
+        scenario = validated(cls, {**rest, **values}, "")
+        scenario.check()
+        return scenario
+
+    def check(self) -> None:
+        """Everything that can be said before any training; raises `ScenarioError`."""
+        t, threat = self.training, self.threat
+        complaints = []
+        if t.per_round > t.clients:
+            complaints.append(
+                f"training.clients_per_round = {t.per_round}, of only {t.clients} clients"
+            )
+        if t.algorithm == "fedsgd" and t.local_steps != 1:
+            complaints.append(
+                f"training.local_steps = {t.local_steps}: FedSGD sends the gradient of one step. "
+                'Set it to 1, or algorithm = "fedavg"'
+            )
+        if t.algorithm == "fedsgd" and (t.momentum or t.weight_decay):
+            complaints.append(
+                "training.momentum and training.weight_decay belong to local steps, and FedSGD "
+                'takes none. Leave them out, or set algorithm = "fedavg"'
+            )
+        if t.evaluate_clients > t.clients:
+            complaints.append(
+                f"training.evaluate_clients = {t.evaluate_clients}, of only {t.clients} clients"
+            )
+        if t.secure_aggregation and t.per_round == 1:
+            complaints.append(
+                "training.secure_aggregation with one client a round protects nothing: the sum of "
+                "one update is that update. Set training.clients_per_round to 2 or more, or leave "
+                "secure_aggregation out"
+            )
+        if len(threat.follow) > t.per_round:
+            complaints.append(
+                f"threat.follow names {len(threat.follow)} clients, {t.per_round} take part a round"
+            )
+        if len({*threat.follow}) < len(threat.follow):
+            complaints.append(
+                f"threat.follow = {threat.follow} names a client twice; name each once"
+            )
+        named = {"threat.follow": threat.follow}
+        plans: dict[str, Threat | AttackPlan] = {"threat": threat}
+        plans |= {f"adversaries.{i}": plan for i, plan in enumerate(self.adversaries)}
+        for where, plan in plans.items():
+            if isinstance(plan.victims, list):
+                named[f"{where}.victims"] = plan.victims
+            elif isinstance(plan.victims, int) and plan.victims < 1:
+                complaints.append(f"{where}.victims = {plan.victims}: expected 1 or more, or 'all'")
+            if isinstance(plan.rounds, list):
+                complaints += [
+                    f"{where}.rounds: round {r} is attacked, but rounds go from 1 to {t.rounds}"
+                    for r in plan.rounds
+                    if not 1 <= r <= t.rounds
+                ]
+        complaints += [
+            f"{where}: there is no client {c}; clients go from 0 to {t.clients - 1}"
+            for where, clients in named.items()
+            for c in clients
+            if not 0 <= c < t.clients
+        ]
+        for key, workers in (
+            ("workers", self.engine.workers),
+            ("attack_workers", self.engine.attack_workers),
+        ):
+            if isinstance(workers, int) and workers < 1:
+                complaints.append(f"engine.{key} = {workers}: expected 1 or more, or 'auto'")
+        labels = [plan.label or plan.name for plan in self.adversaries]
+        complaints += [
+            f"two adversaries are called '{label}'; give one a label of its own"
+            for label in sorted({x for x in labels if labels.count(x) > 1})
+        ]
+        complaints += [
+            f"sweep.{key}: expected a list with at least one value"
+            for key, options in self.sweep.items()
+            if not options
+        ]
+        complaints += [
+            f"sweep.{key}: {options} holds a value twice"
+            for key, options in self.sweep.items()
+            if len({str(value) for value in options}) < len(options)
+        ]
+        complaints += self.paper.complaints(self.sweep) if self.paper else []
+        if complaints:
+            raise ScenarioError("\n".join(complaints))
+        self.knowledge()
+        self.build_task()
+        self._check_defenses()
+        self.denials()
+
+    def _check_defenses(self) -> None:
+        """That they are there, do not undo each other, and are run by clients that exist."""
+        defenses = self.build_defenses()
+        complaints = contradictions(defenses)
+        for i, defense in enumerate(defenses):
+            for client in () if defense.clients == "all" else defense.clients:
+                if client >= self.training.clients:
+                    complaints.append(
+                        f"defenses.{i} ({defense.name}).clients: there is no client {client}; "
+                        f"clients go from 0 to {self.training.clients - 1}"
+                    )
+        if complaints:
+            raise ScenarioError("\n".join(complaints))
+
+    def knowledge(self) -> Knowledge:
+        """What the threat model grants."""
+        return Knowledge.parse(self.threat.grants)
+
+    def build_task(self) -> Task:
+        """The task with its settings, seed and number of clients; loads no data yet."""
+        settings = dict(self.task)
+        name = settings.pop("name", "images")
+        known = set(find("tasks", name).model_fields) - {"seed", "clients", "folder"}
+        if unknown := [key for key in settings if key not in known]:
+            raise ScenarioError(
+                "\n".join(f"task.{key}: unknown key. {did_you_mean(key, known)}" for key in unknown)
+            )
+        settings |= {
+            "seed": self.seed,
+            "clients": self.training.clients,
+            "folder": Path(self.data_dir) if self.data_dir else None,
+        }
+        return cast(Task, make("tasks", name, settings, "task"))
+
+    def build_defenses(self) -> list[Defense]:
+        """The clients' defenses, in listed order."""
+        made = []
+        for i, entry in enumerate(self.defenses):
+            settings = dict(entry)
+            if "name" not in settings:
+                raise ScenarioError(f"defenses.{i}.name: missing; it names the defense")
+            name = settings.pop("name")
+            made.append(cast(Defense, make("defenses", name, settings, f"defenses.{i} ({name})")))
+        return made
+
+    def build_adversaries(self) -> list[tuple[str, AttackPlan, Adversary]]:
+        """(label, plan, adversary) in listed order."""
+        return [
+            (plan.label or plan.name, plan, plan.adversary(f"adversaries.{i} ({plan.name})"))
+            for i, plan in enumerate(self.adversaries)
+        ]
+
+    def denials(self) -> dict[str, Knowledge]:
+        """By adversary label, the knowledge it needs and the threat model withholds."""
+        granted = self.knowledge()
+        missing = {
+            label: adversary.requires() & ~granted
+            for label, _, adversary in self.build_adversaries()
+        }
+        return {label: lacking for label, lacking in missing.items() if lacking}
+
+    def points(self) -> dict[str, "Scenario"]:
+        """Every combination of the sweep's values, by a name such as `training.lr=0.1`."""
+        if not self.sweep:
+            return {"": self}
+        found = {}
+        for name, chosen in self.combinations().items():
+            table = self.to_dict() | {"sweep": {}}
+            table.pop("paper", None)  # of the whole, not of a point
+            training = table["training"]
+            if training["strategy"] == default_strategy(training["algorithm"]):
+                del training["strategy"]  # another algorithm has another
+            for key, value in chosen.items():
+                assign(table, key, value)
+            found[name] = Scenario.parse(table)
+        return found
+
+    def combinations(self) -> dict[str, dict[str, Any]]:
+        """By the name of a point, the values that it takes from the sweep."""
+        found = {}
+        for values in itertools.product(*self.sweep.values()):
+            chosen = dict(zip(self.sweep, values, strict=True))
+            found[",".join(f"{key}={short(value)}" for key, value in chosen.items())] = chosen
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain tables that `parse` takes back."""
+        table = self.model_dump(exclude_none=True)
+        for entry in table["adversaries"]:
+            entry |= entry.pop("settings")
+        return table
+
+    def to_toml(self) -> str:
+        """As TOML, resolved."""
+        return tomli_w.dumps(self.to_dict())
+
+
+def read_table(path: Path) -> dict[str, Any]:
+    """A TOML file as plain tables; raises `ScenarioError`."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise ScenarioError(f"{path} cannot be read as TOML: {error}") from error
+
+
+def _changes(table: dict[str, Any], scale: str) -> dict[str, Any]:
+    """What a scale changes: values by dotted key, in the units of the file."""
+    if scale not in SCALES:
+        raise ScenarioError(f"no scale '{scale}'. {did_you_mean(scale, SCALES)}")
+    paper = table.get("paper")
+    if scale == "smoke" or not isinstance(paper, dict):
+        return {}
+    changed = validated(Paper, paper, "paper").scale
+    return copy.deepcopy(changed.get("paper", {}))
+
+
+def scenario_names(*, papers: bool = True) -> list[str]:
+    """Scenarios that come with fedsim, by name; those of papers' figures are many."""
+    found = (path.relative_to(FOLDER).with_suffix("") for path in FOLDER.rglob("*.toml"))
+    return sorted(path.as_posix() for path in found if papers or path.parts[0] != "papers")
+
+
+def locate(source: str | Path) -> Path:
+    """The TOML file of a scenario, by name or path; raises `ScenarioError`."""
+    path = Path(source)
+    if path.is_file():
+        return path
+    builtin = FOLDER / f"{source}.toml"
+    if builtin.is_file():
+        return builtin
+    raise ScenarioError(
+        f"no scenario '{source}': neither a file, nor one that comes with fedsim. "
+        f"{did_you_mean(str(source), scenario_names(), scenario_names(papers=False))} "
+        "fedsim list scenarios describes them, and fedsim reproduce lists those of papers"
+    )
+
+
+def _fold(entry: Any) -> Any:
+    """Move an adversary's own settings into `settings`, beside the keys that plan the attack."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("settings", {}), dict):
+        return entry
+    plan = {key: value for key, value in entry.items() if key in AttackPlan.model_fields}
+    own = {key: value for key, value in entry.items() if key not in plan}
+    plan["settings"] = {**entry.get("settings", {}), **own}
+    return plan

@@ -1,0 +1,386 @@
+"""Speech recognition: utterances of speakers, cut among clients, and what they say."""
+
+import functools
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Any, Self, cast
+
+import numpy as np
+import torch
+from pydantic import BeforeValidator, Field, PositiveFloat, SerializeAsAny, model_validator
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from fedsim.metrics import framed, word_errors
+from fedsim.records import Batch, Reconstruction, Reduction, Spec, Truth
+from fedsim.seeds import torch_generator
+from fedsim.tasks import judged
+from fedsim.tasks.composition import natural
+from fedsim.tasks.partition import PARTITIONS, ByLength, Partition, Whole, as_partition
+from fedsim.tasks.partitioned import Partitioned
+from fedsim.tasks.speech.characters import Characters, characters
+from fedsim.tasks.speech.checks import cautions, check_lengths
+from fedsim.tasks.speech.cutting import lasting
+from fedsim.tasks.speech.data import Limits, Recordings, frames, load, often, samples
+from fedsim.tasks.speech.enrolment import candidates, held_out
+from fedsim.tasks.speech.exhibits import public_level, told
+from fedsim.tasks.speech.features import Features
+from fedsim.tasks.speech.listening import Level, exhibits
+from fedsim.tasks.speech.recognisers import PADDING, Recogniser, as_recogniser
+from fedsim.tasks.speech.recognisers.las import LAS
+from fedsim.tasks.speech.voices import RATE
+from fedsim.tasks.transcripts import public_text
+from fedsim.tasks.wordpieces import WordPieces, learn
+from fedsim.victim import Loss
+
+__all__ = ["Speech"]
+
+EVALUATED_AT_ONCE = 32
+
+_KINDS: dict[str, type[Partition]] = {"speaker": Whole, "length": ByLength, **PARTITIONS}
+
+
+def _as_partition(value: Any) -> Partition:
+    return as_partition(value, _KINDS)
+
+
+class Speech(Partitioned):
+    """Speech recognition on synthetic voices, local recordings or sets of the Hub.
+
+    Inputs are frames (B, T, F) float32, padded with 0 beyond `lengths` (B,) int64; labels (B, L)
+    int64, padded with -100: word pieces, each sequence with the label 0 at its end, or characters
+    without one, as the recogniser has it. A client's batches in a round are slices of a random
+    permutation of its utterances, in which none repeats; when fewer than a batch are left, they are
+    skipped and a new permutation begins.
+    """
+
+    name = "speech"
+
+    data: str = Field(
+        default="voices",
+        min_length=1,
+        description='"voices" (synthetic), a csv, a folder in the layout of LibriSpeech, or '
+        '"speech-commands", under --data, or "hub:OWNER/SET[/CONFIG]"',
+    )
+    text: str = Field(
+        default="sentences",
+        min_length=1,
+        description='what word pieces are learned from, and voices read: "sentences" (embedded), '
+        "or a text file or a folder of them under --data",
+    )
+    vocabulary: int = Field(
+        default=256,
+        ge=32,
+        le=65_536,
+        description="word pieces, the end of a sequence included; characters are always 29",
+    )
+    features: Features = Field(default=Features(), description="how sound becomes frames")
+    speakers: int | None = Field(default=None, ge=1, description="use so many speakers; voices: 20")
+    utterances: int | None = Field(
+        default=None, ge=1, description="use so many of each speaker; voices: 12"
+    )
+    longest: int | None = Field(
+        default=None, ge=1, description="use transcripts of so many characters at most; voices: 60"
+    )
+    per_length: int | None = Field(
+        default=None, ge=1, description="use at most so many transcripts of each length"
+    )
+    seconds: tuple[PositiveFloat, PositiveFloat] | None = Field(
+        default=None, description="use utterances that last from so many seconds to so many"
+    )
+    cut: bool = Field(
+        default=False,
+        description="with seconds: cut longer utterances at pauses; what is said in a piece is "
+        "told by its share of the sound",
+    )
+    least_utterances: int | None = Field(
+        default=None,
+        ge=1,
+        description="of those chosen so far, leave out speakers who have fewer",
+    )
+    test_examples: int | None = Field(
+        default=None, ge=1, description="use so many test utterances, drawn by the seed"
+    )
+    test_fraction: float = Field(
+        default=0.2, gt=0, lt=1, description="test share of data that comes without a split"
+    )
+    auxiliary_fraction: float = Field(
+        default=0.1, ge=0, lt=1, description="share of training utterances held by no client"
+    )
+    auxiliary_utterances: int | None = Field(
+        default=None,
+        ge=1,
+        description="so many of each speaker are held by no client, instead of a share of all",
+    )
+    auxiliary_speakers: int | None = Field(
+        default=None,
+        ge=1,
+        description="those held by no client are of so many speakers alone, drawn by the seed",
+    )
+    partition: Annotated[SerializeAsAny[Partition], BeforeValidator(_as_partition)] = Field(
+        default=Whole(), description='how data is cut: "speaker", or any of the images task'
+    )
+    model: Annotated[SerializeAsAny[Recogniser], BeforeValidator(as_recogniser)] = Field(
+        default=LAS(),
+        description="a name, or a table with a name and the recogniser's settings",
+    )
+
+    @model_validator(mode="after")
+    def _cuts_to_a_length(self) -> Self:
+        if self.cut and self.seconds is None:
+            raise ValueError(
+                "task.cut takes the length of the pieces from task.seconds, and there is none: set "
+                "task.seconds = [1.0, 2.0], or leave out task.cut"
+            )
+        if self.seconds is not None and self.seconds[0] >= self.seconds[1]:
+            raise ValueError(
+                f"task.seconds = {list(self.seconds)}: expected the lower number first"
+            )
+        return self
+
+    # --- data -------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def recordings(self) -> Recordings:
+        """All utterances; looked up when first used, their sound when it is needed."""
+        limits = Limits(self.speakers, self.utterances, self.longest, self.per_length)
+        found = load(self.data, self.folder, self.text, limits)
+        if self.seconds is not None:
+            found = lasting(found, self.seconds, self.cut)
+        return found if self.least_utterances is None else often(found, self.least_utterances)
+
+    @functools.cached_property
+    def pieces(self) -> WordPieces | Characters:
+        """What the recogniser writes: word pieces, learned when first used, or characters."""
+        text = public_text(self.text, self.folder)
+        if self.model.units == "characters":
+            return characters(text)
+        return learn(text, self.vocabulary)
+
+    @functools.cached_property
+    def splits(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Indices (int64) of the test, auxiliary and clients' utterances."""
+        tested, rest = self.recordings.split(self.test_fraction, self.seed)
+        rest = rest[torch.randperm(len(rest), generator=torch_generator(self.seed, "auxiliary"))]
+        held = held_out(
+            [self.recordings.speakers[i] for i in rest.tolist()],
+            self.auxiliary_fraction,
+            self.auxiliary_utterances,
+            self.auxiliary_speakers,
+            self.seed,
+        )
+        drawn = torch_generator(self.seed, "test examples")
+        tested = tested[torch.randperm(len(tested), generator=drawn)[: self.test_examples]]
+        return tested.sort().values, rest[held].sort().values, rest[~held].sort().values
+
+    @functools.cached_property
+    def shares(self) -> tuple[Tensor, ...]:
+        """Indices (int64) of each client's utterances."""
+        rest = self.splits[2]
+        if isinstance(self.partition, ByLength):
+            labels = np.array([samples(self.recordings, i) for i in rest.tolist()])
+        else:
+            labels = np.unique(self.recordings.speakers, return_inverse=True)[1][rest.numpy()]
+        cut = self.partition.cut(labels, self.clients, self.seed)
+        return tuple(rest[torch.from_numpy(share)] for share in cut)
+
+    @property
+    def spec(self) -> Spec:
+        """Word pieces, or characters, the rate of the sound, and whose voices are public.
+
+        Utterances differ in length.
+        """
+        names, speakers = self.pieces.names, self.recordings.speakers
+        _, public, private = self.splits
+        whom = candidates(*([speakers[i] for i in one.tolist()] for one in (public, private)))
+        return Spec(
+            len(names),
+            vocabulary=len(names),
+            sample_rate=RATE,
+            features=self.features.size,
+            pieces=names,
+            attributes={"speaker": whom} if whom else {},
+        )
+
+    def batches(self, client: int, round: int, *, batch_size: int, steps: int) -> list[Batch]:
+        """`steps` batches: a pure function of (seed, client, round).
+
+        The first batches are the same however many steps are asked for. Raises `DataError` for a
+        client that does not exist.
+        """
+        chosen = self._drawn(client, round, batch_size, steps)
+        return [self._batch(index.tolist()) for index in chosen]
+
+    @property
+    def draws_uniformly(self) -> bool:
+        """Always."""
+        return True
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the speakers, the transcripts and the sound."""
+        return self.recordings.fingerprint()
+
+    def cautions(self) -> list[str]:
+        """What is odd about the recordings; `DataError` for frames too few for CTC."""
+        told = list(cautions(self.recordings, self.features))
+        if isinstance(self.pieces, Characters):
+            told += check_lengths(self.recordings, self.features, self.pieces)
+        if self.seconds is not None and self.features.trim is not None:
+            told.append(
+                "task.seconds is the length of recordings before task.features.trim cuts silence "
+                "off their ends: what clients hear, and LENGTHS grants, is shorter"
+            )
+        return told
+
+    def truth(self, clients: Sequence[int], round: int, *, batch_size: int, steps: int) -> Truth:
+        """The utterances behind an update: frames, labels, text and speaker of each."""
+        index = [
+            i
+            for client in clients
+            for drawn in self._drawn(client, round, batch_size, steps)
+            for i in drawn.tolist()
+        ]
+        inputs = [self._frames(i).clone() for i in index]
+        sequences = [self.pieces.encode(self.recordings.texts[i]) for i in index]
+        return Truth(
+            inputs=inputs,
+            labels=torch.cat(sequences),
+            sequences=sequences,
+            lengths=[len(one) for one in inputs],
+            text=[self.recordings.texts[i] for i in index],
+            attributes={"speaker": [self.recordings.speakers[i] for i in index]},
+        )
+
+    def auxiliary(self) -> Batch | None:
+        """The utterances that no client holds and who speaks; None if none.
+
+        New tensors at every call.
+        """
+        index = self.splits[1].tolist()
+        if not index:
+            return None
+        speakers = tuple(self.recordings.speakers[i] for i in index)
+        return replace(self._batch(index), attributes={"speaker": speakers})
+
+    def _drawn(self, client: int, round: int, batch_size: int, steps: int) -> list[Tensor]:
+        share = self.share(client)
+        rng = torch_generator(self.seed, "batches", client, round)
+        size = min(batch_size, len(share))
+        return [share[own] for own in natural(len(share), size, steps, rng)]
+
+    def _frames(self, index: int) -> Tensor:
+        return frames(self.recordings, self.features, index)
+
+    def _batch(self, index: Sequence[int]) -> Batch:
+        heard = [self._frames(i) for i in index]
+        said = [self.pieces.encode(self.recordings.texts[i]) for i in index]
+        return Batch(
+            inputs=pad_sequence(heard, batch_first=True),
+            labels=pad_sequence(said, batch_first=True, padding_value=PADDING),
+            lengths=torch.tensor([len(one) for one in heard]),
+        )
+
+    # --- model ------------------------------------------------------------------------------
+
+    def build(self) -> nn.Module:
+        """A new recogniser of these frames, its weights drawn from torch's global generator."""
+        return self.model.build(self.features.size, len(self.pieces.names))
+
+    @property
+    def head(self) -> str:
+        """Name of the layer before the softmax over labels."""
+        return self.model.head
+
+    @property
+    def loss(self) -> Loss:
+        """The recogniser's: cross-entropy, or CTC."""
+        return self.model.loss
+
+    @property
+    def reduction(self) -> Reduction:
+        """The loss is a mean over word pieces, or, with CTC, over utterances."""
+        return self.model.reduction
+
+    @property
+    def points(self) -> tuple[str, ...]:
+        """Where the recogniser takes inputs."""
+        return self.model.points
+
+    def evaluate(self, module: nn.Module, client: int | None = None) -> dict[str, float]:
+        """Mean loss and word error rate, on the test split or a client's utterances.
+
+        The loss is a mean over word pieces, with CTC over utterances. Transcribed with a character
+        a frame at most, a word piece for every two. The module is judged in evaluation mode, on its
+        own device, and gets its modes back.
+        """
+        index = self.splits[0] if client is None else self.share(client)
+        spec, loss, summed, wrong, words = self.spec, 0.0, 0, 0, 0
+        with judged(module) as device:
+            for part in torch.split(index, EVALUATED_AT_ONCE):
+                batch = self._batch(part.tolist()).to(device)
+                lengths = cast(Tensor, batch.lengths)
+                count = len(batch)
+                if self.reduction == "token":
+                    count = int((batch.labels != PADDING).sum())
+                loss += count * float(
+                    self.loss(module, batch.inputs, batch.labels, lengths=lengths)
+                )
+                summed += count
+                most = int(lengths.max())
+                if self.model.units == "wordpieces":
+                    most = most // 2 + 1
+                heard = self.model.transcribe(module, batch.inputs, lengths, most)
+                for i, sequence in zip(part.tolist(), heard, strict=True):
+                    original = self.recordings.texts[i]
+                    wrong += word_errors(spec.spell(sequence.tolist()), original)
+                    words += len(original.split())
+        return {"loss": loss / summed, "wer": wrong / words, "num_examples": float(len(index))}
+
+    # --- what a reader sees -----------------------------------------------------------------
+
+    def guess(self, truth: Truth, rng: torch.Generator, *, informed: bool) -> Reconstruction:
+        """As many labels as there are, in as many sequences of the same lengths.
+
+        Not informed: uniform labels and normal scores. Informed: by the frequencies of the
+        labels in the public text.
+        """
+        sizes = [len(one) for one in truth.sequences or ()]
+        count, classes = sum(sizes), len(self.pieces.names)
+        if informed:
+            frequencies = self.pieces.frequencies
+            labels = torch.multinomial(frequencies, count, replacement=True, generator=rng)
+            scores = count * frequencies
+        else:
+            labels = torch.randint(classes, (count,), generator=rng)
+            scores = torch.randn(classes, generator=rng)
+        sequences, counts = torch.split(labels, sizes), dict(Counter(labels.tolist()))
+        return Reconstruction(
+            label_set=frozenset(counts),
+            label_counts=counts,
+            labels=labels,
+            label_scores=scores,
+            sequences=list(sequences),
+            num_labels=count,
+            text=[self.spec.spell(one.tolist()) for one in sequences],
+        )
+
+    @functools.cached_property
+    def level(self) -> Level | None:
+        """The level of public utterances, where frames are normalised, for whoever listens."""
+        if not self.features.normalised:
+            return None
+        return public_level(self.recordings, self.splits[1], self.features)
+
+    def render(self, claimed: Reconstruction, truth: Truth) -> dict[str, bytes]:
+        """Transcripts, pictures and sounds: the originals, and what was matched to each of them.
+
+        Two texts, a line an utterance, where transcripts are claimed, or, where only labels are,
+        their pieces in one line. A picture and two sounds of up to four utterances where frames
+        are (`fedsim.tasks.speech.listening`). No file where there is nothing to show.
+        """
+        files = told(claimed, truth, self.spec)
+        claims = framed(claimed, truth)
+        if any(claim is not None for claim in claims):
+            files |= exhibits(claims, list(truth.inputs or ()), self.features, self.level)
+        return files

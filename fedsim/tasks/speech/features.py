@@ -1,0 +1,115 @@
+"""What a recogniser hears of an utterance: MFCC or log-mel frames, through torchaudio."""
+
+import functools
+import warnings
+from typing import Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from fedsim import libraries
+from fedsim.errors import DataError
+from fedsim.tasks.speech.voices import RATE
+
+__all__ = ["OFFSET", "Features", "resampled", "torchaudio"]
+
+MELS = 40
+"""Mel bands that MFCC are computed from, at least."""
+
+OFFSET = 1e-6
+"""What is added to the energy of a band before its logarithm; torchaudio's MFCC add as much."""
+
+
+class Features(BaseModel):
+    """How an utterance becomes frames.
+
+    The defaults are those of Dang et al. (HFGM, 2021): 26 MFCC, windows of 32 ms every 20 ms.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["mfcc", "log-mel"] = Field(
+        default="mfcc", description='"mfcc": cepstral coefficients; "log-mel": log energies'
+    )
+    size: int = Field(default=26, ge=2, le=128, description="values a frame")
+    window: int = Field(default=512, ge=64, le=4096, description="samples a frame, at 16 kHz")
+    stride: int = Field(default=320, ge=16, le=4096, description="samples from frame to frame")
+    normalised: bool = Field(
+        default=True, description="each value to mean 0 and variance 1 over its utterance"
+    )
+    trim: float | None = Field(
+        default=None,
+        gt=0,
+        description="cut off both ends what is so many dB below the loudest stretch of 20 ms",
+    )
+
+    @property
+    def bands(self) -> int:
+        """Mel bands behind the values of a frame."""
+        return self.size if self.kind == "log-mel" else max(MELS, self.size)
+
+    def of(self, sound: Tensor) -> Tensor:
+        """Frames (T, size) float32 of sound (n,) float32 at 16 kHz; T = 1 + n // stride.
+
+        What is shorter than a window is filled up with zeros. Raises `DataError` without
+        torchaudio, and for a size that leaves a mel band empty.
+        """
+        if self.trim is not None:
+            sound = trimmed(sound, self.trim)
+        if len(sound) < self.window:
+            sound = torch.nn.functional.pad(sound, (0, self.window - len(sound)))
+        with torch.no_grad():
+            frames: Tensor = _transform(self)(sound)
+            if self.kind == "log-mel":
+                frames = (frames + OFFSET).log()
+            frames = frames.T.contiguous()
+            if self.normalised:
+                apart = frames - frames.mean(dim=0)
+                spread = apart.square().mean(dim=0).sqrt()
+                # What only rounding moves, as in silence, is constant, and says nothing.
+                still = spread <= 1e-6 * frames.abs().amax(dim=0)
+                frames = torch.where(still, 0.0, apart / spread.clamp(min=1e-5))
+        return frames.float()
+
+
+@functools.lru_cache(maxsize=8)
+def _transform(features: Features) -> Any:
+    transforms = torchaudio().transforms
+    mel = {"n_fft": features.window, "hop_length": features.stride, "n_mels": features.bands}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)
+            if features.kind == "log-mel":
+                return transforms.MelSpectrogram(RATE, **mel)
+            return transforms.MFCC(RATE, features.size, log_mels=True, melkwargs=mel)
+    except UserWarning as warning:
+        raise DataError(
+            f"features.size = {features.size} mel bands are too many for a window of "
+            f"{features.window} samples: some would be empty. Lower it, or widen the window"
+        ) from warning
+
+
+def trimmed(sound: Tensor, below: float) -> Tensor:
+    """Sound without the ends that are `below` dB under its loudest 20 ms; all of it if silent."""
+    hop = RATE // 50
+    energy = torch.nn.functional.pad(sound, (0, -len(sound) % hop)).view(-1, hop).square().mean(1)
+    loud = (energy > energy.max() * 10 ** (-below / 10)).nonzero().flatten()
+    return sound[int(loud[0]) * hop : (int(loud[-1]) + 1) * hop] if len(loud) else sound
+
+
+def resampled(sound: Tensor, rate: int) -> Tensor:
+    """Sound (n,) at `rate` samples a second, at 16 kHz."""
+    if rate == RATE:
+        return sound
+    resample = torchaudio().functional.resample
+    found: Tensor = resample(sound, rate, RATE)
+    return found
+
+
+def torchaudio() -> Any:
+    """torchaudio, whatever CUDA it was compiled for; raises `DataError` where it is missing."""
+    found = libraries.torchaudio()
+    if found is None:
+        raise DataError(f"speech needs torchaudio: {libraries.installing('audio')}")
+    return found

@@ -1,0 +1,28 @@
+"""The speech recognisers that a scenario can name, one architecture a file."""
+
+from typing import Any
+
+from fedsim.errors import DataError, did_you_mean
+from fedsim.plugin import table, validated
+from fedsim.tasks.speech.recognisers.deepspeech import DeepSpeech
+from fedsim.tasks.speech.recognisers.las import LAS
+from fedsim.tasks.speech.recognisers.recogniser import PADDING, Recogniser
+
+__all__ = ["PADDING", "RECOGNISERS", "Recogniser", "as_recogniser"]
+
+RECOGNISERS: dict[str, type[Recogniser]] = {"deepspeech": DeepSpeech, "las": LAS}
+
+
+def as_recogniser(value: Any) -> Recogniser:
+    """The recogniser that a scenario's `model` asks for.
+
+    value: a name ("las"), or a table with a name and settings ({name = "las", decoder = 256}).
+    Raises `DataError` for an unknown name and `ScenarioError` for unknown or ill-typed settings.
+    """
+    if isinstance(value, Recogniser):
+        return value
+    settings = table(value, "task.model", example='{name = "las", decoder = 256}')
+    name = settings["name"]
+    if name not in RECOGNISERS:
+        raise DataError(f"task.model: no recogniser '{name}'. {did_you_mean(name, RECOGNISERS)}")
+    return validated(RECOGNISERS[name], settings, "task.model")

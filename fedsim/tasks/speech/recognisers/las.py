@@ -1,0 +1,255 @@
+"""Listen, attend and spell (Chan et al., 2016): the recogniser with attention that RLG attacks."""
+
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from fedsim.records import END, Reduction
+from fedsim.tasks.speech.recognisers.recogniser import PADDING, Recogniser
+from fedsim.victim import Loss
+
+__all__ = ["LAS", "ListenAttendSpell", "sequence_loss"]
+
+WEIGHTS = 0.1
+"""Every weight starts in U(-0.1, 0.1) (Chan et al., section 4)."""
+
+State = tuple[Tensor, Tensor]
+
+
+class _Listener(nn.Module):
+    """A bidirectional LSTM, then a pyramid of them, each at half the frames of the one below."""
+
+    def __init__(self, features: int, hidden: int, levels: int) -> None:
+        super().__init__()
+        sizes = [features, *[4 * hidden] * levels]
+        self.levels = nn.ModuleList(
+            nn.LSTM(size, hidden, batch_first=True, bidirectional=True) for size in sizes
+        )
+
+    def forward(self, inputs: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, T, features) and frames (B,) -> (B, T', 2 hidden), 0 behind the end, and T' (B,)."""
+        for index, level in enumerate(self.levels):
+            if index:
+                odd = inputs.shape[1] % 2
+                inputs = functional.pad(inputs, (0, 0, 0, odd))
+                inputs = torch.cat([inputs[:, ::2], inputs[:, 1::2]], dim=2)
+                lengths = (lengths + 1) // 2
+            # cuDNN's LSTM cannot be differentiated twice, which attacks ask for.
+            packed = pack_padded_sequence(
+                inputs, lengths.cpu(), batch_first=True, enforce_sorted=False
+            )
+            with torch.backends.cudnn.flags(enabled=False):
+                packed, _ = level(packed)
+            inputs, _ = pad_packed_sequence(packed, batch_first=True)
+        return inputs, lengths
+
+
+class _Cell(nn.Module):
+    """An LSTM cell in two linear layers: gates input, forget, new, output."""
+
+    def __init__(self, inputs: int, hidden: int) -> None:
+        super().__init__()
+        self.inward = nn.Linear(inputs, 4 * hidden)
+        self.recurrent = nn.Linear(hidden, 4 * hidden, bias=False)
+
+    def start(self, like: Tensor) -> State:
+        zeros = like.new_zeros(len(like), self.recurrent.in_features)
+        return zeros, zeros
+
+    def forward(self, driven: Tensor, state: State) -> State:
+        """driven: `inward` of the input, (B, 4 hidden)."""
+        output, memory = state
+        gates = (driven + self.recurrent(output)).chunk(4, dim=1)
+        forgotten = gates[1].sigmoid() * memory
+        memory = forgotten + gates[0].sigmoid() * gates[2].tanh()
+        return gates[3].sigmoid() * memory.tanh(), memory
+
+
+class _Embedding(nn.Embedding):
+    """Word embeddings, of labels (...,) int64 or smooth ones (..., C): e = sum_k p^k E(c_k)."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if input.is_floating_point():
+            return input @ self.weight
+        return super().forward(input)
+
+
+class _Speller(nn.Module):
+    """The decoder: s_i = LSTM(s_{i-1}, [e_{i-1}, a_{i-1}]), logits of tanh(projection [s_i, a_i]).
+
+    What it takes from the encoder are the context vectors a_i alone; a_0 is zero.
+    """
+
+    def __init__(self, context: int, vocabulary: int, settings: "LAS") -> None:
+        super().__init__()
+        hidden = settings.decoder
+        sizes = [settings.embedding + context, *[hidden] * (settings.decoder_layers - 1)]
+        self.embedding = _Embedding(vocabulary, settings.embedding)
+        self.cells = nn.ModuleList(_Cell(size, hidden) for size in sizes)
+        self.projection = nn.Linear(hidden + context, settings.projection)
+        self.head = nn.Linear(settings.projection, vocabulary)
+
+    def layers(self) -> list[_Cell]:
+        return [cell for cell in self.cells if isinstance(cell, _Cell)]
+
+    def logits(self, outputs: Tensor, contexts: Tensor) -> Tensor:
+        scores: Tensor = self.head(self.projection(torch.cat([outputs, contexts], dim=-1)).tanh())
+        return scores
+
+    def start(self, like: Tensor) -> list[State]:
+        return [cell.start(like) for cell in self.layers()]
+
+    def step(self, spoken: Tensor, context: Tensor, states: list[State]) -> list[State]:
+        """One step: the embedding (B, e) of the last label and the last context vector."""
+        below, new = torch.cat([spoken, context], dim=1), []
+        for cell, state in zip(self.layers(), states, strict=True):
+            new.append(cell(cell.inward(below), state))
+            below = new[-1][0]
+        return new
+
+    def forward(self, contexts: Tensor, before: Tensor) -> Tensor:
+        """Logits (B, L, C) from context vectors (B, L, d_A) and the labels before each step.
+
+        With the context vectors known, a layer's inputs are known for all its steps at once.
+        """
+        earlier = functional.pad(contexts[:, :-1], (0, 0, 1, 0))
+        below = torch.cat([self.embedding(before), earlier], dim=2)
+        for cell in self.layers():
+            driven, state, outputs = cell.inward(below), cell.start(contexts), []
+            for step in range(contexts.shape[1]):
+                state = cell(driven[:, step], state)
+                outputs.append(state[0])
+            below = torch.stack(outputs, dim=1)
+        return self.logits(below, contexts)
+
+
+class ListenAttendSpell(nn.Module):
+    """The model: `listener`, attention (`query`, `key`) and `speller`, whose `head` is the head.
+
+    context_size: d_A, the length of a context vector.
+    """
+
+    def __init__(self, features: int, vocabulary: int, settings: "LAS") -> None:
+        super().__init__()
+        self.context_size = 2 * settings.encoder
+        self.listener = _Listener(features, settings.encoder, settings.pyramid)
+        self.query = nn.Linear(settings.decoder, settings.attention)
+        self.key = nn.Linear(self.context_size, settings.attention)
+        self.speller = _Speller(self.context_size, vocabulary, settings)
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -WEIGHTS, WEIGHTS)
+
+    def listen(self, inputs: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Encoded frames h (B, T', d_A), their keys, and which of them are there (B, T')."""
+        if lengths is None:
+            lengths = torch.full((len(inputs),), inputs.shape[1])
+        heard, left = self.listener(inputs, lengths)
+        there = torch.arange(heard.shape[1]) < left.cpu()[:, None]
+        return heard, self.key(heard), there.to(heard.device)
+
+    def attend(self, output: Tensor, heard: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        """The context vector (B, d_A): frames weighted by softmax <query(s), key(h)>."""
+        frames, keys, there = heard
+        energies = (keys @ self.query(output)[:, :, None])[:, :, 0]
+        weights = energies.masked_fill(~there, -torch.inf).softmax(dim=1)
+        context: Tensor = (weights[:, None] @ frames)[:, 0]
+        return context
+
+    def forward(
+        self, inputs: Tensor, before: Tensor, lengths: Tensor | None = None, at: str = "input"
+    ) -> Tensor:
+        """Logits (B, L, C). before: the labels before each step, (B, L) or smooth (B, L, C)."""
+        if at == "context":
+            logits: Tensor = self.speller(inputs, before)
+            return logits
+        heard = self.listen(inputs, lengths)
+        spoken = self.speller.embedding(before)
+        states = self.speller.start(spoken)
+        context = spoken.new_zeros(len(spoken), self.context_size)
+        outputs, contexts = [], []
+        for step in range(spoken.shape[1]):
+            states = self.speller.step(spoken[:, step], context, states)
+            context = self.attend(states[-1][0], heard)
+            outputs.append(states[-1][0])
+            contexts.append(context)
+        return self.speller.logits(torch.stack(outputs, dim=1), torch.stack(contexts, dim=1))
+
+
+def sequence_loss(
+    module: nn.Module, inputs: Tensor, target: Tensor, *, lengths: Any = None, at: str = "input"
+) -> Tensor:
+    """Cross-entropy, the mean over all tokens of the batch; the decoder is fed the labels so far.
+
+    inputs: (B, T, features) float32 padded with 0, with lengths (B,) int64 in frames (None: all
+    are full); at "context" the context vectors (B, L, d_A) that attention would give.
+    target: (B, L) int64, each sequence ending with label 0, padded with -100; or smooth labels
+    (B, L, C) without padding, each then fed back as e_i = sum_k p_i^k E(c_k) (RLG, section 4.1).
+    """
+    if target.is_floating_point():
+        first = functional.one_hot(target.new_full((len(target), 1), END).long(), target.shape[2])
+        before = torch.cat([first.to(target), target[:, :-1]], dim=1)
+        scores: Tensor = module(inputs, before, lengths, at).log_softmax(dim=2)
+        return -(target * scores).sum(dim=2).mean()
+    before = functional.pad(target.clamp(min=0)[:, :-1], (1, 0), value=END)
+    logits = module(inputs, before, lengths, at)
+    return functional.cross_entropy(logits.flatten(0, 1), target.flatten(), ignore_index=PADDING)
+
+
+class LAS(Recogniser):
+    """Listen, attend and spell: word pieces by attention over a pyramid of LSTMs.
+
+    RLG's model is of this kind, 16k word pieces and a tanh before the head, which in its authors'
+    code takes 3,072 values; the defaults here are small, for a CPU.
+    """
+
+    units: ClassVar[Literal["wordpieces", "characters"]] = "wordpieces"
+    head: ClassVar[str] = "speller.head"
+    points: ClassVar[tuple[str, ...]] = ("input", "context")
+    loss: ClassVar[Loss] = staticmethod(sequence_loss)
+    reduction: ClassVar[Reduction] = "token"
+
+    name: str = "las"
+    encoder: int = Field(
+        default=64,
+        ge=1,
+        description="units of each encoder layer and direction; a context vector is twice as long",
+    )
+    pyramid: int = Field(
+        default=2, ge=0, le=6, description="encoder layers that halve the number of frames"
+    )
+    attention: int = Field(default=64, ge=1, description="length of queries and keys")
+    embedding: int = Field(default=64, ge=1, description="length of a word piece's embedding")
+    decoder: int = Field(default=128, ge=1, description="units of each decoder layer")
+    decoder_layers: int = Field(default=1, ge=1, le=4, description="layers of the decoder")
+    projection: int = Field(
+        default=128, ge=1, description="values that the head takes; RLG's authors have 3,072"
+    )
+
+    def build(self, features: int, vocabulary: int) -> ListenAttendSpell:
+        """A new model, its weights from U(-0.1, 0.1)."""
+        return ListenAttendSpell(features, vocabulary, self)
+
+    @torch.no_grad()
+    def transcribe(
+        self, module: nn.Module, inputs: Tensor, lengths: Tensor | None, longest: int
+    ) -> list[Tensor]:
+        """The likeliest word piece at every step, until label 0 or `longest` of them."""
+        assert isinstance(module, ListenAttendSpell)  # noqa: S101 - `build` made it
+        speller, heard = module.speller, module.listen(inputs, lengths)
+        label = torch.full((len(inputs),), END, device=inputs.device)
+        states = speller.start(inputs)
+        context = inputs.new_zeros(len(inputs), module.context_size)
+        said: list[Tensor] = []
+        ended = torch.zeros_like(label, dtype=torch.bool)
+        while len(said) < longest and not bool(ended.all()):
+            states = speller.step(speller.embedding(label), context, states)
+            context = module.attend(states[-1][0], heard)
+            label = speller.logits(states[-1][0], context).argmax(dim=1)
+            ended |= label == END
+            said.append(label.masked_fill(ended, END))
+        rows = torch.stack(said, dim=1) if said else label.new_zeros(len(inputs), 0)
+        return [row[row != END] for row in rows]

@@ -1,0 +1,400 @@
+"""Text: classification or masked words, with any encoder or decoder of `transformers`."""
+
+import functools
+from collections.abc import Sequence
+from typing import Annotated, Any, cast
+
+import torch
+from pydantic import BeforeValidator, Field, SerializeAsAny
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
+
+from fedsim.errors import DataError
+from fedsim.records import Batch, Reconstruction, Reduction, Spec, Tokens, Truth
+from fedsim.seeds import torch_generator
+from fedsim.tasks import judged
+from fedsim.tasks.composition import Composition, composed
+from fedsim.tasks.partition import PARTITIONS, Iid, Partition, Whole, as_partition
+from fedsim.tasks.partitioned import Partitioned
+from fedsim.tasks.text.data import MESSAGES, Texts, load, public_texts
+from fedsim.tasks.text.examples import (
+    agreement,
+    cut,
+    drawn_claim,
+    encoded,
+    groups,
+    masked,
+    nobodys,
+    shown,
+    token_shares,
+)
+from fedsim.tasks.text.languages import (
+    PADDING,
+    POINTS,
+    SMALL,
+    Aim,
+    Language,
+    Parameters,
+    as_language,
+    classification_loss,
+    logits,
+    masked_loss,
+    padding,
+    sent,
+    told,
+    words,
+)
+from fedsim.tasks.text.messages import public_messages
+from fedsim.victim import Loss
+
+__all__ = ["Text"]
+
+EVALUATED_AT_ONCE = 64
+
+_KINDS: dict[str, type[Partition]] = {"sender": Whole, **PARTITIONS}
+
+
+def _as_partition(value: Any) -> Partition:
+    return as_partition(value, _KINDS)
+
+
+class Text(Partitioned):
+    """Text classification, or masked language modelling, on messages, tables or sets of the Hub.
+
+    Inputs are token ids (B, L) int64, padded beyond `lengths` (B,) int64; labels (B,) int64 of a
+    classifier. With masked words, `masked` of each text's tokens, one at least, are replaced by the
+    mask, and labels (B, L) hold them, -100 elsewhere. Batches are composed as those of images.
+    """
+
+    name = "text"
+
+    data: str = Field(
+        default=MESSAGES,
+        min_length=1,
+        description='"messages" (embedded), a jsonl, csv or tsv under --data, or '
+        '"hub:OWNER/SET[/CONFIG]"',
+    )
+    test_data: str | None = Field(
+        default=None, description="another table under --data, whose rows are the test split"
+    )
+    text_column: str | None = Field(default=None, description="column of texts, if unusual")
+    label_column: str | None = Field(default=None, description="column of labels, if unusual")
+    public: str | None = Field(
+        default=None,
+        description="texts that everybody knows, for a learned tokenizer, guesses and the PRIOR "
+        'knowledge: "messages" (embedded), or a text file or a folder of them under --data; by '
+        'default the embedded ones for data = "messages", else those of the auxiliary examples',
+    )
+    task: Aim = Field(default="classification", description="what the model is trained for")
+    masked: float = Field(
+        default=0.15, gt=0, lt=1, description="share of a text's tokens that masked-lm masks"
+    )
+    parameters: Parameters = Field(
+        default="all",
+        description='what is trained and sent: "all"; "no-embeddings": all but the word '
+        'embeddings; "lamp": also without positional embeddings and biases of blocks',
+    )
+    dropout: bool = Field(default=False, description="train with the model's own dropout")
+    model: Annotated[SerializeAsAny[Language], BeforeValidator(as_language)] = Field(
+        default=Language(config="bert", settings=SMALL),
+        description="a model of transformers: hub:NAME, or a table with a config and its settings",
+    )
+    vocabulary: int = Field(
+        default=1000, ge=128, le=65_536, description="word pieces of a learned tokenizer"
+    )
+    longest: int | None = Field(
+        default=None,
+        ge=1,
+        description="use texts of so many tokens at most, those around a text included",
+    )
+    train_examples: int | None = Field(
+        default=None, ge=2, description="use so many training examples, drawn by the seed"
+    )
+    test_examples: int | None = Field(
+        default=None, ge=1, description="use so many test examples, drawn by the seed"
+    )
+    test_fraction: float = Field(
+        default=0.2, gt=0, lt=1, description="test share of data that comes without a split"
+    )
+    auxiliary_fraction: float = Field(
+        default=0.1, ge=0, lt=1, description="share of training examples held by no client"
+    )
+    partition: Annotated[SerializeAsAny[Partition], BeforeValidator(_as_partition)] = Field(
+        default=Iid(), description='how data is cut: "sender", or any of the images task'
+    )
+    composition: Composition = Field(
+        default="natural", description="how a client's batches are composed of its examples"
+    )
+
+    # --- data -------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def texts(self) -> Texts:
+        """All texts; loaded when first used."""
+        return load(
+            self.data,
+            self.folder,
+            test=self.test_data,
+            columns=(self.text_column, self.label_column),
+            labelled=self.task == "classification",
+            test_fraction=self.test_fraction,
+            seed=self.seed,
+        )
+
+    @functools.cached_property
+    def splits(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Indices (int64) of the test, auxiliary and clients' texts, of whatever length.
+
+        No auxiliary text is one of a client's, case and spaces aside.
+        """
+        return cut(
+            self.texts,
+            train_examples=self.train_examples,
+            test_examples=self.test_examples,
+            auxiliary_fraction=self.auxiliary_fraction,
+            seed=self.seed,
+        )
+
+    @functools.cached_property
+    def public_texts(self) -> tuple[str, ...]:
+        """What everybody knows; none of them is a client's text, case and spaces aside."""
+        name = self.public or (MESSAGES if self.data == MESSAGES else None)
+        _, free, rest = self.splits
+        if name is None:
+            return tuple(self.texts.texts[i] for i in free.tolist())
+        held = (self.texts.texts[i] for i in rest.tolist())
+        return nobodys(public_texts(name, self.folder), held)
+
+    @functools.cached_property
+    def tokenizer(self) -> Any:
+        """The tokenizer of `transformers`; loaded, or learned of public texts, when first used."""
+        # A few auxiliary texts alone have too few word pieces.
+        read = tuple(dict.fromkeys((*self.public_texts, *public_messages())))
+        return self.model.read(read, self.vocabulary)
+
+    @functools.cached_property
+    def tokens(self) -> Tokens:
+        """What inputs are made of; raises `DataError` for a `longest` beyond the model's."""
+        module = self._initial
+        longest = self.model.longest(module, self.tokenizer)
+        if self.longest is not None and self.longest > longest:
+            raise DataError(
+                f"task.longest = {self.longest}, and the model takes {longest} tokens; expected at "
+                "most that"
+            )
+        size = len(module.get_input_embeddings().weight)  # type: ignore[operator]
+        return told(self.tokenizer, size, longest, self.words)
+
+    @functools.cached_property
+    def encoded(self) -> dict[int, list[int]]:
+        """The token ids of every text in use that is not longer than `longest`, by its index.
+
+        Raises `DataError` for a text that the model cannot take, or the tokenizer cannot read.
+        """
+        index = torch.cat(self.splits).tolist()
+        return encoded(self.data, self.texts.texts, index, self.tokens, self.longest)
+
+    @functools.cached_property
+    def used(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Indices (int64) of the test, auxiliary and clients' texts that are short enough."""
+        test, free, rest = (
+            part[torch.tensor([i in self.encoded for i in part.tolist()], dtype=torch.bool)]
+            for part in self.splits
+        )
+        if not len(test) or not len(rest):
+            raise DataError(
+                f"data '{self.data}': task.longest = {self.longest} leaves {len(test)} test and "
+                f"{len(rest)} training texts; expected some of each. Raise it"
+            )
+        return test, free, rest
+
+    @functools.cached_property
+    def shares(self) -> tuple[Tensor, ...]:
+        """Indices (int64) of each client's texts."""
+        rest = self.used[2]
+        by = groups(self.data, self.texts, rest, whose=self.partition.kind in ("sender", "speaker"))
+        shares = self.partition.cut(by, self.clients, self.seed)
+        return tuple(rest[torch.from_numpy(share)] for share in shares)
+
+    @property
+    def spec(self) -> Spec:
+        """Labels, and the tokens that texts are made of; texts differ in length."""
+        size = len(self.tokens.pieces)
+        classes = len(self.texts.names) if self.task == "classification" else size
+        return Spec(classes, vocabulary=size, tokens=self.tokens)
+
+    def batches(self, client: int, round: int, *, batch_size: int, steps: int) -> list[Batch]:
+        """`steps` batches: a pure function of (seed, client, round).
+
+        The first batches are the same however many steps are asked for. Raises `DataError` for a
+        client that does not exist.
+        """
+        rng = torch_generator(self.seed, "masks", client, round)
+        drawn = self._drawn(client, round, batch_size, steps)
+        return [self._batch(index.tolist(), rng) for index in drawn]
+
+    @property
+    def draws_uniformly(self) -> bool:
+        """In natural batches."""
+        return self.composition == "natural"
+
+    def fingerprint(self) -> str:
+        """SHA-256 of texts, labels and senders."""
+        return self.texts.fingerprint()
+
+    def truth(self, clients: Sequence[int], round: int, *, batch_size: int, steps: int) -> Truth:
+        """The texts behind an update: ids as fed, ids before masking, text and sender of each.
+
+        Texts are as the tokenizer spells them: in lower case, where it knows no other.
+        """
+        inputs, labels, index = list[Tensor](), list[Tensor](), list[int]()
+        for client in clients:
+            index += torch.cat(self._drawn(client, round, batch_size, steps)).tolist()
+            for batch in self.batches(client, round, batch_size=batch_size, steps=steps):
+                sizes = cast(Tensor, batch.lengths).tolist()
+                inputs += [row[:n] for row, n in zip(batch.inputs, sizes, strict=True)]
+                labels += [
+                    row[:n] if row.ndim else row for row, n in zip(batch.labels, sizes, strict=True)
+                ]
+        masks = self.task == "masked-lm"
+        flat = torch.cat(labels) if masks else torch.stack(labels)
+        tokens = [torch.tensor(self.encoded[i]) for i in index]
+        whose = self.texts.senders
+        return Truth(
+            inputs=inputs,
+            labels=flat[flat != PADDING],
+            sequences=labels if masks else None,
+            lengths=[len(one) for one in inputs],
+            tokens=tokens,
+            text=[self.tokens.spell(one.tolist()) for one in tokens],
+            attributes={"sender": [whose[i] for i in index]} if whose else {},
+        )
+
+    def auxiliary(self) -> Batch | None:
+        """The texts that no client holds, new tensors at every call; None if none."""
+        index = self.used[1].tolist()
+        return self._batch(index, torch_generator(self.seed, "public masks")) if index else None
+
+    def prior(self) -> tuple[str, ...] | None:
+        """The public texts, for a language prior; None if none."""
+        return self.public_texts or None
+
+    def _drawn(self, client: int, round: int, batch_size: int, steps: int) -> list[Tensor]:
+        share = self.share(client)
+        rng = torch_generator(self.seed, "batches", client, round)
+        size = min(batch_size, len(share))
+        labels = self.texts.labels[share]
+        return [share[own] for own in composed(self.composition, labels, size, steps, rng)]
+
+    def _batch(self, index: Sequence[int], rng: torch.Generator) -> Batch:
+        ids = [torch.tensor(self.encoded[i]) for i in index]
+        labels = self.texts.labels[torch.tensor(index)]
+        if self.task == "masked-lm":
+            pairs = [masked(one, self.masked, self.tokens, rng) for one in ids]
+            ids, hidden = [fed for fed, _ in pairs], [target for _, target in pairs]
+            labels = pad_sequence(hidden, batch_first=True, padding_value=PADDING)
+        filled = padding(self.tokenizer)
+        return Batch(
+            inputs=pad_sequence(ids, batch_first=True, padding_value=filled),
+            labels=labels,
+            lengths=torch.tensor([len(one) for one in ids]),
+        )
+
+    # --- model ------------------------------------------------------------------------------
+
+    def build(self) -> nn.Module:
+        """A new model of `transformers`; what is not stored is drawn from torch's generator."""
+        classes = len(self.texts.names)
+        return self.model.build(self.tokenizer, self.task, classes, self.dropout)
+
+    @functools.cached_property
+    def head(self) -> str:
+        """Name of the layer before the softmax."""
+        return self.model.find_head(self._initial, self.task)
+
+    @functools.cached_property
+    def words(self) -> str:
+        """Name of the parameter that holds the word embeddings."""
+        return words(self._initial)
+
+    @property
+    def loss(self) -> Loss:
+        """Cross-entropy, mean over examples, or over all masked tokens of a batch."""
+        return masked_loss if self.task == "masked-lm" else classification_loss
+
+    @property
+    def reduction(self) -> Reduction:
+        """Of a classifier the loss is a mean over examples, else over masked tokens."""
+        return "token" if self.task == "masked-lm" else "example"
+
+    @property
+    def points(self) -> tuple[str, ...]:
+        """Token ids, and word embeddings before positions are added."""
+        return POINTS
+
+    def trained(self, module: nn.Module) -> frozenset[str]:
+        """Names of the parameters that `parameters` asks for."""
+        return sent(module, self.parameters)
+
+    def evaluate(self, module: nn.Module, client: int | None = None) -> dict[str, float]:
+        """Mean loss and accuracy on the test split, or on all of one client's texts.
+
+        Of a classifier also Matthews' correlation (`mcc`), 0 where it predicts one label alone.
+        Masked tokens are counted one by one. The module is judged in evaluation mode, on its own
+        device, and gets its modes back.
+        """
+        index = self.used[0] if client is None else self.share(client)
+        rng = torch_generator(self.seed, "test masks", -1 if client is None else client)
+        loss, said, true = 0.0, list[Tensor](), list[Tensor]()
+        with judged(module) as device:
+            for part in torch.split(index, EVALUATED_AT_ONCE):
+                batch = self._batch(part.tolist(), rng).to(device)
+                scores = logits(module, batch.inputs, lengths=batch.lengths)
+                counted = batch.labels != PADDING
+                scores, labels = scores[counted], batch.labels[counted]
+                loss += float(functional.cross_entropy(scores, labels, reduction="sum"))
+                said.append(scores.argmax(dim=1).cpu())
+                true.append(labels.cpu())
+        ours, labels = torch.cat(said), torch.cat(true)
+        found = {"loss": loss / len(labels), "num_examples": float(len(index))}
+        return found | agreement(ours, labels, matthews=self.task == "classification")
+
+    # --- what a reader sees -----------------------------------------------------------------
+
+    @functools.cached_property
+    def frequencies(self) -> tuple[Tensor, Tensor]:
+        """Shares of the tokens (V,) in the public texts and of the auxiliary labels (classes,).
+
+        Where there are no auxiliary examples, all labels are alike.
+        """
+        labels = torch.bincount(self.texts.labels[self.used[1]], minlength=len(self.texts.names))
+        if not len(self.used[1]):
+            labels = torch.ones_like(labels)
+        return token_shares(self.public_texts, self.tokens), labels / labels.sum()
+
+    def guess(self, truth: Truth, rng: torch.Generator, *, informed: bool) -> Reconstruction:
+        """As many labels, and texts of the same lengths, drawn without having seen an update.
+
+        Not informed: uniform labels and tokens, normal scores. Informed: tokens by how often the
+        public texts have them, labels by how often auxiliary examples do, uniform where there are
+        none; raises `NotImplementedError` without public texts.
+        """
+        if informed and not self.public_texts:
+            raise NotImplementedError("there are no public texts: set task.public")
+        if not informed:
+            weights = torch.ones(len(self.tokens.pieces))
+            weights[list(self.tokens.marks)] = 0
+            uniform = torch.full((self.spec.classes,), 1 / self.spec.classes)
+            return drawn_claim(truth, self.tokens, weights, uniform, rng)
+        weights, shares = self.frequencies
+        shares = weights if self.task == "masked-lm" else shares
+        expected = shares * (0 if truth.labels is None else len(truth.labels))
+        return drawn_claim(truth, self.tokens, weights, shares, rng, scores=expected)
+
+    def render(self, claimed: Reconstruction, truth: Truth) -> dict[str, bytes]:
+        """Two texts: the originals, a line each, and what was matched to each of them.
+
+        Where only a bag of tokens is claimed, its pieces in one line. No file where neither is.
+        """
+        return shown(claimed, truth, self.spec)

@@ -1,0 +1,56 @@
+"""The language models that a scenario can name: their settings, tokenizers and losses."""
+
+from typing import Any
+
+from fedsim.libraries import HUB
+from fedsim.plugin import table, validated
+from fedsim.tasks.text.languages.language import (
+    SMALL,
+    Aim,
+    Language,
+    Parameters,
+    padding,
+    sent,
+    words,
+)
+from fedsim.tasks.text.languages.losses import (
+    PADDING,
+    POINTS,
+    classification_loss,
+    logits,
+    masked_loss,
+)
+from fedsim.tasks.text.languages.tokenizers import told
+
+__all__ = [
+    "PADDING",
+    "POINTS",
+    "SMALL",
+    "Aim",
+    "Language",
+    "Parameters",
+    "as_language",
+    "classification_loss",
+    "logits",
+    "masked_loss",
+    "padding",
+    "sent",
+    "told",
+    "words",
+]
+
+
+def as_language(value: Any) -> Language:
+    """The language model that a scenario's `model` asks for.
+
+    value: "hub:NAME", a model type or a folder alone ("bert", with the sizes that transformers
+    gives it), or a table with a name and settings. Raises `DataError` for anything else and
+    `ScenarioError` for unknown or ill-typed settings.
+    """
+    if isinstance(value, Language):
+        return value
+    example = '{name = "transformers", config = "bert", settings = {hidden_size = 64}}'
+    settings = table(value, "task.model", example=example)
+    if isinstance(value, str) and not value.startswith(HUB):
+        settings = {"name": "transformers", "config": value}
+    return validated(Language, settings, "task.model")

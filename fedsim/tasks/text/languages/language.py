@@ -1,0 +1,224 @@
+"""Any encoder or decoder of `transformers` that classifies text or fills in masked words."""
+
+import re
+from typing import Any, Literal
+
+from pydantic import Field
+from torch import Tensor, nn, no_grad, tensor
+
+from fedsim import libraries
+from fedsim.errors import DataError, did_you_mean
+from fedsim.tasks.pretrained import OfTransformers
+from fedsim.tasks.text.languages.losses import logits
+from fedsim.tasks.text.languages.tokenizers import learned, stored
+
+__all__ = ["Aim", "Language", "Parameters", "sent"]
+
+Aim = Literal["classification", "masked-lm"]
+Parameters = Literal["all", "no-embeddings", "lamp"]
+
+LEARNED = "learned"
+SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
+         "intermediate_size": 128}  # fmt: skip
+
+
+class Language(OfTransformers):
+    """A model of `transformers` for text, and its tokenizer.
+
+    `model = "hub:prajjwal1/bert-tiny"` downloads weights by name; `{name = "transformers", config =
+    "FOLDER"}` takes them from a folder; `{name = "transformers", config = "gpt2", settings =
+    {n_embd = 64, n_layer = 2, n_head = 2}}` draws random ones. The model itself is what is trained,
+    so that parameters have the names that `transformers` gives them. Encoder-decoders are refused.
+    """
+
+    what = "a language model"
+    examples = ("bert", "distilbert", "roberta", "gpt2")
+
+    tokenizer: str | None = Field(
+        default=None,
+        description='"learned" from public text, a folder as of config, or "hub:NAME"; by default '
+        "the stored model's own, and a learned one for random weights of a model type",
+    )
+    head: str | None = Field(
+        default=None,
+        description="name of the final linear layer; found by itself unless there are several",
+    )
+
+    @property
+    def _learns(self) -> bool:
+        return self.tokenizer == LEARNED or (self.tokenizer is None and not self.source.stored)
+
+    def read(self, public: tuple[str, ...], size: int) -> Any:
+        """The tokenizer; a learned one has `size` word pieces of the public texts.
+
+        Raises `DataError` where there is none, or one of the wrong kind.
+        """
+        if not self._learns:
+            own = self.source.place if self.source.local else self.name
+            return stored(self.tokenizer or own)
+        if self.source.stored and self.pretrained is not False:
+            raise DataError(
+                f"{self.source.label} brings weights that were trained with its own tokenizer; "
+                'tokenizer = "learned" needs random ones: set pretrained = false'
+            )
+        return learned(public, size, self._encodes)
+
+    @property
+    def _encodes(self) -> bool:
+        """Whether transformers has a model of the kind that fills in masked words."""
+        config = self.source.configuration({}, {})
+        return type(config) in libraries.transformers().MODEL_FOR_MASKED_LM_MAPPING
+
+    def build(self, tokenizer: Any, aim: Aim, classes: int, dropout: bool) -> nn.Module:
+        """A new model, its weights as stored or drawn from torch's global generator.
+
+        classes: labels of a classifier. Raises `DataError` for what cannot be found, or does not
+        fit the tokenizer.
+        """
+        source, library = self.source, libraries.transformers()
+        fitting: dict[str, Any] = {
+            "vocab_size": len(tokenizer),
+            "pad_token_id": padding(tokenizer),
+            "bos_token_id": tokenizer.bos_token_id,
+            "eos_token_id": tokenizer.eos_token_id,
+        }
+        always: dict[str, Any] = {} if aim == "masked-lm" else {"num_labels": classes}
+        if self._learns and source.stored:
+            always |= {key: fitting[key] for key in ("vocab_size", "pad_token_id")}
+        config = source.configuration(always, fitting)
+        if config.is_encoder_decoder:
+            raise DataError(
+                f"{source.label} is an encoder-decoder; expected an encoder (bert, roberta, ...) "
+                "or a decoder (gpt2, ...)"
+            )
+        held = int(config.vocab_size)
+        if len(tokenizer) > held:
+            raise DataError(
+                f"the tokenizer has {len(tokenizer)} tokens, and {source.label} word embeddings "
+                f"for {held}: it is another model's. Take the model's own (leave out "
+                "task.model.tokenizer), or name the folder that holds it"
+            )
+        if source.loads and self.tokenizer is not None:
+            self._refuse_foreign(tokenizer)
+        if not dropout:
+            for key, value in config.to_dict().items():
+                if "drop" in key and isinstance(value, float) and key not in self.settings:
+                    setattr(config, key, 0.0)
+        auto = library.AutoModelForSequenceClassification
+        if aim == "masked-lm":
+            auto = library.AutoModelForMaskedLM
+            if type(config) not in library.MODEL_FOR_MASKED_LM_MAPPING:
+                raise DataError(
+                    f"{source.label} fills in no masked words (transformers has no such model of "
+                    f"type '{config.model_type}'); expected an encoder, or task.task = "
+                    '"classification"'
+                )
+            if tokenizer.mask_token_id is None:
+                raise DataError(
+                    "the tokenizer has no token for a masked word. Choose another with "
+                    'task.model.tokenizer, or task.task = "classification"'
+                )
+        module: nn.Module = source.model(auto, config)
+        return module
+
+    def _refuse_foreign(self, tokenizer: Any) -> None:
+        """Raises `DataError` where stored weights belong to another vocabulary."""
+        try:
+            own = stored(self.source.place if self.source.local else self.name)
+        except DataError:
+            return  # stored without one: the user's word is all there is
+        if len(own) > len(own.all_special_ids) and own.get_vocab() != tokenizer.get_vocab():
+            raise DataError(
+                f"tokenizer '{self.tokenizer}' has {len(tokenizer)} tokens, and those of "
+                f"{self.source.label}, which its weights were trained with, are {len(own)} others. "
+                "Take the model's own (leave out task.model.tokenizer), or random weights "
+                "(pretrained = false)"
+            )
+
+    def longest(self, module: nn.Module, tokenizer: Any) -> int:
+        """Tokens that an input may have, by the positions the model knows and its tokenizer."""
+        positions = getattr(module.config, "max_position_embeddings", None)
+        for name, layer in module.named_modules():
+            if isinstance(layer, nn.Embedding) and "position" in name.rpartition(".")[2]:
+                # RoBERTa counts positions from the one after its padding's.
+                offset = 0 if layer.padding_idx is None else layer.padding_idx + 1
+                positions = layer.num_embeddings - offset
+                break
+        bounds = [int(tokenizer.model_max_length)]
+        if positions is None or int(positions) < 1:  # XLNet says -1: any number
+            return min(bounds)
+        return min([*bounds, int(positions)])
+
+    def find_head(self, module: nn.Module, aim: Aim) -> str:
+        """Name of the linear layer that the logits come from; raises `DataError` if unclear."""
+        linear = {k: m for k, m in module.named_modules() if isinstance(m, nn.Linear)}
+        if self.head is not None:
+            if self.head not in linear:
+                raise DataError(
+                    f"task.model.head: '{self.head}' is no linear layer of {self.source.label}. "
+                    f"{did_you_mean(self.head, linear)}"
+                )
+            return self.head
+        if aim == "masked-lm":
+            last = module.get_output_embeddings()  # type: ignore[operator]
+            found = [name for name, layer in linear.items() if layer is last]
+        else:
+            found = _returning(module, linear)
+        if len(found) != 1:
+            raise DataError(
+                f"which layer of {self.source.label} is the head? None returns the logits as they "
+                f"are. Name it with task.model.head; linear layers: {', '.join(linear) or 'none'}"
+            )
+        (name,) = found
+        return str(name)
+
+
+def padding(tokenizer: Any) -> int:
+    """The id that fills up the shorter inputs of a batch; nothing attends to it."""
+    known = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
+    return int(next(one for one in known if one is not None))
+
+
+def words(module: nn.Module) -> str:
+    """Name of the parameter that holds the word embeddings."""
+    weight = module.get_input_embeddings().weight  # type: ignore[operator]
+    found: str = next(name for name, one in module.named_parameters() if one is weight)
+    return found
+
+
+def sent(module: nn.Module, which: Parameters) -> frozenset[str]:
+    """Names of the parameters that are trained and sent.
+
+    all; no-embeddings: all but the word embeddings, and what is tied to them; lamp: without
+    embeddings of words and of positions, and without the biases of the transformer's blocks
+    (Balunovic et al., NeurIPS 2022, section 5), those of its normalisations among them.
+    """
+    names = [name for name, one in module.named_parameters() if one.requires_grad]
+    if which == "all":
+        return frozenset(names)
+    left_out = {words(module)}
+    if which == "lamp":
+        for name, layer in module.named_modules():
+            own = name.rpartition(".")[2]
+            if isinstance(layer, nn.Embedding) and ("position" in own or own == "wpe"):
+                left_out.add(f"{name}.weight")
+        block = re.compile(r"\.(\w*layers?|h|blocks?)\.\d+\..*bias$")
+        left_out |= {name for name in names if block.search(name)}
+    return frozenset(names) - left_out
+
+
+def _returning(module: nn.Module, linear: dict[str, nn.Linear]) -> list[str]:
+    """The layers among them whose output is the logits of a classifier."""
+    outputs: dict[str, Tensor] = {}
+
+    def keep(name: str) -> Any:
+        return lambda _module, _inputs, output: outputs.__setitem__(name, output)
+
+    hooks = [layer.register_forward_hook(keep(name)) for name, layer in linear.items()]
+    try:
+        with no_grad():
+            found = logits(module, tensor([[0, 1, 2]]))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return [name for name, output in outputs.items() if output is found]

@@ -1,0 +1,1 @@
+"""Local training on a client, and what its defenses have spent; free of Flower."""
