@@ -34,8 +34,8 @@ def real_data() -> Path:
 
 @pytest.fixture(scope="session")
 def rogue_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that makes `tests/rogues.py` look installed: metadata with entry points."""
-    import rogues
+    """A folder that makes `tests/support/rogues.py` look installed: metadata with entry points."""
+    from support import rogues
 
     from fedsim.adversary import Adversary
     from fedsim.defense import Defense
@@ -44,8 +44,8 @@ def rogue_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for group, base in (("adversaries", Adversary), ("defenses", Defense)):
         lines.append(f"[fedsim.{group}]")
         for name, cls in inspect.getmembers(rogues, inspect.isclass):
-            if issubclass(cls, base) and cls.__module__ == "rogues":
-                lines.append(f"{cls.name} = rogues:{name}")
+            if issubclass(cls, base) and cls.__module__ == rogues.__name__:
+                lines.append(f"{cls.name} = {rogues.__name__}:{name}")
     folder = tmp_path_factory.mktemp("site")
     info = folder / "rogues-1.0.dist-info"
     info.mkdir()
@@ -56,7 +56,7 @@ def rogue_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def rogues_everywhere(rogue_package: Path) -> Iterator[None]:
-    """Plugins of `tests/rogues.py`, by name, here and in every process started from here."""
+    """Plugins of `support/rogues.py`, by name, here and in every process started from here."""
     from fedsim import plugin
 
     with pytest.MonkeyPatch.context() as patch:

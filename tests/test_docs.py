@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import tomli_w
-from plugins_fixture import install, with_plugins
+from support.plugins_fixture import install, with_plugins
 
 from fedsim.defense import Defense
 from fedsim.knowledge import PRESETS, Knowledge

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from plugins_fixture import install
+from support.plugins_fixture import install
 
 ROOT = Path(__file__).parent.parent
 

@@ -8,7 +8,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from plugins_fixture import thirdparty, with_plugins
+from support.plugins_fixture import thirdparty, with_plugins
 
 __all__ = ["thirdparty"]
 

@@ -1,0 +1,123 @@
+"""What LAMP, TAG and DLG for texts need, and what they refuse."""
+
+import dataclasses
+
+import pytest
+import torch
+from support.text_victims import BERT, QUICK, Scored, seen, small
+
+from adversaries import LAMP, TAG, DLGText
+from fedsim import testing
+from fedsim.engine.preflight import preflight
+from fedsim.errors import DataError
+from fedsim.knowledge import Knowledge
+from fedsim.priors import LanguagePrior
+from fedsim.scenario import Scenario
+
+
+def test_what_is_not_granted_is_needed():
+    for attack in (LAMP(), TAG(), DLGText()):
+        assert attack.requires() & Knowledge.LABELS
+        assert attack.requires() & Knowledge.LENGTHS
+    assert LAMP().requires() & Knowledge.PRIOR
+    assert LAMP.by_default() & Knowledge.PRIOR
+    assert not LAMP(labels_from="bias-signs").requires() & Knowledge.LABELS
+
+
+@pytest.mark.parametrize(
+    "settings", [{"prior_weight": 0.0}, {"discrete": "none"}, {"prior": "a folder"}]
+)
+def test_public_texts_are_needed_only_where_a_prior_is_fitted_on_them(settings, monkeypatch):
+    asked = []
+
+    class Indifferent(LanguagePrior):
+        description = "all orders alike"
+
+        def surprise(self, ids, lengths=None):
+            return torch.zeros(len(ids))
+
+    def made(name, texts, *_):
+        asked.append((name, texts))
+        return Indifferent()
+
+    monkeypatch.setattr("adversaries.text.lamp.language_prior", made)
+    attack = LAMP(**QUICK, steps=2, **settings)
+    assert not attack.requires() & Knowledge.PRIOR
+    observed, _ = seen(small(), prior=None)
+    assert Knowledge.PRIOR not in observed.granted
+    attack.reconstruct(observed, testing.job())
+    assert set(asked) == ({("a folder", None)} if "prior" in settings else set())
+
+
+@pytest.mark.parametrize(
+    ("config", "more", "message"),
+    [
+        ("ibert", {}, r"no rule for .*QuantEmbedding"),
+        (
+            "longformer",
+            {"attention_window": 8},
+            "computes nothing from word embeddings, which this",
+        ),
+    ],
+)
+def test_models_that_cannot_be_matched_are_refused_in_words(config, more, message):
+    model = {"name": "transformers", "config": config, "settings": BERT | more}
+    observed, _ = seen(small(model=model))
+    with pytest.raises(ValueError, match=message):
+        TAG(steps=1).reconstruct(observed, testing.job())
+
+
+def test_bad_input_is_refused_with_a_reason():
+    quick = TAG(steps=1)
+    observed, _ = seen(small(), lengths=[1])
+    with pytest.raises(ValueError, match="texts of \\[1\\] tokens"):
+        quick.reconstruct(observed, testing.job())
+    observed, _ = seen(small(), labels=torch.tensor([9]))
+    with pytest.raises(ValueError, match="labels \\[9\\]; expected 0 to"):
+        quick.reconstruct(observed, testing.job())
+    observed, _ = seen(small(), size=2, lengths=None)
+    with pytest.raises(ValueError, match="grant LENGTHS"):
+        TAG(steps=1, unknown="enumerate").reconstruct(observed, testing.job())
+    observed, _ = seen(small(), prior=())
+    with pytest.raises(DataError, match="n-gram"):
+        LAMP(**QUICK, steps=1).reconstruct(observed, testing.job())
+    noisy, _ = seen(small(), lengths=None)
+    noise = {name: torch.randn_like(value) for name, value in noisy.gradient.items()}
+    noisy = dataclasses.replace(noisy, gradient=noise)
+    with pytest.raises(ValueError, match="combinations of labels and lengths are too many"):
+        TAG(steps=1, unknown="enumerate").reconstruct(noisy, testing.job())
+    images = testing.observation(
+        gradient=observed.gradient, head=observed.head, classes=2, model=observed.model,
+        num_examples=1, labels=torch.tensor([0]), lengths=[5],
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="no text"):
+        quick.reconstruct(images, testing.job())
+
+
+def test_a_prior_that_takes_fewer_tokens_is_refused_before_any_start(monkeypatch):
+    observed, truth = seen(small())
+
+    class Short(Scored):
+        def surprise(self, ids, lengths=None):
+            if (length := int(lengths.max())) > 8:
+                raise DataError(f"takes 8 tokens, and a text has {length}")
+            return super().surprise(ids)
+
+    monkeypatch.setattr("adversaries.text.lamp.language_prior", lambda *_: Short(torch.tensor(0)))
+    monkeypatch.setattr(LAMP, "first", lambda *_: pytest.fail("it has started"))
+    with pytest.raises(DataError, match=f"a text has {len(truth.tokens[0])}"):
+        LAMP(prior="a folder").reconstruct(observed, testing.job())
+
+
+def test_a_prior_that_cannot_be_loaded_is_refused_before_training():
+    attack = {"name": "lamp", "prior": "no such folder"}
+    run = {"name": "text", "task": {"name": "text"}, "training": {"clients": 2}}
+    run |= {"threat": {"grants": "full"}}
+    with pytest.raises(DataError, match=r"'no such folder' is neither .*n-gram"):
+        preflight(Scenario.parse({**run, "adversaries": [attack]}))
+    preflight(Scenario.parse({**run, "adversaries": [attack | {"prior_weight": 0.0}]}))
+
+
+def test_dropout_is_cautioned_of():
+    assert not LAMP().cautions(small().victim({}))
+    assert "random" in LAMP().cautions(small(dropout=True).victim({}))[0]

@@ -1,0 +1,243 @@
+"""A row for whatever comes of an attack, and never a gap."""
+
+import contextlib
+import json
+import time
+from collections import defaultdict
+
+import pytest
+import torch
+from support.interceptions import Asks, intercepted
+from support.tiny import rows, scenario
+
+from fedsim.adversary import Adversary
+from fedsim.attacking.attack import Attack, Bench, _plain
+from fedsim.attacking.campaign import InlineExecutor
+from fedsim.engine.simulate import simulate
+from fedsim.errors import Cancelled
+from fedsim.knowledge import Knowledge
+from fedsim.records import Reconstruction
+from fedsim.scenario.settings import AttackPlan
+from fedsim.tasks.images import Images
+
+pytestmark = pytest.mark.usefixtures("rogues")
+
+
+# --- a row for each, never a gap -------------------------------------------------------------
+
+
+def test_every_outcome_is_a_row_with_its_baseline(tmp_path):
+    run = scenario(
+        training={"clients_per_round": 6},
+        adversaries=[
+            {"name": "llg"},
+            {"name": "dlg", "budget": 1},
+            {"name": "rubbish", "how": "raise"},
+            {"name": "sleeper", "timeout": 0.05, "victims": [0], "rounds": [1]},
+        ],
+    )
+    simulate(run, tmp_path)
+    found = defaultdict(list)
+    for row in rows(tmp_path):
+        found[row["label"], row["round"], row["client"]].append(row)
+    places = {(str(r), str(c)) for r in (1, 2) for c in range(6)}
+    expected = {(label, *place) for label in ("llg", "dlg", "rubbish") for place in places}
+    assert set(found) == expected | {("sleeper", "1", "0")}
+    status = {"llg": "ok", "dlg": "denied", "rubbish": "failed", "sleeper": "timeout"}
+    metrics = {"llg": 8, "dlg": 13, "rubbish": 10, "sleeper": 6}
+    for (label, *_), group in found.items():
+        assert {row["status"] for row in group} == {status[label]}
+        assert len({row["metric"] for row in group}) == len(group) == metrics[label]
+        for row in group:
+            assert bool(row["value"]) == (label == "llg")
+            assert bool(row["error"]) == (label != "llg")
+            if row["metric"] in ("divergence", "gradient_distance"):
+                assert not row["baseline"]
+                assert not row["baseline_prior"]
+            else:
+                assert float(row["baseline"]) >= 0
+                assert row["baseline_prior"]
+            assert float(row["seconds"]) >= 0
+    assert "MODEL" in found["dlg", "1", "0"][0]["error"]
+    assert "RuntimeError: the attack fell over" in found["rubbish", "1", "0"][0]["error"]
+
+
+def test_a_metric_that_does_not_suit_the_task_leaves_no_row_and_breaks_nothing(tmp_path):
+    run = scenario(
+        task={"size": 4},
+        threat={"grants": "white-box", "victims": 1},
+        training={"rounds": 1},
+        adversaries=[{"name": "dlg", "budget": 1}],
+    )
+    simulate(run, tmp_path)
+    found = {row["metric"]: row["status"] for row in rows(tmp_path)}
+    assert set(found.values()) == {"ok"}
+    assert "mse" in found
+    assert "ssim" not in found
+
+
+def test_an_attack_that_no_metric_scores_still_leaves_a_row(tmp_path):
+    class Names(Adversary):
+        name = "names"
+        needs = Knowledge.HEAD_GRADIENT
+        recovers = frozenset({"attributes"})
+
+        def reconstruct(self, seen, job):
+            return Reconstruction(attributes={"weather": [{"rain": 1.0}]})
+
+    run = scenario()
+    plan = AttackPlan(name="names")
+    bench = Bench(run, adversaries=[("names", plan, Names())])
+    (row,) = bench.perform(Attack(intercepted(run, 0), 0, 1.0)).findings
+    assert (row.status, row.metric, row.value, row.label) == ("ok", "", None, "names")
+
+
+@pytest.mark.parametrize(
+    "how", ["none", "text", "empty", "types", "fills", "shapes", "nan", "many"]
+)
+def test_rubbish_is_a_failed_row_or_a_bad_score_and_costs_no_other_row(how, tmp_path):
+    run = scenario(
+        training={"rounds": 1},
+        adversaries=[{"name": "rubbish", "how": how}, {"name": "llg"}],
+    )
+    simulate(run, tmp_path)
+    found = rows(tmp_path)
+    mine = [row for row in found if row["label"] == "rubbish"]
+    others = [row for row in found if row["label"] == "llg"]
+    assert len(mine) == 4 * 10
+    assert len(others) == 4 * 8
+    assert {row["status"] for row in others} == {"ok"}
+    if how in ("none", "text", "empty", "types", "fills"):
+        assert {row["status"] for row in mine} == {"failed"}
+        assert all(row["error"] and not row["value"] for row in mine)
+        return
+    assert {row["status"] for row in mine} == {"ok"}
+    for row in mine:
+        value, baseline = float(row["value"]), float(row["baseline"])
+        if row["metric"] == "mse" and how != "many":
+            assert value >= baseline  # as far from the original as can be
+        if row["metric"] == "recovered":
+            assert value == 0
+        if row["metric"] == "asr" and how == "many":
+            assert value < 0.001
+
+
+def test_an_error_of_many_lines_stays_one_row(tmp_path):
+    simulate(scenario(adversaries=[{"name": "rubbish", "how": "raise"}]), tmp_path)
+    text = (tmp_path / "findings.csv").read_text()
+    assert len(text.splitlines()) == 1 + len(rows(tmp_path))
+    assert "in two lines" in text
+
+
+@pytest.mark.parametrize("way", [SystemExit(0), GeneratorExit(), Cancelled("so there")])
+def test_an_adversary_cannot_end_the_run(way):
+    class Leaver(Asks):
+        def reconstruct(self, seen, job):
+            raise way
+
+    run = scenario()
+    bench = Bench(run, adversaries=[("leaver", AttackPlan(name="leaver"), Leaver())])
+    found = bench.perform(Attack(intercepted(run, 0), 0, 1.0)).findings
+    assert {row.status for row in found} == {"failed"}
+    assert type(way).__name__ in found[0].error
+
+
+def test_an_attack_that_catches_every_exception_is_stopped_all_the_same():
+    class Deaf(Asks):
+        def reconstruct(self, seen, job):
+            while True:
+                with contextlib.suppress(Exception):
+                    time.sleep(0.05)
+
+    run = scenario()
+    plan = AttackPlan(name="deaf", timeout=0.2)
+    started = time.monotonic()
+    found = Bench(run, adversaries=[("deaf", plan, Deaf())]).perform(
+        Attack(intercepted(run, 0), 0, 1.0)
+    )
+    assert {row.status for row in found.findings} == {"timeout"}
+    assert time.monotonic() - started < 20
+
+
+def test_a_task_that_cannot_guess_costs_the_baseline_and_no_row():
+    class Clueless(Images):
+        def guess(self, truth, rng, *, informed):
+            raise NotImplementedError
+
+    dlg = {"name": "dlg", "iterations": 1, "restarts": 0}
+    run = scenario(adversaries=[dlg], threat={"grants": "white-box"})
+    task = Clueless(**run.build_task().model_dump(exclude={"model", "partition"}))
+    rows = Bench(run, task=task).perform(Attack(intercepted(run, 0), 0, 1.0)).findings
+    assert {row.status for row in rows} == {"ok"}
+    by_metric = {row.metric: row for row in rows}
+    assert by_metric["mse"].baseline is None
+    assert "no baseline" in by_metric["mse"].error
+
+
+def test_the_batch_size_of_a_row_is_what_the_client_held():
+    run = scenario(training={"batch_size": 100_000})
+    held = run.build_task().num_examples(0)
+    (row, *_) = Bench(run).perform(Attack(intercepted(run, 0), 0, 1.0)).findings
+    assert row.batch_size == held
+
+
+def test_a_cancelled_queue_is_dropped():
+    run = scenario()
+    executor = InlineExecutor(Bench(run))
+    executor.submit([Attack(intercepted(run, 0), 0, 1.0)])
+    assert executor.pending == 1
+    executor.cancel()
+    assert executor.pending == 0
+    assert list(executor.collect(wait=True)) == []
+
+
+def test_the_truth_is_that_of_this_client_and_this_round(tmp_path):
+    # iDLG is exact for one example: any mismatch of the re-derived truth would show.
+    run = scenario(
+        training={"batch_size": 1, "rounds": 3, "clients_per_round": 6},
+        adversaries=[{"name": "idlg"}],
+    )
+    simulate(run, tmp_path)
+    asr = [float(row["value"]) for row in rows(tmp_path) if row["metric"] == "asr"]
+    assert asr == [1.0] * 18
+
+
+def test_the_truth_of_several_steps_holds_every_example(tmp_path):
+    run = scenario(
+        training={"algorithm": "fedavg", "batch_size": 2, "local_steps": 3, "rounds": 1},
+        threat={"grants": "full", "victims": 1},
+    )
+    bench = Bench(run)
+    one = intercepted(run, 2)
+    assert one.update.num_examples == 6
+    assert len(bench._truth(one).labels) == 6
+    row = bench.perform(Attack(one, 0, 0.25)).findings[0]
+    assert (row.batch_size, row.local_steps, row.inclusion) == (2, 3, 0.25)
+
+
+# --- what is told beside the rows ------------------------------------------------------------
+
+
+def test_what_an_attack_says_of_itself_is_in_the_log(tmp_path):
+    simulate(scenario(training={"rounds": 1}), tmp_path / "run")
+    lines = (tmp_path / "run" / "log.jsonl").read_text(encoding="utf-8").splitlines()
+    told = [each for line in lines if (each := json.loads(line))["event"] == "attacked"]
+    victims = {row["victim"] for row in rows(tmp_path / "run")}
+    assert {each["victim"] for each in told} == victims
+    assert {each["adversary"] for each in told} == {"llg"}
+    assert all(each["diagnostics"]["impact"] < 0 for each in told)
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (torch.tensor([1, 2]), [1, 2]),
+        (torch.zeros(11, 11), "tensor of (11, 11)"),
+        ({1: (float("nan"), None, True)}, {"1": ["nan", None, True]}),
+        (list(range(102)), [*range(100), "and 2 more"]),
+        ("x" * 5000, "x" * 2000),
+    ],
+    ids=["few", "many", "nested", "long", "text"],
+)
+def test_diagnostics_become_what_json_holds(value, told):
+    assert _plain(value) == told

@@ -1,0 +1,98 @@
+"""`flwr run .`: the same scenario as a Flower app, on Flower's own processes."""
+
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+from flwr.app import Context, RecordDict
+from support.tiny import rows, timeless
+
+from fedsim.engine.app import app
+from fedsim.engine.inline import InlineGrid
+from fedsim.engine.simulate import simulate
+from fedsim.errors import RunFolderError, ScenarioError
+from fedsim.scenario import Scenario
+
+ROOT = Path(__file__).parents[2]
+OVERRIDES = "training.rounds=2 adversaries.1.iterations=2 adversaries.1.restarts=0"
+
+
+def serve(nodes: int, **config: str) -> None:
+    context = Context(
+        run_id=7, node_id=0, node_config={}, state=RecordDict(), run_config={**config}
+    )
+    app(InlineGrid(nodes), context)
+
+
+def test_the_app_plays_the_scenario_of_its_run_config(tmp_path, capsys):
+    serve(4, scenario="quickstart", overrides=OVERRIDES, out=str(tmp_path / "app"))
+    assert "4 SuperNodes are connected, so training.clients = 4 instead of 20" in (
+        said := capsys.readouterr().out
+    )
+    assert f"report: {(tmp_path / 'app' / 'report.html').resolve()}" in said
+    overrides = [*OVERRIDES.split(), "training.clients=4", "training.clients_per_round=4"]
+    simulate(Scenario.load("quickstart", overrides), tmp_path / "run")
+    assert timeless(tmp_path / "app") == timeless(tmp_path / "run")
+    assert rows(tmp_path / "app", "utility.csv") == rows(tmp_path / "run", "utility.csv")
+
+
+def test_the_app_refuses_a_sweep_and_an_existing_folder(tmp_path):
+    sweep = "training.rounds=1 'sweep={\"training.lr\"=[0.1,0.2]}'"
+    with pytest.raises(ScenarioError, match="sweep"):
+        serve(2, scenario="quickstart", overrides=sweep, out=str(tmp_path / "sweep"))
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "scenario.toml").touch()
+    with pytest.raises(RunFolderError, match="holds a run already"):
+        serve(2, scenario="quickstart", overrides=OVERRIDES, out=str(tmp_path / "taken"))
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="ends processes by /proc")
+def test_flwr_run_plays_the_quickstart(tmp_path):
+    mark = f"FEDSIM_TEST_{uuid.uuid4().hex}"
+    home = tmp_path / "flwr"
+    home.mkdir()
+    (home / "config.toml").write_text(
+        '[superlink]\ndefault = "local"\n\n[superlink.local]\naddress = ":local:"\n'
+    )
+    offline = {
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        mark: "1",
+    }
+    config = f'overrides="{OVERRIDES}" out="{tmp_path / "run"}"'
+    command = ["flwr", "run", str(ROOT), "--stream", "--run-config", config]
+    command += ["--federation-config", "num-supernodes=5"]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=240, env={**os.environ, **offline}
+        )
+    finally:
+        end(mark)  # the SuperLink that `flwr run` leaves behind
+    said = done.stdout + done.stderr
+    assert "report:" in said, said[-3000:]
+    assert (tmp_path / "run" / "report.html").stat().st_size > 1000
+    overrides = [*OVERRIDES.split(), "training.clients=5"]
+    simulate(Scenario.load("quickstart", overrides), tmp_path / "alone")
+    assert timeless(tmp_path / "run") == timeless(tmp_path / "alone")
+
+
+def end(mark: str) -> None:
+    """Kill every process that inherited a mark."""
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            inherited = mark.encode() in (process / "environ").read_bytes()
+        except OSError:
+            continue
+        if inherited:
+            try:
+                os.kill(int(process.name), signal.SIGKILL)
+            except ProcessLookupError:
+                continue

@@ -1,0 +1,102 @@
+"""Clients that fail, by every way of going on, and no row is lost over them."""
+
+from collections import Counter
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from support.tiny import config, faulty, initial, reseeding, rows, same, weights
+
+from fedsim import HonestButCurious
+from fedsim.attacking.attack import Bench
+from fedsim.attacking.campaign import Campaign, InlineExecutor
+from fedsim.engine.inline import InlineGrid
+from fedsim.engine.simulate import simulate
+from fedsim.errors import ClientError
+from fedsim.federation.strategies import build_strategy
+from fedsim.runs.ledger import Ledger
+
+pytestmark = pytest.mark.usefixtures("rogues")
+
+WAYS = ["raise", "nan", "inf", "missing", "extra", "shape", "huge"]
+SAID = {
+    "raise": "the client fell over",
+    "nan": "1 NaN or Inf",
+    "inf": "1 NaN or Inf",
+    "missing": "missing",
+    "extra": "stowaway",
+    "shape": "has shape",
+    "huge": "1e+15",
+}
+
+
+def outcome(run, folder):
+    """Statuses of all rows of (round, client)."""
+    found = {}
+    for row in rows(folder):
+        found.setdefault((int(row["round"]), int(row["client"])), []).append(row)
+    return found
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_stop_names_the_client_and_the_round_and_keeps_every_row(how, tmp_path):
+    run = faulty(how, adversaries=[{"name": "llg"}, {"name": "idlg"}])
+    with pytest.raises(ClientError) as raised:
+        simulate(run, tmp_path)
+    message = str(raised.value)
+    assert "round 2: 1 of 6 clients failed" in message
+    assert "client 2:" in message
+    assert SAID[how] in message
+    assert "training.on_failure" in message
+    found = outcome(run, tmp_path)
+    assert set(found) == {(round, number) for round in (1, 2) for number in range(6)}
+    for place, attacks in found.items():
+        assert len(attacks) == 8 + 7  # metrics of each adversary
+        assert {row["status"] for row in attacks} == {"failed" if place == (2, 2) else "ok"}
+    broken = found[(2, 2)]
+    assert all(SAID[how] in row["error"] and row["value"] == "" for row in broken)
+    assert all(row["baseline"] for row in broken)
+    assert (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_drop_finishes_with_the_others(how, tmp_path):
+    run = faulty(how, training={"on_failure": "drop", "rounds": 3})
+    simulate(run, tmp_path)
+    found = outcome(run, tmp_path)
+    assert len(found) == 3 * 6
+    failed = {place for place, attacks in found.items() if attacks[0]["status"] != "ok"}
+    assert failed == {(2, 2)}
+    accuracy = [row for row in rows(tmp_path, "utility.csv") if row["metric"] == "accuracy"]
+    assert len(accuracy) == 4
+    final = load_file(tmp_path / "checkpoint/global.safetensors")
+    assert all(torch.isfinite(value).all() for value in final.values())
+
+
+@pytest.mark.parametrize("how", ["raise", "nan", "huge"])
+def test_pass_leaves_the_strategy_alone(how, tmp_path):
+    run = faulty(how, training={"algorithm": "fedavg"})
+
+    def trained(strategy):
+        return strategy.start(
+            grid=InlineGrid(6),
+            initial_arrays=initial(run),
+            num_rounds=2,
+            train_config=config(run),
+            evaluate_fn=reseeding(run),
+        )
+
+    ledger = Ledger.create(tmp_path, run)
+    campaign = Campaign(run, ledger, InlineExecutor(Bench(run)))
+    wrapped = trained(HonestButCurious(build_strategy(run), campaign=campaign))
+    assert same(weights(wrapped.arrays), weights(trained(build_strategy(run)).arrays))
+    assert Counter(row["status"] for row in rows(tmp_path)) == {"ok": 11 * 8, "failed": 8}
+
+
+def test_all_clients_failing_is_an_error_and_no_crash(tmp_path):
+    run = faulty("raise", training={"clients": 3, "clients_per_round": 3, "rounds": 2})
+    run = run.model_copy(
+        update={"training": run.training.model_copy(update={"on_failure": "drop"})}
+    )
+    simulate(run, tmp_path)
+    assert {row["client"] for row in rows(tmp_path) if row["status"] == "failed"} == {"2"}

@@ -1,0 +1,90 @@
+"""What the curious server reads of a reply, and what it refuses."""
+
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord
+from support.tiny import ask, meaning, same, scenario, sent
+
+from fedsim.engine.inline import InlineGrid
+from fedsim.errors import ClientError, UpdateRefused
+from fedsim.federation import client
+from fedsim.federation.server import read_update
+from fedsim.scenario.settings import Training
+
+
+@pytest.fixture
+def reply():
+    """A good reply of client 0."""
+    run = scenario()
+    return ask(InlineGrid(6), run, 0)
+
+
+def test_a_reply_says_what_its_arrays_mean(reply):
+    update = read_update(reply, ConfigRecord(), Training())
+    assert (update.kind, update.num_examples, update.steps, update.lr) == ("gradient", 4, 1, 0.1)
+    assert same(update.tensors, sent(reply))
+
+
+def test_an_error_is_passed_on_with_its_reason(reply):
+    broken = Message(Error(code=2, reason="out of memory"), reply_to=reply)
+    with pytest.raises(ClientError, match="out of memory"):
+        read_update(broken, ConfigRecord(), Training())
+
+
+def test_two_array_records_are_refused(reply):
+    reply.content["more"] = ArrayRecord({"w": torch.ones(1)})
+    with pytest.raises(UpdateRefused, match="2 array records"):
+        read_update(reply, ConfigRecord(), Training())
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        Array("float32", (2,), "numpy.ndarray", b"\x80rubbish"),
+        Array("float32", (2,), "torch.Tensor", b""),
+        Array("float32", (2,), "numpy.ndarray", b"cos\nsystem\n(S'true'\ntR."),
+    ],
+)
+def test_arrays_that_cannot_be_read_are_refused(reply, array):
+    reply.content["arrays"] = ArrayRecord({"w": array})
+    with pytest.raises(UpdateRefused, match="cannot be read"):
+        read_update(reply, ConfigRecord(), Training())
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("kind", "hessian"),
+        ("steps", "many"),
+        ("lr", "fast"),
+        ("buffers", ["no.such.array"]),
+        ("buffers", 3),
+        ("momentum", [1.0]),
+        ("num_examples", None),
+    ],
+)
+def test_broken_metadata_is_refused(reply, key, value):
+    told = meaning(reply)
+    told.pop(key)
+    if value is not None:
+        told[key] = value
+    reply.content[client.UPDATE_KEY] = ConfigRecord(told)
+    with pytest.raises(UpdateRefused, match="broken"):
+        read_update(reply, ConfigRecord(), Training())
+
+
+def test_a_foreign_reply_is_read_as_weights_with_the_rate_that_was_told(reply):
+    del reply.content[client.UPDATE_KEY]
+    update = read_update(reply, ConfigRecord({"learning-rate": 0.3}), Training())
+    assert (update.kind, update.lr, update.num_examples) == ("weights", 0.3, 4)
+    assert read_update(reply, ConfigRecord({"lr": "adaptive"}), Training()).lr is None
+    stated = Training(lr=0.7, momentum=0.9, local_steps=3, batch_size=5)
+    update = read_update(reply, ConfigRecord(), stated)
+    assert (update.lr, update.momentum, update.steps, update.num_examples) == (0.7, 0.9, 3, 15)
+
+
+def test_a_foreign_reply_with_a_broken_number_of_examples_is_refused(reply):
+    del reply.content[client.UPDATE_KEY]
+    reply.content["metrics"] = MetricRecord({"num-examples": [1, 2]})
+    with pytest.raises(UpdateRefused, match="num-examples"):
+        read_update(reply, ConfigRecord(), Training())

@@ -1,0 +1,185 @@
+"""A round's updates that are too much for memory wait on disk, and nothing else changes."""
+
+import gc
+import pickle
+import weakref
+
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from safetensors.torch import load_file
+from support.tiny import initial, rows, same, scenario, timeless, weights
+
+from fedsim.engine.inline import InlineGrid
+from fedsim.engine.simulate import simulate
+from fedsim.errors import RunFolderError
+from fedsim.federation import spool
+from fedsim.federation.grid import message
+from fedsim.federation.spool import Spool, waiting
+from fedsim.records import Update
+
+MANY = {"clients": 12, "clients_per_round": 12}
+STRATEGIES = ["FedAvg", "FedAdam", "FedMedian", "Krum"]
+
+
+@pytest.fixture
+def nothing_held(monkeypatch):
+    """Every update goes to disk."""
+    monkeypatch.setattr(spool, "HELD", 0)
+
+
+def reply(*values: torch.Tensor) -> Message:
+    arrays = {f"layer.{place}": value for place, value in enumerate(values)}
+    content = {"arrays": ArrayRecord(arrays), "metrics": MetricRecord({"num-examples": 1})}
+    return message(RecordDict(content))
+
+
+def outcome(run, folder):
+    """What a run found, and what it trained."""
+    simulate(run, folder)
+    (kept,) = folder.rglob("global.safetensors")
+    trained = {name: value.numpy().tobytes() for name, value in load_file(kept).items()}
+    return timeless(folder), rows(folder, "utility.csv"), trained
+
+
+@pytest.mark.parametrize("strategy", ["FedSGD", *STRATEGIES])
+def test_a_run_is_the_same_whether_updates_waited_on_disk_or_not(strategy, tmp_path, monkeypatch):
+    algorithm = "fedsgd" if strategy == "FedSGD" else "fedavg"
+    run = scenario(
+        training={"algorithm": algorithm, "strategy": strategy},
+        threat={"grants": "full", "record": True},
+        adversaries=[{"name": "llg"}, {"name": "inverting-gradients", "budget": 2, "victims": 1}],
+    )
+    held = outcome(run, tmp_path / "held")
+    monkeypatch.setattr(spool, "HELD", 0)
+    waited = outcome(run, tmp_path / "waited")
+    assert waited == held
+    assert all(held)
+    tapes = [
+        sorted((tmp_path / name / "tape").rglob("c*.safetensors")) for name in ("held", "waited")
+    ]
+    assert [path.read_bytes() for path in tapes[0]] == [path.read_bytes() for path in tapes[1]]
+    assert len(tapes[0]) == 8
+
+
+def test_ray_answers_in_shares_and_finds_the_same(tmp_path, monkeypatch, nothing_held):
+    import ray as library
+
+    from fedsim.engine.ray import grid
+
+    found = outcome(scenario(training=MANY), tmp_path / "inline")
+    monkeypatch.setattr(grid, "SHARE", 1)  # one model at a time
+    run = scenario(training=MANY, engine={"name": "ray", "workers": 2})
+    try:
+        assert outcome(run, tmp_path / "ray") == found
+    finally:
+        library.shutdown()
+
+
+@pytest.mark.parametrize("victims", ["all", 1])
+def test_a_round_holds_a_few_updates_however_many_clients_there_are(
+    victims, tmp_path, monkeypatch, nothing_held
+):
+    alive = most = 0
+    asked: list[int] = []
+    take = Spool.take
+
+    def gone():
+        nonlocal alive
+        alive -= 1
+
+    def counted(self, reply):
+        nonlocal alive, most
+        (record,) = reply.content.array_records.values()
+        weakref.finalize(record["head.weight"], gone)
+        alive += 1
+        take(self, reply)
+        most = max(most, alive)
+        asked.append(reply.metadata.src_node_id)
+
+    monkeypatch.setattr(Spool, "take", counted)
+    gc.disable()  # it counts objects, and not their bytes
+    try:
+        simulate(scenario(training=MANY, threat={"victims": victims}), tmp_path / "run")
+    finally:
+        gc.enable()
+    assert len(asked) == 2 * MANY["clients"]
+    assert most <= 1
+
+
+def test_clients_answer_when_the_server_asks_for_the_next_one():
+    grid, run = InlineGrid(6), scenario()
+    asked: list[int] = []
+
+    def app(message, context):
+        asked.append(context.node_id)
+        return Message(RecordDict(), reply_to=message)
+
+    grid._app = app
+    content = RecordDict({"arrays": initial(run)})
+    replies = grid.send_and_receive([Message(content, 1000 + n, "train") for n in range(6)])
+    assert (len(replies), asked) == (6, [])
+    next(iter(replies))
+    assert asked == [1000]
+    assert [one.metadata.src_node_id for one in replies] == list(range(1000, 1006))
+    assert replies[-1] is list(replies)[-1]
+    assert [one.metadata.src_node_id for one in replies[1:3]] == [1001, 1002]
+    assert asked == list(range(1000, 1006))  # once each
+    with pytest.raises(IndexError):
+        replies[6]
+
+
+def test_what_fits_stays_in_memory(tmp_path, monkeypatch):
+    values = [torch.ones(1000), torch.zeros(1)]
+    first, second = reply(*values), reply(*values)
+    monkeypatch.setattr(spool, "HELD", first.content.array_records["arrays"].count_bytes())
+    kept = Spool(tmp_path)
+    kept.take(first)
+    kept.take(second)
+    kinds = [type(r.content.array_records["arrays"]["layer.0"]) is Array for r in (first, second)]
+    assert kinds == [True, False]
+    update = Update(tensors={"layer.0": values[0]}, kind="gradient")
+    assert waiting(update, first) is update
+    assert waiting(update, second) is not update
+
+
+def test_what_waits_is_bit_identical_typed_and_travels_without_its_file(tmp_path, nothing_held):
+    values = [
+        torch.randn(3, 4),
+        torch.tensor([float("nan"), -0.0]),
+        torch.arange(3),
+        torch.ones(()),
+    ]
+    before = reply(*values)
+    arrays = weights(before.content.array_records["arrays"])
+    Spool(tmp_path).take(before)
+    record = before.content.array_records["arrays"]
+    assert same(weights(record), arrays)
+    travelled = pickle.loads(pickle.dumps(record))  # noqa: S301
+    assert same(weights(travelled), arrays)
+    tensors = {"layer.2": values[2].float(), "layer.0": values[0]}
+    update = waiting(Update(tensors=tensors, kind="weights"), before)
+    assert same(dict(update.tensors), tensors)
+    sent = pickle.loads(pickle.dumps(update))  # noqa: S301
+    assert type(sent.tensors) is dict
+    assert same(sent.tensors, tensors)
+
+
+def test_the_file_has_no_name_and_ends_with_what_reads_from_it(tmp_path, nothing_held):
+    one = reply(torch.ones(10))
+    kept = Spool(tmp_path)
+    kept.take(one)
+    assert not list(tmp_path.iterdir())
+    file = weakref.ref(kept._file)
+    update = waiting(Update(tensors={"layer.0": torch.ones(10)}, kind="gradient"), one)
+    del kept, one
+    gc.collect()
+    assert update.tensors["layer.0"].tolist() == [1.0] * 10
+    del update
+    gc.collect()
+    assert file() is None
+
+
+def test_a_disk_that_fills_up_is_one_clear_error(tmp_path, nothing_held):
+    with pytest.raises(RunFolderError, match=r"gone cannot be written: No such file"):
+        Spool(tmp_path / "gone").take(reply(torch.ones(10)))

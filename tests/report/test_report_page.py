@@ -1,0 +1,143 @@
+"""The page of a run: pictures, texts, points of a sweep, all in one file."""
+
+import functools
+import json
+import re
+
+import pytest
+from support.run_folders import HOSTILE, SCENARIO, Page, page_of, picture, row, written
+
+from fedsim.report import summary, write_report
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Writes a run folder of the given findings."""
+    return functools.partial(written, tmp_path)
+
+
+def test_unknown_metrics_and_infinite_values_are_shown(run):
+    folder = run(row(metric="glimpse", value=3.0), row(metric="psnr", value="inf", baseline=9))
+    assert {each["metric"] for each in summary(folder)} == {"glimpse", "psnr"}
+    page = page_of(folder)
+    assert "glimpse" in page
+    assert "∞" in page
+    assert "Infinity" not in page.split('id="figures">')[1].split("</script>")[0]
+
+
+def test_sweep_points_are_kept_apart(run):
+    points = ("sigma=0.0", "sigma=0.1")
+    folder = run(row(point=points[0], value=1.0), row(point=points[1], value=0.3), points=points)
+    assert [(each["point"], each["mean"]) for each in summary(folder)] == [
+        ("sigma=0.0", 1.0),
+        ("sigma=0.1", 0.3),
+    ]
+    page = page_of(folder)
+    assert page.count("data-figure=") == 2
+    assert '<select id="point">' in page
+    assert "sigma=0.1" in write_report(folder, "markdown").read_text(encoding="utf-8")
+
+
+def test_the_page_asks_nothing_of_a_network(run):
+    folder = run(row(artifact="artifacts/r0001-c0001/llg/reconstruction.png"))
+    picture(folder, "artifacts/r0001-c0001/llg/reconstruction.png")
+    page = page_of(folder)
+    for tag, attrs in Page(page).elements:
+        for name in ("src", "href", "srcset", "data", "action", "poster"):
+            assert attrs.get(name, "data:").startswith("data:"), (tag, attrs)
+    assert "default-src 'none'" in page
+    assert not re.search(r"url\(|@import", (page.split("<style>")[1]).split("</style>")[0])
+
+
+def test_originals_stand_beside_reconstructions(run):
+    own, shared = "artifacts/r0001-c0001/dlg", "artifacts/r0002-c0001"
+    folder = run(
+        row(1, 1, "dlg", "mse", 0.001, 0.1, artifact=f"{own}/reconstruction.png"),
+        row(2, 1, "dlg", "mse", 0.002, 0.1, artifact=f"{shared}/dlg"),
+    )
+    picture(folder, f"{own}/original.png", 10)
+    picture(folder, f"{own}/reconstruction.png", 11)
+    picture(folder, f"{shared}/original-0.png", 12)
+    picture(folder, f"{shared}/dlg/reconstruction-0.png", 13)
+    page = page_of(folder)
+    images = [attrs for tag, attrs in Page(page).elements if tag == "img"]
+    assert len({image["src"] for image in images}) == 4
+    assert all(image["alt"] for image in images)
+    assert "Client 1, round 1" in page
+    assert "Mean squared error 0.001" in page
+    markdown = write_report(folder, "markdown").read_text(encoding="utf-8")
+    assert f"({own}/reconstruction.png)" in markdown
+
+
+def test_the_right_words_of_a_text_are_marked_and_nothing_in_it_is_markup(run):
+    place = "artifacts/r0001-c0001/lamp"
+    folder = run(row(label="lamp", metric="rouge1", artifact=f"{place}/reconstruction.txt"))
+    (folder / place).mkdir(parents=True)
+    (folder / place / "original.txt").write_text("my pin is 2290\n")
+    (folder / place / "reconstruction.txt").write_text("<b>pin is</b> my card\n")
+    page = page_of(folder)
+    assert '&lt;b&gt;<mark class="run">pin</mark> <mark class="run">is</mark>&lt;/b&gt;' in page
+    assert '<mark class="word">my</mark> card' in page
+    assert "marked: words of the original" in page
+    assert "<b>pin" not in page
+
+
+def test_an_image_alone_is_a_sheet_of_originals_and_reconstructions(run):
+    folder = run(row(label="dlg", metric="mse", artifact="artifacts/x/dlg/reconstruction.png"))
+    picture(folder, "artifacts/x/dlg/reconstruction.png")
+    page = page_of(folder)
+    assert "Original above, reconstruction below" in page
+    assert '<div class="missing">' not in page
+
+
+def test_a_long_gallery_shows_a_fair_choice(run):
+    rows = [row(1, n, "dlg", "mse", n / 100, 0.5, artifact=f"artifacts/{n}/reconstruction.png")
+            for n in range(40)]  # fmt: skip
+    folder = run(*rows)
+    for each in rows:
+        picture(folder, each["artifact"])
+    page = page_of(folder)
+    assert "12 of 40, evenly spread from the best to the worst" in page
+    assert "Client 0, round 1" in page
+    assert "Client 39, round 1" in page
+
+
+def test_the_page_works_in_a_browser_without_a_network(run, browser):
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.support.select import Select
+    from selenium.webdriver.support.wait import WebDriverWait
+
+    points = ("sigma=0.0", HOSTILE)
+    rows = [row(n, n, HOSTILE, "asr", 0.8, point=point) for n in range(1, 6) for point in points]
+    rows += [row(n, n, "dlg", "mse", 10.0**-n, 0.1, point=points[0]) for n in range(1, 4)]
+    folder = run(*rows, points=points, name=HOSTILE, scenario=f"# {HOSTILE}\n{SCENARIO}")
+    browser.execute_cdp_cmd("Network.enable", {})
+    browser.execute_cdp_cmd(
+        "Network.emulateNetworkConditions",
+        {"offline": True, "latency": 0, "downloadThroughput": 0, "uploadThroughput": 0},
+    )
+    path = write_report(folder)
+    browser.get("about:blank")
+    browser.get_log("performance")
+    browser.get(path.as_uri())
+    WebDriverWait(browser, 30).until(
+        lambda page: page.find_elements(By.CSS_SELECTOR, ".chart svg .trace path.js-line")
+    )
+    Select(browser.find_element(By.ID, "point")).select_by_value("1")
+    WebDriverWait(browser, 30).until(
+        lambda page: page.find_elements(By.CSS_SELECTOR, "[data-point='1'] .chart svg .trace")
+    )
+    assert not browser.find_element(By.CSS_SELECTOR, "[data-point='0']").is_displayed()
+    legend = browser.find_element(By.CSS_SELECTOR, "[data-point='1'] .legend").text
+    assert "</script><script>" in legend
+    assert browser.execute_script("return typeof window.hacked") == "undefined"
+    wide = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    assert browser.execute_script(wide) <= 0
+    assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+    events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    asked = {
+        event["params"]["request"]["url"].split(":")[0]
+        for event in events
+        if event["method"] == "Network.requestWillBeSent"
+    }
+    assert asked <= {"file", "data", "blob"}

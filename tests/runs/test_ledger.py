@@ -1,0 +1,360 @@
+"""The run folder loses nothing: rows are durable, torn lines are mended, resume repeats little."""
+
+import os
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from support.tiny import faulty, rows, scenario, timeless
+
+from adversaries import LLG
+from fedsim.engine.simulate import simulate
+from fedsim.errors import RunFolderError
+from fedsim.records import Finding
+from fedsim.runs.ledger import COLUMNS, Ledger
+
+RUN = scenario()
+
+
+def finding(**changes) -> Finding:
+    values = {
+        "scenario": "tiny",
+        "point": "",
+        "seed": 3,
+        "round": 1,
+        "client": "0",
+        "victim": "r0001-c0000",
+        "adversary": "llg",
+        "metric": "asr",
+        "value": 0.5,
+        "baseline": 0.1,
+        "baseline_prior": None,
+        "status": "ok",
+        "error": "",
+        "attempt": 1,
+        "seconds": 0.25,
+        "iterations": 0,
+        "granted": "HEAD_GRADIENT|BATCH_SIZE",
+        "label": "llg",
+        "batch_size": 4,
+        "local_steps": 1,
+        "inclusion": 1.0,
+        "artifact": "",
+    }
+    return Finding(**{**values, **changes})
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    return Ledger.create(tmp_path / "run", RUN)
+
+
+# --- rows -------------------------------------------------------------------------------------
+
+
+def test_a_row_is_on_disk_when_findings_returns(ledger, monkeypatch):
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda number: synced.append(number))
+    ledger.findings([finding(), finding(metric="label_f1")])
+    assert len(synced) == 1
+    assert [row["metric"] for row in Ledger.append_to(ledger.folder).rows()] == ["asr", "label_f1"]
+
+
+@pytest.mark.parametrize(
+    "error", ["plain", "a, b", 'says "no"', "two\nlines", "dos\r\nlines", "é\x00\u2028", "=1+1"]
+)
+def test_any_error_text_is_one_row_that_reads_back(error, ledger):
+    ledger.findings([finding(error=error, status="failed", value=None)])
+    ledger.findings([finding()])
+    found = ledger.rows()
+    assert [row["status"] for row in found] == ["failed", "ok"]
+    assert "\n" not in found[0]["error"]
+    assert found[0]["error"].split()[:1] == error.split()[:1]
+    assert (ledger.folder / "findings.csv").read_bytes().count(b"\n") == 3
+    ledger.finish()
+    assert len(ledger.rows()) == 2
+
+
+@pytest.mark.parametrize("torn", ["tiny,,3,1,0,r00", 'tiny,"unclosed', "x" * 5000, "tiny,é"])
+def test_a_line_torn_by_a_kill_is_left_out_and_its_attack_run_again(torn, ledger):
+    ledger.findings([finding(), finding(metric="label_f1")])
+    path = ledger.folder / "findings.csv"
+    whole = path.read_bytes()
+    ledger.findings([finding(label="idlg")])
+    path.write_bytes(path.read_bytes() + torn.encode()[:-1])
+    assert len(ledger.rows()) == 3
+    resumed = Ledger.create(ledger.folder, RUN, resume=True)
+    assert len(resumed.rows()) == 3
+    resumed.rewind("", 0)
+    # Nobody knows how many rows of the last attack are missing, so none of them stays.
+    assert path.read_bytes() == whole
+    assert resumed.finished("") == {("r0001-c0000", "llg")}
+    resumed.findings([finding(round=2)])
+    assert [row["round"] for row in resumed.rows()] == ["1", "1", "2"]
+
+
+def test_other_columns_are_refused_and_not_overwritten(ledger):
+    path = ledger.folder / "findings.csv"
+    path.write_text("round,client\n1,2\n")
+    with pytest.raises(RunFolderError, match="other columns"):
+        Ledger.create(ledger.folder, RUN, resume=True)
+    assert path.read_text() == "round,client\n1,2\n"
+
+
+def test_the_finished_table_does_not_depend_on_who_ended_first(tmp_path):
+    found = [
+        finding(round=r, client=c, victim=f"r{r}-c{c}", metric=m, label=label)
+        for r in (1, 2, 10)
+        for c in ("2", "10", "1+3")
+        for m in ("asr", "label_f1")
+        for label in ("a", "b")
+    ]
+    tables = []
+    for seed in range(3):
+        ledger = Ledger.create(tmp_path / str(seed), RUN)
+        random.Random(seed).shuffle(found)
+        for one in found:
+            ledger.findings([one])
+        ledger.finish()
+        tables.append((ledger.folder / "findings.csv").read_bytes())
+    assert tables[0] == tables[1] == tables[2]
+    assert [row["round"] for row in ledger.rows()][::12] == ["1", "2", "10"]
+    assert [row["client"] for row in ledger.rows()][:12:4] == ["1+3", "2", "10"]
+
+
+def test_parquet_has_the_same_rows_with_types(ledger):
+    ledger.findings(
+        [
+            finding(client="007", error="NA", value=0.0),
+            finding(round=2, value=None, baseline=None, status="denied", error="nan"),
+        ]
+    )
+    ledger.finish()
+    frame = pd.read_parquet(ledger.folder / "findings.parquet")
+    assert list(frame.columns) == COLUMNS
+    types = frame.dtypes.astype(str)
+    integers = ["seed", "round", "attempt", "iterations", "batch_size", "local_steps"]
+    floats = ["value", "baseline", "baseline_prior", "seconds", "inclusion"]
+    assert set(types[integers]) == {"Int64"}
+    assert set(types[floats]) == {"Float64"}
+    assert all(types[c].startswith("str") for c in COLUMNS if c not in integers + floats)
+    assert frame["client"][0] == "007"
+    assert list(frame["error"]) == ["NA", "nan"]
+    assert frame["value"].isna().tolist() == [False, True]
+
+
+def test_an_empty_run_finishes(ledger):
+    ledger.finish()
+    assert ledger.rows() == []
+    assert len(pd.read_parquet(ledger.folder / "findings.parquet")) == 0
+
+
+def test_huge_and_infinite_values_survive(ledger):
+    ledger.findings([finding(value=1e300), finding(value=float("inf"), round=2)])
+    ledger.finish()
+    frame = pd.read_parquet(ledger.folder / "findings.parquet")
+    assert frame["value"].tolist() == [1e300, float("inf")]
+
+
+# --- folders ----------------------------------------------------------------------------------
+
+
+def test_a_run_is_never_overwritten(ledger):
+    with pytest.raises(RunFolderError, match=r"holds a run already.*--resume"):
+        Ledger.create(ledger.folder, RUN)
+
+
+def test_a_folder_with_other_things_is_left_alone(tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(RunFolderError, match="is not empty and holds no run"):
+        Ledger.create(tmp_path, RUN)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_an_empty_folder_may_be_used(tmp_path):
+    Ledger.create(tmp_path, RUN)
+    assert (tmp_path / "scenario.toml").exists()
+
+
+def test_a_file_in_the_way_is_named(tmp_path):
+    (tmp_path / "run").write_text("")
+    with pytest.raises(RunFolderError, match=r"run is a file; choose another --out"):
+        Ledger.create(tmp_path / "run", RUN)
+
+
+@pytest.mark.parametrize("out", ["file/run", "/proc/fedsim-run", "x" * 300, "nul\0byte"])
+def test_an_output_that_cannot_be_written_is_one_clear_error(out, tmp_path):
+    if out.startswith("/proc") and not Path("/proc").is_dir():
+        pytest.skip("there is no /proc here")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunFolderError, match=r"[cC]hoose another --out"):
+        Ledger.create(tmp_path / out, RUN)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full plays the full disk")
+def test_a_disk_that_fills_up_is_one_clear_error(ledger):
+    path = ledger.folder / "findings.csv"
+    path.unlink()
+    path.symlink_to("/dev/full")
+    with pytest.raises(RunFolderError, match=r"findings\.csv cannot be written"):
+        ledger.findings([finding()])
+
+
+def test_a_folder_of_another_user_s_is_one_clear_error_with_the_user(tmp_path, monkeypatch):
+    def mkdir(path, **options):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    expected = rf"locked cannot be written: Permission denied.*user {os.getuid()} may write to$"
+    with pytest.raises(RunFolderError, match=expected):
+        Ledger.create(tmp_path / "locked", RUN)
+
+
+def test_a_file_in_the_place_of_an_artifacts_folder_is_one_clear_error(ledger):
+    (ledger.folder / "artifacts" / "r0001").write_text("")
+    with pytest.raises(RunFolderError, match="cannot be written"):
+        ledger.artifact("artifacts/r0001/llg/picture.png", b"")
+
+
+def test_nothing_to_resume_is_said(tmp_path):
+    with pytest.raises(RunFolderError, match="holds no run to resume"):
+        Ledger.create(tmp_path / "none", RUN, resume=True)
+
+
+def test_another_scenario_is_not_resumed(ledger):
+    before = (ledger.folder / "scenario.toml").read_bytes()
+    with pytest.raises(RunFolderError, match="another scenario"):
+        Ledger.create(ledger.folder, scenario(seed=4), resume=True)
+    assert (ledger.folder / "scenario.toml").read_bytes() == before
+
+
+# --- resume -----------------------------------------------------------------------------------
+
+
+def test_a_run_from_before_a_key_was_invented_is_resumed(ledger):
+    path = ledger.folder / "scenario.toml"
+    text = path.read_text()
+    assert "secure_aggregation = false\n" in text
+    path.write_text(text.replace("secure_aggregation = false\n", ""))
+    Ledger.create(ledger.folder, scenario(), resume=True)
+    other = scenario(training={"secure_aggregation": "masked-sum"})
+    with pytest.raises(RunFolderError, match="differs in training"):
+        Ledger.create(ledger.folder, other, resume=True)
+
+
+def test_keys_that_are_set_aside_may_be_of_another_release(ledger):
+    path = ledger.folder / "scenario.toml"
+    text = path.read_text().replace("secure_aggregation = false\n", "")
+    path.write_text(text + '[paper]\nid = "test/tiny"\nno_longer_a_key = 1\n')
+    Ledger.create(ledger.folder, scenario(), resume=True)
+
+
+@pytest.mark.parametrize("content", [b"seed = \n", b"name = '\xff'\n", None])
+def test_a_recorded_scenario_that_cannot_be_read_is_one_clear_error(content, ledger):
+    path = ledger.folder / "scenario.toml"
+    path.unlink()
+    if content is None:
+        path.mkdir()
+    else:
+        path.write_bytes(content)
+    with pytest.raises(RunFolderError, match=r"scenario\.toml cannot be read: .*another --out"):
+        Ledger.create(ledger.folder, RUN, resume=True)
+
+
+def test_attacks_are_known_by_point_victim_and_label_however_they_ended(ledger):
+    ledger.findings(
+        [
+            finding(),
+            finding(label="dlg", status="denied"),
+            finding(label="bad", status="failed"),
+            finding(label="slow", status="timeout"),
+            finding(point="training.lr=0.1", victim="other"),
+        ]
+    )
+    assert ledger.finished("") == {("r0001-c0000", n) for n in ("llg", "dlg", "bad", "slow")}
+    assert ledger.finished("training.lr=0.1") == {("other", "llg")}
+
+
+class Interrupt:
+    """Presses Ctrl-C at an event of a round."""
+
+    def __init__(self, event: str, times: int) -> None:
+        self.event, self.times = event, times
+
+    def __call__(self, event, **fields):
+        if event == self.event:
+            self.times -= 1
+            if not self.times:
+                raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("event", ["round", "findings", "attacks"])
+@pytest.mark.parametrize("times", [2, 3])
+def test_an_interrupted_run_ends_with_the_table_of_an_uninterrupted_one(event, times, tmp_path):
+    run = scenario(training={"rounds": 4}, adversaries=[{"name": "llg"}, {"name": "idlg"}])
+    simulate(run, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        simulate(run, tmp_path / "cut", observer=Interrupt(event, times))
+    assert (tmp_path / "cut" / "report.html").exists()
+    kept = timeless(tmp_path / "cut")
+    assert len(kept) < len(timeless(tmp_path / "whole"))
+    attacked = Counter()
+    plain = LLG.reconstruct
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            LLG, "reconstruct", lambda *given: (attacked.update(["llg"]), plain(*given))[1]
+        )
+        simulate(run, tmp_path / "cut", resume=True)
+    assert timeless(tmp_path / "cut") == timeless(tmp_path / "whole")
+    assert rows(tmp_path / "cut", "utility.csv") == rows(tmp_path / "whole", "utility.csv")
+    done = {row["victim"] for row in kept if row["label"] == "llg"}
+    # What is written down is not repeated, but for the last: a kill may have cut it short.
+    assert attacked["llg"] - (4 * 4 - len(done)) in (0, 1)
+
+
+def test_a_run_killed_outright_resumes_to_the_same_table(tmp_path, rogues):
+    run = faulty("slow", training={"rounds": 3})
+    (tmp_path / "run.toml").write_text(run.to_toml(), encoding="utf-8")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedsim.cli", "run", "run.toml", "--out", "cut", "--quiet"],
+        cwd=tmp_path,
+    )
+    try:
+        table, deadline = tmp_path / "cut" / "findings.csv", time.monotonic() + 100
+        while not (table.exists() and table.read_bytes().count(b"\n") > 3 * 8):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    finally:
+        process.kill()
+        process.wait()
+    kept = timeless(tmp_path / "cut")
+    simulate(run, tmp_path / "whole")
+    assert 0 < len(kept) < len(timeless(tmp_path / "whole"))
+    simulate(run, tmp_path / "cut", resume=True)
+    assert timeless(tmp_path / "cut") == timeless(tmp_path / "whole")
+    assert rows(tmp_path / "cut", "utility.csv") == rows(tmp_path / "whole", "utility.csv")
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path):
+    run = scenario()
+    simulate(run, tmp_path)
+    before = (tmp_path / "findings.csv").read_bytes()
+    simulate(run, tmp_path, resume=True)
+    assert (tmp_path / "findings.csv").read_bytes() == before
+
+
+def test_points_of_a_sweep_keep_their_rows_apart_over_a_resume(tmp_path):
+    run = scenario(sweep={"training.lr": [0.1, 0.2]}, training={"rounds": 1})
+    simulate(run, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        simulate(run, tmp_path / "cut", observer=Interrupt("findings", 6))
+    simulate(run, tmp_path / "cut", resume=True)
+    assert timeless(tmp_path / "cut") == timeless(tmp_path / "whole")
+    points = Counter(row["point"] for row in timeless(tmp_path / "cut"))
+    assert points == {"training.lr=0.1": 32, "training.lr=0.2": 32}

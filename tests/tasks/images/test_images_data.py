@@ -1,0 +1,251 @@
+"""The images task's data: where they are found, how they are cut, and what is refused."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from support.image_sets import toy, written
+
+from fedsim.errors import DataError
+from fedsim.tasks.images import Images
+
+REAL = os.environ.get("FEDSIM_DATA")
+real = pytest.mark.skipif(not REAL, reason="FEDSIM_DATA names no folder of real data sets")
+
+
+# --- data -----------------------------------------------------------------------------------
+
+
+def test_digits_are_small_grey_images_in_the_unit_range(digits):
+    assert digits.spec.classes == 10
+    assert digits.spec.input_shape == (1, 8, 8)
+    inputs = digits.batches(0, 0, batch_size=16, steps=1)[0].inputs
+    assert inputs.dtype == torch.float32
+    assert inputs.min() == 0
+    assert 0.9 < inputs.max() <= 1
+
+
+def test_clients_auxiliary_and_test_examples_share_nothing_and_cover_everything(digits):
+    held, (auxiliary, rest) = torch.cat(digits.shares), digits.held_out
+    assert sorted(held.tolist()) == rest.tolist()
+    everything = torch.cat([held, auxiliary, digits.tested])
+    assert everything.unique().numel() == everything.numel() == 1797
+    assert len(auxiliary) == int(0.1 * (1797 - len(digits.tested)))
+    assert sum(digits.num_examples(client) for client in range(20)) == len(rest)
+
+
+def test_examples_can_be_limited():
+    task = Images(clients=4, train_examples=100, test_examples=30, auxiliary_fraction=0.2)
+    assert sum(map(len, task.shares)) == 80
+    assert len(task.auxiliary()) == 20
+    assert task.evaluate(task.module())["num_examples"] == 30
+
+
+def test_auxiliary_data_can_come_from_the_test_images():
+    task = Images(seed=3, clients=4, auxiliary_from="test", auxiliary_fraction=0.25)
+    held, clients = task.held_out
+    assert set(held.tolist()) | set(task.tested.tolist()) == set(task.images.test.tolist())
+    assert not set(held.tolist()) & set(task.tested.tolist())
+    assert len(task.auxiliary()) == len(task.images.test) // 4
+    assert set(clients.tolist()) == set(task.images.train.tolist())
+    assert sum(map(task.num_examples, range(4))) == len(task.images.train)
+
+
+def test_size_resizes_bilinearly(digits):
+    larger = Images(seed=7, clients=20, size=16)
+    small = digits.batches(2, 1, batch_size=4, steps=1)[0]
+    large = larger.batches(2, 1, batch_size=4, steps=1)[0]
+    assert large.inputs.shape == (4, 1, 16, 16)
+    assert torch.equal(small.labels, large.labels)
+    # Between four pixels of the original, weights 9, 3, 3, 1 of 16.
+    corner = (small.inputs[:, 0, :2, :2] * torch.tensor([[9, 3], [3, 1]]) / 16).sum(dim=(1, 2))
+    torch.testing.assert_close(large.inputs[:, 0, 1, 1], corner)
+    smaller = Images(seed=7, clients=20, size=4).batches(2, 1, batch_size=4, steps=1)[0].inputs
+    assert smaller.min() >= 0
+    torch.testing.assert_close(smaller.mean(), small.inputs.mean(), atol=0.02, rtol=0)
+
+
+def test_an_npz_of_either_layout_is_found_by_name(tmp_path):
+    parts = toy()
+    split = {f"{key}_{part}": value for key, value in parts.items() for part in ("train", "test")}
+    written(tmp_path / "images", "both", **split, label_names=np.array(["a", "b", "c"]))
+    task = Images(data="both", folder=tmp_path, clients=2)
+    assert task.spec.input_shape == (1, 6, 5)
+    assert task.images.label_names == ("a", "b", "c")
+    assert len(task.images.train) == len(task.images.test) == 60
+    whole = Images(data="whole", folder=written(tmp_path, "whole", **parts), clients=2)
+    assert len(whole.images.test) == 12
+    inputs = whole.images.inputs(torch.arange(60))
+    np.testing.assert_allclose(inputs[:, 0], parts["x"] / np.float32(255), rtol=1e-6)
+
+
+def test_colour_images_become_channels_first(tmp_path):
+    arrays = toy(shape=(6, 5, 3))
+    task = Images(data="toy", folder=written(tmp_path, **arrays), clients=2)
+    assert task.spec.input_shape == (3, 6, 5)
+    inputs = task.images.inputs(torch.arange(60))
+    np.testing.assert_allclose(inputs[:, 2], arrays["x"][..., 2] / np.float32(255), rtol=1e-6)
+
+
+def test_images_may_be_floats_in_the_unit_range(tmp_path):
+    arrays = toy()
+    floats = {"x": arrays["x"] / 255, "y": arrays["y"]}
+    task = Images(data="toy", folder=written(tmp_path, **floats), clients=2)
+    torch.testing.assert_close(
+        task.images.inputs(torch.arange(60))[:, 0], torch.from_numpy(floats["x"]).float()
+    )
+
+
+def test_the_fingerprint_is_the_datas_not_the_seeds(tmp_path):
+    assert Images(seed=1).fingerprint() == Images(seed=2).fingerprint()
+    arrays = toy()
+    first = Images(data="a", folder=written(tmp_path, "a", **arrays)).fingerprint()
+    arrays["x"][0, 0, 0] ^= 1
+    assert Images(data="b", folder=written(tmp_path, "b", **arrays)).fingerprint() != first
+
+
+def hub(**columns):
+    """A stand-in for `datasets.load_dataset`, made of 24 small images."""
+    import datasets
+
+    rng = np.random.default_rng(0)
+
+    def table(count):
+        sides = columns.get("sides", (6,))
+        pictures = [
+            Image.fromarray(rng.integers(0, 256, (sides[i % len(sides)], 6), dtype=np.uint8))
+            for i in range(count)
+        ]
+        if columns.get("colour"):
+            pictures[0] = pictures[0].convert("RGB")
+        return datasets.Dataset.from_dict(
+            {"id": list(range(count)), "picture": pictures, "fine_label": [0, 1] * (count // 2)},
+            features=datasets.Features(
+                {
+                    "id": datasets.Value("int64"),
+                    "picture": datasets.Image(),
+                    "fine_label": datasets.ClassLabel(names=["cat", "dog"]),
+                }
+            ),
+        )
+
+    return datasets.DatasetDict({"train": table(16), "validation": table(8)})
+
+
+def test_a_set_of_the_hub_is_read_by_its_features(monkeypatch):
+    asked = []
+    monkeypatch.setattr("datasets.load_dataset", lambda *a: asked.append(a) or hub())
+    task = Images(data="hub:owner/set/config", clients=2)
+    assert task.spec.input_shape == (1, 6, 6)
+    assert task.images.label_names == ("cat", "dog")
+    assert (len(task.images.train), len(task.images.test)) == (16, 8)
+    assert asked == [("owner/set", "config")]
+
+
+def test_hub_images_of_several_sizes_need_a_size(monkeypatch):
+    monkeypatch.setattr("datasets.load_dataset", lambda *a: hub(sides=(6, 9)))
+    with pytest.raises(DataError, match=r"differ in size; set task\.size"):
+        Images(data="hub:owner/set", clients=2).spec  # noqa: B018
+    assert Images(data="hub:owner/set", clients=2, size=8).spec.input_shape == (1, 8, 8)
+
+
+def test_the_hub_without_network_names_both_ways_out(monkeypatch):
+    def unreachable(*_):
+        raise ConnectionError("no route\nand more")
+
+    monkeypatch.setattr("datasets.load_dataset", unreachable)
+    with pytest.raises(DataError, match=r"ConnectionError: no route\).*cached.*npz under --data"):
+        Images(data="hub:mnist").spec  # noqa: B018
+
+
+@real
+@pytest.mark.parametrize(
+    ("name", "shape", "classes", "train", "test"),
+    [
+        ("mnist", (1, 28, 28), 10, 12000, 10000),
+        ("cifar10", (3, 32, 32), 10, 5170, 1017),
+        ("cifar100", (3, 32, 32), 100, 1117, 916),
+        ("tiny_imagenet_val", (3, 64, 64), 200, 1600, 400),
+    ],
+)
+def test_real_data_sets_load_by_name(name, shape, classes, train, test):
+    task = Images(data=name, folder=REAL, clients=10)
+    assert task.spec.input_shape == shape
+    assert task.spec.classes == classes
+    assert (len(task.images.train), len(task.images.test)) == (train, test)
+    batch = task.batches(9, 3, batch_size=4, steps=1)[0]
+    assert 0 <= batch.inputs.min() < batch.inputs.max() <= 1
+    assert task.module()(batch.inputs).shape == (4, classes)
+
+
+# --- bad input ------------------------------------------------------------------------------
+
+
+def bad(**changes):
+    return toy() | changes
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"images": np.zeros(3)}, "holds images; expected x_train"),
+        (bad(x=np.zeros((60, 4), np.uint8)), r"images uint8 \(60, 4\).*expected"),
+        (bad(x=np.zeros((60, 3, 8, 8), np.uint8)), r"images uint8 \(60, 3, 8, 8\).*1 or 3"),
+        (bad(x=np.zeros((60, 8, 8), np.int32)), "images int32"),
+        (bad(x=np.full((60, 8, 8), 2.0)), "floats run from 2.0 to 2.0"),
+        (bad(x=np.full((60, 8, 8), np.nan)), "floats run from nan"),
+        (bad(x=np.zeros((0, 8, 8), np.uint8), y=np.zeros(0, int)), r"\(0, 8, 8\)"),
+        (bad(y=np.zeros(59, np.uint8)), r"labels uint8 \(59,\)"),
+        (bad(y=np.zeros(60)), r"labels float64"),
+        (bad(y=np.arange(60) - 1), "labels from -1 to 58, expected 0 to 58"),
+        (bad(label_names=np.array(["a", "b"])), "labels from 0 to 2, expected 0 to 1"),
+        (bad(y=np.zeros(60, int)), "a single label"),
+        (bad(x=np.array([None] * 60)), "cannot be read"),
+        (
+            {
+                "x_train": np.zeros((9, 8, 8), np.uint8),
+                "y_train": np.arange(9),
+                "x_test": np.zeros((9, 7, 7), np.uint8),
+                "y_test": np.arange(9),
+            },
+            "differ in shape",
+        ),
+    ],
+)
+def test_an_npz_with_wrong_arrays_says_what_was_found(tmp_path, arrays, message):
+    with pytest.raises(DataError, match=message):
+        Images(data="toy", folder=written(tmp_path, **arrays)).spec  # noqa: B018
+
+
+def test_a_broken_file_is_one_clear_error(tmp_path):
+    for content in (b"PK\x03\x04 not a zip", b"\x93NUMPY", b""):
+        (tmp_path / "toy.npz").write_bytes(content)
+        with pytest.raises(
+            DataError, match=r"toy\.npz cannot be read: it is no npz file; expected"
+        ):
+            Images(data="toy", folder=tmp_path).spec  # noqa: B018
+
+
+def test_unknown_data_names_the_nearest(tmp_path):
+    with pytest.raises(DataError, match=r"Did you mean 'toy'\? Known: digits, toy"):
+        Images(data="toi", folder=written(tmp_path, **toy())).spec  # noqa: B018
+
+
+@pytest.mark.parametrize("folder", [None, Path("no") / "such"])
+def test_a_missing_folder_says_how_to_name_one(folder):
+    with pytest.raises(DataError, match=r"--data DIR or FEDSIM_DATA"):
+        Images(data="mnist", folder=folder).spec  # noqa: B018
+
+
+def test_more_clients_than_examples():
+    with pytest.raises(DataError, match="2000 clients and 1295 examples"):
+        Images(clients=2000).num_examples(0)
+
+
+@pytest.mark.parametrize("client", [-1, 20])
+def test_a_client_that_does_not_exist(digits, client):
+    with pytest.raises(DataError, match="clients run from 0 to 19"):
+        digits.batches(client, 0, batch_size=1, steps=1)
