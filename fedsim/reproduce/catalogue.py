@@ -26,7 +26,9 @@ class Part:
 
     @property
     def name(self) -> str:
-        """What its run folder is called."""
+        """What its run folder is called: the file, or what a figure that comes with fedsim says."""
+        if self.source.startswith("papers/") and "name" in self.table:
+            return str(self.table["name"])
         return Path(self.source).name.removesuffix(".toml")
 
     @property

@@ -8,6 +8,7 @@ by the dotted path it has in the file: `--set training.lr=0.05 --set adversaries
 
 import copy
 import itertools
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -344,8 +345,11 @@ def locate(source: str | Path) -> Path:
     if path.is_file():
         return path
     builtin = FOLDER / f"{source}.toml"
-    if builtin.is_file():
-        return builtin
+    # A figure's file stands in its paper's folder; its name is "papers/llg-fig4a" as well.
+    figure = re.sub(r"^papers/([^/-]+)-", r"papers/\1/", str(source))
+    for file in (builtin, FOLDER / f"{figure}.toml"):
+        if file.is_file():
+            return file
     raise ScenarioError(
         f"no scenario '{source}': neither a file, nor one that comes with fedsim. "
         f"{did_you_mean(str(source), scenario_names(), scenario_names(papers=False))} "

@@ -14,7 +14,8 @@ from fedsim.reproduce.verdict import speaks_of
 from fedsim.scenario import FOLDER, Scenario
 from fedsim.scenario.paper import Paper, Published
 
-SHIPPED = sorted(path.stem for path in (FOLDER / "papers").glob("*.toml"))
+FILES = sorted((FOLDER / "papers").rglob("*.toml"))
+SHIPPED = [f"{path.parent.name}-{path.stem}" for path in FILES]
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -34,6 +35,14 @@ def test_every_shipped_statement_speaks_of_a_series_and_a_place(name, scale):
             for one in value if isinstance(value, list) else [value]:
                 alone = said.model_copy(update={"at": {paper.x: one}})
                 assert any(speaks_of(alone, place, paper.x) for place in there), one
+
+
+def test_a_figure_has_a_file_in_the_folder_of_its_paper_and_two_names():
+    for path, name in zip(FILES, SHIPPED, strict=True):
+        run = Scenario.load(f"papers/{name}")
+        assert run == Scenario.load(f"papers/{path.parent.name}/{path.stem}")
+        assert run.name == name
+    assert {part.name for figure in figures().values() for part in figure.parts} == set(SHIPPED)
 
 
 def test_recordings_of_every_shipped_scenario_go_round_among_its_clients(real_data):
