@@ -15,11 +15,11 @@ from dataclasses import replace
 
 from adversaries import SpeakerInference
 from fedsim.adversary import Job
-from fedsim.knowledge import ThreatModel
 from fedsim.metrics import applicable, baselines
 from fedsim.records import Interception, Reconstruction, Update
 from fedsim.scenario import Scenario
 from fedsim.seeds import isolated, torch_generator
+from fedsim.threat import ThreatModel
 
 
 def main() -> None:

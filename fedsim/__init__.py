@@ -28,9 +28,9 @@ _HOMES = {
     "Plugin": "plugin",
     "Reconstruction": "records",
     "Scenario": "scenario",
-    "Spec": "records",
+    "Spec": "spec",
     "Task": "tasks",
-    "ThreatModel": "knowledge",
+    "ThreatModel": "threat",
     "Training": "defense",
     "Truth": "records",
     "Update": "records",
@@ -66,7 +66,12 @@ redirect(
         }.items()
         for old in names
     }
-    | {"fedsim.simulation": "fedsim.engine.simulate"}
+    | {
+        "fedsim.conformance": "fedsim.testing.contract",
+        "fedsim.gradients.update": "fedsim.threat",
+        "fedsim.simulation": "fedsim.engine.simulate",
+        "fedsim.tokens": "fedsim.spec",
+    }
 )
 
 __all__ = [

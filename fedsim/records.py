@@ -10,19 +10,17 @@ Each is frozen and made in one place: the client makes an `Update`, the curious 
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from fedsim.errors import NotGranted, UpdateRefused
-from fedsim.tokens import Tokens
-
-if TYPE_CHECKING:
-    from fedsim.knowledge import Knowledge
-    from fedsim.victim import VictimModel
+from fedsim.knowledge import Knowledge
+from fedsim.spec import BLANK_PIECE, END, UNKNOWN, WORD_START, Spec, Tokens
+from fedsim.victim import VictimModel
 
 __all__ = [
     "BLANK_PIECE",
@@ -53,58 +51,6 @@ MOST = 1_000_000
 
 MOST_NAMED = 16
 """Clients that the key of an interception names one by one."""
-
-UNKNOWN = "unknown"
-"""The value of an attribute that is none of the known ones: a stranger's, say."""
-
-WORD_START = "\u2581"
-"""The mark before a piece that starts a word, as in SentencePiece's vocabularies."""
-
-END = 0
-"""The label that ends a sequence of word pieces, and that a decoder is given before the first."""
-
-BLANK_PIECE = "<blank>"
-"""What label 0 stands for where it is CTC's blank instead, and sequences have no end."""
-
-
-@dataclass(frozen=True, slots=True)
-class Spec:
-    """What a task's examples look like; every adversary may know it.
-
-    classes: number of labels (or vocabulary entries) that the head tells apart.
-    input_shape: shape of one input without the batch dimension, None when it varies.
-    input_range: smallest and largest value of an input, None when unbounded.
-    vocabulary: number of word pieces, sample_rate: Hz, features: values of a frame, where an input
-        is frames (T, features); None where they mean nothing.
-    pieces: what each label stands for in a transcript, `WORD_START` before a new word.
-    tokens: what inputs are made of, where they are text.
-    attributes: known values of an attribute (a speaker, say), `UNKNOWN` if there are others.
-    """
-
-    classes: int
-    input_shape: tuple[int, ...] | None = None
-    input_range: tuple[float, float] | None = None
-    vocabulary: int | None = None
-    sample_rate: int | None = None
-    features: int | None = None
-    pieces: tuple[str, ...] | None = None
-    tokens: Tokens | None = None
-    attributes: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
-
-    def spell(self, labels: Iterable[int]) -> str:
-        """The words that a label sequence stands for, up to the first 0, which ends it.
-
-        Labels outside the vocabulary are left out. Raises `ValueError` where labels are no text.
-        """
-        if self.pieces is None:
-            raise ValueError("the labels of this task are no text")
-        spelled = []
-        for label in map(int, labels):
-            if label == END:
-                break
-            if 0 < label < len(self.pieces):
-                spelled.append(self.pieces[label])
-        return " ".join("".join(spelled).replace(WORD_START, " ").split())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -270,12 +216,12 @@ class Observation:
     What was not granted is None (or empty); `know` raises instead.
     """
 
-    granted: "Knowledge"
+    granted: Knowledge
     spec: Spec
     head: str
     gradient: Mapping[str, Tensor] = field(default_factory=dict)
     exact: bool = True
-    model: "VictimModel | None" = None
+    model: VictimModel | None = None
     labels: Tensor | None = None
     lengths: Sequence[int] | None = None
     num_examples: int | None = None
@@ -287,7 +233,7 @@ class Observation:
     defenses: tuple[str, ...] | None = None
     history: "tuple[Observation, ...] | None" = None
 
-    def know(self, what: "Knowledge") -> Any:
+    def know(self, what: Knowledge) -> Any:
         """The value of one kind of knowledge; raises `NotGranted` where it is withheld."""
         if what not in self.granted:
             raise NotGranted(

@@ -2,13 +2,12 @@
 
 import copy
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from fedsim.records import Spec
+from fedsim.spec import Spec
 
 __all__ = ["Loss", "VictimModel"]
 
@@ -35,7 +34,7 @@ class VictimModel:
         trained: Iterable[str] | None = None,
         words: str | None = None,
         points: tuple[str, ...] = ("input",),
-        spec: "Spec | None" = None,
+        spec: Spec | None = None,
     ) -> None:
         self.module = module
         self.head = head

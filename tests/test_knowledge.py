@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from fedsim.errors import NotGranted, ScenarioError
-from fedsim.knowledge import PRESETS, Knowledge, ThreatModel
+from fedsim.knowledge import PRESETS, Knowledge
 from fedsim.records import Batch, Interception, Spec, Truth, Update
+from fedsim.threat import ThreatModel
 from fedsim.victim import VictimModel, load_arrays
 
 GRADIENTS = Knowledge.GRADIENT | Knowledge.HEAD_GRADIENT

@@ -18,12 +18,13 @@ from fedsim.adversary import Adversary, Job
 from fedsim.attacking.alarm import Alarm, alarm
 from fedsim.attacking.progress import AttackProgress, progress
 from fedsim.errors import AttackTimeout, NotGranted
-from fedsim.knowledge import Knowledge, ThreatModel
+from fedsim.knowledge import Knowledge
 from fedsim.records import Finding, Interception, Observation, Reconstruction, Status, Truth
 from fedsim.scenario import Scenario
 from fedsim.scenario.settings import AttackPlan
 from fedsim.seeds import derive, isolated, torch_generator
 from fedsim.tasks import Task
+from fedsim.threat import ThreatModel
 
 __all__ = ["Attack", "Bench", "GroupFailed", "Outcome", "one_by_one"]
 

@@ -6,7 +6,7 @@ from flwr.app import Message
 
 from fedsim.attacking.attack import Bench
 from fedsim.attacking.campaign import InlineExecutor, Observer
-from fedsim.engine import Engine
+from fedsim.engine.engine import Engine
 from fedsim.federation.client import app, lent
 from fedsim.federation.federate import place, play
 from fedsim.federation.grid import LocalGrid, answer

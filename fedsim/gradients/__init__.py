@@ -1,6 +1,5 @@
 """Gradients: what an update says of them, how far two are apart, and how to match one.
 
-update      from whatever a client sent to the gradient of its loss
 head        the projection layer's gradient
 distances   between gradients, of many dummy batches at a time
 whitening   the distance in which small directions count like large ones
@@ -43,9 +42,9 @@ from fedsim.gradients.problem import DISTANCES, Problem, in_groups
 from fedsim.gradients.sequences import SequenceProblem, keep_labels
 from fedsim.gradients.texts import TextDistance, TextMetric, nearest_tokens, norm_gap
 from fedsim.gradients.unrolled import local_steps, unrolled_gradient
-from fedsim.gradients.update import to_gradient
 from fedsim.gradients.utterances import ctc_head_gradient, head_passes
 from fedsim.gradients.whitening import WhitenedDistance
+from fedsim.threat import to_gradient
 
 __all__ = [
     "BLANK",

@@ -13,7 +13,7 @@ from fedsim.attacking.campaign import Campaign, InlineExecutor
 from fedsim.engine.simulate import simulate
 from fedsim.records import Interception, Update
 from fedsim.runs.ledger import Ledger
-from fedsim.testing.conformance import conformance
+from fedsim.testing import conformance
 
 pytestmark = pytest.mark.usefixtures("rogues")
 

@@ -10,10 +10,11 @@ from support.tiny import ask
 from fedsim.defense import MeanGradient
 from fedsim.engine.inline import InlineGrid
 from fedsim.engine.preflight import preflight
-from fedsim.knowledge import Knowledge, ThreatModel
+from fedsim.knowledge import Knowledge
 from fedsim.records import Batch, Interception, Observation, Update
 from fedsim.scenario import Scenario
 from fedsim.tasks import Task
+from fedsim.threat import ThreatModel
 from fedsim.training.local import batch_loss, local_training
 
 CLIP = 0.05

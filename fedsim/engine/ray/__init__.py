@@ -14,7 +14,7 @@ from ray.exceptions import RayError
 
 from fedsim.attacking.attack import Bench
 from fedsim.attacking.campaign import Observer
-from fedsim.engine import Engine, knock, workers
+from fedsim.engine.engine import Engine, knock, workers
 from fedsim.engine.ray.attacks import RayExecutor
 from fedsim.engine.ray.grid import ClientWorker, RayGrid
 from fedsim.engine.ray.nodes import check_nodes

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -10,52 +9,13 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 
 from fedsim.errors import ClientError, UpdateRefused
 from fedsim.federation.secure import MASKED_KEY, ROUND_KEY, SECAGGPLUS_KEY
-from fedsim.federation.secure.masking import Vector, encode, flatten, mask
+from fedsim.federation.secure.masking import encode, flatten, mask
+from fedsim.federation.secure.protocol import Plain, Round
 from fedsim.records import Update
 
-__all__ = ["Plain", "Round", "secured"]
+__all__ = ["secured"]
 
 Answer = Callable[[Message, Context], Message]
-
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """What a client is told of the protocol.
-
-    seed: the run's. client: its own number. clients: how many take part. partners: with whom
-    it shares masks, or, in a query, those of them that are gone. size: of a masked vector.
-    """
-
-    seed: int
-    round: int
-    client: int
-    clients: int
-    partners: tuple[int, ...]
-    size: int
-
-    def record(self) -> ConfigRecord:
-        """As it travels."""
-        told = {name: getattr(self, name) for name in self.__slots__}
-        return ConfigRecord({**told, "partners": list(self.partners)})
-
-    @classmethod
-    def read(cls, record: ConfigRecord) -> "Round":
-        """From a message; inverse of `record`."""
-        told = {key: int(cast(int, record[key])) for key in cls.__slots__ if key != "partners"}
-        return cls(**told, partners=tuple(cast(list[int], record["partners"])))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Plain:
-    """An update before it is masked.
-
-    values (1 + size of all arrays,): the training loss, then the arrays by sorted name.
-    examples: its weight in the mean. meaning: what the arrays are; no number of examples.
-    """
-
-    values: Vector
-    examples: int
-    meaning: ConfigRecord
 
 
 def secured(meaning_key: str) -> Callable[[Message, Context, Answer], Message]:

@@ -18,8 +18,8 @@ from flwr.serverapp import Grid
 
 from fedsim.errors import ClientError, UpdateRefused
 from fedsim.federation.secure import MASKED_KEY, ROUND_KEY
-from fedsim.federation.secure.client import Round
 from fedsim.federation.secure.masking import Masked, Vector, connected, decode, neighbours
+from fedsim.federation.secure.protocol import Round
 
 __all__ = ["Mean", "agreed", "masked_sum", "with_round"]
 

@@ -18,7 +18,7 @@ from fedsim.knowledge import Knowledge
 from fedsim.plugin import Plugin
 from fedsim.records import FIELDS, Batch, Kind, Observation, Reconstruction, Update
 from fedsim.seeds import isolated, torch_generator
-from fedsim.testing import SPEC, batch, example, network
+from fedsim.testing.examples import SPEC, batch, example, network
 from fedsim.victim import VictimModel
 
 __all__ = ["conformance"]

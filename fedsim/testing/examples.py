@@ -1,0 +1,107 @@
+"""An `Observation` and a `Job` by hand, and an example to attack."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedsim.adversary import Job
+from fedsim.knowledge import Knowledge
+from fedsim.records import FIELDS, Batch, Observation, Spec
+from fedsim.seeds import isolated, torch_generator
+from fedsim.victim import VictimModel
+
+__all__ = ["SPEC", "batch", "example", "job", "network", "observation"]
+
+
+def observation(
+    *,
+    gradient: Mapping[str, Tensor] | None = None,
+    head: str = "head",
+    classes: int | None = None,
+    granted: Knowledge | None = None,
+    model: VictimModel | None = None,
+    spec: Spec | None = None,
+    **known: Any,
+) -> Observation:
+    """An observation by hand, as a threat model would grant it; a test needs no run.
+
+    gradient: by parameter name, mean over examples. head: the projection layer's name.
+    classes: how many; read off the head's weight (classes, features) where left out.
+    granted: defaults to what follows from the arguments given. known: any other field of
+    `Observation` (labels, num_examples, steps, lr, buffers, auxiliary, ...).
+    """
+    gradient = dict(gradient or {})
+    if spec is None:
+        weight = gradient.get(f"{head}.weight")
+        if classes is None and weight is None:
+            raise ValueError(f"give classes=, spec=, or a gradient with '{head}.weight'")
+        spec = Spec(classes=classes if classes is not None else int(weight.shape[0]))  # type: ignore[union-attr]
+    if granted is None:
+        granted = Knowledge(0)
+        granted |= Knowledge.GRADIENT if gradient else Knowledge(0)
+        granted |= Knowledge.MODEL if model is not None else Knowledge(0)
+        for flag in Knowledge:
+            name = str(flag.name).lower()
+            field = FIELDS.get(name, name)
+            if known.get(field) is not None:
+                granted |= flag
+    return Observation(
+        granted=granted.closed(), spec=spec, head=head, gradient=gradient, model=model, **known
+    )
+
+
+def job(*, seed: int = 0, budget: int | None = None, **settings: Any) -> Job:
+    """A job by hand; settings are those of `Job` (device, deadline, cancelled, on_progress)."""
+    return Job(torch_generator(seed, "test"), budget=budget, **settings)
+
+
+SPEC = Spec(classes=10, input_shape=(1, 6, 6), input_range=(0.0, 1.0))
+"""What `network` and `batch` are made for."""
+
+
+def network(seed: int = 0) -> VictimModel:
+    """A small sigmoid network: a convolution and a head with a bias, random weights."""
+    with isolated(seed, "test", "network"):
+        module = nn.Sequential()
+        module.add_module("conv", nn.Conv2d(1, 3, 3, stride=2, padding=1))
+        module.add_module("sigmoid", nn.Sigmoid())
+        module.add_module("flatten", nn.Flatten())
+        module.add_module("head", nn.Linear(27, SPEC.classes))
+
+    def loss(module: nn.Module, inputs: Tensor, target: Tensor, **_: Any) -> Tensor:
+        return nn.functional.cross_entropy(module(inputs), target)
+
+    return VictimModel(module, head="head", loss=loss)
+
+
+def batch(size: int = 1, seed: int = 0) -> Batch:
+    """Random images (size, 1, 6, 6) in [0, 1] with random labels out of ten."""
+    rng = torch_generator(seed, "test", "batch")
+    inputs = torch.rand(size, *(SPEC.input_shape or ()), generator=rng)
+    return Batch(inputs, torch.randint(SPEC.classes, (size,), generator=rng))
+
+
+def example(size: int = 1, seed: int = 0, model: VictimModel | None = None) -> Observation:
+    """The gradient of a model on `batch`, with everything granted that an image task has.
+
+    model: `network(seed)` where left out; another must take the images of `SPEC`.
+    """
+    model, examples = model or network(seed), batch(size, seed)
+    gradient = model.gradient(examples.inputs, examples.labels)
+    return Observation(
+        granted=~Knowledge(0),
+        spec=SPEC,
+        head=model.head,
+        gradient={name: value.detach() for name, value in gradient.items()},
+        model=model,
+        labels=examples.labels.sort().values,
+        num_examples=size,
+        steps=1,
+        lr=0.1,
+        buffers={},
+        auxiliary=batch(16, seed + 1),
+        defenses=(),
+        history=(),
+    )

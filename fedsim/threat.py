@@ -1,0 +1,167 @@
+"""The threat model: from an interception to what an adversary may see of it.
+
+Sign and scale of the gradient are settled here, once for every adversary: it always sees the
+gradient of the loss (uphill), mean over examples. A delta has the opposite sign and a factor
+lr x steps; half of this field's bugs live there.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from fedsim.knowledge import Knowledge
+from fedsim.records import Batch, Interception, Observation, Truth, Update
+from fedsim.spec import Spec
+from fedsim.victim import VictimModel
+
+__all__ = ["Supplier", "ThreatModel", "to_gradient"]
+
+
+class Supplier(Protocol):
+    """What the threat model asks a task for, when it grants it."""
+
+    @property
+    def spec(self) -> Spec: ...
+    @property
+    def head(self) -> str: ...
+    def victim(self, arrays: Mapping[str, Tensor]) -> VictimModel: ...
+    def auxiliary(self) -> Batch | None: ...
+    def prior(self) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ThreatModel:
+    """Which parts of an interception an adversary gets.
+
+    granted: the knowledge; source: the task that supplies models and auxiliary data;
+    defenses: names of the defenses that the intercepted clients run, told under `DEFENSE`.
+    """
+
+    granted: Knowledge
+    source: Supplier
+    defenses: tuple[str, ...] = ()
+
+    def observe(
+        self,
+        interception: Interception,
+        *,
+        truth: Truth | None = None,
+        history: Sequence[Observation] = (),
+    ) -> Observation:
+        """An observation with private copies of what is granted, and nothing else.
+
+        truth: only its labels and lengths are read, and only when `LABELS` or `LENGTHS` is
+        granted (LAMP and HFGM assume that they are known). They are granted as a bag, sorted: not
+        which example was in which local step, nor whose it was. Where both are granted, a label
+        stays with its length.
+        """
+        granted, update = self.granted.closed(), interception.update
+        head = self.source.head
+        gradient, exact = to_gradient(
+            update,
+            interception.before,
+            lr=update.lr if Knowledge.LEARNING_RATE in granted else None,
+            steps=update.steps if Knowledge.LOCAL_STEPS in granted else None,
+        )
+        if Knowledge.GRADIENT not in granted:
+            shown = Knowledge.HEAD_GRADIENT in granted
+            gradient = {
+                name: value
+                for name, value in gradient.items()
+                if shown and name.startswith(f"{head}.")
+            }
+
+        def grant(what: Knowledge, value: Any) -> Any:
+            return value if what in granted else None
+
+        labels, lengths = _bag(truth or Truth(), granted)
+        model = self.source.victim(interception.before) if Knowledge.MODEL in granted else None
+        buffers = {name: value.clone() for name, value in update.buffers.items()}
+        return Observation(
+            granted=granted,
+            spec=self.source.spec,
+            head=head,
+            gradient=gradient,
+            exact=exact,
+            model=model,
+            labels=labels,
+            lengths=lengths,
+            num_examples=grant(Knowledge.BATCH_SIZE, update.num_examples),
+            steps=grant(Knowledge.LOCAL_STEPS, update.steps),
+            lr=grant(Knowledge.LEARNING_RATE, update.lr),
+            buffers=grant(Knowledge.BUFFERS, buffers),
+            auxiliary=_copy(self.source.auxiliary()) if Knowledge.AUXILIARY in granted else None,
+            prior=self.source.prior() if Knowledge.PRIOR in granted else None,
+            defenses=grant(Knowledge.DEFENSE, self.defenses),
+            history=grant(Knowledge.HISTORY, tuple(history)),
+        )
+
+
+def _bag(truth: Truth, granted: Knowledge) -> tuple[Tensor | None, list[int] | None]:
+    """Labels and lengths as far as they are granted, examples sorted by what is granted of them.
+
+    A label an example, or a row of labels, padded with -100 as in a training batch.
+    """
+    labels = (truth.sequences or truth.labels) if Knowledge.LABELS in granted else None
+    lengths = truth.lengths if Knowledge.LENGTHS in granted else None
+    told: list[Sequence[Any]] = [] if labels is None else [[one.tolist() for one in labels]]
+    if lengths is not None:
+        told.append(lengths)
+    examples = list(zip(*told, strict=True))
+    order = sorted(range(len(examples)), key=examples.__getitem__)
+    if labels is not None and not isinstance(labels, Tensor):
+        rows = [labels[i] for i in order]
+        labels = pad_sequence(rows, batch_first=True, padding_value=-100)
+    elif labels is not None:
+        labels = labels[order]
+    return labels, None if lengths is None else [lengths[i] for i in order]
+
+
+def _copy(batch: Batch | None) -> Batch | None:
+    if batch is None:
+        return None
+    lengths = None if batch.lengths is None else batch.lengths.clone()
+    return Batch(batch.inputs.clone(), batch.labels.clone(), lengths, dict(batch.attributes))
+
+
+def to_gradient(
+    update: Update,
+    before: Mapping[str, Tensor],
+    *,
+    lr: float | None = None,
+    steps: int | None = None,
+) -> tuple[dict[str, Tensor], bool]:
+    """The gradient behind an update, by parameter name, and whether it is exact.
+
+    before: the weights the client started from, needed for kind "weights" and for weight decay.
+    lr, steps: what the observer knows of the local optimizer; None where it does not. Without lr
+    the gradient comes up to a positive factor; without steps a single one is assumed.
+
+    For one plain SGD step w' = w - lr (g + decay w) the gradient is recovered exactly (up to
+    float32 cancellation in w' - w). For K steps, and for momentum m, the sum of the steps is
+    divided by the weight that SGD gives them, sum_k (1 - m^(K - k)) / (1 - m): the average
+    gradient along the local path, exact only if it did not turn. Any optimizer other than SGD is
+    treated alike and never exact.
+    """
+    if update.kind == "gradient":
+        return {name: value.detach().clone() for name, value in update.tensors.items()}, True
+    if update.kind == "weights":
+        delta = {name: value - before[name] for name, value in update.tensors.items()}
+    else:
+        delta = dict(update.tensors)
+    weight = _step_weight(steps or 1, update.momentum) * (lr if lr is not None else 1.0)
+    gradient = {name: value.detach() / -weight for name, value in delta.items()}
+    if update.weight_decay and lr is not None:
+        gradient = {k: g - update.weight_decay * before[k] for k, g in gradient.items()}
+    exact = update.optimizer == "sgd" and lr is not None and steps == 1
+    return gradient, exact
+
+
+def _step_weight(steps: int, momentum: float) -> float:
+    """How many times the mean gradient enters K steps of SGD with momentum, from a cold start."""
+    if not momentum:
+        return float(steps)
+    return sum((1 - momentum ** (steps - k)) / (1 - momentum) for k in range(steps))
