@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -87,6 +88,15 @@ RANK = {name: rank for rank, names in enumerate(ROOMS) for name in names}
 
 def test_every_room_has_its_place():
     assert {room(path) for path in sources()} - {""} == set(RANK)
+
+
+def test_the_page_draws_these_rooms():
+    text = (ROOT.parent / "docs" / "architecture.md").read_text()
+    picture = re.search(r"flowchart LR\n(.*?)```", text, re.DOTALL)
+    assert picture
+    rows = [row for line in picture[1].splitlines() for row in line.strip().split(" --> ") if row]
+    drawn = list(dict.fromkeys(frozenset(row.split(" & ")) for row in rows))
+    assert drawn == [frozenset(room - {"moved"}) for room in ROOMS]
 
 
 @pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))

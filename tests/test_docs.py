@@ -306,6 +306,14 @@ def test_what_a_field_of_a_reconstruction_is_scored_by_is_told_as_it_is():
         assert sorted(re.findall(r"`(\w+)`", told[field.name])) == sorted(read_by), field.name
 
 
+def test_the_table_of_the_architecture_names_files_that_exist():
+    table = (DOCS / "architecture.md").read_text().partition("## I want to change X")[2]
+    paths = re.findall(r"`((?:fedsim|adversaries|defenses|scenarios)/[\w/.]*)`", table)
+    assert len(table.strip().splitlines()) >= 20
+    assert len(paths) >= 25
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
 # --- links and addresses --------------------------------------------------------------------
 
 
