@@ -8,6 +8,7 @@
     ├── EngineError          an engine that cannot start, or lost its workers
     ├── ClientError          a client that raised, or whose update was refused
     │   └── UpdateRefused    NaN, Inf, huge, missing, extra or wrongly shaped tensors
+    ├── NotMeasured          a reproduction without one measured row
     ├── NotGranted           knowledge that the threat model withholds from an adversary
     └── Cancelled            an attack told to stop
         └── AttackTimeout    an attack over its wall-clock limit
@@ -26,6 +27,7 @@ __all__ = [
     "EngineError",
     "FedsimError",
     "NotGranted",
+    "NotMeasured",
     "PluginError",
     "RunFolderError",
     "ScenarioError",
@@ -64,6 +66,10 @@ class ClientError(FedsimError):
 
 class UpdateRefused(ClientError):
     """An update with NaN, Inf, huge, missing, extra or wrongly shaped tensors."""
+
+
+class NotMeasured(FedsimError):
+    """A reproduction without one measured row."""
 
 
 class NotGranted(FedsimError):

@@ -119,11 +119,16 @@ def reproduce(
     if not which:
         terminal.listing(console)
         return
-    pages = terminal.reproduce(
-        which, out, scale, overrides=set or [], data=data, play=not show, console=console
+    terminal.reproduce(
+        which,
+        out,
+        scale,
+        overrides=set or [],
+        data=data,
+        play=not show,
+        console=console,
+        strict=True,
     )
-    for page in pages:
-        console.print(f"page: {page}", highlight=False, soft_wrap=True)
 
 
 KINDS = ("adversaries", "defenses", "scenarios", "tasks")
@@ -293,7 +298,7 @@ def main() -> None:
     """Run the command line; a mistake of the user's ends in one message, never a traceback."""
     import click
 
-    from fedsim.errors import ClientError, EngineError, FedsimError
+    from fedsim.errors import ClientError, EngineError, FedsimError, NotMeasured
 
     try:
         code = typer.main.get_command(app).main(standalone_mode=False)
@@ -301,7 +306,7 @@ def main() -> None:
         if os.environ.get("FEDSIM_DEBUG"):
             raise
         typer.secho(f"error: {error}", fg="red", err=True)
-        code = 1 if isinstance(error, ClientError | EngineError) else 2
+        code = 1 if isinstance(error, ClientError | EngineError | NotMeasured) else 2
     except (KeyboardInterrupt, click.Abort):
         typer.secho("interrupted; what was found is in the run folder", fg="yellow", err=True)
         code = 130

@@ -5,6 +5,7 @@ Also `defend`, the mod that adds fedsim's defenses to anyone's ClientApp.
 
 import contextlib
 import functools
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -239,8 +240,14 @@ def _reply(update: Update, metrics: dict[str, float]) -> RecordDict:
     )
 
 
+@functools.cache
+def _secret_seed() -> int:
+    """A seed that only this process knows."""
+    return secrets.randbits(63)
+
+
 def defend(
-    *defenses: Defense, seed: int = 0
+    *defenses: Defense, seed: int | None = None
 ) -> Callable[[Message, Context, Callable[[Message, Context], Message]], Message]:
     """A Flower mod that applies defenses, in listed order, to what a ClientApp is about to send.
 
@@ -248,9 +255,21 @@ def defend(
 
     The reply's one ArrayRecord is read as new weights, and the defenses work on the difference to
     the weights that were received. A defense that has to take part in the training itself
-    (`prepare`) cannot be added from outside: raises `PluginError`. The reply also says which
-    client it is from (`partition-id`), which Flower's node ids do not tell; for that alone,
-    `defend()` without a defense will do.
+    (`prepare`) cannot be added from outside. The reply also says which client it is from
+    (`partition-id`), which Flower's node ids do not tell; for that alone, `defend()` without a
+    defense will do.
+
+    Args:
+        defenses: What to apply.
+        seed: Where the defenses' noise comes from, with the round and the client. None draws one
+            from the operating system, once a process, which nobody else knows. Whoever knows the
+            seed can subtract the noise and has the weights without it: give one in tests only.
+
+    Returns:
+        A mod for `ClientApp.train`.
+
+    Raises:
+        PluginError: a defense changes the training itself.
     """
     for defense in defenses:
         if type(defense).prepare is not Defense.prepare:
@@ -282,7 +301,8 @@ def defend(
         after = dict(arrays.to_torch_state_dict())
         floating = {name: value for name, value in after.items() if value.is_floating_point()}
         config = next(iter(message.content.config_records.values()), ConfigRecord())
-        where = (seed, int(cast(int, config.get("server-round", 0))), client)
+        drawn_from = _secret_seed() if seed is None else seed
+        where = (drawn_from, int(cast(int, config.get("server-round", 0))), client)
         update = Update(tensors=floating, kind="weights")
         protected = protect(update, before, defenses, where, context.state)
         reply.content[key] = ArrayRecord({**after, **dict(protected.tensors)})

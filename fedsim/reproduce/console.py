@@ -16,7 +16,7 @@ from rich.progress import (
 )
 from rich.table import Column, Table
 
-from fedsim.errors import ScenarioError
+from fedsim.errors import NotMeasured, ScenarioError
 from fedsim.reproduce import driver
 from fedsim.reproduce.catalogue import Figure, Part, choose, figures
 from fedsim.reproduce.cells import how
@@ -49,17 +49,36 @@ def reproduce(
     data: str = "",
     play: bool = True,
     console: Console | None = None,
+    strict: bool = False,
 ) -> list[Path]:
     """Play what is left of a paper or figure, print its tables, write its paper's pages.
 
-    which: "llg", "llg/fig4a", or a TOML file with a [paper] table. play: False shows what is there
-    and runs nothing; so does what another process is playing. Returns the pages. Ctrl-C
-    leaves the pages of what there is. Raises what is in `fedsim.errors`.
+    A figure that cannot be measured (its data is missing, say) stops no other. Ctrl-C leaves the
+    pages of what there is.
+
+    Args:
+        which: "llg", "llg/fig4a", or a TOML file with a [paper] table.
+        out: The folder of all reproductions.
+        scale: "smoke" or "paper".
+        overrides: Settings as for `--set`, KEY=VALUE.
+        data: The folder of local data sets.
+        play: False runs nothing and shows what is there; so does a figure that another process is
+            playing.
+        console: Where to print; nowhere if None.
+        strict: Raise if there is not one measured row in the end.
+
+    Returns:
+        The pages that were written, Markdown before HTML.
+
+    Raises:
+        ScenarioError: nothing is called so, or none of the scenarios takes the settings.
+        NotMeasured: `strict`, and there is not one row; the pages have been written.
     """
     if scale not in SCALES:
         raise ScenarioError(f"--scale {scale}: expected {' or '.join(SCALES)}")
     console = console or Console(quiet=True)
     chosen = choose(which)
+    _check_settings(chosen, scale, overrides, data)
     problems: dict[str, dict[str, str]] = {figure.id: {} for figure in chosen}
     try:
         with _bars(console) as bars:
@@ -87,7 +106,34 @@ def reproduce(
         pages = _pages(out, scale, found)
     for figure in chosen:
         _show(console, found[figure.id])
+    for page in pages:
+        console.print(f"page: {page}", highlight=False, soft_wrap=True)
+    shares = [share for figure in chosen for share in found[figure.id].shares]
+    if strict and not any(cell.n for share in shares for cell in share.cells):
+        reasons = [share.problem for share in shares if share.problem]
+        hint = "" if play else " (--show runs nothing)"
+        raise NotMeasured(
+            f"{which}: not one row was measured{hint}. {''.join(reasons[-1:])}".strip()
+        )
     return pages
+
+
+def _check_settings(
+    chosen: Sequence[Figure], scale: str, overrides: Sequence[str], data: str
+) -> None:
+    """Raise `ScenarioError` where no scenario takes the settings.
+
+    Of a paper's scenarios some may lack a key that others have.
+    """
+    mistakes = []
+    for part in (part for figure in chosen for part in figure.parts):
+        try:
+            part.scenario(scale, overrides, data)
+        except ScenarioError as error:
+            mistakes.append(error)
+        else:
+            return
+    raise mistakes[0]
 
 
 def _order(chosen: Sequence[Figure]) -> list[tuple[Figure, Part]]:

@@ -19,10 +19,12 @@ from support.rogues import Counting, Trainer
 from support.tiny import ask, config, initial, meaning, same, scenario, sent
 
 from defenses import GaussianNoise, Sign
+from fedsim import Update
 from fedsim.engine.inline import InlineGrid
 from fedsim.errors import PluginError
 from fedsim.federation import client
 from fedsim.federation.client import defend
+from fedsim.seeds import torch_generator
 
 pytestmark = pytest.mark.usefixtures("rogues")
 
@@ -275,6 +277,23 @@ def test_defend_draws_by_seed_client_and_round():
     assert torch.equal(noise(0, 1), noise(0, 1))
     assert not torch.equal(noise(0, 1), noise(1, 1))
     assert not torch.equal(noise(0, 1), noise(0, 2))
+
+
+def test_noise_that_nobody_gave_a_seed_for_cannot_be_subtracted():
+    received, sent_without = BEFORE["w"], AFTER["w"]
+    guesses = []
+    for seed in (None, 0):
+        app = foreign(defend(GaussianNoise(sigma=1), seed=seed))
+        noisy = sent(asked(app))["w"]
+        rng = torch_generator(0, "defense.0.gaussian-noise", 1, 1)
+        change = GaussianNoise(sigma=1).protect(zeros(received), rng, {})
+        guesses.append(noisy - change.tensors["w"])
+    assert torch.allclose(guesses[1], sent_without, atol=1e-6), "whoever knows a seed can"
+    assert not torch.allclose(guesses[0], sent_without, atol=0.1)
+
+
+def zeros(like):
+    return Update(tensors={"w": torch.zeros_like(like)}, kind="delta")
 
 
 def test_defend_keeps_a_defenses_state_on_the_client():

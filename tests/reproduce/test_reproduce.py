@@ -13,7 +13,7 @@ from support.tiny_figures import key, table, toml
 from typer.testing import CliRunner
 
 from adversaries import LLG
-from fedsim.cli import app
+from fedsim.cli import app, main
 from fedsim.errors import ScenarioError
 from fedsim.reproduce import choose, locked, outcome
 from fedsim.reproduce.console import reproduce
@@ -209,6 +209,43 @@ def test_data_that_is_not_there_reads_not_measured_and_stops_nothing(tmp_path, m
     looked = reproduce("test/tiny", tmp_path / "out", data=str(tmp_path))[0].read_text()
     assert "no data 'moon' in --data" in looked
     assert str(tmp_path) not in looked
+
+
+def exit_status(monkeypatch, *words):
+    """That of `fedsim reproduce`."""
+    monkeypatch.setattr("sys.argv", ["fedsim", "reproduce", *map(str, words)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return ended.value.code
+
+
+def test_a_mistaken_setting_is_an_error_with_the_reason(tmp_path, monkeypatch, capsys):
+    words = (toml(tmp_path), "--out", tmp_path / "out", "--set", "training.lrr=1")
+    assert exit_status(monkeypatch, *words) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert "training.lrr" in last
+    assert "Did you mean 'lr'?" in last
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_setting_that_some_scenarios_of_a_paper_lack_is_no_error(tmp_path, monkeypatch, attacked):
+    noisy = '[[defenses]]\nname = "gaussian-noise"\n'
+    sources = [toml(tmp_path, "a"), toml(tmp_path, "b", published=noisy)]
+    monkeypatch.setattr("fedsim.reproduce.catalogue.scenario_names", lambda: sources)
+    setting = ["defenses.0.sigma=0.0", "paper.repetitions=1"]
+    assert reproduce("test/tiny", tmp_path / "out", overrides=setting, strict=True)
+    assert (tmp_path / "out/test/tiny/smoke/b/findings.csv").is_file()
+    assert not (tmp_path / "out/test/tiny/smoke/a").exists()
+
+
+def test_not_one_measured_row_is_an_error_with_the_reason_last(tmp_path, monkeypatch, capsys):
+    source, out = toml(tmp_path, data="moon"), tmp_path / "out"
+    assert exit_status(monkeypatch, source, "--out", out) == 1
+    told = capsys.readouterr()
+    assert "page: " in told.out
+    assert "not one row was measured. needs a data set of the moon" in told.err.splitlines()[-1]
+    assert exit_status(monkeypatch, source, "--out", out, "--show") == 1
+    assert "(--show runs nothing)" in capsys.readouterr().err
 
 
 def test_a_gpu_that_is_not_there_reads_not_measured(tmp_path, monkeypatch):
