@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 
+# Flower's simulation joins whatever Ray cluster it finds on this machine, unless it is told not to.
+os.environ["RAY_ADDRESS"] = "local"
+
 
 @pytest.fixture(autouse=True, scope="session")
 def _quiet() -> None:
