@@ -37,10 +37,16 @@ def node(tmp_path: Path, *options: str, **environment: str) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def head(tmp_path_factory) -> Iterator[str]:
     """The address of a cluster of one node."""
-    with socket.socket() as free:
+    with socket.socket() as free, socket.socket() as other:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    options = [f"--port={port}", "--node-ip-address=127.0.0.1", "--include-dashboard=false"]
+        other.bind(("127.0.0.1", 0))
+        port, clients = free.getsockname()[1], other.getsockname()[1]
+    options = [
+        f"--port={port}",
+        f"--ray-client-server-port={clients}",
+        "--node-ip-address=127.0.0.1",
+        "--include-dashboard=false",
+    ]
     # A folder of its own, or whoever starts Ray meanwhile joins this cluster; a short path, because
     # sockets have one.
     with TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as temporary:
