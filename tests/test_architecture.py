@@ -247,6 +247,14 @@ def test_importing_fedsim_and_its_plugins_loads_nothing_heavy():
     assert not loaded & (heavy | {"sklearn", "torchmetrics", "typer"})
 
 
+def test_flowers_mods_are_read_about_without_flower():
+    code = (
+        "from fedsim.plugin import make\n"
+        "[make('defenses', f'flower-{name}', {}, '') for name in ('local-dp', 'fixed-clipping')]"
+    )
+    assert "flwr" not in loaded_after(code)
+
+
 def test_importing_fedsim_alone_loads_not_even_torch():
     assert not loaded_after("import fedsim, adversaries, defenses") & {"torch", "numpy", "pydantic"}
 

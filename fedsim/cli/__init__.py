@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 import typer
 
 app = typer.Typer(
-    help="Simulate federated learning with adversaries that attack every update.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -24,6 +23,24 @@ Data = Annotated[
     typer.Option("--data", envvar="FEDSIM_DATA", help="Folder with local data sets"),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print data as JSON on standard output")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from fedsim import __version__
+
+        typer.echo(f"fedsim {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version"),
+    ] = False,
+) -> None:
+    """Simulate federated learning with adversaries that attack every update."""
 
 
 @app.command()

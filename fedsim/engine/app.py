@@ -57,7 +57,7 @@ def main(grid: Grid, context: Context) -> None:
     )
     if scenario.sweep:
         raise ScenarioError("flwr run plays one scenario; run a sweep with `fedsim run`")
-    task, cautions = preflight(scenario)
+    task, cautions = preflight(scenario, nodes_decide=True)
     ledger = Ledger.create(
         Path(given.get("out") or f"runs/{scenario.name}-{context.run_id}"), scenario
     )

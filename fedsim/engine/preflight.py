@@ -1,5 +1,7 @@
 """Everything that can go wrong before a run, found before there is a run folder."""
 
+from typing import Any
+
 import torch
 
 from fedsim.defense import Defense
@@ -14,12 +16,26 @@ from fedsim.training.local import local_training
 __all__ = ["preflight"]
 
 
-def preflight(scenario: Scenario) -> tuple[Task, list[str]]:
+def preflight(scenario: Scenario, *, nodes_decide: bool = False) -> tuple[Task, list[str]]:
     """Load a scenario's data, build its model and strategy, rehearse its defenses.
 
-    Returns the task, its data loaded, and what the user should be warned of. Raises
-    `ScenarioError`, `DataError` or `PluginError`.
+    Args:
+        scenario: One point of a sweep, or a scenario without one.
+        nodes_decide: Whether the number of clients is that of connected nodes (`flwr run`): more
+            victims than clients are then a warning.
+
+    Returns:
+        The task, its data loaded, and what the user should be warned of.
+
+    Raises:
+        ScenarioError: The scenario cannot be run as written, or not on this machine.
+        DataError: Its data is missing or wrong.
+        PluginError: A plugin is unknown or refuses its settings.
     """
+    _check_gpus(scenario, clients_too=not nodes_decide)
+    too_many = _too_many_victims(scenario)
+    if too_many and not nodes_decide:
+        raise ScenarioError("\n".join(too_many))
     task = scenario.build_task()
     task.num_examples(0)
     task.head  # noqa: B018 - raises where none is found
@@ -36,13 +52,39 @@ def preflight(scenario: Scenario) -> tuple[Task, list[str]]:
     for guarded in sorted({tuple(one.guards(c) for one in defenses) for c in clients}):
         chain = [one for one, on in zip(defenses, guarded, strict=True) if on]
         local_training(scenario, task, module, (), torch.Generator(), chain)
-    cautions = task.cautions() + Budget(scenario, task).cautions()
+    cautions = too_many + task.cautions() + Budget(scenario, task).cautions()
     if scenario.adversaries:
         model = task.victim({})
         for label, _, adversary in scenario.build_adversaries():
             found = _not_there(adversary.recovers, task.spec) or adversary.cautions(model)
             cautions += [f"{label}: {text}" for text in found]
     return task, cautions
+
+
+def _check_gpus(scenario: Scenario, *, clients_too: bool) -> None:
+    """GPUs that are asked for must be here, unless a Ray cluster elsewhere has them."""
+    engine = scenario.engine
+    for key in ("gpus_per_attack", *["gpus_per_client"] * clients_too):
+        asked: float = getattr(engine, key)
+        if asked and not engine.address and not torch.cuda.is_available():
+            raise ScenarioError(
+                f"needs a GPU (engine.{key} = {asked:g}), and there is none that PyTorch can use. "
+                f"Set engine.{key} = 0, or engine.address to a Ray cluster that has one"
+            )
+
+
+def _too_many_victims(scenario: Scenario) -> list[str]:
+    """Numbers of victims above the number of clients that take part in a round."""
+    most = scenario.training.per_round
+    asked: dict[str, Any] = {"threat.victims": scenario.threat.victims}
+    for index, plan in enumerate(scenario.adversaries):
+        asked[f"adversaries.{index}.victims"] = plan.victims
+    return [
+        f"{key} = {number}, and {most} clients take part in a round "
+        f'(training.clients_per_round). Lower it, or set {key} = "all"'
+        for key, number in asked.items()
+        if isinstance(number, int) and number > most
+    ]
 
 
 def _not_there(fields: frozenset[str], spec: Spec) -> list[str]:

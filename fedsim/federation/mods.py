@@ -1,4 +1,7 @@
-"""Flower's own privacy mods as defenses, by name."""
+"""Flower's own privacy mods as defenses, by name.
+
+Flower is imported where a mod is run: a run that used one is read where Flower is not installed.
+"""
 
 import math
 from abc import abstractmethod
@@ -6,13 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
-from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
 from pydantic import Field
 
 from fedsim.defense import ClientState, Defense, Exposure
 from fedsim.errors import ClientError
-from fedsim.federation.grid import message
 from fedsim.privacy import epsilon, weak_delta
 from fedsim.records import Update
 from fedsim.seeds import isolated
@@ -29,6 +29,10 @@ class _Mod(Defense):
 
     def protect(self, update: Update, rng: torch.Generator, state: ClientState) -> Update:
         """What the mod makes of the update; its noise is seeded by `rng`."""
+        from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+
+        from fedsim.federation.grid import message
+
         if not update.tensors:
             return update
         # Flat, because Flower passes over arrays without dimensions.
@@ -79,6 +83,8 @@ class FixedClipping(_Mod):
 
     def mod(self) -> Any:
         """`fixedclipping_mod`."""
+        from flwr.clientapp.mod import fixedclipping_mod
+
         return fixedclipping_mod
 
 
@@ -106,6 +112,8 @@ class LocalDP(_Mod):
 
     def mod(self) -> Any:
         """`LocalDpMod` with these settings."""
+        from flwr.clientapp.mod import LocalDpMod
+
         return LocalDpMod(self.clipping_norm, self.sensitivity, self.epsilon, self.delta)
 
     def spent(self, exposure: Exposure) -> Mapping[str, float]:

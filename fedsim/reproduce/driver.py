@@ -12,11 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fedsim.engine import simulate as simulation
 from fedsim.engine.preflight import preflight
-from fedsim.errors import ClientError, DataError, FedsimError, RunFolderError, ScenarioError
+from fedsim.errors import ClientError, DataError, FedsimError, RunFolderError
 from fedsim.federation.federate import place
 from fedsim.reproduce.catalogue import GROWING, Figure, Part
 from fedsim.runs.ledger import Ledger
@@ -68,8 +66,6 @@ def play(
 def _play(scenario: Scenario, folder: Path, progress: Progress, name: str) -> str:
     """Play the points that are left; returns why some of them could not be played."""
     assert scenario.paper is not None  # noqa: S101 - the catalogue holds no other
-    if scenario.engine.gpus_per_attack and not torch.cuda.is_available():
-        raise ScenarioError("needs a GPU (engine.gpus_per_attack), and there is none")
     seeds = range(scenario.seed, scenario.seed + scenario.paper.repetitions)
     exists = (folder / "scenario.toml").exists()
     done: set[str] = set()

@@ -3,8 +3,10 @@
 import pytest
 from typer.testing import CliRunner
 
+import fedsim
 from fedsim.cli import app, main
 from fedsim.engine.preflight import preflight
+from fedsim.errors import ScenarioError
 from fedsim.scenario import Scenario
 
 HOPELESS = [
@@ -32,6 +34,28 @@ def test_an_attack_that_this_task_gives_nothing_is_warned_of(task, settings, adv
     _, cautions = preflight(Scenario.parse(table))
     mine = [text for text in cautions if text.startswith(f"{adversary}: ")]
     assert (said in mine[0]) if said else not mine
+
+
+@pytest.mark.parametrize("key", ["threat.victims", "adversaries.1.victims"])
+def test_more_victims_than_clients_a_round_are_an_error_unless_nodes_decide(key):
+    run = Scenario.load("quickstart", [f"{key}=6"])
+    with pytest.raises(ScenarioError, match=rf"^{key} = 6, and 5 clients take part in a round"):
+        preflight(run)
+    _, cautions = preflight(run, nodes_decide=True)
+    assert [text for text in cautions if text.startswith(f"{key} = 6")]
+
+
+@pytest.mark.parametrize("key", ["gpus_per_client", "gpus_per_attack"])
+def test_a_gpu_that_is_not_there_is_an_error(key, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(ScenarioError, match=rf"needs a GPU \(engine\.{key} = 0\.5\), and there is"):
+        preflight(Scenario.load("quickstart", [f"engine.{key}=0.5"]))
+    elsewhere = [f"engine.{key}=0.5", "engine.address=10.0.0.1:6379"]
+    assert preflight(Scenario.load("quickstart", elsewhere))
+
+
+def test_the_version_is_printed():
+    assert CliRunner().invoke(app, ["--version"]).output == f"fedsim {fedsim.__version__}\n"
 
 
 def checked(*arguments: str):

@@ -220,7 +220,8 @@ def test_what_kept_an_engine_from_starting_is_what_the_user_reads(tmp_path):
         simulate(nowhere, tmp_path / "nowhere")
 
 
-def test_too_few_gpus_are_an_error_and_no_endless_wait(tmp_path):
+def test_too_few_gpus_are_an_error_and_no_endless_wait(tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     greedy = scenario(engine={"name": "ray", "workers": 2, "gpus_per_client": 64})
     with pytest.raises(EngineError, match=r"need 128 GPUs, and Ray has .*gpus_per_client"):
         simulate(greedy, tmp_path / "greedy")

@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import itertools
 import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -108,10 +109,13 @@ def load(
             f"data '{name}' has labels from {found.y.min()} to {found.y.max()}, expected "
             f"0 to {classes - 1}" + (": it names that many classes" if found.label_names else "")
         )
-    if classes > len(found.y) and not found.label_names:
+    present = set(found.y.tolist())
+    if len(present) < classes and not found.label_names:
+        missing = list(itertools.islice((n for n in range(classes) if n not in present), 6))
+        named = ", ".join(map(str, missing[:5])) + (" and others" if len(missing) > 5 else "")
         raise DataError(
-            f"data '{name}' has labels up to {found.y.max()} on {len(found.y)} examples; expected "
-            "classes numbered from 0 without gaps"
+            f"data '{name}' has labels from 0 to {found.y.max()}, but no example with {named}. "
+            "Number classes from 0 without gaps, or name them all in label_names"
         )
     if classes < 2:
         raise DataError(f"data '{name}' has a single label; a classifier needs two")

@@ -203,6 +203,8 @@ def bad(**changes):
         (bad(y=np.arange(60) - 1), "labels from -1 to 58, expected 0 to 58"),
         (bad(label_names=np.array(["a", "b"])), "labels from 0 to 2, expected 0 to 1"),
         (bad(y=np.zeros(60, int)), "a single label"),
+        (bad(y=np.arange(60) % 3 * 2), "labels from 0 to 4, but no example with 1, 3"),
+        (bad(y=np.arange(60) * 90), "no example with 1, 2, 3, 4, 5 and others. Number"),
         (bad(x=np.array([None] * 60)), "cannot be read"),
         (
             {
