@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fedsim.cli import list_
+from fedsim.cli.list import list_
 from fedsim.errors import ScenarioError
 from fedsim.reproduce import choose, figures
 from fedsim.reproduce.cells import places, series

@@ -1,0 +1,77 @@
+"""`fedsim check`: what is wrong with a scenario or a plugin, before anything runs."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedsim.cli.options import Data, Set
+
+__all__ = ["check"]
+
+
+def check(
+    what: Annotated[str, typer.Argument(help="A scenario, or a plugin as module:Class")],
+    set: Set = None,
+    data: Data = "",
+) -> None:
+    """Check a scenario, or a plugin's conformance, before any training."""
+    from fedsim.engine.preflight import preflight
+    from fedsim.scenario import Scenario
+
+    if ":" in what and not Path(what).exists():
+        _check_plugin(what)
+        return
+    scenario, denied = Scenario.load(what, set or [], data=data or None), False
+    for name, point in scenario.points().items():
+        task, cautions = preflight(point)
+        fewest = min(task.num_examples(client) for client in range(point.training.clients))
+        t = point.training
+        where = f"{name}: " if name else ""
+        typer.echo(
+            f"{where}{t.clients} clients, {t.per_round} a round, {t.rounds} rounds of "
+            f"{t.algorithm}; at least {fewest} examples a client"
+        )
+        if fewest < t.batch_size:
+            typer.echo(
+                f"  a batch of {t.batch_size} is cut to what a client holds, at least {fewest}"
+            )
+        for caution in cautions:
+            typer.echo(f"  warning: {caution}")
+        denials = point.denials()
+        for label, _, adversary in point.build_adversaries():
+            needs = ", ".join(adversary.requires().names())
+            lacking = denials.get(label)
+            verdict = f"denied: lacks {', '.join(lacking.names())}" if lacking else "granted"
+            typer.echo(f"  {label}: needs {needs}: {verdict}")
+        if denials:
+            denied = True
+            typer.echo(
+                f"threat.grants = {point.threat.grants!r} withholds what "
+                f"{', '.join(denials)} needs; grant it, or leave the adversary out",
+                err=True,
+            )
+    if denied:
+        raise typer.Exit(1)
+
+
+def _check_plugin(what: str) -> None:
+    import importlib
+
+    from fedsim.errors import PluginError
+    from fedsim.libraries import brief
+    from fedsim.testing import conformance
+
+    module, _, name = what.partition(":")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        cls = getattr(importlib.import_module(module), name)
+    except Exception as error:
+        raise PluginError(f"{what} cannot be imported: {brief(error)}") from error
+    complaints = conformance(cls)
+    for complaint in complaints:
+        typer.echo(f"  - {complaint}")
+    typer.echo(f"{what}: {f'{len(complaints)} complaints' if complaints else 'conforms'}")
+    if complaints:
+        raise typer.Exit(1)

@@ -1,0 +1,43 @@
+"""`fedsim reproduce`: a paper's figures and tables."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedsim.cli.options import Data, Set
+
+__all__ = ["reproduce"]
+
+
+def reproduce(
+    which: Annotated[
+        str, typer.Argument(metavar="[PAPER[/FIGURE]]", help="Nothing: list what there is")
+    ] = "",
+    scale: Annotated[str, typer.Option("--scale", help="smoke or paper")] = "smoke",
+    set: Set = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder for all of them")] = Path(
+        "runs/reproduce"
+    ),
+    data: Data = "",
+    show: Annotated[bool, typer.Option("--show", help="Run nothing; show what is there")] = False,
+) -> None:
+    """Reproduce a paper's figures and tables, ours beside published."""
+    from rich.console import Console
+
+    from fedsim.reproduce import console as terminal
+
+    console = Console()
+    if not which:
+        terminal.listing(console)
+        return
+    terminal.reproduce(
+        which,
+        out,
+        scale,
+        overrides=set or [],
+        data=data,
+        play=not show,
+        console=console,
+        strict=True,
+    )
