@@ -110,7 +110,9 @@ class Display:
         if round and self._live is None:
             numbers = {k: v for k, v in fields.items() if isinstance(v, float)}
             utility = "  ".join(f"{name} {_number(name, value)}" for name, value in numbers.items())
-            self._say(f"round {round}/{of}  {utility}  {self._leakage()}")
+            leakage = self._leakage()
+            so_far = f"  leaked so far: {leakage}" if leakage else ""
+            self._say(f"round {round}/{of}  {utility}{so_far}")
 
     def _leakage(self) -> str:
         """Each adversary's main metric so far, and what chance gives."""

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from fedsim.cli.options import AsJson, print_json
+from fedsim.cli.options import AsJson, open_console, print_json
 
 __all__ = ["list_"]
 
@@ -17,7 +17,6 @@ def list_(
     as_json: AsJson = False,
 ) -> None:
     """List adversaries, defenses, scenarios and tasks."""
-    from rich.console import Console
     from rich.table import Table
 
     from fedsim import plugin
@@ -37,7 +36,7 @@ def list_(
     if as_json:
         print_json(found if not kind else found[kind])
         return
-    console = Console()
+    console = open_console()
     for each, entries in found.items():
         table = Table(title=each, title_justify="left", box=None, show_header=False)
         for name, summary in entries.items():

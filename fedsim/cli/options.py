@@ -1,11 +1,18 @@
 """Options that several commands share."""
 
 import json
-from typing import Annotated, Any
+import os
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-__all__ = ["AsJson", "Data", "Set", "print_json"]
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["AsJson", "Data", "Set", "open_console", "print_json"]
+
+WIDE = 200
+"""Characters of a line where no window limits it."""
 
 Set = Annotated[
     list[str] | None,
@@ -21,3 +28,13 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print data as JSON on stan
 def print_json(value: Any) -> None:
     """Print a value as JSON on standard output."""
     typer.echo(json.dumps(value, indent=2, default=str))
+
+
+def open_console(*, stderr: bool = False) -> "Console":
+    """A console for tables; in a pipe or a file it is wide, so that nothing is cut."""
+    from rich.console import Console
+
+    console = Console(stderr=stderr)
+    if console.is_terminal or "COLUMNS" in os.environ:
+        return console
+    return Console(stderr=stderr, width=WIDE)

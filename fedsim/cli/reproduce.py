@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from fedsim.cli.options import Data, Set
+from fedsim.cli.options import Data, Set, open_console
 
 __all__ = ["reproduce"]
 
@@ -23,11 +23,9 @@ def reproduce(
     show: Annotated[bool, typer.Option("--show", help="Run nothing; show what is there")] = False,
 ) -> None:
     """Reproduce a paper's figures and tables, ours beside published."""
-    from rich.console import Console
-
     from fedsim.reproduce import console as terminal
 
-    console = Console()
+    console = open_console()
     if not which:
         terminal.listing(console)
         return

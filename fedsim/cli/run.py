@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedsim.cli.options import AsJson, Data, Set, print_json
+from fedsim.cli.options import AsJson, Data, Set, open_console, print_json
 
 __all__ = ["run"]
 
@@ -28,9 +28,7 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Run a scenario: train, intercept, attack, report."""
-    from rich.console import Console
-
-    console = Console(stderr=as_json)
+    console = open_console(stderr=as_json)
     status = None if quiet else console.status("loading")
     if status is not None and console.is_terminal:
         status.start()

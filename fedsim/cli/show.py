@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from fedsim.cli.options import AsJson, print_json
+from fedsim.cli.options import AsJson, open_console, print_json
 
 __all__ = ["show"]
 
@@ -15,8 +15,6 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show a plugin's settings and needs, or a scenario's text."""
-    from rich.console import Console
-
     from fedsim import plugin
     from fedsim.cli.display import describe, print_facts
     from fedsim.errors import ScenarioError, did_you_mean
@@ -28,7 +26,7 @@ def show(
         if as_json:
             print_json(facts)
         else:
-            print_facts(Console(), facts)
+            print_facts(open_console(), facts)
             if name in scenario_names():
                 typer.echo(f"\nThe scenario '{name}':\n\n{Scenario.load(name).to_toml()}")
     elif name in scenario_names() or Path(name).is_file():
