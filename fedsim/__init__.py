@@ -57,6 +57,8 @@ redirect(
                 "grid",
                 "mods",
                 "secure",
+                "secure.client",
+                "secure.grid",
                 "server",
                 "strategies",
             ),

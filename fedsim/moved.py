@@ -7,6 +7,7 @@ from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 __all__ = ["redirect"]
 
@@ -41,5 +42,13 @@ class _Finder(MetaPathFinder, Loader):
         )
         there = import_module(new)
         module.__doc__ = there.__doc__
-        module.__dict__["__getattr__"] = lambda name: getattr(there, name)
+        module.__path__ = []  # a package that only this finder looks into
+
+        def ask(name: str) -> Any:
+            # With the new one's __path__ its modules would be loaded a second time.
+            if name.startswith("__"):
+                raise AttributeError(f"module '{module.__name__}' has no attribute '{name}'")
+            return getattr(there, name)
+
+        module.__dict__["__getattr__"] = ask
         module.__dict__["__all__"] = getattr(there, "__all__", [])

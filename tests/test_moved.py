@@ -23,6 +23,8 @@ def test_every_new_name_is_a_module():
         "from fedsim.simulation import simulate; assert simulate is fedsim.simulate",
         "from fedsim import client; assert client.defend is fedsim.defend",
         "import fedsim.server; assert fedsim.server.HonestButCurious is fedsim.HonestButCurious",
+        "from fedsim.secure.grid import SecureGrid; import fedsim.federation.secure.grid as new;"
+        "assert SecureGrid is new.SecureGrid",
         "from adversaries.llg import LLG; assert LLG is __import__('adversaries').LLG",
     ],
 )

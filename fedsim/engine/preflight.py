@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from fedsim.defense import Defense
+from fedsim.engine.engine import engine_name
 from fedsim.errors import ScenarioError
 from fedsim.federation.strategies import build_strategy, quiet
 from fedsim.records import Spec
@@ -64,9 +65,10 @@ def preflight(scenario: Scenario, *, nodes_decide: bool = False) -> tuple[Task, 
 def _check_gpus(scenario: Scenario, *, clients_too: bool) -> None:
     """GPUs that are asked for must be here, unless a Ray cluster elsewhere has them."""
     engine = scenario.engine
+    elsewhere = engine.address and engine_name(scenario) == "ray"
     for key in ("gpus_per_attack", *["gpus_per_client"] * clients_too):
         asked: float = getattr(engine, key)
-        if asked and not engine.address and not torch.cuda.is_available():
+        if asked and not elsewhere and not torch.cuda.is_available():
             raise ScenarioError(
                 f"needs a GPU (engine.{key} = {asked:g}), and there is none that PyTorch can use. "
                 f"Set engine.{key} = 0, or engine.address to a Ray cluster that has one"
@@ -76,9 +78,12 @@ def _check_gpus(scenario: Scenario, *, clients_too: bool) -> None:
 def _too_many_victims(scenario: Scenario) -> list[str]:
     """Numbers of victims above the number of clients that take part in a round."""
     most = scenario.training.per_round
-    asked: dict[str, Any] = {"threat.victims": scenario.threat.victims}
+    asked: dict[str, Any] = {}
     for index, plan in enumerate(scenario.adversaries):
-        asked[f"adversaries.{index}.victims"] = plan.victims
+        if plan.victims is None:
+            asked["threat.victims"] = scenario.threat.victims
+        else:
+            asked[f"adversaries.{index}.victims"] = plan.victims
     return [
         f"{key} = {number}, and {most} clients take part in a round "
         f'(training.clients_per_round). Lower it, or set {key} = "all"'

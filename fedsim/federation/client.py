@@ -240,12 +240,6 @@ def _reply(update: Update, metrics: dict[str, float]) -> RecordDict:
     )
 
 
-@functools.cache
-def _secret_seed() -> int:
-    """A seed that only this process knows."""
-    return secrets.randbits(63)
-
-
 def defend(
     *defenses: Defense, seed: int | None = None
 ) -> Callable[[Message, Context, Callable[[Message, Context], Message]], Message]:
@@ -262,7 +256,7 @@ def defend(
     Args:
         defenses: What to apply.
         seed: Where the defenses' noise comes from, with the round and the client. None draws one
-            from the operating system, once a process, which nobody else knows. Whoever knows the
+            from the operating system for each reply, which nobody else knows. Whoever knows the
             seed can subtract the noise and has the weights without it: give one in tests only.
 
     Returns:
@@ -300,9 +294,11 @@ def defend(
         ((key, arrays),) = reply.content.array_records.items()
         after = dict(arrays.to_torch_state_dict())
         floating = {name: value for name, value in after.items() if value.is_floating_point()}
-        config = next(iter(message.content.config_records.values()), ConfigRecord())
-        drawn_from = _secret_seed() if seed is None else seed
-        where = (drawn_from, int(cast(int, config.get("server-round", 0))), client)
+        configs = message.content.config_records.values()
+        told = next((one["server-round"] for one in configs if "server-round" in one), 0)
+        # Drawn anew for each reply: equal noise in two of them would be gone in their difference.
+        drawn_from = secrets.randbits(63) if seed is None else seed
+        where = (drawn_from, int(cast(int, told)), client)
         update = Update(tensors=floating, kind="weights")
         protected = protect(update, before, defenses, where, context.state)
         reply.content[key] = ArrayRecord({**after, **dict(protected.tensors)})

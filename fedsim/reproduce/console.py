@@ -107,7 +107,7 @@ def reproduce(
     for figure in chosen:
         _show(console, found[figure.id])
     for page in pages:
-        console.print(f"page: {page}", highlight=False, soft_wrap=True)
+        console.print(f"page: {page}", markup=False, highlight=False, soft_wrap=True)
     shares = [share for figure in chosen for share in found[figure.id].shares]
     if strict and not any(cell.n for share in shares for cell in share.cells):
         reasons = [share.problem for share in shares if share.problem]

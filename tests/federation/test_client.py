@@ -292,6 +292,12 @@ def test_noise_that_nobody_gave_a_seed_for_cannot_be_subtracted():
     assert not torch.allclose(guesses[0], sent_without, atol=0.1)
 
 
+def test_noise_without_a_seed_is_new_in_every_reply():
+    app = foreign(defend(GaussianNoise(sigma=1)))
+    first, again = (sent(asked(app))["w"] for _ in range(2))
+    assert not torch.allclose(first, again, atol=0.1)
+
+
 def zeros(like):
     return Update(tensors={"w": torch.zeros_like(like)}, kind="delta")
 

@@ -64,7 +64,7 @@ def check_nodes() -> None:
                 f"{where} did not answer within {PATIENCE:g} s. Look at its log, or stop it"
             ) from error
         except RayError as error:
-            reason = str(error).strip().splitlines()[-1]
+            reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
             raise EngineError(f"{where} cannot run anything: {reason}") from error
         for name, version in here.items():
             if there[name] != version:
