@@ -108,7 +108,7 @@ def test_attacks_from_the_tape_find_what_they_found_live(algorithm, model, tmp_p
             "local_steps": 1 if algorithm == "fedsgd" else 2,
         },
         threat={"grants": "auxiliary", "record": True},
-        adversaries=[{"name": "llg"}, {"name": "dlg", "budget": 1, "victims": 3}],
+        adversaries=[{"name": "llg"}, {"name": "dlg", "budget": 1, "victims": 2}],
     )
     simulate(run, tmp_path)
     live = rows(tmp_path)
