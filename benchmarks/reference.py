@@ -1,12 +1,12 @@
-"""Whether two states of the code find the same: plays a set of runs and compares their rows.
+"""Regression check: run a set of scenarios before and after a change and compare their tables.
 
-    python benchmarks/reference.py play OUT [NAME ...] --data DIR
+    python benchmarks/reference.py run OUT [NAME ...] --data DIR
     python benchmarks/reference.py compare BEFORE AFTER
 
-`play` uses the fedsim of the interpreter that runs it. Play once before a change that must not
-change results and once after, on the same machine. Every column of every table is compared, except
-seconds. Runs that are there are not played again; those that need local data are left out where no
---data is given. An hour of one core in all.
+`run` uses the fedsim of the interpreter that executes it. Run once before a change that must not
+change results and once after, on the same machine. All columns except seconds are compared.
+Scenarios whose results exist are skipped, and so are those that need local data if --data is not
+given. All of them take about an hour of one core.
 """
 
 import argparse
@@ -92,13 +92,16 @@ RUNS: dict[str, tuple[list[str], list[str], bool]] = {
 TABLES = ("findings.csv", "utility.csv")
 
 
-def play(out: Path, names: list[str], data: str) -> None:
-    """Play the runs that are not there yet, each into a folder of its name."""
+def run(out: Path, names: list[str], data: str) -> None:
+    """Run what has no results yet, each into a folder of its name."""
     for name in names or RUNS:
         (command, what), settings, needs = RUNS[name]
         folder = out / name
         if folder.is_dir() or (needs and not data):
-            print(f"{name}: {'is there' if folder.is_dir() else 'needs --data'}", flush=True)
+            print(
+                f"{name}: {'skipped, its results exist' if folder.is_dir() else 'skipped, needs --data'}",
+                flush=True,
+            )
             continue
         if "\n" in what:
             out.mkdir(parents=True, exist_ok=True)
@@ -129,7 +132,7 @@ def compare(before: Path, after: Path) -> int:
     different = 0
     for name in RUNS:
         if not (before / name).is_dir() or not (after / name).is_dir():
-            print(f"{name:16} not played in both")
+            print(f"{name:16} has not been run in both")
             continue
         old, new = rows(before / name), rows(after / name)
         if old == new:
@@ -153,7 +156,7 @@ def compare(before: Path, after: Path) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    player = commands.add_parser("play")
+    player = commands.add_parser("run")
     player.add_argument("out", type=Path)
     player.add_argument("names", nargs="*", choices=[[], *RUNS])
     player.add_argument("--data", default="")
@@ -161,8 +164,8 @@ def main() -> None:
     comparer.add_argument("before", type=Path)
     comparer.add_argument("after", type=Path)
     given = parser.parse_args()
-    if given.command == "play":
-        play(given.out, given.names, given.data)
+    if given.command == "run":
+        run(given.out, given.names, given.data)
     else:
         sys.exit(bool(compare(given.before, given.after)))
 

@@ -86,9 +86,7 @@ def test_the_last_stage_only_takes_what_the_first_one_installed():
     assert first == "${BASE} AS build"
     assert last == "${BASE}"
     text = (DOCKER / "Dockerfile").read_text().split("FROM ${BASE}\n")[1]
-    assert re.findall(r"^COPY (.+)$", text, re.MULTILINE) == [
-        "--from=build /opt/fedsim /opt/fedsim"
-    ]
+    assert re.findall(r"^COPY (.+)$", text, re.MULTILINE) == ["--from=build /venv /venv"]
     assert "pip " not in text
     assert "apt" not in text
 

@@ -1,4 +1,4 @@
-"""What travels under secure aggregation: what a client is told, and its update before the mask."""
+"""Messages of secure aggregation: the parameters that a client receives, and its unmasked update."""
 
 from dataclasses import dataclass
 from typing import cast
@@ -12,10 +12,16 @@ __all__ = ["Plain", "Round"]
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What a client is told of the protocol.
+    """The protocol's parameters for one client in one round, sent by the server.
 
-    seed: the run's. client: its own number. clients: how many take part. partners: with whom
-    it shares masks, or, in a query, those of them that are gone. size: of a masked vector.
+    Attributes:
+        seed: The run's seed, from which pairwise masks are derived.
+        round: The round's number, from 1.
+        client: This client's number.
+        clients: How many clients take part in the round.
+        partners: The clients that this one shares a mask with; in a query, those among them that
+            have dropped out.
+        size: The length of a masked vector.
     """
 
     seed: int
@@ -39,10 +45,14 @@ class Round:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plain:
-    """An update before it is masked.
+    """A client's update before it is masked.
 
-    values (1 + size of all arrays,): the training loss, then the arrays by sorted name.
-    examples: its weight in the mean. meaning: what the arrays are; no number of examples.
+    Attributes:
+        values: float64 of shape (1 + P,): the training loss, then the P values of all arrays,
+            flattened, in the order of their sorted names.
+        examples: The number of examples, the update's weight in the mean.
+        meaning: The record that says what the arrays are (gradient or weights, optimizer, steps),
+            without the number of examples.
     """
 
     values: Vector
