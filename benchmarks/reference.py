@@ -98,10 +98,8 @@ def run(out: Path, names: list[str], data: str) -> None:
         (command, what), settings, needs = RUNS[name]
         folder = out / name
         if folder.is_dir() or (needs and not data):
-            print(
-                f"{name}: {'skipped, its results exist' if folder.is_dir() else 'skipped, needs --data'}",
-                flush=True,
-            )
+            why = "its results exist" if folder.is_dir() else "needs --data"
+            print(f"{name}: skipped, {why}", flush=True)
             continue
         if "\n" in what:
             out.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Messages of secure aggregation: the parameters that a client receives, and its unmasked update."""
+"""Messages of secure aggregation: a client's parameters, and its update before masking."""
 
 from dataclasses import dataclass
 from typing import cast
