@@ -196,6 +196,8 @@ def protect(
         protected = changed
         if kept:
             state[key] = ArrayRecord({name: v.contiguous() for name, v in kept.items()})
+        elif key in state:
+            del state[key]
     if update.kind != "weights":
         return protected
     tensors = {
@@ -294,6 +296,14 @@ def defend(
         ((key, arrays),) = reply.content.array_records.items()
         after = dict(arrays.to_torch_state_dict())
         floating = {name: value for name, value in after.items() if value.is_floating_point()}
+        for name, value in floating.items():
+            if name not in before or before[name].shape != value.shape:
+                received = tuple(before[name].shape) if name in before else "nothing"
+                raise ClientError(
+                    f"the reply's array '{name}' has shape {tuple(value.shape)}, and {received} "
+                    "was received for it; defend() protects the difference of the two. Reply with "
+                    "arrays of the same names and shapes"
+                )
         configs = message.content.config_records.values()
         told = next((one["server-round"] for one in configs if "server-round" in one), 0)
         # Drawn anew for each reply: equal noise in two of them would be gone in their difference.

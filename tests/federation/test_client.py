@@ -2,6 +2,7 @@
 it sends."""
 
 import itertools
+import re
 
 import pytest
 import torch
@@ -300,6 +301,38 @@ def test_noise_without_a_seed_is_new_in_every_reply():
 
 def zeros(like):
     return Update(tensors={"w": torch.zeros_like(like)}, kind="delta")
+
+
+@pytest.mark.parametrize(
+    ("received", "said"),
+    [
+        ({"v": torch.ones(3)}, "nothing was received"),
+        ({"w": torch.ones(2)}, r"\(2,\) was received"),
+    ],
+)
+def test_defend_says_which_array_does_not_fit_what_was_received(received, said):
+    content = RecordDict({"a": ArrayRecord(received), "c": ConfigRecord({"server-round": 1})})
+    grid = InlineGrid(2, foreign(defend(Sign())))
+    (reply,) = grid.send_and_receive([Message(content, 1001, MessageType.TRAIN)])
+    assert reply.has_error()
+    assert re.search(rf"array 'w' has shape \(3,\), and {said}", reply.error.reason)
+
+
+def test_a_defense_that_empties_its_state_has_none_the_next_time():
+    class Once(Sign):
+        def protect(self, update, rng, state):
+            seen.append(dict(state))
+            if state:
+                state.clear()
+            else:
+                state["kept"] = torch.ones(1)
+            return update
+
+    seen = []
+    grid = InlineGrid(2, foreign(defend(Once())))
+    for round in (1, 2, 3):
+        asked(None, grid=grid, round=round)
+    assert [bool(state) for state in seen] == [False, True, False]
 
 
 def test_defend_keeps_a_defenses_state_on_the_client():
