@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from torch import Tensor
 
-from adversaries.speech.utterance_cases import Case, Cases, encoded, other, too_short
+from adversaries.speech.candidates import Case, Cases, encoded, other, too_short
 from fedsim.adversary import Adversary, Job
 from fedsim.errors import DataError
 from fedsim.knowledge import Knowledge

@@ -8,10 +8,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from adversaries.speech.candidates import Case
 from adversaries.speech.ctc_matching.dummy_frames import DummyFrames
-from adversaries.speech.ctc_matching.meetings import meet
+from adversaries.speech.ctc_matching.restarts import meet
 from adversaries.speech.pace import Pace
-from adversaries.speech.utterance_cases import Case
 from adversaries.speech.utterances import OfUtterances
 from fedsim.adversary import Job
 from fedsim.gradients import (

@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from adversaries.speech.utterance_cases import Case
+from adversaries.speech.candidates import Case
 from fedsim.gradients import WhitenedDistance, cosine_distance, ctc_head_gradient, head_passes
 from fedsim.victim import VictimModel
 

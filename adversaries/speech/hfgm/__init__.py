@@ -8,10 +8,10 @@ from typing import ClassVar, Literal
 from pydantic import Field
 from torch import Tensor
 
+from adversaries.speech.candidates import Case
 from adversaries.speech.hfgm.direct_search import DirectSearch
 from adversaries.speech.hfgm.frame_changes import HeadOnly, Whole
 from adversaries.speech.pace import Pace
-from adversaries.speech.utterance_cases import Case
 from adversaries.speech.utterances import OfUtterances
 from fedsim.adversary import Job
 from fedsim.gradients import WhitenedDistance, cosine_distance, squared_distance
