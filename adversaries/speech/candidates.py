@@ -1,4 +1,4 @@
-"""What may have been said behind a gradient, and in how many frames: cases to be tried."""
+"""Candidate transcripts and frame counts for speech attacks."""
 
 import math
 from collections.abc import Sequence
@@ -12,22 +12,32 @@ from fedsim.adversary import Job
 from fedsim.gradients import frames_needed
 from fedsim.records import BLANK_PIECE, WORD_START, Spec
 
-__all__ = ["Case", "Cases", "encoded", "other", "too_short"]
+__all__ = ["Candidate", "Candidates", "encoded", "other", "too_short"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Case:
-    """What is known, or assumed: labels (L,) int64 and number of frames of each utterance."""
+class Candidate:
+    """One hypothesis about a batch of utterances, known or assumed.
+
+    Attributes:
+        targets: The labels of each utterance, int64 of shape (L,).
+        lengths: The number of frames of each utterance.
+    """
 
     targets: Sequence[Tensor]
     lengths: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
-class Cases:
-    """What is tried, one at least, and in words what is not, because CTC cannot say it."""
+class Candidates:
+    """All hypotheses that an attack tries.
 
-    tried: Sequence[Case]
+    Attributes:
+        tried: At least one candidate.
+        left_out: Why others are not tried, a sentence each: CTC cannot produce them.
+    """
+
+    tried: Sequence[Candidate]
     left_out: Sequence[str]
 
     def pace(
@@ -40,11 +50,20 @@ class Cases:
         side_by_side: int = 1,
         until_matched: bool = False,
     ) -> Pace:
-        """For the first case; `first`, and `others` of each other case, are the fewest iterations.
+        """The estimate of whether the search over all candidates finishes in time.
 
-        An iteration's time grows with the frames. remedy: settings to lower. side_by_side: starts
-        that make an iteration together, each of which counts in the job's budget. until_matched:
-        whether the case that is right ends the search.
+        The time of an iteration is taken to be proportional to the number of frames.
+
+        Args:
+            job: The attack's job, with its budget and time limit.
+            first: The least number of iterations on the first candidate.
+            others: The least number of iterations on each other candidate.
+            remedy: The settings that an error message advises to lower.
+            side_by_side: Starts that are optimised together; each counts in the job's budget.
+            until_matched: Whether the search ends at the candidate that matches the gradient.
+
+        Returns:
+            A `Pace` to be called in each iteration on the first candidate.
         """
         frames = [sum(case.lengths) for case in self.tried]
         fewest = first + others * sum(frames[1:]) / frames[0]
@@ -58,7 +77,7 @@ class Cases:
 
 
 def too_short(targets: Sequence[Tensor], counts: Sequence[int], spec: Spec) -> str:
-    """Which transcript has too few frames, where labels are those of CTC; else nothing."""
+    """Say which transcript needs more frames than it has, for labels of CTC; "" if none does."""
     pieces = spec.pieces or ()
     for target, count in zip(targets, counts, strict=True):
         if pieces[:1] == (BLANK_PIECE,) and (needed := frames_needed(target)) > count:
@@ -67,7 +86,11 @@ def too_short(targets: Sequence[Tensor], counts: Sequence[int], spec: Spec) -> s
 
 
 def encoded(text: str, spec: Spec) -> Tensor:
-    """Labels (L,) int64 of a transcript in the task's characters; `ValueError` for others."""
+    """Encode a transcript as labels, int64 of shape (L,).
+
+    Raises:
+        ValueError: The transcript has characters that the recogniser does not write.
+    """
     pieces = spec.pieces or ()
     labels = {piece: label for label, piece in enumerate(pieces) if label}
     wanted = [WORD_START if character == " " else character for character in text]

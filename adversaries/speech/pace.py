@@ -1,4 +1,4 @@
-"""Whether a search can end before its deadline, told after its first iterations."""
+"""Estimate from the first iterations whether an attack will finish within its time limit."""
 
 import time
 
@@ -7,14 +7,17 @@ from fedsim.adversary import Job
 __all__ = ["Pace"]
 
 TIMED = 5
-"""Iterations after which it is clear how long the rest will take."""
+"""Iterations that the estimate rests on."""
 
 
 class Pace:
-    """Times the first iterations of a search, and refuses one that cannot end in time.
+    """Times the first iterations of an attack, and stops one that cannot finish in time.
 
-    fewest: iterations, like the first ones, that have to fit. remedy: what a message advises to
-    lower. meaning: of `fewest`, for the message.
+    Args:
+        job: The attack's job, with the seconds that remain.
+        fewest: The least number of iterations that the attack needs.
+        remedy: The settings that the error message advises to lower.
+        meaning: What `fewest` stands for, for the error message.
     """
 
     def __init__(
@@ -24,7 +27,11 @@ class Pace:
         self.begun, self.began = 0, 0.0
 
     def step(self) -> None:
-        """Call as each iteration begins; raises `ValueError` where time will not do."""
+        """Call at the beginning of each iteration.
+
+        Raises:
+            ValueError: At the measured speed, `fewest` iterations exceed the time limit.
+        """
         now = time.monotonic()
         if not self.begun:
             self.began = now

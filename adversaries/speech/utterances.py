@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from torch import Tensor
 
-from adversaries.speech.candidates import Case, Cases, encoded, other, too_short
+from adversaries.speech.candidates import Candidate, Candidates, encoded, other, too_short
 from fedsim.adversary import Adversary, Job
 from fedsim.errors import DataError
 from fedsim.knowledge import Knowledge
@@ -117,7 +117,7 @@ class OfUtterances(Adversary):
             raise ValueError("the gradient is zero throughout: there is nothing to match")
         return dict(found)
 
-    def cases(self, seen: Observation, job: Job) -> Cases:
+    def cases(self, seen: Observation, job: Job) -> Candidates:
         """What the utterances may be: one case where transcripts and lengths are granted.
 
         Raises `ValueError` where the inputs are no frames, and for what cannot be tried;
@@ -143,7 +143,7 @@ class OfUtterances(Adversary):
                 f"{len(said)} transcripts with {len(heard)} numbers of frames are "
                 f"{len(said) * len(heard)} attacks; expected {MOST} at most"
             )
-        tried, left_out = list[Case](), list[str]()
+        tried, left_out = list[Candidate](), list[str]()
         for targets, lengths in product(said, heard):
             counts = [round(self.stretch * int(length)) + self.off for length in lengths]
             if len(targets) != size or len(counts) != size or min(counts) < 1:
@@ -154,18 +154,18 @@ class OfUtterances(Adversary):
             if why := too_short(targets, counts, seen.spec):
                 left_out.append(why)
             else:
-                tried.append(Case(targets, counts))
+                tried.append(Candidate(targets, counts))
         if not tried:
             raise DataError(
                 f"under CTC these have an infinite loss: {'; '.join(left_out[:3])}. Expected a "
                 "frame for each character, and one between two that are equal"
             )
-        return Cases(tried, left_out)
+        return Candidates(tried, left_out)
 
     def claim(
         self,
         frames: Sequence[Tensor],
-        case: Case,
+        case: Candidate,
         seen: Observation,
         *,
         left_out: Sequence[str],

@@ -8,9 +8,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from adversaries.speech.candidates import Case
+from adversaries.speech.candidates import Candidate
 from adversaries.speech.ctc_matching.dummy_frames import DummyFrames
-from adversaries.speech.ctc_matching.restarts import meet
+from adversaries.speech.ctc_matching.restarts import restart_from_means
 from adversaries.speech.pace import Pace
 from adversaries.speech.utterances import OfUtterances
 from fedsim.adversary import Job
@@ -167,7 +167,7 @@ class CTCMatching(OfUtterances):
         )
 
     def _frames(
-        self, case: Case, model: VictimModel, theirs: dict[str, Tensor], seen: Observation
+        self, case: Candidate, model: VictimModel, theirs: dict[str, Tensor], seen: Observation
     ) -> DummyFrames:
         return DummyFrames(
             model,
@@ -189,7 +189,7 @@ class CTCMatching(OfUtterances):
         return self._adam(frames, job, pace, starts, self.lr)
 
     def _meet(self, one: "_Search", job: Job) -> Match:
-        return meet(
+        return restart_from_means(
             lambda points, lr: self._adam(one.frames, job, None, points, lr),
             one.match,
             self.lr,
@@ -225,7 +225,7 @@ class CTCMatching(OfUtterances):
 class _Search:
     """A case, the frames that are moved for it, and where they have come to."""
 
-    case: Case
+    case: Candidate
     frames: DummyFrames
     seed: int
     match: Match

@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from adversaries.speech.candidates import Case
+from adversaries.speech.candidates import Candidate
 from fedsim.gradients import WhitenedDistance, cosine_distance, ctc_head_gradient, head_passes
 from fedsim.victim import VictimModel
 
@@ -26,7 +26,7 @@ class DummyFrames:
     def __init__(
         self,
         model: VictimModel,
-        case: Case,
+        case: Candidate,
         theirs: dict[str, Tensor],
         features: int,
         *,

@@ -1,4 +1,4 @@
-"""Starts of a search that meet: where none has matched, they go on from their means."""
+"""Multi-start gradient matching: restart from the means of runs that stalled."""
 
 import math
 from collections.abc import Callable
@@ -8,28 +8,39 @@ from torch import Tensor
 
 from fedsim.gradients import Match
 
-__all__ = ["means", "meet"]
+__all__ = ["means", "restart_from_means"]
 
 FALL = 0.1
-"""Share by which meetings, `FRUITLESS` of them, have to lower the lowest value to go on."""
+"""Share by which `FRUITLESS` restarts have to lower the lowest distance; else they end."""
 
 FRUITLESS = 3
+"""Restarts over which the lowest distance has to fall."""
 
 
-def meet(
+def restart_from_means(
     search: Callable[[list[Tensor], float], Match],
     match: Match,
     lr: float,
     meetings: int,
     rng: torch.Generator,
 ) -> Match:
-    """Search again from the means of where R starts have ended, `meetings` times at most.
+    """Search again from the means of the points where R runs ended.
 
-    search: from starts (n,) and a step length to how they ended. match: how the first ones did. lr:
-    their step length; after a meeting it is how far the ends were apart (the mean standard
-    deviation of a coordinate), if that is less. Over when a start has matched or the budget is used
-    up, when fewer than two have run their steps, or when meetings bring nothing. Returns the lowest
-    point of all, with how the last starts ended and the evaluations of all.
+    The runs end at points that are each off in a direction of their own, so that their mean is
+    nearer to the solution. Ends when a run has matched, when the budget is used up, when fewer than
+    two runs took all their steps, or when restarts no longer lower the distance.
+
+    Args:
+        search: Runs the optimiser from R starts of shape (n,) with a step length.
+        match: The result of the first R runs.
+        lr: Their step length. After a restart it is the mean standard deviation of a coordinate
+            over the end points, if that is smaller.
+        meetings: The largest number of restarts.
+        rng: Draws the random halves; see `means`.
+
+    Returns:
+        The point with the lowest distance of all runs, the outcomes of the last runs, and the
+        evaluations of all.
     """
     lowest = [match.value]
     for _ in range(meetings):
@@ -49,7 +60,7 @@ def meet(
 
 
 def means(ends: list[Tensor], rng: torch.Generator) -> list[Tensor]:
-    """Of R points (n,) the mean of all, and R - 1 means of random halves."""
+    """The mean of R points of shape (n,), and R - 1 means of random halves of them."""
     points = torch.stack(ends)
     count = (len(ends) + 1) // 2
     halves = [torch.randperm(len(ends), generator=rng)[:count] for _ in ends[1:]]

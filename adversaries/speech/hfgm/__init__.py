@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 from torch import Tensor
 
-from adversaries.speech.candidates import Case
+from adversaries.speech.candidates import Candidate
 from adversaries.speech.hfgm.direct_search import DirectSearch
 from adversaries.speech.hfgm.frame_changes import HeadOnly, Whole
 from adversaries.speech.pace import Pace
@@ -82,7 +82,7 @@ class HFGM(OfUtterances):
         theirs = {name: value[None].to(job.device) for name, value in self.observed(seen).items()}
         steps, lr = self._local(seen)
         known = seen if steps == 1 else _single(seen)
-        found: list[tuple[DirectSearch, Case]] = []
+        found: list[tuple[DirectSearch, Candidate]] = []
         cases = self.cases(known, job)
         least = self._least()
         pace = cases.pace(job, least, least, "iterations, patience, or what is tried")
@@ -102,7 +102,7 @@ class HFGM(OfUtterances):
         search, case = min(found, key=lambda one: one[0].lowest)
         return self.claim(
             search.best * steps,
-            Case([*case.targets] * steps, [*case.lengths] * steps),
+            Candidate([*case.targets] * steps, [*case.lengths] * steps),
             seen,
             left_out=cases.left_out,
             objective=search.lowest,
