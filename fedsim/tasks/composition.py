@@ -1,6 +1,6 @@
-"""Composing batches of a client's own examples.
+"""Which of a client's examples make up its batches.
 
-An example repeats within a batch only where a label has too few.
+An example repeats within a batch only if its label has too few examples.
 """
 
 from typing import Literal
@@ -16,7 +16,18 @@ Composition = Literal["natural", "unbalanced", "balanced"]
 def composed(
     how: Composition, labels: Tensor, size: int, steps: int, rng: torch.Generator
 ) -> list[Tensor]:
-    """`steps` batches of `size` examples with these labels (held,), as positions (size,) int64."""
+    """Compose the batches of one client.
+
+    Args:
+        how: The rule; see `natural`, `unbalanced` and `balanced`.
+        labels: The labels of the client's examples, int64 of shape (N,).
+        size: Examples in a batch.
+        steps: The number of batches.
+        rng: Source of randomness.
+
+    Returns:
+        The positions of each batch's examples, `steps` tensors int64 of shape (size,).
+    """
     if how == "natural":
         return natural(len(labels), size, steps, rng)
     if how == "unbalanced":
@@ -25,9 +36,16 @@ def composed(
 
 
 def natural(held: int, size: int, steps: int, rng: torch.Generator) -> list[Tensor]:
-    """`steps` slices of `size` from permutations of `held` examples, as positions (size,) int64.
+    """Cut random permutations of the examples into batches.
 
-    When fewer than `size` are left of a permutation, they are skipped and a new one begins.
+    Args:
+        held: The number of examples.
+        size: Examples in a batch. A permutation's last examples are skipped if they are fewer.
+        steps: The number of batches.
+        rng: Source of randomness.
+
+    Returns:
+        The positions of each batch's examples, `steps` tensors int64 of shape (size,).
     """
     chosen: list[Tensor] = []
     while len(chosen) < steps:
@@ -38,11 +56,19 @@ def natural(held: int, size: int, steps: int, rng: torch.Generator) -> list[Tens
 
 
 def unbalanced(labels: Tensor, size: int, steps: int, rng: torch.Generator) -> list[Tensor]:
-    """LLG's batches: size // 2 of one label, size // 4 of another, the rest drawn from all others.
+    """LLG's unbalanced batches: half of one label, a quarter of another, the rest of any.
 
-    labels: those of the examples held, (held,) int64. Both labels are drawn once, uniformly from
-    those present, for all steps; the rest of a batch are examples not yet in it, whatever their
-    label. Returns `steps` times positions (size,) int64, size <= held.
+    Both labels are drawn once for all steps, uniformly from those that the client holds. The rest
+    of a batch are examples that are not in it yet, whatever their label.
+
+    Args:
+        labels: The labels of the client's examples, int64 of shape (N,).
+        size: Examples in a batch, at most N.
+        steps: The number of batches.
+        rng: Source of randomness.
+
+    Returns:
+        The positions of each batch's examples, `steps` tensors int64 of shape (size,).
     """
     present = torch.unique(labels)
     present = present[torch.randperm(len(present), generator=rng)]
@@ -59,10 +85,15 @@ def unbalanced(labels: Tensor, size: int, steps: int, rng: torch.Generator) -> l
 
 
 def balanced(labels: Tensor, size: int, rng: torch.Generator) -> Tensor:
-    """A batch in which the counts of the labels present differ by at most one.
+    """A batch in which the counts of the client's labels differ by at most one.
 
-    labels: those of the examples held, (held,) int64. Which labels get one more is drawn. Returns
-    positions (size,) int64.
+    Args:
+        labels: The labels of the client's examples, int64 of shape (N,).
+        size: Examples in the batch.
+        rng: Draws which labels get one example more.
+
+    Returns:
+        The positions of the batch's examples, int64 of shape (size,).
     """
     present = torch.unique(labels)
     present = present[torch.randperm(len(present), generator=rng)].tolist()
@@ -72,7 +103,7 @@ def balanced(labels: Tensor, size: int, rng: torch.Generator) -> Tensor:
 
 
 def _pick(labels: Tensor, label: int, count: int, rng: torch.Generator) -> Tensor:
-    """Positions of `count` examples of a label, repeating only where there are too few."""
+    """The positions of `count` examples with this label; repeats them only if there are fewer."""
     own = (labels == label).nonzero().flatten()
     order = own[torch.randperm(len(own), generator=rng)]
     if count > len(own):

@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face Hub, the only data that uses the network."""
+"""Data sets of the Hugging Face Hub, the only data that is loaded over the network."""
 
 from typing import Any
 
@@ -9,10 +9,17 @@ __all__ = ["splits"]
 
 
 def splits(name: str, otherwise: str) -> Any:
-    """The splits of a set of the Hub, by name, as `datasets` loads them.
+    """Load a data set of the Hub.
 
-    name: "hub:OWNER/SET[/CONFIG]". otherwise: how else its data could be had, for the message of
-    the `DataError` that is raised whatever stops a download.
+    Args:
+        name: "hub:OWNER/SET[/CONFIG]".
+        otherwise: How else to provide its data, for the error message.
+
+    Returns:
+        The splits by name, of the `datasets` library.
+
+    Raises:
+        DataError: The data set could not be loaded, for whatever reason.
     """
     import datasets
     from huggingface_hub.utils import logging

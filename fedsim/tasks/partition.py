@@ -1,7 +1,7 @@
-"""Cutting labelled examples among clients: the partitioners of `flwr-datasets`, by name.
+"""Partition of labelled examples among clients, by the partitioners of `flwr-datasets`.
 
-A scenario says `partition = {kind = "dirichlet", alpha = 0.5}`; the settings of a kind are the
-parameters of the library's partitioner, under their own names.
+A scenario says `partition = {kind = "dirichlet", alpha = 0.5}`. The settings of a kind are the
+parameters of the library's partitioner, with the same names.
 """
 
 import functools
@@ -24,24 +24,32 @@ Indices = NDArray[np.int64]
 
 
 class Partition(BaseModel):
-    """How examples are cut among clients.
+    """A rule by which examples are divided among clients.
 
-    Shares are disjoint. They hold every example, except where a kind says otherwise.
+    Clients' shares are disjoint. Together they hold every example, unless a kind says otherwise.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     library: ClassVar[str]
-    """The class of `flwr_datasets.partitioner` that does the work."""
+    """The name of the partitioner in `flwr_datasets.partitioner`."""
 
     kind: str = Field(description="name of the partitioner")
 
     def cut(self, labels: NDArray[Any], clients: int, seed: int) -> tuple[Indices, ...]:
-        """One array of indices into `labels` a client, int64, a pure function of the arguments.
+        """Divide the examples; the result depends on the arguments alone.
 
-        labels: (N,) integers. Examples are shuffled by the seed first. Raises `DataError` when
-        there are more clients than examples, when a client is left with none, and when the
-        partitioner refuses the settings.
+        Args:
+            labels: The labels of the examples, integers of shape (N,).
+            clients: The number of clients.
+            seed: Shuffles the examples first, and seeds the partitioner.
+
+        Returns:
+            For each client the positions of its examples in `labels`, int64.
+
+        Raises:
+            DataError: There are more clients than examples, a client would get none, or the
+                partitioner rejects its settings.
         """
         if clients > len(labels):
             raise DataError(
@@ -74,7 +82,7 @@ class Partition(BaseModel):
         return shares
 
     def arguments(self, examples: int, clients: int) -> dict[str, Any]:
-        """What the library's partitioner is told, besides the column, the clients and the seed."""
+        """Arguments of the library's partitioner besides the column, the clients and the seed."""
         return self.model_dump(exclude={"kind"}, exclude_none=True)
 
     def _cut(self, labels: NDArray[Any], clients: int, seed: int) -> tuple[Indices, ...]:
@@ -112,14 +120,16 @@ class Partition(BaseModel):
 def _shares(
     kind: type[Partition], settings: str, labels: bytes, clients: int, seed: int
 ) -> tuple[Indices, ...]:
-    """`Partition._cut`, once for all tasks of a process that cut the same data alike."""
+    """`Partition._cut`, computed once in a process for all tasks that share data and settings."""
     partition = kind.model_validate_json(settings)
     return partition._cut(np.frombuffer(labels, dtype=np.int64), clients, seed)
 
 
 class Iid(Partition):
-    """Equal random shares, cut as the library cuts them but without loading it, which takes
-    seconds."""
+    """Random shares of equal size.
+
+    Computed here as the library does it, because importing the library takes seconds.
+    """
 
     library = "IidPartitioner"
     kind: Literal["iid"] = "iid"
@@ -151,7 +161,7 @@ class Exponential(Partition):
 
 
 class Size(Partition):
-    """Random shares of given sizes; examples beyond their sum are left out."""
+    """Random shares of given sizes; examples beyond their sum are not used."""
 
     library = "SizePartitioner"
     kind: Literal["size"] = "size"
@@ -187,14 +197,14 @@ class InnerDirichlet(Partition):
     )
 
     def arguments(self, examples: int, clients: int) -> dict[str, Any]:
-        """Sizes differ by one at most, and sum to all examples, where none are given."""
+        """Settings of the library; without sizes, all examples are divided evenly."""
         each, more = divmod(examples, clients)
         sizes = self.partition_sizes or [each + (client < more) for client in range(clients)]
         return {"alpha": self.alpha, "partition_sizes": sizes}
 
 
 class Pathological(Partition):
-    """A fixed number of labels a client (McMahan et al., 2017); unassigned labels are left out."""
+    """A fixed number of labels per client (McMahan et al., 2017); other labels are not used."""
 
     library = "PathologicalPartitioner"
     kind: Literal["pathological"] = "pathological"
@@ -205,7 +215,7 @@ class Pathological(Partition):
 
 
 class Shard(Partition):
-    """Equal runs of the examples sorted by label; what fills no shard is left out."""
+    """Shards of equal size from the examples sorted by label; an incomplete shard is not used."""
 
     library = "ShardPartitioner"
     kind: Literal["shard"] = "shard"
@@ -216,7 +226,7 @@ class Shard(Partition):
     keep_incomplete_shard: bool = Field(default=False, description="keep the last, shorter shard")
 
     def arguments(self, examples: int, clients: int) -> dict[str, Any]:
-        """Two shards a client where nothing is set."""
+        """Settings of the library, with two shards per client by default."""
         given = super().arguments(examples, clients)
         return given if self.shard_size else {"num_shards_per_partition": 2, **given}
 
@@ -230,7 +240,7 @@ class Continuous(Partition):
 
 
 class Distribution(Partition):
-    """Neighbouring labels to each client, in given proportions (FedProx's lognormal split)."""
+    """A few consecutive labels per client, in given proportions (FedProx's lognormal split)."""
 
     library = "DistributionPartitioner"
     kind: Literal["distribution"] = "distribution"
@@ -246,14 +256,14 @@ class Distribution(Partition):
     rescale: bool = Field(default=True, description="read rows as proportions, not as counts")
 
     def arguments(self, examples: int, clients: int) -> dict[str, Any]:
-        """The rows as an array; a ragged table raises."""
+        """Settings of the library, the table as an array."""
         return super().arguments(examples, clients) | {
             "distribution_array": np.asarray(self.distribution_array, dtype=float)
         }
 
 
 class Whole(Partition):
-    """Every label whole with one client, labels dealt in turn; a label is a speaker or a sender."""
+    """All examples of a label go to one client; a label is a speaker or the sender of messages."""
 
     kind: Literal["speaker", "sender"] = "speaker"
 
@@ -269,8 +279,10 @@ class Whole(Partition):
 
 
 class ByLength(Partition):
-    """Neighbours in length to each client, so that its batches are of nearly equal lengths (as in
-    HFGM's table 4); labels are lengths here, and who has which is drawn."""
+    """Examples of similar length go to the same client, as in table 4 of the HFGM paper.
+
+    `labels` are lengths here. Which client gets which lengths is drawn.
+    """
 
     kind: Literal["length"] = "length"
     each: PositiveInt | None = Field(
@@ -310,10 +322,15 @@ PARTITIONS: dict[str, type[Partition]] = {
 
 
 def as_partition(value: Any, kinds: Mapping[str, type[Partition]] = PARTITIONS) -> Partition:
-    """The partition that a scenario asks for.
+    """Validate the partition that a scenario asks for.
 
-    value: a kind ("iid"), or a table with a kind and settings. kinds: those the task knows. Raises
-    `DataError` for an unknown kind and `ScenarioError` for unknown or ill-typed settings.
+    Args:
+        value: A kind ("iid"), or a table with a kind and its settings.
+        kinds: The kinds that the task supports.
+
+    Raises:
+        DataError: The kind is unknown.
+        ScenarioError: A setting is unknown or has the wrong type.
     """
     if isinstance(value, Partition):
         return value

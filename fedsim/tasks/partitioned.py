@@ -1,4 +1,4 @@
-"""Tasks whose training examples are cut into shares, one a client."""
+"""Tasks whose training examples are divided among clients."""
 
 from abc import abstractmethod
 
@@ -11,19 +11,27 @@ __all__ = ["Partitioned"]
 
 
 class Partitioned(Task):
-    """A task with a fixed set of training examples, each of them one client's at most."""
+    """A task with a fixed set of training examples, each held by at most one client."""
 
     @property
     @abstractmethod
     def shares(self) -> tuple[Tensor, ...]:
-        """Indices (int64) of each client's examples."""
+        """For each client the indices of its examples, int64."""
 
     def num_examples(self, client: int) -> int:
-        """How many training examples a client holds; raises `DataError` for no client."""
+        """How many training examples a client holds.
+
+        Raises:
+            DataError: There is no such client.
+        """
         return len(self.share(client))
 
     def share(self, client: int) -> Tensor:
-        """Indices (n,) int64 of a client's examples; raises `DataError` for no client."""
+        """The indices of a client's examples, int64 of shape (n,).
+
+        Raises:
+            DataError: There is no such client.
+        """
         if not 0 <= client < self.clients:
             raise DataError(
                 f"there is no client {client}; clients run from 0 to {self.clients - 1}"

@@ -1,4 +1,4 @@
-"""Models of `transformers`: from the Hub, from a folder, or of a model type with random weights."""
+"""Models of the `transformers` library: from the Hub, from a folder, or with random weights."""
 
 import importlib.util
 from collections.abc import Mapping
@@ -16,17 +16,20 @@ from fedsim.libraries import HUB, brief, quiet
 __all__ = ["PACKAGE", "ModelSource", "OfTransformers", "located"]
 
 PACKAGE = "package:"
-"""What the name of a folder inside an installed package begins with."""
+"""Prefix of a folder inside an installed package: "package:NAME/FOLDER"."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """Where a model comes from.
+    """Where a model's configuration and weights come from.
 
-    name: "transformers", or "hub:NAME". config: with "transformers", a model type, or a folder
-    with config.json, which may be one of a package ("package:NAME/FOLDER"). settings: of the
-    configuration, by name. pretrained: start from stored weights; None: wherever there are any.
-    examples: model types for messages.
+    Attributes:
+        name: "transformers", or "hub:NAME".
+        config: With "transformers", a model type or a folder with config.json, which may be one of
+            an installed package ("package:NAME/FOLDER").
+        settings: Settings of the configuration, by name.
+        pretrained: Whether training starts from stored weights; None for wherever there are any.
+        examples: Model types that error messages suggest.
     """
 
     name: str
@@ -37,37 +40,46 @@ class ModelSource:
 
     @property
     def label(self) -> str:
-        """What messages call the model."""
+        """The model's name in error messages."""
         return f"model '{self.name}'" + (f" (config '{self.config}')" if self.config else "")
 
     @property
     def place(self) -> str:
-        """The Hub's name, the folder, or the model type; raises `DataError` without its package."""
+        """The name on the Hub, the folder, or the model type.
+
+        Raises:
+            DataError: The package that holds the folder is not installed.
+        """
         return located(self.config) if self.config else self.name.removeprefix(HUB)
 
     @property
     def local(self) -> bool:
-        """Whether it is to be found without a network."""
+        """Whether the model is found without a network."""
         return self.config is not None
 
     @property
     def stored(self) -> bool:
-        """Whether there is a stored configuration, rather than a model type alone."""
+        """Whether a configuration is stored; False for a model type alone."""
         return not self.local or (Path(self.place) / "config.json").is_file()
 
     @property
     def loads(self) -> bool:
-        """Whether its weights are stored ones, rather than drawn; those of the Hub always are."""
+        """Whether weights are loaded rather than drawn; those of the Hub always are."""
         if self.pretrained is not None or not self.local:
             return self.pretrained is not False
         folder = Path(self.place)
         return any(folder.glob("*.safetensors")) or any(folder.glob("*.bin"))
 
     def configuration(self, always: Mapping[str, Any], fitting: Mapping[str, Any]) -> Any:
-        """The configuration, with the settings.
+        """Load or create the configuration and apply the settings.
 
-        always: values that are set whatever is stored. fitting: values that a model type gets,
-        where it has such settings. Raises `DataError` for what cannot be found or does not fit.
+        Args:
+            always: Values that are set in every configuration.
+            fitting: Values that a model type without stored configuration gets, if it has such
+                settings.
+
+        Raises:
+            DataError: The configuration is not found, or a setting is unknown or does not fit.
         """
         from huggingface_hub.errors import StrictDataclassError
 
@@ -109,11 +121,18 @@ class ModelSource:
         return config
 
     def model(self, auto: Any, config: Any) -> Any:
-        """A new model of a class of `transformers` such as AutoModelForMaskedLM, float32.
+        """Build the model in float32.
 
-        Attention is computed step by step ("eager"), because the fused kernels cannot be
-        differentiated twice. Raises `DataError` where it cannot be built, or stored weights do not
-        fit it: those of a head and a pooler alone may be new.
+        Attention is computed without fused kernels ("eager"), because these cannot be
+        differentiated twice.
+
+        Args:
+            auto: A class of `transformers` such as AutoModelForMaskedLM.
+            config: The configuration.
+
+        Raises:
+            DataError: The model cannot be built, or stored weights do not fit it. Only a head and a
+                pooler may be initialised anew.
         """
         common = {"dtype": float32, "attn_implementation": "eager"}
         try:
@@ -148,14 +167,14 @@ class ModelSource:
 
 
 class OfTransformers(BaseModel):
-    """Settings of a task's model that `transformers` builds."""
+    """Settings of a model that `transformers` builds."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     what: ClassVar[str]
-    """Such as "an image model", for messages."""
+    """The kind of model in error messages, such as "an image model"."""
     examples: ClassVar[tuple[str, ...]]
-    """Model types for messages, the likeliest first."""
+    """Model types that error messages suggest, the most likely first."""
 
     name: str = Field(
         default="transformers",
@@ -191,10 +210,15 @@ class OfTransformers(BaseModel):
 
 
 def located(config: str) -> str:
-    """The path behind "package:NAME/FOLDER"; anything else as it is.
+    """Find the folder that "package:NAME/FOLDER" names, so that scenarios can use packaged models.
 
-    So that a scenario can name a model that comes with a package, wherever that is installed. The
-    package is looked up and not imported. Raises `DataError` where it is not there.
+    The package is looked up and not imported.
+
+    Args:
+        config: The name; anything else than "package:..." is returned unchanged.
+
+    Raises:
+        DataError: The package is not installed.
     """
     if not config.startswith(PACKAGE):
         return config

@@ -1,4 +1,4 @@
-"""Text for the speech task: plain transcripts, sentences made up for this project, text files."""
+"""Transcripts for the speech task: an embedded text, text files, and their normal form."""
 
 import functools
 import re
@@ -14,16 +14,16 @@ from fedsim.tasks.local_data import data_folder
 __all__ = ["ALPHABET", "SENTENCES", "lost", "plain", "public_text", "text_files", "within"]
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz'"
-"""Every character of a plain transcript, beside the single spaces between words."""
+"""The characters of a plain transcript, apart from the single spaces between words."""
 
 SENTENCES = "sentences"
-"""The embedded text."""
+"""The name of the embedded text."""
 
 PUBLIC = 3000
-"""Sentences of the embedded text."""
+"""The number of sentences in the embedded text."""
 
 SPOKEN = frozenset("%&@")
-"""Signs that are read aloud, beside those of money and mathematics."""
+"""Signs that are read aloud, besides those of currency and mathematics."""
 
 _WORDS = {
     "who": "bavo, delwyn, fenna, gurrik, hazel, jorim, kirelo, lunet, miravel, nollo, ozrin, "
@@ -39,21 +39,21 @@ _WORDS = {
     "when": "before dawn, after supper, every tuesday, in the rain, at noon, on market day, "
     "this week, while it snows",
 }
-"""What the embedded sentences are made of. The names are invented."""
+"""The vocabulary of the embedded sentences, by part of the sentence. Names are invented."""
 
 
 def plain(text: str) -> str:
-    """Lower-case words of a-z and the apostrophe, one space between them.
+    """Normalise a text: lower-case words of a-z and the apostrophe, one space between them.
 
-    Accents are taken off letters; whatever else is no letter separates words. An apostrophe
-    stays where a letter is beside it.
+    Accents are removed from letters. Every other character separates words. An apostrophe is kept
+    if a letter is beside it.
     """
     words = re.sub(r"[^a-z']+", " ", _bare(text)).split()
     return " ".join(word for word in words if word.strip("'"))
 
 
 def lost(text: str) -> frozenset[str]:
-    """Letters, digits and signs of a text that are spoken, but have no place in a plain one."""
+    """The characters that are spoken, but that `plain` removes: letters, digits and signs."""
     strange = set(_bare(text)) - set(ALPHABET)
     return frozenset(
         c for c in strange if c.isalnum() or c in SPOKEN or unicodedata.category(c) in ("Sc", "Sm")
@@ -61,13 +61,13 @@ def lost(text: str) -> frozenset[str]:
 
 
 def _bare(text: str) -> str:
-    """Lower-case, without accents."""
+    """The text in lower case, without accents."""
     bare = unicodedata.normalize("NFKD", text.replace("\u2019", "'").lower())
     return "".join(c for c in bare if not unicodedata.combining(c))
 
 
 def _sentence(rng: np.random.Generator) -> str:
-    """Two to fourteen words."""
+    """A random sentence of two to fourteen words."""
 
     def one(kind: str) -> str:
         known = _WORDS[kind].split(", ")
@@ -95,11 +95,18 @@ def _embedded() -> tuple[str, ...]:
 
 
 def public_text(name: str, folder: Path | None) -> tuple[str, ...]:
-    """Plain sentences of two words and more, each once, in their order.
+    """Load plain sentences of at least two words, without repetitions.
 
-    name: "sentences" for the 3,000 embedded ones, or a text file's stem, or a folder of text
-    files, under `folder` or its subfolder `lm`. What holds a digit or a mark of a tokenised
-    release (`<unk>`, `@-@`, `= heading =`) is left out. Raises `DataError` where there is none.
+    Sentences that contain a digit or a mark of a tokenised corpus (`<unk>`, `@-@`, `= heading =`)
+    are left out.
+
+    Args:
+        name: "sentences" for the 3,000 embedded ones, the stem of a text file, or the name of a
+            folder of text files.
+        folder: Where files are looked up, there or in its subfolder `lm`.
+
+    Raises:
+        DataError: There is no such text, or it has no sentence.
     """
     if name == SENTENCES:
         return _embedded()
@@ -113,10 +120,16 @@ def public_text(name: str, folder: Path | None) -> tuple[str, ...]:
 def text_files(
     name: str, folder: Path | None, embedded: str, *, key: str = "text"
 ) -> tuple[Path, ...]:
-    """A text file by its stem, or all of a folder, under `folder` or its subfolder `lm`.
+    """Find a text file by its stem, or all text files of a folder.
 
-    embedded, key: the text that needs no file, and the setting that names one, for the message of
-    the `DataError` that is raised where there is none.
+    Args:
+        name: The stem of a file or the name of a folder.
+        folder: Where it is looked up, there or in its subfolder `lm`.
+        embedded: The text that needs no file, for the error message.
+        key: The setting that names the text, for the error message.
+
+    Raises:
+        DataError: There is none of this name.
     """
     folder = data_folder(folder, what=f"text '{name}'", use=f'{key} = "{embedded}"')
     places = [place for place in (folder / "lm", folder) if place.is_dir()]
@@ -150,7 +163,16 @@ def _read(files: tuple[tuple[Path, int], ...]) -> tuple[str, ...]:
 
 
 def within(texts: tuple[str, ...], longest: int | None, per_length: int | None) -> list[int]:
-    """Positions of the texts of at most `longest` characters, `per_length` of each length."""
+    """Select texts by their length.
+
+    Args:
+        texts: The texts.
+        longest: The largest number of characters; None for no limit.
+        per_length: How many texts of each length are kept, the first ones; None for all.
+
+    Returns:
+        The positions of the selected texts.
+    """
     seen: dict[int, int] = {}
     kept = []
     for index, text in enumerate(texts):

@@ -1,4 +1,4 @@
-"""Word pieces, learned from text by byte-pair encoding (Sennrich et al., ACL 2016)."""
+"""Word pieces learned from a text by byte-pair encoding (Sennrich et al., ACL 2016)."""
 
 import functools
 from collections import Counter
@@ -18,9 +18,13 @@ __all__ = ["WordPieces", "learn", "trained"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WordPieces:
-    """The pieces by label; label 0 is the end of a sequence. frequencies: (V,) in the text.
+    """A vocabulary of word pieces and how often each occurs.
 
-    A piece that starts a word begins with the mark of `Spec.spell`.
+    A piece that starts a word begins with `WORD_START`, as `Spec.spell` expects.
+
+    Attributes:
+        names: The pieces by label; label 0 ends a sequence.
+        frequencies: The share of each piece in the text, float32 of shape (V,).
     """
 
     names: tuple[str, ...]
@@ -28,15 +32,22 @@ class WordPieces:
     _model: Any
 
     def encode(self, text: str) -> Tensor:
-        """Labels (L,) int64 of a plain text, the end included."""
+        """Encode a plain text as labels, int64 of shape (L,), the end included."""
         return torch.tensor([*self._model.encode(text).ids, END], dtype=torch.int64)
 
 
 @functools.lru_cache(maxsize=4)
 def learn(text: tuple[str, ...], size: int) -> WordPieces:
-    """`size` word pieces from plain sentences, the 28 single characters and the end included.
+    """Learn a vocabulary from plain sentences.
 
-    Once a process; the same in every process. Raises `DataError` where the text has too few.
+    The result is cached, and the same in every process.
+
+    Args:
+        text: Plain sentences.
+        size: The number of pieces, the end and the 28 single characters included.
+
+    Raises:
+        DataError: The text has fewer pieces than `size`.
     """
     model = trained(text, size, special=["<end>"], alphabet=[WORD_START, *ALPHABET])
     names = sorted(model.get_vocab(), key=model.get_vocab().__getitem__)
@@ -53,12 +64,22 @@ def trained(
     normalizer: Any = None,
     split: Any = None,
 ) -> Any:
-    """A tokenizer of the `tokenizers` library with `size` pieces, the same in every process.
+    """Train a byte-pair tokenizer of the `tokenizers` library, the same in every process.
 
-    special: tokens with the first ids. alphabet: characters that are pieces whether or not they
-    occur. unknown: the special token for all others. normalizer, split: parts of the library; by
-    default text is taken as it is, and split at spaces. Raises `DataError` where the text has too
-    few.
+    Args:
+        text: Sentences.
+        size: The number of pieces, special tokens included.
+        special: The tokens with the first ids.
+        alphabet: Characters that are pieces even where they do not occur in the text.
+        unknown: The special token for characters outside the vocabulary.
+        normalizer: A normalizer of the library. By default the text is left unchanged.
+        split: A pre-tokenizer of the library. By default the text is split at spaces.
+
+    Returns:
+        A `tokenizers.Tokenizer`.
+
+    Raises:
+        DataError: The text has fewer pieces than `size`.
     """
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
@@ -85,7 +106,7 @@ def trained(
 
 
 def _frequencies(model: Any, text: Sequence[str], size: int) -> Tensor:
-    """Share of each piece in the text, (V,) float32; an end a sentence."""
+    """The share of each piece in the text, float32 of shape (V,), with one end per sentence."""
     words = Counter(word for sentence in text for word in sentence.split(" "))
     counts = torch.zeros(size, dtype=torch.float64)
     counts[END] = len(text)

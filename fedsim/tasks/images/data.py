@@ -1,4 +1,4 @@
-"""Loading images: scikit-learn's digits, npz files in a folder, or a set of the Hub."""
+"""Image data sets: scikit-learn's digits, npz files in a folder, or data sets of the Hub."""
 
 import functools
 import hashlib
@@ -36,9 +36,15 @@ Array = NDArray[Any]
 class ImageData:
     """Labelled images, all splits together.
 
-    pixels: (N, C, H, W) as stored, from 0 to `white`. labels: (N,) int64 in [0, classes).
-    train, test: (n,) int64 indices of the splits. size: height and width that images are resized
-    to, None for as they are. label_names: the classes in words, or ().
+    Attributes:
+        pixels: Images as stored, of shape (N, C, H, W), from 0 to `white`.
+        labels: Their labels, int64 of shape (N,) in [0, classes).
+        train: Indices of the training split, int64.
+        test: Indices of the test split, int64.
+        classes: The number of labels.
+        white: The value of a white pixel.
+        size: Height and width that images are resized to, in pixels; None to leave them.
+        label_names: The names of the labels; empty if there are none.
     """
 
     pixels: Tensor
@@ -52,12 +58,12 @@ class ImageData:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(channels, height, width) of one input."""
+        """Channels, height and width of an input."""
         channels, height, width = self.pixels.shape[1:]
         return (channels, self.size or height, self.size or width)
 
     def inputs(self, index: Tensor) -> Tensor:
-        """Images (n, C, H, W) float32 in [0, 1], resized bilinearly where a size is set."""
+        """Inputs, float32 of shape (n, C, H, W) in [0, 1], resized bilinearly if `size` is set."""
         images = self.pixels[index].to(torch.float32) / self.white
         if images.shape[1:] == self.shape:
             return images
@@ -77,8 +83,15 @@ class ImageData:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Arrays:
-    """What a source holds, checked: images (N, C, H, W), labels (N,); the last `tests` are the
-    test split, None where the source has none."""
+    """The checked content of a source.
+
+    Attributes:
+        x: Images of shape (N, C, H, W).
+        y: Labels of shape (N,).
+        tests: How many examples at the end are the test split; None if the source has none.
+        white: The value of a white pixel.
+        label_names: The names of the labels.
+    """
 
     x: Array
     y: Array
@@ -90,11 +103,17 @@ class _Arrays:
 def load(
     name: str, folder: Path | None, *, size: int | None, test_fraction: float, seed: int
 ) -> ImageData:
-    """Images by name: "digits", a npz file's stem under `folder`, or "hub:OWNER/SET[/CONFIG]".
+    """Load images by name. Only a "hub:" name uses the network.
 
-    size: height and width to resize to, in pixels. test_fraction: share of the examples that
-    becomes the test split, drawn by `seed`, where the source has none. Raises `DataError` for
-    what is missing, unreadable or of the wrong shape. Only a "hub:" name uses the network.
+    Args:
+        name: "digits", the stem of an npz file, or "hub:OWNER/SET[/CONFIG]".
+        folder: Where npz files are looked up.
+        size: Height and width to resize to, in pixels.
+        test_fraction: The share that becomes the test split if the source has none.
+        seed: Draws that test split.
+
+    Raises:
+        DataError: The data is missing, cannot be read, or has the wrong shape.
     """
     if name == "digits":
         found = _digits()
@@ -168,9 +187,11 @@ def _find(name: str, folder: Path | None) -> Path:
 
 @functools.lru_cache(maxsize=2)
 def _npz(path: Path, written: int) -> _Arrays:
-    """What a file holds, read once for all tasks of a process that use it; nobody writes to it.
+    """The content of an npz file, read once in a process and never written to.
 
-    written: when the file was, so that a new one is read again.
+    Args:
+        path: The file.
+        written: When it was last changed, so that a changed file is read again.
     """
     try:
         # Opened here, because numpy leaves a file open that turns out to be no archive.
@@ -189,7 +210,7 @@ def _npz(path: Path, written: int) -> _Arrays:
 
 
 def _zip(file: BinaryIO) -> BinaryIO:
-    """The file, if it is one; numpy takes any other for a pickle, and words its error so."""
+    """The file, if it is a zip archive; numpy would take any other for a pickle."""
     if not zipfile.is_zipfile(file):
         raise ValueError(f"it is no npz file; expected one with {EXPECTED}")
     file.seek(0)
@@ -197,7 +218,7 @@ def _zip(file: BinaryIO) -> BinaryIO:
 
 
 def _checked(x: Array, y: Array, where: str) -> tuple[Array, Array]:
-    """Images as (N, C, H, W) uint8 or float32, and labels (N,); raises `DataError`."""
+    """Validate images, returned as (N, C, H, W) uint8 or float32, and labels of shape (N,)."""
     found = f"{where}: images {x.dtype} {x.shape}, labels {y.dtype} {y.shape}; expected {EXPECTED}"
     if x.ndim == 3:
         x = x[..., None]
@@ -251,7 +272,7 @@ def _hub(name: str, size: int | None) -> _Arrays:
 
 
 def _decoded(images: Iterable[Any], size: int | None, where: str) -> Array:
-    """PIL images as one uint8 array (N, H, W) or (N, H, W, 3)."""
+    """PIL images as one uint8 array of shape (N, H, W) or (N, H, W, 3)."""
     from PIL import Image
 
     arrays = [

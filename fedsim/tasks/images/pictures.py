@@ -1,4 +1,4 @@
-"""Recovered images beside the originals, as a PNG."""
+"""A PNG of original images and their reconstructions."""
 
 import io
 import math
@@ -19,10 +19,14 @@ GAP = 4
 
 
 def side_by_side(claims: Sequence[Tensor], originals: Sequence[Tensor]) -> bytes:
-    """A PNG: up to 16 originals in the top row, what was matched to each of them below.
+    """Draw up to 16 originals in the top row and the reconstruction of each below it.
 
-    claims, originals: images (C, H, W) in [0, 1], C 1 or 3. A grey tile stands for an original to
-    which nothing was matched.
+    Args:
+        claims: Reconstructed images of shape (C, H, W) in [0, 1], C 1 or 3.
+        originals: The true images. A grey tile stands below those that have no reconstruction.
+
+    Returns:
+        The PNG file.
     """
     truth = torch.stack([image.detach().cpu().float() for image in originals])
     found = [image.detach().cpu().float() for image in claims]
@@ -35,7 +39,7 @@ def side_by_side(claims: Sequence[Tensor], originals: Sequence[Tensor]) -> bytes
 
 
 def _tile(image: Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """An image (C, H, W) as uint8 (H', W', 3), at least 96 pixels a side."""
+    """An image (C, H, W) as uint8 of shape (H', W', 3), enlarged to at least 96 pixels a side."""
     pixels = image.clamp(0, 1)
     pixels = pixels.expand(3, -1, -1) if pixels.shape[0] == 1 else pixels
     array = (pixels.permute(1, 2, 0).numpy() * 255).round().astype(np.uint8)

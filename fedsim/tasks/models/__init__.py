@@ -1,4 +1,4 @@
-"""The image classifiers that a scenario can name, one architecture a file."""
+"""Image classifiers that a scenario can name, one architecture a file."""
 
 from typing import Any
 
@@ -30,11 +30,15 @@ MODELS: dict[str, type[Architecture]] = {
 
 
 def as_architecture(value: Any) -> Architecture:
-    """The architecture that a scenario's `model` asks for.
+    """Validate the architecture that a scenario's `model` asks for.
 
-    value: a name ("cnn", "hub:microsoft/resnet-50"), or a table with a name and settings
-    ({name = "resnet20", activation = "sigmoid"}). Raises `DataError` for an unknown name and
-    `ScenarioError` for unknown or ill-typed settings.
+    Args:
+        value: A name ("cnn", "hub:microsoft/resnet-50"), or a table with a name and settings ({name
+            = "resnet20", activation = "sigmoid"}).
+
+    Raises:
+        DataError: The name is unknown.
+        ScenarioError: A setting is unknown or has the wrong type.
     """
     if isinstance(value, Architecture):
         return value
@@ -57,11 +61,21 @@ def find_head(
     label: str,
     named: str | None = None,
 ) -> str:
-    """Name of the linear layer whose output is the logits.
+    """Find the linear layer whose output is the logits.
 
-    shape: (channels, height, width) of an input. label: what messages call the model.
-    named: the layer that the user says it is. Raises `DataError` when the model cannot take such
-    inputs, when no layer, or several, would do, and when `named` is no linear layer.
+    Args:
+        module: The model.
+        shape: Channels, height and width of an input.
+        classes: The number of labels.
+        label: The model's name in error messages.
+        named: The layer that the user names as the head, if any.
+
+    Returns:
+        The name of the layer.
+
+    Raises:
+        DataError: The model cannot take such inputs, no layer or several return the logits, or
+            `named` is not a linear layer.
     """
     outputs: dict[str, Tensor] = {}
     linear = {k: m for k, m in module.named_modules() if isinstance(m, nn.Linear)}

@@ -1,4 +1,4 @@
-"""What an architecture is: settings that build a classifier."""
+"""The base class of image classifiers: settings that build a model."""
 
 from abc import ABC, abstractmethod
 
@@ -11,8 +11,8 @@ __all__ = ["Architecture"]
 class Architecture(BaseModel, ABC):
     """Settings of one kind of image classifier.
 
-    Every model takes inputs (B, channels, height, width) float32 in [0, 1] and returns logits
-    (B, classes).
+    Every model takes inputs of shape (B, channels, height, width), float32 in [0, 1], and returns
+    logits of shape (B, classes).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -25,8 +25,12 @@ class Architecture(BaseModel, ABC):
 
     @abstractmethod
     def build(self, shape: tuple[int, int, int], classes: int) -> nn.Module:
-        """A new model for inputs of `shape` (channels, height, width).
+        """Build a model, its weights drawn from torch's global generator.
 
-        Weights are drawn from torch's global generator. Raises `DataError` where the
-        architecture cannot take such inputs.
+        Args:
+            shape: Channels, height and width of an input.
+            classes: The number of labels.
+
+        Raises:
+            DataError: The architecture cannot take such inputs.
         """

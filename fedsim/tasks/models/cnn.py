@@ -11,10 +11,12 @@ BOUND = 0.5
 
 
 class SigmoidConvolutions(nn.Module):
-    """Three 5x5 convolutions of 12 channels, strides 2, 2, 1, sigmoids, and a linear head.
+    """Three 5x5 convolutions of 12 channels (strides 2, 2, 1) with sigmoids, and a linear head.
 
-    uniform_biases: whether biases are drawn from U(-0.5, 0.5) like the weights, or as torch
-    draws them.
+    Args:
+        shape: Channels, height and width of an input.
+        classes: The number of labels.
+        uniform_biases: Draw biases from U(-0.5, 0.5) like the weights; otherwise torch's default.
     """
 
     def __init__(self, shape: tuple[int, int, int], classes: int, *, uniform_biases: bool) -> None:
@@ -40,10 +42,10 @@ class SigmoidConvolutions(nn.Module):
 
 
 class CNN(Architecture):
-    """LLG's sigmoid network: weights from U(-0.5, 0.5), biases as torch draws them."""
+    """LLG's sigmoid network: weights from U(-0.5, 0.5), biases as torch initialises them."""
 
     name: str = "cnn"
 
     def build(self, shape: tuple[int, int, int], classes: int) -> nn.Module:
-        """A new network; any height and width."""
+        """Build the network for images of any height and width."""
         return SigmoidConvolutions(shape, classes, uniform_biases=False)

@@ -29,18 +29,22 @@ class _Logits(nn.Module):
 class Transformers(OfTransformers, Architecture):
     """An image classifier of `transformers`.
 
-    `model = "hub:microsoft/resnet-50"` downloads weights by name; `{name = "transformers",
-    config = "resnet", settings = {depths = [1, 1, 1, 1]}}` needs no network. Inputs are fed as
-    they are, in [0, 1]; a grey image is repeated where the model wants three channels. The head
-    is new wherever its number of classes differs. Attention is computed step by step ("eager"),
-    because the fused kernels cannot be differentiated twice.
+    `model = "hub:microsoft/resnet-50"` downloads weights by name. `{name = "transformers", config =
+    "resnet", settings = {depths = [1, 1, 1, 1]}}` needs no network. Inputs are passed on in [0, 1];
+    a grey image is repeated if the model expects three channels. The head is initialised anew if
+    its number of classes differs. Attention is computed without fused kernels ("eager"), because
+    these cannot be differentiated twice.
     """
 
     what = "a transformers model"
     examples = ("resnet", "vit", "efficientnet")
 
     def build(self, shape: tuple[int, int, int], classes: int) -> nn.Module:
-        """A new classifier; raises `DataError` for what cannot be found or does not fit."""
+        """Build the classifier.
+
+        Raises:
+            DataError: The model is not found, or does not fit the task.
+        """
         channels, height, width = shape
         side = height if height == width else [height, width]
         config = self.source.configuration(

@@ -9,7 +9,7 @@ from fedsim.tasks.models.architecture import Architecture
 __all__ = ["LeNet"]
 
 SMALLEST = 32
-"""Height and width that LeNet-5 was drawn for: LeCun et al. pad MNIST's 28 x 28 to it."""
+"""Height and width of LeNet-5's input: LeCun et al. pad MNIST's 28 x 28 images to it."""
 
 
 class _LeNet(nn.Module):
@@ -58,5 +58,5 @@ class LeNet(Architecture):
     name: str = "lenet"
 
     def build(self, shape: tuple[int, int, int], classes: int) -> nn.Module:
-        """A new network; any height and width."""
+        """Build the network for images of any height and width."""
         return _LeNet(shape, classes)

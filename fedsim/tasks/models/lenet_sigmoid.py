@@ -17,5 +17,5 @@ class LeNetSigmoid(Architecture):
     name: str = "lenet-sigmoid"
 
     def build(self, shape: tuple[int, int, int], classes: int) -> nn.Module:
-        """A new network; any height and width."""
+        """Build the network for images of any height and width."""
         return SigmoidConvolutions(shape, classes, uniform_biases=True)

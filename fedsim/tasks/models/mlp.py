@@ -1,4 +1,4 @@
-"""A perceptron: linear layers only, so that the first one takes the image itself."""
+"""A multilayer perceptron: its first linear layer takes the pixels of the image."""
 
 from math import prod
 from typing import Annotated, Literal
@@ -30,7 +30,7 @@ class _Perceptron(nn.Module):
 
 
 class MLP(Architecture):
-    """Fully connected layers over the flattened image, weights as torch draws them.
+    """Fully connected layers on the flattened image, with torch's default initialisation.
 
     Layers are named `hidden.0`, `hidden.2`, ... and `head`.
     """
@@ -44,6 +44,6 @@ class MLP(Architecture):
     )
 
     def build(self, shape: tuple[int, int, int], classes: int) -> nn.Module:
-        """A new network; any height and width."""
+        """Build the network for images of any height and width."""
         activation = nn.Sigmoid if self.activation == "sigmoid" else nn.ReLU
         return _Perceptron(prod(shape), self.hidden, classes, activation)

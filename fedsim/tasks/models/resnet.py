@@ -14,7 +14,7 @@ WIDTHS = (16, 32, 64)
 
 
 class _Block(nn.Module):
-    """Two 3x3 convolutions around an identity; new channels of the identity are zeros."""
+    """Two 3x3 convolutions with an identity shortcut; added channels of the shortcut are zero."""
 
     def __init__(self, before: int, after: int, stride: int, activation: type[nn.Module]) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class _ResNet(nn.Module):
 class ResNet(Architecture):
     """ResNet20 or ResNet56 for small images, with batch normalisation.
 
-    DLG (section 4.1) makes it twice differentiable: sigmoids for ReLUs, and no strides.
+    With sigmoids and without strides it is twice differentiable, as in DLG (section 4.1).
     """
 
     name: Literal["resnet20", "resnet56"] = "resnet20"
@@ -74,7 +74,7 @@ class ResNet(Architecture):
     )
 
     def build(self, shape: tuple[int, int, int], classes: int) -> nn.Module:
-        """A new network; any height and width."""
+        """Build the network for images of any height and width."""
         depth = int(self.name.removeprefix("resnet"))
         return _ResNet(
             shape[0],

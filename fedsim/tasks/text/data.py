@@ -1,4 +1,4 @@
-"""Labelled texts: the messages of this project, tables under --data, or sets of the Hub."""
+"""Labelled texts: embedded messages, tables under --data, or data sets of the Hub."""
 
 import csv
 import functools
@@ -29,7 +29,7 @@ PACKAGES = ("rouge_score", "tokenizers")
 TEXT = ("text", "sentence", "message", "content", "review")
 LABEL = ("label", "labels", "class", "category", "topic")
 SENDER = ("sender", "author", "user", "speaker")
-"""Columns by the names that are tried, in this order."""
+"""The names of columns that are looked for, in this order."""
 
 ENDINGS = (".jsonl", ".csv", ".tsv")
 EXPECTED = (
@@ -44,8 +44,13 @@ Row = Mapping[str, Any]
 class Texts:
     """Labelled texts, all splits together.
 
-    labels: (N,) int64 in [0, classes). names: the classes in words. train, test: (n,) int64
-    indices of the splits. senders: whose each is, None where nothing is said of that.
+    Attributes:
+        texts: The texts.
+        labels: Their labels, int64 of shape (N,) in [0, classes).
+        names: The names of the labels.
+        train: Indices of the training split, int64.
+        test: Indices of the test split, int64.
+        senders: Who wrote each text; None if the data set does not say.
     """
 
     texts: tuple[str, ...]
@@ -67,7 +72,7 @@ class Texts:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What a source holds. tests: which rows judge, None where it has no split."""
+    """What a source holds; `tests` says which rows are the test split, None if it has none."""
 
     texts: tuple[str, ...]
     labels: tuple[Any, ...] | None
@@ -86,11 +91,19 @@ def load(
     test_fraction: float,
     seed: int,
 ) -> Texts:
-    """Texts by name: "messages", a table under `folder`, or "hub:OWNER/SET[/CONFIG]".
+    """Load texts by name.
 
-    test: name of another table whose rows are the test split. columns: of texts and of labels,
-    where they have other names than the usual. labelled: whether labels are needed. test_fraction:
-    share that becomes the test split, drawn by `seed`, where there is none. Raises `DataError`.
+    Args:
+        name: "messages", a table under `folder`, or "hub:OWNER/SET[/CONFIG]".
+        folder: Where tables are looked up.
+        test: The name of another table, whose rows are the test split.
+        columns: The names of the columns of texts and of labels, if they are not the usual ones.
+        labelled: Whether labels are needed.
+        test_fraction: The share that becomes the test split if the source has none.
+        seed: Draws that test split.
+
+    Raises:
+        DataError: There is no such data, or it cannot be used.
     """
     if lacking := [one for one in PACKAGES if importlib.util.find_spec(one) is None]:
         raise DataError(f"text needs {', '.join(lacking)}: {installing('text')}")
@@ -121,10 +134,15 @@ def load(
 
 
 def public_texts(name: str, folder: Path | None) -> tuple[str, ...]:
-    """Texts that everybody knows, each once: "messages" for 2,000 embedded ones by nobody.
+    """Load texts that everybody knows, without repetitions.
 
-    name: else a text file's stem, or a folder of text files, under `folder` or its subfolder `lm`;
-    each line of two words and more is a text. Raises `DataError` where there is none.
+    Args:
+        name: "messages" for 2,000 embedded ones, the stem of a text file, or the name of a folder
+            of text files. Each line of at least two words is a text.
+        folder: Where files are looked up, there or in its subfolder `lm`.
+
+    Raises:
+        DataError: There are none.
     """
     if name == MESSAGES:
         return public_messages()
@@ -141,7 +159,7 @@ def public_texts(name: str, folder: Path | None) -> tuple[str, ...]:
 
 
 def _numbered(name: str, part: _Part, labelled: bool) -> tuple[Any, tuple[str, ...]]:
-    """Labels (N,) int64 from 0, and what each stands for."""
+    """The labels as integers from 0, int64 of shape (N,), and their names."""
     if part.labels is None:
         return np.zeros(len(part.texts), dtype=np.int64), ("text",)
     bad = next((i for i, one in enumerate(part.labels) if one is None or one == ""), None)
@@ -184,7 +202,7 @@ def _numbered(name: str, part: _Part, labelled: bool) -> tuple[Any, tuple[str, .
 
 
 def _joined(train: _Part, test: _Part) -> _Part:
-    """Two tables, the rows of the second as the test split."""
+    """Two tables as one; the rows of the second are the test split."""
     both = train.labels is not None and test.labels is not None
     labels = (*(train.labels or ()), *(test.labels or ())) if both else None
     senders = None
@@ -262,7 +280,7 @@ def _rows(path: Path) -> list[Row]:
 def _columns(
     where: str, known: Iterable[str], asked: Sequence[str | None], labelled: bool
 ) -> tuple[str, str | None]:
-    """Names of the columns of texts and of labels."""
+    """The names of the columns of texts and of labels."""
     known = list(known)
     for setting, name in zip(("text_column", "label_column"), asked, strict=True):
         if name is not None and name not in known:

@@ -1,4 +1,4 @@
-"""From texts to examples: who holds which, what of it is public, token ids, masks and guesses."""
+"""Training examples from texts: split, token ids, masked words, and an attacker's guesses."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -38,9 +38,19 @@ def cut(
     auxiliary_fraction: float,
     seed: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Indices (int64) of the test, auxiliary and clients' texts, all drawn by the seed.
+    """Split texts into test, auxiliary and clients' texts.
 
-    No auxiliary text is one of a client's, case and spaces aside.
+    No auxiliary text equals a client's, apart from case and spaces.
+
+    Args:
+        texts: The data set.
+        train_examples: The number of training texts that are used; None for all.
+        test_examples: The number of test texts that are used; None for all.
+        auxiliary_fraction: The share of the training texts that becomes auxiliary.
+        seed: Draws the texts.
+
+    Returns:
+        Indices of the test, auxiliary and clients' texts, int64.
     """
 
     def drawn(index: Tensor, count: int | None, purpose: str) -> Tensor:
@@ -58,7 +68,17 @@ def cut(
 
 
 def groups(name: str, texts: Texts, index: Tensor, *, whose: bool) -> NDArray[Any]:
-    """What a partition goes by: the labels of these texts, or whose they are, as integers."""
+    """The labels or the senders of texts as integers, for a partition.
+
+    Args:
+        name: The data set's name, for the error message.
+        texts: The data set.
+        index: Which texts, int64.
+        whose: Take senders instead of labels.
+
+    Raises:
+        DataError: The data set has no senders.
+    """
     if not whose:
         return np.asarray(texts.labels[index].numpy())
     if texts.senders is None:
@@ -70,23 +90,34 @@ def groups(name: str, texts: Texts, index: Tensor, *, whose: bool) -> NDArray[An
 
 
 def nobodys(public: Iterable[str], held: Iterable[str]) -> tuple[str, ...]:
-    """The public texts that nobody holds, case and spaces aside."""
+    """The public texts that no client holds, compared without case and spaces."""
     known = {same(text) for text in held}
     return tuple(text for text in public if same(text) not in known)
 
 
 def same(text: str) -> str:
-    """What two texts have in common that differ in case and spaces alone."""
+    """A key that is equal for texts which differ in case and spaces only."""
     return " ".join(text.lower().split())
 
 
 def encoded(
     name: str, texts: Sequence[str], index: Sequence[int], tokens: Tokens, longest: int | None
 ) -> dict[int, list[int]]:
-    """The token ids of the texts at these places that have at most `longest`, by their place.
+    """Encode texts as token ids, leaving out those that are too long.
 
-    name: of the data, for messages. longest: None for what the model takes. Raises `DataError` for
-    a text that is longer than that then, and for one of which the tokenizer knows nothing.
+    Args:
+        name: The data set's name, for error messages.
+        texts: All texts.
+        index: Which texts.
+        tokens: The tokenizer.
+        longest: The largest number of tokens; None for what the model takes.
+
+    Returns:
+        The token ids of the texts that are short enough, by index.
+
+    Raises:
+        DataError: `longest` is None and a text is longer than the model takes, or the tokenizer
+            knows no word of a text.
     """
     found = tokens.tokenizer([texts[i] for i in index], verbose=False)["input_ids"]
     unknown = tokens.special.get("unk")
@@ -111,9 +142,16 @@ def encoded(
 def masked(
     ids: Tensor, share: float, tokens: Tokens, rng: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Ids (L,) with a share of the text's tokens masked, one at least, and targets (L,).
+    """Mask some tokens of a text for masked language modelling.
 
-    Targets hold the masked tokens, -100 elsewhere. Special tokens are never masked.
+    Args:
+        ids: Token ids, int64 of shape (L,). Special tokens are never masked.
+        share: The share of tokens to mask; at least one is.
+        tokens: The tokenizer.
+        rng: Source of randomness.
+
+    Returns:
+        The ids with masks, and the targets of shape (L,): masked tokens, -100 elsewhere.
     """
     free = torch.tensor([int(i) not in tokens.marks for i in ids]).nonzero().flatten()
     count = max(1, round(share * len(free)))
@@ -124,7 +162,13 @@ def masked(
 
 
 def agreement(claimed: Tensor, true: Tensor, *, matthews: bool) -> dict[str, float]:
-    """Accuracy of predictions (N,) int64 and Matthews' correlation (`mcc`), 0 for one label."""
+    """Accuracy of predictions and, if asked for, Matthews' correlation (`mcc`).
+
+    Args:
+        claimed: Predicted labels, int64 of shape (N,).
+        true: True labels, int64 of shape (N,).
+        matthews: Whether to add `mcc`, which is 0 if only one label occurs.
+    """
     found = {"accuracy": float((claimed == true).double().mean())}
     if matthews:
         from sklearn.metrics import matthews_corrcoef
@@ -134,7 +178,7 @@ def agreement(claimed: Tensor, true: Tensor, *, matthews: bool) -> dict[str, flo
 
 
 def token_shares(texts: Iterable[str], tokens: Tokens) -> Tensor:
-    """How often each token occurs in texts, as a share of all, (V,) float32."""
+    """The share of each token in texts, float32 of shape (V,)."""
     counts = torch.zeros(len(tokens.pieces), dtype=torch.float64)
     for one in tokens.tokenizer(list(texts), verbose=False)["input_ids"]:
         bare = torch.tensor(tokens.bare(one), dtype=torch.int64)
@@ -151,8 +195,16 @@ def drawn_claim(
     *,
     scores: Tensor | None = None,
 ) -> Reconstruction:
-    """As many labels, drawn by shares (classes,), and texts of the same lengths, tokens by weights
-    (V,). scores: of labels (classes,); drawn from N(0, 1) where not given."""
+    """A random guess: labels and texts of the true lengths.
+
+    Args:
+        truth: The victim's examples; only their numbers and lengths are used.
+        tokens: The tokenizer.
+        weights: Weights by which tokens are drawn, of shape (V,).
+        shares: Weights by which labels are drawn, of shape (classes,).
+        rng: Source of randomness.
+        scores: Scores of the labels, of shape (classes,); drawn from N(0, 1) by default.
+    """
     count = 0 if truth.labels is None else len(truth.labels)
     labels = torch.multinomial(shares, count, replacement=True, generator=rng)
     scores = torch.randn(len(shares), generator=rng) if scores is None else scores
@@ -175,7 +227,11 @@ def drawn_claim(
 
 
 def shown(claimed: Reconstruction, truth: Truth, spec: Spec) -> dict[str, bytes]:
-    """The originals and what was matched to each, a line a text, as files; {} without a claim."""
+    """Files that show original texts and what was matched to each, one text a line.
+
+    Returns:
+        The files by name; empty if nothing readable was claimed.
+    """
     lines = list[str]()
     if claimed.tokens is not None or claimed.text is not None:
         lines = read(claimed, truth, spec)

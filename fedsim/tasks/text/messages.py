@@ -226,7 +226,7 @@ _SLOTS = {
 
 @functools.cache
 def messages() -> tuple[tuple[str, str, str], ...]:
-    """(sender, topic, text) of each message: 8 senders, 20 messages of each, 5 a topic."""
+    """The sender, topic and text of each message: 8 senders with 20 messages, 5 on each topic."""
     found, sender = [], ""
     for line in _MESSAGES.strip().splitlines():
         if line.startswith("= "):
@@ -254,7 +254,7 @@ def _filled(rng: np.random.Generator) -> str:
 
 @functools.cache
 def public_messages() -> tuple[str, ...]:
-    """2,000 messages of the same kind by nobody, each once; none of them is one of `messages`."""
+    """2,000 different messages of the same kind; none of them is one of `messages`."""
     rng = numpy_generator(0, "public messages")
     found: dict[str, None] = {}
     while len(found) < PUBLIC:

@@ -1,4 +1,4 @@
-"""The language models that a scenario can name: their settings, tokenizers and losses."""
+"""Language models that a scenario can name: settings, tokenizers and losses."""
 
 from typing import Any
 
@@ -41,11 +41,15 @@ __all__ = [
 
 
 def as_language(value: Any) -> Language:
-    """The language model that a scenario's `model` asks for.
+    """Validate the language model that a scenario's `model` asks for.
 
-    value: "hub:NAME", a model type or a folder alone ("bert", with the sizes that transformers
-    gives it), or a table with a name and settings. Raises `DataError` for anything else and
-    `ScenarioError` for unknown or ill-typed settings.
+    Args:
+        value: "hub:NAME"; a model type or folder alone ("bert", with the default sizes of
+            `transformers`); or a table with a name and settings.
+
+    Raises:
+        DataError: The value is none of these.
+        ScenarioError: A setting is unknown or has the wrong type.
     """
     if isinstance(value, Language):
         return value

@@ -1,4 +1,4 @@
-"""Any encoder or decoder of `transformers` that classifies text or fills in masked words."""
+"""Encoders and decoders of `transformers` that classify text or predict masked words."""
 
 import re
 from typing import Any, Literal
@@ -23,12 +23,12 @@ SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
 
 
 class Language(OfTransformers):
-    """A model of `transformers` for text, and its tokenizer.
+    """A language model of `transformers` and its tokenizer.
 
     `model = "hub:prajjwal1/bert-tiny"` downloads weights by name; `{name = "transformers", config =
-    "FOLDER"}` takes them from a folder; `{name = "transformers", config = "gpt2", settings =
-    {n_embd = 64, n_layer = 2, n_head = 2}}` draws random ones. The model itself is what is trained,
-    so that parameters have the names that `transformers` gives them. Encoder-decoders are refused.
+    "FOLDER"}` loads them from a folder; `{name = "transformers", config = "gpt2", settings =
+    {n_embd = 64, n_layer = 2, n_head = 2}}` draws random ones. Parameters keep the names that
+    `transformers` gives them. Encoder-decoder models are not supported.
     """
 
     what = "a language model"
@@ -49,9 +49,14 @@ class Language(OfTransformers):
         return self.tokenizer == LEARNED or (self.tokenizer is None and not self.source.stored)
 
     def read(self, public: tuple[str, ...], size: int) -> Any:
-        """The tokenizer; a learned one has `size` word pieces of the public texts.
+        """Load the tokenizer, or learn one.
 
-        Raises `DataError` where there is none, or one of the wrong kind.
+        Args:
+            public: The texts that a tokenizer is learned from.
+            size: The number of word pieces of a learned tokenizer.
+
+        Raises:
+            DataError: There is no tokenizer, or it is of the wrong kind.
         """
         if not self._learns:
             own = self.source.place if self.source.local else self.name
@@ -65,15 +70,21 @@ class Language(OfTransformers):
 
     @property
     def _encodes(self) -> bool:
-        """Whether transformers has a model of the kind that fills in masked words."""
+        """Whether transformers has a masked language model of this type."""
         config = self.source.configuration({}, {})
         return type(config) in libraries.transformers().MODEL_FOR_MASKED_LM_MAPPING
 
     def build(self, tokenizer: Any, aim: Aim, classes: int, dropout: bool) -> nn.Module:
-        """A new model, its weights as stored or drawn from torch's global generator.
+        """Build the model, its weights loaded or drawn from torch's global generator.
 
-        classes: labels of a classifier. Raises `DataError` for what cannot be found, or does not
-        fit the tokenizer.
+        Args:
+            tokenizer: The tokenizer, of `transformers`.
+            aim: Classification or masked language modelling.
+            classes: The number of labels of a classifier.
+            dropout: Whether to keep the model's dropout.
+
+        Raises:
+            DataError: The model is not found, or does not fit the tokenizer or the aim.
         """
         source, library = self.source, libraries.transformers()
         fitting: dict[str, Any] = {
@@ -122,7 +133,7 @@ class Language(OfTransformers):
         return module
 
     def _refuse_foreign(self, tokenizer: Any) -> None:
-        """Raises `DataError` where stored weights belong to another vocabulary."""
+        """Raise `DataError` if stored weights belong to another vocabulary."""
         try:
             own = stored(self.source.place if self.source.local else self.name)
         except DataError:
@@ -136,7 +147,7 @@ class Language(OfTransformers):
             )
 
     def longest(self, module: nn.Module, tokenizer: Any) -> int:
-        """Tokens that an input may have, by the positions the model knows and its tokenizer."""
+        """The largest number of tokens of an input, by the model's positions and its tokenizer."""
         positions = getattr(module.config, "max_position_embeddings", None)
         for name, layer in module.named_modules():
             if isinstance(layer, nn.Embedding) and "position" in name.rpartition(".")[2]:
@@ -150,7 +161,15 @@ class Language(OfTransformers):
         return min([*bounds, int(positions)])
 
     def find_head(self, module: nn.Module, aim: Aim) -> str:
-        """Name of the linear layer that the logits come from; raises `DataError` if unclear."""
+        """Find the linear layer that returns the logits.
+
+        Returns:
+            The name of the layer.
+
+        Raises:
+            DataError: No layer or several return the logits, or the layer that the user named is
+                not a linear one.
+        """
         linear = {k: m for k, m in module.named_modules() if isinstance(m, nn.Linear)}
         if self.head is not None:
             if self.head not in linear:
@@ -174,24 +193,27 @@ class Language(OfTransformers):
 
 
 def padding(tokenizer: Any) -> int:
-    """The id that fills up the shorter inputs of a batch; nothing attends to it."""
+    """The token id that fills up the shorter inputs of a batch; attention ignores it."""
     known = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
     return int(next(one for one in known if one is not None))
 
 
 def words(module: nn.Module) -> str:
-    """Name of the parameter that holds the word embeddings."""
+    """The name of the parameter that holds the word embeddings."""
     weight = module.get_input_embeddings().weight  # type: ignore[operator]
     found: str = next(name for name, one in module.named_parameters() if one is weight)
     return found
 
 
 def sent(module: nn.Module, which: Parameters) -> frozenset[str]:
-    """Names of the parameters that are trained and sent.
+    """The names of the parameters that are trained and sent.
 
-    all; no-embeddings: all but the word embeddings, and what is tied to them; lamp: without
-    embeddings of words and of positions, and without the biases of the transformer's blocks
-    (Balunovic et al., NeurIPS 2022, section 5), those of its normalisations among them.
+    Args:
+        module: The model.
+        which: "all"; "no-embeddings", all but the word embeddings and what is tied to them; or
+            "lamp", without embeddings of words and positions and without the biases inside the
+            transformer's blocks, normalisation included (Balunovic et al., NeurIPS 2022, section
+            5).
     """
     names = [name for name, one in module.named_parameters() if one.requires_grad]
     if which == "all":
@@ -208,7 +230,7 @@ def sent(module: nn.Module, which: Parameters) -> frozenset[str]:
 
 
 def _returning(module: nn.Module, linear: dict[str, nn.Linear]) -> list[str]:
-    """The layers among them whose output is the logits of a classifier."""
+    """The linear layers whose output is the logits of a classifier."""
     outputs: dict[str, Tensor] = {}
 
     def keep(name: str) -> Any:

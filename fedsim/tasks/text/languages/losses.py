@@ -1,4 +1,4 @@
-"""What a language model is trained on: its logits from ids or word embeddings, and two losses."""
+"""Logits of a language model from token ids or word embeddings, and its training losses."""
 
 from typing import Any
 
@@ -9,18 +9,28 @@ from torch.nn import functional
 __all__ = ["PADDING", "POINTS", "classification_loss", "logits", "masked_loss"]
 
 PADDING = -100
-"""A target of no account: padding, and what was not masked."""
+"""The target that losses ignore: padding, and tokens that are not masked."""
 
 POINTS = ("input", "embedding")
-"""Where a language model takes inputs: token ids, or their word embeddings."""
+"""Where a language model takes inputs: token ids or their word embeddings."""
 
 
 def logits(module: nn.Module, inputs: Tensor, *, lengths: Any = None, at: str = "input") -> Tensor:
-    """Logits (B, classes) of a classifier, (B, L, V) of a masked language model.
+    """Compute the logits of a language model.
 
-    inputs: token ids (B, L) int64; at "embedding" word embeddings (B, L, d), as they are before
-    positions are added. lengths: (B,) int64, tokens of each; beyond them nothing is attended to.
-    None: all are full. Raises `ValueError` for a model that computes nothing from embeddings.
+    Args:
+        module: The model.
+        inputs: Token ids, int64 of shape (B, L), or at "embedding" word embeddings of shape (B, L,
+            d) before positions are added.
+        lengths: The number of tokens of each input, int64 of shape (B,); attention ignores what is
+            beyond. None if all inputs are full.
+        at: The kind of inputs, one of `POINTS`.
+
+    Returns:
+        Logits of shape (B, classes) for a classifier, (B, L, V) for a masked language model.
+
+    Raises:
+        ValueError: The model cannot start from word embeddings.
     """
     if at not in POINTS:
         raise ValueError(f"no point '{at}' to feed text at; there are {POINTS}")
@@ -52,7 +62,15 @@ def logits(module: nn.Module, inputs: Tensor, *, lengths: Any = None, at: str = 
 def classification_loss(
     module: nn.Module, inputs: Tensor, target: Tensor, *, lengths: Any = None, at: str = "input"
 ) -> Tensor:
-    """Cross-entropy, mean over examples; target (B,) int64, or soft (B, classes)."""
+    """Cross-entropy, mean over examples.
+
+    Args:
+        module: The model.
+        inputs: Inputs as of `logits`.
+        target: Labels, int64 of shape (B,), or soft labels of shape (B, classes).
+        lengths: Numbers of tokens as of `logits`.
+        at: The kind of inputs.
+    """
     return functional.cross_entropy(logits(module, inputs, lengths=lengths, at=at), target)
 
 
@@ -61,7 +79,13 @@ def masked_loss(
 ) -> Tensor:
     """Cross-entropy, mean over the masked tokens of the batch (Devlin et al., 2019).
 
-    target: (B, L) int64, -100 where nothing was masked; or soft (B, L, V), zeros there.
+    Args:
+        module: The model.
+        inputs: Inputs as of `logits`.
+        target: Token ids, int64 of shape (B, L), -100 where nothing is masked; or soft targets of
+            shape (B, L, V), zero there.
+        lengths: Numbers of tokens as of `logits`.
+        at: The kind of inputs.
     """
     scores = logits(module, inputs, lengths=lengths, at=at)
     if target.is_floating_point():

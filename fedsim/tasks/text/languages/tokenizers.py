@@ -1,4 +1,4 @@
-"""Tokenizers: a model's own, or word pieces learned from public text."""
+"""Tokenizers: a model's own, or byte-pair encoding learned from public text."""
 
 import functools
 from collections.abc import Sequence
@@ -14,17 +14,22 @@ from fedsim.tasks.wordpieces import trained
 __all__ = ["framed", "learned", "stored", "told"]
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-"""Special tokens of a learned tokenizer; the first is the id 0."""
+"""Special tokens of a learned tokenizer; the first has id 0."""
 
 ROLES = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
 
 
 @functools.lru_cache(maxsize=4)
 def learned(text: tuple[str, ...], size: int, frame: bool) -> Any:
-    """A tokenizer of `size` word pieces by byte-pair encoding, lower case, the same everywhere.
+    """Learn a lower-case tokenizer by byte-pair encoding, the same in every process.
 
-    frame: put [CLS] before and [SEP] after a text, as BERT's does. Raises `DataError` where the
-    text gives fewer pieces.
+    Args:
+        text: Public texts.
+        size: The number of word pieces.
+        frame: Whether [CLS] and [SEP] enclose a text, as in BERT.
+
+    Raises:
+        DataError: The text has fewer pieces than `size`.
     """
     from tokenizers import Regex, decoders, normalizers, pre_tokenizers, processors
 
@@ -57,9 +62,13 @@ def learned(text: tuple[str, ...], size: int, frame: bool) -> Any:
 
 @functools.lru_cache(maxsize=4)
 def stored(place: str) -> Any:
-    """The tokenizer in a folder, or of the Hub ("hub:NAME"); raises `DataError`.
+    """Load a tokenizer.
 
-    A folder may be one of an installed package, "package:NAME/FOLDER".
+    Args:
+        place: A folder, "package:NAME/FOLDER", or "hub:NAME".
+
+    Raises:
+        DataError: There is none.
     """
     library: Any = libraries.transformers()
     try:
@@ -78,7 +87,7 @@ def stored(place: str) -> Any:
 
 
 def framed(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The ids that a tokenizer puts before and after every text."""
+    """The token ids that a tokenizer puts before and after every text."""
     bare = _ids(tokenizer, "a", special=False)
     whole = _ids(tokenizer, "a", special=True)
     for start in range(len(whole) - len(bare) + 1):
@@ -91,7 +100,14 @@ def framed(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def told(tokenizer: Any, size: int, longest: int, embedding: str) -> Tokens:
-    """What adversaries may know of a tokenizer, and of the `size` word embeddings behind it."""
+    """What adversaries may know of a tokenizer and of the word embeddings behind it.
+
+    Args:
+        tokenizer: The tokenizer, of `transformers`.
+        size: The number of word embeddings.
+        longest: The largest number of tokens of an input.
+        embedding: The name of the parameter that holds the word embeddings.
+    """
     known: Sequence[str | None] = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
     pieces = [piece or f"[{at}]" for at, piece in enumerate(known)]
     pieces += [f"[{at}]" for at in range(len(pieces), size)]
