@@ -34,6 +34,7 @@ EXPECTED = {
 GROUPS = {
     "adversaries": "fedsim.adversaries",
     "defenses": "fedsim.defenses",
+    "metrics": "fedsim.metrics",
     "tasks": "fedsim.tasks",
 }
 

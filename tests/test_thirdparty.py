@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from support.plugins_fixture import thirdparty, with_plugins
 
+from fedsim.report import summary, write_report
+
 __all__ = ["thirdparty"]
 
 SCENARIO = """
@@ -76,6 +78,41 @@ def test_is_listed_and_shown_like_a_built_in(thirdparty, tmp_path):
     assert {"scale", "sign"} <= listed["defenses"].keys()
     shown = json.loads(fedsim(thirdparty, tmp_path, "show", "scale", "--json").stdout)
     assert [setting["name"] for setting in shown["settings"]] == ["factor", "clients", "layers"]
+
+
+def test_a_metric_is_measured_and_read_the_right_way_round(thirdparty, tmp_path):
+    attacks = '[[adversaries]]\nname = "llg"\n[[adversaries]]\nname = "random"\n'
+    (tmp_path / "case.toml").write_text(
+        SCENARIO.replace("batch_size = 1", "batch_size = 4") + attacks
+    )
+    run = fedsim(thirdparty, tmp_path, "run", "case.toml", "--out", "out")
+    assert run.returncode == 0, run.stderr
+    with (tmp_path / "out" / "findings.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["metric"] == "labels-missed"]
+    missed = {
+        name: sum(float(row["value"]) for row in rows if row["label"] == name)
+        for name in ("llg", "random")
+    }
+    assert missed["llg"] < missed["random"]
+    assert all(float(row["baseline"]) > 0 for row in rows)
+    # Its rank puts it before those of fedsim: it stands for the adversary.
+    assert "Labels missed" in run.stdout
+    assert "labels of 6 updates missed" in run.stdout
+    assert "lower is better for the attacker" in run.stdout
+    # From here on the package is not installed: the run folder says how its metric is read.
+    for row in summary(tmp_path / "out"):
+        if row["metric"] == "labels-missed" and row["label"] == "llg":
+            assert row["lower_is_better"]
+            assert row["verdict"] == "beats chance"
+            assert row["best"] <= row["mean"] <= row["worst"]
+            break
+    else:
+        raise AssertionError("no row of the metric")
+    page = write_report(tmp_path / "out").read_text()
+    assert "llg: Labels missed" in page
+    assert "A metric that this report has no words for" not in page
+    (tmp_path / "out" / "metrics.json").write_text("[]")
+    assert "metrics.json cannot be read" in write_report(tmp_path / "out").read_text()
 
 
 def test_is_seen_only_where_it_is_on_the_path(thirdparty, tmp_path):

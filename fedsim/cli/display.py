@@ -17,9 +17,11 @@ from rich.text import Text
 from fedsim.adversary import Adversary
 from fedsim.attacking.progress import AttackProgress
 from fedsim.defense import Defense
+from fedsim.metrics import installed
 from fedsim.plugin import find
 from fedsim.report import final_utility, summary
-from fedsim.report.measures import MEASURES, budget, measure
+from fedsim.report.leakage import read_measures
+from fedsim.report.measures import Measures, budget
 
 __all__ = ["Display", "describe", "print_facts", "print_summary"]
 
@@ -116,14 +118,15 @@ class Display:
 
     def _leakage(self) -> str:
         """Each adversary's main metric so far, and what chance gives."""
+        measures = Measures({name: metric.shown for name, metric in installed().items()})
         main: dict[str, str] = {}
         for label, metric in self._sums:
-            if label not in main or _rank(metric) < _rank(main[label]):
+            if label not in main or measures.rank(metric) < measures.rank(main[label]):
                 main[label] = metric
         parts = []
         for label, metric in main.items():
             count, total, chance = self._sums[(label, metric)]
-            how = measure(metric)
+            how = measures[metric]
             if count:
                 means = f"{how.show(total / count)} (chance {how.show(chance / count)})"
                 parts.append(f"{label}: {how.title.lower()} {means}")
@@ -141,11 +144,6 @@ class Display:
 
 def _number(metric: str, value: float) -> str:
     return f"{value:.3g}" if budget(metric) else f"{value:.3f}"
-
-
-def _rank(metric: str) -> int:
-    order = list(MEASURES)
-    return order.index(metric) if metric in order else len(order)
 
 
 def describe(kind: str, name: str) -> dict[str, Any]:
@@ -216,23 +214,20 @@ def print_summary(console: Console, folder: Path) -> None:
 
     Of a single point the utility shows where defenses have spent a budget.
     """
-    rows, utility = summary(folder), final_utility(folder)
+    rows, utility, measures = summary(folder), final_utility(folder), read_measures(folder)[0]
     if len({*utility, *(row["point"] for row in rows)}) > 1:
-        console.print(_points(rows, utility))
+        console.print(_points(rows, utility, measures))
         return
     for values in utility.values():
         if spent := [f"{m} {values[m]:.3g}" for m in values if budget(m)]:
             console.print(f"privacy spent: {', '.join(spent)}", markup=False, highlight=False)
     if rows:
-        _print_leakage(console, rows)
+        _print_leakage(console, rows, measures)
 
 
-def _order(row: dict[str, Any]) -> int:
-    """How much a row's measure tells of an adversary; the least stands for it."""
-    return _rank(row["metric"])
-
-
-def _points(rows: list[dict[str, Any]], utility: dict[str, dict[str, float]]) -> Table:
+def _points(
+    rows: list[dict[str, Any]], utility: dict[str, dict[str, float]], measures: Measures
+) -> Table:
     """A line for each point of a sweep: accuracy, privacy spent, every adversary's main measure."""
     points = list(dict.fromkeys([*utility, *(row["point"] for row in rows)]))
     keys = {point.partition("=")[0] for point in points}
@@ -246,10 +241,10 @@ def _points(rows: list[dict[str, Any]], utility: dict[str, dict[str, float]]) ->
         if metric == "accuracy" or (budget(metric) or "").startswith("epsilon")
     ]
     main: dict[str, str] = {}
-    for row in sorted(rows, key=_order, reverse=True):
+    for row in sorted(rows, key=lambda row: measures.rank(row["metric"]), reverse=True):
         main[row["label"]] = row["metric"]
     labels = list(dict.fromkeys(row["label"] for row in rows))
-    titles = [f"{label} {measure(main[label]).title.lower()}" for label in labels]
+    titles = [f"{label} {measures[main[label]].title.lower()}" for label in labels]
     for title in (*(metric.replace("_", " ") for metric in metrics), *titles):
         table.add_column(escape(title.replace(" ", "\n")), justify="right")
     found = {  # by point and adversary
@@ -259,7 +254,7 @@ def _points(rows: list[dict[str, Any]], utility: dict[str, dict[str, float]]) ->
         values = utility.get(point, {})
         cells = [_utility(metric, values.get(metric)) for metric in metrics]
         for label in labels:
-            how, mine = measure(main[label]), found.get((point, label))
+            how, mine = measures[main[label]], found.get((point, label))
             cells.append(f"{how.show(mine['mean'])} ({how.show(mine['baseline'])})" if mine else "")
         table.add_row(*map(escape, [point.partition("=")[2] if alone else point, *cells]))
     return table
@@ -271,11 +266,11 @@ def _utility(metric: str, value: float | None) -> str:
     return f"{100 * value:.1f} %" if metric == "accuracy" else f"{value:.3g}"
 
 
-def _print_leakage(console: Console, rows: list[dict[str, Any]]) -> None:
+def _print_leakage(console: Console, rows: list[dict[str, Any]], measures: Measures) -> None:
     """Who was attacked, and the main measures of what leaked; the page has the others."""
     place = {row["label"]: i for i, row in enumerate(rows)}
     groups: dict[str, list[dict[str, Any]]] = {}
-    for row in sorted(sorted(rows, key=_order), key=lambda row: place[row["label"]]):
+    for row in sorted(rows, key=lambda row: (place[row["label"]], measures.rank(row["metric"]))):
         groups.setdefault(row["label"], []).append(row)
     table = Table(title="What leaked", title_justify="left", title_style="bold", box=None)
     table.add_column("adversary")
@@ -289,9 +284,9 @@ def _print_leakage(console: Console, rows: list[dict[str, Any]]) -> None:
         name, attacked = label, f"{first['attacks']} update{'' if first['attacks'] == 1 else 's'}"
         for status in ("failed", "timeout", "denied"):
             attacked += f", {first[status]} {status}" if first[status] else ""
-        main = [row for row in group if not measure(row["metric"]).detail] or group[:1]
+        main = [row for row in group if not measures[row["metric"]].detail] or group[:1]
         for row in group[:1] if first["denied"] == first["attacks"] else main:
-            how = measure(row["metric"])
+            how = measures[row["metric"]]
             shown = [how.show(row["mean"]), how.show(row["baseline"]), row["verdict"]]
             table.add_row(*map(escape, [name, attacked, how.title, *shown]))
             name = attacked = ""

@@ -1,4 +1,4 @@
-"""What leaked, in numbers: a claim against the truth, and beside it what a guess would score.
+"""Metrics: what an adversary claims against the truth, and what a guess would score.
 
     labels         which labels occur, how often, and how well scores order them
     images         how near the claimed images are, matched to the originals
@@ -9,8 +9,10 @@
     perception     LPIPS, where its networks are on this machine
     optimisation   how an attack's own search went; no truth, and no chance level
 
-A task with other examples adds a metric with `register`.
+Each metric is a class of `fedsim.metric.Metric`. A package adds its own by an entry point.
 """
+
+from typing import Any
 
 from fedsim.metrics.attributes import ATTRIBUTES
 from fedsim.metrics.frames import FRAMES, framed
@@ -20,19 +22,21 @@ from fedsim.metrics.optimisation import OPTIMISATION
 from fedsim.metrics.perception import LPIPS
 from fedsim.metrics.registry import (
     DRAWS,
-    METRICS,
     Guess,
     Metric,
     Score,
     applicable,
     baselines,
+    installed,
     register,
     remembering,
 )
-from fedsim.metrics.text import TEXT, read
+from fedsim.metrics.text import TEXT
+from fedsim.metrics.text_pairs import read
 from fedsim.metrics.words import WORDS, word_errors, worded
 
 __all__ = [
+    "BUILT_IN",
     "DRAWS",
     "METRICS",
     "PSNR_CAP",
@@ -45,6 +49,7 @@ __all__ = [
     "baselines",
     "claimed_counts",
     "framed",
+    "installed",
     "match",
     "read",
     "register",
@@ -54,5 +59,12 @@ __all__ = [
     "worded",
 ]
 
-for _metric in (*LABELS, *IMAGES, LPIPS, *ATTRIBUTES, *FRAMES, *WORDS, *TEXT, *OPTIMISATION):
-    register(_metric)
+BUILT_IN = (*LABELS, *IMAGES, LPIPS, *ATTRIBUTES, *FRAMES, *WORDS, *TEXT, *OPTIMISATION)
+"""fedsim's own metrics, in the order in which findings list them."""
+
+
+def __getattr__(name: str) -> Any:
+    # Not when this package is imported: a package that adds a metric may need it first.
+    if name == "METRICS":
+        return installed()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

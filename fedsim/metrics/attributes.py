@@ -8,20 +8,19 @@ Inf, and an original without a claim, or whose right value the claim leaves out,
 """
 
 import math
-from collections.abc import Callable
-from functools import partial
+from abc import abstractmethod
+from typing import ClassVar
 
+from fedsim.metric import Measure, Metric
 from fedsim.metrics.frames import pair
-from fedsim.metrics.registry import Metric
 from fedsim.records import UNKNOWN, Reconstruction, Spec, Truth
 
 __all__ = ["ATTRIBUTES", "SPEAKERS_FOR_FIVE", "ranks"]
 
+SPEAKER = "speaker"
+
 SPEAKERS_FOR_FIVE = 20
 """Candidates from which on it says something to be among the first five."""
-
-Worth = Callable[[float], float]
-"""What a rank from 1 on, or infinity, counts."""
 
 
 def ranks(claimed: Reconstruction, truth: Truth, spec: Spec, attribute: str) -> list[float]:
@@ -52,64 +51,89 @@ def _rank(scores: dict[str, float], right: str, candidates: int) -> float:
     return sum(score >= scores[right] for score in finite)
 
 
-def _mean(
-    claimed: Reconstruction, truth: Truth, spec: Spec, *, attribute: str, worth: Worth
-) -> float:
-    found = ranks(claimed, truth, spec, attribute)
-    return sum(map(worth, found)) / len(found)
+class _OfSpeakers(Metric):
+    """A mean over utterances of what the rank of the true speaker counts."""
+
+    fields = ("attributes",)
+    fewest: ClassVar[int] = 1
+    """Candidates from which on the metric says something."""
+
+    @abstractmethod
+    def worth(self, rank: float) -> float:
+        """What a rank from 1 on, or infinity, counts."""
+
+    def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
+        """The mean over all utterances."""
+        found = ranks(claimed, truth, spec, SPEAKER)
+        return sum(map(self.worth, found)) / len(found)
+
+    def chance(self, truth: Truth, spec: Spec) -> float:
+        """For a uniformly random order of the n candidates: each rank is equally likely."""
+        values = spec.attributes[SPEAKER]
+        right = [str(value) for value in truth.attributes[SPEAKER]]
+        named = sum(value in values or UNKNOWN in values for value in right) / len(right)
+        return named * sum(map(self.worth, range(1, len(values) + 1))) / len(values)
+
+    def suits(self, spec: Spec) -> bool:
+        """Tasks with enough candidates."""
+        return len(spec.attributes.get(SPEAKER, ())) >= self.fewest
 
 
-def _chance(truth: Truth, spec: Spec, *, attribute: str, worth: Worth) -> float:
-    """Of a uniformly random order of the candidates: each rank of n is as likely."""
-    values = spec.attributes[attribute]
-    right = [str(value) for value in truth.attributes[attribute]]
-    named = sum(value in values or UNKNOWN in values for value in right) / len(right)
-    return named * sum(worth(rank) for rank in range(1, len(values) + 1)) / len(values)
+class SpeakerTop1(_OfSpeakers):
+    """Share of the utterances whose speaker is named first; ties count against the claim."""
 
-
-def _first(rank: float, of: int) -> float:
-    return float(rank <= of)
-
-
-def _reciprocal(rank: float) -> float:
-    return 1 / rank
-
-
-def _among(spec: Spec, attribute: str, least: int) -> bool:
-    return len(spec.attributes.get(attribute, ())) >= least
-
-
-def _metric(name: str, summary: str, attribute: str, worth: Worth, least: int = 1) -> Metric:
-    return Metric(
-        name,
-        summary,
-        ("attributes",),
-        True,
-        partial(_mean, attribute=attribute, worth=worth),
-        chance=partial(_chance, attribute=attribute, worth=worth),
-        suits=partial(_among, attribute=attribute, least=least),
+    name = "speaker_top1"
+    shown = Measure(
+        "Speaker named",
+        "Utterances whose speaker was the attacker's first guess.",
+        "speakers of {hits} of {n} updates named",
+        kind="yes/no",
+        partly="speakers of {share} of the utterances in {n} updates named",
+        rank=120,
     )
 
+    def worth(self, rank: float) -> float:
+        """1 for the first."""
+        return float(rank <= 1)
 
-ATTRIBUTES = (
-    _metric(
-        "speaker_top1",
-        "share of the utterances whose speaker is named first; ties count against the claim",
-        "speaker",
-        partial(_first, of=1),
-    ),
-    _metric(
-        "speaker_top5",
-        "share of the utterances whose speaker is among the first five named, of 20 or more",
-        "speaker",
-        partial(_first, of=5),
-        SPEAKERS_FOR_FIVE,
-    ),
-    _metric(
-        "speaker_mrr",
-        "mean of 1 / the rank at which the speaker of an utterance is named",
-        "speaker",
-        _reciprocal,
-    ),
-)
+
+class SpeakerTop5(_OfSpeakers):
+    """Share of the utterances whose speaker is among the first five named, of 20 or more."""
+
+    name = "speaker_top5"
+    shown = Measure(
+        "Speaker in five",
+        "Utterances whose speaker was among the attacker's first five guesses.",
+        "speakers of {hits} of {n} updates among the first five guesses",
+        kind="yes/no",
+        partly="speakers of {share} of the utterances in {n} updates among the first five guesses",
+        detail=True,
+        rank=130,
+    )
+    fewest = SPEAKERS_FOR_FIVE
+
+    def worth(self, rank: float) -> float:
+        """1 for the first five."""
+        return float(rank <= 5)
+
+
+class SpeakerMRR(_OfSpeakers):
+    """Mean of 1 / the rank at which the speaker of an utterance is named."""
+
+    name = "speaker_mrr"
+    shown = Measure(
+        "Speaker's rank",
+        "Mean of 1 / the rank at which the speaker was guessed; 1: always first.",
+        "mean reciprocal rank of the speaker {value} over {n} updates",
+        detail=True,
+        most=1.0,
+        rank=140,
+    )
+
+    def worth(self, rank: float) -> float:
+        """The reciprocal rank."""
+        return 1 / rank
+
+
+ATTRIBUTES = (SpeakerTop1, SpeakerTop5, SpeakerMRR)
 """The metrics of attributes."""

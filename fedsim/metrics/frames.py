@@ -6,12 +6,10 @@ claim of other features or with NaN or Inf, count as answered with zeros. Of mor
 originals only the first count, so that claiming much does not pay.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
-from fedsim.metrics.registry import Metric, Score
+from fedsim.metric import Measure, Metric
 from fedsim.records import Reconstruction, Spec, Truth
 
 __all__ = ["FRAMES", "by_frame", "framed", "pair"]
@@ -84,47 +82,75 @@ def by_frame(claimed: Reconstruction, truth: Truth) -> list[Tensor]:
     return found
 
 
-def _mae(claimed: Reconstruction, truth: Truth, _: Spec) -> float:
-    return pair(claimed, truth)[1]
+class _FrameError(Metric):
+    """Mean absolute error of frames, in their units; chance is the error of zeros."""
+
+    fields = ("inputs",)
+
+    def chance(self, truth: Truth, spec: Spec) -> float:
+        """The error of zeros."""
+        return self.compute(Reconstruction(inputs=[]), truth, spec)
+
+    def suits(self, spec: Spec) -> bool:
+        """Inputs that are frames."""
+        return spec.features is not None
 
 
-def _ends(claimed: Reconstruction, truth: Truth, _: Spec) -> float:
-    """Of the first and the last quarter of the frames, one each at least."""
-    quarters = [(one, max(1, len(one) // 4)) for one in by_frame(claimed, truth)]
-    errors = [torch.cat([one[:some], one[-some:]]).mean() for one, some in quarters]
-    return float(torch.stack(errors).mean())
+class MAE(_FrameError):
+    """Mean absolute error of frames, in their units; chance is the error of zeros."""
 
-
-def _middle(claimed: Reconstruction, truth: Truth, _: Spec) -> float:
-    """Of the frames between those quarters; of utterances of one or two frames, of all."""
-    quarters = [(one, max(1, len(one) // 4)) for one in by_frame(claimed, truth)]
-    errors = [(one[some:-some] if len(one) > 2 else one).mean() for one, some in quarters]
-    return float(torch.stack(errors).mean())
-
-
-def _silence(score: Score) -> Callable[[Truth, Spec], float]:
-    """What all zeros score."""
-    return lambda truth, spec: score(Reconstruction(inputs=[]), truth, spec)
-
-
-def _has_frames(spec: Spec) -> bool:
-    return spec.features is not None
-
-
-FRAMES = tuple(
-    Metric(
-        name,
-        f"mean absolute error of {which}, in their units; the baseline is that of zeros",
-        ("inputs",),
-        False,
-        score,
-        chance=_silence(score),
-        suits=_has_frames,
+    name = "mae"
+    shown = Measure(
+        "Mean absolute error",
+        "Distance between recovered and true examples; 0 is a copy.",
+        "mean absolute error {value} over {n} updates",
+        lower=True,
+        rank=160,
     )
-    for name, which, score in (
-        ("mae", "frames", _mae),
-        ("mae_ends", "the first and the last quarter of the frames", _ends),
-        ("mae_middle", "the frames between the first and the last quarter", _middle),
+
+    def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
+        return pair(claimed, truth)[1]
+
+
+class MAEEnds(_FrameError):
+    """Mean absolute error of the first and the last quarter of the frames."""
+
+    name = "mae_ends"
+    shown = Measure(
+        "Error at the ends",
+        "Mean absolute error of the first and the last quarter of the frames.",
+        "mean absolute error {value} at the ends over {n} updates",
+        lower=True,
+        detail=True,
+        rank=170,
     )
-)
+
+    def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
+        """Of the first and the last quarter of the frames, one each at least."""
+        quarters = [(one, max(1, len(one) // 4)) for one in by_frame(claimed, truth)]
+        errors = [torch.cat([one[:some], one[-some:]]).mean() for one, some in quarters]
+        return float(torch.stack(errors).mean())
+
+
+class MAEMiddle(_FrameError):
+    """Mean absolute error of the frames between the first and the last quarter."""
+
+    name = "mae_middle"
+    shown = Measure(
+        "Error in the middle",
+        "Mean absolute error of the frames between those quarters.",
+        "mean absolute error {value} in the middle over {n} updates",
+        lower=True,
+        detail=True,
+        rank=180,
+    )
+
+    def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
+        """Of the frames between those quarters; of utterances of one or two frames, of all."""
+        quarters = [(one, max(1, len(one) // 4)) for one in by_frame(claimed, truth)]
+        errors = [(one[some:-some] if len(one) > 2 else one).mean() for one, some in quarters]
+        return float(torch.stack(errors).mean())
+
+
+FRAMES = (MAE, MAEEnds, MAEMiddle)
 """The metrics of utterances as frames; HFGM's figure 7 compares the ends with the middle."""

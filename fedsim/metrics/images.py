@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedsim.metrics.registry import Metric
+from fedsim.metric import Measure, Metric
 from fedsim.records import Reconstruction, Spec, Truth
 
 __all__ = ["IMAGES", "PSNR_CAP", "RECOVERED", "SSIM_SIDE", "is_image", "match", "pairs"]
@@ -73,54 +73,102 @@ def _errors(claimed: Reconstruction, truth: Truth, spec: Spec) -> Tensor:
     return (ours - originals).square().flatten(1).mean(dim=1)
 
 
-def _mse(claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
-    return float(_errors(claimed, truth, spec).mean())
-
-
-def _psnr(claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
-    floor = 10 ** (-PSNR_CAP / 10)
-    return float((-10 * _errors(claimed, truth, spec).clamp(min=floor).log10()).mean())
-
-
-def _recovered(claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
-    return float((_errors(claimed, truth, spec) < RECOVERED).double().mean())
-
-
-def _ssim(claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
-    from torchmetrics.functional.image import structural_similarity_index_measure
-
-    ours, originals = pairs(claimed, truth, spec)
-    # The standard window (sigma 1.5) covers 11 pixels; smaller images get one of 5.
-    sigma = 1.5 if min(originals.shape[-2:]) >= 11 else 0.5
-    value = structural_similarity_index_measure(ours, originals, sigma=sigma, data_range=1.0)
-    return float(value)  # type: ignore[arg-type]
-
-
-def _is_fixed(spec: Spec) -> bool:
-    return spec.input_shape is not None
-
-
 def is_image(spec: Spec) -> bool:
     """Whether inputs are (channels, height, width), with room for SSIM's window."""
     shape = spec.input_shape
     return shape is not None and len(shape) == 3 and min(shape[1:]) >= SSIM_SIDE
 
 
-IMAGES = (
-    Metric(
-        "mse", "mean squared error, pixels in [0, 1]", ("inputs",), False, _mse, suits=_is_fixed
-    ),
-    Metric(
-        "psnr", "peak signal-to-noise, dB, 100 if exact", ("inputs",), True, _psnr, suits=_is_fixed
-    ),
-    Metric("ssim", "structural similarity, 1 if exact", ("inputs",), True, _ssim, suits=is_image),
-    Metric(
-        "recovered",
-        "fraction of images with an MSE below 1e-3",
-        ("inputs",),
-        True,
-        _recovered,
-        suits=_is_fixed,
-    ),
-)
-"""The metrics of images, in the order they are reported."""
+class MSE(Metric):
+    """Mean squared error, pixels in [0, 1]."""
+
+    name = "mse"
+    fields = ("inputs",)
+    shown = Measure(
+        "Mean squared error",
+        "Squared distance between recovered and true examples; 0 is a copy.",
+        "mean squared error {value} over {n} updates",
+        lower=True,
+        rank=150,
+    )
+
+    def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
+        return float(_errors(claimed, truth, spec).mean())
+
+    def suits(self, spec: Spec) -> bool:
+        """Inputs of one shape."""
+        return spec.input_shape is not None
+
+
+class PSNR(Metric):
+    """Peak signal-to-noise ratio in dB, 100 for an exact match."""
+
+    name = "psnr"
+    fields = ("inputs",)
+    shown = Measure(
+        "PSNR",
+        "Peak signal-to-noise ratio of the recovered images; above 30 dB they look alike.",
+        "peak signal-to-noise ratio {value} over {n} updates",
+        unit=" dB",
+        rank=190,
+    )
+
+    def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
+        floor = 10 ** (-PSNR_CAP / 10)
+        return float((-10 * _errors(claimed, truth, spec).clamp(min=floor).log10()).mean())
+
+    def suits(self, spec: Spec) -> bool:
+        """Inputs of one shape."""
+        return spec.input_shape is not None
+
+
+class SSIM(Metric):
+    """Structural similarity, 1 for an exact match."""
+
+    name = "ssim"
+    fields = ("inputs",)
+    shown = Measure(
+        "SSIM",
+        "Structural similarity of recovered and true images; 1 is a copy.",
+        "structural similarity {value} over {n} updates",
+        rank=200,
+    )
+
+    def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
+        from torchmetrics.functional.image import structural_similarity_index_measure
+
+        ours, originals = pairs(claimed, truth, spec)
+        # The standard window (sigma 1.5) covers 11 pixels; smaller images get one of 5.
+        sigma = 1.5 if min(originals.shape[-2:]) >= 11 else 0.5
+        value = structural_similarity_index_measure(ours, originals, sigma=sigma, data_range=1.0)
+        return float(value)  # type: ignore[arg-type]
+
+    def suits(self, spec: Spec) -> bool:
+        """Images."""
+        return is_image(spec)
+
+
+class Recovered(Metric):
+    """Fraction of the images with a mean squared error below 0.001."""
+
+    name = "recovered"
+    fields = ("inputs",)
+    shown = Measure(
+        "Recovered",
+        "Examples recovered recognisably (mean squared error below 0.001).",
+        "examples of {hits} of {n} updates recovered",
+        kind="yes/no",
+        partly="{share} of the examples in {n} updates recovered",
+        rank=10,
+    )
+
+    def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
+        return float((_errors(claimed, truth, spec) < RECOVERED).double().mean())
+
+    def suits(self, spec: Spec) -> bool:
+        """Inputs of one shape."""
+        return spec.input_shape is not None
+
+
+IMAGES = (MSE, PSNR, SSIM, Recovered)
+"""The metrics of images, in the order in which findings list them."""

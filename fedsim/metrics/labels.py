@@ -9,7 +9,7 @@ from collections import Counter
 import numpy as np
 import torch
 
-from fedsim.metrics.registry import Metric
+from fedsim.metric import Measure, Metric
 from fedsim.records import Reconstruction, Spec, Truth
 
 __all__ = ["LABELS", "claimed_counts", "true_counts"]
@@ -32,24 +32,6 @@ def true_counts(truth: Truth) -> Counter[int]:
     return Counter(truth.labels.flatten().tolist())
 
 
-def _asr(claimed: Reconstruction, truth: Truth, _: Spec) -> float:
-    """Overlap of the two multisets / labels emitted; see the summary for the denominator."""
-    ours, true = claimed_counts(claimed), true_counts(truth)
-    return (ours & true).total() / max(ours.total(), true.total())
-
-
-def _asr_chance(truth: Truth, spec: Spec) -> float:
-    """Sum over classes of E[min(Binomial(|D|, 1/n), count)] / |D|."""
-    from scipy.stats import binom
-
-    true = true_counts(truth)
-    size = true.total()
-    # E[min(X, c)] = sum_{k < c} P(X > k)
-    above = binom.sf(np.arange(max(true.values())), size, 1 / spec.classes).tolist()
-    overlap = sum(above[k] for count in true.values() for k in range(count))
-    return float(overlap / size)
-
-
 def _sets(claimed: Reconstruction, truth: Truth) -> tuple[frozenset[int], frozenset[int]]:
     """The labels claimed, by `label_set` where there is one, and those that occur."""
     ours = claimed.label_set
@@ -57,104 +39,11 @@ def _sets(claimed: Reconstruction, truth: Truth) -> tuple[frozenset[int], frozen
     return ours, frozenset(true_counts(truth))
 
 
-def _label_f1(claimed: Reconstruction, truth: Truth, _: Spec) -> float:
-    ours, true = _sets(claimed, truth)
-    return 2 * len(ours & true) / (len(ours) + len(true))
-
-
-def _label_precision(claimed: Reconstruction, truth: Truth, _: Spec) -> float:
-    ours, true = _sets(claimed, truth)
-    return len(ours & true) / len(ours) if ours else 0.0
-
-
-def _label_precision_chance(truth: Truth, spec: Spec) -> float:
-    """Any class is as likely as another to be among the guessed ones, however many those are."""
-    return len(true_counts(truth)) / spec.classes
-
-
-def _label_recall(claimed: Reconstruction, truth: Truth, _: Spec) -> float:
-    ours, true = _sets(claimed, truth)
-    return len(ours & true) / len(true)
-
-
-def _label_recall_chance(truth: Truth, spec: Spec) -> float:
-    """Probability that |D| draws hit one given class: 1 - (1 - 1/n)^|D|."""
-    return 1 - (1 - 1 / spec.classes) ** true_counts(truth).total()
-
-
-def _label_set_exact(claimed: Reconstruction, truth: Truth, _: Spec) -> float:
-    ours, true = _sets(claimed, truth)
-    return float(ours == true)
-
-
-def _label_set_exact_chance(truth: Truth, spec: Spec) -> float:
-    """Probability that |D| uniform draws have this very set.
-
-    A chain over how many of its m labels were drawn: a draw keeps k with probability k / n, makes
-    it k + 1 with (m - k) / n, and spoils it otherwise.
-    """
-    true = true_counts(truth)
-    m, n = len(true), spec.classes
-    step = np.diag(np.arange(m + 1) / n) + np.diag((m - np.arange(m)) / n, k=1)
-    return float(np.linalg.matrix_power(step, true.total())[0, m])
-
-
-def _length_error(claimed: Reconstruction, truth: Truth, _: Spec) -> float:
-    # `Metric.score` has seen to it that there is a number.
-    return float(abs((claimed.num_labels or 0) - _length(truth)))
-
-
-def _length_error_chance(truth: Truth, spec: Spec) -> float:
-    """E|U - S| for U uniform over 1 to n: a gradient's rank cannot show more."""
-    return sum(abs(k - _length(truth)) for k in range(1, spec.classes + 1)) / spec.classes
-
-
 def _length(truth: Truth) -> int:
     """S: the labels behind an update, with multiplicity; of sequences, all of theirs."""
     if truth.sequences is not None:
         return sum(int((one >= 0).sum()) for one in truth.sequences)
     return true_counts(truth).total()
-
-
-def _label_exact(claimed: Reconstruction, truth: Truth, _: Spec) -> float:
-    return float(claimed_counts(claimed) == true_counts(truth))
-
-
-def _label_exact_chance(truth: Truth, spec: Spec) -> float:
-    """Probability of this multiset under |D| uniform draws: multinomial."""
-    true = true_counts(truth)
-    size = true.total()
-    log = math.lgamma(size + 1) - sum(math.lgamma(n + 1) for n in true.values())
-    return math.exp(log - size * math.log(spec.classes))
-
-
-def _hellinger(claimed: Reconstruction, truth: Truth, _: Spec) -> float:
-    """sqrt(sum over classes of (sqrt p - sqrt q)^2 / 2) of the shares p claimed and q true."""
-    ours, true = claimed_counts(claimed), true_counts(truth)
-    if not ours:
-        return 1.0
-    squares = sum(
-        (math.sqrt(ours[k] / ours.total()) - math.sqrt(true[k] / true.total())) ** 2
-        for k in ours.keys() | true.keys()
-    )
-    return math.sqrt(squares / 2)
-
-
-def _label_correlation(claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
-    """|Pearson's r| over the classes, float64.
-
-    Where every class occurs equally often there is nothing to order: NaN. Scores that are all the
-    same, or hold NaN or Inf, say nothing: 0.
-    """
-    if claimed.label_scores is None or claimed.label_scores.shape != (spec.classes,):
-        found = "none" if claimed.label_scores is None else tuple(claimed.label_scores.shape)
-        raise ValueError(f"label_scores has shape {found}, expected ({spec.classes},)")
-    counts = true_counts(truth)
-    true = _direction(torch.tensor([float(counts[k]) for k in range(spec.classes)]).double())
-    ours = _direction(claimed.label_scores.detach().cpu().double())
-    if true is None:
-        return math.nan
-    return 0.0 if ours is None else min(1.0, abs(float(ours @ true)))
 
 
 def _direction(values: torch.Tensor) -> torch.Tensor | None:
@@ -169,90 +58,271 @@ def _direction(values: torch.Tensor) -> torch.Tensor | None:
     return torch.nn.functional.normalize(centred, dim=0)
 
 
-def _label_correlation_chance(truth: Truth, spec: Spec) -> float:
-    """E|r| of scores in a random direction: Gamma(m/2) / (sqrt(pi) Gamma((m+1)/2)), m = n - 1.
-
-    Without its mean, a vector of n normal scores points anywhere in m dimensions alike; r is one
-    coordinate of that direction.
-    """
-    if len({true_counts(truth)[k] for k in range(spec.classes)}) == 1:
-        return math.nan
-    m = spec.classes - 1
-    return math.exp(math.lgamma(m / 2) - math.lgamma((m + 1) / 2)) / math.sqrt(math.pi)
-
-
 _COUNTS = ("label_counts", "labels")
 _SETS = ("label_set", "label_counts", "labels")
 
+
+class AttackSuccessRate(Metric):
+    """Attack success rate (LLG): labels right, with multiplicity, divided by labels claimed.
+
+    The denominator is at least the number of labels that there are, so that claiming few does not
+    pay.
+    """
+
+    name = "asr"
+    fields = _COUNTS
+    shown = Measure(
+        "Labels recovered",
+        "Attack success rate: share of an update's labels that were named.",
+        "{share} of the labels in {n} updates recovered",
+        kind="share",
+        rank=240,
+    )
+
+    def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
+        """Overlap of the two multisets / labels emitted; see the summary for the denominator."""
+        ours, true = claimed_counts(claimed), true_counts(truth)
+        return (ours & true).total() / max(ours.total(), true.total())
+
+    def chance(self, truth: Truth, spec: Spec) -> float:
+        """Sum over classes of E[min(Binomial(|D|, 1/n), count)] / |D|."""
+        from scipy.stats import binom
+
+        true = true_counts(truth)
+        size = true.total()
+        # E[min(X, c)] = sum_{k < c} P(X > k)
+        above = binom.sf(np.arange(max(true.values())), size, 1 / spec.classes).tolist()
+        overlap = sum(above[k] for count in true.values() for k in range(count))
+        return float(overlap / size)
+
+
+class LabelF1(Metric):
+    """F1 of the set of labels that occur."""
+
+    name = "label_f1"
+    fields = _SETS
+    shown = Measure(
+        "Label F1",
+        "Balance of labels found and labels wrongly claimed; 100 % is all and no more.",
+        "label F1 {share} over {n} updates",
+        kind="share",
+        rank=260,
+    )
+
+    def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
+        ours, true = _sets(claimed, truth)
+        return 2 * len(ours & true) / (len(ours) + len(true))
+
+
+class LabelPrecision(Metric):
+    """Share of the claimed labels that occur, repetitions aside; 0 where none is claimed."""
+
+    name = "label_precision"
+    fields = _SETS
+    shown = Measure(
+        "Label precision",
+        "Share of the labels named that do occur, repetitions aside.",
+        "{share} of the labels named for {n} updates occur",
+        kind="share",
+        detail=True,
+        rank=300,
+    )
+
+    def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
+        ours, true = _sets(claimed, truth)
+        return len(ours & true) / len(ours) if ours else 0.0
+
+    def chance(self, truth: Truth, spec: Spec) -> float:
+        """Each class is equally likely to be among the guessed ones, however many those are."""
+        return len(true_counts(truth)) / spec.classes
+
+
+class LabelRecall(Metric):
+    """Share of the labels that occur which are claimed, repetitions aside."""
+
+    name = "label_recall"
+    fields = _SETS
+    shown = Measure(
+        "Label recall",
+        "Share of the labels that occur which were named, repetitions aside.",
+        "{share} of the labels that occur in {n} updates named",
+        kind="share",
+        detail=True,
+        rank=290,
+    )
+
+    def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
+        ours, true = _sets(claimed, truth)
+        return len(ours & true) / len(true)
+
+    def chance(self, truth: Truth, spec: Spec) -> float:
+        """Probability that |D| draws hit one given class: 1 - (1 - 1/n)^|D|."""
+        return 1 - (1 - 1 / spec.classes) ** true_counts(truth).total()
+
+
+class LabelExact(Metric):
+    """1 if every label is right, with multiplicity, else 0."""
+
+    name = "label_exact"
+    fields = _COUNTS
+    shown = Measure(
+        "All labels right",
+        "Updates whose labels were recovered completely, without a mistake.",
+        "labels of {hits} of {n} updates recovered",
+        kind="yes/no",
+        rank=250,
+    )
+
+    def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
+        return float(claimed_counts(claimed) == true_counts(truth))
+
+    def chance(self, truth: Truth, spec: Spec) -> float:
+        """Probability of this multiset under |D| uniform draws: multinomial."""
+        true = true_counts(truth)
+        size = true.total()
+        log = math.lgamma(size + 1) - sum(math.lgamma(n + 1) for n in true.values())
+        return math.exp(log - size * math.log(spec.classes))
+
+
+class LabelSetExact(Metric):
+    """1 if the set of labels is right, repetitions aside, else 0."""
+
+    name = "label_set_exact"
+    fields = ("label_set",)
+    shown = Measure(
+        "Label set right",
+        "Updates whose set of labels was named without a mistake.",
+        "label set of {hits} of {n} updates recovered",
+        kind="yes/no",
+        detail=True,
+        rank=270,
+    )
+
+    def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
+        ours, true = _sets(claimed, truth)
+        return float(ours == true)
+
+    def chance(self, truth: Truth, spec: Spec) -> float:
+        """Probability that |D| uniform draws have this very set.
+
+        A Markov chain over how many of its m labels were drawn: a draw keeps k with probability
+        k / n, makes it k + 1 with (m - k) / n, and fails otherwise.
+        """
+        true = true_counts(truth)
+        m, n = len(true), spec.classes
+        step = np.diag(np.arange(m + 1) / n) + np.diag((m - np.arange(m)) / n, k=1)
+        return float(np.linalg.matrix_power(step, true.total())[0, m])
+
+
+class LengthError(Metric):
+    """Distance of the claimed number of labels from the true one, with multiplicity."""
+
+    name = "length_error"
+    fields = ("num_labels",)
+    shown = Measure(
+        "Length error",
+        "Distance of the claimed from the true number of labels.",
+        "number of labels {value} off over {n} updates",
+        lower=True,
+        detail=True,
+        rank=280,
+    )
+
+    def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
+        # `Metric.score` has seen to it that there is a number.
+        return float(abs((claimed.num_labels or 0) - _length(truth)))
+
+    def chance(self, truth: Truth, spec: Spec) -> float:
+        """E|U - S| for U uniform over 1 to n: a gradient's rank cannot show more."""
+        return sum(abs(k - _length(truth)) for k in range(1, spec.classes + 1)) / spec.classes
+
+
+class Hellinger(Metric):
+    """Hellinger distance of the claimed and true shares of the labels.
+
+    0 for equal shares, 1 for disjoint labels or where nothing is claimed.
+    """
+
+    name = "hellinger"
+    fields = _COUNTS
+    shown = Measure(
+        "Hellinger distance",
+        "Distance of the claimed and true shares of the labels; 0 is the same, 1 is disjoint.",
+        "Hellinger distance of label shares {value} over {n} updates",
+        lower=True,
+        detail=True,
+        rank=310,
+    )
+
+    def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
+        """sqrt(sum over classes of (sqrt p - sqrt q)^2 / 2) of the shares p claimed and q true."""
+        ours, true = claimed_counts(claimed), true_counts(truth)
+        if not ours:
+            return 1.0
+        squares = sum(
+            (math.sqrt(ours[k] / ours.total()) - math.sqrt(true[k] / true.total())) ** 2
+            for k in ours.keys() | true.keys()
+        )
+        return math.sqrt(squares / 2)
+
+
+class LabelCorrelation(Metric):
+    """Absolute correlation (Pearson) of one score per class with the true counts (LLG, figure 3c).
+
+    Not defined where every class occurs equally often.
+    """
+
+    name = "label_correlation"
+    fields = ("label_scores",)
+    shown = Measure(
+        "Label correlation",
+        "How well scores of the labels follow their true counts (Pearson's r, sign aside).",
+        "label scores correlate {value} with the true counts over {n} updates",
+        detail=True,
+        rank=320,
+    )
+
+    def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
+        """|Pearson's r| over the classes, float64.
+
+        NaN where every class occurs equally often: there is nothing to order. 0 for scores that
+        are all the same, or hold NaN or Inf.
+        """
+        if claimed.label_scores is None or claimed.label_scores.shape != (spec.classes,):
+            found = "none" if claimed.label_scores is None else tuple(claimed.label_scores.shape)
+            raise ValueError(f"label_scores has shape {found}, expected ({spec.classes},)")
+        counts = true_counts(truth)
+        true = _direction(torch.tensor([float(counts[k]) for k in range(spec.classes)]).double())
+        ours = _direction(claimed.label_scores.detach().cpu().double())
+        if true is None:
+            return math.nan
+        return 0.0 if ours is None else min(1.0, abs(float(ours @ true)))
+
+    def chance(self, truth: Truth, spec: Spec) -> float:
+        """E|r| of scores in a random direction: Gamma(m/2) / (sqrt(pi) Gamma((m+1)/2)), m = n - 1.
+
+        Without its mean, a vector of n normal scores has a uniform direction in m dimensions; r is
+        one coordinate of that direction.
+        """
+        if len({true_counts(truth)[k] for k in range(spec.classes)}) == 1:
+            return math.nan
+        m = spec.classes - 1
+        return math.exp(math.lgamma(m / 2) - math.lgamma((m + 1) / 2)) / math.sqrt(math.pi)
+
+    def suits(self, spec: Spec) -> bool:
+        """Three classes at least: two points always lie on a line."""
+        return spec.classes > 2
+
+
 LABELS = (
-    Metric(
-        "asr",
-        "attack success rate (LLG): labels right, with multiplicity, / labels emitted (at least "
-        "as many as there are, so that claiming few does not pay)",
-        _COUNTS,
-        True,
-        _asr,
-        chance=_asr_chance,
-    ),
-    Metric("label_f1", "F1 of the set of labels that occur", _SETS, True, _label_f1),
-    Metric(
-        "label_precision",
-        "share of the claimed labels that occur, repetitions aside; 0 where none is claimed",
-        _SETS,
-        True,
-        _label_precision,
-        chance=_label_precision_chance,
-    ),
-    Metric(
-        "label_recall",
-        "share of the labels that occur which are claimed, repetitions aside",
-        _SETS,
-        True,
-        _label_recall,
-        chance=_label_recall_chance,
-    ),
-    Metric(
-        "label_exact",
-        "1 if every label is right, with multiplicity, else 0",
-        _COUNTS,
-        True,
-        _label_exact,
-        chance=_label_exact_chance,
-    ),
-    Metric(
-        "label_set_exact",
-        "1 if the set of labels is right, repetitions aside, else 0",
-        ("label_set",),
-        True,
-        _label_set_exact,
-        chance=_label_set_exact_chance,
-    ),
-    Metric(
-        "length_error",
-        "distance of the claimed number of labels from the true one, with multiplicity",
-        ("num_labels",),
-        False,
-        _length_error,
-        chance=_length_error_chance,
-    ),
-    Metric(
-        "hellinger",
-        "Hellinger distance of the claimed and true shares of the labels: 0 the same, 1 disjoint, "
-        "or nothing claimed",
-        _COUNTS,
-        False,
-        _hellinger,
-    ),
-    Metric(
-        "label_correlation",
-        "absolute correlation (Pearson) of a score a class with the true counts (LLG, figure 3c); "
-        "not defined where every class occurs equally often",
-        ("label_scores",),
-        True,
-        _label_correlation,
-        chance=_label_correlation_chance,
-        # Two points are always on a line.
-        suits=lambda spec: spec.classes > 2,
-    ),
+    AttackSuccessRate,
+    LabelF1,
+    LabelPrecision,
+    LabelRecall,
+    LabelExact,
+    LabelSetExact,
+    LengthError,
+    Hellinger,
+    LabelCorrelation,
 )
-"""The metrics of labels, in the order they are reported."""
+"""The metrics of labels, in the order in which findings list them."""

@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fedsim.metric import Measure, Metric
 from fedsim.metrics.images import is_image, pairs
-from fedsim.metrics.registry import Metric
 from fedsim.records import Reconstruction, Spec, Truth
 
 __all__ = ["LPIPS"]
@@ -48,15 +48,6 @@ def _distance() -> Distance | None:
     return distance
 
 
-def _lpips(claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
-    distance = _distance()
-    if distance is None:
-        raise ValueError("LPIPS needs torchvision and the weights of its AlexNet, stored locally")
-    ours, originals = pairs(claimed, truth, spec)
-    with torch.no_grad():
-        return float(distance(_seen(ours), _seen(originals)))
-
-
 def _seen(images: Tensor) -> Tensor:
     """(N, C, H, W) in [0, 1] as a network for photographs takes it: colour, large enough."""
     images = images.float()
@@ -69,16 +60,33 @@ def _seen(images: Tensor) -> Tensor:
     return images.clamp(0, 1)
 
 
-def _suits(spec: Spec) -> bool:
-    return is_image(spec) and _distance() is not None
+class LPIPS(Metric):
+    """Perceived difference (LPIPS, AlexNet), 0 for an exact match.
 
+    Images shorter than 64 pixels a side are enlarged. Only where torchvision and its weights are on
+    the machine.
+    """
 
-LPIPS = Metric(
-    "lpips",
-    "perceived difference (LPIPS, AlexNet), 0 if exact; images shorter than 64 pixels a side "
-    "are enlarged; only where torchvision and its weights are on the machine",
-    ("inputs",),
-    False,
-    _lpips,
-    suits=_suits,
-)
+    name = "lpips"
+    fields = ("inputs",)
+    shown = Measure(
+        "LPIPS",
+        "Perceived difference between recovered and true images; 0 is a copy.",
+        "perceived difference {value} over {n} updates",
+        lower=True,
+        rank=210,
+    )
+
+    def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
+        distance = _distance()
+        if distance is None:
+            raise ValueError(
+                "LPIPS needs torchvision and the weights of its AlexNet, stored locally"
+            )
+        ours, originals = pairs(claimed, truth, spec)
+        with torch.no_grad():
+            return float(distance(_seen(ours), _seen(originals)))
+
+    def suits(self, spec: Spec) -> bool:
+        """Images, where the networks of LPIPS are on this machine."""
+        return is_image(spec) and _distance() is not None

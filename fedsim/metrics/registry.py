@@ -1,24 +1,29 @@
-"""What a metric is, which there are, which apply, and what a guess would score."""
+"""The installed metrics, which of them apply, and what a guess scores."""
 
+import functools
+import importlib.metadata
 import math
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable
 from typing import Protocol
 
 import torch
+from pydantic import TypeAdapter
 
 from fedsim.errors import PluginError
+from fedsim.metric import Measure, Metric
+from fedsim.plugin import GROUPS
 from fedsim.records import Reconstruction, Spec, Truth
 from fedsim.seeds import torch_generator
 
 __all__ = [
     "DRAWS",
-    "METRICS",
     "Guess",
     "Metric",
     "Score",
     "applicable",
     "baselines",
+    "described",
+    "installed",
     "register",
     "remembering",
 ]
@@ -33,63 +38,76 @@ class Guess(Protocol):
 
 
 DRAWS = 8
-"""Random guesses that a baseline without a closed form is the mean of."""
-
+"""Random guesses that are averaged for a baseline without a closed form."""
 
 REMEMBERED = 2**20
 """Bytes of inputs up to which a guess is kept for the next metric."""
 
+BUILT_IN = "built-in"
+"""The entry point of fedsim's own metrics, which stand first in every table."""
 
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """One way to score a claim.
 
-    fields: the fields of `Reconstruction` it can be read from, the first that is there.
-    compute: claim, truth, spec -> value; NaN where it is not defined on this victim. chance: the
-    expected value of a uniformly random guess from truth and spec, where there is a closed form;
-    otherwise guesses are drawn and scored, and where those lack its fields it has no chance level.
-    suits: whether it makes sense for a task.
+@functools.cache
+def installed() -> dict[str, Metric]:
+    """The installed metrics by name, in the order in which findings list them.
+
+    Raises:
+        PluginError: An entry point cannot be imported or names something else, or two metrics have
+            the same name.
     """
-
-    name: str
-    summary: str
-    fields: tuple[str, ...]
-    higher_is_better: bool
-    compute: Score
-    chance: Callable[[Truth, Spec], float] | None = None
-    suits: Callable[[Spec], bool] = lambda _: True
-
-    def reads(self, claimed: Reconstruction) -> bool:
-        """Whether the claim has a field that it can be read from."""
-        return any(_filled(claimed, field) for field in self.fields)
-
-    def score(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
-        """The value; raises `PluginError` for a claim without any of the fields it reads."""
-        if not self.reads(claimed):
+    points = importlib.metadata.entry_points(group=GROUPS["metrics"])
+    found: dict[str, Metric] = {}
+    for point in sorted(points, key=lambda point: (point.name != BUILT_IN, point.name)):
+        try:
+            loaded = point.load()
+            classes = loaded if isinstance(loaded, Iterable) else [loaded]
+            for metric in (cls() for cls in classes):
+                _add(metric, found)
+        except Exception as error:
             raise PluginError(
-                f"'{self.name}' needs {' or '.join(self.fields)}, and the adversary returned none "
-                "of them: fill the field, or take it out of `recovers` and `fills()`"
-            )
-        return self.compute(claimed, truth, spec)
+                f"metrics '{point.name}' ({point.value}) cannot be used: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+    return found
 
 
-METRICS: dict[str, Metric] = {}
-"""The metrics by name, in the order they are reported."""
+def described() -> dict[str, dict[str, object]]:
+    """How the installed metrics are read, by name, as metrics.json holds it; without defaults."""
+    shown = {name: metric.shown for name, metric in installed().items()}
+    found: dict[str, dict[str, object]] = TypeAdapter(dict[str, Measure]).dump_python(
+        shown, exclude_defaults=True
+    )
+    return found
+
+
+def _add(metric: Metric, known: dict[str, Metric]) -> None:
+    if not isinstance(metric, Metric):
+        raise PluginError(f"{metric!r} is not a metric; derive its class from fedsim.metric.Metric")
+    if metric.name in known:
+        raise PluginError(f"there is a metric '{metric.name}' already")
+    known[metric.name] = metric
 
 
 def register(metric: Metric) -> Metric:
-    """Add a metric; raises `PluginError` when the name is taken."""
-    if metric.name in METRICS:
-        raise PluginError(f"there is a metric '{metric.name}' already")
-    METRICS[metric.name] = metric
+    """Add a metric in this process; a package names its metrics by an entry point instead.
+
+    Raises:
+        PluginError: The name is taken.
+    """
+    _add(metric, installed())
     return metric
 
 
 def applicable(recovers: Collection[str], spec: Spec | None = None) -> list[Metric]:
-    """The metrics for an adversary that fills these fields (on a task, where its spec is given)."""
+    """The metrics for an adversary.
+
+    Args:
+        recovers: The fields of `Reconstruction` that the adversary fills.
+        spec: What examples of the task look like; None for metrics of all tasks.
+    """
     return [
         metric
-        for metric in METRICS.values()
+        for metric in installed().values()
         if any(field in recovers for field in metric.fields)
         and (spec is None or metric.suits(spec))
     ]
@@ -98,11 +116,18 @@ def applicable(recovers: Collection[str], spec: Spec | None = None) -> list[Metr
 def baselines(
     metric: Metric, truth: Truth, spec: Spec, guess: Guess, seed: int
 ) -> tuple[float | None, float | None]:
-    """What a random guess and a guess from public data would score on the same victim.
+    """What a random guess and a guess from public data score on the same victim.
 
-    guess: `Task.guess`. seed: one a victim; the guesses are the same for every metric. None where
-    a guess has nothing that the metric reads, and where the metric is not defined on this victim;
-    the second also where the task has no informed guess (it raises `NotImplementedError`).
+    Args:
+        metric: The metric.
+        truth: The victim's examples.
+        spec: What examples of the task look like.
+        guess: `Task.guess`.
+        seed: The victim's seed; guesses are the same for every metric.
+
+    Returns:
+        Both scores. None where a guess has nothing that the metric reads or the metric is not
+        defined; the second also where the task has no informed guess (`NotImplementedError`).
     """
 
     def mean(informed: bool) -> float | None:
@@ -114,7 +139,8 @@ def baselines(
             total += metric.score(claimed, truth, spec)
         return _defined(total / DRAWS)
 
-    random = mean(False) if metric.chance is None else _defined(metric.chance(truth, spec))
+    exact = metric.chance(truth, spec)
+    random = mean(False) if exact is None else _defined(exact)
     try:
         return random, mean(True)
     except NotImplementedError:
@@ -122,7 +148,7 @@ def baselines(
 
 
 def remembering(guess: Guess) -> Guess:
-    """The same guesses, each drawn once; for the metrics of one victim, which ask for the same.
+    """The same guesses, each drawn once, for the metrics of one victim.
 
     Guesses of more than `REMEMBERED` bytes of inputs are drawn anew each time.
     """
@@ -138,12 +164,6 @@ def remembering(guess: Guess) -> Guess:
         return claimed
 
     return remembered
-
-
-def _filled(claimed: Reconstruction, field: str) -> bool:
-    """Whether a claim has this field; attributes that are not claimed are an empty mapping."""
-    value = getattr(claimed, field)
-    return bool(value) if field == "attributes" else value is not None
 
 
 def _defined(value: float) -> float | None:

@@ -1,168 +1,207 @@
 """Metrics of text: ROUGE, and the tokens that are right.
 
-Claimed texts are matched one-to-one to the originals so that the sum of ROUGE-1, ROUGE-2, ROUGE-L
-and the F1 of tokens is greatest (Hungarian), and every metric scores the same pairs; an original
-without a claim counts as answered with nothing. Of more claims than originals only the first count.
-A claim of tokens is spelled, and a claim of text alone is split, by the victim's tokenizer.
-Special tokens, the unknown one among them, are left out but for the scores of LAMP's authors.
+All of them compare the same pairs of claim and original; see `fedsim.metrics.text_pairs`. Special
+tokens are left out, except by the scores of LAMP's authors.
 """
 
-import functools
+from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 
-from fedsim.metrics.registry import Metric, Score
-from fedsim.records import Reconstruction, Spec, Tokens, Truth
+from fedsim.metric import Measure, Metric
+from fedsim.metrics.text_pairs import MatchedText, bags, f1, pairs, rouge
+from fedsim.records import Reconstruction, Spec, Truth
 
-__all__ = ["TEXT", "read"]
+__all__ = ["TEXT"]
 
-
-class _Said(NamedTuple):
-    """A text, what it is with special tokens, and its token ids without them."""
-
-    text: str
-    framed: str
-    ids: tuple[int, ...]
+_BAGS = ("token_counts", "tokens", "text")
 
 
-NOTHING = _Said("", "", ())
+class _OfTexts(Metric):
+    """A metric of tasks whose inputs are text."""
+
+    fields: ClassVar[tuple[str, ...]] = ("tokens", "text")
+
+    def suits(self, spec: Spec) -> bool:
+        """Tasks whose inputs are text."""
+        return spec.tokens is not None
 
 
-def read(claimed: Reconstruction, truth: Truth, spec: Spec) -> list[str]:
-    """For every true text the claimed one matched to it, "" where none is left."""
-    return [ours.text for ours, _ in _pairs(claimed, truth, spec)]
+class _MeanOfTexts(_OfTexts):
+    """A mean over the matched texts of a score of each."""
+
+    def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
+        """The mean of `each` over the matched texts."""
+        matched = pairs(claimed, truth, spec)
+        return sum(self.each(*pair) for pair in matched) / len(matched)
+
+    @abstractmethod
+    def each(self, ours: MatchedText, true: MatchedText) -> float:
+        """The score of one text."""
 
 
-def _vocabulary(spec: Spec) -> Tokens:
-    if spec.tokens is None:
-        raise ValueError("this task's inputs are no text, so no metric of text applies")
-    return spec.tokens
+class ROUGE1(_MeanOfTexts):
+    """F of ROUGE-1: words that claim and original share."""
+
+    name = "rouge1"
+    shown = Measure(
+        "ROUGE-1",
+        "Overlap of single words between recovered and true text.",
+        "{share} of the words of {n} updates recovered",
+        kind="share",
+        rank=20,
+    )
+
+    def each(self, ours: MatchedText, true: MatchedText) -> float:
+        """The score of one text."""
+        return rouge(ours.text, true.text)[0]
 
 
-def _from_ids(ids: Iterable[int], tokens: Tokens) -> _Said:
-    found = [i for i in map(int, ids) if i != tokens.special.get("pad")]
-    bare = tuple(tokens.bare(found))
-    if not bare:
-        return NOTHING
-    if len(bare) == len(found):
-        found = [*tokens.prefix, *bare, *tokens.suffix]
-    return _Said(tokens.spell(bare), tokens.spell(found, special=True), bare)
+class ROUGE2(_MeanOfTexts):
+    """F of ROUGE-2: pairs of adjacent words that both share."""
+
+    name = "rouge2"
+    shown = Measure(
+        "ROUGE-2",
+        "Overlap of word pairs between recovered and true text.",
+        "{share} of the word pairs of {n} updates recovered",
+        kind="share",
+        rank=30,
+    )
+
+    def each(self, ours: MatchedText, true: MatchedText) -> float:
+        """The score of one text."""
+        return rouge(ours.text, true.text)[1]
 
 
-def _from_text(text: str, tokens: Tokens) -> _Said:
-    # What UTF-8 cannot hold would stop the tokenizer.
-    clean = " ".join(str(text).encode(errors="replace").decode().split())
-    if not clean:
-        return NOTHING
-    before = tokens.spell(tokens.prefix, special=True)
-    after = tokens.spell(tokens.suffix, special=True)
-    ids = tuple(tokens.bare(tokens.encode(clean)))
-    return _Said(clean, f"{before} {clean} {after}".strip(), ids)
+class ROUGEL(_MeanOfTexts):
+    """F of ROUGE-L: their longest common subsequence of words."""
+
+    name = "rougeL"
+    shown = Measure(
+        "ROUGE-L",
+        "Words of recovered and true text in common, in the same order.",
+        "{share} of the words of {n} updates recovered in order",
+        kind="share",
+        rank=40,
+    )
+
+    def each(self, ours: MatchedText, true: MatchedText) -> float:
+        """The score of one text."""
+        return rouge(ours.text, true.text)[2]
 
 
-def _claims(claimed: Reconstruction, tokens: Tokens, most: int) -> tuple[_Said, ...]:
-    ids = None if claimed.tokens is None else [one.tolist() for one in claimed.tokens[:most]]
-    if claimed.text is None:
-        return tuple(_from_ids(one, tokens) for one in ids or ())
-    said = [_from_text(text, tokens) for text in claimed.text[:most]]
-    if ids is None:
-        return tuple(said)
-    both = zip(said, (_from_ids(one, tokens) for one in ids), strict=False)
-    return tuple(_Said(spelled.text, own.framed, own.ids) for spelled, own in both)
+class ROUGE1Authors(_MeanOfTexts):
+    """ROUGE-1 as computed by LAMP's authors.
+
+    Special tokens such as [CLS] count as words, which raises every score.
+    """
+
+    name = "rouge1_authors"
+    shown = Measure(
+        "ROUGE-1, authors",
+        "ROUGE-1 with special tokens counted, as LAMP's authors take it.",
+        "ROUGE-1 with special tokens {share} over {n} updates",
+        kind="share",
+        detail=True,
+        rank=90,
+    )
+
+    def each(self, ours: MatchedText, true: MatchedText) -> float:
+        """The score of one text."""
+        return rouge(ours.framed, true.framed)[0]
 
 
-def _pairs(claimed: Reconstruction, truth: Truth, spec: Spec) -> list[tuple[_Said, _Said]]:
-    """For every original the claim matched to it, and the original."""
-    tokens = _vocabulary(spec)
-    if truth.tokens is None:
-        raise ValueError("this task's truth has no tokens, so no metric of text applies")
-    originals = tuple(_from_ids(one.tolist(), tokens) for one in truth.tokens)
-    claims = _claims(claimed, tokens, len(originals))
-    found = [NOTHING] * len(originals)
-    for row, column in _matched(claims, originals):
-        found[row] = claims[column]
-    return list(zip(found, originals, strict=True))
+class ROUGE2Authors(_MeanOfTexts):
+    """ROUGE-2 as computed by LAMP's authors, special tokens included."""
+
+    name = "rouge2_authors"
+    shown = Measure(
+        "ROUGE-2, authors",
+        "ROUGE-2 with special tokens counted, as LAMP's authors take it.",
+        "ROUGE-2 with special tokens {share} over {n} updates",
+        kind="share",
+        detail=True,
+        rank=100,
+    )
+
+    def each(self, ours: MatchedText, true: MatchedText) -> float:
+        """The score of one text."""
+        return rouge(ours.framed, true.framed)[1]
 
 
-@functools.lru_cache(maxsize=512)
-def _matched(
-    claims: tuple[_Said, ...], originals: tuple[_Said, ...]
-) -> tuple[tuple[int, int], ...]:
-    """(original, claim) for each original to which a claim is matched."""
-    from scipy.optimize import linear_sum_assignment
+class ROUGELAuthors(_MeanOfTexts):
+    """ROUGE-L as computed by LAMP's authors, special tokens included."""
 
-    if not claims:
-        return ()
-    gain = [
-        [sum(_rouge(ours.text, true.text)) + _f1(Counter(ours.ids), Counter(true.ids))
-         for ours in claims]
-        for true in originals
-    ]  # fmt: skip
-    rows, columns = linear_sum_assignment(gain, maximize=True)
-    return tuple(zip(rows.tolist(), columns.tolist(), strict=True))
+    name = "rougeL_authors"
+    shown = Measure(
+        "ROUGE-L, authors",
+        "ROUGE-L with special tokens counted, as LAMP's authors take it.",
+        "ROUGE-L with special tokens {share} over {n} updates",
+        kind="share",
+        detail=True,
+        rank=110,
+    )
 
-
-@functools.cache
-def _scorer() -> Any:
-    from rouge_score.rouge_scorer import RougeScorer
-
-    return RougeScorer(["rouge1", "rouge2", "rougeL"], use_stemmer=False)
+    def each(self, ours: MatchedText, true: MatchedText) -> float:
+        """The score of one text."""
+        return rouge(ours.framed, true.framed)[2]
 
 
-@functools.lru_cache(maxsize=65_536)
-def _rouge(claimed: str, original: str) -> tuple[float, float, float]:
-    """F of ROUGE-1, ROUGE-2 and ROUGE-L (Lin, 2004), in [0, 1]."""
-    found = _scorer().score(original, claimed)
-    return tuple(float(found[n].fmeasure) for n in ("rouge1", "rouge2", "rougeL"))  # type: ignore[return-value]
+class TokenExact(_MeanOfTexts):
+    """Share of the texts whose tokens are all right, in their order."""
+
+    name = "token_exact"
+    shown = Measure(
+        "Texts right",
+        "Texts recovered token by token, without a mistake.",
+        "every text of {hits} of {n} updates recovered",
+        kind="yes/no",
+        partly="{share} of the texts in {n} updates recovered",
+        rank=50,
+    )
+
+    def each(self, ours: MatchedText, true: MatchedText) -> float:
+        """The score of one text."""
+        return float(ours.ids == true.ids)
 
 
-def _f1(ours: Counter[int], true: Counter[int]) -> float:
-    total = ours.total() + true.total()
-    return 2 * (ours & true).total() / total if total else 1.0
+class TokenF1(_OfTexts):
+    """F1 of the bag of tokens of all texts together, repetitions counted."""
+
+    name = "token_f1"
+    fields = _BAGS
+    shown = Measure(
+        "Token F1",
+        "Tokens recovered, in whatever order, and tokens wrongly claimed.",
+        "token F1 {share} over {n} updates",
+        kind="share",
+        rank=60,
+    )
+
+    def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
+        return f1(*bags(claimed, truth, spec))
 
 
-def _mean(score: Callable[[_Said, _Said], float]) -> Score:
-    def compute(claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
-        pairs = _pairs(claimed, truth, spec)
-        return sum(score(*pair) for pair in pairs) / len(pairs)
+class TokenSetF1(_OfTexts):
+    """F1 of the set of tokens of all texts together, repetitions aside."""
 
-    return compute
+    name = "token_set_f1"
+    fields = _BAGS
+    shown = Measure(
+        "Token set F1",
+        "Tokens recovered and wrongly claimed, repetitions aside.",
+        "token set F1 {share} over {n} updates",
+        kind="share",
+        detail=True,
+        rank=70,
+    )
 
-
-def _rouges(place: int, *, special: bool = False) -> Score:
-    if special:
-        return _mean(lambda ours, true: _rouge(ours.framed, true.framed)[place])
-    return _mean(lambda ours, true: _rouge(ours.text, true.text)[place])
-
-
-def _bags(claimed: Reconstruction, truth: Truth, spec: Spec) -> tuple[Counter[int], Counter[int]]:
-    """Tokens claimed and true, all texts together, by how often they occur."""
-    tokens = _vocabulary(spec)
-    if claimed.token_counts is not None:
-        counts = {k: n for k, n in claimed.token_counts.items() if k not in tokens.marks and n > 0}
-        ours = Counter(counts)
-    else:
-        most = max(len(claimed.tokens or ()), len(claimed.text or ()))
-        ours = Counter(i for one in _claims(claimed, tokens, most) for i in one.ids)
-    true = Counter(i for one in truth.tokens or () for i in tokens.bare(one.tolist()))
-    return ours, true
-
-
-def _token_f1(claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
-    return _f1(*_bags(claimed, truth, spec))
-
-
-def _token_set_f1(claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
-    ours, true = _bags(claimed, truth, spec)
-    return _f1(Counter(set(ours)), Counter(set(true)))
-
-
-def _token_edits(claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
-    pairs = _pairs(claimed, truth, spec)
-    return sum(_edits(a.ids, b.ids) for a, b in pairs) / sum(len(b.ids) for _, b in pairs)
+    def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
+        ours, true = bags(claimed, truth, spec)
+        return f1(Counter(set(ours)), Counter(set(true)))
 
 
 def _edits(claimed: tuple[int, ...], original: tuple[int, ...]) -> int:
@@ -176,56 +215,38 @@ def _edits(claimed: tuple[int, ...], original: tuple[int, ...]) -> int:
     return int(row[-1])
 
 
-def _has_tokens(spec: Spec) -> bool:
-    return spec.tokens is not None
+class TokenEdits(_OfTexts):
+    """Edit distance: tokens to substitute, delete and insert, divided by tokens there are.
 
+    0 for an exact match, and above 1 where more is claimed than there is.
+    """
 
-def _metric(name: str, summary: str, compute: Score, *, bag: bool = False) -> Metric:
-    fields = ("tokens", "text")
-    return Metric(
-        name,
-        summary,
-        ("token_counts", *fields) if bag else fields,
-        name != "token_edits",
-        compute,
-        suits=_has_tokens,
+    name = "token_edits"
+    shown = Measure(
+        "Token edits",
+        "Tokens to change, take out and put in, of those there are; 0 is a copy.",
+        "{share} of the tokens to be mended over {n} updates",
+        kind="share",
+        lower=True,
+        detail=True,
+        rank=80,
     )
+
+    def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
+        matched = pairs(claimed, truth, spec)
+        return sum(_edits(a.ids, b.ids) for a, b in matched) / sum(len(b.ids) for _, b in matched)
 
 
 TEXT = (
-    _metric("rouge1", "F of ROUGE-1: words that claim and original share", _rouges(0)),
-    _metric("rouge2", "F of ROUGE-2: pairs of adjacent words that both share", _rouges(1)),
-    _metric("rougeL", "F of ROUGE-L: their longest common subsequence of words", _rouges(2)),
-    _metric(
-        "rouge1_authors",
-        "ROUGE-1 as LAMP's authors take it, with special tokens such as [CLS] counted as words, "
-        "which puts every score up",
-        _rouges(0, special=True),
-    ),
-    _metric("rouge2_authors", "the same of ROUGE-2", _rouges(1, special=True)),
-    _metric("rougeL_authors", "the same of ROUGE-L", _rouges(2, special=True)),
-    _metric(
-        "token_exact",
-        "share of the texts whose tokens are all right, in their order",
-        _mean(lambda ours, true: float(ours.ids == true.ids)),
-    ),
-    _metric(
-        "token_f1",
-        "F1 of the bag of tokens of all texts together, repetitions counted",
-        _token_f1,
-        bag=True,
-    ),
-    _metric(
-        "token_set_f1",
-        "F1 of the set of tokens of all texts together, repetitions aside",
-        _token_set_f1,
-        bag=True,
-    ),
-    _metric(
-        "token_edits",
-        "edit distance: tokens to substitute, delete and insert / tokens there are; 0 if exact, "
-        "and above 1 where more is claimed than there is",
-        _token_edits,
-    ),
+    ROUGE1,
+    ROUGE2,
+    ROUGEL,
+    ROUGE1Authors,
+    ROUGE2Authors,
+    ROUGELAuthors,
+    TokenExact,
+    TokenF1,
+    TokenSetF1,
+    TokenEdits,
 )
-"""The metrics of text, in the order they are reported."""
+"""The metrics of text, in the order in which findings list them."""

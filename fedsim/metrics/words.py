@@ -7,7 +7,7 @@ originals only the first count. Case and spaces do not.
 
 from collections.abc import Sequence
 
-from fedsim.metrics.registry import Metric
+from fedsim.metric import Measure, Metric
 from fedsim.records import Reconstruction, Spec, Truth
 
 __all__ = ["WORDS", "word_errors", "worded"]
@@ -51,41 +51,59 @@ def _matched(claims: Sequence[str], originals: Sequence[str]) -> list[str]:
     return found
 
 
-def _wer(claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
-    ours, originals = worded(claimed, truth, spec), truth.text or ()
-    wrong = sum(word_errors(*pair) for pair in zip(ours, originals, strict=True))
-    return wrong / sum(len(one.split()) for one in originals)
-
-
-def _text_exact(claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
-    ours, originals = worded(claimed, truth, spec), truth.text or ()
-    right = sum(a.split() == b.split() for a, b in zip(ours, originals, strict=True))
-    return right / len(originals)
-
-
-def _has_words(spec: Spec) -> bool:
-    return spec.pieces is not None
-
-
 _TEXTS = ("text", "sequences")
 
-WORDS = (
-    Metric(
-        "wer",
-        "word error rate: words to substitute, delete and insert / words there are; 0 if exact, "
-        "and above 1 where more is claimed than there is",
-        _TEXTS,
-        False,
-        _wer,
-        suits=_has_words,
-    ),
-    Metric(
-        "text_exact",
-        "share of the transcripts recovered without a mistake",
-        _TEXTS,
-        True,
-        _text_exact,
-        suits=_has_words,
-    ),
-)
+
+class WordErrorRate(Metric):
+    """Word error rate: words to substitute, delete and insert, divided by words there are.
+
+    0 for an exact match, and above 1 where more is claimed than there is.
+    """
+
+    name = "wer"
+    fields = _TEXTS
+    shown = Measure(
+        "Word error rate",
+        "Words wrong in the transcripts; 0 is a copy.",
+        "word error rate {share} over {n} updates",
+        kind="share",
+        lower=True,
+        rank=230,
+    )
+
+    def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
+        ours, originals = worded(claimed, truth, spec), truth.text or ()
+        wrong = sum(word_errors(*pair) for pair in zip(ours, originals, strict=True))
+        return wrong / sum(len(one.split()) for one in originals)
+
+    def suits(self, spec: Spec) -> bool:
+        """Tasks with transcripts."""
+        return spec.pieces is not None
+
+
+class TextExact(Metric):
+    """Share of the transcripts recovered without a mistake."""
+
+    name = "text_exact"
+    fields = _TEXTS
+    shown = Measure(
+        "Transcripts right",
+        "Transcripts recovered without a mistake.",
+        "every transcript of {hits} of {n} updates recovered",
+        kind="yes/no",
+        partly="{share} of the transcripts in {n} updates recovered",
+        rank=220,
+    )
+
+    def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
+        ours, originals = worded(claimed, truth, spec), truth.text or ()
+        right = sum(a.split() == b.split() for a, b in zip(ours, originals, strict=True))
+        return right / len(originals)
+
+    def suits(self, spec: Spec) -> bool:
+        """Tasks with transcripts."""
+        return spec.pieces is not None
+
+
+WORDS = (WordErrorRate, TextExact)
 """The metrics of transcripts."""

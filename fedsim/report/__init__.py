@@ -14,8 +14,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fedsim.errors import RunFolderError
 from fedsim.report.exhibits import Exhibits, scores
-from fedsim.report.leakage import inside, main_metrics, read_findings, read_rows, summarise
-from fedsim.report.measures import budget, measure
+from fedsim.report.leakage import (
+    inside,
+    main_metrics,
+    read_findings,
+    read_measures,
+    read_rows,
+    summarise,
+)
+from fedsim.report.measures import Measures, budget
 from fedsim.report.pages import render
 
 if TYPE_CHECKING:
@@ -59,7 +66,8 @@ def summary(run_dir: Path) -> list[dict[str, Any]]:
     took to their end, failed starts included, iterations_median and iterations_mean. None where
     there is no number. Failed and timed-out attacks count as the baseline, denied ones not at all.
     """
-    return summarise(_findings(Path(run_dir))[0])
+    rows = _findings(Path(run_dir))[0]
+    return summarise(rows, read_measures(Path(run_dir))[0])
 
 
 def final_utility(run_dir: Path) -> dict[str, dict[str, float]]:
@@ -104,6 +112,8 @@ def _findings(run_dir: Path) -> "tuple[pd.DataFrame, pd.DataFrame, list[str]]":
 def _content(run_dir: Path) -> dict[str, Any]:
     """Everything the templates show, as plain values."""
     rows, utility, notes = _findings(run_dir)
+    measures, more = read_measures(run_dir)
+    notes = notes + more
     scenario_text = _text(run_dir, "scenario.toml")
     try:
         scenario = tomllib.loads(scenario_text)
@@ -115,9 +125,9 @@ def _content(run_dir: Path) -> dict[str, Any]:
     with contextlib.suppress(ValueError, RecursionError):
         provenance = json.loads(provenance_text)
     provenance = provenance if isinstance(provenance, dict) else {}
-    main, totals = main_metrics(rows), summarise(rows)
+    main, totals = main_metrics(rows, measures), summarise(rows, measures)
     points = list(dict.fromkeys([*rows["point"], *utility["point"]]))
-    exhibits = Exhibits(run_dir)
+    exhibits = Exhibits(run_dir, measures)
     pages = []
     for point in points:
         mine, use = rows[rows["point"] == point], utility[utility["point"] == point]
@@ -137,7 +147,7 @@ def _content(run_dir: Path) -> dict[str, Any]:
         "notes": notes,
         "main": main,
         "utilities": list(dict.fromkeys(utility["metric"])),
-        "measure": measure,
+        "measures": measures,
         "threat": _pairs(scenario.get("threat")),
         "training": _pairs(scenario.get("task")) + _pairs(scenario.get("training")),
         "defenses": _named(scenario.get("defenses")),
@@ -192,10 +202,11 @@ def _point(
         "adversaries": adversaries,
         "chiefs": {adversary["label"]: adversary["chief"] for adversary in adversaries},
         "utility": {str(metric): float(value) for metric, value in final.items()},
-        "figure": charts.figure(rows, utility, main),
-        "rounds": _rounds(rows, utility, main),
+        "figure": charts.figure(rows, utility, main, exhibits.measures),
+        "rounds": _rounds(rows, utility, main, exhibits.measures),
         "attacks": [
-            {str(k): v for k, v in part.iloc[0].items()} | {"shown": scores(part)}
+            {str(k): v for k, v in part.iloc[0].items()}
+            | {"shown": scores(part, exhibits.measures)}
             for _, part in rows[each.ngroup() < ATTACKS].groupby(ATTACK, sort=False)
         ],
         "attack_count": each.ngroups,
@@ -203,7 +214,7 @@ def _point(
 
 
 def _rounds(
-    rows: "pd.DataFrame", utility: "pd.DataFrame", main: dict[str, str]
+    rows: "pd.DataFrame", utility: "pd.DataFrame", main: dict[str, str], measures: Measures
 ) -> dict[str, list[Any]]:
     """The numbers behind the picture: a row a round."""
     columns: dict[str, dict[float, str]] = {}
@@ -212,7 +223,7 @@ def _rounds(
         columns[str(metric)] = dict(zip(part["round"], shown, strict=True))
     for label, metric in main.items():
         part = rows[(rows["label"] == label) & (rows["metric"] == metric)]
-        how = measure(metric)
+        how = measures[metric]
         for kind, column in (
             ("counted", f"{label}: {how.title}"),
             ("baseline", f"{label}: chance"),

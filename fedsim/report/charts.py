@@ -7,7 +7,7 @@ import html
 import math
 from typing import TYPE_CHECKING, Any
 
-from fedsim.report.measures import budget, measure
+from fedsim.report.measures import Measures, budget
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,7 +24,9 @@ TITLES = {"wer": "Word error rate", "mcc": "Matthews correlation"}
 WHOSE = {"": "on the test set", "train": "in training", "client": "on clients' own data"}
 
 
-def figure(rows: "pd.DataFrame", utility: "pd.DataFrame", main: dict[str, str]) -> dict[str, Any]:
+def figure(
+    rows: "pd.DataFrame", utility: "pd.DataFrame", main: dict[str, str], measures: Measures
+) -> dict[str, Any]:
     """A plotly figure {"data", "layout"}: rows of charts that share the axis of rounds.
 
     rows, utility: of one sweep point. main: the metric that stands for each adversary.
@@ -52,7 +54,7 @@ def figure(rows: "pd.DataFrame", utility: "pd.DataFrame", main: dict[str, str]) 
         part = part[part["counted"].notna()]
         if part.empty:
             continue
-        how, colour = measure(metric), COLOURS[place % len(COLOURS)]
+        how, colour = measures[metric], COLOURS[place % len(COLOURS)]
         panel = "Leakage" if how.kind != "number" else how.title
         by_round = part.groupby("round")
         means, chance = by_round["counted"].mean(), by_round["baseline"].mean()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedsim.report.leakage import inside
 from fedsim.report.marks import marked
-from fedsim.report.measures import measure
+from fedsim.report.measures import Measures
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,8 +31,8 @@ Pair = tuple[Exhibit | None, Exhibit | None]
 class Exhibits:
     """Embeds artifacts, and counts what it refused."""
 
-    def __init__(self, run_dir: Path) -> None:
-        self.run_dir, self.used, self.refused = run_dir, 0, 0
+    def __init__(self, run_dir: Path, measures: Measures) -> None:
+        self.run_dir, self.measures, self.used, self.refused = run_dir, measures, 0, 0
 
     def of(self, order: "pd.DataFrame", rows: "pd.DataFrame") -> dict[str, Any]:
         """Attacks in the given order, evenly chosen when there are too many to show."""
@@ -48,7 +48,7 @@ class Exhibits:
                 items.append(
                     {
                         "who": f"Client {row['client']}, round {row['round']:g}",
-                        "scores": scores(same, details=False),
+                        "scores": scores(same, self.measures, details=False),
                         "pairs": pairs,
                     }
                 )
@@ -113,7 +113,7 @@ class Exhibits:
         return {"kind": kind.split("/")[0], "uri": uri, "path": path_shown}
 
 
-def scores(rows: "pd.DataFrame", *, details: bool = True) -> str:
+def scores(rows: "pd.DataFrame", measures: Measures, *, details: bool = True) -> str:
     """The scores of one attack in one line, or how it ended.
 
     details: measures of detail too, which are left out only where there are others.
@@ -121,7 +121,7 @@ def scores(rows: "pd.DataFrame", *, details: bool = True) -> str:
     status = str(rows["status"].iloc[0])
     if status != "ok":
         return {"failed": "failed", "timeout": "ran out of time"}.get(status, status)
-    every = [(measure(str(a)), b) for a, b in zip(rows["metric"], rows["value"], strict=True)]
+    every = [(measures[str(a)], b) for a, b in zip(rows["metric"], rows["value"], strict=True)]
     chief = [(how, value) for how, value in every if not how.detail]
     shown = []
     for how, value in every if details or not chief else chief:

@@ -17,12 +17,19 @@ from typing import TYPE_CHECKING, Any
 
 from fedsim.errors import RunFolderError
 from fedsim.report.intervals import interval
-from fedsim.report.measures import MEASURES, Measure, measure
+from fedsim.report.measures import MEASURES, Measure, Measures, parse
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["inside", "main_metrics", "read_findings", "read_rows", "summarise"]
+__all__ = [
+    "inside",
+    "main_metrics",
+    "read_findings",
+    "read_measures",
+    "read_rows",
+    "summarise",
+]
 
 # The fields of `fedsim.records.Finding`, which cannot be imported here: it needs torch.
 COLUMNS = [
@@ -142,23 +149,30 @@ def _one_row_a_metric(rows: "pd.DataFrame") -> "pd.DataFrame":
     return rows.explode("metric", ignore_index=True)
 
 
-def main_metrics(rows: "pd.DataFrame") -> dict[str, str]:
+def read_measures(run_dir: Path) -> tuple[Measures, list[str]]:
+    """How the metrics of a run folder are read, and a note if its metrics.json is unreadable."""
+    path = inside(run_dir, "metrics.json")
+    if path is None:
+        return MEASURES, []
+    try:
+        return parse(path.read_bytes()), []
+    except (OSError, ValueError):
+        return MEASURES, ["metrics.json cannot be read; metrics are shown as fedsim knows them."]
+
+
+def main_metrics(rows: "pd.DataFrame", measures: Measures) -> dict[str, str]:
     """The metric that stands for each adversary, by label."""
-    order = [*MEASURES]
-    found: dict[str, str] = {}
-    for label, metrics in rows.groupby("label", sort=False)["metric"]:
-        names = list(metrics.unique())
-        found[str(label)] = min(
-            names, key=lambda name: order.index(name) if name in order else len(order)
-        )
-    return found
+    return {
+        str(label): min(metrics.unique(), key=measures.rank)
+        for label, metrics in rows.groupby("label", sort=False)["metric"]
+    }
 
 
-def summarise(rows: "pd.DataFrame") -> list[dict[str, Any]]:
+def summarise(rows: "pd.DataFrame", measures: Measures) -> list[dict[str, Any]]:
     """One row a sweep point, adversary label and metric; see `fedsim.report.summary`."""
     found = []
     for (point, label, metric), part in rows.groupby(["point", "label", "metric"], sort=False):
-        how = measure(str(metric))
+        how = measures[str(metric)]
         counts = {status: int((part["status"] == status).sum()) for status in STATUSES}
         counted = part[part["counted"].notna()]
         values = counted["counted"].tolist()
@@ -242,12 +256,7 @@ def _sentence(row: Mapping[str, Any], how: Measure, scored: list[float], why: st
             return f"denied on all updates ({row['attacks']}){f': {why}' if why else ''}"
         attacked = f"{row['attacks']} update{'' if row['attacks'] == 1 else 's'} attacked"
         return "; ".join([", ".join([attacked, *_ended(row)]), "nothing to average"])
-    share = value = how.show(row["mean"])
-    hits = sum(value > 0.5 for value in scored)
-    phrase = how.partly if how.partly and not {0.0, 1.0}.issuperset(scored) else how.phrase
-    parts = [phrase.format(hits=hits, n=row["n"], share=share, value=value)]
-    if row["n"] == 1:
-        parts[0] = parts[0].replace("1 updates", "1 update")
+    parts = [how.say(row["mean"], scored, row["n"])]
     if row["baseline"] is not None:
         parts.append(f"chance {how.show(row['baseline'])}")
     if how.lower:

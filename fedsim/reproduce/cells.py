@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsim.errors import ScenarioError
-from fedsim.metrics import METRICS
+from fedsim.metrics import installed
 from fedsim.report.intervals import FEWEST, interval
-from fedsim.report.leakage import read_findings, read_rows
-from fedsim.report.measures import Measure, measure
+from fedsim.report.leakage import read_findings, read_measures, read_rows
+from fedsim.report.measures import Measure, Measures
 from fedsim.reproduce.catalogue import GROWING
 from fedsim.runs.ledger import Ledger
 from fedsim.scenario import Scenario
@@ -20,7 +20,7 @@ from fedsim.scenario.paper import Paper
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Cell", "Place", "Rows", "axis", "how", "measured", "places", "series"]
+__all__ = ["Cell", "Place", "Rows", "axis", "measured", "places", "reading", "series"]
 
 CHANGE = "_change"
 OF_ATTACKS = ("seconds", "iterations_to_success")
@@ -83,9 +83,9 @@ def axis(x: str) -> str:
     return x.rpartition(".")[2].replace("_", " ")
 
 
-def how(name: str) -> Measure:
-    """How to show a measure."""
-    return KNOWN.get(name) or measure(name)
+def reading(folder: Path) -> Measures:
+    """How the measures of a run folder are read, those that are no metrics of attacks included."""
+    return Measures(read_measures(folder)[0] | KNOWN)
 
 
 def places(scenario: Scenario) -> dict[float | str, Place]:
@@ -127,7 +127,7 @@ def of_attacks(name: str, scenario: Scenario) -> bool:
 
     Word error rates are both: where nobody attacks, they are the model's.
     """
-    return bool(scenario.adversaries) and (name in METRICS or name in OF_ATTACKS)
+    return bool(scenario.adversaries) and (name in installed() or name in OF_ATTACKS)
 
 
 def _mean(values: list[float], weights: list[float]) -> float:
@@ -177,7 +177,7 @@ class Rows:
         import pandas as pd
 
         self.paper, self.scenario = _paper(scenario), scenario
-        self.places = places(scenario)
+        self.places, self.measures = places(scenario), reading(folder)
         self._known = {
             point: _split(chosen, self.paper) for point, chosen in _chosen(scenario).items()
         }
@@ -241,7 +241,7 @@ class Rows:
             clusters = [*zip(part["point"], part["round"], part["seconds"], strict=True)]
         else:
             clusters = part["seed"].tolist() if seeds >= FEWEST else []
-        low, high = interval(values, how(name), clusters=clusters, weights=weights)
+        low, high = interval(values, self.measures[name], clusters=clusters, weights=weights)
         chance = _mean(part["baseline"].tolist(), weights)
         broken = int(part["status"].isin(["failed", "timeout"]).sum())
         return Cell(
@@ -288,20 +288,19 @@ class Rows:
             ]
             for place, values in found:
                 if base == name:
-                    yield _trained(name, called, place, values.tolist())
+                    yield self._trained(name, called, place, values.tolist())
                 elif found[0][0] == origin != place:
                     change = (values - found[0][1]).dropna().tolist()
-                    yield _trained(name, called, place, change)
+                    yield self._trained(name, called, place, change)
+
+    def _trained(self, name: str, called: str, place: Place, values: list[float]) -> Cell:
+        """The cell of a model's utility: a value a seed."""
+        mean = sum(values) / len(values) if values else math.nan
+        low, high = interval(values, self.measures[name])
+        return Cell(name, called, place, len(values), mean, low, high, seeds=len(values))
 
     def _by_place(self, rows: "pd.DataFrame") -> "Iterator[tuple[Place, pd.DataFrame]]":
         for key, place in self.places.items():
             part = rows[rows["place"] == key]
             if len(part):
                 yield place, part
-
-
-def _trained(name: str, called: str, place: Place, values: list[float]) -> Cell:
-    """The cell of a model's utility: a value a seed."""
-    mean = sum(values) / len(values) if values else math.nan
-    low, high = interval(values, how(name))
-    return Cell(name, called, place, len(values), mean, low, high, seeds=len(values))

@@ -19,7 +19,6 @@ from rich.table import Column, Table
 from fedsim.errors import NotMeasured, ScenarioError
 from fedsim.reproduce import driver
 from fedsim.reproduce.catalogue import Figure, Part, choose, figures
-from fedsim.reproduce.cells import how
 from fedsim.reproduce.outcome import Outcome, outcome
 from fedsim.reproduce.pages import statements, values, write_page
 from fedsim.scenario.paper import SCALES
@@ -165,7 +164,7 @@ def _show(console: Console, found: Outcome) -> None:
         for name in dict.fromkeys(m for share in found.shares for m in share.paper.measure):
             made = values(found, name)
             if made["body"]:
-                _print(console, made["head"], made["body"], title=how(name).title)
+                _print(console, made["head"], made["body"], title=found.how(name).title)
     told = statements(found)
     if told["body"]:
         # The reasons of a verdict would fold a narrow column into dozens of lines: they come below.

@@ -35,7 +35,7 @@ def gallery(folder: Path, scenario: Scenario) -> list[Example]:
     if not (folder / "findings.csv").is_file():
         return []
     rows = Rows(folder, scenario)
-    exhibits, found = Exhibits(folder), []
+    exhibits, found = Exhibits(folder, rows.measures), []
     images = rows.findings[rows.findings["artifact"].str.endswith(".png")]
     errors = images[images["metric"] == "mse"].sort_values("counted", kind="stable")
     for (extra, label), called in series(scenario, "mse").items():
@@ -48,7 +48,8 @@ def gallery(folder: Path, scenario: Scenario) -> list[Example]:
             sheet = exhibits.embed(str(middle["artifact"]))
             if sheet and sheet["kind"] == "image":
                 attack = images[images["artifact"] == middle["artifact"]]
-                told = scores(attack[attack["metric"].isin([*OF_IMAGES])], details=False)
+                shown = attack[attack["metric"].isin([*OF_IMAGES])]
+                words = scores(shown, rows.measures, details=False)
                 where = f"{called}, {place.where}" if place.where else called
-                found.append(Example(f"{where}: {told}", sheet["uri"]))
+                found.append(Example(f"{where}: {words}", sheet["uri"]))
     return found

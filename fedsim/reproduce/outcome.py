@@ -4,16 +4,17 @@ import contextlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedsim.errors import FedsimError
+from fedsim.report.measures import Measure, Measures
 from fedsim.reproduce.catalogue import Figure, Part
-from fedsim.reproduce.cells import Cell, Place, measured, places, series
+from fedsim.reproduce.cells import Cell, Place, measured, places, reading, series
 from fedsim.reproduce.driver import folder_of
 from fedsim.reproduce.gallery import Example, gallery
-from fedsim.reproduce.verdict import Judgement, judge, speaks_of
+from fedsim.reproduce.verdict import Judgement, Measured, judge, speaks_of
 from fedsim.runs.ledger import Ledger
 from fedsim.scenario import Scenario, read_table
 from fedsim.scenario.paper import Paper
@@ -29,7 +30,7 @@ class Share:
     """What one scenario adds to a figure.
 
     facts: what its numbers rest on, as (what, value). problem: why it was not measured, or "".
-    examples: what was recovered, of figures about images.
+    examples: what was recovered, of figures about images. measures: how measures are read.
     """
 
     part: Part
@@ -40,6 +41,7 @@ class Share:
     facts: tuple[tuple[str, str], ...]
     problem: str = ""
     examples: tuple[Example, ...] = ()
+    measures: Measures = field(default_factory=Measures)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,11 @@ class Outcome:
     def judgements(self) -> list[Judgement]:
         """Of all its scenarios."""
         return [one for share in self.shares for one in share.judgements]
+
+    def how(self, measure: str) -> Measure:
+        """How a measure is read, by the first scenario that measures it."""
+        own = (share.measures for share in self.shares if measure in share.paper.measure)
+        return next(own, self.shares[0].measures)[measure]
 
 
 def outcome(
@@ -101,7 +108,7 @@ def _share(
     try:
         scenario = part.scenario(scale, overrides, data)
     except FedsimError as error:
-        return Share(part, part.paper, (), (), (), (), str(error))
+        return Share(part, part.paper, (), (), (), (), str(error), measures=reading(folder))
     paper = scenario.paper or part.paper
     cells: list[Cell] = []
     examples: list[Example] = []
@@ -114,10 +121,11 @@ def _share(
     except FedsimError as error:
         refused, problem = True, problem or str(error)
     problem = _placeless(problem, folder)
-    found = tuple(_judged(scenario, paper, cells, problem))
+    measures = reading(folder)
+    found = tuple(_judged(scenario, paper, cells, problem, measures))
     axis = tuple(places(scenario).values())
     facts = tuple(_facts(scenario, None if refused else folder))
-    return Share(part, paper, axis, tuple(cells), found, facts, problem, tuple(examples))
+    return Share(part, paper, axis, tuple(cells), found, facts, problem, tuple(examples), measures)
 
 
 def _recorded(folder: Path, scenario: Scenario) -> Scenario:
@@ -135,7 +143,7 @@ def _placeless(problem: str, folder: Path) -> str:
 
 
 def _judged(
-    scenario: Scenario, paper: Paper, cells: Sequence[Cell], problem: str
+    scenario: Scenario, paper: Paper, cells: Sequence[Cell], problem: str, measures: Measures
 ) -> list[Judgement]:
     axis = places(scenario).values()
     problem = _in_a_cell(problem)
@@ -163,19 +171,16 @@ def _judged(
                 ran = {cell.place.where for cell in cells if cell.series == called}
                 fruitless = [where for where in missing if where in ran]
                 missing = [where for where in missing if where not in ran]
-            found.append(
-                judge(
-                    statement,
-                    name,
-                    called,
-                    own,
-                    missing,
-                    fruitless=fruitless,
-                    others=others,
-                    remark=paper.remark,
-                    problem=problem,
-                )
+            ours = Measured(
+                name,
+                measures[name],
+                called,
+                tuple(own),
+                tuple(missing),
+                tuple(fruitless),
+                others,
             )
+            found.append(judge(statement, ours, remark=paper.remark, problem=problem))
     return found
 
 

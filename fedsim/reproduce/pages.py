@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedsim.errors import RunFolderError
+from fedsim.report.measures import Measure
 from fedsim.report.pages import render
-from fedsim.reproduce.cells import Cell, axis, how
+from fedsim.reproduce.cells import Cell, axis
 from fedsim.reproduce.outcome import Outcome
 from fedsim.reproduce.picture import picture
 from fedsim.reproduce.verdict import Judgement, shown
@@ -57,10 +58,12 @@ def values(found: Outcome, measure: str) -> Table:
         mixed = len({(cell.n, cell.seeds) for cell in here}) > 1
         for name in names:
             own = [cell for cell in here if cell.series == name]
-            row.append("; ".join(number(one, with_n=mixed) for one in own) or "–")
+            row.append(
+                "; ".join(number(one, found.how(measure), with_n=mixed) for one in own) or "–"
+            )
         chances = [cell.chance for cell in here if cell.chance is not None]
         if guessed:
-            row.append(how(measure).show(sum(chances) / len(chances)) if chances else "–")
+            row.append(found.how(measure).show(sum(chances) / len(chances)) if chances else "–")
         body.append([*row, _counts(here)])
     head = [axis(x), *names, *(["by chance"] if guessed else []), "n"]
     return {"head": head, "body": body}
@@ -77,7 +80,14 @@ def statements(found: Outcome) -> Table:
     for share in found.shares if found.figure.parts[0].paper.kind == "table" else ():
         told = {(one.measure, one.series, p) for one in share.judgements for p in one.places}
         body += [
-            [*_where(found, [c]), number(c), _counts([c]), _chance([c]), "–", ""]
+            [
+                *_where(found, [c]),
+                number(c, found.how(c.measure)),
+                _counts([c]),
+                _chance(found, [c]),
+                "–",
+                "",
+            ]
             for c in share.cells
             if (c.measure, c.series, c.place.where) not in told
         ]
@@ -90,9 +100,9 @@ def statements(found: Outcome) -> Table:
     }
 
 
-def number(cell: Cell, *, with_n: bool = False) -> str:
+def number(cell: Cell, how: Measure, *, with_n: bool = False) -> str:
     """A mean with its interval, such as `98.1 % [97, 98.9]`; failed attacks told in brackets."""
-    show = how(cell.measure).show
+    show = how.show
     text = show(cell.mean)
     if cell.low is not None and cell.high is not None:
         ends = [show(end).removesuffix(" %") for end in (cell.low, cell.high)]
@@ -103,22 +113,22 @@ def number(cell: Cell, *, with_n: bool = False) -> str:
 
 def _row(found: Outcome, one: Judgement, notes: Mapping[str, int]) -> list[str]:
     source = {"plot": " (read off the plot)", "table": "", "text": ""}[one.published.source]
-    published = shown(one.published, one.measure) + source
+    published = shown(one.published, found.how(one.measure)) + source
     where = _where(found, one.cells, one)
     if len(one.cells) > 1:
-        show, means = how(one.measure).show, [cell.mean for cell in one.cells]
+        show, means = found.how(one.measure).show, [cell.mean for cell in one.cells]
         ours = f"{show(min(means))} to {show(max(means))}"
     else:
-        ours = number(one.cells[0]) if one.cells else "–"
+        ours = number(one.cells[0], found.how(one.measure)) if one.cells else "–"
     n = _counts(one.cells) if one.cells else "0"
     note = f" ({notes[one.published.remark]})" if one.published.remark else ""
-    return [*where, ours, n, _chance(one.cells), published, one.text + note]
+    return [*where, ours, n, _chance(found, one.cells), published, one.text + note]
 
 
 def _where(found: Outcome, cells: Sequence[Cell], one: Judgement | None = None) -> list[str]:
     measure = one.measure if one else cells[0].measure
     series = one.series if one else cells[0].series
-    row = [how(measure).title, series]
+    row = [found.how(measure).title, series]
     if not found.figure.parts[0].paper.x:
         return row
     places = list(one.places if one else [cells[0].place.where])
@@ -127,11 +137,11 @@ def _where(found: Outcome, cells: Sequence[Cell], one: Judgement | None = None) 
     return [*row, "all" if len(places) > 1 and {*places} == {*every} else few]
 
 
-def _chance(cells: Sequence[Cell]) -> str:
+def _chance(found: Outcome, cells: Sequence[Cell]) -> str:
     known = [cell.chance for cell in cells if cell.chance is not None]
     if not known:
         return "–"
-    show = how(cells[0].measure).show
+    show = found.how(cells[0].measure).show
     low, high = show(min(known)), show(max(known))
     return low if low == high else f"{low} to {high}"
 
@@ -161,8 +171,8 @@ def _content(paper: str, scale: str, found: Sequence[Outcome]) -> dict[str, Any]
             plain = one.figure.parts[0].paper.kind != "table"
             measures.append(
                 {
-                    "title": how(name).title,
-                    "words": how(name).words,
+                    "title": one.how(name).title,
+                    "words": one.how(name).words,
                     "picture": len(pictures) - 1,
                     "values": values(one, name) if plain else None,
                 }

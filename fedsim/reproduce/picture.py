@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedsim.report.charts import COLOURS
-from fedsim.reproduce.cells import Cell, axis, how
+from fedsim.reproduce.cells import Cell, axis
 from fedsim.reproduce.outcome import Outcome, Share
 from fedsim.reproduce.verdict import shown, speaks_of
 from fedsim.scenario.paper import Published
@@ -78,19 +78,20 @@ def _published(share: Share, measure: str, name: str, colour: str) -> list[Trace
         if of != measure or not ({"*", name} & {*statement.series}):
             continue
         x = [place.at for place in share.places if speaks_of(statement, place, share.paper.x)]
+        said = shown(statement, share.measures[measure])
         for level, symbol in _levels(statement):
             traces.append(
                 {
                     "type": "scatter",
                     "mode": "lines+markers" if len(x) > 1 else "markers",
-                    "name": _plain(f"{name}: published {shown(statement, measure)}"),
+                    "name": _plain(f"{name}: published {said}"),
                     "legendgroup": name,
                     "showlegend": False,
                     "x": x,
                     "y": [level] * len(x),
                     "line": {"color": colour, "width": 1.5, "dash": "dash"},
                     "marker": {"color": colour, "symbol": symbol, "size": 10},
-                    "hovertemplate": _plain(f"published: {shown(statement, measure)}"),
+                    "hovertemplate": _plain(f"published: {said}"),
                 }
             )
     return traces
@@ -123,7 +124,7 @@ def _chance(cells: Sequence[Cell]) -> Trace:
 
 
 def _layout(shares: Sequence[Share], measure: str) -> dict[str, Any]:
-    reading = how(measure)
+    reading = shares[0].measures[measure]
     x = shares[0].paper.x
     below: dict[str, Any] = {"title": {"text": _plain(axis(x))}}
     at = sorted({p.at for share in shares for p in share.places if isinstance(p.at, float)})

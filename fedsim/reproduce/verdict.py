@@ -5,16 +5,40 @@ its tolerance included. Below three values there is no interval, and no verdict;
 interval also holds what a random guess scores, and that is not what is published.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
-from fedsim.reproduce.cells import Cell, Place, how
+from fedsim.report.measures import Measure
+from fedsim.reproduce.cells import Cell, Place
 from fedsim.scenario.paper import Published
 
-__all__ = ["Judgement", "gap", "judge", "shown", "speaks_of"]
+__all__ = ["Judgement", "Measured", "gap", "judge", "shown", "speaks_of"]
 
 Outcome = Literal["agrees", "differs", "few", "not measured"]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What was measured of a series that a statement is about.
+
+    Attributes:
+        measure: The name of the measure.
+        how: How its values are read.
+        series: The name of the series.
+        cells: The means at the places that the statement is about.
+        missing: Places that were not measured.
+        fruitless: Places without a mean because no attack there succeeded.
+        others: Means of the series that this one is published to be like.
+    """
+
+    measure: str
+    how: Measure
+    series: str
+    cells: tuple[Cell, ...]
+    missing: tuple[str, ...] = ()
+    fruitless: tuple[str, ...] = ()
+    others: Mapping[Place, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,28 +58,21 @@ class Judgement:
 
 
 def judge(
-    published: Published,
-    measure: str,
-    series: str,
-    cells: Sequence[Cell],
-    missing: Sequence[str] = (),
-    *,
-    fruitless: Sequence[str] = (),
-    others: Mapping[Place, float] | None = None,
-    remark: str = "",
-    problem: str = "",
+    published: Published, ours: Measured, *, remark: str = "", problem: str = ""
 ) -> Judgement:
-    """One statement against the cells that it speaks of; `missing`: places that have none.
+    """Compare a published statement with what was measured.
 
-    fruitless: places without a cell because no attack there succeeded. others: means of the series
-    that these are to be like.
-    remark: why the figure differs, in a person's words, where the statement has no such remark of
-    its own. problem: why nothing was measured.
+    Args:
+        published: The statement.
+        ours: What was measured of one series.
+        remark: Why the figure differs, in a person's words, unless the statement has its own.
+        problem: Why something was not measured.
     """
+    cells, fruitless, missing = ours.cells, ours.fruitless, ours.missing
     differing, few, agreeing = [], [], 0
     for cell in cells:
-        off = gap(published, cell, (others or {}).get(cell.place))
-        said = f"{_signed(off, measure)}" + (f" at {cell.place.where}" if cell.place.where else "")
+        off = gap(published, cell, ours.others.get(cell.place))
+        said = f"{_signed(off, ours.how)}" + (f" at {cell.place.where}" if cell.place.where else "")
         if cell.low is None:
             few.append(f"{said}, n = {cell.n}" if off else "")
         elif off:
@@ -91,7 +108,7 @@ def judge(
             f"not measured at {', '.join(missing)}" + (f": {problem}" if problem else " yet")
         )
     places = (*(cell.place.where for cell in cells), *fruitless, *missing)
-    return Judgement(published, measure, series, places, tuple(cells), outcome, "; ".join(parts))
+    return Judgement(published, ours.measure, ours.series, places, cells, outcome, "; ".join(parts))
 
 
 def gap(published: Published, cell: Cell, other: float | None = None) -> float:
@@ -130,9 +147,9 @@ def speaks_of(published: Published, place: Place, x: str) -> bool:
     )
 
 
-def shown(published: Published, measure: str) -> str:
+def shown(published: Published, how: Measure) -> str:
     """The published number, such as `≥ 98 %`."""
-    show, guess = how(measure).show, "a random guess"
+    show, guess = how.show, "a random guess"
     if published.like is not None:
         text = f"as {published.like}"
     elif published.between is not None:
@@ -146,8 +163,8 @@ def shown(published: Published, measure: str) -> str:
     return f"{text} ± {show(published.tolerance)}" if published.tolerance else text
 
 
-def _signed(value: float, measure: str) -> str:
+def _signed(value: float, how: Measure) -> str:
     """A difference; of shares in points of a hundred."""
-    if how(measure).kind == "number":
+    if how.kind == "number":
         return f"{value:+.3g}"
     return f"{100 * value:+.1f} points"

@@ -1,7 +1,7 @@
 """The run folder, written so that a kill loses nothing.
 
-    scenario.toml  findings.csv  findings.parquet  utility.csv  points.csv  tape/  artifacts/
-    checkpoint/  report.html  log.jsonl  provenance.json
+    scenario.toml  findings.csv  findings.parquet  utility.csv  metrics.json  points.csv  tape/
+    artifacts/  checkpoint/  report.html  log.jsonl  provenance.json
 
 Rows are appended and synced while the run goes on. `finish` sorts them, so that a run's table does
 not depend on which attack ended first, nor on whether the run was interrupted and resumed.
@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.errors import FedsimError, RunFolderError
+from fedsim.metrics.registry import described
 from fedsim.records import Finding
 from fedsim.scenario import Scenario
 
@@ -107,6 +108,15 @@ class Ledger:
         self._replace("scenario.toml", scenario.to_toml().encode())
         self._replace("findings.csv", _line(COLUMNS).encode())
         self._replace("utility.csv", _line(UTILITY_COLUMNS).encode())
+        self._describe_metrics()
+
+    def _describe_metrics(self) -> None:
+        """Say in metrics.json how the metrics of this run are read, wherever it is opened."""
+        path, before = self.folder / "metrics.json", {}
+        with contextlib.suppress(OSError, ValueError):  # of a run that began with other metrics
+            before = json.loads(path.read_text(encoding="utf-8"))
+        content = json.dumps({**before, **described()}, indent=1, ensure_ascii=False)
+        self._replace(path.name, content.encode())
 
     def same_scenario(self, scenario: Scenario, growing: Collection[str] = ()) -> None:
         """Raises `RunFolderError` where the folder is of another scenario; `growing`: `create`."""
@@ -136,6 +146,7 @@ class Ledger:
         self.same_scenario(scenario, growing)
         if growing:
             self._replace("scenario.toml", scenario.to_toml().encode())
+        self._describe_metrics()
         for name, columns in TABLES.items():
             if name == "points.csv" and not (self.folder / name).exists():
                 continue

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsim.errors import PluginError
-from fedsim.metrics import METRICS, Metric, applicable, baselines, match, register
+from fedsim.metric import Measure, Metric
+from fedsim.metrics import METRICS, applicable, baselines, match, register
 from fedsim.records import Reconstruction, Spec, Truth
 from fedsim.report.measures import MEASURES
 
@@ -223,27 +224,64 @@ def test_baselines_are_means_of_seeded_guesses():
     )
 
 
+class Constant(Metric):
+    """One half, whatever is claimed."""
+
+    name = "constant"
+    fields = ("label_counts",)
+    shown = Measure("Constant", "One half.", "{value}")
+
+    def compute(self, claimed, truth, spec):
+        return 0.5
+
+
+class OfObjective(Constant):
+    """One half, of a field that no guess has."""
+
+    fields = ("objective",)
+
+
+class Undefined(Constant):
+    """Never defined."""
+
+    def compute(self, claimed, truth, spec):
+        return math.nan
+
+
 def test_a_task_without_public_data_has_no_prior_baseline():
     def guess(truth, rng, *, informed):
         if informed:
             raise NotImplementedError
         return Reconstruction(label_counts={0: 1})
 
-    always = Metric("always", "", ("label_counts",), True, lambda *_: 0.5)
-    assert baselines(always, labelled([1]), SPEC, guess, 0) == (0.5, None)
+    assert baselines(Constant(), labelled([1]), SPEC, guess, 0) == (0.5, None)
 
 
 def test_a_guess_that_has_nothing_to_read_gives_no_baseline():
     def guess(truth, rng, *, informed):
         return Reconstruction(label_counts={0: 1})
 
-    never = Metric("never", "", ("objective",), True, lambda *_: 0.5)
-    assert baselines(never, labelled([1]), SPEC, guess, 0) == (None, None)
-    undefined = Metric("undefined", "", ("label_counts",), True, lambda *_: math.nan)
-    assert baselines(undefined, labelled([1]), SPEC, guess, 0) == (None, None)
+    assert baselines(OfObjective(), labelled([1]), SPEC, guess, 0) == (None, None)
+    assert baselines(Undefined(), labelled([1]), SPEC, guess, 0) == (None, None)
 
 
-def test_the_report_has_words_for_every_metric_and_agrees_which_way_is_better():
-    assert METRICS.keys() <= MEASURES.keys()
+def test_every_metric_says_how_it_is_read():
     for name, metric in METRICS.items():
-        assert MEASURES[name].lower != metric.higher_is_better, name
+        assert metric.shown.title, name
+        assert metric.shown.words.endswith("."), name
+        assert "{n}" in metric.shown.phrase, name
+        assert type(metric).summary().endswith("."), name
+    ranks = [metric.shown.rank for metric in METRICS.values()]
+    assert len({*ranks}) == len(ranks)
+
+
+def test_folders_of_before_are_read_as_they_were():
+    assert len(MEASURES) == 34
+    for name, measure in MEASURES.items():
+        assert METRICS[name].shown.lower == measure.lower, name
+    assert MEASURES["of another package"].title == "of another package"
+
+
+def test_a_phrase_fills_in_what_it_knows_and_nothing_else():
+    measure = Measure("", "", "{value} {hits} of {n} updates {0} {n.real} {n:9999}", "yes/no")
+    assert measure.say(1.0, [1.0], 1) == "100 % 1 of 1 update {0} {n.real} {n:9999}"

@@ -7,12 +7,17 @@ import pytest
 from support.tiny_figures import PUBLISHED, toml
 
 from fedsim.errors import ScenarioError
+from fedsim.report.measures import measure
 from fedsim.reproduce import choose, outcome
-from fedsim.reproduce.cells import Cell, Place
+from fedsim.reproduce.cells import KNOWN, Cell, Place
 from fedsim.reproduce.console import reproduce
-from fedsim.reproduce.verdict import judge, shown, speaks_of
+from fedsim.reproduce.verdict import Measured, judge, shown, speaks_of
 from fedsim.scenario import Scenario
 from fedsim.scenario.paper import Published
+
+
+def ours(*cells: Cell, series: str = "llg", **others) -> Measured:
+    return Measured("asr", measure("asr"), series, cells, **others)
 
 
 def cell(mean: float, low: float | None, high: float | None, n: int = 9, at: float = 8.0) -> Cell:
@@ -20,7 +25,7 @@ def cell(mean: float, low: float | None, high: float | None, n: int = 9, at: flo
 
 
 @pytest.mark.parametrize(
-    ("said", "ours", "verdict"),
+    ("said", "mean", "verdict"),
     [
         ({"value": 0.9}, (0.88, 0.85, 0.91), "agrees"),
         ({"value": 0.9}, (0.8, 0.75, 0.85), "differs by -10.0 points at 8: why"),
@@ -38,8 +43,8 @@ def cell(mean: float, low: float | None, high: float | None, n: int = 9, at: flo
         ),
     ],
 )
-def test_a_verdict_compares_the_interval_with_the_statement(said, ours, verdict):
-    assert judge(Published(**said), "asr", "llg", [cell(*ours)], remark="why").text == verdict
+def test_a_verdict_compares_the_interval_with_the_statement(said, mean, verdict):
+    assert judge(Published(**said), ours(cell(*mean)), remark="why").text == verdict
 
 
 @pytest.mark.parametrize(
@@ -54,19 +59,19 @@ def test_a_verdict_compares_the_interval_with_the_statement(said, ours, verdict)
     ],
 )
 def test_what_is_a_guess_as_well_agrees_with_nothing_better(said, outcome):
-    ours = dataclasses.replace(cell(0.25, 0.18, 0.5), chance=0.2)
-    assert judge(Published(**said), "asr", "llg", [ours]).outcome == outcome
+    guess = dataclasses.replace(cell(0.25, 0.18, 0.5), chance=0.2)
+    assert judge(Published(**said), ours(guess)).outcome == outcome
 
 
 def test_two_series_that_hardly_differ_are_alike_within_a_tolerance():
     said = Published(like="llg, cnn", tolerance=0.05)
     others = {cell(0.0, None, None).place: 0.7}
     near, far = cell(0.64, 0.62, 0.66), cell(0.6, 0.58, 0.62)
-    assert judge(said, "asr", "llg, lenet", [near], others=others).outcome == "agrees"
-    assert judge(said, "asr", "llg, lenet", [far], others=others).text == (
+    assert judge(said, ours(near, series="llg, lenet", others=others)).outcome == "agrees"
+    assert judge(said, ours(far, series="llg, lenet", others=others)).text == (
         "differs by -5.0 points at 8"
     )
-    assert shown(said, "asr") == "as llg, cnn ± 5 %"
+    assert shown(said, measure("asr")) == "as llg, cnn ± 5 %"
 
 
 def test_what_is_to_be_like_a_series_that_is_not_there_is_not_measured(tmp_path):
@@ -81,31 +86,31 @@ def test_what_is_to_be_like_a_series_that_is_not_there_is_not_measured(tmp_path)
 
 def test_a_statement_has_its_remark_below_the_table_whatever_the_verdict():
     said = Published(value=0.9, remark="theirs is another model")
-    for ours in ((0.9, 0.88, 0.92), (0.5, 0.4, 0.6)):
-        found = judge(said, "asr", "llg", [cell(*ours)], remark="the figure's")
+    for mean in ((0.9, 0.88, 0.92), (0.5, 0.4, 0.6)):
+        found = judge(said, ours(cell(*mean)), remark="the figure's")
         assert "model" not in found.text
         assert "figure" not in found.text
 
 
 def test_a_verdict_says_where_no_attack_succeeded():
     said, good = Published(value=1.0), cell(1.0, 1.0, 1.0, at=1.0)
-    found = judge(said, "asr", "llg", [good], ["8"], fruitless=["2", "4"], remark="why")
+    found = judge(said, ours(good, missing=("8",), fruitless=("2", "4")), remark="why")
     assert found.outcome == "differs"
     assert found.text == (
         "agrees at the other 1; no attack succeeded at 2, 4: why; not measured at 8 yet"
     )
-    assert judge(said, "asr", "llg", [], fruitless=[""]).text == "no attack succeeded"
+    assert judge(said, ours(fruitless=("",))).text == "no attack succeeded"
 
 
 def test_a_verdict_over_several_places_names_those_that_differ():
     cells = [cell(1.0, 1.0, 1.0, at=1.0), cell(0.5, 0.4, 0.6, at=2.0)]
     said = Published(at_least=0.9)
-    found = judge(said, "asr", "llg", cells, missing=["4"])
+    found = judge(said, ours(*cells, missing=("4",)))
     assert found.outcome == "differs"
     assert found.text == (
         "differs by -40.0 points at 2; agrees at the other 1; not measured at 4 yet"
     )
-    nothing = judge(said, "asr", "llg", [], ["1"], problem="no such data")
+    nothing = judge(said, ours(missing=("1",)), problem="no such data")
     assert nothing.text == "not measured: no such data"
 
 
@@ -120,8 +125,8 @@ def test_a_statement_says_one_thing_about_places_it_names():
     assert speaks_of(Published(value=1.0), here, "b")
     assert speaks_of(Published(value=1.0, at={"b": [4, 8]}), here, "b")
     assert not speaks_of(Published(value=1.0, at={"b": 4}), here, "b")
-    assert shown(Published(between=[0.55, 0.9]), "asr") == "55 % to 90 %"
-    assert shown(Published(at_most=54.0, tolerance=1.0), "seconds") == "≤ 54 s ± 1 s"
+    assert shown(Published(between=[0.55, 0.9]), measure("asr")) == "55 % to 90 %"
+    assert shown(Published(at_most=54.0, tolerance=1.0), KNOWN["seconds"]) == "≤ 54 s ± 1 s"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,158 @@
+"""The door for metrics: what a metric computes, and how its values are read.
+
+Nothing here imports torch when it is loaded, so that a report can be made without it.
+"""
+
+import math
+import re
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from fedsim.errors import PluginError
+from fedsim.plugin import Plugin
+
+if TYPE_CHECKING:
+    from fedsim.records import Reconstruction, Truth
+    from fedsim.spec import Spec
+
+__all__ = ["Measure", "Metric"]
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """How the values of a metric are read: title, wording, unit, bounds and direction.
+
+    Attributes:
+        title: A few words for tables and axes.
+        words: A sentence for readers who do not know the metric.
+        phrase: Completes "adversary: ..."; {share}, {value} (the mean), {hits} (values above one
+            half) and {n} (attacks) are filled in.
+        kind: "yes/no" of an update, a "share" from 0 to 1, or a "number".
+        lower: Whether a lower value is better for the attacker.
+        unit: What follows a number, such as " dB".
+        partly: The phrase for a yes/no metric that was met in part (some images of a batch).
+        detail: Shown on the page and in the findings, but not in the table that a run prints.
+        leaks: False for a metric of the attack's own search, for which there is no chance level.
+        signed: Whether values may be negative, as the difference of two values.
+        most: The largest value of a number that cannot be negative.
+        rank: An adversary's main metric is the one with the lowest rank that it is scored by.
+    """
+
+    title: str
+    words: str
+    phrase: str
+    kind: Literal["yes/no", "share", "number"] = "number"
+    lower: bool = False
+    unit: str = ""
+    partly: str = ""
+    detail: bool = False
+    leaks: bool = True
+    signed: bool = False
+    most: float = math.inf
+    rank: float = math.inf
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """Bounds of a value: shares up to 1, errors from 0 on (word error rates may pass 1)."""
+        if self.signed:
+            return -math.inf, math.inf
+        if self.lower or self.most < math.inf:
+            return 0.0, self.most
+        return (-math.inf, math.inf) if self.kind == "number" else (0.0, 1.0)
+
+    def show(self, value: float | None) -> str:
+        """Format a value: shares in per cent, numbers with three digits."""
+        if value is None or math.isnan(value):
+            return "–"
+        if math.isinf(value):
+            return "∞" if value > 0 else "−∞"
+        if self.kind != "number":
+            return f"{100 * value:.3g} %" if abs(value) < 9.995 else f"{100 * value:.0f} %"
+        return f"{value:.3g}{self.unit}"
+
+    def say(self, mean: float | None, values: list[float], n: int) -> str:
+        """Complete the phrase.
+
+        Args:
+            mean: The mean of all attacks.
+            values: The values of the attacks that ended.
+            n: The number of attacks that the mean is over.
+        """
+        met_in_part = self.partly and not {0.0, 1.0}.issuperset(values)
+        shown, hits = self.show(mean), sum(value > 0.5 for value in values)
+        filled = {"n": n, "hits": hits, "share": shown, "value": shown}
+        # Not str.format: the phrase may come from a run folder of somebody else.
+        text = re.sub(
+            r"\{(n|hits|share|value)\}",
+            lambda found: str(filled[found[1]]),
+            self.partly if met_in_part else self.phrase,
+        )
+        return text.replace("1 updates", "1 update") if n == 1 else text
+
+
+class Metric(Plugin, ABC):
+    """Base class of metrics: compares what an adversary claims with the truth.
+
+    A subclass sets `name`, `fields` and `shown`, and implements `compute`. Its docstring defines
+    the metric. It is installed by an entry point in the group "fedsim.metrics", which names the
+    class or a tuple of classes.
+    """
+
+    fields: ClassVar[tuple[str, ...]]
+    """Fields of `Reconstruction` that the metric can read; the first that is claimed counts."""
+
+    shown: ClassVar[Measure]
+    """How values are read."""
+
+    @abstractmethod
+    def compute(self, claimed: "Reconstruction", truth: "Truth", spec: "Spec") -> float:
+        """Score a claim that has one of `fields`.
+
+        Args:
+            claimed: What the adversary claims.
+            truth: The victim's examples.
+            spec: What examples of the task look like.
+
+        Returns:
+            The value; NaN if it is not defined for this victim.
+        """
+
+    def chance(self, truth: "Truth", spec: "Spec") -> float | None:
+        """The expected value of a uniformly random guess, where there is a closed form.
+
+        Returns:
+            The value, NaN if it is not defined for this victim, or None where there is no closed
+            form: then guesses of the task are drawn and scored.
+        """
+        return None
+
+    def suits(self, spec: "Spec") -> bool:
+        """Whether the metric makes sense for a task; by default for every task."""
+        return True
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Whether a higher value is better for the attacker."""
+        return not self.shown.lower
+
+    def reads(self, claimed: "Reconstruction") -> bool:
+        """Whether the claim has one of `fields`; an empty mapping of attributes claims nothing."""
+        values = {field: getattr(claimed, field) for field in self.fields}
+        return any(
+            bool(value) if field == "attributes" else value is not None
+            for field, value in values.items()
+        )
+
+    def score(self, claimed: "Reconstruction", truth: "Truth", spec: "Spec") -> float:
+        """Compute the value of a claim.
+
+        Raises:
+            PluginError: The claim has none of the fields that the metric reads.
+        """
+        if not self.reads(claimed):
+            raise PluginError(
+                f"'{self.name}' needs {' or '.join(self.fields)}, and the adversary returned none "
+                "of them: fill the field, or take it out of `recovers` and `fills()`"
+            )
+        return self.compute(claimed, truth, spec)

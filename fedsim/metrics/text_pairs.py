@@ -1,0 +1,142 @@
+"""Claimed texts matched to the originals, and how near two texts are.
+
+Texts are matched one-to-one so that the sum of ROUGE-1, ROUGE-2, ROUGE-L and the F1 of tokens is
+largest (Hungarian algorithm). An original without a claim is compared with the empty text. If there
+are more claims than originals, only the first count. Claimed tokens are spelled, and a claimed text
+is tokenised, by the victim's tokenizer. Special tokens are left out, the unknown one among them.
+"""
+
+import functools
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from fedsim.records import Reconstruction, Spec, Tokens, Truth
+
+__all__ = ["MatchedText", "bags", "f1", "pairs", "read", "rouge"]
+
+
+class MatchedText(NamedTuple):
+    """One text.
+
+    Attributes:
+        text: The text without special tokens.
+        framed: The text with special tokens.
+        ids: The token ids without special tokens.
+    """
+
+    text: str
+    framed: str
+    ids: tuple[int, ...]
+
+
+NOTHING = MatchedText("", "", ())
+
+
+def read(claimed: Reconstruction, truth: Truth, spec: Spec) -> list[str]:
+    """The claimed text that is matched to each original; "" if there is none."""
+    return [ours.text for ours, _ in pairs(claimed, truth, spec)]
+
+
+def _vocabulary(spec: Spec) -> Tokens:
+    if spec.tokens is None:
+        raise ValueError("this task's inputs are no text, so no metric of text applies")
+    return spec.tokens
+
+
+def _from_ids(ids: Iterable[int], tokens: Tokens) -> MatchedText:
+    found = [i for i in map(int, ids) if i != tokens.special.get("pad")]
+    bare = tuple(tokens.bare(found))
+    if not bare:
+        return NOTHING
+    if len(bare) == len(found):
+        found = [*tokens.prefix, *bare, *tokens.suffix]
+    return MatchedText(tokens.spell(bare), tokens.spell(found, special=True), bare)
+
+
+def _from_text(text: str, tokens: Tokens) -> MatchedText:
+    # What UTF-8 cannot hold would stop the tokenizer.
+    clean = " ".join(str(text).encode(errors="replace").decode().split())
+    if not clean:
+        return NOTHING
+    before = tokens.spell(tokens.prefix, special=True)
+    after = tokens.spell(tokens.suffix, special=True)
+    ids = tuple(tokens.bare(tokens.encode(clean)))
+    return MatchedText(clean, f"{before} {clean} {after}".strip(), ids)
+
+
+def _claims(claimed: Reconstruction, tokens: Tokens, most: int) -> tuple[MatchedText, ...]:
+    ids = None if claimed.tokens is None else [one.tolist() for one in claimed.tokens[:most]]
+    if claimed.text is None:
+        return tuple(_from_ids(one, tokens) for one in ids or ())
+    said = [_from_text(text, tokens) for text in claimed.text[:most]]
+    if ids is None:
+        return tuple(said)
+    both = zip(said, (_from_ids(one, tokens) for one in ids), strict=False)
+    return tuple(MatchedText(spelled.text, own.framed, own.ids) for spelled, own in both)
+
+
+def pairs(
+    claimed: Reconstruction, truth: Truth, spec: Spec
+) -> list[tuple[MatchedText, MatchedText]]:
+    """For each original the claim that is matched to it, and the original."""
+    tokens = _vocabulary(spec)
+    if truth.tokens is None:
+        raise ValueError("this task's truth has no tokens, so no metric of text applies")
+    originals = tuple(_from_ids(one.tolist(), tokens) for one in truth.tokens)
+    claims = _claims(claimed, tokens, len(originals))
+    found = [NOTHING] * len(originals)
+    for row, column in _matched(claims, originals):
+        found[row] = claims[column]
+    return list(zip(found, originals, strict=True))
+
+
+@functools.lru_cache(maxsize=512)
+def _matched(
+    claims: tuple[MatchedText, ...], originals: tuple[MatchedText, ...]
+) -> tuple[tuple[int, int], ...]:
+    """(original, claim) for each original to which a claim is matched."""
+    from scipy.optimize import linear_sum_assignment
+
+    if not claims:
+        return ()
+    gain = [
+        [sum(rouge(ours.text, true.text)) + f1(Counter(ours.ids), Counter(true.ids))
+         for ours in claims]
+        for true in originals
+    ]  # fmt: skip
+    rows, columns = linear_sum_assignment(gain, maximize=True)
+    return tuple(zip(rows.tolist(), columns.tolist(), strict=True))
+
+
+@functools.cache
+def _scorer() -> Any:
+    from rouge_score.rouge_scorer import RougeScorer
+
+    return RougeScorer(["rouge1", "rouge2", "rougeL"], use_stemmer=False)
+
+
+@functools.lru_cache(maxsize=65_536)
+def rouge(claimed: str, original: str) -> tuple[float, float, float]:
+    """F of ROUGE-1, ROUGE-2 and ROUGE-L (Lin, 2004), in [0, 1]."""
+    found = _scorer().score(original, claimed)
+    return tuple(float(found[n].fmeasure) for n in ("rouge1", "rouge2", "rougeL"))  # type: ignore[return-value]
+
+
+def f1(ours: Counter[int], true: Counter[int]) -> float:
+    """F1 of two bags of tokens."""
+    total = ours.total() + true.total()
+    return 2 * (ours & true).total() / total if total else 1.0
+
+
+def bags(claimed: Reconstruction, truth: Truth, spec: Spec) -> tuple[Counter[int], Counter[int]]:
+    """How often each token is claimed and occurs, all texts together."""
+    tokens = _vocabulary(spec)
+    if claimed.token_counts is not None:
+        counts = {k: n for k, n in claimed.token_counts.items() if k not in tokens.marks and n > 0}
+        ours = Counter(counts)
+    else:
+        most = max(len(claimed.tokens or ()), len(claimed.text or ()))
+        ours = Counter(i for one in _claims(claimed, tokens, most) for i in one.ids)
+    true = Counter(i for one in truth.tokens or () for i in tokens.bare(one.tolist()))
+    return ours, true
