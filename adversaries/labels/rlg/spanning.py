@@ -145,10 +145,11 @@ class _Search:
             for i in own[gap > 0].tolist():
                 middle = reached[i - start] - gap[i - start] / 2
                 r = middle * v - away[:, i]
-                r /= -float(r @ self.q[:, self.live[i]])
-                reach, c = float(np.linalg.norm(r)), int(self.live[i])
-                if reach < LARGEST:
-                    self._accept(c, 1 / reach)
+                c = int(self.live[i])
+                own_side = -float(r @ self.q[:, c])
+                # A column in the middle of all but for rounding lies in no direction: r vanishes.
+                if np.linalg.norm(r) < LARGEST * own_side:
+                    self._accept(c, own_side / float(np.linalg.norm(r)))
 
     def _accept(self, c: int, margin: float) -> None:
         self.margins[c] = margin
