@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedsim.errors import RunFolderError
+from fedsim.report.intervals import FEWEST
 from fedsim.report.measures import Measure
 from fedsim.report.pages import render
 from fedsim.reproduce.cells import Cell, axis
@@ -101,12 +102,19 @@ def statements(found: Outcome) -> Table:
 
 
 def number(cell: Cell, how: Measure, *, with_n: bool = False) -> str:
-    """A mean with its interval, such as `98.1 % [97, 98.9]`; failed attacks told in brackets."""
+    """A mean with its interval, such as `98.1 % [97, 98.9]`, and the number of failed attacks.
+
+    With fewer than three seeds the interval is one over victims, which share a network, and the
+    text says so: it does not cover how much other networks would differ.
+    """
     show = how.show
     text = show(cell.mean)
     if cell.low is not None and cell.high is not None:
         ends = [show(end).removesuffix(" %") for end in (cell.low, cell.high)]
         text += f" [{ends[0]}, {ends[1]}]"
+        if cell.seeds < FEWEST and cell.seeds < cell.n:
+            networks = "one network" if cell.seeds == 1 else f"{cell.seeds} networks"
+            text += f" over victims of {networks}"
     text += f", n {cell.n}" if with_n else ""
     return f"{text} ({cell.broken} failed)" if cell.broken else text
 

@@ -7,7 +7,9 @@ from support.tiny_figures import key, table, toml
 from fedsim.report.intervals import interval
 from fedsim.report.measures import measure
 from fedsim.reproduce import choose, outcome
+from fedsim.reproduce.cells import Cell, Place
 from fedsim.reproduce.console import reproduce
+from fedsim.reproduce.pages import number
 from fedsim.scenario import Scenario
 
 
@@ -27,6 +29,17 @@ def test_attacks_on_the_network_of_one_seed_count_once_for_the_interval(tmp_path
     ]
     assert (ours.n, ours.seeds) == (12, 3)
     assert (ours.low, ours.high) == pytest.approx(interval(means, measure("asr")))
+
+
+@pytest.mark.parametrize(
+    ("seeds", "words"),
+    [(1, " over victims of one network"), (2, " over victims of 2 networks"), (3, "")],
+)
+def test_below_three_seeds_an_interval_is_said_to_be_over_victims(seeds, words):
+    place = Place(1.0, frozenset({"1"}))
+    one = Cell("asr", "llg", place, 12, 0.9, 0.8, 1.0, seeds=seeds)
+    text = number(one, measure("asr"))
+    assert text.endswith("]" + words)
 
 
 def test_the_seconds_of_one_call_are_one_value(tmp_path):
