@@ -31,6 +31,7 @@ class DeepGradientCompression(Defense):
     """
 
     name: ClassVar[str] = "deep-gradient-compression"
+    keywords = ("sparsification", "pruning", "gradient compression", "error feedback", "DGC")
 
     ratio: float = Field(
         default=0.99, ge=0, lt=1, description="share of a tensor's coordinates held back"

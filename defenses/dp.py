@@ -69,6 +69,7 @@ class ClientDP(_Private):
     """
 
     name: ClassVar[str] = "client-dp"
+    keywords = ("differential privacy", "local differential privacy", "clipping", "Gaussian noise")
 
     def protect(self, update: Update, rng: torch.Generator, state: ClientState) -> Update:
         """The update, clipped and noisy; the very same with clip = inf and no noise."""
@@ -123,6 +124,7 @@ class DPSGD(_Private):
     """
 
     name: ClassVar[str] = "dp-sgd"
+    keywords = ("differential privacy", "DP-SGD", "example-level privacy", "clipping", "Opacus")
 
     per_example: Literal["auto", "opacus", "torch.func", "loop"] = Field(
         default="auto", description="where per-example gradients come from"

@@ -31,6 +31,7 @@ class Dropout(Defense):
     """
 
     name: ClassVar[str] = "dropout"
+    keywords = ("regularization", "regularisation", "masking")
 
     rate: float = Field(default=0.1, ge=0, lt=1, description="probability of being dropped; 0: off")
     before: tuple[str, ...] = Field(

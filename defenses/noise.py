@@ -46,6 +46,7 @@ class GaussianNoise(_Noise):
     """
 
     name: ClassVar[str] = "gaussian-noise"
+    keywords = ("noise", "perturbation", "additive noise", "obfuscation")
 
     def _drawn(self, like: Tensor, rng: torch.Generator) -> Tensor:
         return torch.randn(like.shape, generator=rng, dtype=like.dtype)
@@ -59,6 +60,7 @@ class LaplacianNoise(_Noise):
     """
 
     name: ClassVar[str] = "laplacian-noise"
+    keywords = ("noise", "perturbation", "additive noise", "Laplace", "obfuscation")
 
     def _drawn(self, like: Tensor, rng: torch.Generator) -> Tensor:
         # The difference of two exponentials of rate 1 is Laplacian with variance 2.

@@ -42,6 +42,7 @@ class HalfPrecision(_Rounded):
     """
 
     name: ClassVar[str] = "half-precision"
+    keywords = ("quantization", "quantisation", "low precision", "float16", "bfloat16")
 
     format: Literal["fp16", "bf16"] = Field(default="fp16", description="which sixteen bits")
 
@@ -60,6 +61,7 @@ class Int8(_Rounded):
     """
 
     name: ClassVar[str] = "int8"
+    keywords = ("quantization", "quantisation", "low precision", "gradient compression")
 
     rounding: Literal["nearest", "stochastic"] = Field(
         default="nearest", description="to the nearest value, or up or down at random"
@@ -86,6 +88,7 @@ class QSGD(_Rounded):
     """
 
     name: ClassVar[str] = "qsgd"
+    keywords = ("quantization", "quantisation", "stochastic rounding", "gradient compression")
 
     levels: int = Field(
         default=16, ge=1, le=2**15, description="levels s above zero; 1 sends ternary values"

@@ -23,6 +23,14 @@ class Sign(Defense):
     """
 
     name: ClassVar[str] = "sign"
+    keywords = (
+        "quantization",
+        "quantisation",
+        "sign compression",
+        "signSGD",
+        "1-bit",
+        "gradient compression",
+    )
 
     scale: Literal["mean"] | Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
         default="mean",

@@ -62,6 +62,7 @@ class TopK(_Sparse):
     """
 
     name: ClassVar[str] = "top-k"
+    keywords = ("sparsification", "pruning", "gradient compression")
 
     k: float = Field(default=0.1, gt=0, le=1, description="fraction that is sent; 1: everything")
 
@@ -79,6 +80,7 @@ class GradDrop(_Sparse):
     """
 
     name: ClassVar[str] = "grad-drop"
+    keywords = ("pruning", "gradient pruning", "sparsification", "gradient compression")
 
     rate: float = Field(default=0.9, ge=0, lt=1, description="fraction that is dropped; 0: none")
 
@@ -97,6 +99,7 @@ class GradientMask(Defense):
     """
 
     name: ClassVar[str] = "gradient-mask"
+    keywords = ("pruning", "random pruning", "masking", "sparsification")
 
     rate: float = Field(default=0.9, ge=0, lt=1, description="fraction that is zeroed; 0: none")
 

@@ -40,15 +40,18 @@ GROUPS = {
 
 
 class Plugin(BaseModel):
-    """Base of adversaries, defenses and tasks: its fields are its settings.
+    """Base of adversaries, defenses, metrics and tasks: its fields are its settings.
 
-    A subclass sets `name`, the name it is registered under. Settings are typed, bounded,
-    described, and frozen; unknown ones are errors.
+    A subclass sets `name`, the name it is registered under, and `keywords`. Settings are typed,
+    bounded, described, and frozen; unknown ones are errors.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
     name: ClassVar[str] = ""
+
+    keywords: ClassVar[tuple[str, ...]] = ()
+    """Terms of the field under which `fedsim list WORD` finds it, beside its name and summary."""
 
     @classmethod
     def summary(cls) -> str:

@@ -54,6 +54,12 @@ class DLG(Adversary):
     """
 
     name: ClassVar[str] = "dlg"
+    keywords = (
+        "gradient inversion",
+        "deep leakage from gradients",
+        "gradient matching",
+        "image reconstruction",
+    )
     needs: ClassVar[Knowledge] = Knowledge.GRADIENT | Knowledge.MODEL | Knowledge.BATCH_SIZE
     recovers: ClassVar[frozenset[str]] = frozenset(
         {"inputs", "labels", "label_counts", "label_set", "objective", "outcomes"}

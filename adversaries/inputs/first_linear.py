@@ -50,6 +50,13 @@ class FirstLinear(Adversary):
     """
 
     name: ClassVar[str] = "first-linear"
+    keywords = (
+        "gradient inversion",
+        "analytic",
+        "exact recovery",
+        "image reconstruction",
+        "fully connected",
+    )
     needs: ClassVar[Knowledge] = Knowledge.GRADIENT
     recovers: ClassVar[frozenset[str]] = frozenset({"inputs"})
     cites: ClassVar[str] = (

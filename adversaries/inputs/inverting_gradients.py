@@ -56,6 +56,13 @@ class InvertingGradients(Adversary):
     """
 
     name: ClassVar[str] = "inverting-gradients"
+    keywords = (
+        "gradient inversion",
+        "cosine similarity",
+        "total variation",
+        "image reconstruction",
+        "Geiping",
+    )
     needs: ClassVar[Knowledge] = Knowledge.GRADIENT | Knowledge.MODEL | Knowledge.BATCH_SIZE
     recovers: ClassVar[frozenset[str]] = frozenset(
         {"inputs", "labels", "label_counts", "label_set", "objective", "outcomes"}

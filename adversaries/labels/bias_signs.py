@@ -28,6 +28,7 @@ class BiasSigns(Adversary):
     """
 
     name: ClassVar[str] = "bias-signs"
+    keywords = ("label inference", "label leakage", "label set")
     needs: ClassVar[Knowledge] = Knowledge.HEAD_GRADIENT
     recovers: ClassVar[frozenset[str]] = frozenset({"label_set", "label_counts", "labels"})
     cites: ClassVar[str] = (

@@ -24,6 +24,12 @@ class IDLG(Adversary):
     """
 
     name: ClassVar[str] = "idlg"
+    keywords = (
+        "label inference",
+        "label leakage",
+        "improved deep leakage from gradients",
+        "single label",
+    )
     needs: ClassVar[Knowledge] = Knowledge.HEAD_GRADIENT
     recovers: ClassVar[frozenset[str]] = frozenset({"label_set", "label_counts", "labels"})
     cites: ClassVar[str] = "Zhao et al., iDLG: Improved Deep Leakage from Gradients, 2020, Eq. 4-5"

@@ -31,6 +31,7 @@ class MinColumn(Adversary):
     """
 
     name: ClassVar[str] = "min-column"
+    keywords = ("label inference", "label leakage", "label set", "GradInversion", "Yin")
     needs: ClassVar[Knowledge] = Knowledge.HEAD_GRADIENT
     recovers: ClassVar[frozenset[str]] = frozenset({"label_set", "label_counts", "labels"})
     cites: ClassVar[str] = (

@@ -21,6 +21,7 @@ class RandomGuess(Adversary):
     """
 
     name: ClassVar[str] = "random"
+    keywords = ("label inference", "baseline", "random guess", "chance")
     needs: ClassVar[Knowledge] = Knowledge.BATCH_SIZE
     recovers: ClassVar[frozenset[str]] = frozenset({"label_set", "label_counts", "labels"})
     cites: ClassVar[str] = (

@@ -51,6 +51,12 @@ class GMBoW(OfTranscripts):
     """
 
     name: ClassVar[str] = "gm-bow"
+    keywords = (
+        "gradient matching",
+        "bag of words",
+        "transcript reconstruction",
+        "speech recognition",
+    )
     cites: ClassVar[str] = (
         "Dang et al., Revealing and Protecting Labels in Distributed Training, NeurIPS 2021, "
         "section 4"

@@ -39,6 +39,13 @@ class TokenLeak(Adversary):
     """
 
     name: ClassVar[str] = "token-leak"
+    keywords = (
+        "text reconstruction",
+        "bag of words",
+        "token inference",
+        "word embeddings",
+        "language model",
+    )
     needs: ClassVar[Knowledge] = Knowledge.GRADIENT
     recovers: ClassVar[frozenset[str]] = frozenset({"token_counts"})
     cites: ClassVar[str] = (

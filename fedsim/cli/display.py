@@ -1,12 +1,10 @@
-"""What a person sees: progress while a run goes on, its last table, a plugin described."""
+"""What a person sees: progress while a run goes on, its last table, facts of a plugin."""
 
-import inspect
 import math
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from pydantic.fields import FieldInfo
 from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
@@ -14,16 +12,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from fedsim.adversary import Adversary
 from fedsim.attacking.progress import AttackProgress
-from fedsim.defense import Defense
 from fedsim.metrics import installed
-from fedsim.plugin import find
 from fedsim.report import final_utility, summary
 from fedsim.report.leakage import read_measures
 from fedsim.report.measures import Measures, budget
 
-__all__ = ["Display", "describe", "print_facts", "print_summary"]
+__all__ = ["Display", "print_facts", "print_summary"]
 
 
 class Display:
@@ -146,54 +141,16 @@ def _number(metric: str, value: float) -> str:
     return f"{value:.3g}" if budget(metric) else f"{value:.3f}"
 
 
-def describe(kind: str, name: str) -> dict[str, Any]:
-    """A plugin's facts: text, needs, what it recovers, paper, settings."""
-    cls = find(kind, name)
-    facts: dict[str, Any] = {"name": name, "kind": kind, "text": inspect.getdoc(cls) or ""}
-    if issubclass(cls, Adversary):
-        facts |= {
-            "needs": cls.by_default().names(),
-            "needs_with": {
-                setting: (chosen.requires() & ~cls.by_default()).names()
-                for setting, chosen in cls.asking_more().items()
-            },
-            "recovers": sorted(cls.recovers),
-            "cites": cls.cites,
-        }
-    hidden = {"seed", "clients", "folder"} if kind == "tasks" else set[str]()
-    if issubclass(cls, Defense) and cls.protect is Defense.protect:
-        hidden = {"layers"}  # of an update, which it does not touch
-    shared = Defense.model_fields if kind == "defenses" else {}  # after those of its own
-    facts["settings"] = [
-        {
-            "name": key,
-            "type": str(field.annotation).replace("typing.", "")
-            if not isinstance(field.annotation, type)
-            else field.annotation.__name__,
-            "default": _default(field),
-            "description": field.description or "",
-        }
-        for key, field in sorted(cls.model_fields.items(), key=lambda item: item[0] in shared)
-        if key not in hidden
-    ]
-    return facts
-
-
-def _default(field: FieldInfo) -> str:
-    if field.is_required():
-        return "required"
-    value = field.get_default()
-    return "none" if value is None else repr(value)
-
-
 def print_facts(console: Console, facts: dict[str, Any]) -> None:
-    """What `describe` found, for reading."""
-    console.print(f"{facts['name']} ({facts['kind']})", style="bold", highlight=False)
+    """What `Entry.describe` found, for reading."""
+    kind = f"{facts['kind']} of {facts['task']}" if "task" in facts else facts["kind"]
+    console.print(f"{facts['name']} ({kind})", style="bold", markup=False, highlight=False)
     for paragraph in facts["text"].split("\n\n"):
         code = paragraph.startswith("    ")
         text = paragraph if code else " ".join(paragraph.split())
         console.print(text + "\n", markup=False, highlight=False)
-    for key in ("needs", "recovers", "cites"):
+    lines = ("needs", "recovers", "cites", "reads", "title", "means")
+    for key in (*lines, "better for the attacker", "range"):
         if facts.get(key):
             value = facts[key] if isinstance(facts[key], str) else ", ".join(facts[key])
             console.print(f"{key}: {value}", markup=False, highlight=False)
@@ -202,7 +159,7 @@ def print_facts(console: Console, facts: dict[str, Any]) -> None:
                 console.print(
                     f"with {setting} also: {', '.join(more)}", markup=False, highlight=False
                 )
-    if facts["settings"]:
+    if facts.get("settings"):
         table = Table("setting", "type", "default", "meaning", box=None)
         for setting in facts["settings"]:
             table.add_row(*(escape(setting[k]) for k in ("name", "type", "default", "description")))

@@ -1,4 +1,4 @@
-"""`fedsim list`: what is installed."""
+"""`fedsim list`: what is installed, by kind or by a word."""
 
 from typing import Annotated
 
@@ -9,48 +9,48 @@ from fedsim.cli.options import AsJson, open_console, print_json
 __all__ = ["list_"]
 
 
-KINDS = ("adversaries", "defenses", "scenarios", "tasks")
-
-
 def list_(
-    kind: Annotated[str, typer.Argument(help=" | ".join(KINDS))] = "",
+    what: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KIND|WORD]",
+            help="adversaries, defenses, scenarios, tasks, metrics, models or data; or a word to "
+            "look for, such as pruning",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List adversaries, defenses, scenarios and tasks."""
+    """List what is installed, of a kind or under a word; everything by default."""
+    import difflib
+
+    from rich.markup import escape
     from rich.table import Table
 
-    from fedsim import plugin
-    from fedsim.errors import ScenarioError, did_you_mean
-    from fedsim.scenario import Scenario, scenario_names
+    from fedsim.cli.catalogue import KINDS, entries, matching
+    from fedsim.errors import ScenarioError
 
-    if kind and kind not in KINDS:
-        raise ScenarioError(f"nothing called '{kind}' to list. {did_you_mean(kind, KINDS)}")
-    found: dict[str, dict[str, str]] = {}
-    for each in [kind] if kind else KINDS:
-        if each == "scenarios":
-            # `fedsim reproduce` lists those of papers by figure.
-            own = scenario_names(papers=False)
-            found[each] = {name: Scenario.load(name).description for name in own}
-        else:
-            found[each] = {name: _plugin_summary(each, name) for name in plugin.names(each)}
+    word = " ".join(what or ())
+    found = entries([word] if word in KINDS else KINDS) if word in ("", *KINDS) else matching(word)
+    if not found:
+        # The case of terms is that of the field; the case of the word is the user's.
+        terms = {term.lower(): term for each in entries() for term in each.words}
+        near = difflib.get_close_matches(word.lower(), [*KINDS, *terms], n=3)
+        hint = f"Near it: {', '.join(terms.get(term, term) for term in near)}. " if near else ""
+        raise ScenarioError(f"nothing is found under '{word}'. {hint}Kinds: {', '.join(KINDS)}.")
+    tables: dict[str, dict[str, str]] = {}
+    for entry in found:
+        rows = tables.setdefault(entry.kind, {})
+        told = f"{entry.task}: {entry.summary}" if entry.task else entry.summary
+        rows[entry.name] = f"{rows[entry.name]}; {told}" if entry.name in rows else told
     if as_json:
-        print_json(found if not kind else found[kind])
+        print_json(tables[word] if word in KINDS else tables)
         return
     console = open_console()
-    for each, entries in found.items():
-        table = Table(title=each, title_justify="left", box=None, show_header=False)
-        for name, summary in entries.items():
-            table.add_row(name, summary)
+    for kind in tables:
+        table = Table(title=kind, title_justify="left", box=None, show_header=False)
+        for entry in found:
+            if entry.kind == kind:
+                table.add_row(*map(escape, filter(None, (entry.name, entry.task, entry.summary))))
         console.print(table)
-    if "scenarios" in found:
+    if "scenarios" in tables:
         console.print("papers' figures and tables: fedsim reproduce", highlight=False)
-
-
-def _plugin_summary(kind: str, name: str) -> str:
-    from fedsim.errors import PluginError
-    from fedsim.plugin import find
-
-    try:
-        return find(kind, name).summary()
-    except PluginError as error:
-        return f"(cannot be loaded: {error})"

@@ -1,4 +1,4 @@
-"""`fedsim show`: a plugin's settings and needs, or a scenario's text."""
+"""`fedsim show`: what something of `fedsim list` is, and its settings; or a scenario's text."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,31 +11,35 @@ __all__ = ["show"]
 
 
 def show(
-    name: Annotated[str, typer.Argument(help="An adversary, defense, task or scenario")],
+    name: Annotated[
+        str, typer.Argument(help="An adversary, defense, scenario, task, metric, model or data")
+    ],
     as_json: AsJson = False,
 ) -> None:
-    """Show a plugin's settings and needs, or a scenario's text."""
-    from fedsim import plugin
-    from fedsim.cli.display import describe, print_facts
+    """Show what something is, what it needs and its settings, or a scenario's text."""
+    from fedsim.cli.catalogue import entries
+    from fedsim.cli.display import print_facts
     from fedsim.errors import ScenarioError, did_you_mean
     from fedsim.scenario import Scenario, scenario_names
 
-    known = {n: kind for kind in ("tasks", "defenses", "adversaries") for n in plugin.names(kind)}
-    if name in known:
-        facts = describe(known[name], name)
-        if as_json:
-            print_json(facts)
-        else:
-            print_facts(open_console(), facts)
-            if name in scenario_names():
-                typer.echo(f"\nThe scenario '{name}':\n\n{Scenario.load(name).to_toml()}")
-    elif name in scenario_names() or Path(name).is_file():
+    kinds = ("adversaries", "defenses", "tasks", "metrics", "models", "data")
+    known, scenarios = entries(kinds), scenario_names()
+    facts = [entry.describe() for entry in known if entry.name == name]
+    if as_json and facts:
+        print_json(facts[0] if len(facts) == 1 else facts)
+        return
+    for one in facts:
+        print_facts(open_console(), one)
+    if facts:
+        if name in scenarios:
+            typer.echo(f"\nThe scenario '{name}':\n\n{Scenario.load(name).to_toml()}")
+    elif name in scenarios or Path(name).is_file():
         loaded = Scenario.load(name)
         if as_json:
             print_json(loaded.to_dict())
         else:
             typer.echo(loaded.to_toml())
     else:
-        every = [*known, *scenario_names()]
-        listed = [*known, *scenario_names(papers=False)]
-        raise ScenarioError(f"nothing called '{name}' to show. {did_you_mean(name, every, listed)}")
+        names = [entry.name for entry in known]
+        meant = did_you_mean(name, [*names, *scenarios], [*names, *scenario_names(papers=False)])
+        raise ScenarioError(f"nothing called '{name}' to show. {meant}")

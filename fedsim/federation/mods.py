@@ -80,6 +80,7 @@ class FixedClipping(_Mod):
     """
 
     name: ClassVar[str] = "flower-fixed-clipping"
+    keywords = ("clipping", "norm clipping", "differential privacy", "central differential privacy")
 
     def mod(self) -> Any:
         """`fixedclipping_mod`."""
@@ -98,6 +99,7 @@ class LocalDP(_Mod):
     """
 
     name: ClassVar[str] = "flower-local-dp"
+    keywords = ("differential privacy", "local differential privacy", "clipping", "Gaussian noise")
 
     sensitivity: float = Field(
         default=1.0,

@@ -83,6 +83,7 @@ class SpeakerTop1(_OfSpeakers):
     """Share of the utterances whose speaker is named first; ties count against the claim."""
 
     name = "speaker_top1"
+    keywords = ("speaker identification", "attribute inference", "top-1 accuracy")
     shown = Measure(
         "Speaker named",
         "Utterances whose speaker was the attacker's first guess.",
@@ -101,6 +102,7 @@ class SpeakerTop5(_OfSpeakers):
     """Share of the utterances whose speaker is among the first five named, of 20 or more."""
 
     name = "speaker_top5"
+    keywords = ("speaker identification", "attribute inference", "top-5 accuracy")
     shown = Measure(
         "Speaker in five",
         "Utterances whose speaker was among the attacker's first five guesses.",
@@ -121,6 +123,7 @@ class SpeakerMRR(_OfSpeakers):
     """Mean of 1 / the rank at which the speaker of an utterance is named."""
 
     name = "speaker_mrr"
+    keywords = ("speaker identification", "attribute inference", "mean reciprocal rank")
     shown = Measure(
         "Speaker's rank",
         "Mean of 1 / the rank at which the speaker was guessed; 1: always first.",

@@ -100,6 +100,7 @@ class MAE(_FrameError):
     """Mean absolute error of frames, in their units; chance is the error of zeros."""
 
     name = "mae"
+    keywords = ("audio reconstruction", "frames", "features")
     shown = Measure(
         "Mean absolute error",
         "Distance between recovered and true examples; 0 is a copy.",
@@ -116,6 +117,7 @@ class MAEEnds(_FrameError):
     """Mean absolute error of the first and the last quarter of the frames."""
 
     name = "mae_ends"
+    keywords = ("audio reconstruction", "frames", "features")
     shown = Measure(
         "Error at the ends",
         "Mean absolute error of the first and the last quarter of the frames.",
@@ -136,6 +138,7 @@ class MAEMiddle(_FrameError):
     """Mean absolute error of the frames between the first and the last quarter."""
 
     name = "mae_middle"
+    keywords = ("audio reconstruction", "frames", "features")
     shown = Measure(
         "Error in the middle",
         "Mean absolute error of the frames between those quarters.",

@@ -83,6 +83,7 @@ class MSE(Metric):
     """Mean squared error, pixels in [0, 1]."""
 
     name = "mse"
+    keywords = ("image reconstruction", "pixel error")
     fields = ("inputs",)
     shown = Measure(
         "Mean squared error",
@@ -104,6 +105,7 @@ class PSNR(Metric):
     """Peak signal-to-noise ratio in dB, 100 for an exact match."""
 
     name = "psnr"
+    keywords = ("image reconstruction", "image quality", "decibel")
     fields = ("inputs",)
     shown = Measure(
         "PSNR",
@@ -126,6 +128,7 @@ class SSIM(Metric):
     """Structural similarity, 1 for an exact match."""
 
     name = "ssim"
+    keywords = ("image reconstruction", "image quality", "perceptual")
     fields = ("inputs",)
     shown = Measure(
         "SSIM",
@@ -152,6 +155,7 @@ class Recovered(Metric):
     """Fraction of the images with a mean squared error below 0.001."""
 
     name = "recovered"
+    keywords = ("image reconstruction", "success rate")
     fields = ("inputs",)
     shown = Measure(
         "Recovered",

@@ -70,6 +70,7 @@ class AttackSuccessRate(Metric):
     """
 
     name = "asr"
+    keywords = ("attack success rate", "label recovery", "accuracy")
     fields = _COUNTS
     shown = Measure(
         "Labels recovered",
@@ -100,6 +101,7 @@ class LabelF1(Metric):
     """F1 of the set of labels that occur."""
 
     name = "label_f1"
+    keywords = ("label set", "label recovery", "F-score")
     fields = _SETS
     shown = Measure(
         "Label F1",
@@ -118,6 +120,7 @@ class LabelPrecision(Metric):
     """Share of the claimed labels that occur, repetitions aside; 0 where none is claimed."""
 
     name = "label_precision"
+    keywords = ("label set", "label recovery")
     fields = _SETS
     shown = Measure(
         "Label precision",
@@ -141,6 +144,7 @@ class LabelRecall(Metric):
     """Share of the labels that occur which are claimed, repetitions aside."""
 
     name = "label_recall"
+    keywords = ("label set", "label recovery")
     fields = _SETS
     shown = Measure(
         "Label recall",
@@ -164,6 +168,7 @@ class LabelExact(Metric):
     """1 if every label is right, with multiplicity, else 0."""
 
     name = "label_exact"
+    keywords = ("exact match", "label recovery")
     fields = _COUNTS
     shown = Measure(
         "All labels right",
@@ -188,6 +193,7 @@ class LabelSetExact(Metric):
     """1 if the set of labels is right, repetitions aside, else 0."""
 
     name = "label_set_exact"
+    keywords = ("exact match", "label set", "label recovery")
     fields = ("label_set",)
     shown = Measure(
         "Label set right",
@@ -218,6 +224,7 @@ class LengthError(Metric):
     """Distance of the claimed number of labels from the true one, with multiplicity."""
 
     name = "length_error"
+    keywords = ("batch size", "number of labels")
     fields = ("num_labels",)
     shown = Measure(
         "Length error",
@@ -244,6 +251,7 @@ class Hellinger(Metric):
     """
 
     name = "hellinger"
+    keywords = ("label distribution", "distance")
     fields = _COUNTS
     shown = Measure(
         "Hellinger distance",
@@ -273,6 +281,7 @@ class LabelCorrelation(Metric):
     """
 
     name = "label_correlation"
+    keywords = ("label distribution", "Pearson")
     fields = ("label_scores",)
     shown = Measure(
         "Label correlation",

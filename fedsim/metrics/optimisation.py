@@ -12,6 +12,7 @@ class Divergence(Metric):
     """Share of an optimisation's starts that diverged; not defined where there was none."""
 
     name = "divergence"
+    keywords = ("optimization", "optimisation", "convergence")
     fields = ("outcomes",)
     shown = Measure(
         "Divergence",
@@ -36,6 +37,7 @@ class GradientDistance(Metric):
     """
 
     name = "gradient_distance"
+    keywords = ("optimization", "optimisation", "convergence", "gradient matching")
     fields = ("objective",)
     shown = Measure(
         "Gradient distance",

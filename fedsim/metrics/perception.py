@@ -68,6 +68,7 @@ class LPIPS(Metric):
     """
 
     name = "lpips"
+    keywords = ("image reconstruction", "image quality", "perceptual")
     fields = ("inputs",)
     shown = Measure(
         "LPIPS",

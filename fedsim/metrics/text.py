@@ -46,6 +46,7 @@ class ROUGE1(_MeanOfTexts):
     """F of ROUGE-1: words that claim and original share."""
 
     name = "rouge1"
+    keywords = ("text reconstruction", "word overlap", "unigrams")
     shown = Measure(
         "ROUGE-1",
         "Overlap of single words between recovered and true text.",
@@ -63,6 +64,7 @@ class ROUGE2(_MeanOfTexts):
     """F of ROUGE-2: pairs of adjacent words that both share."""
 
     name = "rouge2"
+    keywords = ("text reconstruction", "word overlap", "bigrams")
     shown = Measure(
         "ROUGE-2",
         "Overlap of word pairs between recovered and true text.",
@@ -80,6 +82,7 @@ class ROUGEL(_MeanOfTexts):
     """F of ROUGE-L: their longest common subsequence of words."""
 
     name = "rougeL"
+    keywords = ("text reconstruction", "word order", "longest common subsequence")
     shown = Measure(
         "ROUGE-L",
         "Words of recovered and true text in common, in the same order.",
@@ -100,6 +103,7 @@ class ROUGE1Authors(_MeanOfTexts):
     """
 
     name = "rouge1_authors"
+    keywords = ("text reconstruction", "word overlap", "unigrams")
     shown = Measure(
         "ROUGE-1, authors",
         "ROUGE-1 with special tokens counted, as LAMP's authors take it.",
@@ -118,6 +122,7 @@ class ROUGE2Authors(_MeanOfTexts):
     """ROUGE-2 as computed by LAMP's authors, special tokens included."""
 
     name = "rouge2_authors"
+    keywords = ("text reconstruction", "word overlap", "bigrams")
     shown = Measure(
         "ROUGE-2, authors",
         "ROUGE-2 with special tokens counted, as LAMP's authors take it.",
@@ -136,6 +141,7 @@ class ROUGELAuthors(_MeanOfTexts):
     """ROUGE-L as computed by LAMP's authors, special tokens included."""
 
     name = "rougeL_authors"
+    keywords = ("text reconstruction", "word order", "longest common subsequence")
     shown = Measure(
         "ROUGE-L, authors",
         "ROUGE-L with special tokens counted, as LAMP's authors take it.",
@@ -154,6 +160,7 @@ class TokenExact(_MeanOfTexts):
     """Share of the texts whose tokens are all right, in their order."""
 
     name = "token_exact"
+    keywords = ("exact match", "text reconstruction")
     shown = Measure(
         "Texts right",
         "Texts recovered token by token, without a mistake.",
@@ -172,6 +179,7 @@ class TokenF1(_OfTexts):
     """F1 of the bag of tokens of all texts together, repetitions counted."""
 
     name = "token_f1"
+    keywords = ("text reconstruction", "bag of words")
     fields = _BAGS
     shown = Measure(
         "Token F1",
@@ -189,6 +197,7 @@ class TokenSetF1(_OfTexts):
     """F1 of the set of tokens of all texts together, repetitions aside."""
 
     name = "token_set_f1"
+    keywords = ("text reconstruction", "token set")
     fields = _BAGS
     shown = Measure(
         "Token set F1",
@@ -222,6 +231,7 @@ class TokenEdits(_OfTexts):
     """
 
     name = "token_edits"
+    keywords = ("text reconstruction", "Levenshtein")
     shown = Measure(
         "Token edits",
         "Tokens to change, take out and put in, of those there are; 0 is a copy.",

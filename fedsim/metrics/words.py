@@ -61,6 +61,7 @@ class WordErrorRate(Metric):
     """
 
     name = "wer"
+    keywords = ("transcript reconstruction", "speech recognition", "edit distance")
     fields = _TEXTS
     shown = Measure(
         "Word error rate",
@@ -85,6 +86,7 @@ class TextExact(Metric):
     """Share of the transcripts recovered without a mistake."""
 
     name = "text_exact"
+    keywords = ("exact match", "transcript reconstruction", "speech recognition")
     fields = _TEXTS
     shown = Measure(
         "Transcripts right",

@@ -6,10 +6,10 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
-from pydantic import Field
+from pydantic import BaseModel, Field
 from torch import Tensor, nn
 
 from fedsim.errors import PluginError
@@ -40,6 +40,12 @@ class Task(Plugin, ABC):
     Everything is a pure function of the settings: the same task built in another process has the
     same partition, the same initial weights and the same batches.
     """
+
+    models: ClassVar[Mapping[str, type[BaseModel]]] = {}
+    """Settings of the models that `task.model` can name, by name."""
+
+    sources: ClassVar[Mapping[str, str]] = {}
+    """What `task.data` can be, and a sentence on each."""
 
     seed: int = Field(default=0, ge=0, description="the run's seed")
     clients: int = Field(default=1, ge=1, description="number of clients the data is cut among")

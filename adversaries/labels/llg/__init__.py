@@ -52,6 +52,7 @@ class LLG(Adversary):
     """
 
     name: ClassVar[str] = "llg"
+    keywords = ("label inference", "label leakage", "label distribution", "label counts")
     needs: ClassVar[Knowledge] = Knowledge.HEAD_GRADIENT | Knowledge.BATCH_SIZE
     recovers: ClassVar[frozenset[str]] = frozenset(
         {"label_set", "label_counts", "label_scores", "labels"}

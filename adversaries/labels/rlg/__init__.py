@@ -46,6 +46,13 @@ class RLG(Adversary):
     """
 
     name: ClassVar[str] = "rlg"
+    keywords = (
+        "label inference",
+        "label leakage",
+        "label set",
+        "revealing labels",
+        "linear program",
+    )
     needs: ClassVar[Knowledge] = Knowledge.HEAD_GRADIENT
     recovers: ClassVar[frozenset[str]] = frozenset({"label_set", "num_labels"})
     cites: ClassVar[str] = (

@@ -68,6 +68,12 @@ class CTCMatching(OfUtterances):
     """
 
     name: ClassVar[str] = "ctc-matching"
+    keywords = (
+        "gradient inversion",
+        "gradient matching",
+        "speech recognition",
+        "audio reconstruction",
+    )
     recovers: ClassVar[frozenset[str]] = frozenset({"inputs", "objective", "outcomes"})
     cites: ClassVar[str] = (
         "this project; with the cosine, the objective of Geiping et al., Inverting Gradients, "

@@ -64,6 +64,13 @@ class FirstFrames(Adversary):
     """
 
     name: ClassVar[str] = "first-frames"
+    keywords = (
+        "gradient inversion",
+        "analytic",
+        "exact recovery",
+        "speech recognition",
+        "audio reconstruction",
+    )
     needs: ClassVar[Knowledge] = Knowledge.GRADIENT
     recovers: ClassVar[frozenset[str]] = frozenset({"inputs"})
     cites: ClassVar[str] = (

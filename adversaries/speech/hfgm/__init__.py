@@ -42,6 +42,13 @@ class HFGM(OfUtterances):
     """
 
     name: ClassVar[str] = "hfgm"
+    keywords = (
+        "gradient inversion",
+        "gradient matching",
+        "zeroth order",
+        "speech recognition",
+        "audio reconstruction",
+    )
     recovers: ClassVar[frozenset[str]] = frozenset({"inputs", "objective"})
     cites: ClassVar[str] = (
         "Dang et al., A Method to Reveal Speaker Identity in Distributed ASR Training, and How to "

@@ -43,6 +43,13 @@ class SpanDecoding(OfTranscripts):
     """
 
     name: ClassVar[str] = "span-decoding"
+    keywords = (
+        "exact recovery",
+        "transcript reconstruction",
+        "speech recognition",
+        "low rank",
+        "row space",
+    )
     recovers: ClassVar[frozenset[str]] = OfTranscripts.recovers - {"outcomes"}
     cites: ClassVar[str] = (
         "This project's, after the span check of Petrov et al., DAGER: Exact Gradient Inversion "

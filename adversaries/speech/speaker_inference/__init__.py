@@ -49,6 +49,13 @@ class SpeakerInference(Adversary):
     """
 
     name: ClassVar[str] = "speaker-inference"
+    keywords = (
+        "attribute inference",
+        "speaker identification",
+        "re-identification",
+        "speech",
+        "voice",
+    )
     needs: ClassVar[Knowledge] = Knowledge.AUXILIARY
     recovers: ClassVar[frozenset[str]] = frozenset({"inputs", "attributes"})
     cites: ClassVar[str] = (

@@ -45,6 +45,14 @@ class DAGER(Adversary):
     """
 
     name: ClassVar[str] = "dager"
+    keywords = (
+        "gradient inversion",
+        "text reconstruction",
+        "exact recovery",
+        "low rank",
+        "language model",
+        "transformer",
+    )
     needs: ClassVar[Knowledge] = Knowledge.GRADIENT | Knowledge.MODEL
     recovers: ClassVar[frozenset[str]] = frozenset({"tokens", "text"})
     cites: ClassVar[str] = (

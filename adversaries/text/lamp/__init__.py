@@ -46,6 +46,13 @@ class LAMP(TextMatching):
     """
 
     name: ClassVar[str] = "lamp"
+    keywords = (
+        "gradient inversion",
+        "gradient matching",
+        "text reconstruction",
+        "language prior",
+        "transformer",
+    )
     cites: ClassVar[str] = (
         "Balunovic et al., LAMP: Extracting Text from Gradients with Language Model Priors, "
         "NeurIPS 2022"

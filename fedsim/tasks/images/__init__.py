@@ -2,7 +2,8 @@
 
 import functools
 from collections import Counter
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import BeforeValidator, Field, SerializeAsAny
@@ -16,7 +17,7 @@ from fedsim.tasks import judged
 from fedsim.tasks.composition import Composition, composed
 from fedsim.tasks.images.data import ImageData, load
 from fedsim.tasks.images.pictures import side_by_side
-from fedsim.tasks.models import Architecture, as_architecture, find_head
+from fedsim.tasks.models import MODELS, Architecture, as_architecture, find_head
 from fedsim.tasks.models.cnn import CNN
 from fedsim.tasks.partition import Iid, Partition, as_partition
 from fedsim.tasks.partitioned import Partitioned
@@ -47,6 +48,13 @@ class Images(Partitioned):
     """
 
     name = "images"
+    keywords = ("image classification", "vision", "pictures", "MNIST", "CIFAR")
+    models = MODELS
+    sources: ClassVar[Mapping[str, str]] = {
+        "digits": "1,797 handwritten digits of 8 x 8 pixels, from scikit-learn; built in",
+        "NAME": "NAME.npz under --data: images and their labels",
+        "hub:OWNER/SET[/CONFIG]": "A data set of the Hugging Face Hub with images and labels",
+    }
 
     data: str = Field(
         default="digits",

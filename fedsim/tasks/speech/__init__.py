@@ -2,13 +2,19 @@
 
 import functools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Self, cast
+from typing import Annotated, Any, ClassVar, Self, cast
 
 import numpy as np
 import torch
-from pydantic import BeforeValidator, Field, PositiveFloat, SerializeAsAny, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PositiveFloat,
+    SerializeAsAny,
+    model_validator,
+)
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
@@ -27,7 +33,7 @@ from fedsim.tasks.speech.enrolment import candidates, held_out
 from fedsim.tasks.speech.exhibits import public_level, told
 from fedsim.tasks.speech.features import Features
 from fedsim.tasks.speech.listening import Level, exhibits
-from fedsim.tasks.speech.recognisers import PADDING, Recogniser, as_recogniser
+from fedsim.tasks.speech.recognisers import PADDING, RECOGNISERS, Recogniser, as_recogniser
 from fedsim.tasks.speech.recognisers.las import LAS
 from fedsim.tasks.speech.voices import RATE
 from fedsim.tasks.transcripts import public_text
@@ -56,6 +62,15 @@ class Speech(Partitioned):
     """
 
     name = "speech"
+    keywords = ("speech recognition", "ASR", "audio", "voice", "transcription", "LibriSpeech")
+    models = RECOGNISERS
+    sources: ClassVar[Mapping[str, str]] = {
+        "voices": "Synthetic voices that read sentences; built in",
+        "NAME": "NAME.csv under --data: sound files, speakers, transcripts; or a folder NAME in "
+        "the layout of LibriSpeech",
+        "speech-commands": "Spoken words in the layout of Speech Commands, under --data",
+        "hub:OWNER/SET[/CONFIG]": "A data set of the Hugging Face Hub with sound and transcripts",
+    }
 
     data: str = Field(
         default="voices",

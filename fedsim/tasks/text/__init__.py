@@ -1,11 +1,11 @@
 """Text: classification or masked words, with any encoder or decoder of `transformers`."""
 
 import functools
-from collections.abc import Sequence
-from typing import Annotated, Any, cast
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, cast
 
 import torch
-from pydantic import BeforeValidator, Field, SerializeAsAny
+from pydantic import BaseModel, BeforeValidator, Field, SerializeAsAny
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
@@ -68,6 +68,20 @@ class Text(Partitioned):
     """
 
     name = "text"
+    keywords = (
+        "text classification",
+        "language model",
+        "masked language modelling",
+        "NLP",
+        "BERT",
+        "GPT",
+    )
+    models: ClassVar[Mapping[str, type[BaseModel]]] = {"transformers": Language}
+    sources: ClassVar[Mapping[str, str]] = {
+        MESSAGES: "Short messages about access, health, money and plans, by sender; built in",
+        "NAME": "NAME.jsonl, .csv or .tsv under --data: a column of texts, one of labels",
+        "hub:OWNER/SET[/CONFIG]": "A data set of the Hugging Face Hub with texts and labels",
+    }
 
     data: str = Field(
         default=MESSAGES,

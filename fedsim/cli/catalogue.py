@@ -1,0 +1,158 @@
+"""What is installed, by kind: found by name or word, described in facts."""
+
+import inspect
+import math
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from fedsim import plugin
+from fedsim.adversary import Adversary
+from fedsim.defense import Defense
+from fedsim.errors import PluginError
+from fedsim.metric import Metric
+from fedsim.metrics import installed
+from fedsim.scenario import Scenario, scenario_names
+from fedsim.tasks import Task
+
+__all__ = ["KINDS", "Entry", "entries", "matching"]
+
+KINDS = ("adversaries", "defenses", "scenarios", "tasks", "metrics", "models", "data")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Something that a scenario can name.
+
+    Attributes:
+        kind: One of `KINDS`.
+        name: What a scenario calls it.
+        summary: What it is, in a sentence.
+        cls: Its class; None for scenarios and data, and for what cannot be loaded.
+        task: The task that a model or data set belongs to.
+    """
+
+    kind: str
+    name: str
+    summary: str
+    cls: type[BaseModel] | None = None
+    task: str = ""
+
+    @property
+    def words(self) -> Iterator[str]:
+        """Names and terms that it is found by."""
+        yield self.name
+        yield from getattr(self.cls, "keywords", ())
+
+    def says(self, word: str) -> bool:
+        """Whether one of its terms, its summary or its citation has the word, or one so begun."""
+        text = " ".join([*self.words, self.summary, getattr(self.cls, "cites", "")])
+        return re.search(rf"\b{re.escape(_plain(word))}", _plain(text)) is not None
+
+    def describe(self) -> dict[str, Any]:
+        """Its facts: text, needs, what it recovers or scores, paper, settings.
+
+        Raises:
+            PluginError: It cannot be loaded.
+        """
+        cls = self.cls
+        if cls is None and self.kind in plugin.GROUPS:
+            cls = plugin.find(self.kind, self.name)
+        facts: dict[str, Any] = {"name": self.name, "kind": self.kind}
+        facts |= {"task": self.task} if self.task else {}
+        facts["text"] = self.summary if cls is None else inspect.getdoc(cls) or ""
+        if cls is None:
+            return facts
+        hidden = {"seed", "clients", "folder"} if issubclass(cls, Task) else set[str]()
+        if issubclass(cls, Adversary):
+            facts |= {
+                "needs": cls.by_default().names(),
+                "needs_with": {
+                    setting: (chosen.requires() & ~cls.by_default()).names()
+                    for setting, chosen in cls.asking_more().items()
+                },
+                "recovers": sorted(cls.recovers),
+                "cites": cls.cites,
+            }
+        elif issubclass(cls, Metric):
+            low, high = cls.shown.range
+            facts |= {
+                "reads": list(cls.fields),
+                "title": cls.shown.title,
+                "means": cls.shown.words,
+                "better for the attacker": "lower" if cls.shown.lower else "higher",
+                "range": f"{low:g} to {high:g}" if low > -math.inf else "any number",
+            }
+        elif issubclass(cls, Defense) and cls.protect is Defense.protect:
+            hidden = {"layers"}  # of an update, which it does not touch
+        shared = Defense.model_fields if self.kind == "defenses" else {}  # after those of its own
+        facts["settings"] = [
+            {
+                "name": key,
+                "type": str(field.annotation).replace("typing.", "")
+                if not isinstance(field.annotation, type)
+                else field.annotation.__name__,
+                "default": _default(field),
+                "description": field.description or "",
+            }
+            for key, field in sorted(cls.model_fields.items(), key=lambda item: item[0] in shared)
+            if key not in hidden
+        ]
+        return facts
+
+
+def _plain(text: str) -> str:
+    return " ".join(re.findall(r"\w+", text.lower().replace("_", " ")))
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True)
+    return "none" if value is None else repr(value)
+
+
+def entries(kinds: Iterable[str] = KINDS) -> list[Entry]:
+    """Everything of these kinds, in their order.
+
+    Scenarios are those that are no figure of a paper: `fedsim reproduce` lists these.
+    """
+    return [entry for kind in kinds for entry in _of(kind)]
+
+
+def matching(word: str) -> list[Entry]:
+    """What has the word in its name, terms, summary or citation."""
+    return [entry for entry in entries() if entry.says(word)]
+
+
+def _of(kind: str) -> Iterator[Entry]:
+    if kind == "scenarios":
+        for name in scenario_names(papers=False):
+            yield Entry(kind, name, Scenario.load(name).description)
+    elif kind == "metrics":
+        for name, metric in installed().items():
+            yield Entry(kind, name, metric.summary(), type(metric))
+    elif kind in plugin.GROUPS:
+        for name in plugin.names(kind):
+            try:
+                cls = plugin.find(kind, name)
+            except PluginError as error:
+                yield Entry(kind, name, f"(cannot be loaded: {error})")
+            else:
+                yield Entry(kind, name, cls.summary(), cls)
+    else:
+        for owner in _of("tasks"):
+            if owner.cls is None:
+                continue
+            task = cast(type[Task], owner.cls)
+            if kind == "models":
+                for name, model in task.models.items():
+                    first = (inspect.getdoc(model) or "").partition("\n")[0]
+                    yield Entry(kind, name, first, model, owner.name)
+            else:
+                for name, text in task.sources.items():
+                    yield Entry(kind, name, text, None, owner.name)

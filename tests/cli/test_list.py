@@ -1,0 +1,111 @@
+"""`fedsim list` and `fedsim show`: what is installed is found by kind, by name and by word."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from fedsim.cli import app, main
+from fedsim.cli.catalogue import KINDS, entries
+from fedsim.plugin import find, names
+
+
+def printed(*arguments: str) -> str:
+    done = CliRunner().invoke(app, list(arguments))
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def refused(monkeypatch, capsys, *arguments: str) -> str:
+    monkeypatch.setattr("sys.argv", ["fedsim", *arguments])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_everything_of_every_kind_is_listed_and_shown():
+    tables = json.loads(printed("list", "--json"))
+    assert tuple(tables) == KINDS
+    assert {"ssim", "wer", "asr"} <= tables["metrics"].keys()
+    assert {"cnn", "las", "transformers"} <= tables["models"].keys()
+    assert {"digits", "messages", "voices"} <= tables["data"].keys()
+    for entry in entries():
+        assert entry.summary, entry
+        assert entry.kind == "scenarios" or entry.describe()["text"], entry
+        assert json.loads(printed("list", entry.kind, "--json")) == tables[entry.kind]
+
+
+FOUND = [
+    ("pruning", "grad-drop top-k deep-gradient-compression"),
+    ("Quantization", "int8 qsgd half-precision sign"),
+    ("quantisation", "int8 qsgd"),
+    ("sparsification", "top-k grad-drop gradient-mask"),
+    ("gradient inversion", "dlg inverting-gradients lamp hfgm"),
+    ("gradient-inversion", "dlg"),
+    ("differential privacy", "dp-sgd client-dp flower-local-dp"),
+    ("label inference", "llg rlg idlg"),
+    ("label recovery", "asr label_f1"),
+    ("Zhu", "dlg"),
+    ("image", "images ssim inverting-gradients"),
+    ("attack success rate", "asr"),
+]
+
+
+@pytest.mark.parametrize(("word", "expected"), FOUND)
+def test_things_are_found_under_the_words_of_the_field(word, expected):
+    tables = json.loads(printed("list", *word.split(), "--json"))
+    found = {name for rows in tables.values() for name in rows}
+    assert set(expected.split()) <= found
+    assert "dropout" not in found
+
+
+def test_a_word_that_nothing_is_found_under_names_those_near_it(monkeypatch, capsys):
+    said = refused(monkeypatch, capsys, "list", "prunning")
+    assert "nothing is found under 'prunning'. Near it: pruning" in said
+    assert "Near it: Opacus" in refused(monkeypatch, capsys, "list", "opakus")
+    assert "metrics, models, data" in refused(monkeypatch, capsys, "list", "xyzzy")
+
+
+@pytest.mark.parametrize("kind", ["adversaries", "defenses", "tasks"])
+def test_every_plugin_has_keywords(kind):
+    assert [name for name in names(kind) if not find(kind, name).keywords] == []
+
+
+def test_every_metric_has_keywords():
+    assert [one.name for one in entries(["metrics"]) if len(list(one.words)) < 2] == []
+
+
+def test_nothing_is_cut_in_a_pipe():
+    for arguments in (("list",), ("list", "pruning")):
+        lines = printed(*arguments).splitlines()
+        assert not [line for line in lines if "…" in line]
+    rows = "\n".join(line.strip() for line in printed("list", "metrics").splitlines())
+    assert all(" ".join(one.summary.split()) in rows for one in entries(["metrics"]))
+
+
+def test_a_metric_is_shown_with_what_it_reads_and_which_way_round():
+    facts = json.loads(printed("show", "wer", "--json"))
+    assert facts["reads"] == ["text", "sequences"]
+    assert facts["better for the attacker"] == "lower"
+    shown = printed("show", "psnr")
+    assert "reads: inputs" in shown
+    assert "better for the attacker: higher" in shown
+
+
+def test_what_two_tasks_have_under_one_name_is_shown_of_both():
+    shown = printed("show", "transformers")
+    assert "transformers (models of images)" in shown
+    assert "transformers (models of text)" in shown
+    assert [one["task"] for one in json.loads(printed("show", "transformers", "--json"))] == [
+        "images",
+        "text",
+    ]
+
+
+def test_data_is_shown_in_a_sentence():
+    assert "data of images" in printed("show", "digits")
+
+
+def test_a_name_that_nothing_has_names_the_nearest(monkeypatch, capsys):
+    assert "Did you mean 'psnr'?" in refused(monkeypatch, capsys, "show", "psnrr")
