@@ -1,0 +1,106 @@
+"""Does an adversary keep its contract?"""
+
+import dataclasses
+from typing import Any
+
+from fedsim.adversary import Adversary, Job
+from fedsim.errors import NotGranted
+from fedsim.knowledge import Knowledge
+from fedsim.records import FIELDS, Observation, Reconstruction
+from fedsim.seeds import torch_generator
+from fedsim.testing.examples import SPEC, example
+from fedsim.testing.watching import frozen, said, same, watched
+
+__all__ = ["CLAIMS", "adversary_complaints"]
+
+CLAIMS = {field.name for field in dataclasses.fields(Reconstruction)} - {"trace", "diagnostics"}
+_FIELDS = {
+    flag: FIELDS.get(str(flag.name).lower(), str(flag.name).lower())
+    for flag in Knowledge
+    if flag not in (Knowledge.GRADIENT, Knowledge.HEAD_GRADIENT)
+}
+
+BUDGET = 3
+"""Iterations that an adversary gets here: enough to run through, too few to succeed."""
+
+
+def adversary_complaints(attack: Adversary, sample: Observation | None) -> list[str]:
+    blind = Observation(granted=Knowledge(0), spec=SPEC, head="head")
+    found = []
+    if dropped := (attack.needs & ~attack.requires()).names():
+        found.append(
+            f"requires() leaves out {', '.join(dropped)}, which `needs` names: start from "
+            "super().requires()"
+        )
+    try:
+        filled = attack.fills()
+    except Exception as error:
+        return [*found, f"fills() raises {said(error)}: name fields whatever the settings"]
+    if unknown := sorted(filled - CLAIMS):
+        found.append(f"fills() names {unknown}, which Reconstruction lacks: use {sorted(CLAIMS)}")
+    if left := sorted(attack.recovers - filled):
+        found.append(f"fills() leaves out {left}, which `recovers` names: start from self.recovers")
+    if attack.requires():
+        try:
+            _attack(attack, blind, 0)
+        except (NotGranted, ValueError):
+            pass
+        except Exception as error:
+            found.append(
+                f"with nothing granted it raises {said(error)}: read knowledge with "
+                "seen.know(Knowledge.X), which raises NotGranted"
+            )
+        else:
+            found.append("with nothing granted it claims something all the same: what from?")
+
+    seen = sample if sample is not None else example()
+    granted = attack.requires().closed()
+    if any(getattr(seen, name) is None for flag, name in _FIELDS.items() if flag in granted):
+        return found  # made for another kind of task than the sample's
+    seen = dataclasses.replace(seen, granted=granted, **_withheld(seen, granted))
+    before = frozen(seen)
+    try:
+        first, touched = _attack(attack, seen, 0)
+        second, _ = _attack(attack, seen, 1)
+    except NotGranted as error:
+        return [*found, f"it asks for more than it declares ({error}): add that to `needs`"]
+    except ValueError as error:
+        refused = f"it refuses the sample: {error}"
+        return found if sample is None else [*found, refused]
+    except Exception as error:
+        return [*found, f"it raises {said(error)} on a small network with one image"]
+    if not isinstance(first, Reconstruction):
+        return [*found, f"reconstruct returns {type(first).__name__}: return a Reconstruction"]
+    for name in sorted(filled & CLAIMS):
+        value = getattr(first, name)
+        if value is None or (name == "attributes" and not value):
+            says = "recovers" if name in attack.recovers else "fills()"
+            found.append(f"{says} names '{name}', but the reconstruction leaves it empty")
+    if not same(before, frozen(seen)):
+        found.append("it changes the observation: work on copies (tensor.clone())")
+    if touched:
+        found.append(f"it draws from the global generator of {touched}: draw from job.rng")
+    if not same(_claim(first), _claim(second)):
+        found.append("the same seed gives another answer: draw only from job.rng")
+    return found
+
+
+def _attack(attack: Adversary, seen: Observation, world: int) -> tuple[Any, str]:
+    """One attack with seed 0, in a world of its own as to the global generators."""
+    job = Job(torch_generator(0, "conformance"), budget=BUDGET)
+    return watched(lambda: attack.reconstruct(seen, job), world)
+
+
+def _withheld(seen: Observation, granted: Knowledge) -> dict[str, Any]:
+    """The observation's fields that must go when only this much is granted."""
+    gone: dict[str, Any] = {name: None for flag, name in _FIELDS.items() if flag not in granted}
+    if Knowledge.GRADIENT not in granted:
+        shown = Knowledge.HEAD_GRADIENT in granted
+        gone["gradient"] = {
+            k: v for k, v in seen.gradient.items() if shown and k.startswith(f"{seen.head}.")
+        }
+    return gone
+
+
+def _claim(claimed: Reconstruction) -> dict[str, Any]:
+    return {name: getattr(claimed, name) for name in sorted(CLAIMS)}

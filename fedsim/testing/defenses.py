@@ -1,0 +1,82 @@
+"""Does a defense keep its contract?"""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from fedsim.defense import Defense, MeanGradient, Training
+from fedsim.records import Batch, Kind, Update
+from fedsim.seeds import torch_generator
+from fedsim.testing.examples import batch, network
+from fedsim.testing.watching import frozen, said, same, watched
+from fedsim.victim import VictimModel
+
+__all__ = ["defense_complaints"]
+
+
+def defense_complaints(defense: Defense) -> list[str]:
+    model, examples = network(), batch()
+    gradient = {k: g.detach() for k, g in model.gradient(examples.inputs, examples.labels).items()}
+    found = []
+    kinds: tuple[Kind, ...] = ("gradient", "delta")
+    for kind in kinds:
+        update = Update(gradient, kind=kind, lr=0.1, num_examples=1)
+        before = frozen(update)
+
+        def protect(update: Update = update) -> list[Update]:
+            rng, state = torch_generator(0, "conformance"), dict[str, Tensor]()
+            return [defense.protect(update, rng, state) for _ in range(2)]
+
+        try:
+            first, touched = watched(protect, 0)
+            second, _ = watched(protect, 1)
+        except Exception as error:
+            found.append(f"protect raises {said(error)} on a small {kind}")
+            continue
+        if not all(isinstance(one, Update) for one in first):
+            found.append("protect does not return an Update: use update.replace(tensors=...)")
+            continue
+        try:
+            first[0].check(gradient)
+        except Exception as error:
+            found.append(f"protect returns an update that a server refuses: {error}")
+        if first[0].kind != kind:
+            found.append(f"protect turns a {kind} into {first[0].kind}: leave the kind alone")
+        if not same(before, frozen(update)):
+            found.append("protect changes the update it is given: return a new one")
+        if touched:
+            found.append(f"protect draws from the global generator of {touched}: draw from rng")
+        if not same(first, second):
+            found.append("protect gives another answer under the same seed: draw only from rng")
+    return list(dict.fromkeys(found + _prepare(defense, model, examples)))
+
+
+def _prepare(defense: Defense, model: VictimModel, examples: Batch) -> list[str]:
+    def loss(module: nn.Module, batch: Batch) -> Tensor:
+        return nn.functional.cross_entropy(module(batch.inputs), batch.labels)
+
+    def run() -> Any:
+        rng = torch_generator(0, "conformance")
+        module = model.copy().module
+        plain = MeanGradient(loss, frozenset(model.parameters()))
+        training = Training(module, (examples,), loss, plain, "fedsgd", 0.1, 0.0, 0.0, rng)
+        prepared = defense.prepare(training)
+        if not isinstance(prepared, Training):
+            return None
+        return prepared.gradient(prepared.module, prepared.batches[0])[0]
+
+    try:
+        first, touched = watched(run, 0)
+        second, _ = watched(run, 1)
+    except Exception as error:
+        return [f"prepare, or the gradient it returns, raises {said(error)}"]
+    if first is None:
+        return ["prepare does not return a Training: use training.replace(...)"]
+    found = []
+    expected = {name: p.shape for name, p in model.parameters().items()}
+    if {name: value.shape for name, value in first.items()} != expected:
+        found.append("after prepare the gradient has other names or shapes than the model")
+    # Dropout cannot be handed a generator; the client seeds the global one around training.
+    if not touched and not same(first, second):
+        found.append("prepare gives another gradient under the same seed: draw from training.rng")
+    return found

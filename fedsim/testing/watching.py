@@ -1,0 +1,67 @@
+"""What a call returns, what it changes, and which global generators it draws from."""
+
+import dataclasses
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.seeds import isolated
+from fedsim.victim import VictimModel
+
+__all__ = ["frozen", "said", "same", "watched"]
+
+
+def said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def watched(call: Callable[[], Any], world: int) -> tuple[Any, str]:
+    """What a call returns, and which global generators it drew from."""
+    with isolated(world, "conformance", "world"):
+        before = _generators()
+        result = call()
+        touched = [k for k, state in _generators().items() if not same(state, before[k])]
+    return result, ", ".join(touched)
+
+
+def _generators() -> dict[str, Any]:
+    return {
+        "random": random.getstate(),
+        "numpy": np.random.get_state(),
+        "torch": torch.random.get_rng_state(),
+    }
+
+
+def frozen(value: Any) -> Any:
+    """A copy of everything in a record, to compare with later; a model is private, so left out."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, VictimModel):
+        return None
+    if isinstance(value, Mapping):
+        return {key: frozen(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [frozen(one) for one in value]
+    if dataclasses.is_dataclass(value):
+        return {f.name: frozen(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    return value
+
+
+def same(ours: Any, theirs: Any) -> bool:
+    """Equal all the way down; NaN equals NaN."""
+    if isinstance(ours, Tensor | np.ndarray):
+        a, b = torch.as_tensor(ours), torch.as_tensor(theirs)
+        return a.shape == b.shape and torch.allclose(
+            a.double(), b.double(), rtol=0, atol=0, equal_nan=True
+        )
+    if isinstance(ours, Mapping):
+        return ours.keys() == theirs.keys() and all(same(ours[k], theirs[k]) for k in ours)
+    if isinstance(ours, list | tuple):
+        return len(ours) == len(theirs) and all(map(same, ours, theirs))
+    if dataclasses.is_dataclass(ours):
+        return same(frozen(ours), frozen(theirs))
+    return bool(ours == theirs) or (ours != ours and theirs != theirs)
