@@ -142,14 +142,21 @@ def test_no_modules_import_each_other_in_a_circle():
     assert cycles(graph) == []
 
 
-def test_the_report_reads_run_folders_and_nothing_else():
-    for path in sources(ROOT / "report"):
-        ours = {name for name in imports(path) if name.startswith("fedsim.")}
-        assert all(
-            name.startswith(("fedsim.report", "fedsim.errors", "fedsim.metric.", "fedsim.records"))
-            or name == "fedsim.metric"
-            for name in ours
-        ), path
+READING = ("fedsim.errors", "fedsim.metric", "fedsim.runs.measures", "fedsim.runs.reading")
+
+
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [
+        *((path, ("fedsim.report", *READING)) for path in sources(ROOT / "report")),
+        *((ROOT / "runs" / f"{name}.py", READING) for name in ("measures", "reading")),
+    ],
+    ids=lambda value: value.stem if isinstance(value, Path) else "",
+)
+def test_reports_and_the_reading_half_of_runs_know_run_folders_alone(path, allowed):
+    ours = {name for name in imports(path) if name.startswith("fedsim.")}
+    known = tuple(f"{name}." for name in allowed)
+    assert all(f"{name}.".startswith(known) for name in ours), ours
 
 
 @pytest.mark.parametrize(
@@ -259,6 +266,11 @@ def test_flowers_mods_are_read_about_without_flower():
 
 def test_importing_fedsim_alone_loads_not_even_torch():
     assert not loaded_after("import fedsim, adversaries, defenses") & {"torch", "numpy", "pydantic"}
+
+
+def test_reading_a_run_folder_loads_no_torch():
+    code = "import fedsim.report, fedsim.report.charts, fedsim.runs.reading"
+    assert not loaded_after(code) & {"torch", "flwr", "ray", "adversaries", "defenses"}
 
 
 def test_help_answers_within_a_second():

@@ -15,8 +15,8 @@ from rich.text import Text
 from fedsim.attacking.progress import AttackProgress
 from fedsim.metrics import installed
 from fedsim.report import final_utility, summary
-from fedsim.report.leakage import read_measures
-from fedsim.report.measures import Measures, budget
+from fedsim.runs.measures import Measures, budget
+from fedsim.runs.reading import read_measures
 
 __all__ = ["Display", "print_facts", "print_summary"]
 

@@ -14,16 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fedsim.errors import RunFolderError
 from fedsim.report.exhibits import Exhibits, scores
-from fedsim.report.leakage import (
-    inside,
-    main_metrics,
-    read_findings,
-    read_measures,
-    read_rows,
-    summarise,
-)
-from fedsim.report.measures import Measures, budget
+from fedsim.report.leakage import main_metrics, summarise
 from fedsim.report.pages import render
+from fedsim.runs.measures import Measures, budget
+from fedsim.runs.reading import inside, read_findings, read_measures, read_rows
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -5,9 +5,9 @@ import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedsim.report.leakage import inside
 from fedsim.report.marks import marked
-from fedsim.report.measures import Measures
+from fedsim.runs.measures import Measures
+from fedsim.runs.reading import inside
 
 if TYPE_CHECKING:
     import pandas as pd

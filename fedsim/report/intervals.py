@@ -3,7 +3,7 @@
 import math
 from collections.abc import Hashable, Sequence
 
-from fedsim.report.measures import Measure
+from fedsim.runs.measures import Measure
 
 __all__ = ["FEWEST", "interval"]
 

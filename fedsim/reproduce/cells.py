@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from fedsim.errors import ScenarioError
 from fedsim.metrics import installed
 from fedsim.report.intervals import FEWEST, interval
-from fedsim.report.leakage import read_findings, read_measures, read_rows
-from fedsim.report.measures import Measure, Measures
 from fedsim.reproduce.catalogue import GROWING
 from fedsim.runs.ledger import Ledger
+from fedsim.runs.measures import Measure, Measures
+from fedsim.runs.reading import read_findings, read_measures, read_rows
 from fedsim.scenario import Scenario
 from fedsim.scenario.dotted import short
 from fedsim.scenario.paper import Paper

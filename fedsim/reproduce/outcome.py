@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.errors import FedsimError
-from fedsim.report.measures import Measure, Measures
 from fedsim.reproduce.catalogue import Figure, Part
 from fedsim.reproduce.cells import Cell, Place, measured, places, reading, series
 from fedsim.reproduce.driver import folder_of
 from fedsim.reproduce.gallery import Example, gallery
 from fedsim.reproduce.verdict import Judgement, Measured, judge, speaks_of
 from fedsim.runs.ledger import Ledger
+from fedsim.runs.measures import Measure, Measures
 from fedsim.scenario import Scenario, read_table
 from fedsim.scenario.paper import Paper
 

@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 from fedsim.errors import RunFolderError
 from fedsim.report.intervals import FEWEST
-from fedsim.report.measures import Measure
 from fedsim.report.pages import render
 from fedsim.reproduce.cells import Cell, axis
 from fedsim.reproduce.outcome import Outcome
 from fedsim.reproduce.picture import picture
 from fedsim.reproduce.verdict import Judgement, shown
+from fedsim.runs.measures import Measure
 
 __all__ = ["statements", "values", "write_page"]
 

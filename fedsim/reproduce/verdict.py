@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fedsim.report.measures import Measure
 from fedsim.reproduce.cells import Cell, Place
+from fedsim.runs.measures import Measure
 from fedsim.scenario.paper import Published
 
 __all__ = ["Judgement", "Measured", "gap", "judge", "shown", "speaks_of"]

@@ -10,28 +10,27 @@ not depend on which attack ended first, nor on whether the run was interrupted a
 import contextlib
 import csv
 import dataclasses
-import hashlib
 import io
 import json
 import os
-import platform
 import shutil
 import time
 import tomllib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from importlib import metadata
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedsim.errors import FedsimError, RunFolderError
 from fedsim.metrics.registry import described
 from fedsim.records import Finding
+from fedsim.runs import provenance
+from fedsim.runs.provenance import SCHEMA
+from fedsim.runs.reading import COLUMNS
+from fedsim.runs.tables import cells, encoded, line, read_table, writing
 from fedsim.scenario import Scenario
 
 __all__ = ["COLUMNS", "SCHEMA", "Ledger", "writing"]
 
-SCHEMA = 1
-COLUMNS = [field.name for field in dataclasses.fields(Finding)]
 POINT, ROUND, VICTIM, LABEL = (COLUMNS.index(n) for n in ("point", "round", "victim", "label"))
 ATTACK = (POINT, VICTIM, LABEL)
 """Places of the columns that tell one attack of a run from another."""
@@ -41,11 +40,6 @@ TABLES = {
     "utility.csv": UTILITY_COLUMNS,
     "points.csv": ["point", "seconds"],
 }
-ASIDE = frozenset({"data_dir", "engine", "description", "paper"})
-"""Keys of a scenario that say where it runs or what for, and not what comes out."""
-THEN = ", then "
-"""Between the devices of a run that went on elsewhere."""
-PACKAGES = ["flwr", "numpy", "ray", "torch", "transformers"]
 
 
 class Ledger:
@@ -106,8 +100,8 @@ class Ledger:
     def _begin(self, scenario: Scenario) -> None:
         (self.folder / "artifacts").mkdir(exist_ok=True)
         self._replace("scenario.toml", scenario.to_toml().encode())
-        self._replace("findings.csv", _line(COLUMNS).encode())
-        self._replace("utility.csv", _line(UTILITY_COLUMNS).encode())
+        self._replace("findings.csv", line(COLUMNS).encode())
+        self._replace("utility.csv", line(UTILITY_COLUMNS).encode())
         self._describe_metrics()
 
     def _describe_metrics(self) -> None:
@@ -129,10 +123,10 @@ class Ledger:
                 f"{path} cannot be read: {reason}. Put back the file that the run wrote, or choose "
                 "another --out"
             ) from error
-        before = _bare(before)
+        before = provenance.results(before)
         with contextlib.suppress(FedsimError):  # keys that are newer than the run have defaults
             before = tomllib.loads(Scenario.parse(before).to_toml())
-        before, now = _bare(before), _bare(tomllib.loads(scenario.to_toml()))
+        before, now = provenance.results(before), provenance.results(tomllib.loads(scenario.to_toml()))
         if differing := sorted(
             key for key in {*before, *now} - {*growing} if before.get(key) != now.get(key)
         ):
@@ -150,9 +144,9 @@ class Ledger:
         for name, columns in TABLES.items():
             if name == "points.csv" and not (self.folder / name).exists():
                 continue
-            rows, torn = _read(self.folder / name, columns)
+            rows, torn = read_table(self.folder / name, columns)
             if torn:
-                self._replace(name, _table(columns, rows))
+                self._replace(name, encoded(columns, rows))
 
     def rewind(self, point: str, done: int) -> None:
         """Make ready to train on from round `done` (0: from the start).
@@ -163,18 +157,18 @@ class Ledger:
         rounds = self._so_far("utility.csv", UTILITY_COLUMNS)
         kept = [row for row in rounds if row[3] != point or (done and int(row[0]) <= done)]
         if kept != rounds:
-            self._replace("utility.csv", _table(UTILITY_COLUMNS, kept))
+            self._replace("utility.csv", encoded(UTILITY_COLUMNS, kept))
         rows = self._so_far("findings.csv", COLUMNS)
         if rows and rows[-1][POINT] == point and int(rows[-1][ROUND]) > done:
             last = [rows[-1][place] for place in ATTACK]
             whole = [row for row in rows if [row[place] for place in ATTACK] != last]
-            self._replace("findings.csv", _table(COLUMNS, whole))
+            self._replace("findings.csv", encoded(COLUMNS, whole))
 
     def rows(self) -> list[dict[str, str]]:
         """The findings so far, as text by column."""
         return [
             dict(zip(COLUMNS, row, strict=True))
-            for row in _read(self.folder / "findings.csv", COLUMNS)[0]
+            for row in read_table(self.folder / "findings.csv", COLUMNS)[0]
         ]
 
     def finished(self, point: str) -> set[tuple[str, str]]:
@@ -185,13 +179,13 @@ class Ledger:
     def ended(self) -> set[str]:
         """The points that were played to the end, all attacks written down."""
         path = self.folder / "points.csv"
-        return {row[0] for row in _read(path, TABLES[path.name])[0]} if path.exists() else set()
+        return {row[0] for row in read_table(path, TABLES[path.name])[0]} if path.exists() else set()
 
     def end(self, point: str, seconds: float) -> None:
         """Write down that a point was played to the end, and how long it took."""
         if not (self.folder / "points.csv").exists():
-            self._replace("points.csv", _line(TABLES["points.csv"]).encode())
-        self._append("points.csv", _line([point, f"{seconds:.3f}"]))
+            self._replace("points.csv", line(TABLES["points.csv"]).encode())
+        self._append("points.csv", line([point, f"{seconds:.3f}"]))
 
     def discard(self, folder: str) -> None:
         """Remove a folder of the run, such as the checkpoint of a point that has ended."""
@@ -203,7 +197,7 @@ class Ledger:
         rows, end = self._known.get(name, ([], 0))
         path = self.folder / name
         if not end:
-            rows = _read(path, columns)[0]
+            rows = read_table(path, columns)[0]
             end = path.stat().st_size
         elif path.stat().st_size > end:
             with path.open("rb") as file:
@@ -216,7 +210,7 @@ class Ledger:
     def findings(self, findings: Iterable[Finding]) -> None:
         """Append rows and sync them to disk."""
         self._append(
-            "findings.csv", "".join(_line(_cells(dataclasses.astuple(f))) for f in findings)
+            "findings.csv", "".join(line(cells(dataclasses.astuple(f))) for f in findings)
         )
 
     def utility(
@@ -224,8 +218,8 @@ class Ledger:
     ) -> None:
         """Append a round's utility, one row a metric. sync: False to have it on disk with the next
         round's."""
-        rows = [_cells([round, metric, float(v), point]) for metric, v in values.items()]
-        self._append("utility.csv", "".join(map(_line, rows)), sync=sync)
+        rows = [cells([round, metric, float(v), point]) for metric, v in values.items()]
+        self._append("utility.csv", "".join(map(line, rows)), sync=sync)
 
     def artifact(self, path: str, content: bytes) -> None:
         """Write a file under the run folder; missing folders are made, and none above it."""
@@ -245,25 +239,12 @@ class Ledger:
 
         device: where it runs; where it ran before, if that was elsewhere, stays beside it.
         """
-        before = str(self._before().get("device", ""))
-        devices = dict.fromkeys([*before.split(THEN), device])
-        content = {
-            "schema": SCHEMA,
-            "scenario": scenario.name,
-            "seed": scenario.seed,
-            "fedsim": metadata.version("fedsim"),
-            "python": platform.python_version(),
-            "platform": platform.platform(),
-            "versions": {name: _version(name) for name in PACKAGES},
-            "hashes": {"scenario": scenario_hash(scenario), **hashes},
-            "device": THEN.join(filter(None, devices)),
-            **more,
-        }
-        self._replace("provenance.json", json.dumps(content, indent=2).encode())
+        content = provenance.of(scenario, hashes, provenance.read(self.folder), device)
+        self._replace(provenance.FILE, json.dumps({**content, **more}, indent=2).encode())
 
     def same_data(self, fingerprint: str) -> None:
         """Refuse to go on with other data than the run began with; raises `RunFolderError`."""
-        hashes = self._before().get("hashes")
+        hashes = provenance.read(self.folder).get("hashes")
         if not isinstance(hashes, dict) or "data" not in hashes:
             return  # killed before it was written, so before any training
         if hashes["data"] != fingerprint:
@@ -271,14 +252,6 @@ class Ledger:
                 f"{self.folder} was run on other data than is found now; resume it with the same "
                 "--data, or start anew with another --out"
             )
-
-    def _before(self) -> dict[str, Any]:
-        """The provenance that an earlier call wrote; empty where there is none to be read."""
-        try:
-            found = json.loads((self.folder / "provenance.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return found if isinstance(found, dict) else {}
 
     def finish(self) -> None:
         """Sort the findings and write them as parquet too."""
@@ -292,7 +265,7 @@ class Ledger:
                 r["metric"],
             )
         )
-        table = _table(COLUMNS, [list(row.values()) for row in rows])
+        table = encoded(COLUMNS, [list(row.values()) for row in rows])
         self._replace("findings.csv", table)
         self._write_parquet(table)
 
@@ -335,15 +308,6 @@ class Ledger:
             os.replace(partial, path)
 
 
-@contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """A full disk is the user's to mend: one message, not a traceback."""
-    try:
-        yield
-    except OSError as error:
-        raise RunFolderError(f"{path} cannot be written: {error.strerror or error}") from error
-
-
 def _not_writable(folder: Path, error: OSError) -> RunFolderError:
     """Why a run folder cannot be made; a permission that is missing is one of a certain user.
 
@@ -359,48 +323,3 @@ def _not_writable(folder: Path, error: OSError) -> RunFolderError:
 _NA = {name: [""] for name in ("value", "baseline", "baseline_prior")}
 
 
-def scenario_hash(scenario: Scenario) -> str:
-    """A hash of the resolved scenario, without where it ran and where data was found."""
-    table = _bare(scenario.to_dict())
-    return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
-
-
-def _bare(table: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in table.items() if key not in ASIDE}
-
-
-def _cells(values: Sequence[Any]) -> list[str]:
-    """One line a row, so that a torn last line is told by its missing end."""
-    return ["" if v is None else str(v).replace("\r", " ").replace("\n", " ") for v in values]
-
-
-def _line(cells: Sequence[str]) -> str:
-    out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerow(cells)
-    return out.getvalue()
-
-
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> bytes:
-    return (_line(columns) + "".join(map(_line, rows))).encode()
-
-
-def _read(path: Path, columns: Sequence[str]) -> tuple[list[list[str]], bool]:
-    """The whole rows of a table, and whether its last line was torn by a kill."""
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise RunFolderError(f"{path} cannot be read: {error.strerror or error}") from error
-    torn = bool(text) and not text.endswith("\n")
-    if torn:
-        text = text[: text.rfind("\n") + 1]
-    rows = list(csv.reader(io.StringIO(text)))
-    if not rows or rows[0] != list(columns):
-        raise RunFolderError(f"{path} has other columns than this version writes ({SCHEMA=})")
-    return rows[1:], torn
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "not installed"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedsim.report.intervals import interval
-from fedsim.report.measures import Measure, measure
+from fedsim.runs.measures import Measure, measure
 
 NUMBER = Measure("A number", "", "")
 CHANGE = Measure("A change", "", "", "share", signed=True)

@@ -12,7 +12,7 @@ from support.run_folders import SCENARIO, page_of, row, written
 from fedsim.errors import RunFolderError
 from fedsim.records import Finding
 from fedsim.report import summary, write_report
-from fedsim.report.leakage import COLUMNS
+from fedsim.runs.reading import COLUMNS
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from support.run_folders import HOSTILE, SCENARIO, Page, page_of, picture, row, written
 
 from fedsim.report import write_report
-from fedsim.report.leakage import inside
+from fedsim.runs.reading import inside
 
 
 @pytest.fixture

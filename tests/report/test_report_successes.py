@@ -8,7 +8,7 @@ from support.run_folders import row, write_csv
 
 from fedsim.cli.display import print_summary
 from fedsim.report import summary, write_report
-from fedsim.report.leakage import COLUMNS
+from fedsim.runs.reading import COLUMNS
 
 
 @pytest.fixture

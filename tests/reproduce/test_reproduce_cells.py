@@ -5,11 +5,11 @@ from support.tiny import rows
 from support.tiny_figures import key, table, toml
 
 from fedsim.report.intervals import interval
-from fedsim.report.measures import measure
 from fedsim.reproduce import choose, outcome
 from fedsim.reproduce.cells import Cell, Place
 from fedsim.reproduce.console import reproduce
 from fedsim.reproduce.pages import number
+from fedsim.runs.measures import measure
 from fedsim.scenario import Scenario
 
 

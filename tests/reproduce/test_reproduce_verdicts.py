@@ -7,11 +7,11 @@ import pytest
 from support.tiny_figures import PUBLISHED, toml
 
 from fedsim.errors import ScenarioError
-from fedsim.report.measures import measure
 from fedsim.reproduce import choose, outcome
 from fedsim.reproduce.cells import KNOWN, Cell, Place
 from fedsim.reproduce.console import reproduce
 from fedsim.reproduce.verdict import Measured, judge, shown, speaks_of
+from fedsim.runs.measures import measure
 from fedsim.scenario import Scenario
 from fedsim.scenario.paper import Published
 

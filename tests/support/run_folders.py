@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 from PIL import Image
 
 from fedsim.report import write_report
-from fedsim.report.leakage import COLUMNS
+from fedsim.runs.reading import COLUMNS
 
 HOSTILE = "</script><script>window.hacked=1</script><img src=x onerror=window.hacked=1>"
 SCENARIO = """seed = 7
