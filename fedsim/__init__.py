@@ -71,6 +71,7 @@ redirect(
     | {
         "fedsim.conformance": "fedsim.testing.contract",
         "fedsim.gradients.update": "fedsim.threat",
+        "fedsim.report.measures": "fedsim.runs.measures",
         "fedsim.simulation": "fedsim.engine.simulate",
         "fedsim.tokens": "fedsim.spec",
     }

@@ -268,6 +268,10 @@ def test_importing_fedsim_alone_loads_not_even_torch():
     assert not loaded_after("import fedsim, adversaries, defenses") & {"torch", "numpy", "pydantic"}
 
 
+def test_training_and_its_defenses_load_no_flower():
+    assert "flwr" not in loaded_after("import fedsim.training.local, fedsim.training.defenses")
+
+
 def test_reading_a_run_folder_loads_no_torch():
     code = "import fedsim.report, fedsim.report.charts, fedsim.runs.reading"
     assert not loaded_after(code) & {"torch", "flwr", "ray", "adversaries", "defenses"}

@@ -15,21 +15,21 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
-from fedsim.defense import Defense
+from fedsim.defense import ClientState, Defense
 from fedsim.errors import ClientError, PluginError
 from fedsim.federation.secure.client import secured
 from fedsim.records import Update
 from fedsim.scenario import Scenario
 from fedsim.seeds import isolated, torch_generator
 from fedsim.tasks import Task
+from fedsim.training.defenses import STATE_KEY, protect
 from fedsim.training.local import local_training, train_locally
 from fedsim.victim import load_arrays
 
-__all__ = ["app", "defend", "lent", "protect", "update_record"]
+__all__ = ["app", "defend", "lent", "update_record"]
 
 UPDATE_KEY = "fedsim.update"
 CLIENT_KEY = "fedsim.client"
-STATE_KEY = "fedsim.defense"
 MEMORY_KEY = "fedsim.memory"
 
 app = ClientApp()
@@ -117,7 +117,8 @@ def train(message: Message, context: Context) -> Message:
             reduction=task.reduction,
             proximal_mu=float(cast(float, config.get("proximal-mu", 0.0))),
         )
-        update = protect(update, before, session.defenses, (seed, round, client), context.state)
+        where = (seed, round, client)
+        update = _protected(update, before, session.defenses, where, context)
     metrics = {"num-examples": update.num_examples, "train_loss": loss}
     content = _reply(update, metrics)
     content[CLIENT_KEY] = _signature(client, defenses, context.state)
@@ -157,58 +158,24 @@ def _signature(client: int, defenses: Sequence[Defense], state: RecordDict) -> C
     return ConfigRecord(said)
 
 
-def protect(
+def _protected(
     update: Update,
     before: Mapping[str, Tensor],
     defenses: Sequence[Defense],
     where: tuple[int, int, int],
-    state: RecordDict,
+    context: Context,
 ) -> Update:
-    """Apply the defenses in listed order to a gradient, or to the delta behind new weights.
-
-    Each gets the tensors of its own layers, if it runs on this client. where: (seed, round,
-    client), from which each defense's generator comes. state: the client's own, kept across
-    rounds. A tensor that no defense touched is sent bit-identical. Raises `PluginError` for a
-    layer that the update does not have.
-    """
-    if not any(defense.guards(where[2]) for defense in defenses):
-        return update
-    delta = update
-    if update.kind == "weights":
-        changes = {name: value - before[name] for name, value in update.tensors.items()}
-        delta = update.replace(tensors=changes, kind="delta")
-    protected = delta
-    seed, round, client = where
-    for position, defense in enumerate(defenses):
-        if not defense.guards(client):
-            continue
-        if complaint := defense.unknown_layers(protected.tensors):
-            raise PluginError(f"{defense.name}: {complaint}")
-        key = f"{STATE_KEY}.{position}"
-        kept = dict(state.array_records[key].to_torch_state_dict()) if key in state else {}
-        rng = torch_generator(seed, f"defense.{position}.{defense.name}", round, client)
-        whole = dict(protected.tensors)
-        chosen = {name: value for name, value in whole.items() if defense.covers(name)}
-        changed = defense.protect(protected.replace(tensors=chosen), rng, kept)
-        if len(chosen) < len(whole):
-            rest = {name: value for name, value in whole.items() if name not in chosen}
-            changed = changed.replace(tensors={**rest, **changed.tensors})
-        protected = changed
-        if kept:
-            state[key] = ArrayRecord({name: v.contiguous() for name, v in kept.items()})
-        elif key in state:
-            del state[key]
-    if update.kind != "weights":
-        return protected
-    tensors = {
-        name: update.tensors.get(name, value)
-        if value is delta.tensors.get(name)
-        else before[name] + value
-        if name in before and value.shape == before[name].shape
-        else value
-        for name, value in protected.tensors.items()
-    }
-    return protected.replace(tensors=tensors, kind="weights")
+    """`protect`, with the defenses' state in the node's context, kept from round to round."""
+    records = context.state.array_records
+    ours = [key for key in records if key.startswith(f"{STATE_KEY}.")]
+    states: dict[str, ClientState] = {key: dict(records[key].to_torch_state_dict()) for key in ours}
+    protected = protect(update, before, defenses, where, states)
+    for key in set(ours) - set(states):
+        del context.state[key]
+    for key, state in states.items():
+        kept = {name: value.contiguous() for name, value in state.items()}
+        context.state[key] = ArrayRecord(kept)
+    return protected
 
 
 def update_record(update: Update) -> ConfigRecord:
@@ -310,7 +277,7 @@ def defend(
         drawn_from = secrets.randbits(63) if seed is None else seed
         where = (drawn_from, int(cast(int, told)), client)
         update = Update(tensors=floating, kind="weights")
-        protected = protect(update, before, defenses, where, context.state)
+        protected = _protected(update, before, defenses, where, context)
         reply.content[key] = ArrayRecord({**after, **dict(protected.tensors)})
         return reply
 

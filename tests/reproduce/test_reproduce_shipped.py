@@ -72,7 +72,7 @@ def test_every_shipped_figure_has_a_title_and_is_listed():
 
 def test_scenarios_of_papers_are_listed_by_figure_and_not_one_by_one(capsys):
 
-    list_("scenarios")
+    list_(["scenarios"])
     told = capsys.readouterr().out
     assert "quickstart" in told
     assert "papers/" not in told
