@@ -103,7 +103,9 @@ def encoded(text: str, spec: Spec) -> Tensor:
 
 
 def other(target: Tensor, classes: int, rng: torch.Generator) -> Tensor:
-    """A random transcript of the same length, without two equal labels in a row (CTC needs a frame
-    more for those)."""
+    """A random transcript of the same length, without two equal labels in a row.
+
+    Equal neighbours are left out because CTC needs one more frame for each.
+    """
     steps = torch.randint(1, classes - 1, (len(target),), generator=rng)
     return 1 + steps.cumsum(0) % (classes - 1)

@@ -27,4 +27,5 @@ class DLGText(TextMatching):
     )
 
     def metric(self) -> tuple[TextMetric, float, float]:
+        """Distance between gradients, weight of its L1 norm, weight of the length penalty."""
         return "l2", 0.0, 0.0

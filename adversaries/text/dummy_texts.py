@@ -79,6 +79,7 @@ class DummyTexts:
         return torch.where(self._free[cases], points.view(-1, *self.shape), self._fixed[cases])
 
     def __call__(self, points: Tensor, cases: Tensor) -> Tensor:
+        """Objective (R,) of R points: gradient distance, and the penalty on embedding lengths."""
         embedded = self.embedded(points, cases)
         distance = self.far(embedded, cases)
         self._last = distance.detach()
@@ -88,8 +89,7 @@ class DummyTexts:
         return distance + self.norm_weight * norm_gap(embedded, self.typical, lengths=lengths)
 
     def proof(self, points: Tensor, cases: Tensor) -> Tensor:
-        """(R,): of the points last called with, the distance of the tokens nearest to them where
-        that is `MATCHED`, infinity elsewhere.
+        """Distance (R,) of the tokens nearest to the last points, if `MATCHED`, else infinity.
 
         Dummy embeddings come that close in the wrong order, or between tokens, too: only tokens
         prove anything.

@@ -28,4 +28,5 @@ class TAG(TextMatching):
     l1: float = Field(default=0.01, ge=0, description="weight of the L1 norm (alpha)")
 
     def metric(self) -> tuple[TextMetric, float, float]:
+        """Distance between gradients, weight of its L1 norm, weight of the length penalty."""
         return "l1+l2", self.l1, 0.0

@@ -41,10 +41,15 @@ class SolverError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """accepted: separable columns. margins: of those a proven lower bound for the sine of the angle
-    to the cone of all others, where the solver has one. undecided: columns that were left to the
-    LP, of which rounding could decide. failed: of these, columns on which the LP ended in an error;
-    never accepted. lps: linear programs solved.
+    """Which columns are separable from all others, and how that was decided.
+
+    Attributes:
+        accepted: Separable columns.
+        margins: For accepted columns a proven lower bound for the sine of the angle to the cone of
+            all others, where the solver has one.
+        undecided: Columns left to the LP, because rounding could decide.
+        failed: Undecided columns on which the LP ended in an error; never accepted.
+        lps: Number of linear programs solved.
     """
 
     accepted: frozenset[int]

@@ -227,8 +227,14 @@ class _Search:
 
 @dataclass(frozen=True, slots=True)
 class _Projection:
-    """support: columns of the combination, total and least: sum and smallest of its coefficients.
-    separator (S,): where a residual is left, scaled to -1 at the target."""
+    """A target column as a non-negative combination of others, or a separator.
+
+    Attributes:
+        support: Columns of the combination.
+        total: Sum of its coefficients.
+        least: Smallest of its coefficients.
+        separator: Vector (S,) scaled to -1 at the target, if a residual is left.
+    """
 
     support: Indices
     total: float

@@ -30,8 +30,7 @@ the mean curvature."""
 
 
 class _Windows:
-    """Utterances on one line, `context` zeros between two: what a frame's window sees, and which
-    windows see it."""
+    """Windows of several utterances, concatenated with `context` frames of zeros between two."""
 
     def __init__(self, lengths: Sequence[int], context: int, features: int) -> None:
         self.context, self.seen, self.features = context, 2 * context + 1, features
@@ -54,8 +53,12 @@ class _Windows:
         return line[self.spots + self.context]
 
     def curvature(self, mixed: Tensor, away: Tensor) -> Tensor:
-        """(t F, t F): how frames interact by windows weighed with `mixed` (t, t), off a space with
-        the projector `away` ((2c + 1) F, ...)."""
+        """Coupling of frames by their shared windows, as a matrix (t F, t F).
+
+        Args:
+            mixed: Weights of pairs of windows, (t, t).
+            away: Projector off a space of windows, ((2c + 1) F, ...).
+        """
         line = mixed.new_zeros(self.line, self.line)
         line[self.spots[:, None], self.spots] = mixed
         pairs = functional.pad(line, (self.context,) * 4).unfold(0, self.seen, 1)
@@ -70,9 +73,12 @@ class _Windows:
 def refined(
     rows: Tensor, utterances: Sequence[Tensor], context: int, steps: int, job: Job
 ) -> tuple[list[Tensor], float]:
-    """Utterances (T, F) float64 from those given, in so many steps at most, and the root mean
-    square of what they leave of `rows` (units, inputs + 1) per degree of freedom: the noise's
-    standard deviation, where they are right."""
+    """Least-squares utterances for noisy gradient rows, by Gauss-Newton from initial utterances.
+
+    Returns utterances (T, F) float64 after so many steps at most, and the root mean square of the
+    residual of `rows` (units, inputs + 1) per degree of freedom. The latter estimates the standard
+    deviation of the noise, if the utterances are right.
+    """
     features = utterances[0].shape[1]
     windows = _Windows([len(one) for one in utterances], context, features)
     frames = torch.cat(list(utterances))

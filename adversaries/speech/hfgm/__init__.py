@@ -122,8 +122,13 @@ class HFGM(OfUtterances):
         )
 
     def _local(self, seen: Observation) -> tuple[int, float]:
-        """The local steps and their rate, which it has to be told where the gradient is no single
-        step's; raises what `Observation.know` raises."""
+        """Number of local steps and their learning rate.
+
+        The rate is needed only if several steps were taken.
+
+        Raises:
+            NotGranted: The threat model withholds one of the two.
+        """
         told = Knowledge.LOCAL_STEPS in seen.granted or not seen.exact
         steps = int(seen.know(Knowledge.LOCAL_STEPS)) if told else 1
         return steps, float(seen.know(Knowledge.LEARNING_RATE)) if steps > 1 else 0.0

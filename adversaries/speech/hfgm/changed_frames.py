@@ -90,8 +90,12 @@ class ChangedFrames:
 
     @torch.no_grad()
     def __call__(self, at: Tensor, moves: Tensor) -> tuple[Tensor, Tensor]:
-        """Head inputs (K, T, h) and logits (K, T, C) where `moves` (K, features) is added to the
-        frames `at` (K,) int64 of the utterance last given to `base`."""
+        """Head inputs (K, T, h) and logits (K, T, C) for K changes of one frame each.
+
+        Args:
+            moves: Vectors added to a frame, (K, features).
+            at: Index of the changed frame of the utterance last given to `base`, (K,) int64.
+        """
         frames, count = len(self.before), len(at)
         places = torch.arange(self.seen, device=at.device)
         # In the window around frame t stands frame f at place f - t + context.

@@ -51,8 +51,12 @@ class Candidates(ABC):
 
     @abstractmethod
     def changed(self, at: Tensor, moves: Tensor) -> Iterator[dict[str, Tensor]]:
-        """Gradients of the utterance with `moves` (K, F) added to the frames `at` (K,), some rows
-        at a time."""
+        """Gradients of the utterance for K changes of one frame each, some rows at a time.
+
+        Args:
+            moves: Vectors added to a frame, (K, F).
+            at: Index of the changed frame, (K,) int64.
+        """
 
 
 class HeadOnly(Candidates):

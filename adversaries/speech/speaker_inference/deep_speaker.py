@@ -76,8 +76,10 @@ class DeepSpeaker(nn.Module):
 
     @torch.no_grad()
     def embed(self, utterances: Sequence[Tensor]) -> Tensor:
-        """(N, embedding) on the CPU, of utterances (T, F), each by itself; in evaluation mode,
-        which it stays in."""
+        """Embeddings (N, embedding), on the CPU, of utterances (T, F), one utterance at a time.
+
+        Switches the encoder to evaluation mode and leaves it there.
+        """
         self.eval()
         device = self.affine.weight.device
         lengths = [torch.tensor([len(one)], device=device) for one in utterances]

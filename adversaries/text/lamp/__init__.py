@@ -124,17 +124,21 @@ class LAMP(TextMatching):
         return super().cautions(model)
 
     def metric(self) -> tuple[TextMetric, float, float]:
+        """Distance between gradients, weight of its L1 norm, weight of the length penalty."""
         weight = NORM_WEIGHT[self.distance] if self.norm_weight is None else self.norm_weight
         return self.distance, self.l1, weight
 
     def schedule(self, step: int) -> float:
+        """Factor of the step length at a step: `decay` to the power of step // `decay_every`."""
         return float(self.decay ** (step // self.decay_every))
 
     def spread(self, texts: DummyTexts) -> float:
+        """Standard deviation of initial embeddings; the authors' code takes the vocabulary's."""
         scaled = self.start_length is None and self.fidelity == "authors"
         return texts.spread if scaled else super().spread(texts)
 
     def first(self, texts: DummyTexts, case: int, job: Job) -> Tensor:
+        """The best of `starts` random points, and then of `permutations` orders of it."""
         drawn = texts.start(job.rng, case, self.starts, self.spread(texts))
         best = _best(drawn, texts, case)
         batch = best.view(texts.shape)
@@ -160,6 +164,7 @@ class LAMP(TextMatching):
     def optimizer(
         self, starts: Tensor, texts: DummyTexts, seen: Sequence[Observation], jobs: Sequence[Job]
     ) -> Optimizer:
+        """Adam, with the discrete reordering every `continuous` steps (LAMP, Algorithm 1)."""
         reordering = self._reordering(texts, seen[0], jobs[0])
         begin = BURN_IN * self.steps if self.fidelity == "authors" else 0
 
@@ -183,6 +188,7 @@ class LAMP(TextMatching):
     def finished(
         self, match: Match, case: int, texts: DummyTexts, seen: Observation, job: Job
     ) -> dict[str, Any]:
+        """Reorder the claimed tokens at the end where that is asked for; diagnostics."""
         reordering = self._reordering(texts, seen, job)
         prior = reordering.prior
         if self.discrete == "end":
