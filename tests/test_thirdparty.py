@@ -122,7 +122,12 @@ def test_is_seen_only_where_it_is_on_the_path(thirdparty, tmp_path):
 
 @pytest.mark.parametrize(
     ("plugin", "conforms"),
-    [("adversary:BiasSign", True), ("defense:Scale", True), ("misbehaving:Abuser", False)],
+    [
+        ("adversary:BiasSign", True),
+        ("defense:Scale", True),
+        ("metric:LabelsMissed", True),
+        ("misbehaving:Abuser", False),
+    ],
 )
 def test_is_checked_by_the_command(thirdparty, tmp_path, plugin, conforms):
     done = fedsim(thirdparty, tmp_path, "check", f"fedsim_example.{plugin}")

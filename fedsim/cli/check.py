@@ -12,7 +12,10 @@ __all__ = ["check"]
 
 
 def check(
-    what: Annotated[str, typer.Argument(help="A scenario, or a plugin as module:Class")],
+    what: Annotated[
+        str,
+        typer.Argument(help="A scenario; or an adversary, defense, metric or task as module:Class"),
+    ],
     set: Set = None,
     data: Data = "",
 ) -> None:

@@ -8,45 +8,69 @@ from typing import Annotated, Any
 from fedsim.adversary import Adversary
 from fedsim.defense import Defense
 from fedsim.knowledge import Knowledge
+from fedsim.metric import Metric
 from fedsim.plugin import Plugin
 from fedsim.records import Observation
+from fedsim.tasks import Task
 from fedsim.testing.adversaries import CLAIMS, adversary_complaints
 from fedsim.testing.defenses import defense_complaints
+from fedsim.testing.metrics import metric_complaints, metric_declarations
+from fedsim.testing.tasks import task_complaints
 from fedsim.testing.watching import said
 
 __all__ = ["conformance"]
 
+_SIGNS = r"[a-z0-9]+([-+*][a-z0-9]+)*[+*]?"
 
-def conformance(cls: type, sample: Observation | None = None) -> list[str]:
-    """What is wrong with an adversary or defense class; empty when nothing is.
 
-    sample: what to attack, everything granted; without one `fedsim.testing.example()`, and an
-    adversary that refuses images with a `ValueError` is then only checked for its declarations.
+def conformance(cls: type, sample: Observation | Task | None = None) -> list[str]:
+    """What is wrong with the class of an adversary, defense, metric or task.
+
+    Args:
+        cls: The class.
+        sample: What it is tried on. For an adversary, an observation with everything granted:
+            without one it is `fedsim.testing.example()`, and an adversary that refuses images with
+            a `ValueError` is then only checked for its declarations. For a metric, a task that it
+            suits: without one it is the first installed task that it suits, and a metric that
+            suits none is then only checked for its declarations. For a task, an instance with
+            settings of its own.
+
+    Returns:
+        Complaints, each with what to do about it; empty if nothing is wrong.
     """
-    if not (isinstance(cls, type) and issubclass(cls, Adversary | Defense)):
-        return [f"{cls!r} is neither an Adversary nor a Defense: derive from one of them"]
+    if not (isinstance(cls, type) and issubclass(cls, Adversary | Defense | Metric | Task)):
+        return [
+            f"{cls!r} is neither an Adversary nor a Defense, a Metric or a Task: derive from one"
+        ]
     complaints = _declarations(cls)
+    if complaints and issubclass(cls, Adversary | Metric):
+        return complaints
     try:
-        plugin = cls()
+        plugin = sample if issubclass(cls, Task) and isinstance(sample, cls) else cls()
     except Exception as error:
         return [
             *complaints,
             f"{cls.__name__}() fails ({said(error)}): give every setting a default, and implement "
             "every abstract method",
         ]
+    seen = sample if isinstance(sample, Observation) else None
     if isinstance(plugin, Adversary):
-        if complaints:
-            return complaints
-        found = adversary_complaints(plugin, sample)
+        found = adversary_complaints(plugin, seen)
         for setting, chosen in plugin.asking_more().items():
-            found += [f"with {setting}: {one}" for one in adversary_complaints(chosen, sample)]
+            found += [f"with {setting}: {one}" for one in adversary_complaints(chosen, seen)]
         return found
+    if isinstance(plugin, Metric):
+        return metric_complaints(plugin, sample if isinstance(sample, Task) else None)
+    if isinstance(plugin, Task):
+        return complaints + task_complaints(plugin)
     return complaints + defense_complaints(plugin)
 
 
 def _declarations(cls: type[Plugin]) -> list[str]:
     found = []
-    if not re.fullmatch(r"[a-z0-9]+([-+*][a-z0-9]+)*[+*]?", cls.name):
+    # Names of metrics are columns elsewhere: those of fedsim have underscores.
+    signs = "[A-Za-z0-9]+([-_][A-Za-z0-9]+)*" if issubclass(cls, Metric) else _SIGNS
+    if not re.fullmatch(signs, cls.name):
         found.append(f"name is {cls.name!r}: set the name it is registered under, like 'my-attack'")
     if not (cls.__dict__.get("__doc__") or "").strip():
         found.append("no docstring: say what leaks, from what, and under which assumptions")
@@ -71,6 +95,8 @@ def _declarations(cls: type[Plugin]) -> list[str]:
                 f"group is {cls.group}, and reconstruct_many is {'' if many else 'not '}overridden"
                 ": override it and say how many victims it likes at once, or neither"
             )
+    elif issubclass(cls, Metric):
+        found += metric_declarations(cls)
     elif issubclass(cls, Defense) and (
         cls.prepare is Defense.prepare and cls.protect is Defense.protect
     ):

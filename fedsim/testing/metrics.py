@@ -1,0 +1,266 @@
+"""Does a metric keep its contract?"""
+
+import functools
+import math
+import re
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+
+from fedsim.errors import FedsimError
+from fedsim.metric import Measure, Metric
+from fedsim.plugin import make, names
+from fedsim.records import UNKNOWN, Reconstruction, Spec, Truth
+from fedsim.seeds import torch_generator
+from fedsim.tasks import Task
+from fedsim.testing.adversaries import CLAIMS
+from fedsim.testing.watching import frozen, said, same, watched
+
+__all__ = ["metric_complaints", "metric_declarations", "true_claim"]
+
+_FORMAT = TypeAdapter(dict[str, Measure])
+
+DRAWS = 8
+"""Random guesses whose mean stands for chance."""
+
+
+def metric_declarations(cls: type[Metric]) -> list[str]:
+    """What is wrong with what a metric says of itself.
+
+    Args:
+        cls: The metric's class.
+    """
+    found, fields = [], getattr(cls, "fields", None)
+    if not isinstance(fields, tuple) or not fields:
+        found.append("fields is not declared: fields = ('labels', ...), what it reads of a claim")
+    elif unknown := [field for field in fields if field not in CLAIMS]:
+        found.append(f"fields names {unknown}, which Reconstruction lacks: use {sorted(CLAIMS)}")
+    shown = getattr(cls, "shown", None)
+    if not isinstance(shown, Measure):
+        return [*found, "shown is not declared: shown = Measure(title, words, phrase, ...)"]
+    if unknown := sorted(set(re.findall(r"{(.*?)}", f"{shown.phrase}{shown.partly}")) - _FILLED):
+        found.append(f"the phrase of shown has {unknown}: only {sorted(_FILLED)} are filled in")
+    if not shown.title or not shown.words:
+        found.append("shown has no title or no words: tables and readers need both")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            written = _FORMAT.dump_json({cls.name: shown}, exclude_defaults=True)
+        if _FORMAT.validate_json(written, strict=True) != {cls.name: shown}:
+            found.append("shown is read from metrics.json as something else: leave NaN and inf out")
+    except (ValidationError, ValueError, UserWarning) as error:
+        place = f" of {error.errors()[0]['loc'][-1]}" if isinstance(error, ValidationError) else ""
+        found.append(f"shown cannot be kept in metrics.json: mend the type{place} ({_line(error)})")
+    return found
+
+
+_FILLED = {"share", "value", "hits", "n"}
+
+
+def metric_complaints(metric: Metric, sample: Task | None) -> list[str]:
+    """What is wrong with the values of a metric.
+
+    Args:
+        metric: The metric.
+        sample: A task that it suits; without one each installed task with its default settings is
+            tried. Where it suits none, there are no complaints.
+    """
+    for task in (sample,) if sample is not None else _tasks():
+        try:
+            spec = task.spec
+            fits = metric.suits(spec)
+        except FedsimError:
+            if sample is not None:
+                raise
+            continue  # a package that it needs is not there
+        except Exception as error:
+            return [f"suits() raises {said(error)}: answer for every spec"]
+        if fits:
+            found = _scores(metric, task, spec)
+            return list(dict.fromkeys(found))
+    return [] if sample is None else ["it does not suit the sample: pass a task that it suits"]
+
+
+def _tasks() -> Iterator[Task]:
+    for name in names("tasks"):
+        task = make("tasks", name, {"clients": 2})
+        assert isinstance(task, Task)  # noqa: S101 - entry points of tasks name tasks
+        yield task
+
+
+def _scores(metric: Metric, task: Task, spec: Spec) -> list[str]:
+    """Complaints about the scores of one victim with four examples, and of one with a single."""
+    found = []
+    for size in (4, 1):
+        truth = task.truth([0], 1, batch_size=size, steps=1)
+        victim = f"on a victim with {size} example{'s' if size > 1 else ''} of '{task.name}' "
+        found += [victim + one for one in _of_victim(metric, truth, spec, task, single=size == 1)]
+    return found
+
+
+def _of_victim(
+    metric: Metric, truth: Truth, spec: Spec, task: Task, *, single: bool
+) -> Iterator[str]:
+    exact = true_claim(truth, spec)
+    before = frozen(exact), frozen(truth)
+    lacking = [field for field in metric.fields if getattr(exact, field) in (None, {})]
+    if len(lacking) == len(metric.fields):
+        yield f"the truth has none of {lacking}: say in suits() which tasks have it"
+        return
+    scores: dict[str, float] = {}
+    claims = {
+        "the truth": exact,
+        "the truth in another order": _each(exact, lambda values: values[::-1]),
+        "nothing": _each(exact, lambda values: values[:0], empty=True),
+        "one example": _each(exact, lambda values: values[:1]),
+        "everything twice": _each(exact, lambda values: [*values, *values]),
+        "numbers that are not finite": _each(exact, _spoilt),
+        **{
+            f"{field} alone": Reconstruction(**{field: getattr(exact, field)})
+            for field in metric.fields
+            if field not in lacking
+        },
+    }
+    for claimed, claim in claims.items():
+        if not metric.reads(claim):
+            continue
+        score = functools.partial(metric.score, claim, truth, spec)
+        try:
+            value, touched = watched(score, 0)
+            again, _ = watched(score, 1)
+        except Exception as error:
+            yield f"it raises {said(error)} for a claim of {claimed}: answer with a value or NaN"
+            continue
+        if not isinstance(value, float | int):
+            yield f"it answers {type(value).__name__} for a claim of {claimed}: return a float"
+            continue
+        if touched or not same(value, again):
+            yield f"it draws from a global generator or scores {claimed} differently again"
+        scores[claimed] = float(value)
+    if not same(before, (frozen(exact), frozen(truth))):
+        yield "it changes the claim or the truth: work on copies (tensor.clone())"
+    if not metric.shown.leaks or "the truth" not in scores:
+        return
+    top = scores["the truth"]
+    if math.isnan(top):
+        if not single:
+            yield "it is not defined (NaN) for a claim of the truth"
+        return
+    try:
+        scores |= _chance(metric, truth, spec, task)
+    except Exception as error:
+        yield f"chance() raises {said(error)}: return a value, NaN, or None for draws"
+    yield from _order(metric, scores, single=single)
+
+
+def _order(metric: Metric, scores: dict[str, float], *, single: bool) -> Iterator[str]:
+    """Complaints about how scores of claims stand to each other and to the declared bounds."""
+    shown, top = metric.shown, scores["the truth"]
+    low, high = shown.range
+    best, way = (low, "lower") if shown.lower else (high, "higher")
+    if math.isfinite(best) and not math.isclose(top, best, abs_tol=1e-6):
+        yield (
+            f"a claim of the truth scores {top:g}, and by `shown` the best value is {best:g}: mend "
+            "compute, or the kind, `lower` or `most` of `shown`"
+        )
+    for claimed, value in scores.items():
+        slack = 1e-6 * max(1.0, abs(top))
+        ahead = top - value if shown.lower else value - top
+        if not low - slack <= value <= high + slack and not math.isnan(value):
+            yield f"{claimed} scores {value:g}, outside the range of `shown`, {low:g} to {high:g}"
+        if ahead > slack:
+            yield (
+                f"{claimed} scores {value:g}, better than the truth itself ({top:g}), as `shown` "
+                f"says that {way} is better: set `lower` of `shown` the other way, or mend compute"
+            )
+        elif claimed in ("a random guess", "nothing") and not single and ahead >= -slack:
+            yield f"{claimed} scores {value:g}, no worse than the truth: nothing is measured"
+        elif claimed.endswith(" alone") and ahead < -slack:
+            yield f"{claimed} scores {value:g}, not {top:g}: read it, or take it out of `fields`"
+        elif claimed == "the truth in another order" and ahead < -slack:
+            yield (
+                f"the truth in another order scores {value:g}, not {top:g}: examples come in no "
+                "order, so match claims to originals first"
+            )
+
+
+def _chance(metric: Metric, truth: Truth, spec: Spec, task: Task) -> dict[str, float]:
+    """What a random guess scores: in closed form, or the mean of draws; empty where neither is."""
+    value = metric.chance(truth, spec)
+    if value is None:
+        rngs = [torch_generator(0, "guess", draw) for draw in range(DRAWS)]
+        guesses = [task.guess(truth, rng, informed=False) for rng in rngs]
+        if not all(map(metric.reads, guesses)):
+            return {}
+        value = sum(metric.score(guess, truth, spec) for guess in guesses) / DRAWS
+    return {"a random guess": float(value)}
+
+
+def true_claim(truth: Truth, spec: Spec) -> Reconstruction:
+    """The claim of somebody who knows the truth, in every field that the truth has.
+
+    Args:
+        truth: The victim's examples.
+        spec: What examples of the task look like.
+    """
+    known: dict[str, Any] = {"objective": 0.0, "outcomes": ("matched",)}
+    if truth.labels is not None:
+        labels = truth.labels[truth.labels >= 0]
+        counts = dict(Counter(labels.tolist()))
+        known |= {"labels": labels, "label_counts": counts, "label_set": frozenset(counts)}
+        known["num_labels"] = len(labels)
+        known["label_scores"] = torch.bincount(labels, minlength=spec.classes).float()
+    for field in ("inputs", "sequences", "tokens", "text"):
+        known[field] = getattr(truth, field)
+    if truth.tokens is not None:
+        known["token_counts"] = dict(Counter(i for one in truth.tokens for i in one.tolist()))
+    known["attributes"] = {
+        name: [
+            {each: float(each == (str(v) if str(v) in values else UNKNOWN)) for each in values}
+            for v in truth.attributes[name]
+        ]
+        for name, values in spec.attributes.items()
+        if name in truth.attributes
+    }
+    return Reconstruction(**known)
+
+
+def _each(claim: Reconstruction, change: Any, *, empty: bool = False) -> Reconstruction:
+    """A claim with what it holds of each example changed as a list; other fields are left out.
+
+    empty: what is held of all examples together is there, with nothing in it.
+    """
+    changed: dict[str, Any] = {"objective": claim.objective, "outcomes": claim.outcomes}
+    for field in ("inputs", "sequences", "tokens", "text"):
+        if getattr(claim, field) is not None:
+            changed[field] = list(change(list(getattr(claim, field))))
+    changed["attributes"] = {k: list(change(list(v))) for k, v in claim.attributes.items()}
+    if claim.labels is not None:
+        labels = change(claim.labels.tolist())
+        changed["labels"] = torch.tensor([x for x in labels if x == x], dtype=torch.int64)
+        changed["num_labels"] = len(changed["labels"])
+    if empty:
+        changed |= {"label_set": frozenset(), "label_counts": {}, "token_counts": {}}
+        if claim.label_scores is not None:
+            changed["label_scores"] = torch.zeros_like(claim.label_scores)
+    return Reconstruction(**changed)
+
+
+def _spoilt(values: Sequence[Any]) -> list[Any]:
+    """The same values with NaN for every number that can be one."""
+    return [
+        torch.full_like(value, math.nan)
+        if isinstance(value, torch.Tensor) and value.is_floating_point()
+        else dict.fromkeys(value, math.nan)
+        if isinstance(value, dict)
+        else value
+        for value in values
+    ]
+
+
+def _line(error: Exception) -> str:
+    return str(error).replace("\n", " ")[:120]
