@@ -8,6 +8,7 @@ import typer
 
 from fedsim.cli.check import check
 from fedsim.cli.list import list_
+from fedsim.cli.new import new
 from fedsim.cli.report import report
 from fedsim.cli.reproduce import reproduce
 from fedsim.cli.run import run
@@ -26,6 +27,7 @@ app.command()(reproduce)
 app.command("list")(list_)
 app.command()(show)
 app.command()(check)
+app.command()(new)
 
 
 def _print_version(wanted: bool) -> None:
