@@ -1,0 +1,1 @@
+"""The run folder: its reading half (`reading`, `measures`) and its writing half (`ledger`, `tape`)."""

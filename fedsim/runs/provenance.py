@@ -1,0 +1,77 @@
+"""What a run depends on: versions, seed, and hashes of scenario, data and model."""
+
+import hashlib
+import json
+import platform
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from fedsim.scenario import Scenario
+
+__all__ = ["FILE", "SCHEMA", "of", "read", "results", "scenario_hash"]
+
+FILE = "provenance.json"
+SCHEMA = 1
+"""Number of the run folder's format."""
+ASIDE = frozenset({"data_dir", "engine", "description", "paper"})
+"""Keys of a scenario that say where it runs or what for, and not what comes out."""
+THEN = ", then "
+"""Between the devices of a run that went on elsewhere."""
+PACKAGES = ["flwr", "numpy", "ray", "torch", "transformers"]
+
+
+def of(
+    scenario: Scenario, hashes: Mapping[str, str], before: Mapping[str, Any], device: str
+) -> dict[str, Any]:
+    """The provenance of a run.
+
+    Args:
+        scenario: What runs.
+        hashes: Fingerprints by what they are of, such as "data".
+        before: The provenance that the run had when it was interrupted; empty for a new run.
+        device: Where it runs; the devices of `before` stay in front.
+
+    Returns:
+        The content of provenance.json.
+    """
+    devices = dict.fromkeys([*str(before.get("device", "")).split(THEN), device])
+    return {
+        "schema": SCHEMA,
+        "scenario": scenario.name,
+        "seed": scenario.seed,
+        "fedsim": metadata.version("fedsim"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "versions": {name: _version(name) for name in PACKAGES},
+        "hashes": {"scenario": scenario_hash(scenario), **hashes},
+        "device": THEN.join(filter(None, devices)),
+    }
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """The provenance in a run folder; empty where there is none that can be read."""
+    try:
+        found = json.loads((folder / FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def results(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a scenario that results depend on."""
+    return {key: value for key, value in table.items() if key not in ASIDE}
+
+
+def scenario_hash(scenario: Scenario) -> str:
+    """A hash of the resolved scenario, without where it ran and where data was found."""
+    table = results(scenario.to_dict())
+    return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"

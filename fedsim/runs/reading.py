@@ -1,0 +1,144 @@
+"""The reading half of the run folder: tables and files of a run that anybody may have written.
+
+Needs neither torch nor the plugins of the run. Everything read is treated as hostile: the folder
+may come from another machine.
+"""
+
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedsim.errors import RunFolderError
+from fedsim.runs.measures import MEASURES, Measures, parse
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["COLUMNS", "STATUSES", "inside", "read_findings", "read_measures", "read_rows"]
+
+COLUMNS = [
+    "scenario", "point", "seed", "round", "client", "victim", "adversary", "metric", "value",
+    "baseline", "baseline_prior", "status", "error", "attempt", "seconds", "iterations", "granted",
+    "label", "batch_size", "local_steps", "inclusion", "artifact",
+]  # fmt: skip
+"""The fields of `fedsim.records.Finding`, which cannot be imported here: it needs torch."""
+NEEDED = {"round", "victim", "adversary", "metric", "value", "baseline", "status"}
+NUMBERS = ("round", "value", "baseline", "baseline_prior", "attempt", "seconds", "iterations")
+STATUSES = ("ok", "failed", "timeout", "denied")
+
+
+def inside(run_dir: Path, relative: str, *, folder: bool = False) -> Path | None:
+    """The regular file (or the folder) at a relative path in the run folder, or None.
+
+    Refuses absolute paths, `..` and symbolic links: a run folder may come from someone else, and
+    a report made of it must not carry files of this machine away.
+    """
+    parts = relative.replace("\\", "/").split("/")
+    if not relative or "\0" in relative or ":" in relative or ".." in parts or parts[0] == "":
+        return None
+    path = run_dir
+    try:
+        for part in parts:
+            path = path / part
+            if path.is_symlink():
+                return None
+        return path if (path.is_dir() if folder else path.is_file()) else None
+    except OSError:
+        return None
+
+
+def read_rows(run_dir: Path, name: str, needed: set[str]) -> "tuple[pd.DataFrame, list[str]]":
+    """A CSV of the run folder as text columns, and notes on what had to be left out of it."""
+    import pandas as pd
+
+    path = inside(run_dir, name)
+    if path is None:
+        return pd.DataFrame(), []
+    text = path.read_bytes().decode("utf-8", errors="replace").replace("\0", "�")
+    notes = []
+    end = _last_whole_row(text)
+    if text[end:].strip():
+        notes.append(f"The last line of {name} is incomplete (a run that was killed); left out.")
+    if not text[:end].strip():
+        return pd.DataFrame(), notes
+    try:
+        table = pd.read_csv(
+            io.StringIO(text[:end]),
+            dtype=str,
+            keep_default_na=False,
+            on_bad_lines="skip",
+            index_col=False,
+        )
+    except ValueError as broken:
+        raise RunFolderError(f"{name} in '{run_dir}' is no CSV: {broken}") from broken
+    if missing := sorted(needed - set(table.columns)):
+        raise RunFolderError(
+            f"{name} in '{run_dir}' has no column {', '.join(missing)}; was it written by fedsim?"
+        )
+    return table.fillna(""), notes
+
+
+def _last_whole_row(text: str) -> int:
+    """Where the last complete row ends: a newline with every quote before it closed."""
+    end, quotes = text.rfind("\n"), text.count('"')
+    quotes -= text.count('"', end + 1)
+    while end >= 0 and quotes % 2:
+        start = text.rfind("\n", 0, end)
+        quotes -= text.count('"', start + 1, end)
+        end = start
+    return end + 1
+
+
+def read_findings(run_dir: Path) -> "tuple[pd.DataFrame, list[str]]":
+    """Findings with numbers as numbers, one row an attack and metric, and `counted`: what goes
+    into an average (the value, the baseline of a broken attack, NaN for a denied one).
+    """
+    import pandas as pd
+
+    rows, notes = read_rows(run_dir, "findings.csv", NEEDED)
+    for column in COLUMNS:
+        if column not in rows:
+            rows[column] = ""
+    known = rows["status"].isin(STATUSES)
+    if not known.all():
+        notes.append(f"{int((~known).sum())} rows of findings.csv have no known status; left out.")
+    rows = rows[known].copy()
+    for column in NUMBERS:
+        rows[column] = pd.to_numeric(rows[column], errors="coerce").astype(float)
+    rows["attempt"] = rows["attempt"].fillna(1)
+    rows["label"] = rows["label"].where(rows["label"] != "", rows["adversary"])
+    rows = _one_row_a_metric(rows)
+    key = ["point", "seed", "round", "client", "victim", "label", "metric"]
+    rows = rows.sort_values("attempt", kind="stable").drop_duplicates(key, keep="last").sort_index()
+    for by in (["point", "label", "metric"], ["label", "metric"]):
+        usual = rows.groupby(by, sort=False)["baseline"].transform("mean")
+        broken = rows["status"].isin(["failed", "timeout"])
+        rows["baseline"] = rows["baseline"].where(~broken, rows["baseline"].fillna(usual))
+    rows["value"] = rows["value"].where(rows["status"] == "ok")
+    rows["counted"] = rows["value"].where(rows["status"] == "ok", rows["baseline"])
+    rows["counted"] = rows["counted"].where(rows["status"] != "denied")
+    return rows.reset_index(drop=True), notes
+
+
+def _one_row_a_metric(rows: "pd.DataFrame") -> "pd.DataFrame":
+    """An attack that broke may have left one row without a metric: it counts in every metric."""
+    known: dict[str, list[str]] = {}
+    for label, metric in zip(rows["label"], rows["metric"], strict=True):
+        if metric and metric not in known.setdefault(label, []):
+            known[label].append(metric)
+    rows["metric"] = [
+        [metric] if metric else known.get(label) or [""]
+        for label, metric in zip(rows["label"], rows["metric"], strict=True)
+    ]
+    return rows.explode("metric", ignore_index=True)
+
+
+def read_measures(run_dir: Path) -> tuple[Measures, list[str]]:
+    """How the metrics of a run folder are read, and a note if its metrics.json is unreadable."""
+    path = inside(run_dir, "metrics.json")
+    if path is None:
+        return MEASURES, []
+    try:
+        return parse(path.read_bytes()), []
+    except (OSError, ValueError):
+        return MEASURES, ["metrics.json cannot be read; metrics are shown as fedsim knows them."]
