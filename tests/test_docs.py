@@ -37,9 +37,10 @@ DOCS = ROOT / "docs"
 TUTORIAL = DOCS / "write-an-adversary.md"
 DEFENSE = DOCS / "write-a-defense.md"
 FLOWER = DOCS / "in-your-flower-project.md"
+METRIC = DOCS / "write-a-metric.md"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *DOCS.rglob("*.md")]
 PAGES.append(ROOT / "docker" / "README.md")
-OTHERS = [page for page in PAGES if page not in (TUTORIAL, DEFENSE, FLOWER)]
+OTHERS = [page for page in PAGES if page not in (TUTORIAL, DEFENSE, FLOWER, METRIC)]
 KNOWN_HOSTS = {"flower.ai", "www.ray.io", "docs.ray.io", "keepachangelog.com"}
 
 
@@ -136,6 +137,34 @@ def test_the_defense_does_what_it_says(tmp_path):
     dlg = {"0.0": 1.0, "0.01": 1.0, "0.1": 0.0}
     assert {tau: value for (tau, label), value in recovered.items() if label == "dlg"} == dlg
     assert {value for (_, label), value in recovered.items() if label == "llg"} == {1.0}
+
+
+def followed(page: Path, folder: Path) -> dict[str, str]:
+    """What the page's commands print, each block of the page taken in its turn."""
+    here, site, said = folder, folder.with_name("site"), {}
+    here.mkdir()
+    for block in blocks(page, "python", "toml", "sh"):
+        if block.language != "sh":
+            (here / block.file).write_text(block.text)
+            continue
+        for line in block.text.splitlines():
+            if line.startswith("cd "):
+                here = here / line.removeprefix("cd ")
+            else:
+                said[line] = run(line, here, site)
+    return said
+
+
+@pytest.mark.timeout(600)
+def test_the_metric_does_what_it_says(tmp_path):
+    said = followed(METRIC, tmp_path / "project")
+    assert "conforms" in said["fedsim check worst_pixel:WorstPixel"]
+    assert "worst-pixel" in said["fedsim list worst pixel"]
+    assert "better for the attacker: lower" in said["fedsim show worst-pixel"]
+    rows = findings(tmp_path / "project/worst_pixel/runs/audit")
+    mine = [row for row in rows if row["metric"] == "worst-pixel"]
+    assert len(mine) == 2
+    assert all(float(row["value"]) < 0.01 < float(row["baseline"]) for row in mine)
 
 
 @pytest.mark.timeout(600)
