@@ -38,9 +38,10 @@ TUTORIAL = DOCS / "write-an-adversary.md"
 DEFENSE = DOCS / "write-a-defense.md"
 FLOWER = DOCS / "in-your-flower-project.md"
 METRIC = DOCS / "write-a-metric.md"
+TASK = DOCS / "write-a-task.md"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *DOCS.rglob("*.md")]
 PAGES.append(ROOT / "docker" / "README.md")
-OTHERS = [page for page in PAGES if page not in (TUTORIAL, DEFENSE, FLOWER, METRIC)]
+OTHERS = [page for page in PAGES if page not in (TUTORIAL, DEFENSE, FLOWER, METRIC, TASK)]
 KNOWN_HOSTS = {"flower.ai", "www.ray.io", "docs.ray.io", "keepachangelog.com"}
 
 
@@ -165,6 +166,18 @@ def test_the_metric_does_what_it_says(tmp_path):
     mine = [row for row in rows if row["metric"] == "worst-pixel"]
     assert len(mine) == 2
     assert all(float(row["value"]) < 0.01 < float(row["baseline"]) for row in mine)
+
+
+@pytest.mark.timeout(600)
+def test_the_task_does_what_it_says(tmp_path):
+    said = followed(TASK, tmp_path / "project")
+    assert "conforms" in said["fedsim check wine:Wine"]
+    assert "first-linear: needs" in said["fedsim check audit.toml"]
+    rows = findings(tmp_path / "project/wine/runs/audit")
+    assert {row["status"] for row in rows} == {"ok"}
+    for label, metric in (("llg", "asr"), ("first-linear", "recovered")):
+        values = [float(r["value"]) for r in rows if (r["label"], r["metric"]) == (label, metric)]
+        assert values == [1.0] * 4, label
 
 
 @pytest.mark.timeout(600)
