@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedsim.adversary import Adversary, Job, Source
-from fedsim.gradients import LBFGS, Problem, Rules, in_groups, minimise
+from fedsim.gradients import LBFGS, Comparison, Problem, Restarts, Rules, in_groups, minimise
 from fedsim.knowledge import Knowledge
 from fedsim.records import Observation, Reconstruction
 from fedsim.victim import VictimModel
@@ -148,10 +148,9 @@ class DLG(Adversary):
             seen[0].spec,
             size=int(seen[0].know(Knowledge.BATCH_SIZE)),
             labels=labels,
-            distance=self.distance,
-            parameters=self.parameters,
-            device=jobs[0].device,
-            dtype=getattr(torch, self.precision),
+            comparison=Comparison(
+                self.distance, self.parameters, jobs[0].device, getattr(torch, self.precision)
+            ),
         )
         order = ORDER[self.distance]
         rules = [
@@ -171,7 +170,7 @@ class DLG(Adversary):
                 starts, history=self.history, backtracking=self.line_search == "armijo"
             ),
             rules,
-            restarts=self.restarts,
+            restarts=Restarts(self.restarts),
             blocks=problem.blocks() if self.batch_rule == "cyclic" else None,
         )
         notes = self.cautions(seen[0].know(Knowledge.MODEL))

@@ -11,8 +11,10 @@ from torch import Tensor
 from fedsim.adversary import Adversary, Job, Source
 from fedsim.gradients import (
     Adam,
+    Comparison,
     Objective,
     Problem,
+    Restarts,
     Rules,
     in_groups,
     local_steps,
@@ -172,10 +174,9 @@ class InvertingGradients(Adversary):
             size=int(seen[0].know(Knowledge.BATCH_SIZE)),
             labels=labels,
             shuffled=steps > 1,
-            distance=self.distance,
-            parameters=self.parameters,
-            device=jobs[0].device,
-            dtype=getattr(torch, self.precision),
+            comparison=Comparison(
+                self.distance, self.parameters, jobs[0].device, getattr(torch, self.precision)
+            ),
             simulate=local_steps(steps, lr) if steps > 1 else None,
         )
         low, high = spec.input_range or (0.0, 1.0)
@@ -206,8 +207,7 @@ class InvertingGradients(Adversary):
                 clamped=problem.pixels if spec.input_range is not None else 0,
             ),
             [Rules(self.iterations, evaluations=1, patience=self.iterations)] * len(jobs),
-            restarts=self.restarts,
-            all_starts=True,
+            restarts=Restarts(self.restarts, together=True),
         )
         return [
             problem.claim(

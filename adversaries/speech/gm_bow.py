@@ -11,7 +11,11 @@ from fedsim.adversary import Job
 from fedsim.gradients import (
     LBFGS,
     Adam,
+    Checks,
+    Comparison,
+    LabelBag,
     Optimizer,
+    Restarts,
     Rules,
     SequenceProblem,
     minimise,
@@ -119,16 +123,15 @@ class GMBoW(OfTranscripts):
             model,
             gradient,
             seen.head,
-            bag=torch.tensor(bag),
-            length=length,
-            last=END,
-            free=self.variant == "paper",
-            normalise=self.normalise,
-            parameters=self.parameters,
-            penalty=self.penalty,
+            bag=LabelBag(torch.tensor(bag), length, END),
             rng=job.rng,
-            device=job.device,
-            dtype=getattr(torch, self.precision),
+            penalty=self.penalty if self.variant == "paper" else None,
+            normalise=self.normalise,
+            comparison=Comparison(
+                parameters=self.parameters,
+                device=job.device,
+                dtype=getattr(torch, self.precision),
+            ),
         )
 
         def factor(step: int) -> float:
@@ -155,11 +158,8 @@ class GMBoW(OfTranscripts):
                     unchanged=self.unchanged,
                 )
             ],
-            restarts=self.starts - 1,
-            all_starts=True,
-            ends=self.variant == "paper",
-            judge=problem.distance,
-            reading=problem.read,
+            restarts=Restarts(self.starts - 1, together=True, ends=self.variant == "paper"),
+            checks=Checks(judge=problem.distance, reading=problem.read),
         )
         labels = problem.read(match.point[None])[0].cpu()
         return claim(

@@ -13,8 +13,11 @@ from adversaries.text.text_cases import Case, OfTexts, padded
 from fedsim.adversary import Job
 from fedsim.gradients import (
     Adam,
+    Checks,
+    Comparison,
     Match,
     Optimizer,
+    Restarts,
     Rules,
     TextDistance,
     TextMetric,
@@ -158,11 +161,8 @@ class TextMatching(OfTexts):
             [gradients[victim] for victim in of],
             [padded(case.labels, longest) for case in cases],
             [case.lengths for case in cases],
-            distance=metric,
-            parameters=self.parameters,
+            comparison=Comparison(metric, self.parameters, device, dtype),
             l1=l1,
-            device=device,
-            dtype=dtype,
         )
         texts = DummyTexts(far, cases, tokens, words.to(device, dtype), norm_weight=norm_weight)
         own, views = [jobs[victim] for victim in of], [seen[victim] for victim in of]
@@ -173,10 +173,8 @@ class TextMatching(OfTexts):
             own,
             lambda starts: self.optimizer(starts, texts, views, own),
             [Rules(self.steps, evaluations=1, patience=self.steps)] * len(cases),
-            restarts=self.restarts,
-            all_starts=True,
-            ends=self.ends,
-            proof=texts.proof,
+            restarts=Restarts(self.restarts, together=True, ends=self.ends),
+            checks=Checks(proof=texts.proof),
         )
         told = [
             self.finished(match, case, texts, views[case], own[case])

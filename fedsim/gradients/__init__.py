@@ -37,9 +37,9 @@ from fedsim.gradients.factored import (
 )
 from fedsim.gradients.ghost import GhostGradients
 from fedsim.gradients.head import HeadGradient, head_calls, head_gradient
-from fedsim.gradients.matching import Match, Objective, Rules, minimise
-from fedsim.gradients.problem import DISTANCES, Problem, in_groups
-from fedsim.gradients.sequences import SequenceProblem, keep_labels
+from fedsim.gradients.matching import Checks, Match, Objective, Restarts, Rules, minimise
+from fedsim.gradients.problem import DISTANCES, Comparison, Problem, in_groups
+from fedsim.gradients.sequences import LabelBag, SequenceProblem, keep_labels
 from fedsim.gradients.texts import TextDistance, TextMetric, nearest_tokens, norm_gap
 from fedsim.gradients.unrolled import local_steps, unrolled_gradient
 from fedsim.gradients.utterances import ctc_head_gradient, head_passes
@@ -51,18 +51,22 @@ __all__ = [
     "DISTANCES",
     "LBFGS",
     "Adam",
+    "Checks",
+    "Comparison",
     "DummyGradients",
     "Factored",
     "FactoredGradients",
     "GhostGradients",
     "Gradients",
     "HeadGradient",
+    "LabelBag",
     "Leading",
     "Match",
     "Objective",
     "Optimizer",
     "Outer",
     "Problem",
+    "Restarts",
     "Rules",
     "SequenceProblem",
     "TextDistance",

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedsim.gradients.descent import Optimizer
 
-__all__ = ["Match", "Objective", "Resources", "Rules", "minimise"]
+__all__ = ["Checks", "Match", "Objective", "Resources", "Restarts", "Rules", "minimise"]
 
 Objective = Callable[[Tensor, Tensor], Tensor]
 """objective(points (R, n), victims (R,) int64) -> values (R,), to be differentiated; a row's
@@ -51,6 +51,37 @@ class Rules:
     unchanged: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Restarts:
+    """How often a victim's search starts anew, and which of its points are compared.
+
+    Attributes:
+        number: New starts of a victim whose start diverged, stalled or ran out of steps.
+        together: Run all starts side by side, until one has matched.
+        ends: Compare only the points at which starts ended, not all on their way.
+    """
+
+    number: int = 0
+    together: bool = False
+    ends: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Checks:
+    """What is computed of points besides the objective.
+
+    Attributes:
+        judge: Compares the points at which starts ended (`Restarts.ends`); None: the objective.
+        reading: What points (R, n) stand for, (R, k), for `Rules.unchanged`.
+        proof: Replaces `Rules.matched`. Of points (R, n) and victims (R,), the value (R,) of the
+            points that are a match beyond doubt, and infinity for the others.
+    """
+
+    judge: Objective | None = None
+    reading: Callable[[Tensor], Tensor] | None = None
+    proof: Callable[[Tensor, Tensor], Tensor] | None = None
+
+
 @dataclass(slots=True)
 class Match:
     """What came of one victim.
@@ -88,6 +119,9 @@ class _Start:
         self.said, self.same = now, self.same + 1 if unchanged else 0
 
 
+ONE_START, NO_CHECKS = Restarts(), Checks()
+
+
 def minimise(
     objective: Objective,
     start: Callable[[int], Tensor],
@@ -95,30 +129,34 @@ def minimise(
     optimizer: Callable[[Tensor], Optimizer],
     rules: Sequence[Rules],
     *,
-    restarts: int = 0,
-    all_starts: bool = False,
-    ends: bool = False,
-    judge: Objective | None = None,
+    restarts: Restarts = ONE_START,
+    checks: Checks = NO_CHECKS,
     blocks: Tensor | None = None,
-    reading: Callable[[Tensor], Tensor] | None = None,
-    proof: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> list[Match]:
-    """Minimise one objective a victim, all at once; the answers are those of one by one.
+    """Minimise one objective a victim, all in one batch; each result is that of its own run.
 
-    start: draws a victim's starting point (n,) from its job's generator. jobs, rules: one a
-    victim. optimizer: made from the starting points (R, n). restarts: new starts of a victim
-    whose start diverged, stalled or ran out of steps; with `all_starts` every one is run, side
-    by side, until one has matched. The lowest value decides, of all points or with `ends` of the
-    last of each start alone, there by `judge` where it is not the objective; no truth is asked.
-    blocks (N, n) bool: iteration i moves the coordinates of block i mod N alone (DLG's rule for
-    batches).
-    reading: what points (R, n) say, (R, k), for `Rules.unchanged`.
-    proof: asked of points and victims after the objective, in place of `Rules.matched`: (R,), the
-    value of those that are what is sought beyond doubt, and infinity for the others.
+    The lowest value decides between points; the truth is never used.
 
-    Raises what `progress` raises: `Cancelled`, `AttackTimeout`.
+    Args:
+        objective: Values (R,) of points (R, n) and victims (R,), differentiable.
+        start: Draws the starting point (n,) of a victim from its job's generator.
+        jobs: One a victim.
+        optimizer: Made from the starting points (R, n).
+        rules: When a start ends; one a victim.
+        restarts: New starts of each victim.
+        checks: What is computed of points besides the objective.
+        blocks: (N, n) bool. Iteration i moves the coordinates of block i mod N alone (DLG's rule
+            for batches).
+
+    Returns:
+        One match a victim.
+
+    Raises:
+        Cancelled: A job was cancelled.
+        AttackTimeout: A job's time ran out.
     """
-    starts = 1 + restarts if all_starts else 1
+    proof, reading = checks.proof, checks.reading
+    starts = 1 + restarts.number if restarts.together else 1
     rows = [_Start(victim) for _ in range(starts) for victim in range(len(jobs))]
     points = torch.stack([start(row.victim) for row in rows])
     found = [Match(points[victim].clone()) for victim in range(len(jobs))]
@@ -160,7 +198,7 @@ def minimise(
             elif proved[index] < math.inf:
                 row.matched, value = True, proved[index]
             first = proof is not None and row.matched and "matched" not in best.outcomes
-            if first or (value < best.value and (row.matched or not ends)):
+            if first or (value < best.value and (row.matched or not restarts.ends)):
                 best.value, best.point = value, points[index].detach().clone()
         state.tell(
             torch.where(sound, values, torch.inf),
@@ -175,9 +213,9 @@ def minimise(
                     ended[index] = outcome
                 elif blocks is not None and len(blocks) > 1:
                     state.restart(index, state.at(index))
-        if ends and ended:
-            _finish(judge or objective, ended, rows, found, state)
-        left = _settle(ended, rows, found, restarts, all_starts, state, start)
+        if restarts.ends and ended:
+            _finish(checks.judge or objective, ended, rows, found, state)
+        left = _settle(ended, rows, found, restarts, state, start)
         if len(left) < len(rows):
             rows = [rows[index] for index in left]
             state.keep(torch.tensor(left, dtype=torch.int64, device=points.device))
@@ -227,8 +265,7 @@ def _settle(
     ended: dict[int, str],
     rows: list[_Start],
     found: list[Match],
-    restarts: int,
-    all_starts: bool,
+    restarts: Restarts,
     state: Optimizer,
     start: Callable[[int], Tensor],
 ) -> list[int]:
@@ -237,8 +274,10 @@ def _settle(
         best = found[rows[index].victim]
         best.outcomes.append(outcome)
         best.ends.append(state.at(index))
-        again = outcome in ("diverged", "stalled", "steps") and len(best.outcomes) <= restarts
-        if again and not all_starts:
+        again = (
+            outcome in ("diverged", "stalled", "steps") and len(best.outcomes) <= restarts.number
+        )
+        if again and not restarts.together:
             rows[index] = _Start(rows[index].victim)
             state.restart(index, start(rows[index].victim))
     return [

@@ -2,8 +2,9 @@
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -20,11 +21,21 @@ from fedsim.gradients.matching import Match
 from fedsim.records import Reconstruction, Spec
 from fedsim.victim import VictimModel
 
-__all__ = ["DISTANCES", "Problem", "alike", "in_groups", "parameter_weights"]
+__all__ = [
+    "DISTANCES",
+    "Comparison",
+    "DistanceName",
+    "Problem",
+    "alike",
+    "in_groups",
+    "parameter_weights",
+]
 
 Distance = Callable[[Gradients, Gradients, Mapping[str, float] | None], Tensor]
 
-DISTANCES: dict[str, Distance] = {
+DistanceName = Literal["l2", "cosine", "l1+l2"]
+
+DISTANCES: dict[DistanceName, Distance] = {
     "l2": squared_distance,
     "cosine": cosine_distance,
     "l1+l2": l1_l2_distance,
@@ -54,6 +65,26 @@ def parameter_weights(names: Sequence[str], wanted: Mapping[str, float]) -> dict
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """How gradients are compared, and where and how exactly that is computed.
+
+    Attributes:
+        distance: A key of `DISTANCES`.
+        parameters: Weights of the parameters by name pattern (`parameter_weights`); None: 1 each.
+        device: Where the victim's model is copied to.
+        dtype: Floating-point type of the model's copy and of the points.
+    """
+
+    distance: DistanceName = "l2"
+    parameters: Mapping[str, float] | None = None
+    device: torch.device | str = "cpu"
+    dtype: torch.dtype = torch.float64
+
+
+L2 = Comparison()
+
+
 class Problem:
     """The distance between observed gradients and those of dummy batches, for V victims at once.
 
@@ -64,9 +95,8 @@ class Problem:
     model: what all V victims started from; it is copied. observed: each victim's gradient by name.
     size: examples in each batch. labels: each victim's hard labels (size,), or None to search
     for soft ones. shuffled: each start has the given labels in a random order of its own, for a
-    `simulate` to which the order of the examples matters. distance: one of `DISTANCES`.
-    parameters: weights by name pattern. simulate: gradients (R, *shape) of dummy batches;
-    `DummyGradients` of the model where left out.
+    `simulate` to which the order of the examples matters. comparison: how gradients are compared.
+    simulate: gradients (R, *shape) of dummy batches; `DummyGradients` of the model where left out.
 
     Raises `ValueError` where gradient and model do not fit, and for a gradient that holds NaN or
     Inf or is zero throughout.
@@ -81,21 +111,19 @@ class Problem:
         size: int,
         labels: Sequence[Tensor | None],
         shuffled: bool = False,
-        distance: str = "l2",
-        parameters: Mapping[str, float] | None = None,
-        device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.float64,
+        comparison: Comparison = L2,
         simulate: Callable[[VictimModel, list[str]], Callable[[Tensor, Tensor], Gradients]]
         | None = None,
     ) -> None:
         if spec.input_shape is None:
             raise ValueError("matching needs inputs of a fixed shape; this task's inputs vary")
+        device, dtype, distance = comparison.device, comparison.dtype, comparison.distance
         self.model = model.copy().to(device)
         self.model.module.to(dtype)
         sent = [name for name in self.model.parameters() if all(name in one for one in observed)]
         if not sent:
             raise ValueError("the gradient names none of the model's trained parameters")
-        self.weights = parameter_weights(sent, parameters or {"*": 1.0})
+        self.weights = parameter_weights(sent, comparison.parameters or {"*": 1.0})
         self.names = list(self.weights)
         theirs = {
             name: torch.stack([one[name] for one in observed]).to(device, dtype)

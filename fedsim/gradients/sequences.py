@@ -1,16 +1,32 @@
 """Gradient matching of a decoded sequence: which context vectors and labels sent this gradient?"""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from fedsim.gradients.factored import FactoredGradients, Leading, leading
-from fedsim.gradients.problem import parameter_weights
+from fedsim.gradients.problem import L2, Comparison, parameter_weights
 from fedsim.victim import VictimModel
 
-__all__ = ["SequenceProblem", "keep_labels"]
+__all__ = ["LabelBag", "SequenceProblem", "keep_labels"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LabelBag:
+    """The labels that a sequence is made of.
+
+    Attributes:
+        labels: (b,) int64, sorted.
+        length: Steps S of the sequence.
+        last: The label of the last step.
+    """
+
+    labels: Tensor
+    length: int
+    last: int
 
 
 class SequenceProblem:
@@ -20,18 +36,17 @@ class SequenceProblem:
     with points (R, n), as `minimise` does, it returns (R,); the victims it is handed with them are
     one and the same. Of R starts each is answered as it would be alone.
 
-    free: A (S, d_A) and P (S, |bag|) are the coordinates themselves, and the value is RLG's Eq. 8,
-    ||g' - g|| + penalty sum_i |1 - ||p_i||_1|. Otherwise A is combined of S vectors, P is a softmax
-    of its coordinates, and the value ||g' - g||^2 / ||g||^2. A weight's gradient sum_i delta_i x_i'
-    has the rows x_i that entered the layer in its row space; those of a layer that takes A hold
-    the a_i, so that S vectors from it span them.
+    penalty: if given, A (S, d_A) and P (S, |bag|) are the coordinates themselves, and the value is
+    RLG's Eq. 8, ||g' - g|| + penalty sum_i |1 - ||p_i||_1|. Otherwise A is combined of S vectors,
+    P is a softmax of its coordinates, and the value ||g' - g||^2 / ||g||^2. A weight's gradient
+    sum_i delta_i x_i' has the rows x_i that entered the layer in its row space; those of a layer
+    that takes A hold the a_i, so that S vectors from it span them.
 
     model: has the point "context", and says by `module.context_size` what d_A is; it is copied.
-    gradient: by parameter name, of one sequence of `length` steps; of each matrix the leading S
-    singular vectors count, which is all of it but for noise. bag (b,) int64: labels, sorted.
-    last: the label of the last step. normalise: "set" leaves only the bag's labels in the softmax
-    (L_BoW). parameters: weights by name pattern. Raises `ValueError` where gradient and model do
-    not fit.
+    gradient: by parameter name, of one sequence of `bag.length` steps; of each matrix the leading S
+    singular vectors count, which is all of it but for noise. normalise: "set" leaves only the
+    bag's labels in the softmax (L_BoW). comparison: its distance is not read. Raises `ValueError`
+    where gradient and model do not fit.
     """
 
     def __init__(
@@ -40,27 +55,23 @@ class SequenceProblem:
         gradient: Mapping[str, Tensor],
         head: str,
         *,
-        bag: Tensor,
-        length: int,
-        last: int,
-        parameters: Mapping[str, float],
+        bag: LabelBag,
         rng: torch.Generator,
-        free: bool = False,
+        penalty: float | None = None,
         normalise: Literal["all", "set"] = "all",
-        penalty: float = 1.0,
-        device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.float64,
+        comparison: Comparison = L2,
     ) -> None:
+        device, dtype, length = comparison.device, comparison.dtype, bag.length
         own = model.copy().to(device)
         own.module.to(dtype)
         sent = [name for name in own.parameters() if name in gradient]
-        self.weights = parameter_weights(sent, parameters)
+        self.weights = parameter_weights(sent, comparison.parameters or {"*": 1.0})
         wanted = {name: gradient[name].to(device, dtype) for name in self.weights}
-        self.bag, self.last, self.length, self.penalty = bag.to(device), last, length, penalty
+        self.bag, self.last, self.length = bag.labels.to(device), bag.last, length
         self.classes = len(own.module.get_submodule(head).get_parameter("weight"))
         if normalise == "set":
             keep_labels(own, head, self.bag, wanted)
-            self.classes = len(bag)
+            self.classes = len(self.bag)
         for name, value in wanted.items():
             if not torch.isfinite(value).all():
                 raise ValueError(f"the gradient of '{name}' holds NaN or Inf")
@@ -72,13 +83,13 @@ class SequenceProblem:
             for name, value in wanted.items()
         }
         self._gradients = FactoredGradients(own, self.weights, at="context")
-        self.free = free
+        self.penalty, self.free = penalty or 0.0, penalty is not None
         context = int(own.module.context_size)  # type: ignore[arg-type]
         self.basis = torch.eye(context, device=device, dtype=dtype)
         """Vectors (k, d_A) that context vectors are combined of."""
-        if not free:
+        if not self.free:
             self.basis = self._span(rng)
-        self.size = length * (len(self.basis) + len(bag))
+        self.size = length * (len(self.basis) + len(self.bag))
 
     def _span(self, rng: torch.Generator) -> Tensor:
         probe = torch.randn(1, self.length, len(self.basis), generator=rng).to(self.basis)

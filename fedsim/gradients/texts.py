@@ -2,20 +2,21 @@
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fedsim.gradients.factored import Factored
 from fedsim.gradients.ghost import GhostGradients
-from fedsim.gradients.problem import parameter_weights
+from fedsim.gradients.problem import Comparison, DistanceName, parameter_weights
 from fedsim.gradients.terms import observed_terms
 from fedsim.victim import VictimModel
 
 __all__ = ["TextDistance", "TextMetric", "nearest_tokens", "norm_gap"]
 
-TextMetric = Literal["cosine", "l2", "l1+l2"]
+TextMetric = DistanceName
+
+COSINE = Comparison("cosine", dtype=torch.float32)
 
 KEY_BIASES = ("*key.bias", "*key_proj.bias", "*k_proj.bias", "*k_lin.bias")
 """Names of key projections' biases. Attention does not change when all keys move alike, so that
@@ -42,8 +43,8 @@ class TextDistance:
 
     model: has the point "embedding"; it is copied. observed: each victim's gradient by name.
     targets: each victim's labels (B,) or masked tokens (B, L) int64, or soft ones. lengths: tokens
-    of each victim's texts, (B,) int64; L is that of the longest, or more. parameters: weights by
-    name pattern; word embeddings and `KEY_BIASES` are left out whatever it says. Raises
+    of each victim's texts, (B,) int64; L is that of the longest, or more. comparison: of its
+    `parameters`, word embeddings and `KEY_BIASES` are left out whatever it says. Raises
     `ValueError` where gradient and model do not fit, for NaN or Inf, and where the gradients in
     factors are not the model's.
     """
@@ -55,12 +56,10 @@ class TextDistance:
         targets: Sequence[Tensor],
         lengths: Sequence[Tensor],
         *,
-        distance: TextMetric = "cosine",
-        parameters: Mapping[str, float] | None = None,
+        comparison: Comparison = COSINE,
         l1: float = 0.01,
-        device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.float32,
     ) -> None:
+        distance, device, dtype = comparison.distance, comparison.device, comparison.dtype
         shapes = {
             (tuple(one.shape), tuple(ends.shape))
             for one, ends in zip(targets, lengths, strict=False)
@@ -73,7 +72,7 @@ class TextDistance:
             )
         own = model.copy().to(device)
         own.module.to(dtype).eval()  # what units a client dropped nobody knows
-        weights = _matched(own, observed, parameters)
+        weights = _matched(own, observed, comparison.parameters)
         theirs = {name: torch.stack([one[name] for one in observed]).to(device) for name in weights}
         self.distance = distance
         self.targets, self.lengths = (torch.stack(list(v)).to(device) for v in (targets, lengths))

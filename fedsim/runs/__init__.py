@@ -1,1 +1,1 @@
-"""The run folder: its reading half (`reading`, `measures`) and its writing half (`ledger`, `tape`)."""
+"""The run folder: read by `reading` and `measures`, written by `ledger` and `tape`."""

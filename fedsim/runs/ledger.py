@@ -126,7 +126,10 @@ class Ledger:
         before = provenance.results(before)
         with contextlib.suppress(FedsimError):  # keys that are newer than the run have defaults
             before = tomllib.loads(Scenario.parse(before).to_toml())
-        before, now = provenance.results(before), provenance.results(tomllib.loads(scenario.to_toml()))
+        before, now = (
+            provenance.results(before),
+            provenance.results(tomllib.loads(scenario.to_toml())),
+        )
         if differing := sorted(
             key for key in {*before, *now} - {*growing} if before.get(key) != now.get(key)
         ):
@@ -179,7 +182,9 @@ class Ledger:
     def ended(self) -> set[str]:
         """The points that were played to the end, all attacks written down."""
         path = self.folder / "points.csv"
-        return {row[0] for row in read_table(path, TABLES[path.name])[0]} if path.exists() else set()
+        return (
+            {row[0] for row in read_table(path, TABLES[path.name])[0]} if path.exists() else set()
+        )
 
     def end(self, point: str, seconds: float) -> None:
         """Write down that a point was played to the end, and how long it took."""
@@ -192,8 +197,10 @@ class Ledger:
         shutil.rmtree(self.folder / folder, ignore_errors=True)
 
     def _so_far(self, name: str, columns: Sequence[str]) -> list[list[str]]:
-        """The whole rows of a table that only this process writes, each read once: a run of a
-        thousand points would otherwise spend its time on reading what it wrote."""
+        """The whole rows of a table that only this process writes, each read once.
+
+        A run of a thousand points would otherwise spend its time on reading what it wrote.
+        """
         rows, end = self._known.get(name, ([], 0))
         path = self.folder / name
         if not end:
@@ -209,15 +216,15 @@ class Ledger:
 
     def findings(self, findings: Iterable[Finding]) -> None:
         """Append rows and sync them to disk."""
-        self._append(
-            "findings.csv", "".join(line(cells(dataclasses.astuple(f))) for f in findings)
-        )
+        self._append("findings.csv", "".join(line(cells(dataclasses.astuple(f))) for f in findings))
 
     def utility(
         self, round: int, values: Mapping[str, float], point: str, *, sync: bool = True
     ) -> None:
-        """Append a round's utility, one row a metric. sync: False to have it on disk with the next
-        round's."""
+        """Append a round's utility, one row a metric.
+
+        sync: False to have it on disk with the next round's.
+        """
         rows = [cells([round, metric, float(v), point]) for metric, v in values.items()]
         self._append("utility.csv", "".join(map(line, rows)), sync=sync)
 
@@ -321,5 +328,3 @@ def _not_writable(folder: Path, error: OSError) -> RunFolderError:
 
 
 _NA = {name: [""] for name in ("value", "baseline", "baseline_prior")}
-
-

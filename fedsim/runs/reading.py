@@ -90,8 +90,14 @@ def _last_whole_row(text: str) -> int:
 
 
 def read_findings(run_dir: Path) -> "tuple[pd.DataFrame, list[str]]":
-    """Findings with numbers as numbers, one row an attack and metric, and `counted`: what goes
-    into an average (the value, the baseline of a broken attack, NaN for a denied one).
+    """Read findings.csv with numbers as numbers, one row an attack and metric.
+
+    Returns:
+        The rows, with a column `counted`, what goes into an average (the value, the baseline of a
+        broken attack, NaN for a denied one), and notes on what had to be left out.
+
+    Raises:
+        RunFolderError: The file is no CSV, or not of a run.
     """
     import pandas as pd
 

@@ -27,12 +27,14 @@ def cells(values: Sequence[Any]) -> list[str]:
 
 
 def line(cells: Sequence[str]) -> str:
+    """One row as a line of CSV."""
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerow(cells)
     return out.getvalue()
 
 
 def encoded(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> bytes:
+    """A table, its header first, as a file holds it."""
     return (line(columns) + "".join(map(line, rows))).encode()
 
 
@@ -47,5 +49,7 @@ def read_table(path: Path, columns: Sequence[str]) -> tuple[list[list[str]], boo
         text = text[: text.rfind("\n") + 1]
     rows = list(csv.reader(io.StringIO(text)))
     if not rows or rows[0] != list(columns):
-        raise RunFolderError(f"{path} has other columns than this version writes: {', '.join(columns)}")
+        raise RunFolderError(
+            f"{path} has other columns than this version writes: {', '.join(columns)}"
+        )
     return rows[1:], torn

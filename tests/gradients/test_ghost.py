@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional
 
 from fedsim import libraries
-from fedsim.gradients import GhostGradients, TextDistance, nearest_tokens, norm_gap
+from fedsim.gradients import Comparison, GhostGradients, TextDistance, nearest_tokens, norm_gap
 from fedsim.tasks.text.languages import POINTS, classification_loss, masked_loss
 from fedsim.victim import VictimModel
 
@@ -103,7 +103,8 @@ def distance_of(model, name="cosine", *, victims=1, seed=9, dtype=torch.float64,
         {k: g.detach() for k, g in observed(model, *one).items()}
         for one in zip(embedded, labels, lengths, strict=True)
     ]
-    made = TextDistance(model, theirs, labels, lengths, distance=name, dtype=dtype, **settings)
+    comparison = Comparison(name, dtype=dtype)
+    made = TextDistance(model, theirs, labels, lengths, comparison=comparison, **settings)
     return made, theirs, (embedded, labels, lengths)
 
 
@@ -240,7 +241,8 @@ def test_a_noisy_gradient_has_no_factors_and_is_matched_all_the_same():
     start = texts(model, 1)[0]
     ours = observed(model, start[0], labels[0], lengths[0])
     for name in ("cosine", "l2"):
-        far = TextDistance(model, [noisy], labels, lengths, distance=name, dtype=torch.float64)
+        comparison = Comparison(name, dtype=torch.float64)
+        far = TextDistance(model, [noisy], labels, lengths, comparison=comparison)
         exact = float(plain(name, ours, noisy).detach())
         assert float(far(start, torch.tensor([0]))) == pytest.approx(exact, rel=1e-9)
 
@@ -287,8 +289,8 @@ def test_parameters_are_chosen_by_pattern_and_key_biases_never_count():
     ours = observed(model, start[0], labels[0], lengths[0])
     noise = {n: torch.ones(16) for n in model.parameters() if n.endswith("key.bias")}
     assert len(noise) == 2
-    far = TextDistance(model, [theirs[0] | noise], labels, lengths, distance="l2",
-                       parameters=parts, dtype=torch.float64)  # fmt: skip
+    comparison = Comparison("l2", parts, dtype=torch.float64)
+    far = TextDistance(model, [theirs[0] | noise], labels, lengths, comparison=comparison)
     exact = sum(
         (2 if "attention" in name else 1)
         * float((ours[name] - theirs[0][name]).detach().square().sum())
@@ -306,7 +308,8 @@ def test_what_is_compared_drops_nothing():
     dropping = victim(dropout=True)
     dropping.module.load_state_dict(model.module.state_dict())
     assert dropping.drops
-    same = TextDistance(dropping, theirs, labels, lengths, dtype=torch.float64)
+    exactly = Comparison("cosine", dtype=torch.float64)
+    same = TextDistance(dropping, theirs, labels, lengths, comparison=exactly)
     assert torch.equal(*(one(embedded, torch.tensor([0])) for one in (far, same)))
     assert dropping.drops  # a copy's were turned off
 
@@ -318,7 +321,8 @@ def test_a_tensor_that_is_zero_says_nothing():
     ours = observed(model, start[0], labels[0], lengths[0])
     gone = "bert.pooler.dense.weight"
     zeroed = theirs[0] | {gone: torch.zeros_like(theirs[0][gone])}
-    far = TextDistance(model, [zeroed], labels, lengths, dtype=torch.float64)
+    exactly = Comparison("cosine", dtype=torch.float64)
+    far = TextDistance(model, [zeroed], labels, lengths, comparison=exactly)
     del ours[gone]
     exact = float(plain("cosine", ours, theirs[0]).detach())
     assert float(far(start, torch.tensor([0]))) == pytest.approx(exact, rel=1e-9)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedsim import testing
-from fedsim.gradients import LBFGS, Adam, Rules, minimise
+from fedsim.gradients import LBFGS, Adam, Checks, Restarts, Rules, minimise
 
 # optimizers
 
@@ -56,7 +56,7 @@ def test_where_proof_is_asked_for_only_what_it_tells_is_a_match():
         return torch.where(told, objective(points, victims), torch.inf)
 
     rules = [Rules(iterations=30, matched=1e9, patience=30)] * 2
-    unproved, proved = run(objective, 2, lbfgs, rules, proof=proof)[0]
+    unproved, proved = run(objective, 2, lbfgs, rules, checks=Checks(proof=proof))[0]
     assert "matched" not in unproved.outcomes
     assert unproved.value < 1e-9
     assert proved.outcomes == ["matched"]
@@ -149,7 +149,7 @@ def test_a_start_that_stalls_gives_way_to_a_new_one_and_the_lowest_is_kept():
         return (points.detach() + 0 * points).sum(dim=1)
 
     rules = [Rules(iterations=50, patience=3)]
-    (match,) = minimise(flat, start, [testing.job()], lbfgs, rules, restarts=2)
+    (match,) = minimise(flat, start, [testing.job()], lbfgs, rules, restarts=Restarts(2))
     assert match.outcomes == ["stalled"] * 3
     assert drawn == [1, 2, 3]
     assert match.value == 1
@@ -165,7 +165,7 @@ def test_with_all_starts_every_one_is_run_and_the_lowest_wins():
 
     job = testing.job(seed=2)
     rules = [Rules(iterations=20)]
-    (match,) = minimise(wavy, start, [job], lbfgs, rules, restarts=5, all_starts=True)
+    (match,) = minimise(wavy, start, [job], lbfgs, rules, restarts=Restarts(5, together=True))
     assert len(match.outcomes) == 6
     assert match.value < 1e-6
 
@@ -183,7 +183,7 @@ def test_where_starts_ended_is_found_instead_of_the_lowest_point_on_the_way():
     jobs = [testing.job(seed=seed) for seed in range(2)]
     rules = [Rules(iterations=1, evaluations=1)] * 2
     lowest = minimise(sliding, start, jobs, bold, rules)
-    last = minimise(sliding, start, jobs, bold, rules, ends=True)
+    last = minimise(sliding, start, jobs, bold, rules, restarts=Restarts(ends=True))
     lone = bold(torch.stack([start(0), start(1)]))
     lone.tell(lone.point()[:, 0].square(), 2 * lone.point())
     for row, (low, end) in enumerate(zip(lowest, last, strict=True)):
@@ -195,12 +195,12 @@ def test_where_starts_ended_is_found_instead_of_the_lowest_point_on_the_way():
 
     # A start that has come as far as rounding lets it is looked at where it is, too.
     still = [Rules(iterations=50, evaluations=1, floor=1.0, patience=1, fall=0.999)]
-    (match,) = minimise(sliding, start, jobs[:1], bold, still, ends=True)
+    (match,) = minimise(sliding, start, jobs[:1], bold, still, restarts=Restarts(ends=True))
     assert match.outcomes == ["matched"]
     assert match.value == float(match.point.square()) < 1
 
     done = [Rules(iterations=50, evaluations=1, matched=1e-3)]
-    (match,) = minimise(sliding, start, jobs[:1], bold, done, ends=True)
+    (match,) = minimise(sliding, start, jobs[:1], bold, done, restarts=Restarts(ends=True))
     assert match.outcomes == ["matched"]
     assert match.value < 1e-3
 
@@ -220,8 +220,16 @@ def test_where_starts_ended_can_be_judged_by_something_else_than_what_is_descend
     def still(starts):
         return Adam(starts, lr=1e-9, schedule=lambda step: 1.0)
 
-    rules, both = [Rules(iterations=3, evaluations=1)], {"restarts": 1, "all_starts": True}
-    (match,) = minimise(flat, start, [testing.job()], still, rules, ends=True, judge=far, **both)
+    rules = [Rules(iterations=3, evaluations=1)]
+    (match,) = minimise(
+        flat,
+        start,
+        [testing.job()],
+        still,
+        rules,
+        restarts=Restarts(1, together=True, ends=True),
+        checks=Checks(judge=far),
+    )
     assert float(match.point) == pytest.approx(5)
     assert match.value == pytest.approx(0, abs=1e-6)
 
@@ -232,7 +240,7 @@ def test_what_is_undefined_from_the_start_diverges():
 
     rules = [Rules(iterations=5)]
     (match,) = minimise(
-        nowhere, lambda _: torch.zeros(2), [testing.job()], lbfgs, rules, restarts=1
+        nowhere, lambda _: torch.zeros(2), [testing.job()], lbfgs, rules, restarts=Restarts(1)
     )
     assert match.outcomes == ["diverged"] * 2
     assert match.value == float("inf")

@@ -14,12 +14,7 @@ from adversaries.speech.ctc_matching.restarts import restart_from_means
 from adversaries.speech.pace import Pace
 from adversaries.speech.utterances import OfUtterances
 from fedsim.adversary import Job
-from fedsim.gradients import (
-    Adam,
-    Match,
-    Rules,
-    minimise,
-)
+from fedsim.gradients import Adam, Match, Restarts, Rules, minimise
 from fedsim.knowledge import Knowledge
 from fedsim.records import Observation, Reconstruction
 from fedsim.seeds import isolated
@@ -181,8 +176,7 @@ class CTCMatching(OfUtterances):
             theirs,
             int(seen.spec.features or 0),
             whole=self.layers == "all",
-            distance=self.distance,
-            floor=self.floor,
+            floor=self.floor if self.distance == "whitened" else None,
             smoothness=self.smoothness,
             masks=self.masks,
         )
@@ -218,8 +212,7 @@ class CTCMatching(OfUtterances):
             [job],
             lambda points: Adam(points, lr=lr, schedule=self._schedule),
             [Rules(self.iterations, evaluations=1, matched=MATCHED, patience=self.iterations)],
-            restarts=len(starts) - 1,
-            all_starts=True,
+            restarts=Restarts(len(starts) - 1, together=True),
         )
         return match
 

@@ -1,7 +1,6 @@
 """Dummy utterances of a batch: the gradients they have, and how far these are from one observed."""
 
 from collections.abc import Callable
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -18,9 +17,9 @@ class DummyFrames:
 
     model: in the mode that its dropout asks for. case: what is assumed to have been said, and in
     how many frames. theirs: what is matched, by parameter name, with a first dimension of 1; the
-    head's alone, or with `whole` of any. features: values of a frame. floor: of the distance
-    "whitened" (`WhitenedDistance`). smoothness: what the mean square of the difference of
-    neighbouring frames counts. masks: of dropout, whose mean gradient is matched; 0: none.
+    head's alone, or with `whole` of any. features: values of a frame. floor: of
+    `WhitenedDistance`; None: the cosine distance. smoothness: the weight of the mean squared
+    difference of neighbouring frames. masks: of dropout, whose mean gradient is matched; 0: none.
     """
 
     def __init__(
@@ -31,8 +30,7 @@ class DummyFrames:
         features: int,
         *,
         whole: bool,
-        distance: Literal["whitened", "cosine"],
-        floor: float,
+        floor: float | None,
         smoothness: float,
         masks: int,
     ) -> None:
@@ -41,7 +39,7 @@ class DummyFrames:
         self._far: Callable[[dict[str, Tensor]], Tensor] = lambda ours: cosine_distance(
             ours, theirs
         )
-        if distance == "whitened":
+        if floor is not None:
             observed = {name: value[0] for name, value in theirs.items()}
             self._far = WhitenedDistance(observed, floor)
         self._shapes = [(length, features) for length in case.lengths]

@@ -20,7 +20,7 @@ from fedsim.errors import ClientError, EngineError
 from fedsim.federation.client import UPDATE_KEY
 from fedsim.federation.grid import RAISED, Through
 from fedsim.federation.secure import CLIENTS_KEY
-from fedsim.federation.secure.maskedsum import Mean, masked_sum
+from fedsim.federation.secure.maskedsum import Mean, Terms, masked_sum
 from fedsim.federation.secure.masking import split
 from fedsim.federation.strategies import clients_of
 
@@ -95,27 +95,21 @@ class SecureGrid(Through):
     ) -> Mean:
         if len(messages) < 2:
             raise ClientError("one client was asked, and the sum of one update is that update")
-        common = {
-            "seed": self._seed,
-            "round": int(cast(int, told["server-round"])),
-            "size": 1 + sum(math.prod(array.shape) for array in sent.values()),
-            "meaning_key": UPDATE_KEY,
-            "timeout": timeout,
-        }
+        terms = Terms(
+            seed=self._seed,
+            round=int(cast(int, told["server-round"])),
+            size=1 + sum(math.prod(array.shape) for array in sent.values()),
+            meaning_key=UPDATE_KEY,
+            timeout=timeout,
+            most=self._most,
+        )
         if self._protocol == "masked-sum":
-            return masked_sum(self._grid, messages, self.clients, failed, **common)  # type: ignore[arg-type]
+            return masked_sum(self._grid, messages, self.clients, failed, terms)
         from fedsim.federation.secure.secaggplus import (
             secagg_plus,  # Flower's legacy server comes with it
         )
 
-        return secagg_plus(
-            self._grid,
-            messages,
-            self.clients,
-            failed,
-            most=self._most,
-            **common,  # type: ignore[arg-type]
-        )
+        return secagg_plus(self._grid, messages, self.clients, failed, terms)
 
     def _reply(self, mean: Mean, messages: Mapping[int, Message], sent: ArrayRecord) -> Message:
         loss, values = float(mean.values[0]), mean.values[1:]

@@ -21,7 +21,7 @@ from fedsim.federation.secure import MASKED_KEY, ROUND_KEY
 from fedsim.federation.secure.masking import Masked, Vector, connected, decode, neighbours
 from fedsim.federation.secure.protocol import Round
 
-__all__ = ["Mean", "agreed", "masked_sum", "with_round"]
+__all__ = ["Mean", "Terms", "agreed", "masked_sum", "with_round"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,27 +38,44 @@ class Mean:
     meaning: ConfigRecord
 
 
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What server and clients agree on before a round.
+
+    Attributes:
+        seed: The run's.
+        round: Number of the round.
+        size: Values of the vector behind an update.
+        meaning_key: Where a reply says what its arrays are.
+        timeout: Seconds that clients have for an answer, None: no limit.
+        most: Examples behind the largest update that there can be.
+    """
+
+    seed: int
+    round: int
+    size: int
+    meaning_key: str
+    timeout: float | None
+    most: int
+
+
 def masked_sum(
     grid: Grid,
     messages: Mapping[int, Message],
     clients: Mapping[int, int],
     failed: dict[int, str],
-    *,
-    seed: int,
-    round: int,
-    size: int,
-    meaning_key: str,
-    timeout: float | None,
+    terms: Terms,
 ) -> Mean:
     """Conduct one round; raises `ClientError` where the sum would say too much, or nothing.
 
     messages: the round's, by node. clients: client by node. failed: gets, by node, why a client
-    is not in the sum. size: of the vector behind an update.
+    is not in the sum.
     """
+    size, timeout = terms.size, terms.timeout
     node_of = {clients[node]: node for node in messages}
     graph = neighbours(list(node_of))
     rounds = {
-        client: Round(seed, round, client, len(graph), partners, size + 1)
+        client: Round(terms.seed, terms.round, client, len(graph), partners, size + 1)
         for client, partners in graph.items()
     }
     asked = [with_round(messages[node_of[client]], rounds[client]) for client in graph]
@@ -68,7 +85,7 @@ def masked_sum(
         node = reply.metadata.src_node_id
         try:
             vector = _read(reply, "masked", size + 1)
-            said[node] = _meaning(reply, meaning_key)
+            said[node] = _meaning(reply, terms.meaning_key)
             masked[clients[node]] = vector
         except ClientError as reason:
             failed[node] = str(reason)

@@ -23,7 +23,7 @@ from flwr.serverapp import Grid
 
 from fedsim.errors import ClientError, UpdateRefused
 from fedsim.federation.secure import ROUND_KEY, SECAGGPLUS_KEY
-from fedsim.federation.secure.maskedsum import Mean, agreed, with_round
+from fedsim.federation.secure.maskedsum import Mean, Terms, agreed, with_round
 from fedsim.federation.secure.masking import reach
 from fedsim.federation.secure.protocol import Plain, Round
 from fedsim.seeds import isolated
@@ -106,29 +106,24 @@ def secagg_plus(
     messages: Mapping[int, Message],
     clients: Mapping[int, int],
     failed: dict[int, str],
-    *,
-    seed: int,
-    round: int,
-    size: int,
-    meaning_key: str,
-    timeout: float | None,
-    most: int,
+    terms: Terms,
 ) -> Mean:
     """Conduct one round; raises `ClientError` where too few clients are left.
 
-    As `masked_sum`. most: examples behind the largest update that there can be.
+    As `masked_sum`.
     """
+    seed, round, size = terms.seed, terms.round, terms.size
     near, number = reach(len(messages)), len(messages)
     workflow = SecAggPlusWorkflow(
         num_shares=1.0 if 2 * near + 1 >= number else 2 * near + 1,
         reconstruction_threshold=2 / 3,
-        max_weight=float(most),
+        max_weight=float(terms.most),
         clipping_range=CLIPPING,
         quantization_range=quantisation(number),
         modulus_range=MODULUS,
-        timeout=timeout,
+        timeout=terms.timeout,
     )
-    tap = _Tap(grid, failed, size, meaning_key, most)
+    tap = _Tap(grid, failed, size, terms.meaning_key, terms.most)
     outcome = _Outcome(list(messages))
     context = LegacyContext(
         Context(run_id=0, node_id=0, node_config={}, state=RecordDict(), run_config={}),

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from adversaries import DLG, LLG, RLG
 from fedsim import testing
 from fedsim.errors import FedsimError, PluginError
-from fedsim.gradients import Problem
+from fedsim.gradients import Comparison, Problem
 from fedsim.gradients.problem import alike
 from fedsim.knowledge import Knowledge
 from fedsim.metrics import METRICS
@@ -212,9 +212,10 @@ def test_dlg_refuses_labels_that_do_not_fit_the_batch():
 # the problem, and DLG on it
 
 
-def problem(**settings):
+def problem(parameters=None, **settings):
     seen = testing.example()
-    given = {"size": 1, "labels": [None], **settings}
+    comparison = Comparison(parameters=parameters)
+    given = {"size": 1, "labels": [None], "comparison": comparison, **settings}
     return Problem(seen.model, [seen.gradient], seen.spec, **given)
 
 

@@ -15,7 +15,10 @@ from fedsim.adversary import Adversary
 from fedsim.errors import NotGranted, ScenarioError
 from fedsim.gradients import (
     Adam,
+    Comparison,
     FactoredGradients,
+    LabelBag,
+    Restarts,
     Rules,
     SequenceProblem,
     leading,
@@ -38,16 +41,22 @@ def fed(model: VictimModel, target: Tensor, seed: int = 0) -> tuple[Tensor, dict
     return contexts, {name: value.detach() for name, value in gradient.items()}
 
 
-def problem(model: VictimModel, gradient: dict[str, Tensor], bag: list[int], length: int, **given):
+def problem(
+    model: VictimModel,
+    gradient: dict[str, Tensor],
+    bag: list[int],
+    length: int,
+    parameters=DECODER,
+    **given,
+):
     return SequenceProblem(
         model,
         gradient,
         model.head,
-        bag=torch.tensor(bag),
-        length=length,
-        last=END,
+        bag=LabelBag(torch.tensor(bag), length, END),
         rng=generator(),
-        **{"parameters": DECODER, **given},
+        comparison=Comparison(parameters=parameters),
+        **given,
     )
 
 
@@ -224,7 +233,7 @@ def test_the_truth_is_a_solution(normalise):
         gradient = dict(zip(leaves, grads, strict=True))
     every = {"speller.*": 1.0}
     free = problem(
-        model, gradient, bag.tolist(), 4, free=True, normalise=normalise, parameters=every
+        model, gradient, bag.tolist(), 4, penalty=1.0, normalise=normalise, parameters=every
     )
     labels = (target[0, :, None] == bag).double()
     truth = torch.cat([contexts.double().flatten(), labels.flatten()])
@@ -327,8 +336,7 @@ def test_one_match_ends_the_other_starts():
         [testing.job()],
         lambda starts: Adam(starts, lr=0.01, schedule=lambda _: 1.0),
         [Rules(500, evaluations=1, matched=1e-5, patience=500)],
-        restarts=2,
-        all_starts=True,
+        restarts=Restarts(2, together=True),
     )
     assert match.outcomes == ["matched"]
     assert match.evaluations <= 3 * 3
