@@ -84,6 +84,7 @@ class Update:
     tensors: trained parameters: gradient of the loss, `delta` (after - before) or new weights.
     buffers: floating-point buffers as the client leaves them (running statistics).
     lr, momentum, weight_decay, steps: the local optimizer's settings; lr None when not known.
+    optimizer: "sgd", another name, or "unknown" where nobody named it.
     num_examples: examples that went into the update, all steps together, with multiplicity.
     reduction: what the training loss is a mean over.
     """

@@ -143,8 +143,8 @@ def to_gradient(
     For one plain SGD step w' = w - lr (g + decay w) the gradient is recovered exactly (up to
     float32 cancellation in w' - w). For K steps, and for momentum m, the sum of the steps is
     divided by the weight that SGD gives them, sum_k (1 - m^(K - k)) / (1 - m): the average
-    gradient along the local path, exact only if it did not turn. Any optimizer other than SGD is
-    treated alike and never exact.
+    gradient along the local path, exact only if it did not turn. Any optimizer other than SGD, and
+    one that nobody named, is treated alike and never exact.
     """
     if update.kind == "gradient":
         return {name: value.detach().clone() for name, value in update.tensors.items()}, True

@@ -6,9 +6,11 @@ decides where an attack runs.
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import tomli_w
 import torch
 
 from fedsim.adversary import Adversary
@@ -16,7 +18,7 @@ from fedsim.attacking.attack import Attack, Bench, GroupFailed, Outcome, one_by_
 from fedsim.attacking.progress import AttackProgress, watched
 from fedsim.errors import ScenarioError
 from fedsim.knowledge import Knowledge
-from fedsim.plugin import names
+from fedsim.plugin import find, names
 from fedsim.records import Interception, Update
 from fedsim.report import write_report
 from fedsim.runs.ledger import Ledger
@@ -27,6 +29,12 @@ from fedsim.seeds import torch_generator
 from fedsim.tasks import Task
 
 __all__ = ["Campaign", "Executor", "InlineExecutor", "Observer"]
+
+UNKNOWN = "unknown"
+"""A local optimizer that nobody named."""
+
+LOCAL = ("algorithm", "rounds", "batch_size", "local_steps", "lr", "momentum", "weight_decay")
+"""Keys of `training` that say how clients train; in someone's own project they may be unknown."""
 
 Observer = Callable[..., None]
 """observer(event, **fields): told what happens, for progress displays and the log."""
@@ -111,6 +119,8 @@ class Campaign:
         self._done = ledger.finished(point)
         self._open: Counter[int] = Counter()
         self.trained: frozenset[str] | None = None
+        self.optimizer = UNKNOWN
+        """The clients' local optimizer, of clients that do not say it with their updates."""
         self._history: dict[int, list[Interception]] = defaultdict(list)
         self._keeps_history = Knowledge.HISTORY in scenario.knowledge()
 
@@ -125,13 +135,27 @@ class Campaign:
     ) -> "Campaign":
         """A campaign of its own, in this process, for someone's own Flower project.
 
-        task: what the clients train. out: the run folder. settings: tables of a scenario (seed,
-        threat, training) that say what the server knows and how the clients train. The second
-        adversary of a kind is called `llg 2`, and so on.
+        The second adversary of a kind is called `llg 2`, and so on.
+
+        Args:
+            adversaries: What attacks.
+            task: What the clients train.
+            out: The run folder. What nobody stated is "unknown" in it.
+            **settings: Tables of a scenario (seed, threat, training, defenses) that say what the
+                server knows and how the clients train. `training` may also name the clients'
+                `optimizer`, such as "sgd" or "adam".
+
+        Raises:
+            ScenarioError: The task is missing, or a table holds what a scenario's cannot.
         """
         if task is None:
             raise ScenarioError("task is missing: adversaries are scored against its data")
         training = {"clients": task.clients, **settings.pop("training", {})}
+        optimizer = training.pop("optimizer", UNKNOWN)
+        if not isinstance(optimizer, str):
+            raise ScenarioError(
+                f"training.optimizer is {optimizer!r}; expected a name, such as 'sgd' or 'adam'"
+            )
         table = {"name": "audit", "seed": task.seed, **settings, "training": training}
         if task.name in names("tasks"):
             own = task.model_dump(
@@ -146,12 +170,28 @@ class Campaign:
             label = name if called[name] == 1 else f"{name} {called[name]}"
             plan = AttackPlan(name=name, label=label, settings=adversary.model_dump())
             plans.append((label, plan, adversary))
+        stated = _stated(scenario, table, task)
         ledger = Ledger.create(Path(out), scenario)
-        ledger.provenance(scenario, {"data": task.fingerprint()})
+        ledger.artifact("scenario.toml", tomli_w.dumps(stated).encode())
+        unknown = [] if "defenses" in table else ["defenses"]
+        unknown += [f"training.{key}" for key in LOCAL if key not in training]
+        if "model" not in stated["task"]:
+            unknown.append("task.model")
+        ledger.provenance(
+            scenario, {"data": task.fingerprint()}, optimizer=optimizer.lower(), unknown=unknown
+        )
         counted = "batch_size" not in training
         bench = Bench(scenario, task=task, adversaries=plans, counted=counted)
+        for key, knowledge in (
+            ("defenses", Knowledge.DEFENSE),
+            ("training.local_steps", Knowledge.LOCAL_STEPS),
+        ):
+            if key in unknown:
+                granted = bench.threat.granted & ~knowledge
+                bench.threat = replace(bench.threat, granted=granted)
         campaign = cls(scenario, ledger, InlineExecutor(bench), adversaries=plans)
         campaign.trained = task.trained(task.module())
+        campaign.optimizer = optimizer.lower()
         return campaign
 
     def finish(self) -> Path:
@@ -245,6 +285,19 @@ class Campaign:
     def cancel(self) -> None:
         """Stop attacking; what was found stays."""
         self.executor.cancel()
+
+
+def _stated(scenario: Scenario, table: Mapping[str, Any], task: Task) -> dict[str, Any]:
+    """A scenario as a table, without the defaults that say something of another's project."""
+    stated = scenario.to_dict()
+    stated["training"] = {key: stated["training"][key] for key in table["training"]}
+    if "defenses" not in table:
+        stated.pop("defenses", None)
+    if "task" not in table:
+        stated["task"] = {"name": task.name}
+    elif type(task) is not find("tasks", task.name):  # a subclass may build another model
+        stated["task"].pop("model", None)
+    return stated
 
 
 def _nothing(round: int, client: int) -> Interception:

@@ -16,7 +16,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
 from fedsim.adversary import Adversary
-from fedsim.attacking.campaign import Campaign
+from fedsim.attacking.campaign import UNKNOWN, Campaign
 from fedsim.errors import ClientError, FedsimError, UpdateRefused
 from fedsim.federation.client import CLIENT_KEY, UPDATE_KEY
 from fedsim.federation.secure import CLIENTS_KEY
@@ -112,8 +112,9 @@ class HonestButCurious(Wrapper):
                 self._identify(reply)
                 clients = (self._number(node),)
                 clients = self._added_up(reply) or clients
+                campaign = self.campaign
                 update = read_update(
-                    reply, told, self.campaign.scenario.training, self.campaign.trained
+                    reply, told, campaign.scenario.training, campaign.trained, campaign.optimizer
                 )
                 update.check(before)
                 self._check_size(reply, update, len(clients))
@@ -236,14 +237,16 @@ def read_update(
     told: ConfigRecord,
     training: Training,
     trained: Collection[str] | None = None,
+    optimizer: str = UNKNOWN,
 ) -> Update:
     """The update in a reply; raises `ClientError` for an error, `UpdateRefused` for a broken one.
 
     A client of fedsim's says what its arrays mean. From any other they are taken for the new
-    weights after SGD as `training` has it: its local steps, momentum and weight decay, the
+    weights after training as `training` has it: its local steps, momentum and weight decay, the
     learning rate that the server told the client or else `training` states, and, where `training`
     states a batch size, that many examples a step instead of the reply's `num-examples`. trained:
     which of its arrays are parameters, the others being buffers; all of them where left out.
+    optimizer: what made the steps; "unknown" where nobody named it.
     """
     if reply.has_error():
         raise ClientError(reply.error.reason or f"error code {reply.error.code}")
@@ -275,6 +278,7 @@ def read_update(
             tensors={k: v for k, v in floats.items() if trained is None or k in trained},
             buffers={k: v for k, v in floats.items() if trained is not None and k not in trained},
             kind="weights",
+            optimizer=optimizer,
             lr=None if lr is None else float(lr),
             momentum=training.momentum,
             weight_decay=training.weight_decay,

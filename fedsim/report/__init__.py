@@ -134,6 +134,8 @@ def _content(run_dir: Path) -> dict[str, Any]:
         )
     name = provenance.get("scenario") or next(iter(rows["scenario"]), "") or run_dir.resolve().name
     versions = provenance.get("versions")
+    listed = provenance.get("unknown")
+    unknown = [str(key) for key in listed] if isinstance(listed, list) else []
     return {
         "name": str(name),
         "lead": _lead(rows, utility, scenario, len(points)),
@@ -143,10 +145,17 @@ def _content(run_dir: Path) -> dict[str, Any]:
         "utilities": list(dict.fromkeys(utility["metric"])),
         "measures": measures,
         "threat": _pairs(scenario.get("threat")),
-        "training": _pairs(scenario.get("task")) + _pairs(scenario.get("training")),
-        "defenses": _named(scenario.get("defenses")),
+        "training": _pairs(scenario.get("task"))
+        + _pairs(scenario.get("training"))
+        + _pairs({key: provenance[key] for key in ("optimizer",) if key in provenance})
+        + [(key.partition(".")[2], "unknown") for key in unknown if "." in key],
+        "defenses": [("unknown", "nobody stated what clients do to their updates")]
+        if "defenses" in unknown
+        else _named(scenario.get("defenses")),
         "scenario": scenario_text,
-        "provenance": _pairs({k: v for k, v in provenance.items() if k != "versions"}),
+        "provenance": _pairs(
+            {k: v for k, v in provenance.items() if k not in ("versions", "optimizer", "unknown")}
+        ),
         "versions": _pairs(versions),
         "provenance_text": "" if provenance else provenance_text,
     }

@@ -1,0 +1,122 @@
+"""In somebody's own Flower project, what nobody stated is unknown to page and adversaries."""
+
+import json
+import random
+import tomllib
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
+from torch import nn
+
+from defenses import GaussianNoise
+from fedsim import Adversary, HonestButCurious, Knowledge, Reconstruction, defend
+from fedsim.engine.inline import InlineGrid
+from fedsim.errors import ScenarioError
+from fedsim.runs.provenance import read
+from fedsim.tasks.images import Images
+
+
+class Watcher(Adversary):
+    """Keeps what it is shown."""
+
+    name = "watcher"
+    needs = Knowledge.GRADIENT
+    recovers = frozenset({"label_set"})
+
+    def reconstruct(self, seen, job):
+        SEEN.append(seen)
+        return Reconstruction(label_set=frozenset())
+
+
+SEEN = []
+
+
+class Own(Images):
+    """The same data, another model."""
+
+    def build(self):
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 10))
+
+
+def adam_app(task) -> ClientApp:
+    app = ClientApp()
+
+    @app.train(mods=[defend(GaussianNoise(sigma=0.01))])
+    def train(message, context):
+        module = task.module().train()
+        module.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        number = int(context.node_config["partition-id"])
+        (batch,) = task.batches(number, 1, batch_size=2, steps=1)
+        nn.functional.cross_entropy(module(batch.inputs), batch.labels).backward()
+        torch.optim.Adam(module.parameters(), lr=0.01).step()
+        metrics = MetricRecord({"num-examples": len(batch)})
+        arrays = ArrayRecord(module.state_dict())
+        return Message(RecordDict({"model": arrays, "metrics": metrics}), reply_to=message)
+
+    return app
+
+
+def audit(out, **settings):
+    """What the adversary was shown, and the run folder."""
+    task = Own(clients=2, model="cnn", seed=5)
+    curious = HonestButCurious(
+        FedAvg(fraction_evaluate=0.0),
+        adversaries=[Watcher()],
+        task=task,
+        out=out,
+        threat={"grants": "full", "victims": 1},
+        **settings,
+    )
+    SEEN.clear()
+    random.seed(0)
+    curious.start(
+        grid=InlineGrid(2, adam_app(task)),
+        initial_arrays=ArrayRecord(task.module().state_dict()),
+        num_rounds=1,
+        train_config=ConfigRecord({"lr": 0.01}),
+    )
+    return list(SEEN), out
+
+
+def test_nobodys_word_is_no_fact(tmp_path):
+    (seen,), out = audit(tmp_path / "silent")
+    assert not seen.exact
+    assert seen.defenses is None
+    assert seen.steps is None
+    assert not seen.granted & (Knowledge.DEFENSE | Knowledge.LOCAL_STEPS)
+    kept = tomllib.loads((out / "scenario.toml").read_text())
+    assert kept["training"] == {"clients": 2}
+    assert "defenses" not in kept
+    assert "model" not in kept["task"]
+    assert {"defenses", "task.model", "training.lr"} <= set(read(out)["unknown"])
+    page = (out / "report.html").read_text()
+    assert "clients sent their updates as they were" not in page
+    for key in ("model", "optimizer", "lr", "rounds", "algorithm"):
+        assert f"<dt>{key}</dt><dd>unknown</dd>" in "".join(page.split("\n")).replace("> <", "><")
+
+
+def test_what_is_stated_is_told(tmp_path):
+    stated = {"optimizer": "sgd", "local_steps": 1, "batch_size": 2}
+    (seen,), out = audit(tmp_path / "sgd", training=stated, defenses=[])
+    assert seen.exact
+    assert seen.steps == 1
+    assert seen.defenses == ()
+    assert "clients sent their updates as they were" in (out / "report.html").read_text()
+    assert json.loads((out / "provenance.json").read_text())["optimizer"] == "sgd"
+
+
+def test_the_gradient_after_adam_is_not_exact(tmp_path):
+    stated = {"optimizer": "Adam", "local_steps": 1, "lr": 0.01}
+    (seen,), out = audit(tmp_path / "adam", training=stated)
+    assert not seen.exact
+    assert read(out)["optimizer"] == "adam"
+
+
+def test_mistaken_keys_are_named(tmp_path):
+    with pytest.raises(ScenarioError, match="optimizer is 3; expected a name"):
+        audit(tmp_path / "one", training={"optimizer": 3})
+    with pytest.raises(ScenarioError, match="local_steps"):
+        audit(tmp_path / "two", training={"local_step": 3})
