@@ -29,7 +29,7 @@ _HOMES = {
     "Reconstruction": "records",
     "Scenario": "scenario",
     "Spec": "spec",
-    "Task": "tasks",
+    "Task": "task",
     "ThreatModel": "threat",
     "Training": "defense",
     "Truth": "records",

@@ -27,7 +27,7 @@ ROOMS = [
     {"victim"},
     {"records"},
     {"threat"},
-    {"adversary", "defense", "metric"},
+    {"adversary", "defense", "metric", "task"},
     {"gradients"},
     {"priors", "metrics"},
     {"tasks"},
