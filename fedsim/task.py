@@ -18,11 +18,11 @@ from fedsim.records import Batch, Reconstruction, Reduction, Spec, Truth
 from fedsim.seeds import isolated
 from fedsim.victim import Loss, VictimModel, load_arrays
 
-__all__ = ["Task", "judged"]
+__all__ = ["Task", "evaluating"]
 
 
 @contextlib.contextmanager
-def judged(module: nn.Module) -> Iterator[torch.device]:
+def evaluating(module: nn.Module) -> Iterator[torch.device]:
     """A module in evaluation mode, without gradients; yields its device, puts its modes back."""
     modes = {part: part.training for part in module.modules()}
     try:
@@ -142,9 +142,10 @@ class Task(Plugin, ABC):
     @property
     @abstractmethod
     def loss(self) -> Loss:
-        """loss(module, inputs, target, *, lengths=None, at="input") -> a scalar.
+        """The training loss, as a function.
 
-        The mean training loss, twice differentiable in inputs and soft targets. A plain
+        `loss(module, inputs, target, *, lengths=None, at="input")` returns a scalar: the mean
+        training loss, twice differentiable in inputs and soft targets. A plain
         function that holds no reference to the task: adversaries get it with the model, and the
         task knows the truth.
         """

@@ -22,7 +22,7 @@ from fedsim.metrics import METRICS
 from fedsim.plugin import Plugin, find, names
 from fedsim.records import Finding, Reconstruction
 from fedsim.scenario import Scenario, settings
-from fedsim.tasks import Task
+from fedsim.task import Task
 from fedsim.tasks.images import Images
 from fedsim.tasks.models import MODELS
 from fedsim.tasks.partition import PARTITIONS

@@ -23,7 +23,7 @@ from fedsim.records import Finding, Interception, Observation, Reconstruction, S
 from fedsim.scenario import Scenario
 from fedsim.scenario.settings import AttackPlan
 from fedsim.seeds import derive, isolated, torch_generator
-from fedsim.tasks import Task
+from fedsim.task import Task
 from fedsim.threat import ThreatModel
 
 __all__ = ["Attack", "Bench", "GroupFailed", "Outcome", "one_by_one"]

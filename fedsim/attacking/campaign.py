@@ -26,7 +26,7 @@ from fedsim.runs.tape import Tape
 from fedsim.scenario import Scenario
 from fedsim.scenario.settings import AttackPlan
 from fedsim.seeds import torch_generator
-from fedsim.tasks import Task
+from fedsim.task import Task
 
 __all__ = ["Campaign", "Executor", "InlineExecutor", "Observer"]
 

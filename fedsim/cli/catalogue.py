@@ -17,7 +17,7 @@ from fedsim.errors import PluginError
 from fedsim.metric import Metric
 from fedsim.metrics import installed
 from fedsim.scenario import Scenario, scenario_names
-from fedsim.tasks import Task
+from fedsim.task import Task
 
 __all__ = ["KINDS", "Entry", "entries", "matching"]
 

@@ -8,7 +8,7 @@ from fedsim.attacking.campaign import Observer
 from fedsim.errors import EngineError
 from fedsim.runs.ledger import Ledger
 from fedsim.scenario import Scenario
-from fedsim.tasks import Task
+from fedsim.task import Task
 
 __all__ = ["Engine", "engine_name", "knock", "workers"]
 

@@ -10,7 +10,7 @@ from fedsim.errors import ScenarioError
 from fedsim.federation.strategies import build_strategy, quiet
 from fedsim.records import Spec
 from fedsim.scenario import Scenario
-from fedsim.tasks import Task
+from fedsim.task import Task
 from fedsim.training.budget import Budget
 from fedsim.training.local import local_training
 

@@ -21,7 +21,7 @@ from fedsim.federation.secure.client import secured
 from fedsim.records import Update
 from fedsim.scenario import Scenario
 from fedsim.seeds import isolated, torch_generator
-from fedsim.tasks import Task
+from fedsim.task import Task
 from fedsim.training.defenses import STATE_KEY, protect
 from fedsim.training.local import local_training, train_locally
 from fedsim.victim import load_arrays

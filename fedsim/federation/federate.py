@@ -17,7 +17,7 @@ from fedsim.knowledge import Knowledge
 from fedsim.runs.ledger import Ledger
 from fedsim.scenario import Scenario
 from fedsim.seeds import derive, reseed
-from fedsim.tasks import Task
+from fedsim.task import Task
 from fedsim.training.budget import Budget
 from fedsim.victim import load_arrays
 

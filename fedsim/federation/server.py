@@ -24,7 +24,7 @@ from fedsim.federation.spool import Spool, waiting
 from fedsim.federation.strategies import FedSGD, Wrapper, clients_of
 from fedsim.records import Interception, Update
 from fedsim.scenario.settings import Training
-from fedsim.tasks import Task
+from fedsim.task import Task
 
 __all__ = ["FedSGD", "HonestButCurious", "read_update"]
 

@@ -33,7 +33,7 @@ from fedsim.scenario.settings import (
     Training,
     default_strategy,
 )
-from fedsim.tasks import Task
+from fedsim.task import Task
 
 __all__ = ["AttackPlan", "Scenario", "locate", "read_table", "scenario_names"]
 

@@ -5,7 +5,7 @@ from abc import abstractmethod
 from torch import Tensor
 
 from fedsim.errors import DataError
-from fedsim.tasks import Task
+from fedsim.task import Task
 
 __all__ = ["Partitioned"]
 

@@ -11,7 +11,7 @@ from fedsim.knowledge import Knowledge
 from fedsim.metric import Metric
 from fedsim.plugin import Plugin
 from fedsim.records import Observation
-from fedsim.tasks import Task
+from fedsim.task import Task
 from fedsim.testing.adversaries import CLAIMS, adversary_complaints
 from fedsim.testing.defenses import defense_complaints
 from fedsim.testing.metrics import metric_complaints, metric_declarations

@@ -16,7 +16,7 @@ from fedsim.metric import Measure, Metric
 from fedsim.plugin import make, names
 from fedsim.records import UNKNOWN, Reconstruction, Spec, Truth
 from fedsim.seeds import torch_generator
-from fedsim.tasks import Task
+from fedsim.task import Task
 from fedsim.testing.adversaries import CLAIMS
 from fedsim.testing.watching import frozen, said, same, watched
 

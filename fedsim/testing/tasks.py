@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedsim.records import Batch, Reconstruction, Spec, Truth
 from fedsim.seeds import torch_generator
-from fedsim.tasks import Task
+from fedsim.task import Task
 from fedsim.testing.watching import frozen, said, same, watched
 
 __all__ = ["task_complaints"]
@@ -182,7 +182,7 @@ def _utility(task: Task) -> Iterator[str]:
         elif "loss" not in found or not math.isfinite(found["loss"]):
             yield f"evaluate: no finite loss for client {client}"
     if not module.training or not same(before, dict(module.state_dict())):
-        yield "evaluate: it changes the module; judge it within fedsim.tasks.judged(module)"
+        yield "evaluate: it changes the module; evaluate it within fedsim.task.evaluating(module)"
 
 
 def _guesses(task: Task) -> Iterator[str]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from fedsim.defense import Defense, Exposure, overlap
 from fedsim.scenario import Scenario
-from fedsim.tasks import Task
+from fedsim.task import Task
 
 __all__ = ["Budget"]
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fedsim.defense import Defense, MeanGradient, Training
 from fedsim.records import Batch, Reduction, Update
 from fedsim.scenario import Scenario
-from fedsim.tasks import Task
+from fedsim.task import Task
 from fedsim.victim import Loss
 
 __all__ = ["batch_loss", "local_training", "train_locally"]

@@ -14,7 +14,7 @@ from fedsim.records import Interception, Truth, Update
 from fedsim.runs.ledger import Ledger
 from fedsim.scenario import Scenario
 from fedsim.scenario.settings import AttackPlan
-from fedsim.tasks import Task
+from fedsim.task import Task
 
 
 def observed(run, **attack):

@@ -13,7 +13,7 @@ from fedsim.engine.preflight import preflight
 from fedsim.knowledge import Knowledge
 from fedsim.records import Batch, Interception, Observation, Update
 from fedsim.scenario import Scenario
-from fedsim.tasks import Task
+from fedsim.task import Task
 from fedsim.threat import ThreatModel
 from fedsim.training.local import batch_loss, local_training
 

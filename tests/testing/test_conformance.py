@@ -12,7 +12,7 @@ from fedsim.metrics import installed
 from fedsim.plugin import find, names
 from fedsim.records import Batch, Reconstruction
 from fedsim.spec import Spec
-from fedsim.tasks import Task
+from fedsim.task import Task
 from fedsim.tasks.images import Images
 from fedsim.tasks.speech import Speech
 from fedsim.testing.metrics import metric_complaints, true_claim

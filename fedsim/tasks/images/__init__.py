@@ -1,4 +1,4 @@
-"""Image classification: what the clients hold, train on and are judged by."""
+"""Image classification: what the clients hold, train on and are evaluated on."""
 
 import functools
 from collections import Counter
@@ -13,7 +13,7 @@ from torch.nn import functional
 from fedsim.errors import DataError
 from fedsim.records import Batch, Reconstruction, Spec, Truth
 from fedsim.seeds import torch_generator
-from fedsim.tasks import judged
+from fedsim.task import evaluating
 from fedsim.tasks.composition import Composition, composed
 from fedsim.tasks.images.data import ImageData, load
 from fedsim.tasks.images.pictures import side_by_side
@@ -79,7 +79,7 @@ class Images(Partitioned):
     auxiliary_from: Literal["train", "test"] = Field(
         default="train",
         description='split that auxiliary examples are taken from; "test": that share of the test '
-        "examples, on which nobody is judged then",
+        "examples, which no evaluation uses then",
     )
     partition: Annotated[SerializeAsAny[Partition], BeforeValidator(as_partition)] = Field(
         default=Iid(), description='how data is cut, such as {kind = "dirichlet", alpha = 0.5}'
@@ -206,11 +206,11 @@ class Images(Partitioned):
     def evaluate(self, module: nn.Module, client: int | None = None) -> dict[str, float]:
         """Mean loss and accuracy on the test split, or on all of one client's examples.
 
-        The module is judged in evaluation mode, on its own device, and gets its modes back.
+        The module is evaluated in evaluation mode, on its own device, and gets its modes back.
         """
         index = self.tested if client is None else self.share(client)
         loss = hits = 0.0
-        with judged(module) as device:
+        with evaluating(module) as device:
             for part in torch.split(index, EVALUATED_AT_ONCE):
                 labels = self.images.labels[part].to(device)
                 logits = module(self.images.inputs(part).to(device))

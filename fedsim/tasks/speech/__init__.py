@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 from fedsim.metrics import framed, word_errors
 from fedsim.records import Batch, Reconstruction, Reduction, Spec, Truth
 from fedsim.seeds import torch_generator
-from fedsim.tasks import judged
+from fedsim.task import evaluating
 from fedsim.tasks.composition import natural
 from fedsim.tasks.partition import PARTITIONS, ByLength, Partition, Whole, as_partition
 from fedsim.tasks.partitioned import Partitioned
@@ -326,12 +326,12 @@ class Speech(Partitioned):
         """Mean loss and word error rate, on the test split or a client's utterances.
 
         The loss is a mean over word pieces, with CTC over utterances. Transcribed with a character
-        a frame at most, a word piece for every two. The module is judged in evaluation mode, on its
-        own device, and gets its modes back.
+        a frame at most, a word piece for every two. The module is evaluated in evaluation mode, on
+        its own device, and gets its modes back.
         """
         index = self.splits[0] if client is None else self.share(client)
         spec, loss, summed, wrong, words = self.spec, 0.0, 0, 0, 0
-        with judged(module) as device:
+        with evaluating(module) as device:
             for part in torch.split(index, EVALUATED_AT_ONCE):
                 batch = self._batch(part.tolist()).to(device)
                 lengths = cast(Tensor, batch.lengths)

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from fedsim.errors import DataError
 from fedsim.records import Batch, Reconstruction, Reduction, Spec, Tokens, Truth
 from fedsim.seeds import torch_generator
-from fedsim.tasks import judged
+from fedsim.task import evaluating
 from fedsim.tasks.composition import Composition, composed
 from fedsim.tasks.partition import PARTITIONS, Iid, Partition, Whole, as_partition
 from fedsim.tasks.partitioned import Partitioned
@@ -355,13 +355,13 @@ class Text(Partitioned):
         """Mean loss and accuracy on the test split, or on all of one client's texts.
 
         Of a classifier also Matthews' correlation (`mcc`), 0 where it predicts one label alone.
-        Masked tokens are counted one by one. The module is judged in evaluation mode, on its own
+        Masked tokens are counted one by one. The module is evaluated in evaluation mode, on its own
         device, and gets its modes back.
         """
         index = self.used[0] if client is None else self.share(client)
         rng = torch_generator(self.seed, "test masks", -1 if client is None else client)
         loss, said, true = 0.0, list[Tensor](), list[Tensor]()
-        with judged(module) as device:
+        with evaluating(module) as device:
             for part in torch.split(index, EVALUATED_AT_ONCE):
                 batch = self._batch(part.tolist(), rng).to(device)
                 scores = logits(module, batch.inputs, lengths=batch.lengths)
