@@ -4,6 +4,7 @@ PYTHON ?= python3
 PYTEST ?= --numprocesses 2 --dist loadfile
 VENV := .venv
 BIN := $(VENV)/bin
+CODE := fedsim adversaries defenses tests benchmarks
 
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
@@ -18,10 +19,11 @@ demo: $(VENV)/.base  ## install, then run the quickstart
 test: $(VENV)/.dev  ## install, then run the tests
 	$(BIN)/python -m pytest $(PYTEST)
 
-check: $(VENV)/.dev  ## formatting, lint, types
+check: $(VENV)/.dev  ## formatting, lint, types, length of files
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	find $(CODE) -name '*.py' | xargs awk 'FNR == 351 {print FILENAME ": longer than 350 lines, make it two files"; long = 1} END {exit long}'
 
 format: $(VENV)/.dev  ## put formatting and imports right
 	$(BIN)/ruff check --fix .

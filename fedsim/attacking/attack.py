@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fedsim import metrics
 from fedsim.adversary import Adversary, Job
 from fedsim.attacking.alarm import Alarm, alarm
+from fedsim.attacking.diagnostics import as_json
 from fedsim.attacking.progress import AttackProgress, progress
 from fedsim.errors import AttackTimeout, NotGranted
 from fedsim.knowledge import Knowledge
@@ -27,9 +27,6 @@ from fedsim.task import Task
 from fedsim.threat import ThreatModel
 
 __all__ = ["Attack", "Bench", "GroupFailed", "Outcome", "one_by_one"]
-
-TOLD = 100
-"""Values of one diagnostic that a run's log holds."""
 
 REMEMBERED = 10_000
 """Baselines that a bench keeps."""
@@ -336,24 +333,8 @@ class Bench:
         told = {}
         if status == "ok":
             with suppress(Exception):  # what cannot be told costs no row
-                told = _plain(claimed.diagnostics)
+                told = as_json(claimed.diagnostics)
         return Outcome(caught.round, tuple(rows), files, attack.caution, told)
-
-
-def _plain(value: Any) -> Any:
-    """Of diagnostics, what JSON can hold: large tensors as their shapes, long texts cut off."""
-    if isinstance(value, Tensor):
-        return value.tolist() if value.numel() <= TOLD else f"tensor of {tuple(value.shape)}"
-    if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        shown = [_plain(each) for each in list(value)[:TOLD]]
-        return shown if len(value) <= TOLD else [*shown, f"and {len(value) - TOLD} more"]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)  # JSON has no such numbers
-    if value is None or isinstance(value, (bool, int, float)):
-        return value
-    return str(value)[:2000]
 
 
 def _check(claimed: object, method: str) -> None:

@@ -8,8 +8,6 @@ by the dotted path it has in the file: `--set training.lr=0.05 --set adversaries
 
 import copy
 import itertools
-import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -23,6 +21,7 @@ from fedsim.errors import ScenarioError, did_you_mean
 from fedsim.knowledge import Knowledge
 from fedsim.plugin import find, make, validated
 from fedsim.scenario.dotted import assign, set_by, short
+from fedsim.scenario.files import locate, read_table, scenario_names
 from fedsim.scenario.paper import SCALES, Paper
 from fedsim.scenario.settings import (
     AttackPlan,
@@ -36,8 +35,6 @@ from fedsim.scenario.settings import (
 from fedsim.task import Task
 
 __all__ = ["AttackPlan", "Scenario", "locate", "read_table", "scenario_names"]
-
-FOLDER = Path(__file__).resolve().parents[2] / "scenarios"
 
 
 def _quoted(value: Any) -> Any:
@@ -314,14 +311,6 @@ class Scenario(Table):
         return tomli_w.dumps(self.to_dict())
 
 
-def read_table(path: Path) -> dict[str, Any]:
-    """A TOML file as plain tables; raises `ScenarioError`."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-        raise ScenarioError(f"{path} cannot be read as TOML: {error}") from error
-
-
 def _changes(table: dict[str, Any], scale: str) -> dict[str, Any]:
     """What a scale changes: values by dotted key, in the units of the file."""
     if scale not in SCALES:
@@ -331,30 +320,6 @@ def _changes(table: dict[str, Any], scale: str) -> dict[str, Any]:
         return {}
     changed = validated(Paper, paper, "paper").scale
     return copy.deepcopy(changed.get("paper", {}))
-
-
-def scenario_names(*, papers: bool = True) -> list[str]:
-    """Scenarios that come with fedsim, by name; those of papers' figures are many."""
-    found = (path.relative_to(FOLDER).with_suffix("") for path in FOLDER.rglob("*.toml"))
-    return sorted(path.as_posix() for path in found if papers or path.parts[0] != "papers")
-
-
-def locate(source: str | Path) -> Path:
-    """The TOML file of a scenario, by name or path; raises `ScenarioError`."""
-    path = Path(source)
-    if path.is_file():
-        return path
-    builtin = FOLDER / f"{source}.toml"
-    # A figure's file stands in its paper's folder; its name is "papers/llg-fig4a" as well.
-    figure = re.sub(r"^papers/([^/-]+)-", r"papers/\1/", str(source))
-    for file in (builtin, FOLDER / f"{figure}.toml"):
-        if file.is_file():
-            return file
-    raise ScenarioError(
-        f"no scenario '{source}': neither a file, nor one that comes with fedsim. "
-        f"{did_you_mean(str(source), scenario_names(), scenario_names(papers=False))} "
-        "fedsim list scenarios describes them, and fedsim reproduce lists those of papers"
-    )
 
 
 def _fold(entry: Any) -> Any:

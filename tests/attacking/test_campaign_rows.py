@@ -11,8 +11,9 @@ from support.interceptions import Asks, intercepted
 from support.tiny import rows, scenario
 
 from fedsim.adversary import Adversary
-from fedsim.attacking.attack import Attack, Bench, _plain
+from fedsim.attacking.attack import Attack, Bench
 from fedsim.attacking.campaign import InlineExecutor
+from fedsim.attacking.diagnostics import as_json
 from fedsim.engine.simulate import simulate
 from fedsim.errors import Cancelled
 from fedsim.knowledge import Knowledge
@@ -240,4 +241,4 @@ def test_what_an_attack_says_of_itself_is_in_the_log(tmp_path):
     ids=["few", "many", "nested", "long", "text"],
 )
 def test_diagnostics_become_what_json_holds(value, told):
-    assert _plain(value) == told
+    assert as_json(value) == told

@@ -3,7 +3,8 @@
 import pytest
 
 from fedsim.knowledge import Knowledge
-from fedsim.scenario import FOLDER, Scenario
+from fedsim.scenario import Scenario
+from fedsim.scenario.files import FOLDER
 
 ABOUT_SPEAKERS = (
     *("table1", "table2", "table3", "table4", "table5", "table7", "table8", "speakers"),

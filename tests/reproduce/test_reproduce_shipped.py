@@ -11,7 +11,8 @@ from fedsim.reproduce import choose, figures
 from fedsim.reproduce.cells import places, series
 from fedsim.reproduce.console import listing
 from fedsim.reproduce.verdict import speaks_of
-from fedsim.scenario import FOLDER, Scenario
+from fedsim.scenario import Scenario
+from fedsim.scenario.files import FOLDER
 from fedsim.scenario.paper import Paper, Published
 
 FILES = sorted((FOLDER / "papers").rglob("*.toml"))

@@ -4,17 +4,10 @@ import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Self, cast
+from typing import ClassVar, cast
 
 import numpy as np
 import torch
-from pydantic import (
-    BeforeValidator,
-    Field,
-    PositiveFloat,
-    SerializeAsAny,
-    model_validator,
-)
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
@@ -23,18 +16,16 @@ from fedsim.records import Batch, Reconstruction, Reduction, Spec, Truth
 from fedsim.seeds import torch_generator
 from fedsim.task import evaluating
 from fedsim.tasks.composition import natural
-from fedsim.tasks.partition import PARTITIONS, ByLength, Partition, Whole, as_partition
-from fedsim.tasks.partitioned import Partitioned
+from fedsim.tasks.partition import ByLength
 from fedsim.tasks.speech.characters import Characters, characters
 from fedsim.tasks.speech.checks import cautions, check_lengths
 from fedsim.tasks.speech.cutting import lasting
 from fedsim.tasks.speech.data import Limits, Recordings, frames, load, often, samples
 from fedsim.tasks.speech.enrolment import candidates, held_out
 from fedsim.tasks.speech.exhibits import public_level, told
-from fedsim.tasks.speech.features import Features
 from fedsim.tasks.speech.listening import Level, exhibits
-from fedsim.tasks.speech.recognisers import PADDING, RECOGNISERS, Recogniser, as_recogniser
-from fedsim.tasks.speech.recognisers.las import LAS
+from fedsim.tasks.speech.recognisers import PADDING, RECOGNISERS
+from fedsim.tasks.speech.settings import SpeechSettings
 from fedsim.tasks.speech.voices import RATE
 from fedsim.tasks.transcripts import public_text
 from fedsim.tasks.wordpieces import WordPieces, learn
@@ -44,14 +35,8 @@ __all__ = ["Speech"]
 
 EVALUATED_AT_ONCE = 32
 
-_KINDS: dict[str, type[Partition]] = {"speaker": Whole, "length": ByLength, **PARTITIONS}
 
-
-def _as_partition(value: Any) -> Partition:
-    return as_partition(value, _KINDS)
-
-
-class Speech(Partitioned):
+class Speech(SpeechSettings):
     """Speech recognition on synthetic voices, local recordings or sets of the Hub.
 
     Inputs are frames (B, T, F) float32, padded with 0 beyond `lengths` (B,) int64; labels (B, L)
@@ -71,88 +56,6 @@ class Speech(Partitioned):
         "speech-commands": "Spoken words in the layout of Speech Commands, under --data",
         "hub:OWNER/SET[/CONFIG]": "A data set of the Hugging Face Hub with sound and transcripts",
     }
-
-    data: str = Field(
-        default="voices",
-        min_length=1,
-        description='"voices" (synthetic), a csv, a folder in the layout of LibriSpeech, or '
-        '"speech-commands", under --data, or "hub:OWNER/SET[/CONFIG]"',
-    )
-    text: str = Field(
-        default="sentences",
-        min_length=1,
-        description='what word pieces are learned from, and voices read: "sentences" (embedded), '
-        "or a text file or a folder of them under --data",
-    )
-    vocabulary: int = Field(
-        default=256,
-        ge=32,
-        le=65_536,
-        description="word pieces, the end of a sequence included; characters are always 29",
-    )
-    features: Features = Field(default=Features(), description="how sound becomes frames")
-    speakers: int | None = Field(default=None, ge=1, description="use so many speakers; voices: 20")
-    utterances: int | None = Field(
-        default=None, ge=1, description="use so many of each speaker; voices: 12"
-    )
-    longest: int | None = Field(
-        default=None, ge=1, description="use transcripts of so many characters at most; voices: 60"
-    )
-    per_length: int | None = Field(
-        default=None, ge=1, description="use at most so many transcripts of each length"
-    )
-    seconds: tuple[PositiveFloat, PositiveFloat] | None = Field(
-        default=None, description="use utterances that last from so many seconds to so many"
-    )
-    cut: bool = Field(
-        default=False,
-        description="with seconds: cut longer utterances at pauses; what is said in a piece is "
-        "told by its share of the sound",
-    )
-    least_utterances: int | None = Field(
-        default=None,
-        ge=1,
-        description="of those chosen so far, leave out speakers who have fewer",
-    )
-    test_examples: int | None = Field(
-        default=None, ge=1, description="use so many test utterances, drawn by the seed"
-    )
-    test_fraction: float = Field(
-        default=0.2, gt=0, lt=1, description="test share of data that comes without a split"
-    )
-    auxiliary_fraction: float = Field(
-        default=0.1, ge=0, lt=1, description="share of training utterances held by no client"
-    )
-    auxiliary_utterances: int | None = Field(
-        default=None,
-        ge=1,
-        description="so many of each speaker are held by no client, instead of a share of all",
-    )
-    auxiliary_speakers: int | None = Field(
-        default=None,
-        ge=1,
-        description="those held by no client are of so many speakers alone, drawn by the seed",
-    )
-    partition: Annotated[SerializeAsAny[Partition], BeforeValidator(_as_partition)] = Field(
-        default=Whole(), description='how data is cut: "speaker", or any of the images task'
-    )
-    model: Annotated[SerializeAsAny[Recogniser], BeforeValidator(as_recogniser)] = Field(
-        default=LAS(),
-        description="a name, or a table with a name and the recogniser's settings",
-    )
-
-    @model_validator(mode="after")
-    def _cuts_to_a_length(self) -> Self:
-        if self.cut and self.seconds is None:
-            raise ValueError(
-                "task.cut takes the length of the pieces from task.seconds, and there is none: set "
-                "task.seconds = [1.0, 2.0], or leave out task.cut"
-            )
-        if self.seconds is not None and self.seconds[0] >= self.seconds[1]:
-            raise ValueError(
-                f"task.seconds = {list(self.seconds)}: expected the lower number first"
-            )
-        return self
 
     # --- data -------------------------------------------------------------------------------
 

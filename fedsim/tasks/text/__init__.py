@@ -2,10 +2,10 @@
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import torch
-from pydantic import BaseModel, BeforeValidator, Field, SerializeAsAny
+from pydantic import BaseModel
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
@@ -14,9 +14,7 @@ from fedsim.errors import DataError
 from fedsim.records import Batch, Reconstruction, Reduction, Spec, Tokens, Truth
 from fedsim.seeds import torch_generator
 from fedsim.task import evaluating
-from fedsim.tasks.composition import Composition, composed
-from fedsim.tasks.partition import PARTITIONS, Iid, Partition, Whole, as_partition
-from fedsim.tasks.partitioned import Partitioned
+from fedsim.tasks.composition import composed
 from fedsim.tasks.text.data import MESSAGES, Texts, load, public_texts
 from fedsim.tasks.text.examples import (
     agreement,
@@ -32,11 +30,7 @@ from fedsim.tasks.text.examples import (
 from fedsim.tasks.text.languages import (
     PADDING,
     POINTS,
-    SMALL,
-    Aim,
     Language,
-    Parameters,
-    as_language,
     classification_loss,
     logits,
     masked_loss,
@@ -46,20 +40,15 @@ from fedsim.tasks.text.languages import (
     words,
 )
 from fedsim.tasks.text.messages import public_messages
+from fedsim.tasks.text.settings import TextSettings
 from fedsim.victim import Loss
 
 __all__ = ["Text"]
 
 EVALUATED_AT_ONCE = 64
 
-_KINDS: dict[str, type[Partition]] = {"sender": Whole, **PARTITIONS}
 
-
-def _as_partition(value: Any) -> Partition:
-    return as_partition(value, _KINDS)
-
-
-class Text(Partitioned):
+class Text(TextSettings):
     """Text classification, or masked language modelling, on messages, tables or sets of the Hub.
 
     Inputs are token ids (B, L) int64, padded beyond `lengths` (B,) int64; labels (B,) int64 of a
@@ -82,64 +71,6 @@ class Text(Partitioned):
         "NAME": "NAME.jsonl, .csv or .tsv under --data: a column of texts, one of labels",
         "hub:OWNER/SET[/CONFIG]": "A data set of the Hugging Face Hub with texts and labels",
     }
-
-    data: str = Field(
-        default=MESSAGES,
-        min_length=1,
-        description='"messages" (embedded), a jsonl, csv or tsv under --data, or '
-        '"hub:OWNER/SET[/CONFIG]"',
-    )
-    test_data: str | None = Field(
-        default=None, description="another table under --data, whose rows are the test split"
-    )
-    text_column: str | None = Field(default=None, description="column of texts, if unusual")
-    label_column: str | None = Field(default=None, description="column of labels, if unusual")
-    public: str | None = Field(
-        default=None,
-        description="texts that everybody knows, for a learned tokenizer, guesses and the PRIOR "
-        'knowledge: "messages" (embedded), or a text file or a folder of them under --data; by '
-        'default the embedded ones for data = "messages", else those of the auxiliary examples',
-    )
-    task: Aim = Field(default="classification", description="what the model is trained for")
-    masked: float = Field(
-        default=0.15, gt=0, lt=1, description="share of a text's tokens that masked-lm masks"
-    )
-    parameters: Parameters = Field(
-        default="all",
-        description='what is trained and sent: "all"; "no-embeddings": all but the word '
-        'embeddings; "lamp": also without positional embeddings and biases of blocks',
-    )
-    dropout: bool = Field(default=False, description="train with the model's own dropout")
-    model: Annotated[SerializeAsAny[Language], BeforeValidator(as_language)] = Field(
-        default=Language(config="bert", settings=SMALL),
-        description="a model of transformers: hub:NAME, or a table with a config and its settings",
-    )
-    vocabulary: int = Field(
-        default=1000, ge=128, le=65_536, description="word pieces of a learned tokenizer"
-    )
-    longest: int | None = Field(
-        default=None,
-        ge=1,
-        description="use texts of so many tokens at most, those around a text included",
-    )
-    train_examples: int | None = Field(
-        default=None, ge=2, description="use so many training examples, drawn by the seed"
-    )
-    test_examples: int | None = Field(
-        default=None, ge=1, description="use so many test examples, drawn by the seed"
-    )
-    test_fraction: float = Field(
-        default=0.2, gt=0, lt=1, description="test share of data that comes without a split"
-    )
-    auxiliary_fraction: float = Field(
-        default=0.1, ge=0, lt=1, description="share of training examples held by no client"
-    )
-    partition: Annotated[SerializeAsAny[Partition], BeforeValidator(_as_partition)] = Field(
-        default=Iid(), description='how data is cut: "sender", or any of the images task'
-    )
-    composition: Composition = Field(
-        default="natural", description="how a client's batches are composed of its examples"
-    )
 
     # --- data -------------------------------------------------------------------------------
 

@@ -1,0 +1,84 @@
+"""Conformance names what an adversary does wrong."""
+
+import pytest
+import torch
+
+from fedsim import testing
+from fedsim.adversary import Adversary
+from fedsim.knowledge import Knowledge
+from fedsim.records import Reconstruction
+
+
+class Careless(Adversary):
+    """Does everything wrong that can be told from outside."""
+
+    name = "Careless One"
+    needs = Knowledge.HEAD_GRADIENT
+    recovers = frozenset({"lables"})
+    limit: int = 3
+
+    def reconstruct(self, seen, job):
+        return Reconstruction()
+
+
+class Leaky(Adversary):
+    """Breaks the rules at run time."""
+
+    name = "leaky"
+    needs = Knowledge.HEAD_GRADIENT
+    recovers = frozenset({"num_labels", "labels"})
+
+    def reconstruct(self, seen, job):
+        seen.know(Knowledge.HEAD_GRADIENT)["head.weight"].zero_()
+        return Reconstruction(num_labels=int(torch.randint(1000, ())))
+
+
+class Greedy(Adversary):
+    """Asks for more than it declares."""
+
+    name = "greedy"
+    needs = Knowledge.HEAD_GRADIENT
+    recovers = frozenset({"labels"})
+
+    def reconstruct(self, seen, job):
+        return Reconstruction(labels=seen.know(Knowledge.LABELS))
+
+
+class Boastful(Adversary):
+    """Says that it fills what it does not, and leaves out what it does."""
+
+    name = "boastful"
+    needs = Knowledge.HEAD_GRADIENT
+    recovers = frozenset({"labels"})
+
+    def fills(self):
+        return frozenset({"inputs", "sequencez"})
+
+    def reconstruct(self, seen, job):
+        return Reconstruction(labels=torch.tensor([0]) * len(seen.know(Knowledge.HEAD_GRADIENT)))
+
+
+class Silent(Greedy):
+    """Cannot say what it fills."""
+
+    name = "silent"
+
+    def fills(self):
+        raise KeyError("inputs_from")
+
+
+@pytest.mark.parametrize(
+    ("cls", "words"),
+    [
+        (int, ["neither"]),
+        (Silent, ["fills() raises KeyError"]),
+        (Boastful, ["sequencez", "leaves out ['labels']", "fills() names 'inputs', but"]),
+        (Careless, ["name is", "'limit' has no description", "unbounded", "lables"]),
+        (Leaky, ["changes the observation", "global generator of torch", "same seed", "empty"]),
+        (Greedy, ["more than it declares"]),
+    ],
+)
+def test_conformance_says_what_is_wrong(cls, words):
+    complaints = testing.conformance(cls)
+    for word in words:
+        assert any(word in complaint for complaint in complaints), (word, complaints)

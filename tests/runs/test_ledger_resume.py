@@ -1,0 +1,141 @@
+"""A run that was interrupted goes on with its folder and ends with the same table."""
+
+import subprocess
+import sys
+import time
+from collections import Counter
+
+import pytest
+from support.findings import RUN, finding
+from support.tiny import faulty, rows, scenario, timeless
+
+from adversaries import LLG
+from fedsim.engine.simulate import simulate
+from fedsim.errors import RunFolderError
+from fedsim.runs.ledger import Ledger
+
+# --- resume -----------------------------------------------------------------------------------
+
+
+def test_a_run_from_before_a_key_was_invented_is_resumed(ledger):
+    path = ledger.folder / "scenario.toml"
+    text = path.read_text()
+    assert "secure_aggregation = false\n" in text
+    path.write_text(text.replace("secure_aggregation = false\n", ""))
+    Ledger.create(ledger.folder, scenario(), resume=True)
+    other = scenario(training={"secure_aggregation": "masked-sum"})
+    with pytest.raises(RunFolderError, match="differs in training"):
+        Ledger.create(ledger.folder, other, resume=True)
+
+
+def test_keys_that_are_set_aside_may_be_of_another_release(ledger):
+    path = ledger.folder / "scenario.toml"
+    text = path.read_text().replace("secure_aggregation = false\n", "")
+    path.write_text(text + '[paper]\nid = "test/tiny"\nno_longer_a_key = 1\n')
+    Ledger.create(ledger.folder, scenario(), resume=True)
+
+
+@pytest.mark.parametrize("content", [b"seed = \n", b"name = '\xff'\n", None])
+def test_a_recorded_scenario_that_cannot_be_read_is_one_clear_error(content, ledger):
+    path = ledger.folder / "scenario.toml"
+    path.unlink()
+    if content is None:
+        path.mkdir()
+    else:
+        path.write_bytes(content)
+    with pytest.raises(RunFolderError, match=r"scenario\.toml cannot be read: .*another --out"):
+        Ledger.create(ledger.folder, RUN, resume=True)
+
+
+def test_attacks_are_known_by_point_victim_and_label_however_they_ended(ledger):
+    ledger.findings(
+        [
+            finding(),
+            finding(label="dlg", status="denied"),
+            finding(label="bad", status="failed"),
+            finding(label="slow", status="timeout"),
+            finding(point="training.lr=0.1", victim="other"),
+        ]
+    )
+    assert ledger.finished("") == {("r0001-c0000", n) for n in ("llg", "dlg", "bad", "slow")}
+    assert ledger.finished("training.lr=0.1") == {("other", "llg")}
+
+
+class Interrupt:
+    """Presses Ctrl-C at an event of a round."""
+
+    def __init__(self, event: str, times: int) -> None:
+        self.event, self.times = event, times
+
+    def __call__(self, event, **fields):
+        if event == self.event:
+            self.times -= 1
+            if not self.times:
+                raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("event", ["round", "findings", "attacks"])
+@pytest.mark.parametrize("times", [2, 3])
+def test_an_interrupted_run_ends_with_the_table_of_an_uninterrupted_one(event, times, tmp_path):
+    run = scenario(training={"rounds": 4}, adversaries=[{"name": "llg"}, {"name": "idlg"}])
+    simulate(run, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        simulate(run, tmp_path / "cut", observer=Interrupt(event, times))
+    assert (tmp_path / "cut" / "report.html").exists()
+    kept = timeless(tmp_path / "cut")
+    assert len(kept) < len(timeless(tmp_path / "whole"))
+    attacked = Counter()
+    plain = LLG.reconstruct
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            LLG, "reconstruct", lambda *given: (attacked.update(["llg"]), plain(*given))[1]
+        )
+        simulate(run, tmp_path / "cut", resume=True)
+    assert timeless(tmp_path / "cut") == timeless(tmp_path / "whole")
+    assert rows(tmp_path / "cut", "utility.csv") == rows(tmp_path / "whole", "utility.csv")
+    done = {row["victim"] for row in kept if row["label"] == "llg"}
+    # What is written down is not repeated, but for the last: a kill may have cut it short.
+    assert attacked["llg"] - (4 * 4 - len(done)) in (0, 1)
+
+
+def test_a_run_killed_outright_resumes_to_the_same_table(tmp_path, rogues):
+    run = faulty("slow", training={"rounds": 3})
+    (tmp_path / "run.toml").write_text(run.to_toml(), encoding="utf-8")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedsim.cli", "run", "run.toml", "--out", "cut", "--quiet"],
+        cwd=tmp_path,
+    )
+    try:
+        table, deadline = tmp_path / "cut" / "findings.csv", time.monotonic() + 100
+        while not (table.exists() and table.read_bytes().count(b"\n") > 3 * 8):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    finally:
+        process.kill()
+        process.wait()
+    kept = timeless(tmp_path / "cut")
+    simulate(run, tmp_path / "whole")
+    assert 0 < len(kept) < len(timeless(tmp_path / "whole"))
+    simulate(run, tmp_path / "cut", resume=True)
+    assert timeless(tmp_path / "cut") == timeless(tmp_path / "whole")
+    assert rows(tmp_path / "cut", "utility.csv") == rows(tmp_path / "whole", "utility.csv")
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path):
+    run = scenario()
+    simulate(run, tmp_path)
+    before = (tmp_path / "findings.csv").read_bytes()
+    simulate(run, tmp_path, resume=True)
+    assert (tmp_path / "findings.csv").read_bytes() == before
+
+
+def test_points_of_a_sweep_keep_their_rows_apart_over_a_resume(tmp_path):
+    run = scenario(sweep={"training.lr": [0.1, 0.2]}, training={"rounds": 1})
+    simulate(run, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        simulate(run, tmp_path / "cut", observer=Interrupt("findings", 6))
+    simulate(run, tmp_path / "cut", resume=True)
+    assert timeless(tmp_path / "cut") == timeless(tmp_path / "whole")
+    points = Counter(row["point"] for row in timeless(tmp_path / "cut"))
+    assert points == {"training.lr=0.1": 32, "training.lr=0.2": 32}
