@@ -76,7 +76,8 @@ def test_every_metric_has_keywords():
     assert [one.name for one in entries(["metrics"]) if len(list(one.words)) < 2] == []
 
 
-def test_nothing_is_cut_in_a_pipe():
+def test_nothing_is_cut_in_a_pipe(monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)  # a width that somebody asked for is kept
     for arguments in (("list",), ("list", "pruning")):
         lines = printed(*arguments).splitlines()
         assert not [line for line in lines if "…" in line]
