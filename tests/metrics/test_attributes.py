@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsim.errors import DataError, PluginError
@@ -73,6 +73,7 @@ def test_claims_are_matched_by_their_inputs():
     assert scores(rankings[:1], speakers, inputs=[one, two], claims=[two]) == [0.5, 0.5]
 
 
+@settings(deadline=None)  # the first call may meet a busy machine
 @given(st.lists(st.sampled_from(MANY), min_size=1, max_size=3), st.integers(0, 2**32))
 def test_a_random_order_scores_chance_on_average(speakers, seed):
     spec, rng = Spec(5, attributes={"speaker": MANY}), torch.Generator().manual_seed(seed)
