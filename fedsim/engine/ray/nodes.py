@@ -41,7 +41,9 @@ def check_nodes() -> None:
         for name in ("fedsim", "adversaries", "defenses"):
             package = importlib.util.find_spec(name)
             for folder in (package.submodule_search_locations or []) if package else []:
-                for path in sorted(Path(folder).rglob("*.py")):
+                for path in sorted(
+                    p for p in Path(folder).rglob("*") if p.suffix in (".py", ".toml")
+                ):
                     sources.update(path.read_bytes())
         if found["fedsim"]:
             found["fedsim"] += f" (sources {sources.hexdigest()[:8]})"

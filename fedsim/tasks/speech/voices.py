@@ -10,7 +10,9 @@ sounds like a robot, and says the same word the same way, which is what a recogn
 import functools
 import itertools
 import re
+import tomllib
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,48 +57,9 @@ class Phone:
     width: float = 1000.0
 
 
-PHONES = {
-    # vowels
-    "iy": Phone(270, 2290, 3010, 110), "ih": Phone(390, 1990, 2550, 80),
-    "eh": Phone(530, 1840, 2480, 90), "ae": Phone(660, 1720, 2410, 100),
-    "aa": Phone(730, 1090, 2440, 110), "ao": Phone(570, 840, 2410, 110),
-    "uh": Phone(440, 1020, 2240, 90), "uw": Phone(300, 870, 2240, 110),
-    "ah": Phone(640, 1190, 2390, 80), "er": Phone(490, 1350, 1690, 100),
-    # nasals, liquids, glides
-    "m": Phone(250, 1000, 2200, 70, 0.4), "n": Phone(250, 1500, 2500, 65, 0.4),
-    "ng": Phone(250, 2000, 2700, 75, 0.4), "l": Phone(360, 1200, 2800, 60, 0.7),
-    "r": Phone(420, 1250, 1600, 60, 0.7), "w": Phone(300, 650, 2200, 60, 0.7),
-    "y": Phone(270, 2200, 3000, 55, 0.7),
-    # fricatives
-    "f": Phone(400, 1400, 2400, 90, 0.0, 0.25, 6500, 3000),
-    "v": Phone(300, 1300, 2400, 60, 0.5, 0.12, 6500, 3000),
-    "s": Phone(400, 1700, 2600, 95, 0.0, 0.5, 5500, 1200),
-    "z": Phone(300, 1700, 2600, 70, 0.4, 0.3, 5500, 1200),
-    "sh": Phone(400, 1800, 2600, 95, 0.0, 0.5, 2900, 800),
-    "th": Phone(400, 1500, 2600, 70, 0.1, 0.15, 7000, 3000),
-    "h": Phone(500, 1500, 2500, 60, 0.0, 0.25, 1500, 1500),
-    # silence before a burst, and bursts
-    "-": Phone(350, 1500, 2500, 40, 0.0), "=": Phone(250, 1200, 2300, 35, 0.12),
-    "p": Phone(400, 1000, 2300, 20, 0.0, 0.6, 900, 900),
-    "b": Phone(350, 1000, 2300, 15, 0.3, 0.4, 900, 900),
-    "t": Phone(400, 1800, 2600, 20, 0.0, 0.7, 4500, 1800),
-    "d": Phone(350, 1800, 2600, 15, 0.3, 0.5, 4000, 1800),
-    "k": Phone(400, 2000, 2500, 25, 0.0, 0.7, 2100, 700),
-    "g": Phone(350, 2000, 2500, 15, 0.3, 0.5, 2000, 700),
-    # between words, and at the ends
-    ".": Phone(500, 1500, 2500, 45, 0.0), "_": Phone(500, 1500, 2500, 80, 0.0),
-}  # fmt: skip
-
-SPELLINGS = {
-    "tch": "- t sh", "igh": "aa ih", "sh": "sh", "ch": "- t sh", "th": "th", "ph": "f",
-    "ng": "ng", "ck": "- k", "qu": "- k w", "wh": "w", "ee": "iy", "ea": "iy", "oo": "uw",
-    "ou": "aa uh", "ow": "aa uh", "oa": "ao uh", "ai": "eh ih", "ay": "eh ih", "ar": "aa r",
-    "er": "er", "ir": "er", "ur": "er", "or": "ao r", "a": "ae", "b": "= b", "c": "- k",
-    "d": "= d", "e": "eh", "f": "f", "g": "= g", "h": "h", "i": "ih", "j": "= d sh",
-    "k": "- k", "l": "l", "m": "m", "n": "n", "o": "aa", "p": "- p", "q": "- k", "r": "r",
-    "s": "s", "t": "- t", "u": "ah", "v": "v", "w": "w", "x": "- k s", "y": "iy", "z": "z",
-    "'": "", " ": ".",
-}  # fmt: skip
+_STORED = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+PHONES = {name: Phone(*values) for name, values in _STORED["phones"].items()}
+SPELLINGS: dict[str, str] = _STORED["spellings"]
 GRAPHEME = re.compile("|".join(sorted(SPELLINGS, key=len, reverse=True)))
 DOUBLED = re.compile(r"([b-df-hj-np-tv-z])\1")
 SILENT_E = re.compile(r"(?<=[a-z]{2})(?<=[^aeiou])e\b")
