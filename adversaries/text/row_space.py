@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedsim.gradients import noise_threshold, rank_above
+
 __all__ = ["Span", "spanned"]
 
 LOST = 1.5e-7
@@ -76,7 +78,7 @@ def spanned(
     _, values, right = torch.linalg.svd(factor, full_matrices=False)
     if rank is not None:
         return Span(tuple(layers), right[:rank].mT.contiguous(), noisy=False)
-    rank, most = int((values > LOST * values[0]).sum()), rows.shape[1]
+    rank, most = rank_above(values, relative=LOST), rows.shape[1]
     full = rank >= min(most - 1, len(rows))
     even = not full and bool(values[rank] > EVEN * values[rank - 1])
     flat = len(values) > 8 and bool(values[-1] > FLAT * values.median())
@@ -92,10 +94,8 @@ def _above_noise(values: Tensor, shape: Sequence[int]) -> int:
     """How many singular values (k,) exceed those of white noise; the rest may be as many again."""
     rank = 0
     for _ in range(4):
-        sides = sorted(side - rank for side in shape)
-        b = sides[0] / sides[1]
-        threshold = 0.56 * b**3 - 0.95 * b**2 + 1.82 * b + 1.43
-        found = int((values > threshold * values[rank:].median()).sum())
+        threshold = noise_threshold([side - rank for side in shape])
+        found = rank_above(values, absolute=threshold * float(values[rank:].median()))
         if found in (rank, len(values)):
             break
         rank = found

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from adversaries.text.row_space import LOST
 from fedsim.adversary import Adversary, Job, Source
+from fedsim.gradients import rank_above
 from fedsim.knowledge import Knowledge
 from fedsim.records import Observation, Tokens
 
@@ -136,6 +137,6 @@ def _rank(seen: Observation, job: Job) -> int:
     for name, value in gradient.items():
         if value.ndim == 2 and name != model.words and not name.startswith(f"{seen.head}."):
             values = torch.linalg.svdvals(value.to(job.device).double())
-            rank = int((values > LOST * values[0]).sum())
+            rank = rank_above(values, relative=LOST)
             ranks.append(0 if rank >= min(value.shape) else rank)
     return max(ranks)

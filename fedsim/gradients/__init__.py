@@ -4,6 +4,7 @@ head        the projection layer's gradient
 distances   between gradients, of many dummy batches at a time
 whitening   the distance in which small directions count like large ones
 dummy       the gradients of many dummy batches in one pass
+rank        how many singular values of a gradient exceed rounding or noise
 factored    those of many dummy sequences, as sums of outer products
 ghost       those of a transformer that is fed embeddings, in factors too
 terms       what parameters of one shape add to a distance
@@ -33,12 +34,12 @@ from fedsim.gradients.factored import (
     Leading,
     leading,
     numerical_rank,
-    rounding,
 )
 from fedsim.gradients.ghost import GhostGradients
 from fedsim.gradients.head import HeadGradient, head_calls, head_gradient
 from fedsim.gradients.matching import Checks, Match, Objective, Restarts, Rules, minimise
 from fedsim.gradients.problem import DISTANCES, Comparison, Problem, in_groups
+from fedsim.gradients.rank import gap_ratios, noise_threshold, rank_above, rounding
 from fedsim.gradients.sequences import LabelBag, SequenceProblem, keep_labels
 from fedsim.gradients.texts import TextDistance, TextMetric, nearest_tokens, norm_gap
 from fedsim.gradients.unrolled import local_steps, unrolled_gradient
@@ -76,6 +77,7 @@ __all__ = [
     "ctc_head_gradient",
     "ctc_loss",
     "frames_needed",
+    "gap_ratios",
     "head_calls",
     "head_gradient",
     "head_passes",
@@ -86,8 +88,10 @@ __all__ = [
     "local_steps",
     "minimise",
     "nearest_tokens",
+    "noise_threshold",
     "norm_gap",
     "numerical_rank",
+    "rank_above",
     "rounding",
     "squared_distance",
     "to_gradient",

@@ -5,7 +5,6 @@ sequence sends and what was observed are kept in factors, so that a head of 16k 
 L (C + d) and not C d.
 """
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedsim.gradients.rank import rank_above, rounding
 from fedsim.victim import VictimModel
 
 __all__ = ["Factored", "FactoredGradients", "Leading", "leading", "numerical_rank", "rounding"]
@@ -73,16 +73,6 @@ def leading(matrix: Tensor, rank: int, rng: torch.Generator) -> Leading:
     return Leading(basis @ u[:, :rank], s[:rank], vh[:rank].mT)
 
 
-def rounding(matrix: Tensor) -> float:
-    """What singular values rounding to float32 brings to a matrix (m, n): no larger ones.
-
-    2^-23 (m^-1/2 + n^-1/2) of the Frobenius norm; independent rounding of entries of one size
-    brings half of that at most.
-    """
-    rows, columns = matrix.shape
-    return float(matrix.norm()) * 2.0**-23 * (1 / math.sqrt(rows) + 1 / math.sqrt(columns))
-
-
 def numerical_rank(matrix: Tensor, rng: torch.Generator) -> int:
     """The rank of a matrix (m, n) whose entries were rounded to float32."""
     exact, most = matrix.double(), min(matrix.shape)
@@ -90,7 +80,7 @@ def numerical_rank(matrix: Tensor, rng: torch.Generator) -> int:
     wanted = min(16, most)
     while True:
         s = leading(exact, wanted, rng).s
-        rank = int((s > tolerance).sum())
+        rank = rank_above(s, absolute=tolerance)
         if rank < wanted or wanted == most:
             return rank
         wanted = min(2 * wanted, most)

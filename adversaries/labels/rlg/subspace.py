@@ -12,6 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedsim.gradients import gap_ratios, noise_threshold, rank_above
+
 __all__ = ["Rank", "Subspace", "leading"]
 
 Array = NDArray[np.float64]
@@ -97,7 +99,7 @@ def leading(
     longest = float(rows.max().sqrt() + columns.max().sqrt())
     floor = ROUNDING * torch.finfo(weight.dtype).eps / 2 * longest
     projected, values, vectors = _spectrum(weight, floor, rng, known)
-    above = int((values > floor).sum())
+    above = rank_above(values, absolute=floor)
     sent = (int(rows.count_nonzero()), int(columns.count_nonzero()))
     full = above >= min(sent)
     # An exact gradient has no zeros outside rows and columns of zeros.
@@ -110,12 +112,11 @@ def leading(
     if known is not None:
         size = known
     elif mode == "tolerance":
-        size = int((values > tolerance * values[0]).sum())
+        size = rank_above(values, relative=tolerance)
     elif full or coarse:
         size = over
     else:
-        following = np.maximum(np.append(values[1:], 0), floor)
-        size = int((values / following)[:above].argmax()) + 1
+        size = int(gap_ratios(values, floor)[:above].argmax()) + 1
     kept = max(1, min(size, above))
     following = values[kept] if kept < len(values) else 0.0
     return Subspace(
@@ -190,8 +191,7 @@ def _few_values(weight: Tensor, rows: Tensor) -> bool:
 
 def _above_noise(values: Array, shape: tuple[int, int]) -> int:
     """How many exceed the threshold; values that are missing count as 0 in the median."""
-    b = min(shape) / max(shape)
-    threshold = 0.56 * b**3 - 0.95 * b**2 + 1.82 * b + 1.43
     every = np.zeros(max(len(values), min(shape)))
     every[: len(values)] = values
-    return max(1, int((values > threshold * np.median(every)).sum()))
+    threshold = noise_threshold(shape) * float(np.median(every))
+    return max(1, rank_above(values, absolute=threshold))

@@ -11,6 +11,7 @@ from adversaries.speech.first_frames.equal_lengths import told_apart
 from adversaries.speech.first_frames.noisy_windows import MOST, refined
 from adversaries.speech.first_frames.overlapping import Chain
 from fedsim.adversary import Adversary, Job
+from fedsim.gradients import gap_ratios
 from fedsim.knowledge import Knowledge
 from fedsim.records import Observation, Reconstruction
 from fedsim.victim import VictimModel
@@ -175,11 +176,10 @@ class FirstFrames(Adversary):
     ) -> tuple[Tensor, int, float]:
         """The projector on what no window has a share in, the rank, and the gap behind it."""
         _, values, right = torch.linalg.svd(rows, full_matrices=False)
-        values = values.clamp(min=ROUNDING * float(values[0]))
-        falls = values[:-1] / values[1:]
-        if len(falls) > context and float(falls.max()) < CLEAR:
-            falls[:context] = 1
-        rank, gap = int(falls.argmax()) + 1, float(falls.max())
+        fall = gap_ratios(values, ROUNDING * float(values[0]))[:-1]
+        if len(fall) > context and fall.max() < CLEAR:
+            fall[:context] = 1
+        rank, gap = int(fall.argmax()) + 1, float(fall.max())
         if gap < self.gap:
             raise ValueError(
                 f"the singular values of layer '{name}' nowhere fall by a factor of {self.gap}: "

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedsim.gradients import keep_labels, rounding
+from fedsim.gradients import keep_labels, rank_above, rounding
 from fedsim.victim import VictimModel
 
 __all__ = ["Hypotheses", "Walk"]
@@ -223,4 +223,5 @@ class _Spectrum:
         # The small directions count: neither a Gram matrix nor a sketch would keep them.
         reduced = torch.linalg.qr(exact, mode="r").R
         _, values, rows = torch.linalg.svd(reduced, full_matrices=False)
-        return cls(rows.mT, int((values > rounding(exact)).sum()), exact.shape[1] - unknown)
+        above = rank_above(values, absolute=rounding(exact))
+        return cls(rows.mT, above, exact.shape[1] - unknown)
