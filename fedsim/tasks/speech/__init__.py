@@ -20,7 +20,7 @@ from fedsim.tasks.partition import ByLength
 from fedsim.tasks.speech.characters import Characters, characters
 from fedsim.tasks.speech.checks import cautions, check_lengths
 from fedsim.tasks.speech.cutting import lasting
-from fedsim.tasks.speech.data import Limits, Recordings, frames, load, often, samples
+from fedsim.tasks.speech.data import Limits, Recordings, frames, load, often
 from fedsim.tasks.speech.enrolment import candidates, held_out
 from fedsim.tasks.speech.exhibits import public_level, told
 from fedsim.tasks.speech.listening import Level, exhibits
@@ -82,7 +82,7 @@ class Speech(SpeechSettings):
         tested, rest = self.recordings.split(self.test_fraction, self.seed)
         rest = rest[torch.randperm(len(rest), generator=torch_generator(self.seed, "auxiliary"))]
         held = held_out(
-            [self.recordings.speakers[i] for i in rest.tolist()],
+            [self.recordings[i].speaker for i in rest.tolist()],
             self.auxiliary_fraction,
             self.auxiliary_utterances,
             self.auxiliary_speakers,
@@ -97,7 +97,7 @@ class Speech(SpeechSettings):
         """Indices (int64) of each client's utterances."""
         rest = self.splits[2]
         if isinstance(self.partition, ByLength):
-            labels = np.array([samples(self.recordings, i) for i in rest.tolist()])
+            labels = np.array([self.recordings[i].samples for i in rest.tolist()])
         else:
             labels = np.unique(self.recordings.speakers, return_inverse=True)[1][rest.numpy()]
         cut = self.partition.cut(labels, self.clients, self.seed)
@@ -159,15 +159,16 @@ class Speech(SpeechSettings):
             for drawn in self._drawn(client, round, batch_size, steps)
             for i in drawn.tolist()
         ]
-        inputs = [self._frames(i).clone() for i in index]
-        sequences = [self.pieces.encode(self.recordings.texts[i]) for i in index]
+        spoken = [self.recordings[i] for i in index]
+        inputs = [frames(one, self.features).clone() for one in spoken]
+        sequences = [self.pieces.encode(one.text) for one in spoken]
         return Truth(
             inputs=inputs,
             labels=torch.cat(sequences),
             sequences=sequences,
             lengths=[len(one) for one in inputs],
-            text=[self.recordings.texts[i] for i in index],
-            attributes={"speaker": [self.recordings.speakers[i] for i in index]},
+            text=[one.text for one in spoken],
+            attributes={"speaker": [one.speaker for one in spoken]},
         )
 
     def auxiliary(self) -> Batch | None:
@@ -178,7 +179,7 @@ class Speech(SpeechSettings):
         index = self.splits[1].tolist()
         if not index:
             return None
-        speakers = tuple(self.recordings.speakers[i] for i in index)
+        speakers = tuple(self.recordings[i].speaker for i in index)
         return replace(self._batch(index), attributes={"speaker": speakers})
 
     def _drawn(self, client: int, round: int, batch_size: int, steps: int) -> list[Tensor]:
@@ -187,12 +188,10 @@ class Speech(SpeechSettings):
         size = min(batch_size, len(share))
         return [share[own] for own in natural(len(share), size, steps, rng)]
 
-    def _frames(self, index: int) -> Tensor:
-        return frames(self.recordings, self.features, index)
-
     def _batch(self, index: Sequence[int]) -> Batch:
-        heard = [self._frames(i) for i in index]
-        said = [self.pieces.encode(self.recordings.texts[i]) for i in index]
+        spoken = [self.recordings[i] for i in index]
+        heard = [frames(one, self.features) for one in spoken]
+        said = [self.pieces.encode(one.text) for one in spoken]
         return Batch(
             inputs=pad_sequence(heard, batch_first=True),
             labels=pad_sequence(said, batch_first=True, padding_value=PADDING),
@@ -250,7 +249,7 @@ class Speech(SpeechSettings):
                     most = most // 2 + 1
                 heard = self.model.transcribe(module, batch.inputs, lengths, most)
                 for i, sequence in zip(part.tolist(), heard, strict=True):
-                    original = self.recordings.texts[i]
+                    original = self.recordings[i].text
                     wrong += word_errors(spec.spell(sequence.tolist()), original)
                     words += len(original.split())
         return {"loss": loss / summed, "wer": wrong / words, "num_examples": float(len(index))}

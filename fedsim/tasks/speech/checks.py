@@ -1,6 +1,7 @@
 """What is odd about recordings, found before a run from their headers and transcripts."""
 
 import functools
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 
@@ -9,8 +10,9 @@ import torch
 from fedsim.errors import DataError
 from fedsim.gradients import frames_needed
 from fedsim.tasks.speech.characters import Characters
-from fedsim.tasks.speech.data import Recordings, frames
+from fedsim.tasks.speech.data import Recordings, Utterance, frames
 from fedsim.tasks.speech.features import Features
+from fedsim.tasks.speech.sound_files import Header
 from fedsim.tasks.speech.voices import RATE
 
 __all__ = ["cautions", "check_lengths"]
@@ -27,15 +29,15 @@ def cautions(recordings: Recordings, features: Features) -> tuple[str, ...]:
     """What a user should know of recordings before a run, a sentence each."""
     told = list[str]()
     total = len(recordings)
-    if lost := [signs for signs in recordings.lost if signs]:
+    if lost := [one.lost for one in recordings if one.lost]:
         signs = ", ".join(sorted(set().union(*lost))[:8])
         told.append(
             f"{len(lost)} of {total} transcripts have characters that are left out ({signs}), "
             "though they may be said: spell them out in words"
         )
-    if recordings.header is None:
+    headers = [one.header() for one in recordings[:LOOKED_AT] if one.header is not None]
+    if not headers:
         return tuple(told)
-    headers = [recordings.header(index) for index in range(min(total, LOOKED_AT))]
     of = f"of {total}" if total <= LOOKED_AT else f"of the first {LOOKED_AT}"
     rates = Counter(one.rate for one in headers if one.rate != RATE)
     if rates:
@@ -47,12 +49,12 @@ def cautions(recordings: Recordings, features: Features) -> tuple[str, ...]:
     if short:
         told.append(
             f"{len(short)} {of} recordings are shorter than a window of {features.window} samples "
-            f"and filled up with zeros, the first {recordings.name(short[0])}"
+            f"and filled up with zeros, the first {recordings[short[0]].name}"
         )
-    if silent := _silent(recordings, [one.samples for one in headers]):
+    if silent := _silent(recordings, headers):
         told.append(
             f"{len(silent)} of the first recordings are silent: all their frames are equal, and "
-            f"say nothing. Leave them out; the first is {recordings.name(silent[0])}"
+            f"say nothing. Leave them out; the first is {silent[0].name}"
         )
     return tuple(told)
 
@@ -65,25 +67,25 @@ def check_lengths(
     Headers tell how many; of what is trimmed, or spoken here, the first recordings are heard.
     Returns a sentence that says how many, where trimming may have left others too short.
     """
-    wrong, read, heard = list[tuple[int, int, int]](), 0, 0
-    for index in range(min(len(recordings), LOOKED_AT)):
-        header = recordings.header(index) if recordings.header is not None else None
-        read += header.samples if header is not None else len(recordings.sound(index))
+    wrong, read, heard = list[tuple[Utterance, int, int]](), 0, 0
+    for one in recordings[:LOOKED_AT]:
+        header = None if one.header is None else one.header()
+        read += len(one.sound()) if header is None else header.samples
         if (features.trim is not None or header is None) and read <= DECODED:
-            count, heard = len(frames(recordings, features, index)), heard + 1
+            count, heard = len(frames(one, features)), heard + 1
         elif header is not None:
             count = header.frames(features)
         else:
             break
-        needed = frames_needed(pieces.encode(recordings.texts[index]))
+        needed = frames_needed(pieces.encode(one.text))
         if needed > count:
-            wrong.append((index, count, needed))
+            wrong.append((one, count, needed))
     if wrong:
-        index, count, needed = wrong[0]
+        one, count, needed = wrong[0]
         trimmed = "" if features.trim is None else f" (task.features.trim is {features.trim:g})"
         raise DataError(
-            f"{recordings.name(index)} has {count} frames{trimmed}, and its transcript "
-            f"'{recordings.texts[index]}' takes {needed} (one a character, and one between two "
+            f"{one.name} has {count} frames{trimmed}, and its transcript "
+            f"'{one.text}' takes {needed} (one a character, and one between two "
             f"that are equal): its CTC loss would be infinite (recordings like it: {len(wrong)}). "
             f"Use a smaller task.features.stride than {features.stride}, or leave them out"
         )
@@ -95,14 +97,8 @@ def check_lengths(
     )
 
 
-def _silent(recordings: Recordings, samples: Sequence[int]) -> list[int]:
+def _silent(recordings: Recordings, headers: Sequence[Header]) -> list[Utterance]:
     """Recordings of one value throughout, among the first."""
-    found, read = list[int](), 0
-    for index, count in enumerate(samples):
-        read += count
-        if read > DECODED:
-            break
-        sound = recordings.sound(index)
-        if torch.equal(sound.min(), sound.max()):
-            found.append(index)
-    return found
+    read = itertools.accumulate(header.samples for header in headers)
+    first = (one for one, samples in zip(recordings, read, strict=False) if samples <= DECODED)
+    return [one for one in first if torch.equal(*torch.aminmax(one.sound()))]

@@ -2,12 +2,11 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from fedsim.errors import DataError
 
-__all__ = ["COMMANDS", "Words", "words"]
+__all__ = ["COMMANDS", "words"]
 
 COMMANDS = "speech-commands"
 
@@ -21,18 +20,10 @@ NOISE = "_background_noise_"
 TESTED = "testing_list.txt"
 
 
-@dataclass(frozen=True, slots=True)
-class Words:
-    """Recordings of one word each. tests: None where no list names them."""
-
-    files: tuple[Path, ...]
-    speakers: tuple[str, ...]
-    texts: tuple[str, ...]
-    tests: tuple[bool, ...] | None
-
-
-def words(places: Sequence[Path]) -> Words:
+def words(places: Sequence[Path]) -> list[tuple[Path, str, str, bool | None]]:
     """The recordings WORD/SPEAKER_nohash_NUMBER.wav of the first folder that has any.
+
+    Each with its speaker, its word, and whether it is for tests; None where no list says so.
 
     In a shuffled order that is the same on every machine and for every seed, by the hash of
     WORD/FILE: the first utterances of a speaker are not those of the alphabet's first words. The
@@ -48,12 +39,15 @@ def words(places: Sequence[Path]) -> Words:
             "lays them out so: name that DIR with --data"
         )
     tested = _listed(found[0].parent.parent / TESTED)
-    return Words(
-        tuple(found),
-        tuple(path.name.partition(MARK)[0] for path in found),
-        tuple(path.parent.name for path in found),
-        None if tested is None else tuple(_called(path) in tested for path in found),
-    )
+    return [
+        (
+            path,
+            path.name.partition(MARK)[0],
+            path.parent.name,
+            None if tested is None else _called(path) in tested,
+        )
+        for path in found
+    ]
 
 
 def _recordings(root: Path) -> list[Path]:

@@ -1,13 +1,14 @@
 """Recordings of so many seconds, longer ones cut at their pauses."""
 
-import dataclasses
 import functools
+from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from fedsim.errors import DataError
-from fedsim.tasks.speech.data import Recordings
+from fedsim.tasks.speech.data import Recordings, Utterance
 from fedsim.tasks.speech.sound_files import Header
 from fedsim.tasks.speech.voices import RATE
 
@@ -34,57 +35,49 @@ def lasting(found: Recordings, seconds: tuple[float, float], cut: bool) -> Recor
     decoded. Raises `DataError` where fewer than three are left.
     """
     low, high = (round(bound * RATE) for bound in seconds)
-    header = found.header
+
     # Pieces of one recording are asked for one after the other.
-    heard = functools.lru_cache(maxsize=1)(found.sound)
-    sources, texts = list[tuple[int, slice]](), list[str]()
-    for index, text in enumerate(found.texts):
-        length = header(index).resampled if header else len(heard(index))
+    @functools.lru_cache(maxsize=1)
+    def heard(one: Utterance) -> Tensor:
+        return one.sound()
+
+    kept = list[Utterance]()
+    for one in found:
+        length = len(heard(one)) if one.header is None else one.samples
         if low <= length < high:
-            sources.append((index, WHOLE))
-            texts.append(text)
+            kept.append(_part(one, WHOLE, one.text, heard))
         elif cut and length >= high:
-            for begin, end, words in _pieces(heard(index), text, low, high):
-                sources.append((index, slice(begin, end)))
-                texts.append(words)
-    if len(sources) < 3:
+            for begin, end, words in _pieces(heard(one), one.text, low, high):
+                kept.append(_part(one, slice(begin, end), words, heard))
+    if len(kept) < 3:
         raise DataError(
-            f"of {len(found)} utterances {len(sources)} last {seconds[0]:g} to {seconds[1]:g} s; "
+            f"of {len(found)} utterances {len(kept)} last {seconds[0]:g} to {seconds[1]:g} s; "
             "expected 3 at least. Widen task.seconds, or cut longer ones with task.cut"
         )
+    return Recordings(kept)
 
-    def sound(index: int) -> Tensor:
-        of, part = sources[index]
-        return heard(of)[part]
 
-    def content(index: int) -> bytes:
-        of, part = sources[index]
-        return repr((part.start, part.stop)).encode() + found.content(of)
-
-    def name(index: int) -> str:
-        of, part = sources[index]
-        if part == WHOLE:
-            return found.name(of)
-        return f"{found.name(of)} ({part.start / RATE:.2f} to {part.stop / RATE:.2f} s)"
-
-    whose = [of for of, _ in sources]
-    return Recordings(
-        tuple(found.speakers[of] for of in whose),
-        tuple(texts),
-        sound,
-        content,
-        tests=None if found.tests is None else tuple(found.tests[of] for of in whose),
-        header=header and (lambda index: _shorter(header(sources[index][0]), sources[index][1])),
+def _part(
+    whole: Utterance, part: slice, words: str, heard: Callable[[Utterance], Tensor]
+) -> Utterance:
+    """A part of an utterance, in samples at 16 kHz, in which these words are said."""
+    name, header = whole.name, whole.header
+    if part != WHOLE:
+        name = f"{name} ({part.start / RATE:.2f} to {part.stop / RATE:.2f} s)"
+    return replace(
+        whole,
+        text=words,
+        sound=lambda: heard(whole)[part],
+        content=lambda: repr((part.start, part.stop)).encode() + whole.content(),
         name=name,
-        lost=tuple(found.lost[of] for of in whose) if found.lost else (),
+        header=header and (lambda: _shorter(header(), part)),
     )
 
 
-def _shorter(whole: Header, part: slice) -> Header:
-    """The header of a part, in samples at 16 kHz, of a recording."""
+def _shorter(header: Header, part: slice) -> Header:
     if part == WHOLE:
-        return whole
-    return dataclasses.replace(whole, samples=(part.stop - part.start) * whole.rate // RATE)
+        return header
+    return replace(header, samples=(part.stop - part.start) * header.rate // RATE)
 
 
 def _pieces(sound: Tensor, text: str, low: int, high: int) -> list[tuple[int, int, str]]:

@@ -2,7 +2,6 @@
 
 import contextlib
 import csv
-import dataclasses
 import functools
 import hashlib
 import importlib.util
@@ -26,7 +25,7 @@ from fedsim.tasks.speech.sound_files import Header, decoded, header
 from fedsim.tasks.speech.voices import speak
 from fedsim.tasks.transcripts import lost, plain, public_text, within
 
-__all__ = ["READABLE", "VOICES", "Limits", "Recordings", "frames", "load", "often", "samples"]
+__all__ = ["READABLE", "VOICES", "Limits", "Recordings", "Utterance", "frames", "load", "often"]
 
 VOICES = "voices"
 PACKAGES = ("jiwer", "soundfile", "tokenizers", "torchaudio")
@@ -50,33 +49,56 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Recordings:
-    """Utterances, whose sound is read, or spoken, when it is asked for.
+class Utterance:
+    """One utterance, whose sound is read, or spoken, when it is asked for.
 
-    speakers, texts: one an utterance, texts plain. tests: whether each is in the source's test
-    split, None where the source has none. sound(i): (n,) float32 at 16 kHz, one channel.
-    content(i): bytes by which a change of the sound shows. header(i): what its file says of itself,
-    None where there are no files. name(i): what a message calls it. lost: of each, the characters
-    that its transcript lost when it became plain.
+    Attributes:
+        speaker: Who speaks.
+        text: The transcript, plain.
+        sound: Returns the samples, float32 of shape (n,) at 16 kHz, one channel.
+        content: Returns bytes by which a change of the sound shows.
+        name: What a message calls it.
+        test: Whether it is in the source's test split; None where the source has none.
+        header: Returns what its file says of itself; None where there is no file.
+        lost: The characters that its transcript lost when it became plain.
     """
 
-    speakers: tuple[str, ...]
-    texts: tuple[str, ...]
-    sound: Callable[[int], Tensor]
-    content: Callable[[int], bytes]
-    tests: tuple[bool, ...] | None = None
-    header: Callable[[int], Header] | None = None
-    name: Callable[[int], str] = "utterance {}".format
-    lost: tuple[frozenset[str], ...] = ()
+    speaker: str
+    text: str
+    sound: Callable[[], Tensor]
+    content: Callable[[], bytes]
+    name: str
+    test: bool | None = None
+    header: Callable[[], Header] | None = None
+    lost: frozenset[str] = frozenset()
 
-    def __len__(self) -> int:
-        return len(self.texts)
+    @property
+    def samples(self) -> int:
+        """Its length at 16 kHz; decoded only where no header says."""
+        return len(self.sound()) if self.header is None else self.header().resampled
+
+
+class Recordings(tuple[Utterance, ...]):
+    """The utterances of a data set; equal and hashed by identity, so that they can be cached by."""
+
+    __slots__ = ()
+    __eq__, __hash__ = object.__eq__, object.__hash__
+
+    @property
+    def speakers(self) -> tuple[str, ...]:
+        """Who speaks, one an utterance."""
+        return tuple(one.speaker for one in self)
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The transcripts."""
+        return tuple(one.text for one in self)
 
     def split(self, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
         """Indices (int64) of the test utterances and of the rest: the source's own split, else
         the given share, drawn by the seed, where it has none or leaves one of the two empty."""
-        if self.tests is not None and any(self.tests) and not all(self.tests):
-            tests = torch.tensor(self.tests)
+        tests = torch.tensor([bool(one.test) for one in self])
+        if tests.any() and not tests.all():
             return tests.nonzero().flatten(), (~tests).nonzero().flatten()
         order = torch.randperm(len(self), generator=torch_generator(seed, "test split"))
         count = min(max(1, round(fraction * len(self))), len(self) - 1)
@@ -84,9 +106,10 @@ class Recordings:
 
     def fingerprint(self) -> str:
         """SHA-256 of speakers, transcripts and sound."""
-        digest = hashlib.sha256(repr((self.speakers, self.texts, self.tests)).encode())
-        for index in range(len(self)):
-            digest.update(self.content(index))
+        tests = None if self[0].test is None else tuple(one.test for one in self)
+        digest = hashlib.sha256(repr((self.speakers, self.texts, tests)).encode())
+        for one in self:
+            digest.update(one.content())
         return digest.hexdigest()
 
 
@@ -104,12 +127,12 @@ def load(data: str, folder: Path | None, text: str, limits: Limits) -> Recording
     if data == VOICES:
         return _voices(text, folder, limits)
     found = _hub(data) if data.startswith(HUB) else _local(data, folder)
-    for index, said in enumerate(found.texts):
-        if not said:
-            signs = ", ".join(sorted(found.lost[index])) or "nothing that is spoken"
+    for index, one in enumerate(found):
+        if not one.text:
+            signs = ", ".join(sorted(one.lost)) or "nothing that is spoken"
             raise DataError(
                 f"data '{data}': utterance {index} has no word in its transcript, but {signs}; "
-                f"expected words of a-z. Spell them out, or leave out {found.name(index)}"
+                f"expected words of a-z. Spell them out, or leave out {one.name}"
             )
     kept = _limited(found, limits)
     if len(kept) < 3:
@@ -117,61 +140,39 @@ def load(data: str, folder: Path | None, text: str, limits: Limits) -> Recording
             f"data '{data}' has {len(found)} utterances, of which task.speakers, task.utterances, "
             f"task.longest and task.per_length leave {len(kept)}; expected 3 at least"
         )
-    return _only(found, kept)
+    return kept
 
 
 @functools.lru_cache(maxsize=8)
 def often(found: Recordings, least: int) -> Recordings:
     """Those of the speakers of whom there are so many; `DataError` where fewer than three are."""
     count = Counter(found.speakers)
-    kept = [i for i, speaker in enumerate(found.speakers) if count[speaker] >= least]
+    kept = Recordings(one for one in found if count[one.speaker] >= least)
     if len(kept) < 3:
         name, most = count.most_common(1)[0]
         raise DataError(
             f"task.least_utterances = {least} leaves {len(kept)} of {len(found)} utterances; "
             f"expected 3 at least. The speaker of most, '{name}', has {most}: lower it"
         )
-    return _only(found, kept)
+    return kept
 
 
 @functools.lru_cache(maxsize=4096)
-def frames(recordings: Recordings, features: Features, index: int) -> Tensor:
+def frames(utterance: Utterance, features: Features) -> Tensor:
     """Frames (T, size) of an utterance; shared, so that nobody may write to them."""
-    return features.of(recordings.sound(index))
+    return features.of(utterance.sound())
 
 
-def samples(recordings: Recordings, index: int) -> int:
-    """How long an utterance is at 16 kHz; decoded only where no header says."""
-    if recordings.header is not None:
-        return recordings.header(index).resampled
-    return len(recordings.sound(index))
-
-
-def _limited(found: Recordings, limits: Limits) -> list[int]:
+def _limited(found: Recordings, limits: Limits) -> Recordings:
     names = set(list(dict.fromkeys(found.speakers))[: limits.speakers])
     seen: Counter[str] = Counter()
     kept = []
     for index in within(found.texts, limits.longest, limits.per_length):
-        speaker = found.speakers[index]
+        speaker = found[index].speaker
         seen[speaker] += 1
         if speaker in names and (limits.utterances is None or seen[speaker] <= limits.utterances):
-            kept.append(index)
-    return kept
-
-
-def _only(found: Recordings, kept: Sequence[int]) -> Recordings:
-    header = found.header
-    return dataclasses.replace(
-        found,
-        speakers=tuple(found.speakers[i] for i in kept),
-        texts=tuple(found.texts[i] for i in kept),
-        tests=None if found.tests is None else tuple(found.tests[i] for i in kept),
-        sound=lambda index: found.sound(kept[index]),
-        content=lambda index: found.content(kept[index]),
-        header=header and (lambda index: header(kept[index])),
-        name=lambda index: found.name(kept[index]),
-        lost=tuple(found.lost[i] for i in kept) if found.lost else (),
-    )
+            kept.append(found[index])
+    return Recordings(kept)
 
 
 # --- synthetic voices -----------------------------------------------------------------------
@@ -192,17 +193,24 @@ def _voices(text: str, folder: Path | None, limits: Limits) -> Recordings:
             + (f", {limits.per_length} of each length" if limits.per_length else "")
             + f"; {speakers} speakers are to read {count}. Lower task.utterances or task.speakers"
         )
-    texts = tuple(shuffled[i] for i in fitting[:count])
 
-    def sound(index: int) -> Tensor:
-        return torch.from_numpy(speak(texts[index], index % speakers))
+    def spoken(index: int, text: str) -> Utterance:
+        who = index % speakers
 
-    def content(index: int) -> bytes:
+        def sound() -> Tensor:
+            return torch.from_numpy(speak(text, who))
+
         # The rest of a speaker's utterances follow from the text and the same voice.
-        return sound(index).numpy().tobytes() if index < speakers else b""
+        first = index < speakers
+        return Utterance(
+            f"voice{who:03d}",
+            text,
+            sound,
+            content=lambda: sound().numpy().tobytes() if first else b"",
+            name=f"utterance {index}",
+        )
 
-    names = tuple(f"voice{index % speakers:03d}" for index in range(count))
-    return Recordings(names, texts, sound, content)
+    return Recordings(spoken(n, shuffled[i]) for n, i in enumerate(fitting[:count]))
 
 
 # --- local recordings -----------------------------------------------------------------------
@@ -217,8 +225,7 @@ def _local(name: str, folder: Path | None) -> Recordings:
         if (place / name).is_dir() and (found := sorted((place / name).rglob("*.trans.txt"))):
             return _librispeech(found)
     if name == COMMANDS:
-        said = words(places)
-        return _files(said.files, said.speakers, said.texts, said.tests)
+        return Recordings(_file(*one) for one in words(places))
     known = [name for place in places for name in _readable(place) if folder / name not in places]
     raise DataError(
         f"no data '{name}' in {folder} (as {name}.csv or audio/{name}.csv with the columns "
@@ -248,19 +255,21 @@ def _table(path: Path) -> Recordings:
     for number, row in enumerate(rows, 1):
         if None in row.values():
             raise DataError(f"{path}: row {number} has fewer cells than the header")
-    files = tuple(path.parent / row["file"] for row in rows)
-    tests = tuple(row["split"] == "test" for row in rows) if "split" in rows[0] else None
-    return _files(
-        files,
-        tuple(row["speaker"] for row in rows),
-        tuple(row["transcript"] for row in rows),
-        tests,
+    split = "split" in rows[0]
+    return Recordings(
+        _file(
+            path.parent / row["file"],
+            row["speaker"],
+            row["transcript"],
+            row["split"] == "test" if split else None,
+        )
+        for row in rows
     )
 
 
 def _librispeech(lists: Sequence[Path]) -> Recordings:
     """SPEAKER/CHAPTER/SPEAKER-CHAPTER.trans.txt beside its recordings."""
-    files, speakers, texts = [], [], []
+    found = []
     for path in lists:
         for line in path.read_text(encoding="utf-8").splitlines():
             name, _, text = line.partition(" ")
@@ -268,29 +277,22 @@ def _librispeech(lists: Sequence[Path]) -> Recordings:
                          if f.is_file()), None)  # fmt: skip
             if file is None:
                 raise DataError(f"{path} tells of '{name}', and there is no {name}.flac beside it")
-            files.append(file)
-            speakers.append(path.parent.parent.name)
-            texts.append(text)
-    return _files(tuple(files), tuple(speakers), tuple(texts), None)
+            found.append(_file(file, path.parent.parent.name, text))
+    return Recordings(found)
 
 
-def _files(
-    files: tuple[Path, ...],
-    speakers: tuple[str, ...],
-    texts: tuple[str, ...],
-    tests: tuple[bool, ...] | None,
-) -> Recordings:
-    if missing := next((path for path in files if not path.is_file()), None):
-        raise DataError(f"there is no recording {missing}")
-    return Recordings(
-        speakers,
-        tuple(map(plain, texts)),
-        sound=lambda index: decoded(files[index], str(files[index])),
-        content=lambda index: files[index].read_bytes(),
-        tests=tests,
-        header=lambda index: header(files[index], str(files[index])),
-        name=lambda index: str(files[index]),
-        lost=tuple(map(lost, texts)),
+def _file(path: Path, speaker: str, text: str, test: bool | None = None) -> Utterance:
+    if not path.is_file():
+        raise DataError(f"there is no recording {path}")
+    return Utterance(
+        speaker,
+        plain(text),
+        sound=lambda: decoded(path, str(path)),
+        content=path.read_bytes,
+        name=str(path),
+        test=test,
+        header=lambda: header(path, str(path)),
+        lost=lost(text),
     )
 
 
@@ -321,29 +323,29 @@ def _hub(name: str) -> Recordings:
     # Decoded by soundfile, like files: the library's own decoder is a package of its own.
     parts = [part.cast_column(audio, datasets.Audio(decode=False)) for part in loaded.values()]
     whole = datasets.concatenate_datasets(parts)
-    tests = tuple(key == "test" for key, part in loaded.items() for _ in range(len(part)))
+    tests = [key == "test" for key, part in loaded.items() for _ in range(len(part))]
     texts, speakers = list(whole[text]), list(whole[who])
     if text == "label":
         texts = [features[text].names[label] for label in texts]
 
-    def content(index: int) -> bytes:
-        stored = whole[index][audio]
-        return bytes(stored["bytes"] or Path(stored["path"]).read_bytes())
+    def hosted(index: int) -> Utterance:
+        called = f"{name}, utterance {index}"
 
-    def called(index: int) -> str:
-        return f"{name}, utterance {index}"
+        def content() -> bytes:
+            stored = whole[index][audio]
+            return bytes(stored["bytes"] or Path(stored["path"]).read_bytes())
 
-    every = Recordings(
-        tuple(map(str, speakers)),
-        tuple(map(plain, texts)),
-        sound=lambda index: decoded(io.BytesIO(content(index)), called(index)),
-        content=content,
-        tests=tests,
-        header=lambda index: header(io.BytesIO(content(index)), called(index)),
-        name=called,
-        lost=tuple(map(lost, texts)),
-    )
-    if text != "label":
-        return every
+        return Utterance(
+            str(speakers[index]),
+            plain(texts[index]),
+            sound=lambda: decoded(io.BytesIO(content()), called),
+            content=content,
+            name=called,
+            test=tests[index],
+            header=lambda: header(io.BytesIO(content()), called),
+            lost=lost(texts[index]),
+        )
+
     # Speech Commands has noise among its words: `_silence_`, by nobody.
-    return _only(every, [i for i, who in enumerate(speakers) if who is not None])
+    heard = (i for i, who in enumerate(speakers) if text != "label" or who is not None)
+    return Recordings(map(hosted, heard))

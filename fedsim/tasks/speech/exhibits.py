@@ -21,7 +21,7 @@ def public_level(recordings: Recordings, auxiliary: Tensor, features: Features) 
     """The level of utterances that no client holds (int64 indices), or else of embedded voices."""
     index = auxiliary[:PUBLIC].tolist()
     if index:
-        sounds = [recordings.sound(i) for i in index]
+        sounds = [recordings[i].sound() for i in index]
         return level(features, sounds, f"{len(index)} utterances that no client holds")
     sentences = [text for text in public_text(SENTENCES, None) if len(text) < READABLE]
     spoken = [torch.from_numpy(speak(text, who)) for who, text in enumerate(sentences[:PUBLIC])]

@@ -10,7 +10,7 @@ from fedsim.scenario import Scenario
 from fedsim.tasks.speech.characters import characters
 from fedsim.tasks.speech.checks import cautions, check_lengths
 from fedsim.tasks.speech.cutting import lasting
-from fedsim.tasks.speech.data import Recordings
+from fedsim.tasks.speech.data import Recordings, Utterance
 from fedsim.tasks.speech.features import Features
 from fedsim.tasks.speech.sound_files import Header
 from fedsim.tasks.speech.voices import RATE
@@ -30,15 +30,17 @@ def spoken(*parts: float):
 
 def recordings(*sounds, texts=None):
     texts = texts or ("one two",) * len(sounds)
-    names = tuple(f"s{index}" for index in range(len(sounds)))
-    return Recordings(names, tuple(texts), lambda i: sounds[i], lambda i: b"", None)
+    return Recordings(
+        Utterance(f"s{index}", text, lambda sound=sound: sound, lambda: b"", f"utterance {index}")
+        for index, (sound, text) in enumerate(zip(sounds, texts, strict=True))
+    )
 
 
 def test_only_utterances_of_the_length_are_kept():
     found = recordings(*(tone(seconds) for seconds in (0.5, 1.0, 1.5, 1.9, 2.0, 3.0)))
     kept = lasting(found, (1.0, 2.0), False)
     assert kept.speakers == ("s1", "s2", "s3")
-    assert [len(kept.sound(index)) / RATE for index in range(3)] == [1.0, 1.5, 1.9]
+    assert [len(kept[index].sound()) / RATE for index in range(3)] == [1.0, 1.5, 1.9]
     with pytest.raises(DataError, match=r"1 last 0\.4 to 0\.6 s; expected 3"):
         lasting(found, (0.4, 0.6), False)
 
@@ -49,10 +51,10 @@ def test_longer_ones_are_cut_in_pauses_and_words_follow_the_sound():
     kept = lasting(found, (1.0, 2.0), True)
     assert kept.texts == ("aaaa", "bbbb", "cccc", "dddd")
     assert kept.speakers == ("s0",) * 4
-    whole = found.sound(0)
-    lengths = [len(kept.sound(index)) for index in range(4)]
+    whole = found[0].sound()
+    lengths = [len(kept[index].sound()) for index in range(4)]
     assert sum(lengths) == len(whole)
-    assert torch.equal(torch.cat([kept.sound(index) for index in range(4)]), whole)
+    assert torch.equal(torch.cat([kept[index].sound() for index in range(4)]), whole)
     # Cut in the middle of a pause: a tenth of a second of it on either side.
     assert lengths[0] / RATE == pytest.approx(1.3, abs=0.02)
 
@@ -67,19 +69,22 @@ def of_files(*sounds, texts=None, rate=8000, lost=None):
     """As `recordings`, with headers; what is decoded is noted."""
     texts, decoded = texts or ("one two",) * len(sounds), []
 
-    def sound(index):
-        decoded.append(index)
-        return sounds[index]
+    def of_file(index):
+        def sound():
+            decoded.append(index)
+            return sounds[index]
 
-    return decoded, Recordings(
-        tuple(f"s{index}" for index in range(len(sounds))),
-        tuple(texts),
-        sound,
-        content=lambda index: b"file %d" % index,
-        header=lambda index: Header(rate, 1, len(sounds[index]) * rate // RATE),
-        name="{}.wav".format,
-        lost=lost or (frozenset(),) * len(sounds),
-    )
+        return Utterance(
+            f"s{index}",
+            texts[index],
+            sound,
+            content=lambda: b"file %d" % index,
+            name=f"{index}.wav",
+            header=lambda: Header(rate, 1, len(sounds[index]) * rate // RATE),
+            lost=lost[index] if lost else frozenset(),
+        )
+
+    return decoded, Recordings(map(of_file, range(len(sounds))))
 
 
 def test_headers_tell_lengths_so_that_only_what_is_cut_is_decoded():
@@ -90,11 +95,11 @@ def test_headers_tell_lengths_so_that_only_what_is_cut_is_decoded():
     cut = lasting(found, (1.0, 2.0), True)
     assert cut.speakers == ("s1", "s2", "s3", "s3", "s4")
     assert decoded == [3]
-    contents = [cut.content(index) for index in range(5)]
+    contents = [cut[index].content() for index in range(5)]
     assert len({*contents, cut.fingerprint()}) == 6
     assert decoded == [3]
-    assert [cut.header(index).resampled for index in range(5)] == [
-        len(cut.sound(index)) for index in range(5)
+    assert [cut[index].header().resampled for index in range(5)] == [
+        len(cut[index].sound()) for index in range(5)
     ]
 
 
@@ -136,7 +141,7 @@ def test_the_task_cuts_voices():
             "training": {"clients": 2},
         }
     ).build_task()
-    seconds = [len(task.recordings.sound(i)) / RATE for i in range(len(task.recordings))]
+    seconds = [len(task.recordings[i].sound()) / RATE for i in range(len(task.recordings))]
     assert len(seconds) >= 3
     assert all(0.5 <= each < 1.5 for each in seconds)
     assert all(task.recordings.texts)

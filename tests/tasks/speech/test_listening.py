@@ -179,7 +179,7 @@ def test_the_level_is_never_the_victims(task, truth, monkeypatch):
     fresh = Speech(seed=3, clients=4, **TASK)
     assert fresh.level is not None
     auxiliary = fresh.splits[1].tolist()
-    assert heard == [len(fresh.recordings.sound(i)) for i in auxiliary]
+    assert heard == [len(fresh.recordings[i].sound()) for i in auxiliary]
     assert not set(auxiliary) & set(torch.cat(fresh.shares).tolist())
     nobody = Speech(seed=3, clients=4, **TASK, auxiliary_fraction=0.0)
     assert nobody.level.source == "16 synthetic voices"

@@ -98,9 +98,9 @@ def test_other_rates_are_resampled_and_said(set_of):
     assert told == "2 of 10 recordings are resampled to 16000 Hz, from 8000 Hz, 44100 Hz"
     found = load("clips", folder, "sentences", Limits())
     for index in (8, 9):
-        assert len(found.sound(index)) == RATE
-        assert found.header(index).resampled == RATE
-        assert found.header(index).frames(Features()) == len(Features().of(found.sound(index)))
+        assert len(found[index].sound()) == RATE
+        assert found[index].header().resampled == RATE
+        assert found[index].header().frames(Features()) == len(Features().of(found[index].sound()))
 
 
 def test_channels_are_averaged_and_said(set_of):
@@ -114,7 +114,7 @@ def test_a_clip_shorter_than_a_window_is_filled_up_and_said(set_of, samples):
     (told,) = warned(folder)
     assert told.startswith("1 of 9 recordings are shorter than a window of 512 samples and filled")
     assert told.endswith("click.wav")
-    heard = Features().of(load("clips", folder, "sentences", Limits()).sound(8))
+    heard = Features().of(load("clips", folder, "sentences", Limits())[8].sound())
     assert heard.shape == (2, 26)
     assert torch.isfinite(heard).all()
 
@@ -125,7 +125,7 @@ def test_silence_is_said_and_its_frames_are_finite(set_of, value):
     (told,) = warned(folder)
     assert told.startswith("1 of the first recordings are silent")
     assert told.endswith("still.wav")
-    heard = Features().of(load("clips", folder, "sentences", Limits()).sound(8))
+    heard = Features().of(load("clips", folder, "sentences", Limits())[8].sound())
     assert torch.isfinite(heard).all()
     assert torch.isfinite(Features(trim=40.0).of(torch.zeros(RATE))).all()
 

@@ -53,7 +53,7 @@ def test_other_partitions_mix_speakers():
 
 def test_neighbours_in_length_go_to_one_client():
     def spread(task):
-        sizes = [[len(task.recordings.sound(i)) for i in own.tolist()] for own in task.shares]
+        sizes = [[len(task.recordings[i].sound()) for i in own.tolist()] for own in task.shares]
         return [(min(own), max(own)) for own in sizes]
 
     task = Speech(seed=3, clients=4, **TASK, partition="length")

@@ -56,8 +56,8 @@ def test_words_are_transcripts_and_files_name_speakers(tmp_path, inner):
     found = commands(tmp_path)
     assert found.texts == ("go", "bed", "go", "bed", "yes", "bed")
     assert found.speakers == ("2c", "0a", "0a", "1b", "1b", "0a")
-    assert found.name(1) == str(root / "bed/0a_nohash_1.wav")
-    np.testing.assert_allclose(found.sound(2).numpy(), speak("go", 0), atol=1e-4)
+    assert found[1].name == str(root / "bed/0a_nohash_1.wav")
+    np.testing.assert_allclose(found[2].sound().numpy(), speak("go", 0), atol=1e-4)
 
 
 def test_the_first_utterances_of_speakers_are_not_all_one_word(tmp_path):
@@ -161,8 +161,8 @@ def test_the_hubs_labels_are_words_and_silence_is_left_out(monkeypatch):
     found = load("hub:google/speech_commands/v0.02", None, "sentences", EVERY)
     assert found.texts == ("bed", "yes", "yes")
     assert found.speakers == ("0a", "1b", "2c")
-    assert found.tests == (False, False, True)
-    assert found.sound(2).shape == (RATE,)
+    assert [one.test for one in found] == [False, False, True]
+    assert found[2].sound().shape == (RATE,)
 
 
 def test_other_labels_are_no_transcripts(monkeypatch):

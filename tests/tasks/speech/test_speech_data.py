@@ -47,8 +47,8 @@ def test_a_csv_names_recordings(tmp_path):
     found = recorded(table(tmp_path / "audio", ROWS).parent)
     assert found.speakers == ("ann", "bob", "ann", "cy")
     assert found.texts == ("one two", "three", "it's four", "five six")
-    assert found.tests is None
-    assert found.sound(1).shape == (8000,)
+    assert [one.test for one in found] == [None] * len(found)
+    assert found[1].sound().shape == (8000,)
 
 
 def test_the_split_of_a_csv_is_kept(tmp_path):
@@ -65,10 +65,10 @@ def test_other_rates_and_channels_become_one_at_16_khz(tmp_path):
     tone(folder / "clips/1.wav", rate=44_100)
     found = recorded(folder)
     for index in (0, 1):
-        sound = found.sound(index)
+        sound = found[index].sound()
         assert sound.dtype == torch.float32
         assert sound.shape == (8000,)
-        torch.testing.assert_close(sound[500:-500], found.sound(2)[500:-500], atol=0.01, rtol=0)
+        torch.testing.assert_close(sound[500:-500], found[2].sound()[500:-500], atol=0.01, rtol=0)
 
 
 def test_librispeechs_folders_are_read(tmp_path):
@@ -80,7 +80,7 @@ def test_librispeechs_folders_are_read(tmp_path):
     found = recorded(tmp_path, "dev")
     assert found.speakers == ("1688",) * 3
     assert found.texts == ("he said a", "he said b", "he said c")
-    assert len(found.sound(2)) == 8000
+    assert len(found[2].sound()) == 8000
     (chapter / "1688-142285-0001.flac").unlink()
     load.cache_clear()
     with pytest.raises(DataError, match=r"there is no 1688-142285-0001\.flac beside it"):
@@ -93,7 +93,7 @@ def test_limits_choose_speakers_and_utterances(tmp_path):
     )
     found = recorded(folder, limits=Limits(speakers=2, utterances=3))
     assert found.speakers == ("a", "b") * 3
-    assert torch.equal(found.sound(2), recorded(folder).sound(3))
+    assert torch.equal(found[2].sound(), recorded(folder)[3].sound())
     assert set(recorded(folder, limits=Limits(longest=4)).texts) == {"word"}
     assert len(recorded(folder, limits=Limits(per_length=2))) == 4
     with pytest.raises(DataError, match=r"12 utterances, of which .* leave 0; expected 3"):
@@ -128,9 +128,9 @@ def test_a_recording_that_cannot_be_read_is_named(tmp_path):
     soundfile.write(folder / "clips/1.wav", np.zeros((0, 1)), RATE)
     found = recorded(folder)
     with pytest.raises(DataError, match=r"0\.wav cannot be read"):
-        found.sound(0)
+        found[0].sound()
     with pytest.raises(DataError, match=r"1\.wav holds no sound"):
-        found.sound(1)
+        found[1].sound()
 
 
 def test_data_that_is_not_there_names_the_nearest(tmp_path):
@@ -174,9 +174,9 @@ def test_a_set_of_the_hub_is_read_by_its_features(monkeypatch):
     assert asked == [("owner/set", "config")]
     assert found.speakers == ("7",) * 6
     assert found.texts[:2] == ("text a", "text b")
-    assert found.tests == (False,) * 4 + (True,) * 2
+    assert [one.test for one in found] == [False] * 4 + [True] * 2
     torch.testing.assert_close(
-        found.sound(5)[1000:-1000].mean(), torch.tensor(0.1), atol=0.01, rtol=0
+        found[5].sound()[1000:-1000].mean(), torch.tensor(0.1), atol=0.01, rtol=0
     )
     assert len(found.fingerprint()) == 64
 
@@ -199,7 +199,7 @@ def test_voices_read_sentences_in_turn():
     assert found.speakers[:4] == ("voice000", "voice001", "voice002", "voice000")
     assert len(set(found.texts)) == 12
     assert set(found.texts) <= set(public_text("sentences", None))
-    assert np.array_equal(found.sound(4).numpy(), speak(found.texts[4], 1))
+    assert np.array_equal(found[4].sound().numpy(), speak(found.texts[4], 1))
     more = load("voices", None, "sentences", Limits(speakers=3, utterances=5))
     assert more.texts[:12] == found.texts
     assert more.fingerprint() != found.fingerprint()
@@ -211,7 +211,7 @@ def test_voices_read_sentences_in_turn():
 def test_voices_with_few_utterances_can_be_left_out(seconds):
     task = Speech(speakers=2, utterances=3, clients=1, seconds=seconds, least_utterances=3)
     assert set(task.recordings.speakers) == {"voice000", "voice001"}
-    assert task.recordings.lost == ()
+    assert not any(one.lost for one in task.recordings)
     with pytest.raises(DataError, match=r"task\.least_utterances = 4 leaves 0 of 6"):
         _ = Speech(speakers=2, utterances=3, clients=1, least_utterances=4).recordings
 
@@ -219,8 +219,8 @@ def test_voices_with_few_utterances_can_be_left_out(seconds):
 def test_frames_are_worked_out_once_a_process(tmp_path, monkeypatch):
     found = recorded(table(tmp_path, ROWS))
     assert recorded(tmp_path) is found
-    assert frames(found, Features(), 0) is frames(found, Features(), 0)
-    assert frames(found, Features(kind="log-mel"), 0) is not frames(found, Features(), 0)
+    assert frames(found[0], Features()) is frames(found[0], Features())
+    assert frames(found[0], Features(kind="log-mel")) is not frames(found[0], Features())
 
 
 @real
@@ -238,12 +238,12 @@ def test_real_recordings_load_by_name(name, count, speakers, longest):
     assert speakers is None or len(set(found.speakers)) == speakers
     assert all(plain(text) == text for text in found.texts)
     for index in range(0, count, max(1, count // 5)):
-        assert 0.1 * RATE < len(found.sound(index)) < (longest + 0.1) * RATE
-        assert torch.isfinite(frames(found, Features(), index)).all()
+        assert 0.1 * RATE < len(found[index].sound()) < (longest + 0.1) * RATE
+        assert torch.isfinite(frames(found[index], Features())).all()
 
 
 @real
 def test_flac_and_wav_of_a_recording_are_the_same():
     flac, wav = (recorded(Path(REAL), f"librispeech_{k}") for k in ("test_other", "short_wav"))
     at = flac.texts.index(wav.texts[0])
-    assert torch.equal(flac.sound(at), wav.sound(0))
+    assert torch.equal(flac[at].sound(), wav[0].sound())
