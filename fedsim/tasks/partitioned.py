@@ -1,17 +1,34 @@
 """Tasks whose training examples are divided among clients."""
 
 from abc import abstractmethod
+from collections import Counter
+from typing import Any
 
+import torch
+from pydantic import Field
 from torch import Tensor
 
 from fedsim.errors import DataError
+from fedsim.records import Reconstruction
+from fedsim.seeds import torch_generator
 from fedsim.task import Task
+from fedsim.tasks.composition import Composition, composed
 
-__all__ = ["Partitioned"]
+__all__ = ["Partitioned", "claim_labels", "divide", "sample"]
 
 
 class Partitioned(Task):
     """A task with a fixed set of training examples, each held by at most one client."""
+
+    test_examples: int | None = Field(
+        default=None, ge=1, description="use so many test examples, drawn by the seed"
+    )
+    test_fraction: float = Field(
+        default=0.2, gt=0, lt=1, description="test share of data that comes without a split"
+    )
+    auxiliary_fraction: float = Field(
+        default=0.1, ge=0, lt=1, description="share of examples held by no client"
+    )
 
     @property
     @abstractmethod
@@ -37,3 +54,84 @@ class Partitioned(Task):
                 f"there is no client {client}; clients run from 0 to {self.clients - 1}"
             )
         return self.shares[client]
+
+    def drawn(
+        self,
+        client: int,
+        round: int,
+        batch_size: int,
+        steps: int,
+        labels: Tensor | None = None,
+        how: Composition = "natural",
+    ) -> list[Tensor]:
+        """Draw the examples of a client's batches in a round.
+
+        Args:
+            client: The client.
+            round: The round.
+            batch_size: Examples in a batch, if the client has as many.
+            steps: The number of batches.
+            labels: The labels of all examples, int64 of shape (N,); None for "natural" batches.
+            how: The composition of a batch.
+
+        Returns:
+            The indices of each batch's examples, `steps` tensors int64.
+
+        Raises:
+            DataError: There is no such client.
+        """
+        share = self.share(client)
+        rng = torch_generator(self.seed, "batches", client, round)
+        own = share if labels is None else labels[share]
+        batches = composed(how, own, min(batch_size, len(share)), steps, rng)
+        return [share[positions] for positions in batches]
+
+
+def sample(index: Tensor, count: int | None, seed: int, purpose: str) -> Tensor:
+    """Draw examples without replacement.
+
+    Args:
+        index: The indices to draw from, int64.
+        count: How many; None for all of them.
+        seed: The run's seed.
+        purpose: What the draw is for; see `fedsim.seeds`.
+
+    Returns:
+        The indices drawn, sorted; `index` itself if `count` leaves none out.
+    """
+    if count is None or count >= len(index):
+        return index
+    order = torch.randperm(len(index), generator=torch_generator(seed, purpose))
+    return index[order[:count]].sort().values
+
+
+def divide(index: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Divide examples at random into auxiliary ones and the rest, both sorted.
+
+    Args:
+        index: The indices of the examples, int64.
+        share: The share of them that becomes auxiliary.
+        seed: The run's seed.
+    """
+    order = index[torch.randperm(len(index), generator=torch_generator(seed, "auxiliary"))]
+    count = int(share * len(index))
+    return order[:count].sort().values, order[count:].sort().values
+
+
+def claim_labels(labels: Tensor, scores: Tensor, **more: Any) -> Reconstruction:
+    """A reconstruction from labels alone: their set, their counts and their number.
+
+    Args:
+        labels: The labels, int64 of shape (n,).
+        scores: A score for each class, of shape (classes,).
+        more: Other fields of the reconstruction.
+    """
+    counts = dict(Counter(labels.tolist()))
+    return Reconstruction(
+        label_set=frozenset(counts),
+        label_counts=counts,
+        labels=labels,
+        label_scores=scores,
+        num_labels=len(labels),
+        **more,
+    )

@@ -148,4 +148,4 @@ def test_sixteen_thousand_pieces_of_real_text():
     assert len(pieces.encode("the captain of the ship")) == 6
     found = load("voices", Path(REAL), "gutenberg_novels", Limits(40, 1, longest=50, per_length=2))
     assert max(map(len, found.texts)) <= 50
-    assert len(found.sound(0)) > RATE // 4
+    assert len(found[0].sound()) > RATE // 4

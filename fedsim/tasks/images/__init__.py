@@ -1,7 +1,6 @@
 """Image classification: what the clients hold, train on and are evaluated on."""
 
 import functools
-from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -12,15 +11,14 @@ from torch.nn import functional
 
 from fedsim.errors import DataError
 from fedsim.records import Batch, Reconstruction, Spec, Truth
-from fedsim.seeds import torch_generator
 from fedsim.task import evaluating
-from fedsim.tasks.composition import Composition, composed
+from fedsim.tasks.composition import Composition
 from fedsim.tasks.images.data import ImageData, load
 from fedsim.tasks.images.pictures import side_by_side
 from fedsim.tasks.models import MODELS, Architecture, as_architecture, find_head
 from fedsim.tasks.models.cnn import CNN
 from fedsim.tasks.partition import Iid, Partition, as_partition
-from fedsim.tasks.partitioned import Partitioned
+from fedsim.tasks.partitioned import Partitioned, claim_labels, divide, sample
 from fedsim.victim import Loss
 
 __all__ = ["Images"]
@@ -67,15 +65,6 @@ class Images(Partitioned):
     train_examples: int | None = Field(
         default=None, ge=2, description="use so many training examples, drawn by the seed"
     )
-    test_examples: int | None = Field(
-        default=None, ge=1, description="use so many test examples, drawn by the seed"
-    )
-    test_fraction: float = Field(
-        default=0.2, gt=0, lt=1, description="test share of data that comes without a split"
-    )
-    auxiliary_fraction: float = Field(
-        default=0.1, ge=0, lt=1, description="share of examples held by no client"
-    )
     auxiliary_from: Literal["train", "test"] = Field(
         default="train",
         description='split that auxiliary examples are taken from; "test": that share of the test '
@@ -113,21 +102,21 @@ class Images(Partitioned):
     @functools.cached_property
     def held_out(self) -> tuple[Tensor, Tensor]:
         """Indices (int64) of the auxiliary examples, and of those left for the clients."""
-        kept = _drawn(self.images.train, self.train_examples, self.seed, "training examples")
+        kept = sample(self.images.train, self.train_examples, self.seed, "training examples")
         if self.auxiliary_from == "test":
             return self._test_split[0], kept
-        return _split(kept, self.auxiliary_fraction, self.seed)
+        return divide(kept, self.auxiliary_fraction, self.seed)
 
     @functools.cached_property
     def _test_split(self) -> tuple[Tensor, Tensor]:
         """Indices of auxiliary examples among the test images, and of those that judge."""
         share = self.auxiliary_fraction if self.auxiliary_from == "test" else 0.0
-        return _split(self.images.test, share, self.seed)
+        return divide(self.images.test, share, self.seed)
 
     @functools.cached_property
     def tested(self) -> Tensor:
         """Indices (int64) of the test examples."""
-        return _drawn(self._test_split[1], self.test_examples, self.seed, "test examples")
+        return sample(self._test_split[1], self.test_examples, self.seed, "test examples")
 
     @functools.cached_property
     def shares(self) -> tuple[Tensor, ...]:
@@ -157,12 +146,8 @@ class Images(Partitioned):
         The first batches are the same however many steps are asked for. Raises `DataError` for a
         client that does not exist.
         """
-        share = self.share(client)
-        rng = torch_generator(self.seed, "batches", client, round)
-        size = min(batch_size, len(share))
-        labels = self.images.labels[share]
-        chosen = composed(self.composition, labels, size, steps, rng)
-        return [self._batch(share[own]) for own in chosen]
+        drawn = self.drawn(client, round, batch_size, steps, self.images.labels, self.composition)
+        return [self._batch(index) for index in drawn]
 
     @property
     def draws_uniformly(self) -> bool:
@@ -251,15 +236,7 @@ class Images(Partitioned):
             labels = torch.randint(classes, (count,), generator=rng)
             inputs = list(torch.rand(count, *shape, generator=rng))
             scores = torch.randn(classes, generator=rng)
-        counts = dict(Counter(labels.tolist()))
-        return Reconstruction(
-            label_set=frozenset(counts),
-            label_counts=counts,
-            labels=labels,
-            label_scores=scores,
-            num_labels=count,
-            inputs=inputs,
-        )
+        return claim_labels(labels, scores, inputs=inputs)
 
     def render(self, claimed: Reconstruction, truth: Truth) -> dict[str, bytes]:
         """A PNG: up to 16 originals in the top row, what was matched to each of them below.
@@ -284,17 +261,3 @@ def cross_entropy(
     if at != "input":
         raise ValueError(f"no point '{at}' to feed images at; there is 'input'")
     return functional.cross_entropy(module(inputs), target)
-
-
-def _drawn(index: Tensor, count: int | None, seed: int, purpose: str) -> Tensor:
-    if count is None or count >= len(index):
-        return index
-    order = torch.randperm(len(index), generator=torch_generator(seed, purpose))
-    return index[order[:count]].sort().values
-
-
-def _split(index: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]:
-    """A share of the examples, drawn by the seed, and the rest; both in their own order."""
-    order = index[torch.randperm(len(index), generator=torch_generator(seed, "auxiliary"))]
-    count = int(share * len(index))
-    return order[:count].sort().values, order[count:].sort().values

@@ -1,7 +1,6 @@
 """Speech recognition: utterances of speakers, cut among clients, and what they say."""
 
 import functools
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar, cast
@@ -15,8 +14,8 @@ from fedsim.metrics import framed, word_errors
 from fedsim.records import Batch, Reconstruction, Reduction, Spec, Truth
 from fedsim.seeds import torch_generator
 from fedsim.task import evaluating
-from fedsim.tasks.composition import natural
 from fedsim.tasks.partition import ByLength
+from fedsim.tasks.partitioned import claim_labels, sample
 from fedsim.tasks.speech.characters import Characters, characters
 from fedsim.tasks.speech.checks import cautions, check_lengths
 from fedsim.tasks.speech.cutting import lasting
@@ -88,8 +87,7 @@ class Speech(SpeechSettings):
             self.auxiliary_speakers,
             self.seed,
         )
-        drawn = torch_generator(self.seed, "test examples")
-        tested = tested[torch.randperm(len(tested), generator=drawn)[: self.test_examples]]
+        tested = sample(tested, self.test_examples, self.seed, "test examples")
         return tested.sort().values, rest[held].sort().values, rest[~held].sort().values
 
     @functools.cached_property
@@ -127,8 +125,8 @@ class Speech(SpeechSettings):
         The first batches are the same however many steps are asked for. Raises `DataError` for a
         client that does not exist.
         """
-        chosen = self._drawn(client, round, batch_size, steps)
-        return [self._batch(index.tolist()) for index in chosen]
+        drawn = self.drawn(client, round, batch_size, steps)
+        return [self._batch(index.tolist()) for index in drawn]
 
     @property
     def draws_uniformly(self) -> bool:
@@ -156,7 +154,7 @@ class Speech(SpeechSettings):
         index = [
             i
             for client in clients
-            for drawn in self._drawn(client, round, batch_size, steps)
+            for drawn in self.drawn(client, round, batch_size, steps)
             for i in drawn.tolist()
         ]
         spoken = [self.recordings[i] for i in index]
@@ -181,12 +179,6 @@ class Speech(SpeechSettings):
             return None
         speakers = tuple(self.recordings[i].speaker for i in index)
         return replace(self._batch(index), attributes={"speaker": speakers})
-
-    def _drawn(self, client: int, round: int, batch_size: int, steps: int) -> list[Tensor]:
-        share = self.share(client)
-        rng = torch_generator(self.seed, "batches", client, round)
-        size = min(batch_size, len(share))
-        return [share[own] for own in natural(len(share), size, steps, rng)]
 
     def _batch(self, index: Sequence[int]) -> Batch:
         spoken = [self.recordings[i] for i in index]
@@ -271,14 +263,11 @@ class Speech(SpeechSettings):
         else:
             labels = torch.randint(classes, (count,), generator=rng)
             scores = torch.randn(classes, generator=rng)
-        sequences, counts = torch.split(labels, sizes), dict(Counter(labels.tolist()))
-        return Reconstruction(
-            label_set=frozenset(counts),
-            label_counts=counts,
-            labels=labels,
-            label_scores=scores,
+        sequences = torch.split(labels, sizes)
+        return claim_labels(
+            labels,
+            scores,
             sequences=list(sequences),
-            num_labels=count,
             text=[self.spec.spell(one.tolist()) for one in sequences],
         )
 

@@ -1,6 +1,7 @@
 """Settings of the speech task: data, sound, model, split and partition."""
 
-from typing import Annotated, Any, Self
+from functools import partial
+from typing import Annotated, Self
 
 from pydantic import (
     BeforeValidator,
@@ -19,10 +20,7 @@ from fedsim.tasks.speech.recognisers.las import LAS
 __all__ = ["SpeechSettings"]
 
 _KINDS: dict[str, type[Partition]] = {"speaker": Whole, "length": ByLength, **PARTITIONS}
-
-
-def _as_partition(value: Any) -> Partition:
-    return as_partition(value, _KINDS)
+_PARTITION = BeforeValidator(partial(as_partition, kinds=_KINDS))
 
 
 class SpeechSettings(Partitioned):
@@ -70,15 +68,6 @@ class SpeechSettings(Partitioned):
         ge=1,
         description="of those chosen so far, leave out speakers who have fewer",
     )
-    test_examples: int | None = Field(
-        default=None, ge=1, description="use so many test utterances, drawn by the seed"
-    )
-    test_fraction: float = Field(
-        default=0.2, gt=0, lt=1, description="test share of data that comes without a split"
-    )
-    auxiliary_fraction: float = Field(
-        default=0.1, ge=0, lt=1, description="share of training utterances held by no client"
-    )
     auxiliary_utterances: int | None = Field(
         default=None,
         ge=1,
@@ -89,9 +78,9 @@ class SpeechSettings(Partitioned):
         ge=1,
         description="those held by no client are of so many speakers alone, drawn by the seed",
     )
-    partition: Annotated[SerializeAsAny[Partition], BeforeValidator(_as_partition)] = Field(
-        default=Whole(), description='how data is cut: "speaker", or any of the images task'
-    )
+    partition: Annotated[
+        SerializeAsAny[Partition], BeforeValidator(partial(as_partition, kinds=_KINDS))
+    ] = Field(default=Whole(), description='how data is cut: "speaker", or any of the images task')
     model: Annotated[SerializeAsAny[Recogniser], BeforeValidator(as_recogniser)] = Field(
         default=LAS(),
         description="a name, or a table with a name and the recogniser's settings",

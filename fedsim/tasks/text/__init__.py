@@ -14,16 +14,15 @@ from fedsim.errors import DataError
 from fedsim.records import Batch, Reconstruction, Reduction, Spec, Tokens, Truth
 from fedsim.seeds import torch_generator
 from fedsim.task import evaluating
-from fedsim.tasks.composition import composed
+from fedsim.tasks.partitioned import divide, sample
 from fedsim.tasks.text.data import MESSAGES, Texts, load, public_texts
 from fedsim.tasks.text.examples import (
     agreement,
-    cut,
+    different,
     drawn_claim,
     encoded,
     groups,
     masked,
-    nobodys,
     shown,
     token_shares,
 )
@@ -93,13 +92,12 @@ class Text(TextSettings):
 
         No auxiliary text is one of a client's, case and spaces aside.
         """
-        return cut(
-            self.texts,
-            train_examples=self.train_examples,
-            test_examples=self.test_examples,
-            auxiliary_fraction=self.auxiliary_fraction,
-            seed=self.seed,
-        )
+        texts = self.texts
+        tested = sample(texts.test, self.test_examples, self.seed, "test examples")
+        kept = sample(texts.train, self.train_examples, self.seed, "training examples")
+        free, rest = divide(kept, self.auxiliary_fraction, self.seed)
+        held = (texts.texts[i] for i in rest.tolist())
+        return tested, free[different([texts.texts[i] for i in free.tolist()], held)], rest
 
     @functools.cached_property
     def public_texts(self) -> tuple[str, ...]:
@@ -108,8 +106,9 @@ class Text(TextSettings):
         _, free, rest = self.splits
         if name is None:
             return tuple(self.texts.texts[i] for i in free.tolist())
+        public = public_texts(name, self.folder)
         held = (self.texts.texts[i] for i in rest.tolist())
-        return nobodys(public_texts(name, self.folder), held)
+        return tuple(public[i] for i in different(public, held))
 
     @functools.cached_property
     def tokenizer(self) -> Any:
@@ -176,7 +175,7 @@ class Text(TextSettings):
         client that does not exist.
         """
         rng = torch_generator(self.seed, "masks", client, round)
-        drawn = self._drawn(client, round, batch_size, steps)
+        drawn = self.drawn(client, round, batch_size, steps, self.texts.labels, self.composition)
         return [self._batch(index.tolist(), rng) for index in drawn]
 
     @property
@@ -195,7 +194,10 @@ class Text(TextSettings):
         """
         inputs, labels, index = list[Tensor](), list[Tensor](), list[int]()
         for client in clients:
-            index += torch.cat(self._drawn(client, round, batch_size, steps)).tolist()
+            drawn = self.drawn(
+                client, round, batch_size, steps, self.texts.labels, self.composition
+            )
+            index += torch.cat(drawn).tolist()
             for batch in self.batches(client, round, batch_size=batch_size, steps=steps):
                 sizes = cast(Tensor, batch.lengths).tolist()
                 inputs += [row[:n] for row, n in zip(batch.inputs, sizes, strict=True)]
@@ -224,13 +226,6 @@ class Text(TextSettings):
     def prior(self) -> tuple[str, ...] | None:
         """The public texts, for a language prior; None if none."""
         return self.public_texts or None
-
-    def _drawn(self, client: int, round: int, batch_size: int, steps: int) -> list[Tensor]:
-        share = self.share(client)
-        rng = torch_generator(self.seed, "batches", client, round)
-        size = min(batch_size, len(share))
-        labels = self.texts.labels[share]
-        return [share[own] for own in composed(self.composition, labels, size, steps, rng)]
 
     def _batch(self, index: Sequence[int], rng: torch.Generator) -> Batch:
         ids = [torch.tensor(self.encoded[i]) for i in index]

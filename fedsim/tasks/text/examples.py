@@ -12,59 +12,21 @@ from torch import Tensor
 from fedsim.errors import DataError
 from fedsim.metrics import read
 from fedsim.records import Reconstruction, Spec, Tokens, Truth
-from fedsim.seeds import torch_generator
+from fedsim.tasks.partitioned import claim_labels
 from fedsim.tasks.text.data import Texts
 from fedsim.tasks.text.languages import PADDING
 
 __all__ = [
     "agreement",
-    "cut",
+    "different",
     "drawn_claim",
     "encoded",
     "groups",
     "masked",
-    "nobodys",
     "same",
     "shown",
     "token_shares",
 ]
-
-
-def cut(
-    texts: Texts,
-    *,
-    train_examples: int | None,
-    test_examples: int | None,
-    auxiliary_fraction: float,
-    seed: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Split texts into test, auxiliary and clients' texts.
-
-    No auxiliary text equals a client's, apart from case and spaces.
-
-    Args:
-        texts: The data set.
-        train_examples: The number of training texts that are used; None for all.
-        test_examples: The number of test texts that are used; None for all.
-        auxiliary_fraction: The share of the training texts that becomes auxiliary.
-        seed: Draws the texts.
-
-    Returns:
-        Indices of the test, auxiliary and clients' texts, int64.
-    """
-
-    def drawn(index: Tensor, count: int | None, purpose: str) -> Tensor:
-        order = torch.randperm(len(index), generator=torch_generator(seed, purpose))
-        return index[order[:count]].sort().values
-
-    tested = drawn(texts.test, test_examples, "test examples")
-    kept = drawn(texts.train, train_examples, "training examples")
-    order = kept[torch.randperm(len(kept), generator=torch_generator(seed, "auxiliary"))]
-    count = int(auxiliary_fraction * len(order))
-    rest = order[count:].sort().values
-    held = {same(texts.texts[i]) for i in rest.tolist()}
-    free = [i for i in order[:count].tolist() if same(texts.texts[i]) not in held]
-    return tested, torch.tensor(sorted(free), dtype=torch.int64), rest
 
 
 def groups(name: str, texts: Texts, index: Tensor, *, whose: bool) -> NDArray[Any]:
@@ -89,10 +51,10 @@ def groups(name: str, texts: Texts, index: Tensor, *, whose: bool) -> NDArray[An
     return np.asarray(np.unique(texts.senders, return_inverse=True)[1][index.numpy()])
 
 
-def nobodys(public: Iterable[str], held: Iterable[str]) -> tuple[str, ...]:
-    """The public texts that no client holds, compared without case and spaces."""
-    known = {same(text) for text in held}
-    return tuple(text for text in public if same(text) not in known)
+def different(texts: Sequence[str], others: Iterable[str]) -> list[int]:
+    """The positions of the texts that equal none of the others, apart from case and spaces."""
+    known = {same(text) for text in others}
+    return [i for i, text in enumerate(texts) if same(text) not in known]
 
 
 def same(text: str) -> str:
@@ -213,13 +175,9 @@ def drawn_claim(
         inner = torch.multinomial(weights, max(1, length - frame), replacement=True, generator=rng)
         parts = (torch.tensor(tokens.prefix), inner, torch.tensor(tokens.suffix))
         drawn.append(torch.cat([part.long() for part in parts]))
-    counts = dict(Counter(labels.tolist()))
-    return Reconstruction(
-        label_set=frozenset(counts),
-        label_counts=counts,
-        labels=labels,
-        label_scores=scores,
-        num_labels=count,
+    return claim_labels(
+        labels,
+        scores,
         tokens=drawn,
         token_counts=dict(Counter(tokens.bare(torch.cat(drawn).tolist()) if drawn else [])),
         text=[tokens.spell(one.tolist()) for one in drawn],

@@ -1,6 +1,7 @@
 """Settings of the text task: data, model, split and partition."""
 
-from typing import Annotated, Any
+from functools import partial
+from typing import Annotated
 
 from pydantic import BeforeValidator, Field, SerializeAsAny
 
@@ -18,11 +19,7 @@ from fedsim.tasks.text.languages import (
 
 __all__ = ["TextSettings"]
 
-_KINDS: dict[str, type[Partition]] = {"sender": Whole, **PARTITIONS}
-
-
-def _as_partition(value: Any) -> Partition:
-    return as_partition(value, _KINDS)
+_PARTITION = BeforeValidator(partial(as_partition, kinds={"sender": Whole, **PARTITIONS}))
 
 
 class TextSettings(Partitioned):
@@ -70,16 +67,7 @@ class TextSettings(Partitioned):
     train_examples: int | None = Field(
         default=None, ge=2, description="use so many training examples, drawn by the seed"
     )
-    test_examples: int | None = Field(
-        default=None, ge=1, description="use so many test examples, drawn by the seed"
-    )
-    test_fraction: float = Field(
-        default=0.2, gt=0, lt=1, description="test share of data that comes without a split"
-    )
-    auxiliary_fraction: float = Field(
-        default=0.1, ge=0, lt=1, description="share of training examples held by no client"
-    )
-    partition: Annotated[SerializeAsAny[Partition], BeforeValidator(_as_partition)] = Field(
+    partition: Annotated[SerializeAsAny[Partition], _PARTITION] = Field(
         default=Iid(), description='how data is cut: "sender", or any of the images task'
     )
     composition: Composition = Field(
