@@ -15,12 +15,7 @@ class DLGText(TextMatching):
     """
 
     name: ClassVar[str] = "dlg-text"
-    keywords = (
-        "gradient inversion",
-        "deep leakage from gradients",
-        "gradient matching",
-        "text reconstruction",
-    )
+    keywords = (*TextMatching.keywords, "deep leakage from gradients")
     cites: ClassVar[str] = (
         "Zhu et al., Deep Leakage from Gradients, NeurIPS 2019, section 4.2; Balunovic et al., "
         "NeurIPS 2022, for the settings"

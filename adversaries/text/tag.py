@@ -19,7 +19,7 @@ class TAG(TextMatching):
     """
 
     name: ClassVar[str] = "tag"
-    keywords = ("gradient inversion", "gradient matching", "text reconstruction", "transformer")
+    keywords = (*TextMatching.keywords, "transformer")
     cites: ClassVar[str] = (
         "Deng et al., TAG: Gradient Attack on Transformer-based Language Models, Findings of EMNLP "
         "2021"

@@ -49,6 +49,11 @@ class TextMatching(OfTexts):
     attacked in one batched optimisation.
     """
 
+    keywords: ClassVar[tuple[str, ...]] = (
+        "gradient inversion",
+        "gradient matching",
+        "text reconstruction",
+    )
     recovers: ClassVar[frozenset[str]] = frozenset({"tokens", "text", "objective", "outcomes"})
     group: ClassVar[int] = 8
 

@@ -1,5 +1,6 @@
 """ctc-matching: the frames of utterances by first-order gradient matching, through CTC."""
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -18,12 +19,15 @@ from fedsim.gradients import Adam, Match, Restarts, Rules, minimise
 from fedsim.knowledge import Knowledge
 from fedsim.records import Observation, Reconstruction
 from fedsim.seeds import isolated
-from fedsim.victim import VictimModel
 
 __all__ = ["CTCMatching"]
 
 MATCHED = 1e-9
 """Distance below which a start ends: float32 does not tell it from zero."""
+
+SEVERAL_STEPS = {
+    "local steps": "matched as one step on all their utterances: weights moved in between"
+}
 
 QUICKEST = 0.1
 """Share of its iterations that a start which matches takes at least; a wrong case takes all."""
@@ -139,17 +143,33 @@ class CTCMatching(OfUtterances):
         )
         found = list[_Search]()
         for at, case in enumerate(cases.tried):
-            frames = self._frames(case, model, theirs, seen)
+            frames = DummyFrames(
+                model,
+                case,
+                theirs,
+                int(seen.spec.features or 0),
+                whole=self.layers == "all",
+                floor=self.floor if self.distance == "whitened" else None,
+                smoothness=self.smoothness,
+                masks=self.masks,
+            )
             seed = int(torch.randint(2**62, (), generator=job.rng))
             with job.portion(len(cases.tried) - at), isolated(seed, "masks"):
-                match = self._start(frames, job, None if at else pace)
+                uniform = [
+                    torch.rand(frames.size, generator=job.rng) for _ in range(1 + self.restarts)
+                ]
+                starts = [2 * one.to(job.device) - 1 for one in uniform]
+                match = self._adam(frames, job, None if at else pace, starts, self.lr)
             found.append(_Search(case, frames, seed, match))
             if found[-1].matched:
                 break
         else:  # those that came closest first
             for at, one in enumerate(sorted(found, key=lambda one: one.match.value)):
                 with job.portion(len(found) - at), isolated(one.seed, "masks", "meetings"):
-                    one.match = self._meet(one, job)
+                    search = functools.partial(self._adam, one.frames, job, None)
+                    one.match = restart_from_means(
+                        search, one.match, self.lr, self.meetings, job.rng
+                    )
                 if one.matched:
                     break
         best = min(found, key=lambda one: one.match.value)
@@ -164,37 +184,7 @@ class CTCMatching(OfUtterances):
             distances=[one.match.value for one in found],
             untried=len(cases.tried) - len(found),
             evaluations=best.match.evaluations,
-            **_of_steps(seen),
-        )
-
-    def _frames(
-        self, case: Candidate, model: VictimModel, theirs: dict[str, Tensor], seen: Observation
-    ) -> DummyFrames:
-        return DummyFrames(
-            model,
-            case,
-            theirs,
-            int(seen.spec.features or 0),
-            whole=self.layers == "all",
-            floor=self.floor if self.distance == "whitened" else None,
-            smoothness=self.smoothness,
-            masks=self.masks,
-        )
-
-    def _start(self, frames: DummyFrames, job: Job, pace: Pace | None) -> Match:
-        def anywhere() -> Tensor:
-            return 2 * torch.rand(frames.size, generator=job.rng).to(job.device) - 1
-
-        starts = [anywhere() for _ in range(1 + self.restarts)]
-        return self._adam(frames, job, pace, starts, self.lr)
-
-    def _meet(self, one: "_Search", job: Job) -> Match:
-        return restart_from_means(
-            lambda points, lr: self._adam(one.frames, job, None, points, lr),
-            one.match,
-            self.lr,
-            self.meetings,
-            job.rng,
+            **({} if seen.exact or seen.steps == 1 else SEVERAL_STEPS),
         )
 
     def _adam(
@@ -233,10 +223,3 @@ class _Search:
     def matched(self) -> bool:
         """Whether a start came to the distance that no other frames or transcripts have."""
         return "matched" in self.match.outcomes
-
-
-def _of_steps(seen: Observation) -> dict[str, str]:
-    """What to know of a claim from several local steps, for the diagnostics."""
-    if seen.exact or seen.steps == 1:
-        return {}
-    return {"local steps": "matched as one step on all their utterances: weights moved in between"}

@@ -22,6 +22,9 @@ MATCHED = 1e-6
 NOTHING = 1.0
 """The same of a gradient that is zero: what is further away has nothing in common."""
 
+MISJUDGED = (0, 1, -1, 2, -2, 3, -3)
+"""How far the number of labels may be off, in the order in which it is tried."""
+
 APART = 1e3
 """How many times the lowest residual a hypothesis may have and still be followed."""
 
@@ -57,14 +60,6 @@ class SpanDecoding(OfTranscripts):
     )
 
     beam: int = Field(default=8, ge=1, description="beginnings that are followed, at most")
-    misjudged: int = Field(
-        default=3, ge=0, description="labels that S may be wrong by; tried where noise hides them"
-    )
-
-    def _lengths(self, told: int) -> list[int]:
-        """Numbers of labels to try: what was told, and the next ones on both sides."""
-        off = [sign * by for by in range(1, self.misjudged + 1) for sign in (1, -1)]
-        return [told, *(told + by for by in off if told + by > 0)]
 
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
         """Decode; raises `ValueError` where the decoder is too narrow for so many labels."""
@@ -74,7 +69,8 @@ class SpanDecoding(OfTranscripts):
         walk = Walk(model, gradient, bag, device=job.device)
         ended = _Ended(model, gradient, walk.matched, job.device)
         found: list[tuple[float, int, Tensor, float]] = []
-        for length in self._lengths(told):
+        # Where noise hides the number of labels, the next ones on both sides are tried as well.
+        for length in (n for n in (told + by for by in MISJUDGED) if n > 0):
             try:
                 counted = walk.cut(length)
             except ValueError:

@@ -1,6 +1,7 @@
 """speaker-inference: who speaks, from the utterances that another attack reads off an update."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -14,7 +15,6 @@ from adversaries.speech.speaker_inference.voiceprints import (
     Utterances,
     Voiceprints,
     loaded,
-    nobody,
     voiceprints,
 )
 from fedsim.adversary import Adversary, Job, Source
@@ -163,7 +163,9 @@ class SpeakerInference(Adversary):
         for index, frames in enumerate(utterances):
             if why := _unfit(frames, features, shortest):
                 unheard[index] = why
-            rankings.append(nobody(names) if why else prints.scores(frames.detach().cpu().float()))
+                rankings.append(dict.fromkeys(names, math.nan))
+            else:
+                rankings.append(prints.scores(frames.detach().cpu().float()))
         return rankings, unheard
 
     def _threshold(self, seen: Observation) -> dict[str, str]:

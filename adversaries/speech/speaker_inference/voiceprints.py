@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -182,8 +181,3 @@ def loaded(folder: Path, features: int, device: torch.device) -> DeepSpeaker:
     if not all(bool(torch.isfinite(value).all()) for value in network.state_dict().values()):
         raise ValueError(f"encoder = '{folder}' has NaN or Inf among its weights: train it again")
     return network.to(device).eval()
-
-
-def nobody(names: Iterable[str]) -> dict[str, float]:
-    """The scores of an utterance that cannot be heard: none."""
-    return dict.fromkeys(names, math.nan)

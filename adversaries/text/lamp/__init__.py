@@ -23,6 +23,9 @@ PRIOR_WEIGHT = {"cosine": 0.2, "l1+l2": 60.0, "l2": 60.0}
 NORM_WEIGHT = {"cosine": 1.0, "l1+l2": 25.0, "l2": 25.0}
 """The paper's weights (appendix), by distance."""
 
+DECAY_EVERY = 50
+"""Steps after which the step length is lowered."""
+
 BURN_IN = 0.1
 """Share of the steps before the authors' code reorders for the first time."""
 
@@ -46,13 +49,7 @@ class LAMP(TextMatching):
     """
 
     name: ClassVar[str] = "lamp"
-    keywords = (
-        "gradient inversion",
-        "gradient matching",
-        "text reconstruction",
-        "language prior",
-        "transformer",
-    )
+    keywords = (*TextMatching.keywords, "language prior", "transformer")
     cites: ClassVar[str] = (
         "Balunovic et al., LAMP: Extracting Text from Gradients with Language Model Priors, "
         "NeurIPS 2022"
@@ -60,8 +57,9 @@ class LAMP(TextMatching):
 
     steps: int = Field(default=2000, ge=1, description="continuous steps a start")
     lr: float = Field(default=0.01, gt=0, description="first step length")
-    decay: float = Field(default=0.89, gt=0, le=1, description="factor of the step length")
-    decay_every: int = Field(default=50, ge=1, description="steps after which it applies")
+    decay: float = Field(
+        default=0.89, gt=0, le=1, description="factor of the step length, every 50 steps"
+    )
     distance: Literal["cosine", "l1+l2", "l2"] = Field(
         default="cosine", description="between gradients: mean of 1 - cosine, TAG's, or DLG's"
     )
@@ -129,8 +127,8 @@ class LAMP(TextMatching):
         return self.distance, self.l1, weight
 
     def schedule(self, step: int) -> float:
-        """Factor of the step length at a step: `decay` to the power of step // `decay_every`."""
-        return float(self.decay ** (step // self.decay_every))
+        """Factor of the step length at a step: `decay` to the power of step // 50."""
+        return float(self.decay ** (step // DECAY_EVERY))
 
     def spread(self, texts: DummyTexts) -> float:
         """Standard deviation of initial embeddings; the authors' code takes the vocabulary's."""

@@ -15,29 +15,9 @@ from fedsim.records import Batch, Reconstruction, Reduction, Spec, Tokens, Truth
 from fedsim.seeds import torch_generator
 from fedsim.task import evaluating
 from fedsim.tasks.partitioned import divide, sample
+from fedsim.tasks.text import examples, languages
 from fedsim.tasks.text.data import MESSAGES, Texts, load, public_texts
-from fedsim.tasks.text.examples import (
-    agreement,
-    different,
-    drawn_claim,
-    encoded,
-    groups,
-    masked,
-    shown,
-    token_shares,
-)
-from fedsim.tasks.text.languages import (
-    PADDING,
-    POINTS,
-    Language,
-    classification_loss,
-    logits,
-    masked_loss,
-    padding,
-    sent,
-    told,
-    words,
-)
+from fedsim.tasks.text.languages import PADDING, POINTS, Language
 from fedsim.tasks.text.messages import public_messages
 from fedsim.tasks.text.settings import TextSettings
 from fedsim.victim import Loss
@@ -97,7 +77,7 @@ class Text(TextSettings):
         kept = sample(texts.train, self.train_examples, self.seed, "training examples")
         free, rest = divide(kept, self.auxiliary_fraction, self.seed)
         held = (texts.texts[i] for i in rest.tolist())
-        return tested, free[different([texts.texts[i] for i in free.tolist()], held)], rest
+        return tested, free[examples.different([texts.texts[i] for i in free.tolist()], held)], rest
 
     @functools.cached_property
     def public_texts(self) -> tuple[str, ...]:
@@ -108,7 +88,7 @@ class Text(TextSettings):
             return tuple(self.texts.texts[i] for i in free.tolist())
         public = public_texts(name, self.folder)
         held = (self.texts.texts[i] for i in rest.tolist())
-        return tuple(public[i] for i in different(public, held))
+        return tuple(public[i] for i in examples.different(public, held))
 
     @functools.cached_property
     def tokenizer(self) -> Any:
@@ -128,7 +108,7 @@ class Text(TextSettings):
                 "most that"
             )
         size = len(module.get_input_embeddings().weight)  # type: ignore[operator]
-        return told(self.tokenizer, size, longest, self.words)
+        return languages.told(self.tokenizer, size, longest, self.words)
 
     @functools.cached_property
     def encoded(self) -> dict[int, list[int]]:
@@ -137,7 +117,7 @@ class Text(TextSettings):
         Raises `DataError` for a text that the model cannot take, or the tokenizer cannot read.
         """
         index = torch.cat(self.splits).tolist()
-        return encoded(self.data, self.texts.texts, index, self.tokens, self.longest)
+        return examples.encoded(self.data, self.texts.texts, index, self.tokens, self.longest)
 
     @functools.cached_property
     def used(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -157,7 +137,9 @@ class Text(TextSettings):
     def shares(self) -> tuple[Tensor, ...]:
         """Indices (int64) of each client's texts."""
         rest = self.used[2]
-        by = groups(self.data, self.texts, rest, whose=self.partition.kind in ("sender", "speaker"))
+        by = examples.groups(
+            self.data, self.texts, rest, whose=self.partition.kind in ("sender", "speaker")
+        )
         shares = self.partition.cut(by, self.clients, self.seed)
         return tuple(rest[torch.from_numpy(share)] for share in shares)
 
@@ -231,10 +213,10 @@ class Text(TextSettings):
         ids = [torch.tensor(self.encoded[i]) for i in index]
         labels = self.texts.labels[torch.tensor(index)]
         if self.task == "masked-lm":
-            pairs = [masked(one, self.masked, self.tokens, rng) for one in ids]
+            pairs = [examples.masked(one, self.masked, self.tokens, rng) for one in ids]
             ids, hidden = [fed for fed, _ in pairs], [target for _, target in pairs]
             labels = pad_sequence(hidden, batch_first=True, padding_value=PADDING)
-        filled = padding(self.tokenizer)
+        filled = languages.padding(self.tokenizer)
         return Batch(
             inputs=pad_sequence(ids, batch_first=True, padding_value=filled),
             labels=labels,
@@ -256,12 +238,13 @@ class Text(TextSettings):
     @functools.cached_property
     def words(self) -> str:
         """Name of the parameter that holds the word embeddings."""
-        return words(self._initial)
+        return languages.words(self._initial)
 
     @property
     def loss(self) -> Loss:
         """Cross-entropy, mean over examples, or over all masked tokens of a batch."""
-        return masked_loss if self.task == "masked-lm" else classification_loss
+        masked = self.task == "masked-lm"
+        return languages.masked_loss if masked else languages.classification_loss
 
     @property
     def reduction(self) -> Reduction:
@@ -275,7 +258,7 @@ class Text(TextSettings):
 
     def trained(self, module: nn.Module) -> frozenset[str]:
         """Names of the parameters that `parameters` asks for."""
-        return sent(module, self.parameters)
+        return languages.sent(module, self.parameters)
 
     def evaluate(self, module: nn.Module, client: int | None = None) -> dict[str, float]:
         """Mean loss and accuracy on the test split, or on all of one client's texts.
@@ -290,7 +273,7 @@ class Text(TextSettings):
         with evaluating(module) as device:
             for part in torch.split(index, EVALUATED_AT_ONCE):
                 batch = self._batch(part.tolist(), rng).to(device)
-                scores = logits(module, batch.inputs, lengths=batch.lengths)
+                scores = languages.logits(module, batch.inputs, lengths=batch.lengths)
                 counted = batch.labels != PADDING
                 scores, labels = scores[counted], batch.labels[counted]
                 loss += float(functional.cross_entropy(scores, labels, reduction="sum"))
@@ -298,7 +281,7 @@ class Text(TextSettings):
                 true.append(labels.cpu())
         ours, labels = torch.cat(said), torch.cat(true)
         found = {"loss": loss / len(labels), "num_examples": float(len(index))}
-        return found | agreement(ours, labels, matthews=self.task == "classification")
+        return found | examples.agreement(ours, labels, matthews=self.task == "classification")
 
     # --- what a reader sees -----------------------------------------------------------------
 
@@ -311,7 +294,7 @@ class Text(TextSettings):
         labels = torch.bincount(self.texts.labels[self.used[1]], minlength=len(self.texts.names))
         if not len(self.used[1]):
             labels = torch.ones_like(labels)
-        return token_shares(self.public_texts, self.tokens), labels / labels.sum()
+        return examples.token_shares(self.public_texts, self.tokens), labels / labels.sum()
 
     def guess(self, truth: Truth, rng: torch.Generator, *, informed: bool) -> Reconstruction:
         """As many labels, and texts of the same lengths, drawn without having seen an update.
@@ -326,15 +309,15 @@ class Text(TextSettings):
             weights = torch.ones(len(self.tokens.pieces))
             weights[list(self.tokens.marks)] = 0
             uniform = torch.full((self.spec.classes,), 1 / self.spec.classes)
-            return drawn_claim(truth, self.tokens, weights, uniform, rng)
+            return examples.drawn_claim(truth, self.tokens, weights, uniform, rng)
         weights, shares = self.frequencies
         shares = weights if self.task == "masked-lm" else shares
         expected = shares * (0 if truth.labels is None else len(truth.labels))
-        return drawn_claim(truth, self.tokens, weights, shares, rng, scores=expected)
+        return examples.drawn_claim(truth, self.tokens, weights, shares, rng, scores=expected)
 
     def render(self, claimed: Reconstruction, truth: Truth) -> dict[str, bytes]:
         """Two texts: the originals, a line each, and what was matched to each of them.
 
         Where only a bag of tokens is claimed, its pieces in one line. No file where neither is.
         """
-        return shown(claimed, truth, self.spec)
+        return examples.shown(claimed, truth, self.spec)
