@@ -73,6 +73,11 @@ redirect(
         "fedsim.gradients.update": "fedsim.threat",
         "fedsim.report.measures": "fedsim.runs.measures",
         "fedsim.simulation": "fedsim.engine.simulate",
+        "fedsim.tasks.speech.commands": "fedsim.tasks.speech.speech_commands",
+        "fedsim.tasks.speech.cutting": "fedsim.tasks.speech.segments",
+        "fedsim.tasks.speech.enrolment": "fedsim.tasks.speech.auxiliary",
+        "fedsim.tasks.speech.exhibits": "fedsim.tasks.speech.rendering",
+        "fedsim.tasks.speech.listening": "fedsim.tasks.speech.spectrograms",
         "fedsim.tokens": "fedsim.spec",
     }
 )

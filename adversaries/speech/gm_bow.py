@@ -6,7 +6,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from adversaries.speech.transcripts import OfTranscripts, claim
+from adversaries.speech.transcript_attack import OfTranscripts, claim
 from fedsim.adversary import Job
 from fedsim.gradients import (
     LBFGS,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from adversaries.text.text_cases import Case
+from adversaries.text.text_attack import Case
 from fedsim.gradients import TextDistance, nearest_tokens, norm_gap
 from fedsim.records import Tokens
 

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from adversaries.text.dummy_texts import MATCHED, DummyTexts
-from adversaries.text.text_cases import Case, OfTexts, padded
+from adversaries.text.text_attack import Case, OfTexts, padded
 from fedsim.adversary import Job
 from fedsim.gradients import (
     Adam,

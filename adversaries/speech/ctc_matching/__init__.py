@@ -13,7 +13,7 @@ from adversaries.speech.candidates import Candidate
 from adversaries.speech.ctc_matching.dummy_frames import DummyFrames
 from adversaries.speech.ctc_matching.restarts import restart_from_means
 from adversaries.speech.pace import Pace
-from adversaries.speech.utterances import OfUtterances
+from adversaries.speech.utterance_attack import OfUtterances
 from fedsim.adversary import Job
 from fedsim.gradients import Adam, Match, Restarts, Rules, minimise
 from fedsim.knowledge import Knowledge

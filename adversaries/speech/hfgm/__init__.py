@@ -12,7 +12,7 @@ from adversaries.speech.candidates import Candidate
 from adversaries.speech.hfgm.direct_search import DirectSearch
 from adversaries.speech.hfgm.frame_changes import HeadOnly, Whole
 from adversaries.speech.pace import Pace
-from adversaries.speech.utterances import OfUtterances
+from adversaries.speech.utterance_attack import OfUtterances
 from fedsim.adversary import Job
 from fedsim.gradients import WhitenedDistance, cosine_distance, squared_distance
 from fedsim.knowledge import Knowledge

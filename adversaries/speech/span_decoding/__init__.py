@@ -8,8 +8,8 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
-from adversaries.speech.span_decoding.decoder_walk import Walk
-from adversaries.speech.transcripts import OfTranscripts, claim
+from adversaries.speech.span_decoding.decoder_steps import Walk
+from adversaries.speech.transcript_attack import OfTranscripts, claim
 from fedsim.adversary import Job
 from fedsim.records import END, Observation, Reconstruction
 from fedsim.victim import VictimModel

@@ -16,15 +16,15 @@ from fedsim.seeds import torch_generator
 from fedsim.task import evaluating
 from fedsim.tasks.partition import ByLength
 from fedsim.tasks.partitioned import claim_labels, sample
+from fedsim.tasks.speech.auxiliary import candidates, held_out
 from fedsim.tasks.speech.characters import Characters, characters
 from fedsim.tasks.speech.checks import cautions, check_lengths
-from fedsim.tasks.speech.cutting import lasting
 from fedsim.tasks.speech.data import Limits, Recordings, frames, load, often
-from fedsim.tasks.speech.enrolment import candidates, held_out
-from fedsim.tasks.speech.exhibits import public_level, told
-from fedsim.tasks.speech.listening import Level, exhibits
 from fedsim.tasks.speech.recognisers import PADDING, RECOGNISERS
+from fedsim.tasks.speech.rendering import public_level, told
+from fedsim.tasks.speech.segments import lasting
 from fedsim.tasks.speech.settings import SpeechSettings
+from fedsim.tasks.speech.spectrograms import Level, exhibits
 from fedsim.tasks.speech.voices import RATE
 from fedsim.tasks.transcripts import public_text
 from fedsim.tasks.wordpieces import WordPieces, learn
@@ -283,7 +283,7 @@ class Speech(SpeechSettings):
 
         Two texts, a line an utterance, where transcripts are claimed, or, where only labels are,
         their pieces in one line. A picture and two sounds of up to four utterances where frames
-        are (`fedsim.tasks.speech.listening`). No file where there is nothing to show.
+        are (`fedsim.tasks.speech.spectrograms`). No file where there is nothing to show.
         """
         files = told(claimed, truth, self.spec)
         claims = framed(claimed, truth)

@@ -19,9 +19,9 @@ from fedsim.libraries import HUB, installing
 from fedsim.seeds import numpy_generator, torch_generator
 from fedsim.tasks.hub import splits
 from fedsim.tasks.local_data import data_folder
-from fedsim.tasks.speech.commands import COMMANDS, words
 from fedsim.tasks.speech.features import Features
 from fedsim.tasks.speech.sound_files import Header, decoded, header
+from fedsim.tasks.speech.speech_commands import COMMANDS, words
 from fedsim.tasks.speech.voices import speak
 from fedsim.tasks.transcripts import lost, plain, public_text, within
 

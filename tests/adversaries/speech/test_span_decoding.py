@@ -8,7 +8,7 @@ import torch
 from support.spellers import PIECES, generator, recogniser, utterance
 
 from adversaries import SpanDecoding
-from adversaries.speech.span_decoding.decoder_walk import Walk
+from adversaries.speech.span_decoding.decoder_steps import Walk
 from fedsim import adversary, plugin, testing
 from fedsim.knowledge import Knowledge
 from fedsim.plugin import find

@@ -11,7 +11,7 @@ from support.text_victims import BERT, GPT2, LAMP_QUICK, QUICK, Scored, seen, sm
 from adversaries import LAMP, TAG, DLGText
 from adversaries.text.dummy_texts import DummyTexts
 from adversaries.text.lamp.reordering import Reordering, moved
-from adversaries.text.text_cases import Case
+from adversaries.text.text_attack import Case
 from fedsim import testing
 from fedsim.gradients import Match, TextDistance, to_gradient
 from fedsim.knowledge import Knowledge

@@ -19,7 +19,7 @@ from fedsim.report import write_report
 from fedsim.tasks.images import Images
 from fedsim.tasks.speech import Speech
 from fedsim.tasks.speech.features import Features
-from fedsim.tasks.speech.listening import SECONDS, exhibits, level, sheet, sound, spectrum
+from fedsim.tasks.speech.spectrograms import SECONDS, exhibits, level, sheet, sound, spectrum
 from fedsim.tasks.speech.voices import RATE, speak
 
 MODEL = {"name": "deepspeech", "hidden": 96, "recurrent": 8, "context": 4}

@@ -9,9 +9,9 @@ from fedsim.errors import DataError
 from fedsim.scenario import Scenario
 from fedsim.tasks.speech.characters import characters
 from fedsim.tasks.speech.checks import cautions, check_lengths
-from fedsim.tasks.speech.cutting import lasting
 from fedsim.tasks.speech.data import Recordings, Utterance
 from fedsim.tasks.speech.features import Features
+from fedsim.tasks.speech.segments import lasting
 from fedsim.tasks.speech.sound_files import Header
 from fedsim.tasks.speech.voices import RATE
 

@@ -7,7 +7,7 @@ from fedsim.metrics import worded
 from fedsim.records import Reconstruction, Spec, Truth
 from fedsim.tasks.speech.data import READABLE, Recordings
 from fedsim.tasks.speech.features import Features
-from fedsim.tasks.speech.listening import Level, level
+from fedsim.tasks.speech.spectrograms import Level, level
 from fedsim.tasks.speech.voices import speak
 from fedsim.tasks.transcripts import SENTENCES, public_text
 
