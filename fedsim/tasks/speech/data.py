@@ -302,9 +302,8 @@ def _file(path: Path, speaker: str, text: str, test: bool | None = None) -> Utte
 def _hub(name: str) -> Recordings:
     import datasets
 
-    loaded = splits(
-        name, f"under --data as recordings and a csv with the columns {', '.join(COLUMNS)}"
-    )
+    layout = f"under --data as recordings and a csv with the columns {', '.join(COLUMNS)}"
+    loaded = splits(name, layout)
     features = next(iter(loaded.values())).features
     audio = next((key for key, kind in features.items() if isinstance(kind, datasets.Audio)), None)
     # As Speech Commands has it; other labels, an emotion say, are no transcripts.
@@ -317,8 +316,8 @@ def _hub(name: str) -> Recordings:
     if audio is None or not text or not who:
         raise DataError(
             f"data '{name}' has columns {dict(features)}; expected an Audio, a transcript (text, "
-            "transcript, transcription, sentence, or label and "
-            "is_unknown) and a speaker (speaker_id, speaker, client_id)"
+            "transcript, transcription, sentence, or label and is_unknown) and a speaker "
+            "(speaker_id, speaker, client_id)"
         )
     # Decoded by soundfile, like files: the library's own decoder is a package of its own.
     parts = [part.cast_column(audio, datasets.Audio(decode=False)) for part in loaded.values()]
