@@ -33,16 +33,17 @@ class DeepGradientCompression(Defense):
     name: ClassVar[str] = "deep-gradient-compression"
     keywords = ("sparsification", "pruning", "gradient compression", "error feedback", "DGC")
 
-    ratio: float = Field(
-        default=0.99, ge=0, lt=1, description="share of a tensor's coordinates held back"
-    )
-    momentum: float = Field(
-        default=0.9, ge=0, lt=1, description="momentum m; 0: none is corrected for"
-    )
-    clip: float | None = Field(
-        default=None, gt=0, allow_inf_nan=False, description="L2 norm of g to clip to; none: no"
-    )
-    warmup: int = Field(default=0, ge=0, le=10_000, description="rounds of a client's warm-up")
+    ratio: float = Field(default=0.99, ge=0, lt=1)
+    """Share of a tensor's coordinates held back."""
+
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    """Momentum m; 0: none is corrected for."""
+
+    clip: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """L2 norm of g to clip to; none: no."""
+
+    warmup: int = Field(default=0, ge=0, le=10_000)
+    """Rounds of a client's warm-up."""
 
     @property
     def remembers(self) -> bool:

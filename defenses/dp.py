@@ -21,21 +21,17 @@ TINY = 1e-30
 
 
 class _Private(Defense):
-    clip: float = Field(
-        default=1.0, gt=0, description="bound C of the L2 norm; inf: none (and then no noise)"
-    )
-    noise_multiplier: float = Field(
-        default=1.0,
-        ge=0,
-        allow_inf_nan=False,
-        description="standard deviation of the noise / C; 0: no noise, and no guarantee",
-    )
-    delta: float = Field(
-        default=1e-5, gt=0, lt=1, description="probability with which epsilon may not hold"
-    )
-    accountant: Accountant = Field(
-        default="rdp", description="Opacus accountant that epsilon comes from"
-    )
+    clip: float = Field(default=1.0, gt=0)
+    """Bound C of the L2 norm; inf: none (and then no noise)."""
+
+    noise_multiplier: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    """Standard deviation of the noise / C; 0: no noise, and no guarantee."""
+
+    delta: float = Field(default=1e-5, gt=0, lt=1)
+    """Probability with which epsilon may not hold."""
+
+    accountant: Accountant = "rdp"
+    """Opacus accountant that epsilon comes from."""
 
     @model_validator(mode="after")
     def _bounded_where_noisy(self) -> Self:
@@ -126,9 +122,8 @@ class DPSGD(_Private):
     name: ClassVar[str] = "dp-sgd"
     keywords = ("differential privacy", "DP-SGD", "example-level privacy", "clipping", "Opacus")
 
-    per_example: Literal["auto", "opacus", "torch.func", "loop"] = Field(
-        default="auto", description="where per-example gradients come from"
-    )
+    per_example: Literal["auto", "opacus", "torch.func", "loop"] = "auto"
+    """Where per-example gradients come from."""
 
     def prepare(self, training: Training) -> Training:
         """Training by DP-SGD; the very same training with clip = inf and no noise."""

@@ -33,11 +33,11 @@ class Dropout(Defense):
     name: ClassVar[str] = "dropout"
     keywords = ("regularization", "regularisation", "masking")
 
-    rate: float = Field(default=0.1, ge=0, lt=1, description="probability of being dropped; 0: off")
-    before: tuple[str, ...] = Field(
-        default=(),
-        description="modules whose inputs are dropped; none: the outputs of every activation",
-    )
+    rate: float = Field(default=0.1, ge=0, lt=1)
+    """Probability of being dropped; 0: off."""
+
+    before: tuple[str, ...] = ()
+    """Modules whose inputs are dropped; none: the outputs of every activation."""
 
     def prepare(self, training: Training) -> Training:
         """Training with dropout; with rate 0 the very same training."""

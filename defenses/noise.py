@@ -15,12 +15,8 @@ __all__ = ["GaussianNoise", "LaplacianNoise"]
 
 
 class _Noise(Defense):
-    sigma: float = Field(
-        default=0.01,
-        ge=0,
-        allow_inf_nan=False,
-        description="standard deviation per coordinate, in the units of the update; 0: no noise",
-    )
+    sigma: float = Field(default=0.01, ge=0, allow_inf_nan=False)
+    """Standard deviation per coordinate, in the units of the update; 0: no noise."""
 
     def protect(self, update: Update, rng: torch.Generator, state: ClientState) -> Update:
         """The update plus noise; with sigma 0 the very same update."""

@@ -44,7 +44,8 @@ class HalfPrecision(_Rounded):
     name: ClassVar[str] = "half-precision"
     keywords = ("quantization", "quantisation", "low precision", "float16", "bfloat16")
 
-    format: Literal["fp16", "bf16"] = Field(default="fp16", description="which sixteen bits")
+    format: Literal["fp16", "bf16"] = "fp16"
+    """Which sixteen bits."""
 
     def _rounded(self, value: Tensor, rng: torch.Generator) -> Tensor:
         dtype = _FORMATS[self.format]
@@ -63,9 +64,8 @@ class Int8(_Rounded):
     name: ClassVar[str] = "int8"
     keywords = ("quantization", "quantisation", "low precision", "gradient compression")
 
-    rounding: Literal["nearest", "stochastic"] = Field(
-        default="nearest", description="to the nearest value, or up or down at random"
-    )
+    rounding: Literal["nearest", "stochastic"] = "nearest"
+    """To the nearest value, or up or down at random."""
 
     def _rounded(self, value: Tensor, rng: torch.Generator) -> Tensor:
         step = value.abs().max() / LARGEST_INT8 if value.numel() else value.new_zeros(())
@@ -90,12 +90,11 @@ class QSGD(_Rounded):
     name: ClassVar[str] = "qsgd"
     keywords = ("quantization", "quantisation", "stochastic rounding", "gradient compression")
 
-    levels: int = Field(
-        default=16, ge=1, le=2**15, description="levels s above zero; 1 sends ternary values"
-    )
-    norm: Literal["l2", "max"] = Field(
-        default="l2", description="a tensor's unit: its L2 norm (the paper), or largest magnitude"
-    )
+    levels: int = Field(default=16, ge=1, le=2**15)
+    """Levels s above zero; 1 sends ternary values."""
+
+    norm: Literal["l2", "max"] = "l2"
+    """a tensor's unit: its L2 norm (the paper), or largest magnitude."""
 
     def _rounded(self, value: Tensor, rng: torch.Generator) -> Tensor:
         norms = {"max": math.inf, "l2": 2}

@@ -32,13 +32,11 @@ class Sign(Defense):
         "gradient compression",
     )
 
-    scale: Literal["mean"] | Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
-        default="mean",
-        description='size of a coordinate: "mean" (mean magnitude of its tensor) or a number > 0',
-    )
-    error_feedback: bool = Field(
-        default=False, description="keep what the signs leave out, and add it in the next round"
-    )
+    scale: Literal["mean"] | Annotated[float, Field(gt=0, allow_inf_nan=False)] = "mean"
+    """Size of a coordinate: "mean" (mean magnitude of its tensor) or a number > 0."""
+
+    error_feedback: bool = False
+    """Keep what the signs leave out, and add it in the next round."""
 
     @property
     def effect(self) -> Effect:

@@ -13,16 +13,16 @@ from fedsim.records import Update
 __all__ = ["GradDrop", "GradientMask", "TopK", "largest"]
 
 Scope = Literal["tensor", "update"]
-_SCOPE = 'count within each "tensor", or over the whole "update"'
 
 
 class _Sparse(Defense):
     """Keeps the largest magnitudes; subclasses say how many."""
 
-    scope: Scope = Field(default="tensor", description=_SCOPE)
-    error_feedback: bool = Field(
-        default=False, description="keep what is not sent, and add it in the next round"
-    )
+    scope: Scope = "tensor"
+    """Whether to count within each "tensor", or over the whole "update"."""
+
+    error_feedback: bool = False
+    """Keep what is not sent, and add it in the next round."""
 
     @property
     def effect(self) -> Effect:
@@ -64,7 +64,8 @@ class TopK(_Sparse):
     name: ClassVar[str] = "top-k"
     keywords = ("sparsification", "pruning", "gradient compression")
 
-    k: float = Field(default=0.1, gt=0, le=1, description="fraction that is sent; 1: everything")
+    k: float = Field(default=0.1, gt=0, le=1)
+    """Fraction that is sent; 1: everything."""
 
     def kept(self, coordinates: int) -> int:
         """max(1, round(k n))."""
@@ -82,7 +83,8 @@ class GradDrop(_Sparse):
     name: ClassVar[str] = "grad-drop"
     keywords = ("pruning", "gradient pruning", "sparsification", "gradient compression")
 
-    rate: float = Field(default=0.9, ge=0, lt=1, description="fraction that is dropped; 0: none")
+    rate: float = Field(default=0.9, ge=0, lt=1)
+    """Fraction that is dropped; 0: none."""
 
     def kept(self, coordinates: int) -> int:
         """n - floor(rate n)."""
@@ -101,7 +103,8 @@ class GradientMask(Defense):
     name: ClassVar[str] = "gradient-mask"
     keywords = ("pruning", "random pruning", "masking", "sparsification")
 
-    rate: float = Field(default=0.9, ge=0, lt=1, description="fraction that is zeroed; 0: none")
+    rate: float = Field(default=0.9, ge=0, lt=1)
+    """Fraction that is zeroed; 0: none."""
 
     @property
     def effect(self) -> Effect:

@@ -110,13 +110,11 @@ class Defense(Plugin):
     `layers` it is for, on the `clients` that run it.
     """
 
-    clients: Literal["all"] | tuple[Annotated[int, Field(ge=0)], ...] = Field(
-        default="all", description='"all", or the numbers of the clients that run it'
-    )
-    layers: Literal["all"] | tuple[str, ...] = Field(
-        default="all",
-        description='"all", or names of the layers (or parameters) it is for, such as ["head"]',
-    )
+    clients: Literal["all"] | tuple[Annotated[int, Field(ge=0)], ...] = "all"
+    """ "all", or the numbers of the clients that run it."""
+
+    layers: Literal["all"] | tuple[str, ...] = "all"
+    """ "all", or names of the layers (or parameters) it is for, such as ["head"]."""
 
     @model_validator(mode="after")
     def _has_layers_to_choose(self) -> Self:

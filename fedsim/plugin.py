@@ -46,7 +46,9 @@ class Plugin(BaseModel):
     bounded, described, and frozen; unknown ones are errors.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True
+    )
 
     name: ClassVar[str] = ""
 
@@ -124,8 +126,8 @@ def validated(model: type[Model], values: dict[str, Any], where: str) -> Model:
                 lines.append(f"{place}: unknown key. {did_you_mean(str(path[-1]), known)}")
             elif problems[0]["type"] == "missing":
                 field = _table_at(model, path[:-1]).model_fields.get(str(path[-1]))
-                meant = f"; expected {field.description}" if field and field.description else ""
-                lines.append(f"{place}: missing{meant}.")
+                meant = ((field and field.description) or "").split()
+                lines.append(" ".join([f"{place}: missing.", *meant]))
             else:
                 said = ", or ".join(dict.fromkeys(map(_worded, problems)))
                 said = said.replace(", or expected ", ", or ")

@@ -47,9 +47,14 @@ class Task(Plugin, ABC):
     sources: ClassVar[Mapping[str, str]] = {}
     """What `task.data` can be, and a sentence on each."""
 
-    seed: int = Field(default=0, ge=0, description="the run's seed")
-    clients: int = Field(default=1, ge=1, description="number of clients the data is cut among")
-    folder: Path | None = Field(default=None, description="where local data sets are looked up")
+    seed: int = Field(default=0, ge=0)
+    """The run's seed."""
+
+    clients: int = Field(default=1, ge=1)
+    """Number of clients the data is cut among."""
+
+    folder: Path | None = None
+    """Where local data sets are looked up."""
 
     # What a task has worked out from its settings is neither copied (with other settings it would
     # be wrong) nor sent: whoever gets the settings can work it out again.

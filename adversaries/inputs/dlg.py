@@ -67,53 +67,44 @@ class DLG(Adversary):
     cites: ClassVar[str] = "Zhu et al., Deep Leakage from Gradients, NeurIPS 2019, Algorithm 1"
     group: ClassVar[int] = 10
 
-    iterations: int = Field(
-        default=300, ge=1, description="L-BFGS outer steps a start, of 20 evaluations each"
-    )
-    restarts: int = Field(
-        default=3, ge=0, description="new starts when one diverges or stalls; 0: a single start"
-    )
-    line_search: Literal["armijo", "none"] = Field(
-        default="armijo",
-        description='L-BFGS step length: "armijo" (backtracking), or "none" as in the authors\' '
-        "code (diverges more often)",
-    )
-    history: int = Field(default=100, ge=1, description="pairs that L-BFGS remembers")
-    batch_rule: Literal["joint", "cyclic"] = Field(
-        default="joint",
-        description='"joint": every step moves all examples; "cyclic": outer step i moves example '
-        "i mod N alone (the paper's Eq. 5)",
-    )
-    distance: Literal["l2", "cosine", "l1+l2"] = Field(
-        default="l2", description="between gradients: summed squares, 1 - cosine, or TAG's"
-    )
-    parameters: dict[str, Annotated[float, Field(ge=0)]] = Field(
-        default={"*": 1.0},
-        description="what each parameter's distance counts, by name pattern; a parameter that no "
-        'pattern fits is left out, such as {"head.*" = 10.0, "*" = 1.0}',
-    )
-    labels_from: Source | None = Field(
-        default=None,
-        description='where the labels come from: "none" (optimised with the inputs), "given" (the '
-        'threat model grants LABELS), or another adversary by name, such as "idlg" or "llg"',
-    )
-    tolerance: float = Field(
-        default=4e-6,
-        ge=0,
-        description='gradient distance at which the match is done (of "l1+l2" its square), if that '
-        "is also below 1e-9 of the gradient's squared norm (5e-9 in float32)",
-    )
-    diverged: float = Field(
-        default=1.0,
-        gt=0,
-        description="gradient distance, as a share of that of a gradient of zeros, beyond which a "
-        "start is given up after 10 outer steps; 1: no closer than those",
-    )
-    precision: Literal["float32", "float64"] = Field(
-        default="float64",
-        description="floating-point type of the optimisation; float32 is faster and comes less "
-        "close",
-    )
+    iterations: int = Field(default=300, ge=1)
+    """L-BFGS outer steps a start, of 20 evaluations each."""
+
+    restarts: int = Field(default=3, ge=0)
+    """New starts when one diverges or stalls; 0: a single start."""
+
+    line_search: Literal["armijo", "none"] = "armijo"
+    """L-BFGS step length: "armijo" (backtracking), or "none" as in the authors' code (diverges
+    more often)."""
+
+    history: int = Field(default=100, ge=1)
+    """Pairs that L-BFGS remembers."""
+
+    batch_rule: Literal["joint", "cyclic"] = "joint"
+    """ "joint": every step moves all examples; "cyclic": outer step i moves example i mod N
+    alone (the paper's Eq. 5)."""
+
+    distance: Literal["l2", "cosine", "l1+l2"] = "l2"
+    """Between gradients: summed squares, 1 - cosine, or TAG's."""
+
+    parameters: dict[str, Annotated[float, Field(ge=0)]] = Field(default={"*": 1.0})
+    """What each parameter's distance counts, by name pattern; a parameter that no pattern fits
+    is left out, such as {"head.*" = 10.0, "*" = 1.0}."""
+
+    labels_from: Source | None = None
+    """Where the labels come from: "none" (optimised with the inputs), "given" (the threat
+    model grants LABELS), or another adversary by name, such as "idlg" or "llg"."""
+
+    tolerance: float = Field(default=4e-6, ge=0)
+    """Gradient distance at which the match is done (of "l1+l2" its square), if that is also
+    below 1e-9 of the gradient's squared norm (5e-9 in float32)."""
+
+    diverged: float = Field(default=1.0, gt=0)
+    """Gradient distance, as a share of that of a gradient of zeros, beyond which a start is
+    given up after 10 outer steps; 1: no closer than those."""
+
+    precision: Literal["float32", "float64"] = "float64"
+    """floating-point type of the optimisation; float32 is faster and comes less close."""
 
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
         """Match the gradient; raises `ValueError` where gradient and model do not fit."""

@@ -66,18 +66,13 @@ class FirstLinear(Adversary):
         "Proposition 3.1"
     )
 
-    layer: str | None = Field(
-        default=None,
-        description="name of the first layer, such as hidden.0; left out: the one whose inputs "
-        "are as many as an example has values",
-    )
-    tolerance: float = Field(
-        default=1e-5,
-        gt=0,
-        le=1,
-        description="root mean square difference, as a share of the input range, up to which two "
-        "units agree; more where the update was rounded, as differences of weights are",
-    )
+    layer: str | None = None
+    """Name of the first layer, such as hidden.0; left out: the one whose inputs are as many as
+    an example has values."""
+
+    tolerance: float = Field(default=1e-5, gt=0, le=1)
+    """Root mean square difference, as a share of the input range, up to which two units agree;
+    more where the update was rounded, as differences of weights are."""
 
     def cautions(self, model: VictimModel) -> list[str]:
         """A model without such a layer, as far as shapes tell."""

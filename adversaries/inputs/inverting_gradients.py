@@ -75,52 +75,42 @@ class InvertingGradients(Adversary):
     )
     group: ClassVar[int] = 10
 
-    iterations: int = Field(
-        default=2000, ge=1, description="steps a start; the paper takes 4,800 to 24,000"
-    )
-    restarts: int = Field(default=1, ge=0, description="starts besides the first; all are run")
-    orders: int = Field(
-        default=24,
-        ge=1,
-        description="different random orders of known labels that a start looks at where local "
-        "steps are simulated; it begins with the one of the lowest objective",
-    )
-    lr: float = Field(
-        default=0.025,
-        gt=0,
-        le=1,
-        description="first step length, as a share of the input range; the paper's 0.1 is in "
-        "standard deviations of the pixels, about a quarter of the range each",
-    )
-    distance: Literal["cosine", "l2", "l1+l2"] = Field(
-        default="cosine",
-        description="between gradients: 1 - cosine, or summed squares, or TAG's; the last two as "
-        "shares of the gradient's squared norm",
-    )
-    tv: float = Field(
-        default=1e-3,
-        ge=0,
-        description="weight of the total variation, inputs as shares of their range; more helps "
-        "where the gradient says little, such as behind max-pooling",
-    )
-    labels_from: Source | None = Field(
-        default="llg",
-        description='where the labels come from: another adversary by name, "given" (the threat '
-        'model grants LABELS), or "none" (optimised with the inputs)',
-    )
-    unroll: bool | Literal["auto"] = Field(
-        default="auto",
-        description="simulate the local steps: true (needs LOCAL_STEPS and LEARNING_RATE), false, "
-        'or "auto" (wherever both are granted)',
-    )
-    parameters: dict[str, Annotated[float, Field(ge=0)]] = Field(
-        default={"*": 1.0},
-        description="what each parameter's distance counts, by name pattern; a parameter that no "
-        'pattern fits is left out, such as {"features.*" = 1.0}',
-    )
-    precision: Literal["float32", "float64"] = Field(
-        default="float32", description="floating-point type of the optimisation"
-    )
+    iterations: int = Field(default=2000, ge=1)
+    """Steps a start; the paper takes 4,800 to 24,000."""
+
+    restarts: int = Field(default=1, ge=0)
+    """Starts besides the first; all are run."""
+
+    orders: int = Field(default=24, ge=1)
+    """Different random orders of known labels that a start looks at where local steps are
+    simulated; it begins with the one of the lowest objective."""
+
+    lr: float = Field(default=0.025, gt=0, le=1)
+    """First step length, as a share of the input range; the paper's 0.1 is in standard
+    deviations of the pixels, about a quarter of the range each."""
+
+    distance: Literal["cosine", "l2", "l1+l2"] = "cosine"
+    """Between gradients: 1 - cosine, or summed squares, or TAG's; the last two as shares of
+    the gradient's squared norm."""
+
+    tv: float = Field(default=1e-3, ge=0)
+    """Weight of the total variation, inputs as shares of their range; more helps where the
+    gradient says little, such as behind max-pooling."""
+
+    labels_from: Source | None = "llg"
+    """Where the labels come from: another adversary by name, "given" (the threat model grants
+    LABELS), or "none" (optimised with the inputs)."""
+
+    unroll: bool | Literal["auto"] = "auto"
+    """Simulate the local steps: true (needs LOCAL_STEPS and LEARNING_RATE), false, or "auto"
+    (wherever both are granted)."""
+
+    parameters: dict[str, Annotated[float, Field(ge=0)]] = Field(default={"*": 1.0})
+    """What each parameter's distance counts, by name pattern; a parameter that no pattern fits
+    is left out, such as {"features.*" = 1.0}."""
+
+    precision: Literal["float32", "float64"] = "float32"
+    """floating-point type of the optimisation."""
 
     def requires(self) -> Knowledge:
         """Also `LOCAL_STEPS` and `LEARNING_RATE` where the local steps must be simulated."""

@@ -3,7 +3,6 @@
 from typing import ClassVar, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from fedsim.adversary import Adversary, Job
@@ -36,9 +35,8 @@ class BiasSigns(Adversary):
         "PoPETs 2022, Eq. 9 and Property 1"
     )
 
-    of: Literal["bias", "weight"] = Field(
-        default="bias", description='"bias": its gradient; "weight": row sums of the weight\'s'
-    )
+    of: Literal["bias", "weight"] = "bias"
+    """ "bias": its gradient; "weight": row sums of the weight's."""
 
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
         """Claim the negative classes; raises `ValueError` where there is no gradient to read."""

@@ -3,7 +3,6 @@
 from typing import ClassVar, Literal
 
 import torch
-from pydantic import Field
 
 from fedsim.adversary import Adversary, Job
 from fedsim.gradients import head_gradient
@@ -39,11 +38,9 @@ class MinColumn(Adversary):
         "section 3 (label restoration)"
     )
 
-    rule: Literal["lowest", "negative"] = Field(
-        default="lowest",
-        description='which classes are claimed: "lowest": the |D| whose column reaches lowest; '
-        '"negative": all whose column has an entry below zero',
-    )
+    rule: Literal["lowest", "negative"] = "lowest"
+    """Which classes are claimed: "lowest": the |D| whose column reaches lowest; "negative":
+    all whose column has an entry below zero."""
 
     def requires(self) -> Knowledge:
         """Beside `needs`, how many labels to claim, where the rule does not say it itself."""

@@ -66,47 +66,48 @@ class GMBoW(OfTranscripts):
         "section 4"
     )
 
-    variant: Literal["span", "paper"] = Field(
-        default="span",
-        description='"paper": every variable free, by Adam; "span": the few that '
-        "can differ, by L-BFGS",
-    )
-    restrict: bool = Field(
-        default=True, description="to the set; false: all C labels, the baseline without BoW"
-    )
-    normalise: Literal["all", "set"] = Field(
-        default="all",
-        description="softmax over all C labels, as the client's, or over the set alone (the "
-        "paper's L_BoW: cheaper, another gradient)",
-    )
-    starts: int = Field(default=5, ge=1, description="random starts")
-    iterations: int = Field(default=20_000, ge=1, description="steps a start")
-    lr: float = Field(default=0.05, gt=0, description='first step length of "paper"')
-    halved_every: int = Field(
-        default=4000, ge=1, description='steps after which "paper" halves its step length'
-    )
-    lowest_lr: float = Field(default=0.005, gt=0, description='least step length of "paper"')
-    unchanged: int = Field(
-        default=2000,
-        ge=0,
-        description="a start ends when its transcript is the same for so many steps; 0: never",
-    )
-    penalty: float = Field(
-        default=1.0, ge=0, description='weight of sum_i |1 - ||p_i||_1| in "paper" (lambda)'
-    )
-    spread: float = Field(
-        default=0.2,
-        gt=0,
-        description="standard deviation of the first context vectors' entries, or coefficients",
-    )
+    variant: Literal["span", "paper"] = "span"
+    """ "paper": every variable free, by Adam; "span": the few that can differ, by L-BFGS."""
+
+    restrict: bool = True
+    """To the set; false: all C labels, the baseline without BoW."""
+
+    normalise: Literal["all", "set"] = "all"
+    """Softmax over all C labels, as the client's, or over the set alone (the paper's L_BoW:
+    cheaper, another gradient)."""
+
+    starts: int = Field(default=5, ge=1)
+    """Random starts."""
+
+    iterations: int = Field(default=20_000, ge=1)
+    """Steps a start."""
+
+    lr: float = Field(default=0.05, gt=0)
+    """First step length of "paper"."""
+
+    halved_every: int = Field(default=4000, ge=1)
+    """Steps after which "paper" halves its step length."""
+
+    lowest_lr: float = Field(default=0.005, gt=0)
+    """Least step length of "paper"."""
+
+    unchanged: int = Field(default=2000, ge=0)
+    """a start ends when its transcript is the same for so many steps; 0: never."""
+
+    penalty: float = Field(default=1.0, ge=0)
+    """Weight of sum_i |1 - ||p_i||_1| in "paper" (lambda)."""
+
+    spread: float = Field(default=0.2, gt=0)
+    """Standard deviation of the first context vectors' entries, or coefficients."""
+
     parameters: dict[str, Annotated[float, Field(ge=0)]] = Field(
-        default={"*head.*": 1.0, "*projection.*": 1.0},
-        description="what each parameter's squared distance counts, by name pattern; a parameter "
-        "that no pattern fits is left out",
+        default={"*head.*": 1.0, "*projection.*": 1.0}
     )
-    precision: Literal["float32", "float64"] = Field(
-        default="float64", description="floating-point type of the optimisation"
-    )
+    """What each parameter's squared distance counts, by name pattern; a parameter that no
+    pattern fits is left out."""
+
+    precision: Literal["float32", "float64"] = "float64"
+    """floating-point type of the optimisation."""
 
     @model_validator(mode="after")
     def _a_set_to_normalise_over(self) -> Self:

@@ -3,7 +3,6 @@
 from collections import Counter
 from typing import Any, ClassVar
 
-from pydantic import Field
 from torch import Tensor
 
 from fedsim.adversary import Adversary, Job, Source
@@ -28,11 +27,9 @@ class OfTranscripts(Adversary):
         {"sequences", "num_labels", "labels", "label_counts", "label_set", "objective", "outcomes"}
     )
 
-    labels_from: Source = Field(
-        default="rlg",
-        description='the set of labels: another adversary by name, or "given" (the threat model '
-        "grants LABELS, of which only the set and the number are used)",
-    )
+    labels_from: Source = "rlg"
+    """The set of labels: another adversary by name, or "given" (the threat model grants
+    LABELS, of which only the set and the number are used)."""
 
     def cautions(self, model: VictimModel) -> list[str]:
         """A model without attention, and what its parts say."""

@@ -31,34 +31,26 @@ class OfUtterances(Adversary):
 
     needs: ClassVar[Knowledge] = Knowledge.HEAD_GRADIENT | Knowledge.MODEL | Knowledge.BATCH_SIZE
 
-    layers: Literal["last", "all"] = Field(
-        default="last", description='whose gradient is matched: "last", the head, or "all"'
-    )
-    transcripts: list[str] = Field(
-        default=[], description="tried instead of the one that LABELS grants"
-    )
-    frames: list[Annotated[int, Field(ge=1, le=MOST_FRAMES)]] = Field(
-        default=[], description="numbers of frames, tried instead of the one that LENGTHS grants"
-    )
-    assumes: Literal["given", "random"] = Field(
-        default="given",
-        description='"random": another transcript of the same length, for every utterance: the '
-        "control of appendix B.1",
-    )
-    off: int = Field(
-        default=0,
-        ge=-MOST_FRAMES,
-        le=MOST_FRAMES,
-        description="frames that are assumed beyond those there are (fewer where negative): the "
-        "control of appendix B.1",
-    )
-    stretch: float = Field(
-        default=1.0,
-        gt=0,
-        le=100,
-        description="how many times as many frames as there are, rounded, are assumed before "
-        "`off`: the control of appendix B.1",
-    )
+    layers: Literal["last", "all"] = "last"
+    """Whose gradient is matched: "last", the head, or "all"."""
+
+    transcripts: list[str] = Field(default=[])
+    """Tried instead of the one that LABELS grants."""
+
+    frames: list[Annotated[int, Field(ge=1, le=MOST_FRAMES)]] = Field(default=[])
+    """Numbers of frames, tried instead of the one that LENGTHS grants."""
+
+    assumes: Literal["given", "random"] = "given"
+    """ "random": another transcript of the same length, for every utterance: the control of
+    appendix B.1."""
+
+    off: int = Field(default=0, ge=-MOST_FRAMES, le=MOST_FRAMES)
+    """Frames that are assumed beyond those there are (fewer where negative): the control of
+    appendix B.1."""
+
+    stretch: float = Field(default=1.0, gt=0, le=100)
+    """How many times as many frames as there are, rounded, are assumed before `off`: the
+    control of appendix B.1."""
 
     def requires(self) -> Knowledge:
         """Labels and lengths too, unless they are tried; the whole gradient where it is matched."""

@@ -25,7 +25,8 @@ class TAG(TextMatching):
         "2021"
     )
 
-    l1: float = Field(default=0.01, ge=0, description="weight of the L1 norm (alpha)")
+    l1: float = Field(default=0.01, ge=0)
+    """Weight of the L1 norm (alpha)."""
 
     def metric(self) -> tuple[TextMetric, float, float]:
         """Distance between gradients, weight of its L1 norm, weight of the length penalty."""

@@ -5,7 +5,6 @@ from itertools import product
 from typing import ClassVar, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from adversaries.text.row_space import LOST
@@ -42,15 +41,12 @@ class OfTexts(Adversary):
 
     needs: ClassVar[Knowledge] = Knowledge.GRADIENT | Knowledge.MODEL | Knowledge.BATCH_SIZE
 
-    labels_from: Source = Field(
-        default="given",
-        description='"given" (the threat model grants LABELS), or another adversary by name',
-    )
-    unknown: Literal["refuse", "enumerate"] = Field(
-        default="refuse",
-        description="what of labels and lengths that are not granted: try all of them (as many "
-        "attacks), or be denied",
-    )
+    labels_from: Source = "given"
+    """ "given" (the threat model grants LABELS), or another adversary by name."""
+
+    unknown: Literal["refuse", "enumerate"] = "refuse"
+    """What of labels and lengths that are not granted: try all of them (as many attacks), or
+    be denied."""
 
     def requires(self) -> Knowledge:
         """Labels and lengths too, unless they are to be tried."""

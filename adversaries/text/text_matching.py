@@ -62,24 +62,25 @@ class TextMatching(OfTexts):
         """Whether what a start ended at is claimed, instead of the lowest point on its way."""
         return False
 
-    steps: int = Field(default=2500, ge=1, description="steps of Adam a start")
-    lr: float = Field(default=0.1, gt=0, description="step length")
-    restarts: int = Field(
-        default=0, ge=0, description="further starts, side by side; the lowest distance is claimed"
-    )
-    start_length: Literal["normal", "vocabulary"] | None = Field(
-        default=None,
-        description='length of embeddings at the start: "normal", that of N(0, I); "vocabulary": '
-        "scaled to the mean of the vocabulary's; by default normal, of lamp what `fidelity` says",
-    )
-    parameters: dict[str, Annotated[float, Field(ge=0)]] = Field(
-        default={"*": 1.0},
-        description="what each parameter's distance counts, by name pattern; one that no pattern "
-        "fits is left out, as are word embeddings and the biases of key projections",
-    )
-    precision: Literal["float32", "float64"] = Field(
-        default="float32", description="floating-point type of the optimisation"
-    )
+    steps: int = Field(default=2500, ge=1)
+    """Steps of Adam a start."""
+
+    lr: float = Field(default=0.1, gt=0)
+    """Step length."""
+
+    restarts: int = Field(default=0, ge=0)
+    """Further starts, side by side; the lowest distance is claimed."""
+
+    start_length: Literal["normal", "vocabulary"] | None = None
+    """Length of embeddings at the start: "normal", that of N(0, I); "vocabulary": scaled to
+    the mean of the vocabulary's; by default normal, of lamp what `fidelity` says."""
+
+    parameters: dict[str, Annotated[float, Field(ge=0)]] = Field(default={"*": 1.0})
+    """What each parameter's distance counts, by name pattern; one that no pattern fits is left
+    out, as are word embeddings and the biases of key projections."""
+
+    precision: Literal["float32", "float64"] = "float32"
+    """floating-point type of the optimisation."""
 
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
         """Match the gradient; raises `ValueError` where model or update are of another kind."""

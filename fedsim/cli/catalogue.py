@@ -97,7 +97,7 @@ class Entry:
                 if not isinstance(field.annotation, type)
                 else field.annotation.__name__,
                 "default": _default(field),
-                "description": field.description or "",
+                "description": " ".join((field.description or "").split()),
             }
             for key, field in sorted(cls.model_fields.items(), key=lambda item: item[0] in shared)
             if key not in hidden

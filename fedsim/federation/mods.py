@@ -23,9 +23,8 @@ __all__ = ["FixedClipping", "LocalDP"]
 class _Mod(Defense):
     """Runs a Flower mod on an update: to it the server sent zeros, and the client answers."""
 
-    clipping_norm: float = Field(
-        default=1.0, gt=0, allow_inf_nan=False, description="bound of the update's L2 norm"
-    )
+    clipping_norm: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    """Bound of the update's L2 norm."""
 
     def protect(self, update: Update, rng: torch.Generator, state: ClientState) -> Update:
         """What the mod makes of the update; its noise is seeded by `rng`."""
@@ -101,16 +100,14 @@ class LocalDP(_Mod):
     name: ClassVar[str] = "flower-local-dp"
     keywords = ("differential privacy", "local differential privacy", "clipping", "Gaussian noise")
 
-    sensitivity: float = Field(
-        default=1.0,
-        gt=0,
-        allow_inf_nan=False,
-        description="most that one client changes the update, in L2 norm",
-    )
-    epsilon: float = Field(default=1.0, gt=0, description="privacy budget of one update")
-    delta: float = Field(
-        default=1e-5, gt=0, lt=1, description="probability with which epsilon may not hold"
-    )
+    sensitivity: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    """Most that one client changes the update, in L2 norm."""
+
+    epsilon: float = Field(default=1.0, gt=0)
+    """Privacy budget of one update."""
+
+    delta: float = Field(default=1e-5, gt=0, lt=1)
+    """Probability with which epsilon may not hold."""
 
     def mod(self) -> Any:
         """`LocalDpMod` with these settings."""

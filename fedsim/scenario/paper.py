@@ -40,23 +40,28 @@ class Published(Table):
     hardly differ, the one is to be `like` the other, as that came out here.
     """
 
-    series: Names = Field(default=["*"], description='names of series, or "*" for all of them')
-    measure: str = Field(default="", description="the paper's first measure where left out")
-    at: dict[str, Any] = Field(
-        default={}, description="where on the axis: a value, or a list of them; left out: all along"
-    )
+    series: Names = Field(default=["*"])
+    """Names of series, or "*" for all of them."""
+
+    measure: str = ""
+    """The paper's first measure where left out."""
+
+    at: dict[str, Any] = Field(default={})
+    """Where on the axis: a value, or a list of them; left out: all along."""
+
     value: float | None = None
     at_least: float | Literal["chance"] | None = None
     at_most: float | Literal["chance"] | None = None
     between: list[float] | None = Field(default=None, min_length=2, max_length=2)
-    like: str | None = Field(default=None, description="the series of ours that these are close to")
-    tolerance: float = Field(
-        default=0.0, ge=0, description="how far off a number may be, one read off a plot, say"
-    )
+    like: str | None = None
+    """The series of ours that these are close to."""
+
+    tolerance: float = Field(default=0.0, ge=0)
+    """How far off a number may be, one read off a plot, say."""
+
     source: Literal["text", "plot", "table"] = "text"
-    remark: str = Field(
-        default="", description="what is to be known of it, whatever the verdict; below the table"
-    )
+    remark: str = ""
+    """What is to be known of it, whatever the verdict; below the table."""
 
     @model_validator(mode="after")
     def _one_statement(self) -> "Published":
@@ -90,47 +95,50 @@ class Published(Table):
 class Paper(Table):
     """Which figure or table of which paper a scenario reproduces."""
 
-    id: Annotated[str, AfterValidator(_figure)] = Field(
-        description='"PAPER/FIGURE"; several scenarios may share one, each adding series to it'
-    )
-    title: str = Field(
-        default="", description="of the figure; the first scenario with one names it"
-    )
-    measure: Names = Field(
-        description='metrics of the findings, "seconds" or "iterations_to_success" of an attack, '
-        'utility metrics such as "accuracy", or one with "_change" for its difference to the '
-        "first point of the axis",
-        min_length=1,
-    )
-    x: str = Field(
-        default="",
-        description='the axis: a key of the sweep, or "round"; the other keys of the sweep and the '
-        "adversaries' labels make the series",
-    )
-    pool: list[str] = Field(
-        default=[], description="keys of the sweep that neither axis nor series tells apart"
-    )
-    weights: Literal["attacks", "labels"] = Field(
-        default="attacks",
-        description='what counts the same in a mean: attacks, or "labels": an attack counts as '
-        "often as its victim has different labels, as if those of all updates were pooled",
-    )
+    id: Annotated[str, AfterValidator(_figure)]
+    """ "PAPER/FIGURE"; several scenarios may share one, each adding series to it."""
+
+    title: str = ""
+    """Of the figure; the first scenario with one names it."""
+
+    measure: Names = Field(min_length=1)
+    """Metrics of the findings, "seconds" or "iterations_to_success" of an attack, utility
+    metrics such as "accuracy", or one with "_change" for its difference to the first point
+    of the axis."""
+
+    x: str = ""
+    """The axis: a key of the sweep, or "round"; the other keys of the sweep and the
+    adversaries' labels make the series."""
+
+    pool: list[str] = Field(default=[])
+    """Keys of the sweep that neither axis nor series tells apart."""
+
+    weights: Literal["attacks", "labels"] = "attacks"
+    """What counts the same in a mean: attacks, or "labels": an attack counts as often as its
+    victim has different labels, as if those of all updates were pooled."""
+
     kind: Literal["curve", "bars", "table"] = "curve"
-    repetitions: int = Field(
-        default=5, ge=1, description="seeds: seed, seed + 1, ...; each with new weights and batches"
-    )
-    bin: int = Field(
-        default=1, ge=1, description='rounds averaged at each place of the axis, where x = "round"'
-    )
-    last: int = Field(
-        default=1, ge=1, description="last rounds that a utility metric is the mean of"
-    )
-    needs: str = Field(default="", description="what it takes that not everybody has, in words")
-    takes: str = Field(default="", description="roughly how long, and on what, in words")
-    remark: str = Field(default="", description="why ours differs; written after measuring")
-    scale: dict[Literal["paper"], dict[str, Any]] = Field(
-        default={}, description="by scale, what changes: dotted keys as for --set"
-    )
+    repetitions: int = Field(default=5, ge=1)
+    """seeds: seed, seed + 1, ...; each with new weights and batches."""
+
+    bin: int = Field(default=1, ge=1)
+    """Rounds averaged at each place of the axis, where x = "round"."""
+
+    last: int = Field(default=1, ge=1)
+    """Last rounds that a utility metric is the mean of."""
+
+    needs: str = ""
+    """What it takes that not everybody has, in words."""
+
+    takes: str = ""
+    """Roughly how long, and on what, in words."""
+
+    remark: str = ""
+    """Why ours differs; written after measuring."""
+
+    scale: dict[Literal["paper"], dict[str, Any]] = Field(default={})
+    """By scale, what changes: dotted keys as for --set."""
+
     published: list[Published] = Field(default=[])
 
     def complaints(self, sweep: Mapping[str, Collection[Any]]) -> list[str]:

@@ -29,7 +29,9 @@ class Table(BaseModel):
     """A table of a scenario: frozen, unknown keys are errors."""
 
     # Infinity is a setting (no clipping), and must survive the trip to the clients.
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, ser_json_inf_nan="constants"
+    )
 
 
 def _whom(value: Any) -> Any:
@@ -126,7 +128,9 @@ class AttackPlan(Table):
     those of `[threat]` where left out. budget: iterations allowed an attack.
     """
 
-    name: str = Field(description="the name of an adversary")
+    name: str
+    """The name of an adversary."""
+
     label: Annotated[str, AfterValidator(lambda text: text and _plain(text))] = ""
     victims: Victims | None = None
     rounds: Rounds | None = None

@@ -29,12 +29,13 @@ class Partition(BaseModel):
     Clients' shares are disjoint. Together they hold every example, unless a kind says otherwise.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     library: ClassVar[str]
     """The name of the partitioner in `flwr_datasets.partitioner`."""
 
-    kind: str = Field(description="name of the partitioner")
+    kind: str
+    """Name of the partitioner."""
 
     def cut(self, labels: NDArray[Any], clients: int, seed: int) -> tuple[Indices, ...]:
         """Divide the examples; the result depends on the arguments alone.
@@ -165,7 +166,8 @@ class Size(Partition):
 
     library = "SizePartitioner"
     kind: Literal["size"] = "size"
-    partition_sizes: list[PositiveInt] = Field(description="examples of each client")
+    partition_sizes: list[PositiveInt]
+    """Examples of each client."""
 
 
 class Dirichlet(Partition):
@@ -173,15 +175,14 @@ class Dirichlet(Partition):
 
     library = "DirichletPartitioner"
     kind: Literal["dirichlet"] = "dirichlet"
-    alpha: PositiveFloat | list[PositiveFloat] = Field(
-        default=0.5, description="concentration, one for all or one a client; small is uneven"
-    )
-    min_partition_size: int = Field(
-        default=1, ge=0, description="fewest examples a client may get; drawn again until it holds"
-    )
-    self_balancing: bool = Field(
-        default=False, description="give a client with more than its even share no more"
-    )
+    alpha: PositiveFloat | list[PositiveFloat] = 0.5
+    """Concentration, one for all or one a client; small is uneven."""
+
+    min_partition_size: int = Field(default=1, ge=0)
+    """Fewest examples a client may get; drawn again until it holds."""
+
+    self_balancing: bool = False
+    """Give a client with more than its even share no more."""
 
 
 class InnerDirichlet(Partition):
@@ -189,12 +190,11 @@ class InnerDirichlet(Partition):
 
     library = "InnerDirichletPartitioner"
     kind: Literal["inner-dirichlet"] = "inner-dirichlet"
-    alpha: PositiveFloat | list[PositiveFloat] = Field(
-        default=0.5, description="concentration, one for all or one a label; small is uneven"
-    )
-    partition_sizes: list[PositiveInt] | None = Field(
-        default=None, description="examples of each client; equal by default"
-    )
+    alpha: PositiveFloat | list[PositiveFloat] = 0.5
+    """Concentration, one for all or one a label; small is uneven."""
+
+    partition_sizes: list[PositiveInt] | None = None
+    """Examples of each client; equal by default."""
 
     def arguments(self, examples: int, clients: int) -> dict[str, Any]:
         """Settings of the library; without sizes, all examples are divided evenly."""
@@ -208,10 +208,11 @@ class Pathological(Partition):
 
     library = "PathologicalPartitioner"
     kind: Literal["pathological"] = "pathological"
-    num_classes_per_partition: int = Field(default=2, ge=1, description="labels a client holds")
-    class_assignment_mode: Literal["random", "deterministic", "first-deterministic"] = Field(
-        default="random", description="how labels are given to clients"
-    )
+    num_classes_per_partition: int = Field(default=2, ge=1)
+    """Labels a client holds."""
+
+    class_assignment_mode: Literal["random", "deterministic", "first-deterministic"] = "random"
+    """How labels are given to clients."""
 
 
 class Shard(Partition):
@@ -219,11 +220,14 @@ class Shard(Partition):
 
     library = "ShardPartitioner"
     kind: Literal["shard"] = "shard"
-    num_shards_per_partition: PositiveInt | None = Field(
-        default=None, description="shards of each client; 2 unless a shard's size is given"
-    )
-    shard_size: PositiveInt | None = Field(default=None, description="examples of a shard")
-    keep_incomplete_shard: bool = Field(default=False, description="keep the last, shorter shard")
+    num_shards_per_partition: PositiveInt | None = None
+    """Shards of each client; 2 unless a shard's size is given."""
+
+    shard_size: PositiveInt | None = None
+    """Examples of a shard."""
+
+    keep_incomplete_shard: bool = False
+    """Keep the last, shorter shard."""
 
     def arguments(self, examples: int, clients: int) -> dict[str, Any]:
         """Settings of the library, with two shards per client by default."""
@@ -236,7 +240,8 @@ class Continuous(Partition):
 
     library = "ContinuousPartitioner"
     kind: Literal["continuous"] = "continuous"
-    strictness: float = Field(default=0.5, ge=0, le=1, description="0 mixed, 1 sorted")
+    strictness: float = Field(default=0.5, ge=0, le=1)
+    """0 mixed, 1 sorted."""
 
 
 class Distribution(Partition):
@@ -244,16 +249,17 @@ class Distribution(Partition):
 
     library = "DistributionPartitioner"
     kind: Literal["distribution"] = "distribution"
-    distribution_array: list[list[float]] = Field(
-        description="a row a label, a column for each client that holds the label"
-    )
-    num_unique_labels_per_partition: PositiveInt = Field(
-        default=2, description="labels a client holds"
-    )
-    preassigned_num_samples_per_label: int = Field(
-        default=1, ge=0, description="examples of each of its labels that a client has at least"
-    )
-    rescale: bool = Field(default=True, description="read rows as proportions, not as counts")
+    distribution_array: list[list[float]]
+    """a row a label, a column for each client that holds the label."""
+
+    num_unique_labels_per_partition: PositiveInt = 2
+    """Labels a client holds."""
+
+    preassigned_num_samples_per_label: int = Field(default=1, ge=0)
+    """Examples of each of its labels that a client has at least."""
+
+    rescale: bool = True
+    """Read rows as proportions, not as counts."""
 
     def arguments(self, examples: int, clients: int) -> dict[str, Any]:
         """Settings of the library, the table as an array."""
@@ -285,9 +291,8 @@ class ByLength(Partition):
     """
 
     kind: Literal["length"] = "length"
-    each: PositiveInt | None = Field(
-        default=None, description="examples of each client, the others left out; equal by default"
-    )
+    each: PositiveInt | None = None
+    """Examples of each client, the others left out; equal by default."""
 
     def _cut(self, labels: NDArray[Any], clients: int, seed: int) -> tuple[Indices, ...]:
         rng = numpy_generator(seed, "partition order")

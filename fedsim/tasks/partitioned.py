@@ -20,15 +20,14 @@ __all__ = ["Partitioned", "claim_labels", "divide", "sample"]
 class Partitioned(Task):
     """A task with a fixed set of training examples, each held by at most one client."""
 
-    test_examples: int | None = Field(
-        default=None, ge=1, description="use so many test examples, drawn by the seed"
-    )
-    test_fraction: float = Field(
-        default=0.2, gt=0, lt=1, description="test share of data that comes without a split"
-    )
-    auxiliary_fraction: float = Field(
-        default=0.1, ge=0, lt=1, description="share of examples held by no client"
-    )
+    test_examples: int | None = Field(default=None, ge=1)
+    """Use so many test examples, drawn by the seed."""
+
+    test_fraction: float = Field(default=0.2, gt=0, lt=1)
+    """Test share of data that comes without a split."""
+
+    auxiliary_fraction: float = Field(default=0.1, ge=0, lt=1)
+    """Share of examples held by no client."""
 
     @property
     @abstractmethod

@@ -169,30 +169,25 @@ class ModelSource:
 class OfTransformers(BaseModel):
     """Settings of a model that `transformers` builds."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     what: ClassVar[str]
     """The kind of model in error messages, such as "an image model"."""
     examples: ClassVar[tuple[str, ...]]
     """Model types that error messages suggest, the most likely first."""
 
-    name: str = Field(
-        default="transformers",
-        pattern=r"^(transformers|hub:[^/\s]+(/[^/\s]+)?)$",
-        description='"transformers", or "hub:NAME"',
-    )
-    config: str | None = Field(
-        default=None,
-        description="a model type of transformers, or a folder that holds config.json; one of an "
-        'installed package is "package:NAME/FOLDER"',
-    )
-    settings: dict[str, Any] = Field(
-        default_factory=dict, description="settings of the model's configuration, by name"
-    )
-    pretrained: bool | None = Field(
-        default=None,
-        description="start from stored weights; by default wherever there are any",
-    )
+    name: str = Field(default="transformers", pattern=r"^(transformers|hub:[^/\s]+(/[^/\s]+)?)$")
+    """ "transformers", or "hub:NAME"."""
+
+    config: str | None = None
+    """a model type of transformers, or a folder that holds config.json; one of an installed
+    package is "package:NAME/FOLDER"."""
+
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the model's configuration, by name."""
+
+    pretrained: bool | None = None
+    """Start from stored weights; by default wherever there are any."""
 
     @model_validator(mode="after")
     def _has_a_source(self) -> Self:

@@ -76,7 +76,7 @@ def _declarations(cls: type[Plugin]) -> list[str]:
         found.append("no docstring: say what leaks, from what, and under which assumptions")
     for name, field in cls.model_fields.items():
         if not field.description:
-            found.append(f"setting '{name}' has no description: Field(description=...), with units")
+            found.append(f"setting '{name}' has no description: write one below it, with units")
         if not _bounded(field.annotation, field.metadata):
             found.append(f"setting '{name}' is an unbounded number: Field(ge=..., le=...)")
     if issubclass(cls, Adversary):

@@ -34,7 +34,7 @@ MISTAKES = {
     ),
     "nameless adversary": (
         "[[adversaries]]\nvictims = 2",
-        ["adversaries.0.name: missing; expected the name of an adversary"],
+        ["adversaries.0.name: missing. The name of an adversary"],
     ),
     "adversary's source": (
         "[[adversaries]]\nname = 'dlg'\nlabels_from = 'lgl'",

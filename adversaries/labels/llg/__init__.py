@@ -62,28 +62,23 @@ class LLG(Adversary):
         "PoPETs 2022, Algorithm 1"
     )
 
-    variant: Literal["llg", "llg*", "llg+"] = Field(
-        default="llg",
-        description='what m and s come from: "llg": the gradient; "llg*": also the model; '
-        '"llg+": also auxiliary data',
-    )
-    dummy: Literal["data", "zeros", "ones", "random"] = Field(
-        default="data",
-        description='inputs of LLG*: lowest ("zeros") or highest ("ones") value, "random" pixels, '
-        "or \"data\": the paper's choice, as far as the input's shape and classes tell",
-    )
-    batches: int = Field(
-        default=10, ge=1, le=1000, description="probes for each class and size, of LLG* and LLG+"
-    )
-    fidelity: Literal["paper", "authors"] = Field(
-        default="paper",
-        description='sizes of the probes for s: "paper": powers of two up to B; "authors": B alone',
-    )
-    scaling: Literal["paper", "authors", "consistent"] = Field(
-        default="paper",
-        description='for gamma local steps, LLG* and LLG+: "paper": m and s as estimated; '
-        '"authors": m / gamma; "consistent": gamma s',
-    )
+    variant: Literal["llg", "llg*", "llg+"] = "llg"
+    """What m and s come from: "llg": the gradient; "llg*": also the model; "llg+": also
+    auxiliary data."""
+
+    dummy: Literal["data", "zeros", "ones", "random"] = "data"
+    """Inputs of LLG*: lowest ("zeros") or highest ("ones") value, "random" pixels, or "data":
+    the paper's choice, as far as the input's shape and classes tell."""
+
+    batches: int = Field(default=10, ge=1, le=1000)
+    """Probes for each class and size, of LLG* and LLG+."""
+
+    fidelity: Literal["paper", "authors"] = "paper"
+    """Sizes of the probes for s: "paper": powers of two up to B; "authors": B alone."""
+
+    scaling: Literal["paper", "authors", "consistent"] = "paper"
+    """For gamma local steps, LLG* and LLG+: "paper": m and s as estimated; "authors": m /
+    gamma; "consistent": gamma s."""
 
     def requires(self) -> Knowledge:
         """Beside `needs`, LLG* asks for the model and LLG+ for auxiliary data as well."""

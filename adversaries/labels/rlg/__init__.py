@@ -60,31 +60,23 @@ class RLG(Adversary):
         "Algorithm 1"
     )
 
-    accept: Literal["strict", "margin", "authors"] = Field(
-        default="strict",
-        description='which classes are claimed: "strict": separable; "margin": away from the rest '
-        '(for perturbed updates); "authors": as in their code',
-    )
-    solver: Literal["spanning", "lp", "perceptron+lp"] = Field(
-        default="spanning",
-        description='how separability is decided: "spanning": by certificates; "lp": one linear '
-        'program a class, the same answer; "perceptron+lp": the paper\'s screening first',
-    )
-    rank_mode: Rank = Field(
-        default="gap",
-        description='S: "gap": where the singular values fall; "tolerance": how many are above '
-        '`tolerance`; "oracle": told (needs BATCH_SIZE, of sequences LABELS too, to count them)',
-    )
-    tolerance: float = Field(
-        default=1e-5,
-        gt=0,
-        lt=1,
-        description='of the largest singular value, for rank_mode = "tolerance"',
-    )
-    columns: Literal["all", "top_norm"] = Field(
-        default="all",
-        description='what a class must be separable from: "all" others, or the 500 longest columns',
-    )
+    accept: Literal["strict", "margin", "authors"] = "strict"
+    """Which classes are claimed: "strict": separable; "margin": away from the rest (for
+    perturbed updates); "authors": as in their code."""
+
+    solver: Literal["spanning", "lp", "perceptron+lp"] = "spanning"
+    """How separability is decided: "spanning": by certificates; "lp": one linear program a
+    class, the same answer; "perceptron+lp": the paper's screening first."""
+
+    rank_mode: Rank = "gap"
+    """S: "gap": where the singular values fall; "tolerance": how many are above `tolerance`;
+    "oracle": told (needs BATCH_SIZE, of sequences LABELS too, to count them)."""
+
+    tolerance: float = Field(default=1e-5, gt=0, lt=1)
+    """Of the largest singular value, for rank_mode = "tolerance"."""
+
+    columns: Literal["all", "top_norm"] = "all"
+    """What a class must be separable from: "all" others, or the 500 longest columns."""
 
     def requires(self) -> Knowledge:
         """Beside `needs`, the number of labels where it is to be told."""

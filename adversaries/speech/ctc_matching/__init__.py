@@ -79,44 +79,32 @@ class CTCMatching(OfUtterances):
         "NeurIPS 2020, Eq. 4"
     )
 
-    distance: Literal["whitened", "cosine"] = Field(
-        default="whitened", description="of gradients: every singular direction alike, or cosine"
-    )
-    floor: float = Field(
-        default=0.01,
-        gt=0,
-        le=1,
-        description="share of the largest singular value below which whitened directions fade; "
-        "more where updates are noisy",
-    )
-    iterations: int = Field(
-        default=150, ge=1, description="steps of Adam a start, and again after each meeting"
-    )
-    lr: float = Field(
-        default=0.6,
-        gt=0,
-        allow_inf_nan=False,
-        description="step length, lowered along a cosine; after a meeting the starts' distance, if "
-        "that is less",
-    )
-    restarts: int = Field(
-        default=7, ge=0, description="further starts, side by side until one matches"
-    )
-    meetings: int = Field(
-        default=12,
-        ge=0,
-        description="times at most that starts, where none has matched, go on from their means; "
-        "with a single start there are none",
-    )
-    smoothness: float = Field(
-        default=0.0,
-        ge=0,
-        allow_inf_nan=False,
-        description="what the difference of neighbouring frames counts",
-    )
-    masks: int = Field(
-        default=0, ge=0, le=64, description="dropout masks a step whose mean is matched; 0: none"
-    )
+    distance: Literal["whitened", "cosine"] = "whitened"
+    """Of gradients: every singular direction alike, or cosine."""
+
+    floor: float = Field(default=0.01, gt=0, le=1)
+    """Share of the largest singular value below which whitened directions fade; more where
+    updates are noisy."""
+
+    iterations: int = Field(default=150, ge=1)
+    """Steps of Adam a start, and again after each meeting."""
+
+    lr: float = Field(default=0.6, gt=0, allow_inf_nan=False)
+    """Step length, lowered along a cosine; after a meeting the starts' distance, if that is
+    less."""
+
+    restarts: int = Field(default=7, ge=0)
+    """Further starts, side by side until one matches."""
+
+    meetings: int = Field(default=12, ge=0)
+    """Times at most that starts, where none has matched, go on from their means; with a single
+    start there are none."""
+
+    smoothness: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """What the difference of neighbouring frames counts."""
+
+    masks: int = Field(default=0, ge=0, le=64)
+    """Dropout masks a step whose mean is matched; 0: none."""
 
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
         """Match; raises `ValueError` where the frames or the model are of another kind.

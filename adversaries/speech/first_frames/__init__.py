@@ -79,30 +79,21 @@ class FirstFrames(Adversary):
         "Learning via Additively Homomorphic Encryption, IEEE TIFS 2018, Section 3"
     )
 
-    layer: str | None = Field(
-        default=None,
-        description="name of the first layer, such as dense.0; left out: the first whose inputs "
-        "are an odd number of frames, 3 at least",
-    )
-    gap: float = Field(
-        default=2.0,
-        ge=1,
-        description="factor by which singular values must fall at the number of frames",
-    )
-    tolerance: float = Field(
-        default=0.1,
-        gt=0,
-        lt=1,
-        description="misfit up to which a number of frames is an utterance; silence has 1",
-    )
-    normalised: bool = Field(
-        default=True,
-        description="values have variance 1 over an utterance: tells equal lengths apart",
-    )
+    layer: str | None = None
+    """Name of the first layer, such as dense.0; left out: the first whose inputs are an odd
+    number of frames, 3 at least."""
 
-    steps: int = Field(
-        default=12, ge=0, description="steps of the search under noise, at most; 0: none"
-    )
+    gap: float = Field(default=2.0, ge=1)
+    """Factor by which singular values must fall at the number of frames."""
+
+    tolerance: float = Field(default=0.1, gt=0, lt=1)
+    """Misfit up to which a number of frames is an utterance; silence has 1."""
+
+    normalised: bool = True
+    """Values have variance 1 over an utterance: tells equal lengths apart."""
+
+    steps: int = Field(default=12, ge=0)
+    """Steps of the search under noise, at most; 0: none."""
 
     def cautions(self, model: VictimModel) -> list[str]:
         """A model without such a layer, as far as shapes tell."""

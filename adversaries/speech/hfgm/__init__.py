@@ -55,34 +55,33 @@ class HFGM(OfUtterances):
         "Counter It, ICASSP 2022, Algorithms 1, 3 and 4"
     )
 
-    samples: int = Field(default=128, ge=2, le=4096, description="vectors an iteration tries")
-    step: float = Field(
-        default=1.0,
-        gt=0,
-        allow_inf_nan=False,
-        description="length of a vector that is added, at first",
-    )
-    smallest: float = Field(default=0.125, gt=0, description="length at which the search ends")
-    patience: int = Field(
-        default=2500, ge=1, description="iterations after which progress is asked"
-    )
-    fall: float = Field(
-        default=0.05, gt=0, lt=1, description="share by which the distance must have fallen then"
-    )
-    iterations: int = Field(default=50_000, ge=1, description="iterations at most, a case")
-    schedule: Literal["halving", "cosine"] = Field(
-        default="halving",
-        description='how the step gets smaller: "halving", the paper\'s, or along a quarter of a '
-        '"cosine" over all iterations',
-    )
-    distance: Literal["cosine", "l2", "whitened"] = Field(
-        default="cosine",
-        description='of gradients; the authors take "l2" for batches, "whitened" is that of '
-        "ctc-matching",
-    )
-    fidelity: Literal["paper", "authors"] = Field(
-        default="paper", description="vectors drawn an iteration: `samples`, or one less"
-    )
+    samples: int = Field(default=128, ge=2, le=4096)
+    """Vectors an iteration tries."""
+
+    step: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    """Length of a vector that is added, at first."""
+
+    smallest: float = Field(default=0.125, gt=0)
+    """Length at which the search ends."""
+
+    patience: int = Field(default=2500, ge=1)
+    """Iterations after which progress is asked."""
+
+    fall: float = Field(default=0.05, gt=0, lt=1)
+    """Share by which the distance must have fallen then."""
+
+    iterations: int = Field(default=50_000, ge=1)
+    """Iterations at most, a case."""
+
+    schedule: Literal["halving", "cosine"] = "halving"
+    """How the step gets smaller: "halving", the paper's, or along a quarter of a "cosine" over
+    all iterations."""
+
+    distance: Literal["cosine", "l2", "whitened"] = "cosine"
+    """Of gradients; the authors take "l2" for batches, "whitened" is that of ctc-matching."""
+
+    fidelity: Literal["paper", "authors"] = "paper"
+    """Vectors drawn an iteration: `samples`, or one less."""
 
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
         """Search; raises `ValueError` where the frames or the model are of another kind."""

@@ -59,7 +59,8 @@ class SpanDecoding(OfTranscripts):
         "for Large Language Models, NeurIPS 2024"
     )
 
-    beam: int = Field(default=8, ge=1, description="beginnings that are followed, at most")
+    beam: int = Field(default=8, ge=1)
+    """Beginnings that are followed, at most."""
 
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
         """Decode; raises `ValueError` where the decoder is too narrow for so many labels."""

@@ -63,33 +63,38 @@ class SpeakerInference(Adversary):
         "Counter It, ICASSP 2022, section 3.2"
     )
 
-    inputs_from: Source = Field(
-        default="first-frames", description="another adversary by name, which claims the frames"
-    )
-    encoder: str | None = Field(
-        default=None,
-        description="folder of an encoder that benchmarks/train_speakers.py wrote; left out: one "
-        "is trained on the auxiliary utterances, as the settings below say",
-    )
-    enrolment: int = Field(
-        default=5, ge=1, description="public utterances of a speaker to compare with, at most"
-    )
+    inputs_from: Source = "first-frames"
+    """Another adversary by name, which claims the frames."""
+
+    encoder: str | None = None
+    """Folder of an encoder that benchmarks/train_speakers.py wrote; left out: one is trained
+    on the auxiliary utterances, as the settings below say."""
+
+    enrolment: int = Field(default=5, ge=1)
+    """Public utterances of a speaker to compare with, at most."""
+
     widths: tuple[Annotated[int, Field(ge=1, le=4096)], ...] = Field(
-        default=(16, 32, 64, 128),
-        min_length=1,
-        max_length=8,
-        description="channels of the encoder's stages, each of which halves the frames",
+        default=(16, 32, 64, 128), min_length=1, max_length=8
     )
-    blocks: int = Field(default=1, ge=0, le=16, description="residual blocks a stage")
-    embedding: int = Field(default=128, ge=2, le=8192, description="values of an embedding")
-    margin: float = Field(
-        default=0.1, ge=0, le=2, description="cosine by which triplets are to be apart"
-    )
-    steps: int = Field(default=300, ge=2, description="training steps")
-    lr: float = Field(default=0.003, gt=0, description="highest learning rate of the training")
-    longest: int = Field(
-        default=100, ge=1, description="frames of an utterance in one training step, at most"
-    )
+    """Channels of the encoder's stages, each of which halves the frames."""
+
+    blocks: int = Field(default=1, ge=0, le=16)
+    """Residual blocks a stage."""
+
+    embedding: int = Field(default=128, ge=2, le=8192)
+    """Values of an embedding."""
+
+    margin: float = Field(default=0.1, ge=0, le=2)
+    """Cosine by which triplets are to be apart."""
+
+    steps: int = Field(default=300, ge=2)
+    """Training steps."""
+
+    lr: float = Field(default=0.003, gt=0)
+    """Highest learning rate of the training."""
+
+    longest: int = Field(default=100, ge=1)
+    """Frames of an utterance in one training step, at most."""
 
     @field_validator("inputs_from")
     @classmethod

@@ -59,32 +59,22 @@ class DAGER(Adversary):
         "Petrov et al., DAGER: Exact Gradient Inversion for Large Language Models, NeurIPS 2024"
     )
 
-    tolerance: float = Field(
-        default=1e-4,
-        gt=0,
-        lt=1,
-        description="share of its norm that a token's embedding may have off the first span; "
-        "raised while too few pass; with noise, what stands out among all tokens counts as well",
-    )
-    threshold: float = Field(
-        default=3e-3,
-        gt=0,
-        lt=1,
-        description="the same for what a sentence makes of it, off the later span",
-    )
-    check: Literal["first-block", "second-block"] = Field(
-        default="first-block",
-        description='the later span: of the first layer behind the attention, or "second-block": '
-        "of the next query projection, as in the paper",
-    )
-    combinations: int = Field(
-        default=1024,
-        ge=1,
-        description="sentences of a length up to which an encoder's are all tried",
-    )
-    starts: int = Field(
-        default=200, ge=0, description="random sentences of each length, where they are more"
-    )
+    tolerance: float = Field(default=1e-4, gt=0, lt=1)
+    """Share of its norm that a token's embedding may have off the first span; raised while too
+    few pass; with noise, what stands out among all tokens counts as well."""
+
+    threshold: float = Field(default=3e-3, gt=0, lt=1)
+    """The same for what a sentence makes of it, off the later span."""
+
+    check: Literal["first-block", "second-block"] = "first-block"
+    """The later span: of the first layer behind the attention, or "second-block": of the next
+    query projection, as in the paper."""
+
+    combinations: int = Field(default=1024, ge=1)
+    """Sentences of a length up to which an encoder's are all tried."""
+
+    starts: int = Field(default=200, ge=0)
+    """Random sentences of each length, where they are more."""
 
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
         """Search; raises `ValueError` where the gradient spans everything, or is another kind's."""

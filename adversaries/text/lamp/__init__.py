@@ -55,48 +55,52 @@ class LAMP(TextMatching):
         "NeurIPS 2022"
     )
 
-    steps: int = Field(default=2000, ge=1, description="continuous steps a start")
-    lr: float = Field(default=0.01, gt=0, description="first step length")
-    decay: float = Field(
-        default=0.89, gt=0, le=1, description="factor of the step length, every 50 steps"
-    )
-    distance: Literal["cosine", "l1+l2", "l2"] = Field(
-        default="cosine", description="between gradients: mean of 1 - cosine, TAG's, or DLG's"
-    )
-    l1: float = Field(default=0.01, ge=0, description='weight of the L1 norm in "l1+l2"')
-    norm_weight: float | None = Field(
-        default=None, ge=0, description="weight of the regulariser; 1 for cosine, else 25"
-    )
-    prior: str = Field(
-        default=NGRAM,
-        description='language prior: "n-gram", fitted on the public texts, a folder with a causal '
-        'language model, or "hub:NAME"',
-    )
-    prior_weight: float | None = Field(
-        default=None,
-        ge=0,
-        description="weight of its negative log-likelihood a token; 0.2 for cosine, else 60",
-    )
-    discrete: Literal["alternating", "end", "none"] = Field(
-        default="alternating",
-        description='when tokens are reordered: between continuous steps, as often at the "end", '
-        "or never",
-    )
-    continuous: int = Field(default=75, ge=1, description="continuous steps a discrete one")
-    candidates: int = Field(default=200, ge=1, description="reorderings a discrete step")
-    starts: int = Field(default=500, ge=1, description="random points; the best is the start")
-    permutations: int = Field(
-        default=500, ge=0, description="orders of its embeddings that are tried in turn"
-    )
-    polish: int = Field(
-        default=0,
-        ge=0,
-        description="rounds at the end in which the claimed tokens are reordered by the gradient "
-        "of their own embeddings alone; not in the paper",
-    )
-    fidelity: Literal["paper", "authors"] = Field(
-        default="authors", description="where the authors' code differs, as above"
-    )
+    steps: int = Field(default=2000, ge=1)
+    """Continuous steps a start."""
+
+    lr: float = Field(default=0.01, gt=0)
+    """First step length."""
+
+    decay: float = Field(default=0.89, gt=0, le=1)
+    """Factor of the step length, every 50 steps."""
+
+    distance: Literal["cosine", "l1+l2", "l2"] = "cosine"
+    """Between gradients: mean of 1 - cosine, TAG's, or DLG's."""
+
+    l1: float = Field(default=0.01, ge=0)
+    """Weight of the L1 norm in "l1+l2"."""
+
+    norm_weight: float | None = Field(default=None, ge=0)
+    """Weight of the regulariser; 1 for cosine, else 25."""
+
+    prior: str = NGRAM
+    """Language prior: "n-gram", fitted on the public texts, a folder with a causal language
+    model, or "hub:NAME"."""
+
+    prior_weight: float | None = Field(default=None, ge=0)
+    """Weight of its negative log-likelihood a token; 0.2 for cosine, else 60."""
+
+    discrete: Literal["alternating", "end", "none"] = "alternating"
+    """When tokens are reordered: between continuous steps, as often at the "end", or never."""
+
+    continuous: int = Field(default=75, ge=1)
+    """Continuous steps a discrete one."""
+
+    candidates: int = Field(default=200, ge=1)
+    """Reorderings a discrete step."""
+
+    starts: int = Field(default=500, ge=1)
+    """Random points; the best is the start."""
+
+    permutations: int = Field(default=500, ge=0)
+    """Orders of its embeddings that are tried in turn."""
+
+    polish: int = Field(default=0, ge=0)
+    """Rounds at the end in which the claimed tokens are reordered by the gradient of their own
+    embeddings alone; not in the paper."""
+
+    fidelity: Literal["paper", "authors"] = "authors"
+    """Where the authors' code differs, as above."""
 
     @property
     def ends(self) -> bool:

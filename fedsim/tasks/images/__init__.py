@@ -54,37 +54,30 @@ class Images(Partitioned):
         "hub:OWNER/SET[/CONFIG]": "A data set of the Hugging Face Hub with images and labels",
     }
 
-    data: str = Field(
-        default="digits",
-        min_length=1,
-        description='"digits", the stem of an npz under --data, or "hub:OWNER/SET[/CONFIG]"',
-    )
-    size: int | None = Field(
-        default=None, ge=4, le=1024, description="height and width in pixels to resize images to"
-    )
-    train_examples: int | None = Field(
-        default=None, ge=2, description="use so many training examples, drawn by the seed"
-    )
-    auxiliary_from: Literal["train", "test"] = Field(
-        default="train",
-        description='split that auxiliary examples are taken from; "test": that share of the test '
-        "examples, which no evaluation uses then",
-    )
-    partition: Annotated[SerializeAsAny[Partition], BeforeValidator(as_partition)] = Field(
-        default=Iid(), description='how data is cut, such as {kind = "dirichlet", alpha = 0.5}'
-    )
-    composition: Composition = Field(
-        default="natural", description="how a client's batches are composed of its examples"
-    )
-    model: Annotated[SerializeAsAny[Architecture], BeforeValidator(as_architecture)] = Field(
-        default=CNN(), description="a name, or a table with a name and the model's settings"
-    )
+    data: str = Field(default="digits", min_length=1)
+    """ "digits", the stem of an npz under --data, or "hub:OWNER/SET[/CONFIG]"."""
 
-    classes: int | None = Field(
-        default=None,
-        ge=2,
-        description="outputs of the model, where they are more than the data's labels",
-    )
+    size: int | None = Field(default=None, ge=4, le=1024)
+    """Height and width in pixels to resize images to."""
+
+    train_examples: int | None = Field(default=None, ge=2)
+    """Use so many training examples, drawn by the seed."""
+
+    auxiliary_from: Literal["train", "test"] = "train"
+    """Split that auxiliary examples are taken from; "test": that share of the test examples,
+    which no evaluation uses then."""
+
+    partition: Annotated[SerializeAsAny[Partition], BeforeValidator(as_partition)] = Iid()
+    """How data is cut, such as {kind = "dirichlet", alpha = 0.5}."""
+
+    composition: Composition = "natural"
+    """How a client's batches are composed of its examples."""
+
+    model: Annotated[SerializeAsAny[Architecture], BeforeValidator(as_architecture)] = CNN()
+    """a name, or a table with a name and the model's settings."""
+
+    classes: int | None = Field(default=None, ge=2)
+    """Outputs of the model, where they are more than the data's labels."""
 
     # --- data -------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 from torch import nn
 
 __all__ = ["Architecture"]
@@ -15,13 +15,13 @@ class Architecture(BaseModel, ABC):
     logits of shape (B, classes).
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    name: str = Field(description="name under which a scenario asks for it")
-    head: str | None = Field(
-        default=None,
-        description="name of the final linear layer; found by itself unless there are several",
-    )
+    name: str
+    """Name under which a scenario asks for it."""
+
+    head: str | None = None
+    """Name of the final linear layer; found by itself unless there are several."""
 
     @abstractmethod
     def build(self, shape: tuple[int, int, int], classes: int) -> nn.Module:

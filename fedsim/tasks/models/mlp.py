@@ -36,12 +36,11 @@ class MLP(Architecture):
     """
 
     name: str = "mlp"
-    hidden: tuple[Annotated[int, Field(ge=1)], ...] = Field(
-        default=(256,), min_length=1, description="units of each hidden layer, from the input on"
-    )
-    activation: Literal["relu", "sigmoid"] = Field(
-        default="relu", description="sigmoid is twice differentiable everywhere"
-    )
+    hidden: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(256,), min_length=1)
+    """Units of each hidden layer, from the input on."""
+
+    activation: Literal["relu", "sigmoid"] = "relu"
+    """Sigmoid is twice differentiable everywhere."""
 
     def build(self, shape: tuple[int, int, int], classes: int) -> nn.Module:
         """Build the network for images of any height and width."""

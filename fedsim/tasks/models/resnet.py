@@ -2,7 +2,6 @@
 
 from typing import Literal
 
-from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -66,12 +65,11 @@ class ResNet(Architecture):
     """
 
     name: Literal["resnet20", "resnet56"] = "resnet20"
-    activation: Literal["relu", "sigmoid"] = Field(
-        default="relu", description="sigmoid is twice differentiable everywhere"
-    )
-    strides: bool = Field(
-        default=True, description="halve height and width between stages, as the paper does"
-    )
+    activation: Literal["relu", "sigmoid"] = "relu"
+    """Sigmoid is twice differentiable everywhere."""
+
+    strides: bool = True
+    """Halve height and width between stages, as the paper does."""
 
     def build(self, shape: tuple[int, int, int], classes: int) -> nn.Module:
         """Build the network for images of any height and width."""

@@ -27,22 +27,25 @@ class Features(BaseModel):
     The defaults are those of Dang et al. (HFGM, 2021): 26 MFCC, windows of 32 ms every 20 ms.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    kind: Literal["mfcc", "log-mel"] = Field(
-        default="mfcc", description='"mfcc": cepstral coefficients; "log-mel": log energies'
-    )
-    size: int = Field(default=26, ge=2, le=128, description="values a frame")
-    window: int = Field(default=512, ge=64, le=4096, description="samples a frame, at 16 kHz")
-    stride: int = Field(default=320, ge=16, le=4096, description="samples from frame to frame")
-    normalised: bool = Field(
-        default=True, description="each value to mean 0 and variance 1 over its utterance"
-    )
-    trim: float | None = Field(
-        default=None,
-        gt=0,
-        description="cut off both ends what is so many dB below the loudest stretch of 20 ms",
-    )
+    kind: Literal["mfcc", "log-mel"] = "mfcc"
+    """ "mfcc": cepstral coefficients; "log-mel": log energies."""
+
+    size: int = Field(default=26, ge=2, le=128)
+    """Values a frame."""
+
+    window: int = Field(default=512, ge=64, le=4096)
+    """Samples a frame, at 16 kHz."""
+
+    stride: int = Field(default=320, ge=16, le=4096)
+    """Samples from frame to frame."""
+
+    normalised: bool = True
+    """Each value to mean 0 and variance 1 over its utterance."""
+
+    trim: float | None = Field(default=None, gt=0)
+    """Cut off both ends what is so many dB below the loudest stretch of 20 ms."""
 
     @property
     def bands(self) -> int:

@@ -26,65 +26,55 @@ _PARTITION = BeforeValidator(partial(as_partition, kinds=_KINDS))
 class SpeechSettings(Partitioned):
     """Fields of the speech task; they are those of a scenario's `task` table."""
 
-    data: str = Field(
-        default="voices",
-        min_length=1,
-        description='"voices" (synthetic), a csv, a folder in the layout of LibriSpeech, or '
-        '"speech-commands", under --data, or "hub:OWNER/SET[/CONFIG]"',
-    )
-    text: str = Field(
-        default="sentences",
-        min_length=1,
-        description='what word pieces are learned from, and voices read: "sentences" (embedded), '
-        "or a text file or a folder of them under --data",
-    )
-    vocabulary: int = Field(
-        default=256,
-        ge=32,
-        le=65_536,
-        description="word pieces, the end of a sequence included; characters are always 29",
-    )
-    features: Features = Field(default=Features(), description="how sound becomes frames")
-    speakers: int | None = Field(default=None, ge=1, description="use so many speakers; voices: 20")
-    utterances: int | None = Field(
-        default=None, ge=1, description="use so many of each speaker; voices: 12"
-    )
-    longest: int | None = Field(
-        default=None, ge=1, description="use transcripts of so many characters at most; voices: 60"
-    )
-    per_length: int | None = Field(
-        default=None, ge=1, description="use at most so many transcripts of each length"
-    )
-    seconds: tuple[PositiveFloat, PositiveFloat] | None = Field(
-        default=None, description="use utterances that last from so many seconds to so many"
-    )
-    cut: bool = Field(
-        default=False,
-        description="with seconds: cut longer utterances at pauses; what is said in a piece is "
-        "told by its share of the sound",
-    )
-    least_utterances: int | None = Field(
-        default=None,
-        ge=1,
-        description="of those chosen so far, leave out speakers who have fewer",
-    )
-    auxiliary_utterances: int | None = Field(
-        default=None,
-        ge=1,
-        description="so many of each speaker are held by no client, instead of a share of all",
-    )
-    auxiliary_speakers: int | None = Field(
-        default=None,
-        ge=1,
-        description="those held by no client are of so many speakers alone, drawn by the seed",
-    )
+    data: str = Field(default="voices", min_length=1)
+    """ "voices" (synthetic), a csv, a folder in the layout of LibriSpeech, or
+    "speech-commands", under --data, or "hub:OWNER/SET[/CONFIG]"."""
+
+    text: str = Field(default="sentences", min_length=1)
+    """What word pieces are learned from, and voices read: "sentences" (embedded), or a text
+    file or a folder of them under --data."""
+
+    vocabulary: int = Field(default=256, ge=32, le=65_536)
+    """Word pieces, the end of a sequence included; characters are always 29."""
+
+    features: Features = Features()
+    """How sound becomes frames."""
+
+    speakers: int | None = Field(default=None, ge=1)
+    """Use so many speakers; voices: 20."""
+
+    utterances: int | None = Field(default=None, ge=1)
+    """Use so many of each speaker; voices: 12."""
+
+    longest: int | None = Field(default=None, ge=1)
+    """Use transcripts of so many characters at most; voices: 60."""
+
+    per_length: int | None = Field(default=None, ge=1)
+    """Use at most so many transcripts of each length."""
+
+    seconds: tuple[PositiveFloat, PositiveFloat] | None = None
+    """Use utterances that last from so many seconds to so many."""
+
+    cut: bool = False
+    """With seconds: cut longer utterances at pauses; what is said in a piece is told by its
+    share of the sound."""
+
+    least_utterances: int | None = Field(default=None, ge=1)
+    """Of those chosen so far, leave out speakers who have fewer."""
+
+    auxiliary_utterances: int | None = Field(default=None, ge=1)
+    """So many of each speaker are held by no client, instead of a share of all."""
+
+    auxiliary_speakers: int | None = Field(default=None, ge=1)
+    """Those held by no client are of so many speakers alone, drawn by the seed."""
+
     partition: Annotated[
         SerializeAsAny[Partition], BeforeValidator(partial(as_partition, kinds=_KINDS))
-    ] = Field(default=Whole(), description='how data is cut: "speaker", or any of the images task')
-    model: Annotated[SerializeAsAny[Recogniser], BeforeValidator(as_recogniser)] = Field(
-        default=LAS(),
-        description="a name, or a table with a name and the recogniser's settings",
-    )
+    ] = Whole()
+    """How data is cut: "speaker", or any of the images task."""
+
+    model: Annotated[SerializeAsAny[Recogniser], BeforeValidator(as_recogniser)] = LAS()
+    """a name, or a table with a name and the recogniser's settings."""
 
     @model_validator(mode="after")
     def _cuts_to_a_length(self) -> Self:

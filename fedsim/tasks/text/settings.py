@@ -25,51 +25,52 @@ _PARTITION = BeforeValidator(partial(as_partition, kinds={"sender": Whole, **PAR
 class TextSettings(Partitioned):
     """Fields of the text task; they are those of a scenario's `task` table."""
 
-    data: str = Field(
-        default=MESSAGES,
-        min_length=1,
-        description='"messages" (embedded), a jsonl, csv or tsv under --data, or '
-        '"hub:OWNER/SET[/CONFIG]"',
+    data: str = Field(default=MESSAGES, min_length=1)
+    """ "messages" (embedded), a jsonl, csv or tsv under --data, or "hub:OWNER/SET[/CONFIG]"."""
+
+    test_data: str | None = None
+    """Another table under --data, whose rows are the test split."""
+
+    text_column: str | None = None
+    """Column of texts, if unusual."""
+
+    label_column: str | None = None
+    """Column of labels, if unusual."""
+
+    public: str | None = None
+    """Texts that everybody knows, for a learned tokenizer, guesses and the PRIOR knowledge:
+    "messages" (embedded), or a text file or a folder of them under --data; by default the
+    embedded ones for data = "messages", else those of the auxiliary examples."""
+
+    task: Aim = "classification"
+    """What the model is trained for."""
+
+    masked: float = Field(default=0.15, gt=0, lt=1)
+    """Share of a text's tokens that masked-lm masks."""
+
+    parameters: Parameters = "all"
+    """What is trained and sent: "all"; "no-embeddings": all but the word embeddings; "lamp":
+    also without positional embeddings and biases of blocks."""
+
+    dropout: bool = False
+    """Train with the model's own dropout."""
+
+    model: Annotated[SerializeAsAny[Language], BeforeValidator(as_language)] = Language(
+        config="bert", settings=SMALL
     )
-    test_data: str | None = Field(
-        default=None, description="another table under --data, whose rows are the test split"
-    )
-    text_column: str | None = Field(default=None, description="column of texts, if unusual")
-    label_column: str | None = Field(default=None, description="column of labels, if unusual")
-    public: str | None = Field(
-        default=None,
-        description="texts that everybody knows, for a learned tokenizer, guesses and the PRIOR "
-        'knowledge: "messages" (embedded), or a text file or a folder of them under --data; by '
-        'default the embedded ones for data = "messages", else those of the auxiliary examples',
-    )
-    task: Aim = Field(default="classification", description="what the model is trained for")
-    masked: float = Field(
-        default=0.15, gt=0, lt=1, description="share of a text's tokens that masked-lm masks"
-    )
-    parameters: Parameters = Field(
-        default="all",
-        description='what is trained and sent: "all"; "no-embeddings": all but the word '
-        'embeddings; "lamp": also without positional embeddings and biases of blocks',
-    )
-    dropout: bool = Field(default=False, description="train with the model's own dropout")
-    model: Annotated[SerializeAsAny[Language], BeforeValidator(as_language)] = Field(
-        default=Language(config="bert", settings=SMALL),
-        description="a model of transformers: hub:NAME, or a table with a config and its settings",
-    )
-    vocabulary: int = Field(
-        default=1000, ge=128, le=65_536, description="word pieces of a learned tokenizer"
-    )
-    longest: int | None = Field(
-        default=None,
-        ge=1,
-        description="use texts of so many tokens at most, those around a text included",
-    )
-    train_examples: int | None = Field(
-        default=None, ge=2, description="use so many training examples, drawn by the seed"
-    )
-    partition: Annotated[SerializeAsAny[Partition], _PARTITION] = Field(
-        default=Iid(), description='how data is cut: "sender", or any of the images task'
-    )
-    composition: Composition = Field(
-        default="natural", description="how a client's batches are composed of its examples"
-    )
+    """a model of transformers: hub:NAME, or a table with a config and its settings."""
+
+    vocabulary: int = Field(default=1000, ge=128, le=65_536)
+    """Word pieces of a learned tokenizer."""
+
+    longest: int | None = Field(default=None, ge=1)
+    """Use texts of so many tokens at most, those around a text included."""
+
+    train_examples: int | None = Field(default=None, ge=2)
+    """Use so many training examples, drawn by the seed."""
+
+    partition: Annotated[SerializeAsAny[Partition], _PARTITION] = Iid()
+    """How data is cut: "sender", or any of the images task."""
+
+    composition: Composition = "natural"
+    """How a client's batches are composed of its examples."""

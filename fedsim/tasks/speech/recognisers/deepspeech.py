@@ -101,30 +101,23 @@ class DeepSpeech(Recogniser):
     reduction: ClassVar[Reduction] = "example"
 
     name: str = "deepspeech"
-    context: int = Field(
-        default=9, ge=0, le=50, description="frames on each side that the first layer sees"
-    )
-    hidden: int = Field(
-        default=128, ge=1, description="units of each fully connected layer; HFGM has 2,048"
-    )
-    recurrent: int = Field(
-        default=128, ge=1, description="units of the LSTM, in each direction; HFGM has 2,048"
-    )
-    bidirectional: bool = Field(
-        default=False, description="an LSTM each way; HFGM's text says so, its authors' code not"
-    )
-    dropout: float = Field(
-        default=0.0,
-        ge=0,
-        lt=1,
-        description="share of the fully connected units that are dropped while training",
-    )
-    beam: int = Field(
-        default=1,
-        ge=1,
-        le=1024,
-        description="hypotheses kept while transcribing; 1: the likeliest label of every frame",
-    )
+    context: int = Field(default=9, ge=0, le=50)
+    """Frames on each side that the first layer sees."""
+
+    hidden: int = Field(default=128, ge=1)
+    """Units of each fully connected layer; HFGM has 2,048."""
+
+    recurrent: int = Field(default=128, ge=1)
+    """Units of the LSTM, in each direction; HFGM has 2,048."""
+
+    bidirectional: bool = False
+    """An LSTM each way; HFGM's text says so, its authors' code not."""
+
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the fully connected units that are dropped while training."""
+
+    beam: int = Field(default=1, ge=1, le=1024)
+    """Hypotheses kept while transcribing; 1: the likeliest label of every frame."""
 
     def build(self, features: int, vocabulary: int) -> DeepSpeechNetwork:
         """A new model with Xavier-uniform fully connected layers.

@@ -213,21 +213,26 @@ class LAS(Recogniser):
     reduction: ClassVar[Reduction] = "token"
 
     name: str = "las"
-    encoder: int = Field(
-        default=64,
-        ge=1,
-        description="units of each encoder layer and direction; a context vector is twice as long",
-    )
-    pyramid: int = Field(
-        default=2, ge=0, le=6, description="encoder layers that halve the number of frames"
-    )
-    attention: int = Field(default=64, ge=1, description="length of queries and keys")
-    embedding: int = Field(default=64, ge=1, description="length of a word piece's embedding")
-    decoder: int = Field(default=128, ge=1, description="units of each decoder layer")
-    decoder_layers: int = Field(default=1, ge=1, le=4, description="layers of the decoder")
-    projection: int = Field(
-        default=128, ge=1, description="values that the head takes; RLG's authors have 3,072"
-    )
+    encoder: int = Field(default=64, ge=1)
+    """Units of each encoder layer and direction; a context vector is twice as long."""
+
+    pyramid: int = Field(default=2, ge=0, le=6)
+    """Encoder layers that halve the number of frames."""
+
+    attention: int = Field(default=64, ge=1)
+    """Length of queries and keys."""
+
+    embedding: int = Field(default=64, ge=1)
+    """Length of a word piece's embedding."""
+
+    decoder: int = Field(default=128, ge=1)
+    """Units of each decoder layer."""
+
+    decoder_layers: int = Field(default=1, ge=1, le=4)
+    """Layers of the decoder."""
+
+    projection: int = Field(default=128, ge=1)
+    """Values that the head takes; RLG's authors have 3,072."""
 
     def build(self, features: int, vocabulary: int) -> ListenAttendSpell:
         """A new model, its weights from U(-0.1, 0.1)."""

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from typing import ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
 from fedsim.records import Reduction
@@ -24,7 +24,7 @@ class Recogniser(BaseModel, ABC):
     scalar; a plain function that holds no reference to anything. reduction: what it is a mean over.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     units: ClassVar[Literal["wordpieces", "characters"]]
     head: ClassVar[str]
@@ -32,7 +32,8 @@ class Recogniser(BaseModel, ABC):
     loss: ClassVar[Loss]
     reduction: ClassVar[Reduction]
 
-    name: str = Field(description="name under which a scenario asks for it")
+    name: str
+    """Name under which a scenario asks for it."""
 
     @abstractmethod
     def build(self, features: int, vocabulary: int) -> nn.Module:

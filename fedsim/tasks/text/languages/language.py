@@ -3,7 +3,6 @@
 import re
 from typing import Any, Literal
 
-from pydantic import Field
 from torch import Tensor, nn, no_grad, tensor
 
 from fedsim import libraries
@@ -34,15 +33,12 @@ class Language(OfTransformers):
     what = "a language model"
     examples = ("bert", "distilbert", "roberta", "gpt2")
 
-    tokenizer: str | None = Field(
-        default=None,
-        description='"learned" from public text, a folder as of config, or "hub:NAME"; by default '
-        "the stored model's own, and a learned one for random weights of a model type",
-    )
-    head: str | None = Field(
-        default=None,
-        description="name of the final linear layer; found by itself unless there are several",
-    )
+    tokenizer: str | None = None
+    """ "learned" from public text, a folder as of config, or "hub:NAME"; by default the stored
+    model's own, and a learned one for random weights of a model type."""
+
+    head: str | None = None
+    """Name of the final linear layer; found by itself unless there are several."""
 
     @property
     def _learns(self) -> bool:
