@@ -7,38 +7,32 @@ from fedsim.moved import redirect
 
 __version__ = "0.1.0"
 
-# Every public name and the module it lives in. They load when first used, so that importing
-# fedsim costs nothing, and needs Flower or Ray only where a name does.
+# The public names of each module. A module is loaded when one of its names is first used, so that
+# importing fedsim is cheap and needs neither Flower nor Ray.
 _HOMES = {
-    "Adversary": "adversary",
-    "Batch": "records",
-    "ClientState": "defense",
-    "Defense": "defense",
-    "Exposure": "defense",
-    "FedSGD": "federation.strategies",
-    "FedsimError": "errors",
-    "Finding": "records",
-    "HonestButCurious": "federation.server",
-    "Interception": "records",
-    "Job": "adversary",
-    "Knowledge": "knowledge",
-    "MeanGradient": "defense",
-    "NotGranted": "errors",
-    "Observation": "records",
-    "Plugin": "plugin",
-    "Reconstruction": "records",
-    "Scenario": "scenario",
-    "Spec": "spec",
-    "Task": "task",
-    "ThreatModel": "threat",
-    "Training": "defense",
-    "Truth": "records",
-    "Update": "records",
-    "VictimModel": "victim",
-    "defend": "federation.client",
-    "simulate": "engine.simulate",
-    "write_report": "report",
+    name: module
+    for module, names in {
+        "adversary": "Adversary Job",
+        "defense": "ClientState Defense Exposure MeanGradient Training",
+        "engine.simulate": "simulate",
+        "errors": "FedsimError NotGranted",
+        "federation.client": "defend",
+        "federation.server": "HonestButCurious",
+        "federation.strategies": "FedSGD",
+        "knowledge": "Knowledge",
+        "plugin": "Plugin",
+        "records": "Batch Finding Interception Observation Reconstruction Truth Update",
+        "report": "write_report",
+        "scenario": "Scenario",
+        "spec": "Spec",
+        "task": "Task",
+        "threat": "ThreatModel",
+        "victim": "VictimModel",
+    }.items()
+    for name in names.split()
 }
+
+__all__ = sorted([*_HOMES, "__version__"])
 
 _MODULES = frozenset(home for home in _HOMES.values() if "." not in home) | {
     *("gradients", "metrics", "priors", "privacy", "seeds", "testing"),
@@ -48,25 +42,16 @@ redirect(
     {
         f"fedsim.{old}": f"fedsim.{new}.{old}"
         for new, names in {
-            "attacking": ("attack", "campaign"),
-            "cli": ("display",),
-            "engine": ("app", "preflight"),
-            "federation": (
-                "checkpoint",
-                "client",
-                "grid",
-                "mods",
-                "secure",
-                "secure.client",
-                "secure.grid",
-                "server",
-                "strategies",
-            ),
-            "runs": ("ledger", "tape"),
-            "scenario": ("paper", "settings"),
-            "training": ("local",),
+            "attacking": "attack campaign",
+            "cli": "display",
+            "engine": "app preflight",
+            "federation": "checkpoint client grid mods secure secure.client secure.grid server "
+            "strategies",
+            "runs": "ledger tape",
+            "scenario": "paper settings",
+            "training": "local",
         }.items()
-        for old in names
+        for old in names.split()
     }
     | {
         "fedsim.conformance": "fedsim.testing.contract",
@@ -82,38 +67,6 @@ redirect(
     }
 )
 
-__all__ = [
-    "Adversary",
-    "Batch",
-    "ClientState",
-    "Defense",
-    "Exposure",
-    "FedSGD",
-    "FedsimError",
-    "Finding",
-    "HonestButCurious",
-    "Interception",
-    "Job",
-    "Knowledge",
-    "MeanGradient",
-    "NotGranted",
-    "Observation",
-    "Plugin",
-    "Reconstruction",
-    "Scenario",
-    "Spec",
-    "Task",
-    "ThreatModel",
-    "Training",
-    "Truth",
-    "Update",
-    "VictimModel",
-    "__version__",
-    "defend",
-    "simulate",
-    "write_report",
-]
-
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
@@ -124,4 +77,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__
