@@ -12,8 +12,12 @@ from fedsim.scenario.paper import Paper
 
 __all__ = ["GROWING", "Figure", "Part", "choose", "figures"]
 
-GROWING = frozenset({"sweep"})
-"""Keys of a scenario that may change between two calls: points are told apart by their names."""
+GROWING = frozenset({"sweep", "victims"})
+"""Keys that may change between two calls, in any table of the scenario.
+
+The points of a sweep are told apart by their names, and how many clients are attacked changes
+nothing that is found of any one of them.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,8 +61,8 @@ class Ledger:
     ) -> "Ledger":
         """Make the folder, or with `resume` take up an existing one; raises `RunFolderError`.
 
-        growing: keys of the scenario that may differ from what the folder began with, such as
-        "sweep", whose points are told apart by their names.
+        growing: keys of any table of the scenario that may differ from what the folder began with,
+        such as "sweep", whose points are told apart by their names.
         """
         ledger = cls(folder)
         if "\0" in str(folder):
@@ -127,12 +127,10 @@ class Ledger:
         with contextlib.suppress(FedsimError):  # keys that are newer than the run have defaults
             before = tomllib.loads(Scenario.parse(before).to_toml())
         before, now = (
-            provenance.results(before),
-            provenance.results(tomllib.loads(scenario.to_toml())),
+            _without(growing, provenance.results(table))
+            for table in (before, tomllib.loads(scenario.to_toml()))
         )
-        if differing := sorted(
-            key for key in {*before, *now} - {*growing} if before.get(key) != now.get(key)
-        ):
+        if differing := sorted(key for key in {*before, *now} if before.get(key) != now.get(key)):
             raise RunFolderError(
                 f"{self.folder} was run with another scenario than this one, which differs in "
                 f"{', '.join(differing)}; resume it with the same scenario and --set options, or "
@@ -313,6 +311,13 @@ class Ledger:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(partial, path)
+
+
+def _without(keys: Collection[str], value: Any) -> Any:
+    """A table without these keys, nor those of the tables in it."""
+    if isinstance(value, dict):
+        return {key: _without(keys, one) for key, one in value.items() if key not in keys}
+    return [_without(keys, one) for one in value] if isinstance(value, list) else value
 
 
 def _not_writable(folder: Path, error: OSError) -> RunFolderError:

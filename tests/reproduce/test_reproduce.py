@@ -60,6 +60,21 @@ def test_ours_stands_beside_what_is_published(tmp_path, attacked):
     assert re.findall(r'(?:src|href)="(?!#|data:)[^"]*"', html) == []
 
 
+def test_further_seeds_may_attack_fewer_victims(tmp_path, attacked):
+    source, folder = toml(tmp_path), tmp_path / "out/test/tiny/smoke/tiny"
+    reproduce(source, tmp_path / "out", overrides=["training.clients=3", "paper.repetitions=1"])
+    before = rows(folder)
+    fewer = ["training.clients=3", "paper.repetitions=2", "threat.victims=1"]
+    markdown, _ = reproduce(source, tmp_path / "out", overrides=fewer)
+    after = rows(folder)
+    assert attacked == {1: 4, 4: 4}
+    assert [row for row in after if row["point"].startswith("seed=3,")] == before
+    assert len({row["victim"] for row in after if row["point"].startswith("seed=4,")}) == 1
+    for row in table(markdown.read_text(), "batch size"):
+        assert row[-1] == "4, 2 seeds"
+        assert "over victims of 2 networks" in row[1]
+
+
 def test_a_second_call_goes_on_where_the_first_was_interrupted(tmp_path, attacked, monkeypatch):
     source, out = toml(tmp_path), tmp_path / "out"
     plain, calls = LLG.reconstruct, []

@@ -7,6 +7,7 @@ from rich.console import Console
 
 from fedsim.cli.list import list_
 from fedsim.errors import ScenarioError
+from fedsim.report.intervals import FEWEST
 from fedsim.reproduce import choose, figures
 from fedsim.reproduce.cells import places, series
 from fedsim.reproduce.console import listing
@@ -36,6 +37,14 @@ def test_every_shipped_statement_speaks_of_a_series_and_a_place(name, scale):
             for one in value if isinstance(value, list) else [value]:
                 alone = said.model_copy(update={"at": {paper.x: one}})
                 assert any(speaks_of(alone, place, paper.x) for place in there), one
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("scale", ["smoke", "paper"])
+def test_every_shipped_figure_has_an_interval_over_seeds(name, scale):
+    paper = Scenario.load(f"papers/{name}", scale=scale).paper
+    assert paper is not None
+    assert paper.repetitions >= FEWEST == 3
 
 
 def test_a_figure_has_a_file_in_the_folder_of_its_paper_and_two_names():
