@@ -2,7 +2,6 @@
 
 import importlib.util
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -13,30 +12,43 @@ from fedsim import libraries
 from fedsim.errors import DataError, did_you_mean
 from fedsim.libraries import HUB, brief, quiet
 
-__all__ = ["PACKAGE", "ModelSource", "OfTransformers", "located"]
+__all__ = ["PACKAGE", "TransformersModel", "located"]
 
 PACKAGE = "package:"
 """Prefix of a folder inside an installed package: "package:NAME/FOLDER"."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelSource:
-    """Where a model's configuration and weights come from.
+class TransformersModel(BaseModel):
+    """Settings of a model that `transformers` builds."""
 
-    Attributes:
-        name: "transformers", or "hub:NAME".
-        config: With "transformers", a model type or a folder with config.json, which may be one of
-            an installed package ("package:NAME/FOLDER").
-        settings: Settings of the configuration, by name.
-        pretrained: Whether training starts from stored weights; None for wherever there are any.
-        examples: Model types that error messages suggest.
-    """
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    name: str
-    config: str | None
-    settings: Mapping[str, Any]
-    pretrained: bool | None
-    examples: tuple[str, ...]
+    what: ClassVar[str]
+    """The kind of model in error messages, such as "an image model"."""
+    examples: ClassVar[tuple[str, ...]]
+    """Model types that error messages suggest, the most likely first."""
+
+    name: str = Field(default="transformers", pattern=r"^(transformers|hub:[^/\s]+(/[^/\s]+)?)$")
+    """ "transformers", or "hub:NAME"."""
+
+    config: str | None = None
+    """a model type of transformers, or a folder that holds config.json; one of an installed
+    package is "package:NAME/FOLDER"."""
+
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the model's configuration, by name."""
+
+    pretrained: bool | None = None
+    """Start from stored weights; by default wherever there are any."""
+
+    @model_validator(mode="after")
+    def _has_a_source(self) -> Self:
+        if self.name.startswith(HUB) == (self.config is not None):
+            raise ValueError(
+                f"{self.what} is either 'hub:NAME', or 'transformers' with a config (a model type "
+                f"such as '{self.examples[0]}', or a folder)"
+            )
+        return self
 
     @property
     def label(self) -> str:
@@ -120,7 +132,7 @@ class ModelSource:
             raise DataError(f"{self.label} refuses its settings: {brief(error)}") from error
         return config
 
-    def model(self, auto: Any, config: Any) -> Any:
+    def create(self, auto: Any, config: Any) -> Any:
         """Build the model in float32.
 
         Attention is computed without fused kernels ("eager"), because these cannot be
@@ -164,44 +176,6 @@ class ModelSource:
                 "change its shape, or take random weights throughout: pretrained = false"
             )
         return model
-
-
-class OfTransformers(BaseModel):
-    """Settings of a model that `transformers` builds."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-    what: ClassVar[str]
-    """The kind of model in error messages, such as "an image model"."""
-    examples: ClassVar[tuple[str, ...]]
-    """Model types that error messages suggest, the most likely first."""
-
-    name: str = Field(default="transformers", pattern=r"^(transformers|hub:[^/\s]+(/[^/\s]+)?)$")
-    """ "transformers", or "hub:NAME"."""
-
-    config: str | None = None
-    """a model type of transformers, or a folder that holds config.json; one of an installed
-    package is "package:NAME/FOLDER"."""
-
-    settings: dict[str, Any] = Field(default_factory=dict)
-    """Settings of the model's configuration, by name."""
-
-    pretrained: bool | None = None
-    """Start from stored weights; by default wherever there are any."""
-
-    @model_validator(mode="after")
-    def _has_a_source(self) -> Self:
-        if self.name.startswith(HUB) == (self.config is not None):
-            raise ValueError(
-                f"{self.what} is either 'hub:NAME', or 'transformers' with a config (a model type "
-                f"such as '{self.examples[0]}', or a folder)"
-            )
-        return self
-
-    @property
-    def source(self) -> ModelSource:
-        """Where the model comes from."""
-        return ModelSource(self.name, self.config, self.settings, self.pretrained, self.examples)
 
 
 def located(config: str) -> str:

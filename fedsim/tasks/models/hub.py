@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from fedsim import libraries
 from fedsim.tasks.models.architecture import Architecture
-from fedsim.tasks.pretrained import OfTransformers
+from fedsim.tasks.pretrained import TransformersModel
 
 __all__ = ["Transformers"]
 
@@ -26,7 +26,7 @@ class _Logits(nn.Module):
         return logits
 
 
-class Transformers(OfTransformers, Architecture):
+class Transformers(TransformersModel, Architecture):
     """An image classifier of `transformers`.
 
     `model = "hub:microsoft/resnet-50"` downloads weights by name. `{name = "transformers", config =
@@ -47,8 +47,8 @@ class Transformers(OfTransformers, Architecture):
         """
         channels, height, width = shape
         side = height if height == width else [height, width]
-        config = self.source.configuration(
+        config = self.configuration(
             {"num_labels": classes}, {"num_channels": channels, "image_size": side}
         )
-        model = self.source.model(libraries.transformers().AutoModelForImageClassification, config)
+        model = self.create(libraries.transformers().AutoModelForImageClassification, config)
         return _Logits(model, getattr(config, "num_channels", channels))

@@ -5,7 +5,6 @@ import torch
 
 from fedsim import libraries
 from fedsim.errors import DataError
-from fedsim.tasks.pretrained import ModelSource
 from fedsim.tasks.text.languages.language import Language
 from fedsim.tasks.text.languages.tokenizers import learned
 from fedsim.tasks.text.messages import public_messages
@@ -30,9 +29,9 @@ def folder(tmp_path_factory, tokenizer):
 
 
 def built(folder, settings=None, pretrained=None, head="SequenceClassification"):
-    source = ModelSource("transformers", str(folder), settings or {}, pretrained, ("bert",))
+    model = Language(config=str(folder), settings=settings or {}, pretrained=pretrained)
     auto = getattr(libraries.transformers(), f"AutoModelFor{head}")
-    return source.model(auto, source.configuration({}, {}))
+    return model.create(auto, model.configuration({}, {}))
 
 
 @pytest.mark.parametrize("head", ["SequenceClassification", "MaskedLM"])

@@ -7,7 +7,7 @@ from torch import Tensor, nn, no_grad, tensor
 
 from fedsim import libraries
 from fedsim.errors import DataError, did_you_mean
-from fedsim.tasks.pretrained import OfTransformers
+from fedsim.tasks.pretrained import TransformersModel
 from fedsim.tasks.text.languages.losses import logits
 from fedsim.tasks.text.languages.tokenizers import learned, stored
 
@@ -21,7 +21,7 @@ SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
          "intermediate_size": 128}  # fmt: skip
 
 
-class Language(OfTransformers):
+class Language(TransformersModel):
     """A language model of `transformers` and its tokenizer.
 
     `model = "hub:prajjwal1/bert-tiny"` downloads weights by name; `{name = "transformers", config =
@@ -42,7 +42,12 @@ class Language(OfTransformers):
 
     @property
     def _learns(self) -> bool:
-        return self.tokenizer == LEARNED or (self.tokenizer is None and not self.source.stored)
+        return self.tokenizer == LEARNED or (self.tokenizer is None and not self.stored)
+
+    @property
+    def _own_tokenizer(self) -> str:
+        """Where the model's own tokenizer is stored."""
+        return self.place if self.local else self.name
 
     def read(self, public: tuple[str, ...], size: int) -> Any:
         """Load the tokenizer, or learn one.
@@ -55,11 +60,10 @@ class Language(OfTransformers):
             DataError: There is no tokenizer, or it is of the wrong kind.
         """
         if not self._learns:
-            own = self.source.place if self.source.local else self.name
-            return stored(self.tokenizer or own)
-        if self.source.stored and self.pretrained is not False:
+            return stored(self.tokenizer or self._own_tokenizer)
+        if self.stored and self.pretrained is not False:
             raise DataError(
-                f"{self.source.label} brings weights that were trained with its own tokenizer; "
+                f"{self.label} brings weights that were trained with its own tokenizer; "
                 'tokenizer = "learned" needs random ones: set pretrained = false'
             )
         return learned(public, size, self._encodes)
@@ -67,7 +71,7 @@ class Language(OfTransformers):
     @property
     def _encodes(self) -> bool:
         """Whether transformers has a masked language model of this type."""
-        config = self.source.configuration({}, {})
+        config = self.configuration({}, {})
         return type(config) in libraries.transformers().MODEL_FOR_MASKED_LM_MAPPING
 
     def build(self, tokenizer: Any, aim: Aim, classes: int, dropout: bool) -> nn.Module:
@@ -82,7 +86,7 @@ class Language(OfTransformers):
         Raises:
             DataError: The model is not found, or does not fit the tokenizer or the aim.
         """
-        source, library = self.source, libraries.transformers()
+        library = libraries.transformers()
         fitting: dict[str, Any] = {
             "vocab_size": len(tokenizer),
             "pad_token_id": padding(tokenizer),
@@ -90,22 +94,22 @@ class Language(OfTransformers):
             "eos_token_id": tokenizer.eos_token_id,
         }
         always: dict[str, Any] = {} if aim == "masked-lm" else {"num_labels": classes}
-        if self._learns and source.stored:
+        if self._learns and self.stored:
             always |= {key: fitting[key] for key in ("vocab_size", "pad_token_id")}
-        config = source.configuration(always, fitting)
+        config = self.configuration(always, fitting)
         if config.is_encoder_decoder:
             raise DataError(
-                f"{source.label} is an encoder-decoder; expected an encoder (bert, roberta, ...) "
+                f"{self.label} is an encoder-decoder; expected an encoder (bert, roberta, ...) "
                 "or a decoder (gpt2, ...)"
             )
         held = int(config.vocab_size)
         if len(tokenizer) > held:
             raise DataError(
-                f"the tokenizer has {len(tokenizer)} tokens, and {source.label} word embeddings "
+                f"the tokenizer has {len(tokenizer)} tokens, and {self.label} word embeddings "
                 f"for {held}: it is another model's. Take the model's own (leave out "
                 "task.model.tokenizer), or name the folder that holds it"
             )
-        if source.loads and self.tokenizer is not None:
+        if self.loads and self.tokenizer is not None:
             self._refuse_foreign(tokenizer)
         if not dropout:
             for key, value in config.to_dict().items():
@@ -116,7 +120,7 @@ class Language(OfTransformers):
             auto = library.AutoModelForMaskedLM
             if type(config) not in library.MODEL_FOR_MASKED_LM_MAPPING:
                 raise DataError(
-                    f"{source.label} fills in no masked words (transformers has no such model of "
+                    f"{self.label} fills in no masked words (transformers has no such model of "
                     f"type '{config.model_type}'); expected an encoder, or task.task = "
                     '"classification"'
                 )
@@ -125,19 +129,19 @@ class Language(OfTransformers):
                     "the tokenizer has no token for a masked word. Choose another with "
                     'task.model.tokenizer, or task.task = "classification"'
                 )
-        module: nn.Module = source.model(auto, config)
+        module: nn.Module = self.create(auto, config)
         return module
 
     def _refuse_foreign(self, tokenizer: Any) -> None:
         """Raise `DataError` if stored weights belong to another vocabulary."""
         try:
-            own = stored(self.source.place if self.source.local else self.name)
+            own = stored(self._own_tokenizer)
         except DataError:
             return  # stored without one: the user's word is all there is
         if len(own) > len(own.all_special_ids) and own.get_vocab() != tokenizer.get_vocab():
             raise DataError(
                 f"tokenizer '{self.tokenizer}' has {len(tokenizer)} tokens, and those of "
-                f"{self.source.label}, which its weights were trained with, are {len(own)} others. "
+                f"{self.label}, which its weights were trained with, are {len(own)} others. "
                 "Take the model's own (leave out task.model.tokenizer), or random weights "
                 "(pretrained = false)"
             )
@@ -170,7 +174,7 @@ class Language(OfTransformers):
         if self.head is not None:
             if self.head not in linear:
                 raise DataError(
-                    f"task.model.head: '{self.head}' is no linear layer of {self.source.label}. "
+                    f"task.model.head: '{self.head}' is no linear layer of {self.label}. "
                     f"{did_you_mean(self.head, linear)}"
                 )
             return self.head
@@ -181,7 +185,7 @@ class Language(OfTransformers):
             found = _returning(module, linear)
         if len(found) != 1:
             raise DataError(
-                f"which layer of {self.source.label} is the head? None returns the logits as they "
+                f"which layer of {self.label} is the head? None returns the logits as they "
                 f"are. Name it with task.model.head; linear layers: {', '.join(linear) or 'none'}"
             )
         (name,) = found
