@@ -1,12 +1,15 @@
-"""Brings a committed page of results up to what `fedsim reproduce` has found since.
+"""Update a committed page of results with what `fedsim reproduce` has measured since.
 
-    python benchmarks/results_page.py docs/results/llg.md OUT/llg [OUT2/llg ...]
+    python benchmarks/results_page.py docs/results/llg.md [OUT/llg ...]
 
-OUT is what `reproduce --out` was given. Of each figure the page keeps the section that rests on
-most complete repetitions (of every series and place), its own included, and one at smoke scale
-beside it only until all repetitions of paper scale are there; what stands before the figures and
-after them stays. A figure that is new takes its place in the order, and leaves the lists of those
-not measured, or measured elsewhere.
+OUT is the folder that was given to `reproduce --out`. The page keeps, for each figure, the section
+with the most complete repetitions (of every series and place), which may be its own. A section at
+smoke scale stays beside one at paper scale until all repetitions of paper scale are there. The text
+before and after the figures stays. A new figure is inserted in alphabetical order, and removed from
+the lists of figures that are not measured, or are measured elsewhere.
+
+Intervals that rest on fewer than three seeds are labelled "over victims of one network", as new
+pages have it.
 """
 
 import argparse
@@ -15,12 +18,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedsim.report.intervals import FEWEST
 from fedsim.reproduce import figures
 
 LISTS = ("## Not measured yet", "## Measured elsewhere")
 FACTS = re.compile(r"^\S+: data .*$", re.MULTILINE)
 SEEDS = re.compile(r"; seeds ([\d, to]+);")
-PART = re.compile(r"; seeds in part ")
+PART = re.compile(r"; seeds in part ([\d, to]+);")
+INTERVAL = re.compile(r"(?<=\S )(\\\[[^\[\]|]+, [^\[\]|]+\\\])(?! over)")
+"""An interval in a table, `\\[0.1, 0.2\\]`, with the mean before it and no label after it."""
+COUNT = re.compile(r"(?P<n>\d+)(, (\d+–)?(?P<seeds>\d+) seeds?)?$")
+"""How many values a mean is of, and of how many seeds: `20`, `20, 2 seeds` or `3–4, 1 seed`."""
 TITLE = re.compile(r"## (?P<key>[\w-]+/[\w-]+)(?: \([^)]*\))?: ")
 
 
@@ -34,8 +42,26 @@ class Section:
     @property
     def complete(self) -> list[int]:
         """Of each scenario, how many seeds there are of which every point has ended."""
-        seeds = [SEEDS.search(facts) for facts in FACTS.findall(self.text)]
-        return [sum(map(_length, one[1].split(", "))) if one else 0 for one in seeds]
+        return [_seeds(SEEDS, facts) for facts in FACTS.findall(self.text)]
+
+    @property
+    def labelled(self) -> "Section":
+        """With a label at each interval that rests on several victims of fewer than three seeds."""
+        facts = FACTS.findall(self.text)
+        most = max((_seeds(SEEDS, one) + _seeds(PART, one) for one in facts), default=0)
+        lines, head = [], list[str]()
+        for line in self.text.splitlines():
+            cells = [cell.strip() for cell in line.split(" | ")]
+            if "n" in (names := [cell.strip("| ") for cell in cells]):
+                head = names
+            elif head and len(cells) == len(head):
+                count = COUNT.search(names[head.index("n")])
+                seeds = int(count["seeds"] or most) if count else 0
+                if count and 0 < seeds < min(FEWEST, int(count["n"])):
+                    networks = "one network" if seeds == 1 else f"{seeds} networks"
+                    line = INTERVAL.sub(rf"\1 over victims of {networks}", line)
+            lines.append(line)
+        return Section(self.key, "\n".join(lines) + "\n")
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -53,6 +79,12 @@ class Section:
         title = TITLE.match(self.text)
         assert title is not None
         return Section(self.key, f"## {self.key}{note}{self.text[title.end() :]}")
+
+
+def _seeds(what: re.Pattern[str], facts: str) -> int:
+    """How many seeds a scenario's facts list."""
+    found = what.search(facts)
+    return sum(map(_length, found[1].split(", "))) if found else 0
 
 
 def _length(seeds: str) -> int:
@@ -105,14 +137,14 @@ def updated(page: str, pages: list[tuple[str, str]], repetitions: Mapping[str, i
                     section.titled(scale, wanted),
                     *(kept if scale == "paper" and not whole else []),
                 ]
-    for key in best:
+    for key in best.keys() - {section.key for section in own}:
         after = "".join(
             line for line in after.splitlines(keepends=True) if not line.startswith(f"- {key}:")
         )
     # A list that has lost its last line goes, too.
     lists = re.split(r"^(?=## )", after, flags=re.MULTILINE)
     after = "".join(one for one in lists if one.strip() not in LISTS)
-    figures = [one.text for key in sorted(best) for one in best[key]]
+    figures = [one.labelled.text for key in sorted(best) for one in best[key]]
     return "\n".join([before.rstrip() + "\n", *figures, after]).rstrip() + "\n"
 
 
@@ -122,7 +154,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("page", type=Path)
-    parser.add_argument("runs", type=Path, nargs="+", help="folders with smoke.md, paper.md")
+    parser.add_argument("runs", type=Path, nargs="*", help="folders with smoke.md, paper.md")
     options = parser.parse_args()
     pages = [
         (scale, (runs / f"{scale}.md").read_text(encoding="utf-8"))

@@ -85,7 +85,7 @@ def test_a_smoke_section_stays_while_a_scenario_of_the_figure_is_unplayed(facts)
 
 def test_how_many_repetitions_are_asked_for_is_the_scenarios_word():
     found = tool().asked()
-    assert (found["llg/fig4a"], found["rlg/table3-both"]) == (100, 1)
+    assert (found["llg/fig4a"], found["rlg/table3-both"]) == (100, 3)
 
 
 def test_a_list_that_has_lost_its_last_line_goes():
@@ -96,3 +96,17 @@ def test_a_list_that_has_lost_its_last_line_goes():
     found = tool().updated(page, [("paper", section("p/tab1", "7"))], ASKED)
     assert "Measured elsewhere" not in found
     assert "- p/fig4: Four" in found
+
+
+def test_intervals_of_fewer_than_three_seeds_are_labelled_once():
+    head = "| measure | place | ours | n | verdict |\n| --- | --- | --- | --- | --- |\n"
+    interval = "\\[0.1, 0.3\\]"
+    old = f"| Error | \\[0.3,0.45\\] | 0.2 {interval} | 20 | agrees |\n"
+    new = f"| Error | a | 0.2 {interval} over victims of one network | 4, 1 seed |  |\n"
+    whole = f"| Error | b | 0.2 {interval} | 9, 3 seeds |  |\n"
+    page = section("p/fig1", "7 to 8", body=head + old + new + whole)
+    found = tool().updated(page, [], ASKED)
+    assert f"| \\[0.3,0.45\\] | 0.2 {interval} over victims of 2 networks | 20 |" in found
+    assert new in found
+    assert whole in found
+    assert tool().updated(found, [], ASKED) == found
