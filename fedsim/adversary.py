@@ -6,7 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar, Literal, get_args, get_origin
+from typing import Any, ClassVar, Literal, cast, get_args, get_origin
 
 import torch
 from pydantic import ValidationError, ValidationInfo, field_validator
@@ -162,11 +162,9 @@ class Adversary(Plugin, ABC):
                 chosen = table(value, place, example='{name = "llg", variant = "llg+"}')
                 settings = {key: each for key, each in chosen.items() if key != "name"}
                 try:
-                    part = make("adversaries", chosen["name"], settings, place)
+                    part = cast(Adversary, make("adversaries", chosen["name"], settings, place))
                 except PluginError as error:
                     raise PluginError(f"{place}: {error}") from error
-                if not isinstance(part, Adversary):
-                    raise PluginError(f"{place} = '{part.name}': that is no adversary")
                 part.parts(place)  # so that a mistake in theirs is told by its place too
                 found[setting] = part
         return found

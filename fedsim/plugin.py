@@ -2,6 +2,7 @@
 
 Nothing in fedsim imports an adversary, a defense or a task by name. Whoever installs a package
 with an entry point in one of the groups below has added one; the built-in ones come the same way.
+A class that is not installed is named by a reference, "module:Class".
 """
 
 import functools
@@ -15,8 +16,9 @@ from pydantic import BaseModel, ConfigDict
 from pydantic_core import ErrorDetails
 
 from fedsim.errors import DataError, PluginError, ScenarioError, did_you_mean
+from fedsim.references import is_reference, resolve
 
-__all__ = ["GROUPS", "Plugin", "find", "make", "names", "table", "validated"]
+__all__ = ["GROUPS", "Plugin", "find", "make", "names", "table", "title", "validated"]
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -37,6 +39,14 @@ GROUPS = {
     "metrics": "fedsim.metrics",
     "tasks": "fedsim.tasks",
 }
+
+_BASES = {
+    "adversaries": "fedsim.adversary:Adversary",
+    "defenses": "fedsim.defense:Defense",
+    "metrics": "fedsim.metric:Metric",
+    "tasks": "fedsim.task:Task",
+}
+"""The class that plugins of a kind derive from; named, because its module imports this one."""
 
 
 class Plugin(BaseModel):
@@ -73,21 +83,41 @@ def names(kind: str) -> list[str]:
 
 
 def find(kind: str, name: str) -> type[Plugin]:
-    """The plugin class registered under a name; raises `PluginError`."""
-    points = _entry_points(kind)
+    """Find a plugin class.
+
+    Args:
+        kind: One of `GROUPS`, such as "adversaries".
+        name: The name that it is registered under, or a reference, "module:Class".
+
+    Raises:
+        PluginError: There is none, it cannot be imported, or it is of another kind.
+    """
     if not isinstance(name, str):
         raise PluginError(f"{name!r} names none of the {kind}: expected a string")
-    if name not in points:
-        raise PluginError(f"no '{name}' among the {kind}. {did_you_mean(name, points)}")
-    try:
-        cls = points[name].load()
-    except Exception as error:
-        raise PluginError(
-            f"'{name}' ({points[name].value}) cannot be imported: {type(error).__name__}: {error}"
-        ) from error
-    if not (isinstance(cls, type) and issubclass(cls, Plugin)):
-        raise PluginError(f"'{name}' ({points[name].value}) is no fedsim plugin class")
+    if is_reference(name):
+        cls, what = resolve(name), f"'{name}'"
+    else:
+        points = _entry_points(kind)
+        if name not in points:
+            raise PluginError(f"no '{name}' among the {kind}. {did_you_mean(name, points)}")
+        what = f"'{name}' ({points[name].value})"
+        try:
+            cls = points[name].load()
+        except Exception as error:
+            raise PluginError(
+                f"{what} cannot be imported: {type(error).__name__}: {error}"
+            ) from error
+    if not (isinstance(cls, type) and issubclass(cls, resolve(_BASES[kind]))):
+        base = _BASES[kind].replace(":", ".")
+        raise PluginError(f"{what} is none of the {kind}: expected a class derived from {base}")
     return cls
+
+
+def title(kind: str, name: str) -> str:
+    """What tables call a plugin: its name, or of a reference the name that its class has."""
+    if not is_reference(name):
+        return name
+    return find(kind, name).name or name.rpartition(":")[2]
 
 
 def make(kind: str, name: str, settings: dict[str, Any], where: str = "") -> Plugin:

@@ -21,7 +21,8 @@ ROOT = Path(fedsim.__file__).parent
 # of each other.
 ROOMS = [
     {"errors", "moved"},
-    {"seeds", "plugin", "privacy", "libraries"},
+    {"references", "libraries"},
+    {"seeds", "plugin", "privacy"},
     {"spec"},
     {"knowledge"},
     {"victim"},

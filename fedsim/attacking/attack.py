@@ -19,6 +19,7 @@ from fedsim.attacking.diagnostics import as_json
 from fedsim.attacking.progress import AttackProgress, progress
 from fedsim.errors import AttackTimeout, NotGranted
 from fedsim.knowledge import Knowledge
+from fedsim.plugin import title
 from fedsim.records import Finding, Interception, Observation, Reconstruction, Status, Truth
 from fedsim.scenario import Scenario
 from fedsim.scenario.settings import AttackPlan
@@ -92,6 +93,7 @@ class Bench:
         self.task = task or scenario.build_task()
         self.adversaries = adversaries or scenario.build_adversaries()
         self.defenses = scenario.build_defenses()
+        self.metrics = scenario.build_metrics()
         self.threat = ThreatModel(scenario.knowledge(), self.task)
         self._chances: dict[tuple[str, str], tuple[float | None, float | None]] = {}
         self._running: tuple[str, Sequence[Job]] = ("", ())
@@ -264,7 +266,7 @@ class Bench:
             fields = adversary.recovers
             if status == "ok":
                 status, error = "failed", f"fills() raised {type(reason).__name__}: {reason}"
-        measured = metrics.applicable(fields, self.task.spec)
+        measured = metrics.applicable(fields, self.task.spec, self.metrics)
         try:
             truth = self._truth(caught)
         except Exception as reason:
@@ -312,7 +314,7 @@ class Bench:
                     round=caught.round,
                     client="+".join(map(str, caught.clients)),
                     victim=caught.victim,
-                    adversary=plan.name,
+                    adversary=title("adversaries", plan.name),
                     metric=metric.name if metric else "",
                     value=values.get(metric.name) if metric else None,
                     baseline=chance,

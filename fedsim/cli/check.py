@@ -1,12 +1,11 @@
 """`fedsim check`: what is wrong with a scenario or a plugin, before anything runs."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fedsim.cli.options import Data, Set
+from fedsim.cli.options import Data, Set, Trust
 
 __all__ = ["check"]
 
@@ -18,15 +17,17 @@ def check(
     ],
     set: Set = None,
     data: Data = "",
+    trust: Trust = False,
 ) -> None:
     """Check a scenario, or a plugin's conformance, before any training."""
     from fedsim.engine.preflight import preflight
+    from fedsim.references import is_reference
     from fedsim.scenario import Scenario
 
-    if ":" in what and not Path(what).exists():
+    if is_reference(what) and not Path(what).exists():
         _check_plugin(what)
         return
-    scenario, denied = Scenario.load(what, set or [], data=data or None), False
+    scenario, denied = Scenario.load(what, set or [], data=data or None, trust=trust), False
     for name, point in scenario.points().items():
         task, cautions = preflight(point)
         fewest = min(task.num_examples(client) for client in range(point.training.clients))
@@ -60,19 +61,11 @@ def check(
 
 
 def _check_plugin(what: str) -> None:
-    import importlib
-
-    from fedsim.errors import PluginError
-    from fedsim.libraries import brief
+    from fedsim.references import look_in, resolve
     from fedsim.testing import conformance
 
-    module, _, name = what.partition(":")
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        cls = getattr(importlib.import_module(module), name)
-    except Exception as error:
-        raise PluginError(f"{what} cannot be imported: {brief(error)}") from error
-    complaints = conformance(cls)
+    look_in([Path.cwd()])
+    complaints = conformance(resolve(what))
     for complaint in complaints:
         typer.echo(f"  - {complaint}")
     typer.echo(f"{what}: {f'{len(complaints)} complaints' if complaints else 'conforms'}")

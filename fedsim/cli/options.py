@@ -9,7 +9,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["AsJson", "Data", "Set", "open_console", "print_json"]
+__all__ = ["AsJson", "Data", "Set", "Trust", "open_console", "print_json"]
 
 WIDE = 200
 """Characters of a line where no window limits it."""
@@ -21,6 +21,10 @@ Set = Annotated[
 Data = Annotated[
     str,
     typer.Option("--data", envvar="FEDSIM_DATA", help="Folder with local data sets"),
+]
+Trust = Annotated[
+    bool,
+    typer.Option("--trust", help="Import the code that a run folder's scenario names"),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print data as JSON on standard output")]
 

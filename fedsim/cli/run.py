@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedsim.cli.options import AsJson, Data, Set, open_console, print_json
+from fedsim.cli.options import AsJson, Data, Set, Trust, open_console, print_json
 
 __all__ = ["run"]
 
@@ -24,6 +24,7 @@ def run(
         list[str] | None,
         typer.Option("--points", help="Only this point of the sweep; give it once a point"),
     ] = None,
+    trust: Trust = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -38,7 +39,7 @@ def run(
         from fedsim.errors import ScenarioError
         from fedsim.scenario import Scenario
 
-        loaded = Scenario.load(scenario, set or [], data=data or None)
+        loaded = Scenario.load(scenario, set or [], data=data or None, trust=trust)
     finally:
         if status is not None:
             status.stop()

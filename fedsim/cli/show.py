@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from fedsim.cli.options import AsJson, open_console, print_json
+from fedsim.cli.options import AsJson, Trust, open_console, print_json
 
 __all__ = ["show"]
 
@@ -14,6 +14,7 @@ def show(
     name: Annotated[
         str, typer.Argument(help="An adversary, defense, scenario, task, metric, model or data")
     ],
+    trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """Show what something is, what it needs and its settings, or a scenario's text."""
@@ -34,7 +35,7 @@ def show(
         if name in scenarios:
             typer.echo(f"\nThe scenario '{name}':\n\n{Scenario.load(name).to_toml()}")
     elif name in scenarios or Path(name).is_file():
-        loaded = Scenario.load(name)
+        loaded = Scenario.load(name, trust=trust)
         if as_json:
             print_json(loaded.to_dict())
         else:

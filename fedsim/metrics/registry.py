@@ -26,6 +26,7 @@ __all__ = [
     "installed",
     "register",
     "remembering",
+    "together",
 ]
 
 Score = Callable[[Reconstruction, Truth, Spec], float]
@@ -71,12 +72,28 @@ def installed() -> dict[str, Metric]:
     return found
 
 
-def described() -> dict[str, dict[str, object]]:
-    """How the installed metrics are read, by name, as metrics.json holds it; without defaults."""
-    shown = {name: metric.shown for name, metric in installed().items()}
+def described(more: Iterable[Metric] = ()) -> dict[str, dict[str, object]]:
+    """How metrics are read, by name, as metrics.json holds it; without defaults.
+
+    Args:
+        more: A scenario's own metrics, beside the installed ones.
+    """
+    shown = {name: metric.shown for name, metric in together(more).items()}
     found: dict[str, dict[str, object]] = TypeAdapter(dict[str, Measure]).dump_python(
         shown, exclude_defaults=True
     )
+    return found
+
+
+def together(more: Iterable[Metric]) -> dict[str, Metric]:
+    """The installed metrics and a scenario's own, by name.
+
+    Raises:
+        PluginError: Two metrics have the same name.
+    """
+    found = dict(installed())
+    for metric in more:
+        _add(metric, found)
     return found
 
 
@@ -98,16 +115,19 @@ def register(metric: Metric) -> Metric:
     return metric
 
 
-def applicable(recovers: Collection[str], spec: Spec | None = None) -> list[Metric]:
+def applicable(
+    recovers: Collection[str], spec: Spec | None = None, more: Iterable[Metric] = ()
+) -> list[Metric]:
     """The metrics for an adversary.
 
     Args:
         recovers: The fields of `Reconstruction` that the adversary fills.
         spec: What examples of the task look like; None for metrics of all tasks.
+        more: A scenario's own metrics, beside the installed ones.
     """
     return [
         metric
-        for metric in installed().values()
+        for metric in together(more).values()
         if any(field in recovers for field in metric.fields)
         and (spec is None or metric.suits(spec))
     ]

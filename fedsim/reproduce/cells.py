@@ -114,7 +114,7 @@ def series(scenario: Scenario, name: str) -> dict[tuple[str, str], str]:
     extras = list(dict.fromkeys(_split(c, paper)[1] for c in _chosen(scenario).values()))
     if not of_attacks(name, scenario):
         return {(extra, ""): extra or name.removesuffix(CHANGE) for extra in extras}
-    labels = [plan.label or plan.name for plan in scenario.adversaries]
+    labels = [plan.title for plan in scenario.adversaries]
     return {
         (extra, label): f"{label}, {extra}" if extra else label
         for extra in extras

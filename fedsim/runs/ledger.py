@@ -23,6 +23,7 @@ from typing import Any
 from fedsim.errors import FedsimError, RunFolderError
 from fedsim.metrics.registry import described
 from fedsim.records import Finding
+from fedsim.references import references
 from fedsim.runs import provenance
 from fedsim.runs.provenance import SCHEMA
 from fedsim.runs.reading import COLUMNS
@@ -102,14 +103,16 @@ class Ledger:
         self._replace("scenario.toml", scenario.to_toml().encode())
         self._replace("findings.csv", line(COLUMNS).encode())
         self._replace("utility.csv", line(UTILITY_COLUMNS).encode())
-        self._describe_metrics()
+        self._describe_metrics(scenario)
 
-    def _describe_metrics(self) -> None:
+    def _describe_metrics(self, scenario: Scenario) -> None:
         """Say in metrics.json how the metrics of this run are read, wherever it is opened."""
         path, before = self.folder / "metrics.json", {}
         with contextlib.suppress(OSError, ValueError):  # of a run that began with other metrics
             before = json.loads(path.read_text(encoding="utf-8"))
-        content = json.dumps({**before, **described()}, indent=1, ensure_ascii=False)
+        content = json.dumps(
+            {**before, **described(scenario.build_metrics())}, indent=1, ensure_ascii=False
+        )
         self._replace(path.name, content.encode())
 
     def same_scenario(self, scenario: Scenario, growing: Collection[str] = ()) -> None:
@@ -124,8 +127,10 @@ class Ledger:
                 "another --out"
             ) from error
         before = provenance.results(before)
-        with contextlib.suppress(FedsimError):  # keys that are newer than the run have defaults
-            before = tomllib.loads(Scenario.parse(before).to_toml())
+        # Parsing imports what a scenario names: of a folder's, only what this one names as well.
+        if {*references(before)} <= {*references(scenario.to_dict())}:
+            with contextlib.suppress(FedsimError):  # keys newer than the run have defaults
+                before = tomllib.loads(Scenario.parse(before).to_toml())
         before, now = (
             _without(growing, provenance.results(table))
             for table in (before, tomllib.loads(scenario.to_toml()))
@@ -141,7 +146,7 @@ class Ledger:
         self.same_scenario(scenario, growing)
         if growing:
             self._replace("scenario.toml", scenario.to_toml().encode())
-        self._describe_metrics()
+        self._describe_metrics(scenario)
         for name, columns in TABLES.items():
             if name == "points.csv" and not (self.folder / name).exists():
                 continue

@@ -15,7 +15,7 @@ __all__ = ["FILE", "SCHEMA", "of", "read", "results", "scenario_hash"]
 FILE = "provenance.json"
 SCHEMA = 1
 """Number of the run folder's format."""
-ASIDE = frozenset({"data_dir", "engine", "description", "paper"})
+ASIDE = frozenset({"data_dir", "engine", "description", "paper", "search_dirs"})
 """Keys of a scenario that say where it runs or what for, and not what comes out."""
 THEN = ", then "
 """Between the devices of a run that went on elsewhere."""

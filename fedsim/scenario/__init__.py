@@ -1,6 +1,6 @@
 """A scenario: everything a run depends on, in one TOML file.
 
-    task, training, threat, defenses, adversaries, engine, sweep
+    task, training, threat, defenses, adversaries, metrics, engine, sweep
 
 Unknown keys are errors that name the nearest known one. `--set key=value` overrides any of them,
 by the dotted path it has in the file: `--set training.lr=0.05 --set adversaries.1.iterations=50`.
@@ -10,18 +10,20 @@ import copy
 import itertools
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Self, cast
 
 import tomli_w
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from fedsim.adversary import Adversary
 from fedsim.defense import Defense, contradictions
 from fedsim.errors import ScenarioError, did_you_mean
 from fedsim.knowledge import Knowledge
+from fedsim.metric import Metric
 from fedsim.plugin import find, make, validated
+from fedsim.references import is_reference, look_in
 from fedsim.scenario.dotted import assign, set_by, short
-from fedsim.scenario.files import locate, read_table, scenario_names
+from fedsim.scenario.files import locate, read_table, scenario_names, search_dirs
 from fedsim.scenario.paper import SCALES, Paper
 from fedsim.scenario.settings import (
     AttackPlan,
@@ -57,9 +59,13 @@ class Scenario(Table):
     defenses: list[dict[str, Any]] = Field(default=[])
     adversaries: list[AttackPlan] = Field(default=[])
     engine: Engine = Engine()
+    metrics: list[str] = Field(default=[])
+    """Metrics beside the installed ones, each as "module:Class"."""
     sweep: Annotated[dict[str, list[Any]], BeforeValidator(_quoted)] = Field(default={})
     paper: Paper | None = None
     data_dir: str = ""
+    search_dirs: list[str] = Field(default=[])
+    """Folders in which "module:name" and relative paths of data are looked up; `load` sets it."""
 
     @classmethod
     def load(
@@ -69,12 +75,20 @@ class Scenario(Table):
         *,
         data: str | Path | None = None,
         scale: str = "smoke",
+        trust: bool = False,
     ) -> "Scenario":
         """Read a scenario by name (one that `fedsim list scenarios` shows) or by path.
 
-        overrides: `key=value` strings, values as in TOML, bare words as strings.
-        data: folder where local data sets are looked up. scale: "smoke", as it is written, or
-        "paper", with what `paper.scale.paper` changes. Raises `ScenarioError`.
+        Args:
+            source: The name or the path.
+            overrides: `key=value` strings, values as in TOML, bare words as strings.
+            data: Folder where local data sets are looked up.
+            scale: "smoke", as it is written, or "paper", with what `paper.scale.paper` changes.
+            trust: Whether to import code that a run folder's scenario names as "module:name".
+
+        Raises:
+            ScenarioError: There is no such scenario, it is mistaken, or it is a run folder's, names
+                code, and is not trusted.
         """
         path = locate(source)
         table = read_table(path)
@@ -85,7 +99,14 @@ class Scenario(Table):
             set_by(table, override)
         if data:
             table["data_dir"] = str(Path(data).expanduser().resolve())
+        if folders := search_dirs(table, path, trust=trust):
+            table["search_dirs"] = folders
         return cls.parse(table)
+
+    @model_validator(mode="after")
+    def _look_in_its_folders(self) -> Self:
+        look_in(self.search_dirs)  # in every process that is sent the scenario
+        return self
 
     @classmethod
     def parse(cls, table: Mapping[str, Any]) -> "Scenario":
@@ -191,7 +212,7 @@ class Scenario(Table):
         ):
             if isinstance(workers, int) and workers < 1:
                 complaints.append(f"engine.{key} = {workers}: expected 1 or more, or 'auto'")
-        labels = [plan.label or plan.name for plan in self.adversaries]
+        labels = [plan.title for plan in self.adversaries]
         complaints += [
             f"two adversaries are called '{label}'; give one a label of its own"
             for label in sorted({x for x in labels if labels.count(x) > 1})
@@ -212,6 +233,7 @@ class Scenario(Table):
         self.knowledge()
         self.build_task()
         self._check_defenses()
+        self.build_metrics()
         self.denials()
 
     def _check_defenses(self) -> None:
@@ -262,8 +284,20 @@ class Scenario(Table):
     def build_adversaries(self) -> list[tuple[str, AttackPlan, Adversary]]:
         """(label, plan, adversary) in listed order."""
         return [
-            (plan.label or plan.name, plan, plan.adversary(f"adversaries.{i} ({plan.name})"))
+            (plan.title, plan, plan.adversary(f"adversaries.{i} ({plan.name})"))
             for i, plan in enumerate(self.adversaries)
+        ]
+
+    def build_metrics(self) -> list[Metric]:
+        """The scenario's own metrics; those that are installed are measured beside them."""
+        if registered := [name for name in self.metrics if not is_reference(name)]:
+            raise ScenarioError(
+                f"metrics: expected module:Class; found {registered[0]!r}. Metrics that are "
+                "installed are measured without being named"
+            )
+        return [
+            cast(Metric, make("metrics", name, {}, f"metrics.{i} ({name})"))
+            for i, name in enumerate(self.metrics)
         ]
 
     def denials(self) -> dict[str, Knowledge]:
@@ -302,6 +336,9 @@ class Scenario(Table):
     def to_dict(self) -> dict[str, Any]:
         """As plain tables that `parse` takes back."""
         table = self.model_dump(exclude_none=True)
+        for key in ("metrics", "search_dirs"):  # most scenarios name no code of their own
+            if not table[key]:
+                del table[key]
         for entry in table["adversaries"]:
             entry |= entry.pop("settings")
         return table

@@ -6,10 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.errors import ScenarioError, did_you_mean
+from fedsim.libraries import HUB
+from fedsim.references import references
 
-__all__ = ["FOLDER", "locate", "read_table", "scenario_names"]
+__all__ = ["FOLDER", "locate", "read_table", "scenario_names", "search_dirs"]
 
 FOLDER = Path(__file__).resolve().parents[2] / "scenarios"
+
+_OF_A_RUN = ("provenance.json", "findings.csv")
+"""Files beside the scenario of a run folder."""
 
 
 def read_table(path: Path) -> dict[str, Any]:
@@ -42,3 +47,35 @@ def locate(source: str | Path) -> Path:
         f"{did_you_mean(str(source), scenario_names(), scenario_names(papers=False))} "
         "fedsim list scenarios describes them, and fedsim reproduce lists those of papers"
     )
+
+
+def search_dirs(table: dict[str, Any], path: Path, *, trust: bool) -> list[str]:
+    """Where the modules and relative paths that a scenario names are looked up.
+
+    Args:
+        table: The scenario.
+        path: Its file.
+        trust: Whether its code may be imported even if a run wrote the file.
+
+    Returns:
+        The folders that the file itself lists, or its own, then the current one; empty if it names
+        neither a module nor a path.
+
+    Raises:
+        ScenarioError: A run wrote the file, it names code, and is not trusted.
+    """
+    sections = ("task", "defenses", "adversaries", "metrics", "sweep")
+    named = references([table.get(key) for key in sections])
+    by_a_run = "search_dirs" in table or any((path.parent / one).exists() for one in _OF_A_RUN)
+    if named and by_a_run and not trust:
+        raise ScenarioError(
+            f"{path} is of a run folder and names code ({', '.join(dict.fromkeys(named))}), which "
+            "is imported only with --trust (trust=True): give it if you know who wrote that code"
+        )
+    task = table.get("task")
+    paths = [task.get(key) for key in ("data", "test_data")] if isinstance(task, dict) else []
+    if not named and not any("/" in str(one) and not str(one).startswith(HUB) for one in paths):
+        return []
+    listed = table.get("search_dirs")
+    own = listed if isinstance(listed, list) else [str(path.resolve().parent)]
+    return list(dict.fromkeys([*own, str(Path.cwd())]))

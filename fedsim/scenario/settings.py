@@ -1,13 +1,12 @@
 """The tables of a scenario: training, threat, engine, and one an adversary."""
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from fedsim.adversary import Adversary
-from fedsim.errors import PluginError
-from fedsim.plugin import make
+from fedsim.plugin import make, title
 
 __all__ = ["AttackPlan", "Engine", "PlainName", "Table", "Threat", "Training", "default_strategy"]
 
@@ -129,7 +128,7 @@ class AttackPlan(Table):
     """
 
     name: str
-    """The name of an adversary."""
+    """The name of an adversary, or "module:Class"."""
 
     label: Annotated[str, AfterValidator(lambda text: text and _plain(text))] = ""
     victims: Victims | None = None
@@ -138,10 +137,13 @@ class AttackPlan(Table):
     timeout: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     settings: dict[str, Any] = {}
 
+    @property
+    def title(self) -> str:
+        """What tables call it: its label, or else the adversary's name."""
+        return self.label or title("adversaries", self.name)
+
     def adversary(self, where: str = "") -> Adversary:
         """The configured plugin."""
-        made = make("adversaries", self.name, dict(self.settings), where)
-        if not isinstance(made, Adversary):
-            raise PluginError(f"'{self.name}' is registered as an adversary and is none")
+        made = cast(Adversary, make("adversaries", self.name, dict(self.settings), where))
         made.parts(where)  # so that a mistake in them is told by its place
         return made

@@ -1,0 +1,206 @@
+"""Code of the user's own, "module:name": looked up, imported, refused with what was expected."""
+
+import csv
+import json
+import sys
+
+import pytest
+from support.own_code import PLUGINS, beside, fresh
+from typer.testing import CliRunner
+
+from fedsim.cli import app
+from fedsim.engine.simulate import simulate
+from fedsim.errors import PluginError, RunFolderError, ScenarioError
+from fedsim.plugin import find, title
+from fedsim.references import is_reference, look_in, references, resolve
+from fedsim.runs.ledger import Ledger
+from fedsim.scenario import Scenario
+
+SCENARIO = """
+metrics = ["{module}:Size"]
+
+[task]
+name = "{module}:Few"
+test_examples = 50
+
+[training]
+algorithm = "fedsgd"
+rounds = 1
+clients = 2
+batch_size = 1
+
+[[defenses]]
+name = "{module}:Halved"
+
+[[adversaries]]
+name = "{module}:Mine"
+
+[[adversaries]]
+name = "{module}:Nameless"
+
+[engine]
+name = "{engine}"
+workers = {workers}
+attack_workers = 1
+"""
+
+
+def written(folder, module, engine="inline", workers=1):
+    text = SCENARIO.format(module=module, engine=engine, workers=workers)
+    return beside(folder, text, **{module: PLUGINS})
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("mine:Attack", True),
+        ("my_package.attacks:Mine", True),
+        ("hub:gpt2", False),
+        ("package:models/gpt2", False),
+        ("llg", False),
+        ("a note: on it", False),
+        ("os:path.join", False),
+        (":Mine", False),
+        (3, False),
+    ],
+)
+def test_what_a_reference_is(name, expected):
+    assert is_reference(name) is expected
+    assert references({"a": [{"name": name}]}) == [name] * expected
+
+
+def test_the_scenarios_folder_comes_before_the_current_one_and_what_is_installed(
+    tmp_path, monkeypatch
+):
+    both, only_here = fresh(), fresh()
+    for folder in ("there", "here"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"{both}.py").write_text(f"place = '{folder}'\n")
+    (tmp_path / "here" / f"{only_here}.py").write_text("place = 'here'\n")
+    (tmp_path / "there" / "json.py").write_text("place = 'there'\n")
+    path = beside(tmp_path / "there", f'[[adversaries]]\nname = "{both}:place"')
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(PluginError, match="none of the adversaries"):
+        Scenario.load(path)
+    assert resolve(f"{both}:place") == "there"
+    assert resolve(f"{only_here}:place") == "here"
+    with pytest.raises(PluginError, match=r"a module 'json' is imported already"):
+        resolve("json:place")
+    assert sys.path.index(str(tmp_path / "there")) >= len(sys.path) - 2, "it would hide libraries"
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "said"),
+    [
+        (None, "Mine", "there is no module '{module}', neither in {folder}"),
+        ("import not_there_at_all\n", "Mine", "No module named 'not_there_at_all'"),
+        ("1 / 0\n", "Mine", "ZeroDivisionError: division by zero"),
+        (PLUGINS, "Mien", "module '{module}' has no 'Mien'. Did you mean 'Mine'?"),
+        (PLUGINS, "value", "derived from fedsim.adversary.Adversary"),
+        (PLUGINS, "Halved", "is none of the adversaries"),
+    ],
+    ids=["no module", "no module within", "raises", "no such name", "no class", "a defense"],
+)
+def test_what_cannot_be_used_is_said(tmp_path, text, name, said):
+    module = fresh()
+    files = {} if text is None else {module: text}
+    path = beside(tmp_path, f'[[adversaries]]\nname = "{module}:{name}"', **files)
+    with pytest.raises(PluginError) as raised:
+        Scenario.load(path)
+    assert said.format(module=module, folder=tmp_path) in str(raised.value)
+
+
+def test_a_metric_is_named_by_a_reference_only():
+    with pytest.raises(ScenarioError, match=r"metrics: expected module:Class; found 'asr'"):
+        Scenario.parse({"metrics": ["asr"]})
+
+
+def test_an_attack_builds_on_one_of_ones_own(tmp_path):
+    module = fresh()
+    (tmp_path / f"{module}.py").write_text(PLUGINS)
+    look_in([tmp_path])
+    dlg = find("adversaries", "dlg")(labels_from=f"{module}:Mine")
+    assert dlg.parts()["labels_from"].name == "lowest-bias"
+    assert title("adversaries", f"{module}:Mine") == "lowest-bias"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("engine", "workers"), [("inline", 1), ("ray", 2), ("flower", 2)])
+def test_every_process_finds_the_code(tmp_path, engine, workers, monkeypatch):
+    monkeypatch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    module = fresh()
+    path = written(tmp_path / "there", module, engine, workers)
+    folder = tmp_path / "run"
+    simulate(Scenario.load(path), folder)
+    with (folder / "findings.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["status"] for row in rows} == {"ok"}
+    assert {(row["adversary"], row["label"]) for row in rows} == {
+        ("lowest-bias", "lowest-bias"),
+        ("Nameless", "Nameless"),
+    }
+    sizes = [float(row["value"]) for row in rows if row["metric"] == "claimed-labels"]
+    assert sizes == [1.0] * 4
+    assert json.loads((folder / "metrics.json").read_text())["claimed-labels"]
+    kept = (folder / "scenario.toml").read_text()
+    assert f'name = "{module}:Few"' in kept
+    assert str(tmp_path / "there") in kept
+
+
+# --- trust ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run folder of a scenario that names code, which marks that it was imported."""
+    module, mark = fresh(), tmp_path / "imported"
+    path = written(tmp_path / "theirs", module)
+    folder = tmp_path / "run"
+    Ledger.create(folder, Scenario.load(path)).provenance(Scenario.load(path), {})
+    del sys.modules[module]
+    path.with_name(f"{module}.py").write_text(
+        f"from pathlib import Path\nPath({str(mark)!r}).touch()\n{PLUGINS}"
+    )
+    return folder, path, mark
+
+
+@pytest.mark.parametrize("command", ["run", "check", "show"])
+def test_a_run_folders_code_is_imported_only_if_trusted(run, command, tmp_path):
+    folder, _, mark = run
+    line = [command, str(folder / "scenario.toml")]
+    line += ["--out", str(tmp_path / "again")] if command == "run" else []
+    refused = CliRunner().invoke(app, line).exception
+    assert isinstance(refused, ScenarioError)
+    assert "only with --trust" in str(refused)
+    assert not mark.exists()
+    assert CliRunner().invoke(app, [*line, "--trust"]).exit_code == 0
+    assert mark.exists()
+
+
+def test_a_copy_of_a_run_folders_scenario_is_not_trusted_either(run, tmp_path):
+    folder, _, mark = run
+    copy = tmp_path / "copy.toml"
+    copy.write_bytes((folder / "scenario.toml").read_bytes())
+    with pytest.raises(ScenarioError, match="only with --trust"):
+        Scenario.load(copy)
+    assert not mark.exists()
+
+
+def test_a_run_is_resumed_with_its_own_scenario_without_a_word(run):
+    folder, path, _ = run
+    assert Ledger.create(folder, Scenario.load(path), resume=True)
+
+
+def test_resuming_imports_nothing_that_the_folder_alone_names(run):
+    folder, _, mark = run
+    with pytest.raises(RunFolderError, match="another scenario"):
+        Ledger.create(folder, Scenario.load("quickstart"), resume=True)
+    assert not mark.exists()
+
+
+def test_a_report_imports_nothing(run):
+    folder, _, mark = run
+    Ledger.append_to(folder).utility(1, {"accuracy": 0.5}, "")
+    assert CliRunner().invoke(app, ["report", str(folder)]).exit_code == 0
+    assert (folder / "report.html").is_file()
+    assert not mark.exists()
