@@ -24,7 +24,7 @@ _HOMES = {
         "records": "Batch Finding Interception Observation Reconstruction Truth Update",
         "report": "write_report",
         "scenario": "Scenario",
-        "spec": "Spec",
+        "spec": "ImageSpec Spec SpeechSpec TabularSpec TextSpec",
         "task": "Task",
         "threat": "ThreatModel",
         "victim": "VictimModel",

@@ -5,7 +5,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, ClassVar, Literal, cast, get_args, get_origin
 
 import torch
@@ -14,8 +14,9 @@ from torch import Tensor
 
 from fedsim.errors import AttackTimeout, Cancelled, PluginError
 from fedsim.knowledge import Knowledge
-from fedsim.plugin import Plugin, make, table
+from fedsim.plugin import Plugin, find, make, names, table
 from fedsim.records import Observation, Reconstruction
+from fedsim.spec import Spec
 from fedsim.victim import VictimModel
 
 __all__ = ["Adversary", "Job", "Source"]
@@ -97,7 +98,8 @@ class Adversary(Plugin, ABC):
 
     needs: knowledge it cannot do without, whatever its settings; one whose settings ask for more
     overrides `requires`. recovers: the fields of `Reconstruction` it fills, which decides what it
-    is scored on. cites: the paper.
+    is scored on. suits: the modalities of the tasks that it attacks, any by default. cites: the
+    paper.
 
     Composition: a setting whose name ends in `_from`, a `Source`, names another adversary to run
     first, such as `labels_from = "llg"` or `{name = "llg", variant = "llg+"}`; its needs are
@@ -110,6 +112,7 @@ class Adversary(Plugin, ABC):
 
     needs: ClassVar[Knowledge]
     recovers: ClassVar[frozenset[str]]
+    suits: ClassVar[tuple[type[Spec], ...]] = (Spec,)
     cites: ClassVar[str] = ""
     group: ClassVar[int] = 1
 
@@ -148,6 +151,37 @@ class Adversary(Plugin, ABC):
         By default what its parts say. May raise `DataError` for what it could not attack without.
         """
         return [caution for part in self.parts().values() for caution in part.cautions(model)]
+
+    @classmethod
+    def attacks(cls, kind: type[Spec]) -> bool:
+        """Whether it attacks tasks of a modality; one that a task leaves open is not refused."""
+        return any(issubclass(kind, one) or issubclass(one, kind) for one in cls.suits)
+
+    def unsuited(self, kind: type[Spec], task: str) -> list[str]:
+        """Say why it cannot attack a task, or why an adversary that it runs first cannot.
+
+        Args:
+            kind: The task's `spec_type`.
+            task: The task's name, for the message.
+
+        Returns:
+            A sentence for each adversary that does not attack this modality.
+        """
+        found = []
+        if not self.attacks(kind):
+            others = []
+            for name in names("adversaries"):
+                with suppress(PluginError):  # one that cannot be imported is no alternative
+                    if kind in getattr(find("adversaries", name), "suits", ()):
+                        others.append(name)
+            found.append(
+                f"{self.name} attacks {' or '.join(one.modality for one in self.suits)}, and task "
+                f"'{task}' has {kind.modality}; use "
+                + (f"one of {', '.join(others)}" if others else "an adversary that suits any task")
+            )
+        return found + [
+            text for part in self.parts().values() for text in part.unsuited(kind, task)
+        ]
 
     def parts(self, where: str = "") -> dict[str, "Adversary"]:
         """Adversaries this one runs first, by the setting that names them.

@@ -2,9 +2,20 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
-__all__ = ["BLANK_PIECE", "END", "UNKNOWN", "WORD_START", "Spec", "Tokens"]
+__all__ = [
+    "BLANK_PIECE",
+    "END",
+    "UNKNOWN",
+    "WORD_START",
+    "ImageSpec",
+    "Spec",
+    "SpeechSpec",
+    "TabularSpec",
+    "TextSpec",
+    "Tokens",
+]
 
 UNKNOWN = "unknown"
 """The value of an attribute that is none of the known ones: a stranger's, say."""
@@ -62,33 +73,114 @@ class Tokens:
 class Spec:
     """What a task's examples look like; every adversary may know it.
 
-    classes: number of labels (or vocabulary entries) that the head tells apart.
-    input_shape: shape of one input without the batch dimension, None when it varies.
-    input_range: smallest and largest value of an input, None when unbounded.
-    vocabulary: number of word pieces, sample_rate: Hz, features: values of a frame, where an input
-        is frames (T, features); None where they mean nothing.
-    pieces: what each label stands for in a transcript, `WORD_START` before a new word.
-    tokens: what inputs are made of, where they are text.
-    attributes: known values of an attribute (a speaker, say), `UNKNOWN` if there are others.
+    A task of one of the built-in modalities returns a subclass, which an adversary may ask for
+    (`Adversary.suits`). A task of another modality returns this class, or a subclass of its own.
+
+    Attributes:
+        classes: Number of labels (or vocabulary entries) that the head tells apart.
+        input_shape: Shape of one input without the batch dimension, None if it varies.
+        input_range: Smallest and largest value of an input, None if unbounded.
+        attributes: Known values of an attribute (a speaker, say), `UNKNOWN` if there are others.
     """
+
+    modality: ClassVar[str] = "other inputs"
+    """What the inputs are, for messages."""
 
     classes: int
     input_shape: tuple[int, ...] | None = None
     input_range: tuple[float, float] | None = None
-    vocabulary: int | None = None
-    sample_rate: int | None = None
-    features: int | None = None
-    pieces: tuple[str, ...] | None = None
-    tokens: Tokens | None = None
-    attributes: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
+    attributes: Mapping[str, tuple[str, ...]] = field(
+        default_factory=dict, hash=False, kw_only=True
+    )
+
+    @property
+    def labels_are_tokens(self) -> bool:
+        """Whether an example has a label for each of its tokens, and not one for the whole."""
+        return False
+
+    def require(self, kind: type["AnySpec"]) -> "AnySpec":
+        """Return this spec as one of a modality.
+
+        Raises:
+            ValueError: The task is of another modality.
+        """
+        if not isinstance(self, kind):
+            raise ValueError(f"expected a task with {kind.modality}; this task has {self.modality}")
+        return self
+
+
+AnySpec = TypeVar("AnySpec", bound=Spec)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSpec(Spec):
+    """Images of one shape (channels, height, width)."""
+
+    modality: ClassVar[str] = "images"
+
+    input_shape: tuple[int, ...]
+    input_range: tuple[float, float] | None = (0.0, 1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextSpec(Spec):
+    """Texts as token ids, of different lengths.
+
+    Attributes:
+        tokens: The vocabulary, and how it is spelled.
+    """
+
+    modality: ClassVar[str] = "texts"
+
+    tokens: Tokens
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of tokens."""
+        return len(self.tokens.pieces)
+
+    @property
+    def labels_are_tokens(self) -> bool:
+        """Whether the labels are masked words."""
+        return self.classes == self.vocabulary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeechSpec(Spec):
+    """Utterances as frames (T, features) of different lengths, and their transcripts.
+
+    Attributes:
+        features: Values of a frame.
+        sample_rate: Samples of sound per second, in Hz.
+        pieces: What each label stands for in a transcript, `WORD_START` before a new word.
+    """
+
+    modality: ClassVar[str] = "speech"
+
+    features: int
+    sample_rate: int
+    pieces: tuple[str, ...]
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of labels."""
+        return self.classes
+
+    @property
+    def labels_are_tokens(self) -> bool:
+        """Always: the labels are those of transcripts."""
+        return True
+
+    @property
+    def has_blank(self) -> bool:
+        """Whether label 0 is the blank of CTC."""
+        return self.pieces[:1] == (BLANK_PIECE,)
 
     def spell(self, labels: Iterable[int]) -> str:
         """The words that a label sequence stands for, up to the first 0, which ends it.
 
-        Labels outside the vocabulary are left out. Raises `ValueError` where labels are no text.
+        Labels outside the vocabulary are left out.
         """
-        if self.pieces is None:
-            raise ValueError("the labels of this task are no text")
         spelled = []
         for label in map(int, labels):
             if label == END:
@@ -96,3 +188,12 @@ class Spec:
             if 0 < label < len(self.pieces):
                 spelled.append(self.pieces[label])
         return " ".join("".join(spelled).replace(WORD_START, " ").split())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TabularSpec(Spec):
+    """Rows of a table, as vectors of one length."""
+
+    modality: ClassVar[str] = "tables"
+
+    input_shape: tuple[int, ...]

@@ -41,6 +41,9 @@ class Task(Plugin, ABC):
     same partition, the same initial weights and the same batches.
     """
 
+    spec_type: ClassVar[type[Spec]] = Spec
+    """Class of `spec`: a scenario is refused if its adversaries attack other modalities."""
+
     models: ClassVar[Mapping[str, type[BaseModel]]] = {}
     """Settings of the models that `task.model` can name, by name."""
 

@@ -12,6 +12,7 @@ from fedsim.adversary import Adversary, Job, Source
 from fedsim.gradients import LBFGS, Comparison, Problem, Restarts, Rules, in_groups, minimise
 from fedsim.knowledge import Knowledge
 from fedsim.records import Observation, Reconstruction
+from fedsim.spec import ImageSpec, TabularSpec
 from fedsim.victim import VictimModel
 
 __all__ = ["DLG"]
@@ -60,6 +61,7 @@ class DLG(Adversary):
         "gradient matching",
         "image reconstruction",
     )
+    suits = (ImageSpec, TabularSpec)
     needs: ClassVar[Knowledge] = Knowledge.GRADIENT | Knowledge.MODEL | Knowledge.BATCH_SIZE
     recovers: ClassVar[frozenset[str]] = frozenset(
         {"inputs", "labels", "label_counts", "label_set", "objective", "outcomes"}

@@ -12,6 +12,7 @@ from fedsim.adversary import Adversary, Job
 from fedsim.gradients import rank_above
 from fedsim.knowledge import Knowledge
 from fedsim.records import Observation, Reconstruction
+from fedsim.spec import ImageSpec, TabularSpec
 from fedsim.victim import VictimModel
 
 __all__ = ["FirstLinear"]
@@ -58,6 +59,7 @@ class FirstLinear(Adversary):
         "image reconstruction",
         "fully connected",
     )
+    suits = (ImageSpec, TabularSpec)
     needs: ClassVar[Knowledge] = Knowledge.GRADIENT
     recovers: ClassVar[frozenset[str]] = frozenset({"inputs"})
     cites: ClassVar[str] = (

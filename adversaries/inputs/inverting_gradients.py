@@ -22,6 +22,7 @@ from fedsim.gradients import (
 )
 from fedsim.knowledge import Knowledge
 from fedsim.records import Observation, Reconstruction
+from fedsim.spec import ImageSpec
 
 __all__ = ["InvertingGradients"]
 
@@ -65,6 +66,7 @@ class InvertingGradients(Adversary):
         "image reconstruction",
         "Geiping",
     )
+    suits = (ImageSpec,)
     needs: ClassVar[Knowledge] = Knowledge.GRADIENT | Knowledge.MODEL | Knowledge.BATCH_SIZE
     recovers: ClassVar[frozenset[str]] = frozenset(
         {"inputs", "labels", "label_counts", "label_set", "objective", "outcomes"}

@@ -10,7 +10,7 @@ from torch import Tensor
 from adversaries.speech.pace import Pace
 from fedsim.adversary import Job
 from fedsim.gradients import frames_needed
-from fedsim.records import BLANK_PIECE, WORD_START, Spec
+from fedsim.spec import WORD_START, SpeechSpec
 
 __all__ = ["Candidate", "Candidates", "encoded", "other", "too_short"]
 
@@ -76,23 +76,21 @@ class Candidates:
         )
 
 
-def too_short(targets: Sequence[Tensor], counts: Sequence[int], spec: Spec) -> str:
+def too_short(targets: Sequence[Tensor], counts: Sequence[int], spec: SpeechSpec) -> str:
     """Say which transcript needs more frames than it has, for labels of CTC; "" if none does."""
-    pieces = spec.pieces or ()
     for target, count in zip(targets, counts, strict=True):
-        if pieces[:1] == (BLANK_PIECE,) and (needed := frames_needed(target)) > count:
+        if spec.has_blank and (needed := frames_needed(target)) > count:
             return f"{spec.spell(target.tolist())!r} takes {needed} frames of {count}"
     return ""
 
 
-def encoded(text: str, spec: Spec) -> Tensor:
+def encoded(text: str, spec: SpeechSpec) -> Tensor:
     """Encode a transcript as labels, int64 of shape (L,).
 
     Raises:
         ValueError: The transcript has characters that the recogniser does not write.
     """
-    pieces = spec.pieces or ()
-    labels = {piece: label for label, piece in enumerate(pieces) if label}
+    labels = {piece: label for label, piece in enumerate(spec.pieces) if label}
     wanted = [WORD_START if character == " " else character for character in text]
     if strange := sorted({one for one in wanted if one not in labels}):
         raise ValueError(

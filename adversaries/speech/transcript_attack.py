@@ -9,6 +9,7 @@ from fedsim.adversary import Adversary, Job, Source
 from fedsim.gradients import head_gradient, numerical_rank
 from fedsim.knowledge import Knowledge
 from fedsim.records import Observation, Reconstruction
+from fedsim.spec import SpeechSpec
 from fedsim.victim import VictimModel
 
 __all__ = ["OfTranscripts", "claim"]
@@ -22,6 +23,7 @@ class OfTranscripts(Adversary):
     label is 0, the end; a model with the point "context" that says by `context_size` what d_A is.
     """
 
+    suits = (SpeechSpec,)
     needs: ClassVar[Knowledge] = Knowledge.GRADIENT | Knowledge.MODEL
     recovers: ClassVar[frozenset[str]] = frozenset(
         {"sequences", "num_labels", "labels", "label_counts", "label_set", "objective", "outcomes"}

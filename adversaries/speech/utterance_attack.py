@@ -12,6 +12,7 @@ from fedsim.adversary import Adversary, Job
 from fedsim.errors import DataError
 from fedsim.knowledge import Knowledge
 from fedsim.records import Observation, Reconstruction
+from fedsim.spec import SpeechSpec
 from fedsim.victim import VictimModel
 
 __all__ = ["OfUtterances"]
@@ -29,6 +30,7 @@ class OfUtterances(Adversary):
     whose gradient comes closest is claimed (appendix B.1), its transcript with it.
     """
 
+    suits = (SpeechSpec,)
     needs: ClassVar[Knowledge] = Knowledge.HEAD_GRADIENT | Knowledge.MODEL | Knowledge.BATCH_SIZE
 
     layers: Literal["last", "all"] = "last"
@@ -66,9 +68,7 @@ class OfUtterances(Adversary):
         return super().fills() | ({"text"} if self.transcripts else set())
 
     def cautions(self, model: VictimModel) -> list[str]:
-        """Inputs that are no frames, losses other than CTC, dropout that is on."""
-        if model.spec is not None and model.spec.features is None:
-            return [f"the inputs of this task are no frames, and {self.name} finds none"]
+        """Losses other than CTC, transcripts that cannot be written, dropout that is on."""
         found = []
         if self.layers == "last" and not hasattr(model.module, "blank"):
             found.append(f"the model is not trained with CTC, whose head alone {self.name} matches")
@@ -82,7 +82,7 @@ class OfUtterances(Adversary):
 
     def _unsaid(self, model: VictimModel) -> list[str]:
         """Transcripts that this recogniser cannot write."""
-        if model.spec is None or model.spec.pieces is None:
+        if not isinstance(model.spec, SpeechSpec):
             return []
         try:
             for text in self.transcripts:
@@ -112,23 +112,22 @@ class OfUtterances(Adversary):
     def cases(self, seen: Observation, job: Job) -> Candidates:
         """What the utterances may be: one case where transcripts and lengths are granted.
 
-        Raises `ValueError` where the inputs are no frames, and for what cannot be tried;
+        Raises `ValueError` for a task without utterances, and for what cannot be tried;
         `DataError` where CTC can say no case, for each has too few frames for its transcript.
         """
         size = int(seen.know(Knowledge.BATCH_SIZE))
-        if seen.spec.features is None:
-            raise ValueError(f"the inputs of this task are no frames, and {self.name} finds none")
+        spec = seen.spec.require(SpeechSpec)
         if size > 1 and (self.transcripts or self.frames):
             raise ValueError(
                 f"the update holds {size} utterances; transcripts and numbers of frames are tried "
                 "for a single one. Grant LABELS and LENGTHS"
             )
-        said = [[encoded(text, seen.spec)] for text in self.transcripts]
+        said = [[encoded(text, spec)] for text in self.transcripts]
         if not said:
             rows = seen.know(Knowledge.LABELS)
             said = [[row[row >= 0] for row in rows]]
         if self.assumes == "random":
-            said = [[other(one, seen.spec.classes, job.rng) for one in some] for some in said]
+            said = [[other(one, spec.classes, job.rng) for one in some] for some in said]
         heard = [[count] for count in self.frames] or [list(seen.know(Knowledge.LENGTHS))]
         if len(said) * len(heard) > MOST:
             raise ValueError(
@@ -143,7 +142,7 @@ class OfUtterances(Adversary):
                     f"{len(targets)} transcripts and frames {counts} for an update of {size} "
                     "utterances; expected one of each, and a frame at least"
                 )
-            if why := too_short(targets, counts, seen.spec):
+            if why := too_short(targets, counts, spec):
                 left_out.append(why)
             else:
                 tried.append(Candidate(targets, counts))
@@ -170,9 +169,9 @@ class OfUtterances(Adversary):
 
         Transcripts, lengths and what was not tried are among the diagnostics.
         """
-        said, spelled = dict[str, object](), None
-        if seen.spec.pieces is not None:
-            said["said"] = spelled = [seen.spec.spell(one.tolist()) for one in case.targets]
+        spec = seen.spec.require(SpeechSpec)
+        spelled = [spec.spell(one.tolist()) for one in case.targets]
+        said: dict[str, object] = {"said": spelled}
         if left_out:
             said["left out"] = list(left_out)
         return Reconstruction(

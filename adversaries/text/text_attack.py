@@ -12,6 +12,7 @@ from fedsim.adversary import Adversary, Job, Source
 from fedsim.gradients import rank_above
 from fedsim.knowledge import Knowledge
 from fedsim.records import Observation, Tokens
+from fedsim.spec import TextSpec
 
 __all__ = ["Case", "OfTexts", "padded"]
 
@@ -39,6 +40,7 @@ class OfTexts(Adversary):
     model takes; over `MOST` combinations are refused.
     """
 
+    suits = (TextSpec,)
     needs: ClassVar[Knowledge] = Knowledge.GRADIENT | Knowledge.MODEL | Knowledge.BATCH_SIZE
 
     labels_from: Source = "given"
@@ -58,9 +60,9 @@ class OfTexts(Adversary):
     def texts(self, seen: Observation) -> tuple[Tokens, Tensor]:
         """Tokens and word embeddings (V, d); raises `ValueError` where the task is none of text."""
         model = seen.know(Knowledge.MODEL)
-        tokens, words = seen.spec.tokens, model.embedding
-        if tokens is None or words is None or "embedding" not in model.points:
-            raise ValueError(f"this task's inputs are no text, and {self.name} finds nothing else")
+        tokens, words = seen.spec.require(TextSpec).tokens, model.embedding
+        if words is None or "embedding" not in model.points:
+            raise ValueError("the model takes no word embeddings, which this attack optimises")
         return tokens, words
 
     def cases(self, seen: Observation, job: Job) -> list[Case]:

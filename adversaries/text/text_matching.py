@@ -26,6 +26,7 @@ from fedsim.gradients import (
 )
 from fedsim.knowledge import Knowledge
 from fedsim.records import Observation, Reconstruction
+from fedsim.spec import TextSpec
 from fedsim.victim import VictimModel
 
 __all__ = ["TextMatching"]
@@ -215,8 +216,7 @@ class TextMatching(OfTexts):
         ids = [
             one[:length] for one, length in zip(read[0], texts.lengths[case].tolist(), strict=True)
         ]
-        tokens = seen.spec.tokens
-        assert tokens is not None  # noqa: S101 - `texts` has looked
+        tokens = seen.spec.require(TextSpec).tokens
         with torch.no_grad():
             exact = texts.embedded(texts.fed(read, at), at)
             apart = float(texts.far(exact, at) / texts.far.zero_distance[case])

@@ -9,6 +9,7 @@ from torch import Tensor
 from fedsim.adversary import Adversary, Job
 from fedsim.knowledge import Knowledge
 from fedsim.records import Observation, Reconstruction
+from fedsim.spec import TextSpec
 from fedsim.victim import VictimModel
 
 __all__ = ["TokenLeak"]
@@ -46,6 +47,7 @@ class TokenLeak(Adversary):
         "word embeddings",
         "language model",
     )
+    suits = (TextSpec,)
     needs: ClassVar[Knowledge] = Knowledge.GRADIENT
     recovers: ClassVar[frozenset[str]] = frozenset({"token_counts"})
     cites: ClassVar[str] = (
@@ -60,9 +62,7 @@ class TokenLeak(Adversary):
 
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
         """Look; raises `ValueError` where no gradient of word embeddings was sent, or zeros."""
-        gradient, tokens = seen.know(Knowledge.GRADIENT), seen.spec.tokens
-        if tokens is None:
-            raise ValueError("this task's inputs are no text, and token-leak finds nothing else")
+        gradient, tokens = seen.know(Knowledge.GRADIENT), seen.spec.require(TextSpec).tokens
         rows = gradient.get(tokens.embedding)
         if rows is None:
             raise ValueError(_not_sent(tokens.embedding))

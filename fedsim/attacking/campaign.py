@@ -146,10 +146,14 @@ class Campaign:
                 `optimizer`, such as "sgd" or "adam".
 
         Raises:
-            ScenarioError: The task is missing, or a table holds what a scenario's cannot.
+            ScenarioError: The task is missing, an adversary attacks other
+                modalities, or a table holds what a scenario's cannot.
         """
         if task is None:
             raise ScenarioError("task is missing: adversaries are scored against its data")
+        kind = task.spec_type
+        if unsuited := [text for one in adversaries for text in one.unsuited(kind, task.name)]:
+            raise ScenarioError("\n".join(unsuited))
         training = {"clients": task.clients, **settings.pop("training", {})}
         optimizer = training.pop("optimizer", UNKNOWN)
         if not isinstance(optimizer, str):

@@ -17,6 +17,7 @@ from fedsim.errors import PluginError
 from fedsim.metric import Metric
 from fedsim.metrics import installed
 from fedsim.scenario import Scenario, scenario_names
+from fedsim.spec import Spec
 from fedsim.task import Task
 
 __all__ = ["KINDS", "Entry", "entries", "matching"]
@@ -48,6 +49,15 @@ class Entry:
         yield self.name
         yield from getattr(self.cls, "keywords", ())
 
+    @property
+    def attacks(self) -> str:
+        """The modalities that an adversary attacks; empty for everything else."""
+        if self.cls is None or not issubclass(self.cls, Adversary):
+            return ""
+        return (
+            "any task" if Spec in self.cls.suits else ", ".join(o.modality for o in self.cls.suits)
+        )
+
     def says(self, word: str) -> bool:
         """Whether one of its terms, its summary or its citation has the word, or one so begun."""
         text = " ".join([*self.words, self.summary, getattr(self.cls, "cites", "")])
@@ -70,6 +80,7 @@ class Entry:
         hidden = {"seed", "clients", "folder"} if issubclass(cls, Task) else set[str]()
         if issubclass(cls, Adversary):
             facts |= {
+                "attacks": self.attacks,
                 "needs": cls.by_default().names(),
                 "needs_with": {
                     setting: (chosen.requires() & ~cls.by_default()).names()

@@ -149,7 +149,7 @@ def print_facts(console: Console, facts: dict[str, Any]) -> None:
         code = paragraph.startswith("    ")
         text = paragraph if code else " ".join(paragraph.split())
         console.print(text + "\n", markup=False, highlight=False)
-    lines = ("needs", "recovers", "cites", "reads", "title", "means")
+    lines = ("attacks", "needs", "recovers", "cites", "reads", "title", "means")
     for key in (*lines, "better for the attacker", "range"):
         if facts.get(key):
             value = facts[key] if isinstance(facts[key], str) else ", ".join(facts[key])

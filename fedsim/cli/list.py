@@ -50,7 +50,8 @@ def list_(
         table = Table(title=kind, title_justify="left", box=None, show_header=False)
         for entry in found:
             if entry.kind == kind:
-                table.add_row(*map(escape, filter(None, (entry.name, entry.task, entry.summary))))
+                cells = (entry.name, entry.task or entry.attacks, entry.summary)
+                table.add_row(*map(escape, filter(None, cells)))
         console.print(table)
     if "scenarios" in tables:
         console.print("papers' figures and tables: fedsim reproduce", highlight=False)

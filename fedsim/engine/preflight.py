@@ -8,7 +8,6 @@ from fedsim.defense import Defense
 from fedsim.engine.engine import engine_name
 from fedsim.errors import ScenarioError
 from fedsim.federation.strategies import build_strategy, quiet
-from fedsim.records import Spec
 from fedsim.scenario import Scenario
 from fedsim.task import Task
 from fedsim.training.budget import Budget
@@ -57,8 +56,7 @@ def preflight(scenario: Scenario, *, nodes_decide: bool = False) -> tuple[Task, 
     if scenario.adversaries:
         model = task.victim({})
         for label, _, adversary in scenario.build_adversaries():
-            found = _not_there(adversary.recovers, task.spec) or adversary.cautions(model)
-            cautions += [f"{label}: {text}" for text in found]
+            cautions += [f"{label}: {text}" for text in adversary.cautions(model)]
     return task, cautions
 
 
@@ -90,17 +88,6 @@ def _too_many_victims(scenario: Scenario) -> list[str]:
         for key, number in asked.items()
         if isinstance(number, int) and number > most
     ]
-
-
-def _not_there(fields: frozenset[str], spec: Spec) -> list[str]:
-    """What an adversary is after and no example of the task has."""
-    if spec.tokens is None and fields & {"tokens", "token_counts"}:
-        return [
-            "it looks for the tokens of texts, and this task's inputs are no text: expect nothing"
-        ]
-    if spec.pieces is None and "sequences" in fields:
-        return ["it looks for transcripts, and this task has none: expect nothing"]
-    return []
 
 
 def _check_client_half(scenario: Scenario) -> None:

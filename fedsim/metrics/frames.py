@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedsim.metric import Measure, Metric
 from fedsim.records import Reconstruction, Spec, Truth
+from fedsim.spec import SpeechSpec
 
 __all__ = ["FRAMES", "by_frame", "framed", "pair"]
 
@@ -93,7 +94,7 @@ class _FrameError(Metric):
 
     def suits(self, spec: Spec) -> bool:
         """Inputs that are frames."""
-        return spec.features is not None
+        return isinstance(spec, SpeechSpec)
 
 
 class MAE(_FrameError):

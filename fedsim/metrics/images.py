@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedsim.metric import Measure, Metric
 from fedsim.records import Reconstruction, Spec, Truth
+from fedsim.spec import TabularSpec
 
 __all__ = ["IMAGES", "PSNR_CAP", "RECOVERED", "SSIM_SIDE", "is_image", "match", "pairs"]
 
@@ -79,12 +80,21 @@ def is_image(spec: Spec) -> bool:
     return shape is not None and len(shape) == 3 and min(shape[1:]) >= SSIM_SIDE
 
 
-class MSE(Metric):
+class _OfInputs(Metric):
+    """A metric of inputs of one shape, rows of tables apart."""
+
+    fields = ("inputs",)
+
+    def suits(self, spec: Spec) -> bool:
+        """Inputs of one shape, which are no rows of a table."""
+        return spec.input_shape is not None and not isinstance(spec, TabularSpec)
+
+
+class MSE(_OfInputs):
     """Mean squared error, pixels in [0, 1]."""
 
     name = "mse"
     keywords = ("image reconstruction", "pixel error")
-    fields = ("inputs",)
     shown = Measure(
         "Mean squared error",
         "Squared distance between recovered and true examples; 0 is a copy.",
@@ -96,17 +106,12 @@ class MSE(Metric):
     def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
         return float(_errors(claimed, truth, spec).mean())
 
-    def suits(self, spec: Spec) -> bool:
-        """Inputs of one shape."""
-        return spec.input_shape is not None
 
-
-class PSNR(Metric):
+class PSNR(_OfInputs):
     """Peak signal-to-noise ratio in dB, 100 for an exact match."""
 
     name = "psnr"
     keywords = ("image reconstruction", "image quality", "decibel")
-    fields = ("inputs",)
     shown = Measure(
         "PSNR",
         "Peak signal-to-noise ratio of the recovered images; above 30 dB they look alike.",
@@ -119,17 +124,12 @@ class PSNR(Metric):
         floor = 10 ** (-PSNR_CAP / 10)
         return float((-10 * _errors(claimed, truth, spec).clamp(min=floor).log10()).mean())
 
-    def suits(self, spec: Spec) -> bool:
-        """Inputs of one shape."""
-        return spec.input_shape is not None
 
-
-class SSIM(Metric):
+class SSIM(_OfInputs):
     """Structural similarity, 1 for an exact match."""
 
     name = "ssim"
     keywords = ("image reconstruction", "image quality", "perceptual")
-    fields = ("inputs",)
     shown = Measure(
         "SSIM",
         "Structural similarity of recovered and true images; 1 is a copy.",
@@ -151,12 +151,11 @@ class SSIM(Metric):
         return is_image(spec)
 
 
-class Recovered(Metric):
+class Recovered(_OfInputs):
     """Fraction of the images with a mean squared error below 0.001."""
 
     name = "recovered"
     keywords = ("image reconstruction", "success rate")
-    fields = ("inputs",)
     shown = Measure(
         "Recovered",
         "Examples recovered recognisably (mean squared error below 0.001).",
@@ -168,10 +167,6 @@ class Recovered(Metric):
 
     def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
         return float((_errors(claimed, truth, spec) < RECOVERED).double().mean())
-
-    def suits(self, spec: Spec) -> bool:
-        """Inputs of one shape."""
-        return spec.input_shape is not None
 
 
 IMAGES = (MSE, PSNR, SSIM, Recovered)

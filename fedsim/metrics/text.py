@@ -13,6 +13,7 @@ import numpy as np
 from fedsim.metric import Measure, Metric
 from fedsim.metrics.text_pairs import MatchedText, bags, f1, pairs, rouge
 from fedsim.records import Reconstruction, Spec, Truth
+from fedsim.spec import TextSpec
 
 __all__ = ["TEXT"]
 
@@ -26,7 +27,7 @@ class _OfTexts(Metric):
 
     def suits(self, spec: Spec) -> bool:
         """Tasks whose inputs are text."""
-        return spec.tokens is not None
+        return isinstance(spec, TextSpec)
 
 
 class _MeanOfTexts(_OfTexts):

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from fedsim.records import Reconstruction, Spec, Tokens, Truth
+from fedsim.spec import TextSpec
 
 __all__ = ["MatchedText", "bags", "f1", "pairs", "read", "rouge"]
 
@@ -36,12 +37,6 @@ NOTHING = MatchedText("", "", ())
 def read(claimed: Reconstruction, truth: Truth, spec: Spec) -> list[str]:
     """The claimed text that is matched to each original; "" if there is none."""
     return [ours.text for ours, _ in pairs(claimed, truth, spec)]
-
-
-def _vocabulary(spec: Spec) -> Tokens:
-    if spec.tokens is None:
-        raise ValueError("this task's inputs are no text, so no metric of text applies")
-    return spec.tokens
 
 
 def _from_ids(ids: Iterable[int], tokens: Tokens) -> MatchedText:
@@ -80,7 +75,7 @@ def pairs(
     claimed: Reconstruction, truth: Truth, spec: Spec
 ) -> list[tuple[MatchedText, MatchedText]]:
     """For each original the claim that is matched to it, and the original."""
-    tokens = _vocabulary(spec)
+    tokens = spec.require(TextSpec).tokens
     if truth.tokens is None:
         raise ValueError("this task's truth has no tokens, so no metric of text applies")
     originals = tuple(_from_ids(one.tolist(), tokens) for one in truth.tokens)
@@ -131,7 +126,7 @@ def f1(ours: Counter[int], true: Counter[int]) -> float:
 
 def bags(claimed: Reconstruction, truth: Truth, spec: Spec) -> tuple[Counter[int], Counter[int]]:
     """How often each token is claimed and occurs, all texts together."""
-    tokens = _vocabulary(spec)
+    tokens = spec.require(TextSpec).tokens
     if claimed.token_counts is not None:
         counts = {k: n for k, n in claimed.token_counts.items() if k not in tokens.marks and n > 0}
         ours = Counter(counts)

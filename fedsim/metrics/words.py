@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from fedsim.metric import Measure, Metric
 from fedsim.records import Reconstruction, Spec, Truth
+from fedsim.spec import SpeechSpec
 
 __all__ = ["WORDS", "word_errors", "worded"]
 
@@ -34,7 +35,7 @@ def worded(claimed: Reconstruction, truth: Truth, spec: Spec) -> list[str]:
     if claimed.text is not None:
         claims = [" ".join(str(text).lower().split()) for text in claimed.text]
     else:
-        claims = [spec.spell(one.tolist()) for one in claimed.sequences or ()]
+        claims = [spec.require(SpeechSpec).spell(one.tolist()) for one in claimed.sequences or ()]
     return _matched(claims[: len(truth.text)], truth.text)
 
 
@@ -51,10 +52,17 @@ def _matched(claims: Sequence[str], originals: Sequence[str]) -> list[str]:
     return found
 
 
-_TEXTS = ("text", "sequences")
+class _OfTranscripts(Metric):
+    """A metric of tasks with transcripts."""
+
+    fields = ("text", "sequences")
+
+    def suits(self, spec: Spec) -> bool:
+        """Tasks with transcripts."""
+        return isinstance(spec, SpeechSpec)
 
 
-class WordErrorRate(Metric):
+class WordErrorRate(_OfTranscripts):
     """Word error rate: words to substitute, delete and insert, divided by words there are.
 
     0 for an exact match, and above 1 where more is claimed than there is.
@@ -62,7 +70,6 @@ class WordErrorRate(Metric):
 
     name = "wer"
     keywords = ("transcript reconstruction", "speech recognition", "edit distance")
-    fields = _TEXTS
     shown = Measure(
         "Word error rate",
         "Words wrong in the transcripts; 0 is a copy.",
@@ -77,17 +84,12 @@ class WordErrorRate(Metric):
         wrong = sum(word_errors(*pair) for pair in zip(ours, originals, strict=True))
         return wrong / sum(len(one.split()) for one in originals)
 
-    def suits(self, spec: Spec) -> bool:
-        """Tasks with transcripts."""
-        return spec.pieces is not None
 
-
-class TextExact(Metric):
+class TextExact(_OfTranscripts):
     """Share of the transcripts recovered without a mistake."""
 
     name = "text_exact"
     keywords = ("exact match", "transcript reconstruction", "speech recognition")
-    fields = _TEXTS
     shown = Measure(
         "Transcripts right",
         "Transcripts recovered without a mistake.",
@@ -101,10 +103,6 @@ class TextExact(Metric):
         ours, originals = worded(claimed, truth, spec), truth.text or ()
         right = sum(a.split() == b.split() for a, b in zip(ours, originals, strict=True))
         return right / len(originals)
-
-    def suits(self, spec: Spec) -> bool:
-        """Tasks with transcripts."""
-        return spec.pieces is not None
 
 
 WORDS = (WordErrorRate, TextExact)

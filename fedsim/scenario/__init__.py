@@ -231,8 +231,15 @@ class Scenario(Table):
         if complaints:
             raise ScenarioError("\n".join(complaints))
         self.knowledge()
-        self.build_task()
+        task = self.build_task()
         self._check_defenses()
+        unsuited = [
+            f"adversaries.{i}: {text}"
+            for i, (_, _, adversary) in enumerate(self.build_adversaries())
+            for text in adversary.unsuited(task.spec_type, task.name)
+        ]
+        if unsuited:
+            raise ScenarioError("\n".join(unsuited))
         self.build_metrics()
         self.denials()
 

@@ -54,6 +54,9 @@ def adversary_complaints(attack: Adversary, sample: Observation | None) -> list[
             found.append("with nothing granted it claims something all the same: what from?")
 
     seen = sample if sample is not None else example()
+    if not attack.attacks(type(seen.spec)):
+        left_out = f"suits leaves out {type(seen.spec).__name__}, which the sample has: add it"
+        return found if sample is None else [*found, left_out]
     granted = attack.requires().closed()
     if any(getattr(seen, name) is None for flag, name in _FIELDS.items() if flag in granted):
         return found  # made for another kind of task than the sample's

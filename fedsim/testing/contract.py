@@ -11,6 +11,7 @@ from fedsim.knowledge import Knowledge
 from fedsim.metric import Metric
 from fedsim.plugin import Plugin
 from fedsim.records import Observation
+from fedsim.spec import Spec
 from fedsim.task import Task
 from fedsim.testing.adversaries import CLAIMS, adversary_complaints
 from fedsim.testing.defenses import defense_complaints
@@ -29,11 +30,11 @@ def conformance(cls: type, sample: Observation | Task | None = None) -> list[str
     Args:
         cls: The class.
         sample: What it is tried on. For an adversary, an observation with everything granted:
-            without one it is `fedsim.testing.example()`, and an adversary that refuses images with
-            a `ValueError` is then only checked for its declarations. For a metric, a task that it
-            suits: without one it is the first installed task that it suits, and a metric that
-            suits none is then only checked for its declarations. For a task, an instance with
-            settings of its own.
+            without one it is `fedsim.testing.example()`, and an adversary that does not suit
+            images, or refuses these with a `ValueError`, is then only checked for its
+            declarations. For a metric, a task that it suits: without one it is the first installed
+            task that it suits, and a metric that suits none is then only checked for its
+            declarations. For a task, an instance with settings of its own.
 
     Returns:
         Complaints, each with what to do about it; empty if nothing is wrong.
@@ -89,6 +90,10 @@ def _declarations(cls: type[Plugin]) -> list[str]:
             found.append(
                 f"recovers names {unknown}, which Reconstruction lacks: use {sorted(CLAIMS)}"
             )
+        if not isinstance(cls.suits, tuple) or not all(
+            isinstance(one, type) and issubclass(one, Spec) for one in cls.suits or (None,)
+        ):
+            found.append(f"suits is {cls.suits!r}: name classes of specs, like (ImageSpec,)")
         many = cls.reconstruct_many is not Adversary.reconstruct_many
         if many != (cls.group > 1):
             found.append(

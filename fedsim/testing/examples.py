@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from fedsim.adversary import Job
 from fedsim.knowledge import Knowledge
-from fedsim.records import FIELDS, Batch, Observation, Spec
+from fedsim.records import FIELDS, Batch, Observation
 from fedsim.seeds import isolated, torch_generator
+from fedsim.spec import ImageSpec, Spec
 from fedsim.victim import VictimModel
 
 __all__ = ["SPEC", "batch", "example", "job", "network", "observation"]
@@ -57,7 +58,7 @@ def job(*, seed: int = 0, budget: int | None = None, **settings: Any) -> Job:
     return Job(torch_generator(seed, "test"), budget=budget, **settings)
 
 
-SPEC = Spec(classes=10, input_shape=(1, 6, 6), input_range=(0.0, 1.0))
+SPEC = ImageSpec(classes=10, input_shape=(1, 6, 6))
 """What `network` and `batch` are made for."""
 
 
@@ -79,7 +80,7 @@ def network(seed: int = 0) -> VictimModel:
 def batch(size: int = 1, seed: int = 0) -> Batch:
     """Random images (size, 1, 6, 6) in [0, 1] with random labels out of ten."""
     rng = torch_generator(seed, "test", "batch")
-    inputs = torch.rand(size, *(SPEC.input_shape or ()), generator=rng)
+    inputs = torch.rand(size, *SPEC.input_shape, generator=rng)
     return Batch(inputs, torch.randint(SPEC.classes, (size,), generator=rng))
 
 

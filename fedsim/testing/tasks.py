@@ -47,6 +47,8 @@ def _data(task: Task) -> Iterator[str]:
     if not isinstance(spec, Spec) or spec.classes < 2:
         yield "spec: return a Spec with two classes or more"
         return
+    if type(spec) is not task.spec_type:
+        yield f"spec_type: it is {task.spec_type.__name__}, and spec is a {type(spec).__name__}"
     sizes = [task.num_examples(client) for client in range(task.clients)]
     if not all(isinstance(size, int) and size > 0 for size in sizes):
         yield f"num_examples: {sizes} for its clients; each holds one example or more, an int"

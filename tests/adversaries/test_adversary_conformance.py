@@ -7,6 +7,7 @@ from fedsim import testing
 from fedsim.adversary import Adversary
 from fedsim.knowledge import Knowledge
 from fedsim.records import Reconstruction
+from fedsim.spec import TextSpec
 
 
 class Careless(Adversary):
@@ -58,6 +59,13 @@ class Boastful(Adversary):
         return Reconstruction(labels=torch.tensor([0]) * len(seen.know(Knowledge.HEAD_GRADIENT)))
 
 
+class Elsewhere(Greedy):
+    """Does not say in classes what it attacks."""
+
+    name = "elsewhere"
+    suits = ("images",)
+
+
 class Silent(Greedy):
     """Cannot say what it fills."""
 
@@ -71,6 +79,7 @@ class Silent(Greedy):
     ("cls", "words"),
     [
         (int, ["neither"]),
+        (Elsewhere, ["suits is ('images',): name classes of specs"]),
         (Silent, ["fills() raises KeyError"]),
         (Boastful, ["sequencez", "leaves out ['labels']", "fills() names 'inputs', but"]),
         (Careless, ["name is", "'limit' has no description", "unbounded", "lables"]),
@@ -82,3 +91,10 @@ def test_conformance_says_what_is_wrong(cls, words):
     complaints = testing.conformance(cls)
     for word in words:
         assert any(word in complaint for complaint in complaints), (word, complaints)
+
+
+def test_a_sample_of_another_modality_is_no_trial():
+    blind = type("Blind", (Greedy,), {"__doc__": "Reads texts.", "suits": (TextSpec,)})
+    assert testing.conformance(blind) == []
+    (said,) = testing.conformance(blind, testing.example())
+    assert said == "suits leaves out ImageSpec, which the sample has: add it"

@@ -7,16 +7,12 @@ import fedsim
 from fedsim.cli import app, main
 from fedsim.engine.preflight import preflight
 from fedsim.errors import ScenarioError
+from fedsim.plugin import names
 from fedsim.scenario import Scenario
 
 HOPELESS = [
-    ("images", {}, "dager", "this task's inputs are no text"),
-    ("images", {}, "gm-bow", "this task has none"),
-    ("images", {}, "hfgm", "no frames"),
-    ("images", {}, "first-frames", "no frames"),
     ("images", {"model": "cnn"}, "first-linear", "no fully connected layer fits"),
     ("images", {"model": "mlp"}, "first-linear", ""),
-    ("speech", {}, "first-linear", "fits an input of no fixed size"),
     ("speech", {}, "first-frames", "no layer is a fully connected layer with a bias that sees"),
     ("speech", {}, "hfgm", "is not trained with CTC"),
     ("speech", {}, "gm-bow", ""),
@@ -34,6 +30,35 @@ def test_an_attack_that_this_task_gives_nothing_is_warned_of(task, settings, adv
     _, cautions = preflight(Scenario.parse(table))
     mine = [text for text in cautions if text.startswith(f"{adversary}: ")]
     assert (said in mine[0]) if said else not mine
+
+
+@pytest.mark.parametrize(
+    ("task", "adversary", "message"),
+    [
+        ("images", "dager", "dager attacks texts, and task 'images' has images; use one of dlg, "),
+        ("images", "hfgm", "hfgm attacks speech, and task 'images' has images"),
+        ("text", "dlg", "dlg attacks images or tables, and task 'text' has texts; use one of da"),
+        ("speech", "first-linear", "first-linear attacks images or tables, and task 'speech' has"),
+        ("images", {"name": "dlg", "labels_from": "gm-bow"}, "gm-bow attacks speech, and task 'i"),
+    ],
+)
+def test_an_attack_on_another_modality_is_an_error_at_load(task, adversary, message):
+    asked = adversary if isinstance(adversary, dict) else {"name": adversary}
+    with pytest.raises(ScenarioError, match=rf"^adversaries\.0: {message}"):
+        Scenario.parse({"task": {"name": task}, "adversaries": [asked]})
+
+
+def test_an_attack_on_labels_suits_every_task():
+    for task in names("tasks"):
+        plans = [{"name": name} for name in ("random", "llg", "rlg", "idlg", "bias-signs")]
+        assert Scenario.parse({"task": {"name": task}, "adversaries": plans})
+
+
+def test_what_an_adversary_attacks_is_shown_and_listed():
+    assert "attacks: images, tables\n" in CliRunner().invoke(app, ["show", "dlg"]).stdout
+    listed = CliRunner().invoke(app, ["list", "adversaries"]).stdout
+    assert ["hfgm", "speech"] in [line.split()[:2] for line in listed.splitlines()]
+    assert ["llg", "any", "task"] in [line.split()[:3] for line in listed.splitlines()]
 
 
 @pytest.mark.parametrize("key", ["threat.victims", "adversaries.1.victims"])

@@ -10,7 +10,7 @@ from flwr.serverapp.strategy import FedAvg
 from support.tiny import rows, same, weights
 from torch import nn
 
-from adversaries import LLG
+from adversaries import LLG, TokenLeak
 from defenses import GaussianNoise
 from fedsim import HonestButCurious, defend
 from fedsim.engine.inline import InlineGrid
@@ -86,6 +86,13 @@ def test_two_lines_audit_a_foreign_project(model, tmp_path):
     assert not same(weights(protected.arrays), weights(alone.arrays))
     noise = [float(row["value"]) for row in rows(tmp_path / "noisy") if row["metric"] == "asr"]
     assert sum(noise) < sum(asr)
+
+
+def test_an_adversary_of_another_modality_is_refused_before_any_round(tmp_path):
+    attacks, task = [LLG(), TokenLeak()], Images(clients=4)
+    with pytest.raises(ScenarioError, match="token-leak attacks texts, and task 'images' has ima"):
+        HonestButCurious(FedAvg(), adversaries=attacks, task=task, out=tmp_path / "no")
+    assert not (tmp_path / "no").exists()
 
 
 def test_clients_of_a_foreign_grid_are_numbered_by_the_rank_of_their_node():

@@ -13,7 +13,7 @@ from fedsim.records import UNKNOWN, Batch, Reconstruction, Spec, Truth
 from fedsim.tasks.speech import Speech
 
 MANY = tuple(f"s{number:02d}" for number in range(20))
-SPEC = Spec(5, features=2, attributes={"speaker": ("anna", "bela", "carl", UNKNOWN)})
+SPEC = Spec(5, attributes={"speaker": ("anna", "bela", "carl", UNKNOWN)})
 NAMES = ("speaker_top1", "speaker_mrr")
 
 

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from fedsim.errors import PluginError
 from fedsim.metrics import METRICS, applicable, baselines, read
 from fedsim.metrics.text import TEXT, _edits
-from fedsim.records import Reconstruction, Spec, Truth
+from fedsim.records import Reconstruction, Truth
 from fedsim.report.marks import marked
+from fedsim.spec import ImageSpec, TextSpec
 from fedsim.tasks.text import Text
 from fedsim.tasks.text.languages import told
 from fedsim.tasks.text.languages.tokenizers import learned
@@ -17,7 +18,7 @@ from fedsim.tasks.text.messages import public_messages
 
 TOKENIZER = learned(public_messages(), 600, True)
 TOKENS = told(TOKENIZER, 600, 64, "words")
-SPEC = Spec(classes=4, vocabulary=600, tokens=TOKENS)
+SPEC = TextSpec(classes=4, tokens=TOKENS)
 FIRST = "the wifi password is otter"
 SECOND = "we meet at the harbour at noon"
 
@@ -151,10 +152,10 @@ def test_edits_are_those_of_the_recursion(first, second):
 def test_metrics_of_text_are_for_tasks_with_tokens():
     names = {one.name for one in applicable({"tokens", "text", "token_counts"}, SPEC)}
     assert names == set(PERFECT)
-    images = Spec(classes=3, input_shape=(1, 2, 2))
+    images = ImageSpec(classes=3, input_shape=(1, 2, 2))
     assert not {one.name for one in applicable({"tokens", "token_counts"}, images)}
     assert {one.name for one in applicable({"token_counts"}, SPEC)} == {"token_f1", "token_set_f1"}
-    with pytest.raises(ValueError, match="no text"):
+    with pytest.raises(ValueError, match="expected a task with texts; this task has images"):
         METRICS["rouge1"].score(Reconstruction(text=["a"]), TRUTH, images)
     with pytest.raises(ValueError, match="no tokens"):
         score("rouge1", Truth(text=["a"]), text=["a"])

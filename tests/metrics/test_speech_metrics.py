@@ -6,6 +6,7 @@ from support.small_speech import TASK
 
 from fedsim.metrics import METRICS, baselines
 from fedsim.records import Reconstruction, Spec, Truth
+from fedsim.spec import SpeechSpec
 from fedsim.tasks.speech import Speech
 
 
@@ -18,7 +19,8 @@ def score(name, claimed, truth, spec):
     return METRICS[name].score(claimed, truth, spec)
 
 
-WORDS = Spec(classes=5, pieces=("<end>", "▁one", "▁two", "▁th", "ree"))
+PIECES = ("<end>", "▁one", "▁two", "▁th", "ree")
+WORDS = SpeechSpec(classes=5, features=2, sample_rate=16_000, pieces=PIECES)
 SAID = Truth(text=["one two three", "two two"])
 
 

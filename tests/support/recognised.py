@@ -3,16 +3,16 @@
 import torch
 
 from fedsim import testing
-from fedsim.records import Spec
 from fedsim.seeds import isolated
+from fedsim.spec import SpeechSpec
 from fedsim.tasks.speech.characters import NAMES
 from fedsim.tasks.speech.features import Features
 from fedsim.tasks.speech.recognisers import PADDING, as_recogniser
-from fedsim.tasks.speech.voices import speak
+from fedsim.tasks.speech.voices import RATE, speak
 from fedsim.victim import VictimModel
 
 FEATURES, CONTEXT, CLASSES = 8, 2, 29
-SPEC = Spec(CLASSES, vocabulary=CLASSES, features=FEATURES, pieces=NAMES)
+SPEC = SpeechSpec(CLASSES, features=FEATURES, sample_rate=RATE, pieces=NAMES)
 SAID = torch.tensor([2, 3, 4])
 """The labels of "abc"."""
 

@@ -5,16 +5,20 @@ from torch.nn.utils.rnn import pad_sequence
 
 from adversaries import SpeakerInference
 from fedsim import testing
-from fedsim.records import Batch, Reconstruction, Spec
+from fedsim.records import Batch, Reconstruction
 from fedsim.seeds import isolated
+from fedsim.spec import SpeechSpec
+from fedsim.tasks.speech.characters import NAMES as LETTERS
 from fedsim.tasks.speech.features import Features
 from fedsim.tasks.speech.recognisers import PADDING, as_recogniser
-from fedsim.tasks.speech.voices import speak
+from fedsim.tasks.speech.voices import RATE, speak
 from fedsim.victim import VictimModel
 
 SIZE, CONTEXT, CLASSES = 26, 4, 29
 NAMES = tuple(f"voice{number}" for number in range(4))
-SPEC = Spec(CLASSES, features=SIZE, attributes={"speaker": NAMES})
+SPEC = SpeechSpec(
+    CLASSES, features=SIZE, sample_rate=RATE, pieces=LETTERS, attributes={"speaker": NAMES}
+)
 WORDS = (
     "seven old ships",
     "many a river",

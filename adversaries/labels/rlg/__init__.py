@@ -14,7 +14,8 @@ from adversaries.labels.rlg.subspace import Rank, Subspace, leading
 from fedsim.adversary import Adversary, Job
 from fedsim.gradients import HeadGradient, head_gradient
 from fedsim.knowledge import Knowledge
-from fedsim.records import BLANK_PIECE, Observation, Reconstruction
+from fedsim.records import Observation, Reconstruction
+from fedsim.spec import SpeechSpec
 from fedsim.victim import VictimModel
 
 __all__ = ["RLG"]
@@ -117,9 +118,10 @@ class RLG(Adversary):
             labels = by_margin(angles, np.linalg.norm(plain, axis=1), found.size)
         elif notes["accept"] == "authors":
             seed = int(torch.randint(2**62, (), generator=job.rng))
-            speech = seen.spec.vocabulary == seen.spec.classes
             rng = np.random.default_rng(seed)
-            labels, notes["voted"] = by_majority(found.whitened, rng, speech=speech)
+            labels, notes["voted"] = by_majority(
+                found.whitened, rng, speech=seen.spec.labels_are_tokens
+            )
         else:
             verdict = self._separable(found)
             labels = verdict.accepted
@@ -140,7 +142,7 @@ class RLG(Adversary):
     def _told(self, seen: Observation) -> int | None:
         if self.rank_mode != "oracle":
             return None
-        if seen.spec.vocabulary != seen.spec.classes:
+        if not seen.spec.labels_are_tokens:
             return int(seen.know(Knowledge.BATCH_SIZE))
         if _has_blank(seen):
             raise ValueError(
@@ -214,7 +216,7 @@ def tied(model: VictimModel) -> list[str]:
 
 def _has_blank(seen: Observation) -> bool:
     """Whether labels are CTC's, as far as can be seen."""
-    if seen.spec.pieces is not None and seen.spec.pieces[:1] == (BLANK_PIECE,):
+    if isinstance(seen.spec, SpeechSpec) and seen.spec.has_blank:
         return True
     return seen.model is not None and hasattr(seen.model.module, "blank")
 

@@ -19,6 +19,7 @@ from fedsim.gradients import Adam, Match, Restarts, Rules, minimise
 from fedsim.knowledge import Knowledge
 from fedsim.records import Observation, Reconstruction
 from fedsim.seeds import isolated
+from fedsim.spec import SpeechSpec
 
 __all__ = ["CTCMatching"]
 
@@ -135,7 +136,7 @@ class CTCMatching(OfUtterances):
                 model,
                 case,
                 theirs,
-                int(seen.spec.features or 0),
+                seen.spec.require(SpeechSpec).features,
                 whole=self.layers == "all",
                 floor=self.floor if self.distance == "whitened" else None,
                 smoothness=self.smoothness,

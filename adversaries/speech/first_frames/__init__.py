@@ -14,6 +14,7 @@ from fedsim.adversary import Adversary, Job
 from fedsim.gradients import gap_ratios
 from fedsim.knowledge import Knowledge
 from fedsim.records import Observation, Reconstruction
+from fedsim.spec import SpeechSpec
 from fedsim.victim import VictimModel
 
 __all__ = ["FirstFrames"]
@@ -72,6 +73,7 @@ class FirstFrames(Adversary):
         "speech recognition",
         "audio reconstruction",
     )
+    suits = (SpeechSpec,)
     needs: ClassVar[Knowledge] = Knowledge.GRADIENT
     recovers: ClassVar[frozenset[str]] = frozenset({"inputs"})
     cites: ClassVar[str] = (
@@ -100,7 +102,7 @@ class FirstFrames(Adversary):
         if model.spec is None:
             return []
         try:
-            self._layer(model.parameters(), model.spec.features)
+            self._layer(model.parameters(), model.spec.require(SpeechSpec).features)
         except ValueError as error:
             return [str(error)]
         return []
@@ -190,7 +192,7 @@ class FirstFrames(Adversary):
     def _rows(self, seen: Observation) -> tuple[str, Tensor, int]:
         """The layer's name, its gradient (units, inputs + 1) with the bias behind, and F."""
         gradient = seen.know(Knowledge.GRADIENT)
-        name, features = self._layer(gradient, seen.spec.features)
+        name, features = self._layer(gradient, seen.spec.require(SpeechSpec).features)
         weight, bias = gradient[f"{name}.weight"], gradient[f"{name}.bias"]
         rows = torch.cat([weight, bias[:, None]], dim=1).double().cpu()
         if not torch.isfinite(rows).all():
@@ -199,10 +201,8 @@ class FirstFrames(Adversary):
             raise ValueError(f"the gradient of layer '{name}' is zero: a defense removed it")
         return name, rows, features
 
-    def _layer(self, arrays: Mapping[str, Tensor], features: int | None) -> tuple[str, int]:
+    def _layer(self, arrays: Mapping[str, Tensor], features: int) -> tuple[str, int]:
         """Name of the layer that sees windows of frames, by its shape, and F."""
-        if features is None:
-            raise ValueError("the inputs of this task are no frames; first-linear is for others")
         matrices = {
             key.removesuffix(".weight"): value
             for key, value in arrays.items()

@@ -17,6 +17,7 @@ from fedsim.adversary import Job
 from fedsim.gradients import WhitenedDistance, cosine_distance, squared_distance
 from fedsim.knowledge import Knowledge
 from fedsim.records import Observation, Reconstruction
+from fedsim.spec import SpeechSpec
 
 __all__ = ["HFGM"]
 
@@ -100,7 +101,7 @@ class HFGM(OfUtterances):
                 kind(model, target.to(job.device), list(theirs), lr=lr, steps=steps)
                 for target in case.targets
             ]
-            shapes = [(count, int(seen.spec.features or 0)) for count in case.lengths]
+            shapes = [(count, seen.spec.require(SpeechSpec).features) for count in case.lengths]
             search = DirectSearch(tried, self._far(theirs), shapes, job)
             with job.portion(len(cases.tried) - len(found)):
                 self._run(search, job, None if found else pace)

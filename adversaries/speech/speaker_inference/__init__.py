@@ -20,6 +20,7 @@ from adversaries.speech.speaker_inference.voiceprints import (
 from fedsim.adversary import Adversary, Job, Source
 from fedsim.knowledge import Knowledge
 from fedsim.records import UNKNOWN, Observation, Reconstruction
+from fedsim.spec import SpeechSpec
 from fedsim.victim import VictimModel
 
 __all__ = ["SpeakerInference"]
@@ -56,6 +57,7 @@ class SpeakerInference(Adversary):
         "speech",
         "voice",
     )
+    suits = (SpeechSpec,)
     needs: ClassVar[Knowledge] = Knowledge.AUXILIARY
     recovers: ClassVar[frozenset[str]] = frozenset({"inputs", "attributes"})
     cites: ClassVar[str] = (
@@ -113,7 +115,7 @@ class SpeakerInference(Adversary):
     def cautions(self, model: VictimModel) -> list[str]:
         """What its part says; a part that claims no frames, an encoder that cannot be loaded."""
         found = super().cautions(model)
-        if self.encoder is not None and model.spec is not None and model.spec.features:
+        if self.encoder is not None and isinstance(model.spec, SpeechSpec):
             try:
                 loaded(Path(self.encoder), model.spec.features, torch.device("cpu"))
             except ValueError as error:
@@ -187,7 +189,7 @@ class SpeakerInference(Adversary):
         Of `seen` the auxiliary utterances and the spec are read. Raises `ValueError` where nobody
         speaks, or too few utterances are there to learn from.
         """
-        features = seen.spec.features or 0
+        features = seen.spec.require(SpeechSpec).features
         if self.encoder is not None:
             encoder: Recipe | Path = Path(self.encoder)
             least = loaded(Path(self.encoder), features, job.device).shortest
@@ -211,10 +213,10 @@ def _utterances(seen: Observation, shortest: int) -> Utterances:
     """The auxiliary utterances that are long enough; raises `ValueError` where there are none."""
     public = seen.know(Knowledge.AUXILIARY)
     speakers = public.attributes.get("speaker")
-    if not speakers or seen.spec.features is None:
+    if not speakers:
         raise ValueError(
-            "the auxiliary data do not tell who speaks: speaker-inference is for the task speech, "
-            "and some utterances of its speakers have to be public (task.auxiliary_utterances)"
+            "the auxiliary data do not tell who speaks: some utterances of the task's speakers "
+            "have to be public (task.auxiliary_utterances)"
         )
     lengths = [public.inputs.shape[1]] * len(public) if public.lengths is None else public.lengths
     heard = [

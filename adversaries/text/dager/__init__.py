@@ -13,6 +13,7 @@ from adversaries.text.row_space import Span, spanned
 from fedsim.adversary import Adversary, Job
 from fedsim.knowledge import Knowledge
 from fedsim.records import Observation, Reconstruction, Tokens
+from fedsim.spec import TextSpec
 
 __all__ = ["DAGER"]
 
@@ -53,6 +54,7 @@ class DAGER(Adversary):
         "language model",
         "transformer",
     )
+    suits = (TextSpec,)
     needs: ClassVar[Knowledge] = Knowledge.GRADIENT | Knowledge.MODEL
     recovers: ClassVar[frozenset[str]] = frozenset({"tokens", "text"})
     cites: ClassVar[str] = (
@@ -79,9 +81,9 @@ class DAGER(Adversary):
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
         """Search; raises `ValueError` where the gradient spans everything, or is another kind's."""
         model, gradient = seen.know(Knowledge.MODEL), seen.know(Knowledge.GRADIENT)
-        tokens, words = seen.spec.tokens, model.embedding
-        if tokens is None or words is None:
-            raise ValueError("this task's inputs are no text, and dager finds nothing else")
+        tokens, words = seen.spec.require(TextSpec).tokens, model.embedding
+        if words is None:
+            raise ValueError("the task names no word embeddings of its model")
         gradient = {name: value.to(job.device) for name, value in gradient.items()}
         first = First(model, gradient, job.device)
         turned = first.turned[first.queries[0]]
@@ -171,8 +173,8 @@ def _full(
     if seen.lengths is not None:
         most = sum(map(int, seen.lengths))
         behind = f" (of {most} tokens)"
-    elif seen.num_examples is not None and seen.spec.tokens is not None:
-        most = seen.num_examples * seen.spec.tokens.longest
+    elif seen.num_examples is not None:
+        most = seen.num_examples * seen.spec.require(TextSpec).tokens.longest
     fills = f"the gradient of '{layers[0]}'{behind} spans all d = {width} dimensions: "
     if most is not None and most < width:
         return (

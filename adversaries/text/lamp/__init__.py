@@ -15,6 +15,7 @@ from fedsim.gradients import Adam, Match, Optimizer, TextMetric
 from fedsim.knowledge import Knowledge
 from fedsim.priors import NGRAM, causal_model, language_prior
 from fedsim.records import Observation
+from fedsim.spec import TextSpec
 from fedsim.victim import VictimModel
 
 __all__ = ["LAMP"]
@@ -209,8 +210,7 @@ class LAMP(TextMatching):
     def _reordering(self, texts: DummyTexts, seen: Observation, job: Job) -> Reordering:
         prior = None
         if self._weight:
-            tokens = seen.spec.tokens
-            assert tokens is not None  # noqa: S101 - a model of texts has them
+            tokens = seen.spec.require(TextSpec).tokens
             public = seen.know(Knowledge.PRIOR) if self.prior == NGRAM else None
             prior = language_prior(self.prior, public, tokens, job.device)
         return Reordering(texts, prior, candidates=self.candidates, weight=self._weight)

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedsim.errors import DataError
-from fedsim.records import Batch, Reconstruction, Spec, Truth
+from fedsim.records import Batch, Reconstruction, Truth
+from fedsim.spec import ImageSpec
 from fedsim.task import evaluating
 from fedsim.tasks.composition import Composition
 from fedsim.tasks.images.data import ImageData, load
@@ -47,6 +48,7 @@ class Images(Partitioned):
 
     name = "images"
     keywords = ("image classification", "vision", "pictures", "MNIST", "CIFAR")
+    spec_type = ImageSpec
     models = MODELS
     sources: ClassVar[Mapping[str, str]] = {
         "digits": "1,797 handwritten digits of 8 x 8 pixels, from scikit-learn; built in",
@@ -129,9 +131,9 @@ class Images(Partitioned):
         return self.classes or self.images.classes
 
     @property
-    def spec(self) -> Spec:
+    def spec(self) -> ImageSpec:
         """Classes, shape (C, H, W) and range of the images."""
-        return Spec(self.outputs, self.images.shape, (0.0, 1.0))
+        return ImageSpec(self.outputs, self.images.shape)
 
     def batches(self, client: int, round: int, *, batch_size: int, steps: int) -> list[Batch]:
         """`steps` batches, composed as the class says: a pure function of (seed, client, round).

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from fedsim.metrics import framed, word_errors
-from fedsim.records import Batch, Reconstruction, Reduction, Spec, Truth
+from fedsim.records import Batch, Reconstruction, Reduction, Truth
 from fedsim.seeds import torch_generator
+from fedsim.spec import SpeechSpec
 from fedsim.task import evaluating
 from fedsim.tasks.partition import ByLength
 from fedsim.tasks.partitioned import claim_labels, sample
@@ -47,6 +48,7 @@ class Speech(SpeechSettings):
 
     name = "speech"
     keywords = ("speech recognition", "ASR", "audio", "voice", "transcription", "LibriSpeech")
+    spec_type = SpeechSpec
     models = RECOGNISERS
     sources: ClassVar[Mapping[str, str]] = {
         "voices": "Synthetic voices that read sentences; built in",
@@ -102,7 +104,7 @@ class Speech(SpeechSettings):
         return tuple(rest[torch.from_numpy(share)] for share in cut)
 
     @property
-    def spec(self) -> Spec:
+    def spec(self) -> SpeechSpec:
         """Word pieces, or characters, the rate of the sound, and whose voices are public.
 
         Utterances differ in length.
@@ -110,9 +112,8 @@ class Speech(SpeechSettings):
         names, speakers = self.pieces.names, self.recordings.speakers
         _, public, private = self.splits
         whom = candidates(*([speakers[i] for i in one.tolist()] for one in (public, private)))
-        return Spec(
+        return SpeechSpec(
             len(names),
-            vocabulary=len(names),
             sample_rate=RATE,
             features=self.features.size,
             pieces=names,

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from fedsim.metrics import worded
-from fedsim.records import Reconstruction, Spec, Truth
+from fedsim.records import Reconstruction, Truth
+from fedsim.spec import SpeechSpec
 from fedsim.tasks.speech.data import READABLE, Recordings
 from fedsim.tasks.speech.features import Features
 from fedsim.tasks.speech.spectrograms import Level, level
@@ -28,7 +29,7 @@ def public_level(recordings: Recordings, auxiliary: Tensor, features: Features) 
     return level(features, spoken, f"{len(spoken)} synthetic voices")
 
 
-def told(claimed: Reconstruction, truth: Truth, spec: Spec) -> dict[str, bytes]:
+def told(claimed: Reconstruction, truth: Truth, spec: SpeechSpec) -> dict[str, bytes]:
     """Transcripts and what is claimed of them, as two texts: `original` and `reconstruction`.
 
     A line an utterance, or, where only labels are claimed, their pieces in one line. No file where
@@ -39,7 +40,7 @@ def told(claimed: Reconstruction, truth: Truth, spec: Spec) -> dict[str, bytes]:
     lines = list[str]()
     if claimed.text is not None or claimed.sequences is not None:
         lines = worded(claimed, truth, spec)
-    elif claimed.label_set is not None and spec.pieces is not None:
+    elif claimed.label_set is not None:
         known = [spec.pieces[k] for k in sorted(claimed.label_set) if 0 <= k < spec.classes]
         lines = [" ".join(known)]
     if not lines:

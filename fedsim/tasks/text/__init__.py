@@ -11,8 +11,9 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
 from fedsim.errors import DataError
-from fedsim.records import Batch, Reconstruction, Reduction, Spec, Tokens, Truth
+from fedsim.records import Batch, Reconstruction, Reduction, Tokens, Truth
 from fedsim.seeds import torch_generator
+from fedsim.spec import TextSpec
 from fedsim.task import evaluating
 from fedsim.tasks.partitioned import divide, sample
 from fedsim.tasks.text import examples, languages
@@ -44,6 +45,7 @@ class Text(TextSettings):
         "BERT",
         "GPT",
     )
+    spec_type = TextSpec
     models: ClassVar[Mapping[str, type[BaseModel]]] = {"transformers": Language}
     sources: ClassVar[Mapping[str, str]] = {
         MESSAGES: "Short messages about access, health, money and plans, by sender; built in",
@@ -144,11 +146,10 @@ class Text(TextSettings):
         return tuple(rest[torch.from_numpy(share)] for share in shares)
 
     @property
-    def spec(self) -> Spec:
+    def spec(self) -> TextSpec:
         """Labels, and the tokens that texts are made of; texts differ in length."""
-        size = len(self.tokens.pieces)
-        classes = len(self.texts.names) if self.task == "classification" else size
-        return Spec(classes, vocabulary=size, tokens=self.tokens)
+        labels = self.texts.names if self.task == "classification" else self.tokens.pieces
+        return TextSpec(len(labels), tokens=self.tokens)
 
     def batches(self, client: int, round: int, *, batch_size: int, steps: int) -> list[Batch]:
         """`steps` batches: a pure function of (seed, client, round).

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from fedsim.errors import DataError
 from fedsim.metrics import read
-from fedsim.records import Reconstruction, Spec, Tokens, Truth
+from fedsim.records import Reconstruction, Tokens, Truth
+from fedsim.spec import TextSpec
 from fedsim.tasks.partitioned import claim_labels
 from fedsim.tasks.text.data import Texts
 from fedsim.tasks.text.languages import PADDING
@@ -184,7 +185,7 @@ def drawn_claim(
     )
 
 
-def shown(claimed: Reconstruction, truth: Truth, spec: Spec) -> dict[str, bytes]:
+def shown(claimed: Reconstruction, truth: Truth, spec: TextSpec) -> dict[str, bytes]:
     """Files that show original texts and what was matched to each, one text a line.
 
     Returns:
@@ -193,7 +194,7 @@ def shown(claimed: Reconstruction, truth: Truth, spec: Spec) -> dict[str, bytes]
     lines = list[str]()
     if claimed.tokens is not None or claimed.text is not None:
         lines = read(claimed, truth, spec)
-    elif claimed.token_counts is not None and spec.tokens is not None:
+    elif claimed.token_counts is not None:
         spelled = [spec.tokens.spell([i]) for i in sorted(claimed.token_counts)]
         lines = [" ".join(spelled)]
     if not lines or truth.text is None:

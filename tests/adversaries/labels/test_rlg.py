@@ -14,7 +14,8 @@ from fedsim import testing
 from fedsim.defense import Defense
 from fedsim.errors import NotGranted
 from fedsim.gradients import to_gradient
-from fedsim.records import Spec, Update
+from fedsim.records import Update
+from fedsim.spec import SpeechSpec
 from fedsim.tasks.images import cross_entropy
 from fedsim.victim import VictimModel
 
@@ -74,7 +75,8 @@ def test_the_number_of_labels_can_be_told():
 
 def test_of_sequences_the_number_of_labels_is_that_of_all_of_them():
     weight, labels = gradient(4)
-    spec = Spec(classes=len(weight), vocabulary=len(weight))
+    pieces = tuple(map(str, range(len(weight))))
+    spec = SpeechSpec(len(pieces), features=40, sample_rate=16_000, pieces=pieces)
     with pytest.raises(NotGranted, match="LABELS"):
         attacked(weight, RLG(rank_mode="oracle"), spec=spec, num_examples=2)
     rows = torch.full((2, 12), 1)

@@ -219,7 +219,7 @@ def gradient():
 @pytest.mark.parametrize(
     ("change", "settings", "spec", "message"),
     [
-        (lambda g: g, {}, Spec(CLASSES), "no frames; first-linear"),
+        (lambda g: g, {}, Spec(CLASSES), "expected a task with speech"),
         (lambda g: without(g, "dense.0.bias"), {}, SPEC, r"no layer is .* odd number of frames"),
         (lambda g: g, {"layer": "dense.3"}, SPEC, r"'dense.3' is .*dense.0 \(40 inputs\)"),
         (lambda g: {k: 0 * v for k, v in g.items()}, {}, SPEC, "is zero"),

@@ -252,7 +252,7 @@ def test_all_layers_are_matched_one_by_one():
     ("known", "settings", "told"),
     [
         ({}, {"off": -9}, "a frame at least"),
-        ({"spec": Spec(CLASSES)}, {}, "no frames"),
+        ({"spec": Spec(CLASSES)}, {}, "expected a task with speech"),
         ({"gradient": {"head.weight": torch.zeros(CLASSES, 64)}}, {}, "zero throughout"),
         ({"gradient": {"body.weight": torch.ones(4, 64)}}, {}, "the update holds body.weight"),
         ({"gradient": {"head.weight": torch.full((CLASSES, 64), torch.nan)}}, {}, "NaN"),

@@ -223,5 +223,5 @@ def test_claims_that_are_no_utterances_rank_nobody(auxiliary, monkeypatch, sound
 
 
 def test_a_task_without_frames_is_refused():
-    with pytest.raises(ValueError, match="do not tell who speaks"):
+    with pytest.raises(ValueError, match="expected a task with speech; this task has images"):
         SpeakerInference().reconstruct(testing.example(), testing.job())

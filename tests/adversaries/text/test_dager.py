@@ -235,7 +235,7 @@ def test_embeddings_narrower_than_the_layers_are_told_from_them():
 
 
 def test_what_it_cannot_read_is_one_clear_error():
-    with pytest.raises(ValueError, match="no text"):
+    with pytest.raises(ValueError, match="expected a task with texts"):
         claimed(testing.example())
     observed, _ = seen(small())
     renamed = {k: v for k, v in observed.gradient.items() if "query" not in k}

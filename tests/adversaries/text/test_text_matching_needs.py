@@ -90,7 +90,7 @@ def test_bad_input_is_refused_with_a_reason():
         gradient=observed.gradient, head=observed.head, classes=2, model=observed.model,
         num_examples=1, labels=torch.tensor([0]), lengths=[5],
     )  # fmt: skip
-    with pytest.raises(ValueError, match="no text"):
+    with pytest.raises(ValueError, match="expected a task with texts"):
         quick.reconstruct(images, testing.job())
 
 

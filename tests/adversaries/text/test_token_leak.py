@@ -91,7 +91,7 @@ def test_what_cannot_be_read_is_one_clear_error(task):
     observed, _ = seen(small(parameters="no-embeddings"))
     with pytest.raises(ValueError, match=r'not trained, or not sent.*task.parameters = "all"'):
         claimed(observed)
-    with pytest.raises(ValueError, match="no text"):
+    with pytest.raises(ValueError, match="expected a task with texts"):
         claimed(testing.example())
     observed, _ = seen(task)
     name = task.spec.tokens.embedding
