@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 
 from fedsim import plugin
 from fedsim.adversary import Adversary
+from fedsim.cli.settings import describe_settings
 from fedsim.defense import Defense
 from fedsim.errors import PluginError
 from fedsim.metric import Metric
@@ -101,30 +101,13 @@ class Entry:
         elif issubclass(cls, Defense) and cls.protect is Defense.protect:
             hidden = {"layers"}  # of an update, which it does not touch
         shared = Defense.model_fields if self.kind == "defenses" else {}  # after those of its own
-        facts["settings"] = [
-            {
-                "name": key,
-                "type": str(field.annotation).replace("typing.", "")
-                if not isinstance(field.annotation, type)
-                else field.annotation.__name__,
-                "default": _default(field),
-                "description": " ".join((field.description or "").split()),
-            }
-            for key, field in sorted(cls.model_fields.items(), key=lambda item: item[0] in shared)
-            if key not in hidden
-        ]
+        names = sorted(cls.model_fields, key=lambda name: name in shared)
+        facts["settings"] = describe_settings(cls, [name for name in names if name not in hidden])
         return facts
 
 
 def _plain(text: str) -> str:
     return " ".join(re.findall(r"\w+", text.lower().replace("_", " ")))
-
-
-def _default(field: FieldInfo) -> str:
-    if field.is_required():
-        return "required"
-    value = field.get_default(call_default_factory=True)
-    return "none" if value is None else repr(value)
 
 
 def entries(kinds: Iterable[str] = KINDS) -> list[Entry]:

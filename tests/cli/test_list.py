@@ -1,6 +1,7 @@
 """`fedsim list` and `fedsim show`: what is installed is found by kind, by name and by word."""
 
 import json
+import re
 
 import pytest
 from typer.testing import CliRunner
@@ -92,6 +93,34 @@ def test_a_metric_is_shown_with_what_it_reads_and_which_way_round():
     shown = printed("show", "psnr")
     assert "reads: inputs" in shown
     assert "better for the attacker: higher" in shown
+
+
+@pytest.mark.parametrize(
+    ("plugin", "setting", "type", "default"),
+    [
+        ("dlg", "precision", '"float32" or "float64"', '"float64"'),
+        ("dlg", "parameters", "table of numbers >= 0", '{"*" = 1.0}'),
+        ("dlg", "labels_from", "text or table", "none"),
+        ("sign", "scale", '"mean" or number > 0', '"mean"'),
+        ("sign", "error_feedback", "true or false", "false"),
+        ("ctc-matching", "frames", "list of integers >= 1, <= 100000", "[]"),
+        ("speech", "seconds", "[number > 0, number > 0]", "none"),
+        ("images", "partition", "table", '{kind = "iid"}'),
+    ],
+)
+def test_a_setting_has_the_type_and_the_default_that_a_scenario_writes(
+    plugin, setting, type, default
+):
+    facts = json.loads(printed("show", plugin, "--json"))
+    facts = facts if isinstance(facts, dict) else facts[0]
+    (found,) = [one for one in facts["settings"] if one["name"] == setting]
+    assert (found["type"], found["default"]) == (type, default)
+
+
+def test_no_type_is_one_of_python():
+    for entry in entries(("adversaries", "defenses", "metrics", "tasks", "models")):
+        for setting in entry.describe()["settings"]:
+            assert not re.search(r"Literal|Annotated|None|\|", setting["type"]), entry.name
 
 
 def test_what_two_tasks_have_under_one_name_is_shown_of_both():
