@@ -21,16 +21,13 @@ from fedsim.errors import AttackTimeout, NotGranted
 from fedsim.knowledge import Knowledge
 from fedsim.plugin import title
 from fedsim.records import Finding, Interception, Observation, Reconstruction, Status, Truth
-from fedsim.scenario import Scenario
-from fedsim.scenario.settings import AttackPlan
+from fedsim.scenario.built import BuiltRun
 from fedsim.seeds import derive, isolated, torch_generator
-from fedsim.task import Task
-from fedsim.threat import ThreatModel
 
-__all__ = ["Attack", "Bench", "GroupFailed", "Outcome", "one_by_one"]
+__all__ = ["Attack", "AttackRunner", "Bench", "GroupFailed", "Outcome", "one_by_one"]
 
 REMEMBERED = 10_000
-"""Baselines that a bench keeps."""
+"""Baselines that a runner keeps."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,29 +69,29 @@ def one_by_one(group: Sequence[Attack], why: str) -> list[list[Attack]]:
     return [[replace(first, caution=text)], *([one] for one in rest)]
 
 
-class Bench:
-    """Runs and scores attacks; built from the scenario alone, in any process.
+class AttackRunner:
+    """Runs and scores the attacks of a run, in whichever process it was built.
 
-    counted: nobody told the batch size; the truth is of as many examples as the update says.
+    Attributes:
+        built: The run.
+        point: The point of the sweep, for the findings.
+        folder: Where pictures and texts lie in the run folder.
+        batch_size_stated: Whether the scenario states the clients' batch size. If not, as many
+            examples as the update says belong to its truth.
     """
 
     def __init__(
         self,
-        scenario: Scenario,
+        built: BuiltRun,
         point: str = "",
         folder: str = "artifacts",
         *,
-        task: Task | None = None,
-        adversaries: Sequence[tuple[str, AttackPlan, Adversary]] | None = None,
-        counted: bool = False,
+        batch_size_stated: bool = True,
     ) -> None:
-        self.scenario, self.point, self.folder = scenario, point, folder
-        self.counted = counted
-        self.task = task or scenario.build_task()
-        self.adversaries = adversaries or scenario.build_adversaries()
-        self.defenses = scenario.build_defenses()
-        self.metrics = scenario.build_metrics()
-        self.threat = ThreatModel(scenario.knowledge(), self.task)
+        self.built, self.point, self.folder = built, point, folder
+        self.batch_size_stated = batch_size_stated
+        self.scenario, self.task = built.scenario, built.task
+        self.adversaries, self.threat = built.adversaries, built.threat
         self._chances: dict[tuple[str, str], tuple[float | None, float | None]] = {}
         self._running: tuple[str, Sequence[Job]] = ("", ())
 
@@ -219,7 +216,7 @@ class Bench:
             )
         caught = attack.interception
         given = Knowledge.LABELS | Knowledge.LENGTHS
-        run = [one.name for one in self.defenses if any(map(one.guards, caught.clients))]
+        run = [one.name for one in self.built.defenses if any(map(one.guards, caught.clients))]
         threat = replace(self.threat, defenses=tuple(run))
         return threat.observe(
             caught,
@@ -230,7 +227,7 @@ class Bench:
     def _truth(self, caught: Interception) -> Any:
         settings = self.scenario.training
         size, steps = settings.batch_size, settings.local_steps
-        if self.counted:
+        if not self.batch_size_stated:
             size = max(1, caught.update.num_examples // steps)
         return self.task.truth(caught.clients, caught.round, batch_size=size, steps=steps)
 
@@ -266,7 +263,7 @@ class Bench:
             fields = adversary.recovers
             if status == "ok":
                 status, error = "failed", f"fills() raised {type(reason).__name__}: {reason}"
-        measured = metrics.applicable(fields, self.task.spec, self.metrics)
+        measured = metrics.applicable(fields, self.task.spec, self.built.metrics)
         try:
             truth = self._truth(caught)
         except Exception as reason:
@@ -337,6 +334,10 @@ class Bench:
             with suppress(Exception):  # what cannot be told costs no row
                 told = as_json(claimed.diagnostics)
         return Outcome(caught.round, tuple(rows), files, attack.caution, told)
+
+
+Bench = AttackRunner
+"""The name that `AttackRunner` had."""
 
 
 def _check(claimed: object, method: str) -> None:

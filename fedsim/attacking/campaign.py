@@ -14,7 +14,7 @@ import tomli_w
 import torch
 
 from fedsim.adversary import Adversary
-from fedsim.attacking.attack import Attack, Bench, GroupFailed, Outcome, one_by_one
+from fedsim.attacking.attack import Attack, AttackRunner, GroupFailed, Outcome, one_by_one
 from fedsim.attacking.progress import AttackProgress, watched
 from fedsim.errors import ScenarioError
 from fedsim.knowledge import Knowledge
@@ -24,6 +24,7 @@ from fedsim.report import write_report
 from fedsim.runs.ledger import Ledger
 from fedsim.runs.tape import Tape
 from fedsim.scenario import Scenario
+from fedsim.scenario.built import BuiltRun, build
 from fedsim.scenario.settings import AttackPlan
 from fedsim.seeds import torch_generator
 from fedsim.task import Task
@@ -60,14 +61,16 @@ class Executor(Protocol):
 class InlineExecutor:
     """Runs attacks in this process, when they are collected; tells how far they are."""
 
-    def __init__(self, bench: Bench, observer: Observer = lambda event, **fields: None) -> None:
-        self._bench, self._observer = bench, observer
+    def __init__(
+        self, runner: AttackRunner, observer: Observer = lambda event, **fields: None
+    ) -> None:
+        self._runner, self._observer = runner, observer
         self._queue: deque[list[Attack]] = deque()
         self._pending = 0
 
     def submit(self, attacks: Sequence[Attack]) -> None:
         """Queue them for the end of the round."""
-        self._queue.extend(self._bench.groups(attacks))
+        self._queue.extend(self._runner.groups(attacks))
         self._pending += len(attacks)
 
     def collect(self, *, wait: bool) -> Iterator[Outcome]:
@@ -75,8 +78,8 @@ class InlineExecutor:
         while self._queue:
             group = self._queue.popleft()
             try:
-                with watched(self._bench.progress, self._tell):
-                    outcomes = self._bench.perform_together(group)
+                with watched(self._runner.progress, self._tell):
+                    outcomes = self._runner.perform_together(group)
             except GroupFailed as reason:
                 self._queue.extendleft(reversed(one_by_one(group, str(reason))))
                 continue
@@ -103,26 +106,25 @@ class Campaign:
 
     def __init__(
         self,
-        scenario: Scenario,
+        built: BuiltRun,
         ledger: Ledger,
         executor: Executor,
         *,
         point: str = "",
         folder: str = "tape",
         observer: Observer = lambda event, **fields: None,
-        adversaries: Sequence[tuple[str, AttackPlan, Adversary]] | None = None,
     ) -> None:
-        self.scenario, self.ledger, self.executor = scenario, ledger, executor
+        self.scenario, self.ledger, self.executor = built.scenario, ledger, executor
         self.point, self.observer = point, observer
-        self._tape = Tape(ledger.folder / folder) if scenario.threat.record else None
-        self._plans = adversaries or scenario.build_adversaries()
+        self._tape = Tape(ledger.folder / folder) if self.scenario.threat.record else None
+        self._plans = built.adversaries
         self._done = ledger.finished(point)
         self._open: Counter[int] = Counter()
         self.trained: frozenset[str] | None = None
         self.optimizer = UNKNOWN
         """The clients' local optimizer, of clients that do not say it with their updates."""
         self._history: dict[int, list[Interception]] = defaultdict(list)
-        self._keeps_history = Knowledge.HISTORY in scenario.knowledge()
+        self._keeps_history = Knowledge.HISTORY in built.threat.granted
 
     @classmethod
     def of(
@@ -184,16 +186,16 @@ class Campaign:
         ledger.provenance(
             scenario, {"data": task.fingerprint()}, optimizer=optimizer.lower(), unknown=unknown
         )
-        counted = "batch_size" not in training
-        bench = Bench(scenario, task=task, adversaries=plans, counted=counted)
+        built = build(scenario, task=task, adversaries=plans)
         for key, knowledge in (
             ("defenses", Knowledge.DEFENSE),
             ("training.local_steps", Knowledge.LOCAL_STEPS),
         ):
             if key in unknown:
-                granted = bench.threat.granted & ~knowledge
-                bench.threat = replace(bench.threat, granted=granted)
-        campaign = cls(scenario, ledger, InlineExecutor(bench), adversaries=plans)
+                granted = built.threat.granted & ~knowledge
+                built = replace(built, threat=replace(built.threat, granted=granted))
+        runner = AttackRunner(built, batch_size_stated="batch_size" in training)
+        campaign = cls(built, ledger, InlineExecutor(runner))
         campaign.trained = task.trained(task.module())
         campaign.optimizer = optimizer.lower()
         return campaign

@@ -28,9 +28,10 @@ def check(
         _check_plugin(what)
         return
     scenario, denied = Scenario.load(what, set or [], data=data or None, trust=trust), False
+    built = None
     for name, point in scenario.points().items():
-        task, cautions = preflight(point)
-        fewest = min(task.num_examples(client) for client in range(point.training.clients))
+        built, cautions = preflight(point, after=built)
+        fewest = min(built.task.num_examples(client) for client in range(point.training.clients))
         t = point.training
         where = f"{name}: " if name else ""
         typer.echo(
@@ -43,10 +44,11 @@ def check(
             )
         for caution in cautions:
             typer.echo(f"  warning: {caution}")
-        denials = point.denials()
-        for label, _, adversary in point.build_adversaries():
+        denials = []
+        for label, _, adversary in built.adversaries:
             needs = ", ".join(adversary.requires().names())
-            lacking = denials.get(label)
+            lacking = adversary.requires() & ~built.threat.granted
+            denials += [label] if lacking else []
             verdict = f"denied: lacks {', '.join(lacking.names())}" if lacking else "granted"
             typer.echo(f"  {label}: needs {needs}: {verdict}")
         if denials:

@@ -14,12 +14,12 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedsim.attacking.attack import Bench
+from fedsim.attacking.attack import AttackRunner
 from fedsim.attacking.campaign import InlineExecutor
 from fedsim.engine.preflight import preflight
 from fedsim.engine.simulate import one_thread
 from fedsim.errors import EngineError, FedsimError, ScenarioError
-from fedsim.federation.federate import play
+from fedsim.federation import federate
 from fedsim.federation.grid import OrderedGrid
 from fedsim.report import summary, write_report
 from fedsim.runs.ledger import Ledger
@@ -33,7 +33,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Play the scenario that the run config names."""
+    """Run the scenario that the run config names."""
     given = {key: str(value) for key, value in context.run_config.items()}
     name = given.get("scenario") or "quickstart"
     overrides = shlex.split(given.get("overrides", ""))
@@ -56,12 +56,12 @@ def main(grid: Grid, context: Context) -> None:
         data=data,
     )
     if scenario.sweep:
-        raise ScenarioError("flwr run plays one scenario; run a sweep with `fedsim run`")
-    task, cautions = preflight(scenario, nodes_decide=True)
+        raise ScenarioError("flwr run runs one scenario; run a sweep with `fedsim run`")
+    built, cautions = preflight(scenario, nodes_decide=True)
     ledger = Ledger.create(
         Path(given.get("out") or f"runs/{scenario.name}-{context.run_id}"), scenario
     )
-    ledger.provenance(scenario, {"data": task.fingerprint()}, engine="flwr run")
+    ledger.provenance(scenario, {"data": built.task.fingerprint()}, engine="flwr run")
 
     def tell(event: str, **fields: Any) -> None:
         if event == "round":
@@ -76,8 +76,8 @@ def main(grid: Grid, context: Context) -> None:
         tell("caution", text=caution)
     try:
         with one_thread(), isolated(scenario.seed, "simulation"):
-            executor = InlineExecutor(Bench(scenario, task=task))
-            play(scenario, ledger, OrderedGrid(grid, nodes), executor, "", tell, task=task)
+            executor = InlineExecutor(AttackRunner(built))
+            federate.run(built, ledger, OrderedGrid(grid, nodes), executor, "", tell)
     except BaseException:
         with contextlib.suppress(FedsimError):
             ledger.finish()

@@ -8,26 +8,16 @@ from fedsim.attacking.campaign import Observer
 from fedsim.errors import EngineError
 from fedsim.runs.ledger import Ledger
 from fedsim.scenario import Scenario
-from fedsim.task import Task
+from fedsim.scenario.built import BuiltRun
 
 __all__ = ["Engine", "engine_name", "knock", "workers"]
 
 
 class Engine(ABC):
-    """Plays one scenario after the other (the points of a sweep), keeping its workers."""
-
-    _task: Task | None = None
-
-    def task(self, scenario: Scenario) -> Task:
-        """The scenario's task; that of the point before, its data loaded and cut, if it is the
-        same."""
-        task = scenario.build_task()
-        if self._task is None or not task.same_as(self._task):
-            self._task = task
-        return self._task
+    """Runs one scenario after the other (the points of a sweep), keeping its workers."""
 
     @abstractmethod
-    def play(self, scenario: Scenario, ledger: Ledger, point: str, observer: Observer) -> None:
+    def run(self, built: BuiltRun, ledger: Ledger, point: str, observer: Observer) -> None:
         """Train, intercept, attack; findings and utility go to the ledger."""
 
     def close(self) -> None:  # noqa: B027 - only an engine with workers has some to give back

@@ -20,6 +20,7 @@ from fedsim.errors import EngineError
 from fedsim.records import Finding
 from fedsim.runs.ledger import Ledger
 from fedsim.scenario import Scenario
+from fedsim.scenario.built import BuiltRun, build
 
 __all__ = ["FlowerEngine"]
 
@@ -29,7 +30,7 @@ MARK = "\x1efedsim "
 class FlowerEngine(Engine):
     """Starts a simulation process, listens to its events, and ends it on Ctrl-C."""
 
-    def play(self, scenario: Scenario, ledger: Ledger, point: str, observer: Observer) -> None:
+    def run(self, built: BuiltRun, ledger: Ledger, point: str, observer: Observer) -> None:
         """Clients on Flower's Ray backend; attacks in the server's process, after each round."""
         command = [sys.executable, "-m", "fedsim.engine.flower", str(ledger.folder), point]
         quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
@@ -47,7 +48,7 @@ class FlowerEngine(Engine):
             assert process.stdin is not None  # noqa: S101 - both are pipes, as asked for
             assert process.stdout is not None  # noqa: S101
             try:
-                process.stdin.write(scenario.model_dump_json())
+                process.stdin.write(built.scenario.model_dump_json())
                 process.stdin.close()
                 failure = ""
                 for line in process.stdout:
@@ -77,10 +78,11 @@ def _child(folder: Path, point: str) -> None:
     from flwr.serverapp import Grid, ServerApp
     from flwr.simulation import run_simulation
 
-    from fedsim.attacking.attack import Bench
+    from fedsim.attacking.attack import AttackRunner
     from fedsim.attacking.campaign import InlineExecutor
+    from fedsim.federation import federate
     from fedsim.federation.client import app
-    from fedsim.federation.federate import place, play
+    from fedsim.federation.federate import place
     from fedsim.federation.grid import OrderedGrid
 
     scenario = Scenario.model_validate_json(sys.stdin.read())
@@ -98,9 +100,10 @@ def _child(folder: Path, point: str) -> None:
     @server.main()
     def main(grid: Grid, context: Context) -> None:
         try:
-            bench = Bench(scenario, point, place("artifacts", point))
+            built = build(scenario)
+            runner = AttackRunner(built, point, place("artifacts", point))
             ordered = OrderedGrid(grid, scenario.training.clients)
-            play(scenario, ledger, ordered, InlineExecutor(bench), point, tell, task=bench.task)
+            federate.run(built, ledger, ordered, InlineExecutor(runner), point, tell)
         except BaseException as error:
             tell("failure", reason=f"{type(error).__name__}: {error}")
             raise

@@ -4,14 +4,16 @@ from collections.abc import Iterator, Sequence
 
 from flwr.app import Message
 
-from fedsim.attacking.attack import Bench
+from fedsim.attacking.attack import AttackRunner
 from fedsim.attacking.campaign import InlineExecutor, Observer
 from fedsim.engine.engine import Engine
-from fedsim.federation.client import app, lent
-from fedsim.federation.federate import place, play
+from fedsim.federation import federate
+from fedsim.federation.client import app
+from fedsim.federation.federate import place
 from fedsim.federation.grid import LocalGrid, answer
+from fedsim.federation.session import share
 from fedsim.runs.ledger import Ledger
-from fedsim.scenario import Scenario
+from fedsim.scenario.built import BuiltRun
 
 __all__ = ["InlineEngine", "InlineGrid"]
 
@@ -32,10 +34,8 @@ class InlineGrid(LocalGrid):
 class InlineEngine(Engine):
     """Everything in one process; attacks run at the end of each round."""
 
-    def play(self, scenario: Scenario, ledger: Ledger, point: str, observer: Observer) -> None:
-        task = self.task(scenario)
-        bench = Bench(scenario, point, place("artifacts", point), task=task)
-        grid = InlineGrid(scenario.training.clients)
-        with lent(task):
-            executor = InlineExecutor(bench, observer)
-            play(scenario, ledger, grid, executor, point, observer, task=task)
+    def run(self, built: BuiltRun, ledger: Ledger, point: str, observer: Observer) -> None:
+        share(built)
+        runner = AttackRunner(built, point, place("artifacts", point))
+        grid = InlineGrid(built.scenario.training.clients)
+        federate.run(built, ledger, grid, InlineExecutor(runner, observer), point, observer)

@@ -9,23 +9,26 @@ from fedsim.engine.engine import engine_name
 from fedsim.errors import ScenarioError
 from fedsim.federation.strategies import build_strategy, quiet
 from fedsim.scenario import Scenario
-from fedsim.task import Task
+from fedsim.scenario.built import BuiltRun, build
 from fedsim.training.budget import Budget
 from fedsim.training.local import local_training
 
 __all__ = ["preflight"]
 
 
-def preflight(scenario: Scenario, *, nodes_decide: bool = False) -> tuple[Task, list[str]]:
-    """Load a scenario's data, build its model and strategy, rehearse its defenses.
+def preflight(
+    scenario: Scenario, *, after: BuiltRun | None = None, nodes_decide: bool = False
+) -> tuple[BuiltRun, list[str]]:
+    """Build a scenario, load its data, build its model and strategy, rehearse its defenses.
 
     Args:
         scenario: One point of a sweep, or a scenario without one.
+        after: The run that was built before it, whose data are kept if they are the same.
         nodes_decide: Whether the number of clients is that of connected nodes (`flwr run`): more
             victims than clients are then a warning.
 
     Returns:
-        The task, its data loaded, and what the user should be warned of.
+        The run, its data loaded, and what the user should be warned of.
 
     Raises:
         ScenarioError: The scenario cannot be run as written, or not on this machine.
@@ -36,15 +39,15 @@ def preflight(scenario: Scenario, *, nodes_decide: bool = False) -> tuple[Task, 
     too_many = _too_many_victims(scenario)
     if too_many and not nodes_decide:
         raise ScenarioError("\n".join(too_many))
-    task = scenario.build_task()
+    built = build(scenario, after=after)
+    task, defenses = built.task, built.defenses
     task.num_examples(0)
     task.head  # noqa: B018 - raises where none is found
     module = task.module().train()
     trained = task.trained(module)
     with quiet():
         build_strategy(scenario, set(task.arrays(module)) - trained)
-    _check_client_half(scenario)
-    defenses = scenario.build_defenses()
+    _check_client_half(built)
     for position, defense in enumerate(defenses):
         if complaint := defense.unknown_layers(trained):
             raise ScenarioError(f"defenses.{position} ({defense.name}).{complaint}")
@@ -52,12 +55,12 @@ def preflight(scenario: Scenario, *, nodes_decide: bool = False) -> tuple[Task, 
     for guarded in sorted({tuple(one.guards(c) for one in defenses) for c in clients}):
         chain = [one for one, on in zip(defenses, guarded, strict=True) if on]
         local_training(scenario, task, module, (), torch.Generator(), chain)
-    cautions = too_many + task.cautions() + Budget(scenario, task).cautions()
-    if scenario.adversaries:
+    cautions = too_many + task.cautions() + Budget(built).cautions()
+    if built.adversaries:
         model = task.victim({})
-        for label, _, adversary in scenario.build_adversaries():
+        for label, _, adversary in built.adversaries:
             cautions += [f"{label}: {text}" for text in adversary.cautions(model)]
-    return task, cautions
+    return built, cautions
 
 
 def _check_gpus(scenario: Scenario, *, clients_too: bool) -> None:
@@ -90,9 +93,9 @@ def _too_many_victims(scenario: Scenario) -> list[str]:
     ]
 
 
-def _check_client_half(scenario: Scenario) -> None:
+def _check_client_half(built: BuiltRun) -> None:
     """Two of Flower's strategies count on clients that clip."""
-    asked = scenario.training.strategy
+    asked = built.scenario.training.strategy
     settings = {"name": asked} if isinstance(asked, str) else asked
     name, norm = str(settings.get("name", "")), settings.get("clipping_norm")
     where = f"training.strategy ({name})"
@@ -102,7 +105,7 @@ def _check_client_half(scenario: Scenario) -> None:
             ' Use "DifferentialPrivacyServerSideAdaptiveClipping"'
         )
     bounds: set[float] = set()
-    for defense in scenario.build_defenses():
+    for defense in built.defenses:
         if type(defense).protect is Defense.protect or defense.effect == "zeros":
             continue
         bounds.clear()  # whatever changes values may undo a clip before it

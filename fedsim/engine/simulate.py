@@ -20,9 +20,10 @@ from fedsim.federation.strategies import quiet
 from fedsim.report import write_report
 from fedsim.runs.ledger import Ledger
 from fedsim.scenario import Scenario
+from fedsim.scenario.built import BuiltRun, build
 from fedsim.seeds import isolated
 
-__all__ = ["one_thread", "open_ledger", "play", "simulate"]
+__all__ = ["one_thread", "open_ledger", "play", "run_points", "simulate"]
 
 
 def simulate(
@@ -50,8 +51,10 @@ def simulate(
                 raise ScenarioError(f"no point '{name}' in the sweep. {did_you_mean(name, chosen)}")
         chosen = {name: chosen[name] for name in points}
     # Whatever cannot be run is an error before there is any folder.
-    cautions = {name: preflight(point)[1] for name, point in chosen.items()}
-    ledger = open_ledger(scenario, Path(out), resume=resume)
+    built, cautions = None, {}
+    for name, point in chosen.items():
+        built, cautions[name] = preflight(point, after=built)
+    ledger = open_ledger(scenario, Path(out), resume=resume, after=built)
 
     def tell(event: str, **fields: Any) -> None:
         if event not in ("findings", "progress"):
@@ -60,7 +63,7 @@ def simulate(
 
     tell("started", scenario=scenario.name, points=list(chosen), engine=engine_name(scenario))
     try:
-        play(scenario, chosen.items(), ledger, tell, cautions)
+        run_points(scenario, chosen.items(), ledger, tell, cautions, after=built)
     except BaseException as error:
         tell("ended", status="interrupted", reason=f"{type(error).__name__}: {error}")
         # What ended the run matters more than a report that has nothing to tell yet.
@@ -74,10 +77,15 @@ def simulate(
 
 
 def open_ledger(
-    scenario: Scenario, out: Path, *, resume: bool, growing: Collection[str] = ()
+    scenario: Scenario,
+    out: Path,
+    *,
+    resume: bool,
+    growing: Collection[str] = (),
+    after: BuiltRun | None = None,
 ) -> Ledger:
     """A run folder with its provenance; see `Ledger.create`. Raises `RunFolderError`."""
-    task = scenario.build_task()
+    task = build(scenario, after=after).task
     fingerprint, weights = task.fingerprint(), task.arrays(task.module())
     ledger = Ledger.create(out, scenario, resume=resume, growing=growing)
     ledger.same_data(fingerprint)
@@ -91,17 +99,24 @@ def open_ledger(
     return ledger
 
 
-def play(
+def run_points(
     scenario: Scenario,
     points: Iterable[tuple[str, Scenario]],
     ledger: Ledger,
     tell: Observer,
     cautions: Mapping[str, Sequence[str]] | None = None,
+    *,
+    after: BuiltRun | None = None,
 ) -> None:
-    """Play points of a scenario, by name, on its engine, one after the other.
+    """Run points of a scenario on its engine, one after the other.
 
-    points: may be made as they are asked for. cautions: by point, what to warn of. A point that
-    was played to the end is written down as such (`Ledger.ended`).
+    Args:
+        scenario: The scenario, for its seed and engine.
+        points: The points by name, which may be made as they are asked for.
+        ledger: The run folder. Points that ended are recorded in it (`Ledger.ended`).
+        tell: Called with what happens.
+        cautions: By point, what to warn of.
+        after: The run that was built before, whose data are kept if they are the same.
     """
     with (
         quiet(),
@@ -114,8 +129,13 @@ def play(
             for caution in (cautions or {}).get(name, ()):
                 tell("caution", point=name, text=caution)
             started = time.perf_counter()
-            engine.play(point, ledger, name, tell)
+            after = build(point, after=after)
+            engine.run(after, ledger, name, tell)
             ledger.end(name, time.perf_counter() - started)
+
+
+play = run_points
+"""The name that `run_points` had."""
 
 
 def device_name(scenario: Scenario) -> str:

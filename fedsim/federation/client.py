@@ -3,30 +3,25 @@
 Also `defend`, the mod that adds fedsim's defenses to anyone's ClientApp.
 """
 
-import contextlib
-import functools
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedsim.defense import ClientState, Defense
 from fedsim.errors import ClientError, PluginError
 from fedsim.federation.secure.client import secured
+from fedsim.federation.session import Session, session_of
 from fedsim.records import Update
-from fedsim.scenario import Scenario
 from fedsim.seeds import isolated, torch_generator
-from fedsim.task import Task
 from fedsim.training.defenses import STATE_KEY, protect
 from fedsim.training.local import local_training, train_locally
-from fedsim.victim import load_arrays
 
-__all__ = ["app", "defend", "lent", "update_record"]
+__all__ = ["app", "defend", "update_record"]
 
 UPDATE_KEY = "fedsim.update"
 CLIENT_KEY = "fedsim.client"
@@ -35,81 +30,29 @@ MEMORY_KEY = "fedsim.memory"
 app = ClientApp()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Session:
-    """What one process keeps between messages: data and one model, whoever the client is."""
-
-    scenario: Scenario
-    task: Task
-    defenses: list[Defense]
-    module: nn.Module
-    initial: dict[str, Tensor]
-
-
-_LENT: list[Task] = []
-
-
-@contextlib.contextmanager
-def lent(task: Task) -> Iterator[None]:
-    """Clients of this process whose task is the same use this one: its data are there and cut."""
-    _LENT.append(task)
-    try:
-        yield
-    finally:
-        _LENT.remove(task)
-
-
-@functools.lru_cache(maxsize=2)
-def _session(text: str) -> _Session:
-    scenario = Scenario.model_validate_json(text)
-    own = scenario.build_task()
-    task = next(filter(own.same_as, _LENT), own)
-    gpu = scenario.engine.gpus_per_client and torch.cuda.is_available()
-    module = task.module().to("cuda" if gpu else "cpu")
-    initial = {key: value.clone() for key, value in module.state_dict().items()}
-    return _Session(scenario, task, scenario.build_defenses(), module, initial)
-
-
-def _open(message: Message) -> tuple[_Session, nn.Module, dict[str, Tensor], int]:
-    """The session, its model as the server sent it, the arrays that were sent, and the round."""
+def _open(message: Message) -> tuple[Session, dict[str, Tensor], int]:
+    """The session with the server's model in it, the arrays that were sent, and the round."""
     config = message.content.config_records["config"]
-    session = _session(str(config["scenario"]))
-    before = _decoded(message.content.array_records["arrays"])
-    session.module.load_state_dict(session.initial)
-    load_arrays(session.module, before)
-    return session, session.module, before, int(cast(int, config["server-round"]))
-
-
-_LAST: tuple[list[bytes], dict[str, Tensor]] = ([], {})
-"""The arrays decoded last, as sent and as tensors: all clients of a round are sent the same."""
-
-
-def _decoded(record: ArrayRecord) -> dict[str, Tensor]:
-    """A record's arrays as tensors, which nobody may change; decoded once a round."""
-    global _LAST
-    sent = [array.data for array in record.values()]
-    known, tensors = _LAST
-    if list(record) != list(tensors) or any(a is not b for a, b in zip(sent, known, strict=True)):
-        tensors = dict(record.to_torch_state_dict())
-        _LAST = (sent, tensors)
-    return dict(tensors)
+    session = session_of(str(config["scenario"]))
+    before = session.load(message.content.array_records["arrays"])
+    return session, before, int(cast(int, config["server-round"]))
 
 
 @app.train(mods=[secured(UPDATE_KEY)])
 def train(message: Message, context: Context) -> Message:
     """One client's round: the update as an ArrayRecord, what it means as a ConfigRecord."""
-    session, module, before, round = _open(message)
-    settings, task, client = session.scenario.training, session.task, client_number(context)
+    session, before, round = _open(message)
+    scenario, task, module = session.built.scenario, session.built.task, session.module
     config = message.content.config_records["config"]
-    seed = session.scenario.seed
+    client, seed, settings = client_number(context), scenario.seed, scenario.training
     batches = task.batches(
         client, round, batch_size=settings.batch_size, steps=settings.local_steps
     )
     with isolated(seed, "client", round, client):
         module.train()
-        defenses = [defense for defense in session.defenses if defense.guards(client)]
+        defenses = [defense for defense in session.built.defenses if defense.guards(client)]
         rng = torch_generator(seed, "training", round, client)
-        training = local_training(session.scenario, task, module, batches, rng, defenses)
+        training = local_training(scenario, task, module, batches, rng, defenses)
         update, loss = train_locally(
             training,
             before,
@@ -118,7 +61,7 @@ def train(message: Message, context: Context) -> Message:
             proximal_mu=float(cast(float, config.get("proximal-mu", 0.0))),
         )
         where = (seed, round, client)
-        update = _protected(update, before, session.defenses, where, context)
+        update = _protected(update, before, session.built.defenses, where, context)
     metrics = {"num-examples": update.num_examples, "train_loss": loss}
     content = _reply(update, metrics)
     content[CLIENT_KEY] = _signature(client, defenses, context.state)
@@ -128,8 +71,8 @@ def train(message: Message, context: Context) -> Message:
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """The global model's loss and metrics on the client's own examples."""
-    session, module, _, _ = _open(message)
-    utility = session.task.evaluate(module, client_number(context))
+    session, _, _ = _open(message)
+    utility = session.built.task.evaluate(session.module, client_number(context))
     examples = int(utility.pop("num_examples"))
     metrics = MetricRecord({"num-examples": examples, **utility})
     return Message(RecordDict({"metrics": metrics}), reply_to=message)

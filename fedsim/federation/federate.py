@@ -15,26 +15,24 @@ from fedsim.federation.server import HonestButCurious
 from fedsim.federation.strategies import Following, Wrapper, build_strategy
 from fedsim.knowledge import Knowledge
 from fedsim.runs.ledger import Ledger
-from fedsim.scenario import Scenario
+from fedsim.scenario.built import BuiltRun
 from fedsim.seeds import derive, reseed
-from fedsim.task import Task
 from fedsim.training.budget import Budget
 from fedsim.victim import load_arrays
 
-__all__ = ["place", "play"]
+__all__ = ["place", "play", "run"]
 
 
-def play(
-    scenario: Scenario,
+def run(
+    built: BuiltRun,
     ledger: Ledger,
     grid: Grid,
     executor: Executor,
     point: str,
     observer: Observer,
-    *,
-    task: Task,
 ) -> None:
     """Train one point of a run on a Grid, the campaign beside it."""
+    scenario, task = built.scenario, built.task
     settings, seed = scenario.training, scenario.seed
     module = task.module()
     initial = {name: value.clone() for name, value in task.arrays(module).items()}
@@ -46,13 +44,13 @@ def play(
         grid = SecureGrid(grid, settings.secure_aggregation, seed=seed, most=most)
     found = Checkpoint.read(ledger, folder)
     done = found if found and found.complete and found.round and contexts else None
-    if Knowledge.HISTORY in scenario.knowledge():
+    if Knowledge.HISTORY in built.threat.granted:
         done = None  # what was seen in earlier rounds has to be seen again
     ledger.rewind(point, done.round if done else 0)
     if found:
         observer("resumed", round=done.round if done else 0, of=settings.rounds)
     campaign = Campaign(
-        scenario,
+        built,
         ledger,
         executor,
         point=point,
@@ -63,7 +61,7 @@ def play(
     if scenario.threat.follow:
         strategy = Following(strategy, scenario.threat.follow)
     curious = HonestButCurious(strategy, campaign=campaign, on_failure=settings.on_failure)
-    budget = Budget(scenario, task)
+    budget = Budget(built)
     config = ConfigRecord({"scenario": scenario.model_dump_json(), "lr": settings.lr})
     waiting: list[Checkpoint] = []
 
@@ -113,6 +111,10 @@ def play(
         with contextlib.suppress(Exception):
             campaign.collect()
         raise
+
+
+play = run
+"""The name that `run` had."""
 
 
 def _contexts(grid: Grid) -> dict[int, Context] | None:

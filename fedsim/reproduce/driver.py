@@ -79,9 +79,10 @@ def _play(scenario: Scenario, folder: Path, progress: Progress, name: str) -> st
     progress(name, played, total, "")
     if not left:
         return ""
-    for point in _repetition(scenario, left[0]).points().values():
-        preflight(point)
-    ledger = simulation.open_ledger(scenario, folder, resume=exists, growing=GROWING)
+    built = None
+    for own in _repetition(scenario, left[0]).points().values():
+        built, _ = preflight(own, after=built)
+    ledger = simulation.open_ledger(scenario, folder, resume=exists, growing=GROWING, after=built)
     refused: dict[str, str] = {}
     current = ""
     here = Counter[str]()
@@ -112,7 +113,7 @@ def _play(scenario: Scenario, folder: Path, progress: Progress, name: str) -> st
     try:
         while True:
             try:
-                simulation.play(scenario, points, ledger, tell)
+                simulation.run_points(scenario, points, ledger, tell, after=built)
                 break
             except ClientError as error:  # of this point alone: an update with NaN, say
                 refused[current] = str(error)

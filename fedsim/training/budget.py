@@ -4,8 +4,7 @@ import functools
 from collections.abc import Mapping
 
 from fedsim.defense import Defense, Exposure, overlap
-from fedsim.scenario import Scenario
-from fedsim.task import Task
+from fedsim.scenario.built import BuiltRun
 
 __all__ = ["Budget"]
 
@@ -16,9 +15,8 @@ PLAIN_MEAN = ("FedAvg", "FedProx", "FedSGD")
 class Budget:
     """Counts for every defense what `Defense.spent` asks for."""
 
-    def __init__(self, scenario: Scenario, task: Task) -> None:
-        self.scenario, self.task = scenario, task
-        self.defenses = scenario.build_defenses()
+    def __init__(self, built: BuiltRun) -> None:
+        self.scenario, self.task, self.defenses = built.scenario, built.task, built.defenses
 
     @functools.cached_property
     def _names(self) -> tuple[frozenset[str], frozenset[str]]:

@@ -8,11 +8,12 @@ from support.rogues import Flock
 from support.tiny import rows, scenario, timeless
 
 from adversaries import LLG
-from fedsim.attacking.attack import Attack, Bench
+from fedsim.attacking.attack import Attack, AttackRunner
 from fedsim.attacking.campaign import Campaign, InlineExecutor
 from fedsim.engine.simulate import simulate
 from fedsim.records import Interception, Update
 from fedsim.runs.ledger import Ledger
+from fedsim.scenario.built import build
 from fedsim.testing import conformance
 
 pytestmark = pytest.mark.usefixtures("rogues")
@@ -126,10 +127,10 @@ def test_what_was_refused_is_in_no_group(tmp_path):
 
 def test_groups_never_mix_adversaries():
     names = [{"name": "llg"}, {"name": "flock"}, {"name": "flock", "label": "other"}]
-    bench = Bench(scenario(adversaries=names))
+    runner = AttackRunner(build(scenario(adversaries=names)))
     attacks = [Attack(one, index, 1.0) for index in (2, 1, 0) for one in caught(range(4))]
 
-    groups = bench.groups(attacks)
+    groups = runner.groups(attacks)
     shape = [({one.adversary for one in group}, len(group)) for group in groups]
     assert shape == [*[({0}, 1)] * 4, ({1}, 3), ({1}, 1), ({2}, 3), ({2}, 1)]
 
@@ -137,12 +138,12 @@ def test_groups_never_mix_adversaries():
 def test_a_resumed_round_groups_what_has_no_rows_yet(tmp_path):
     run = flock(folder=tmp_path)
     ledger = Ledger.create(tmp_path / "run", run)
-    bench = Bench(run)
+    runner = AttackRunner(build(run))
     for one in caught([0, 3]):
-        ledger.findings(bench.perform(Attack(one, 0, 1.0)).findings)
+        ledger.findings(runner.perform(Attack(one, 0, 1.0)).findings)
     (tmp_path / "sizes").unlink(missing_ok=True)
     before = len(ledger.rows())
-    campaign = Campaign(run, ledger, InlineExecutor(bench))
+    campaign = Campaign(runner.built, ledger, InlineExecutor(runner))
     campaign.intercept(1, caught(range(6)))
     assert campaign.executor.pending == 4
     campaign.collect(wait=True)
@@ -155,7 +156,7 @@ def test_a_resumed_round_groups_what_has_no_rows_yet(tmp_path):
 
 def test_ctrl_c_is_no_failure_of_the_group(tmp_path):
     run = flock("interrupt", folder=tmp_path)
-    executor = InlineExecutor(Bench(run))
+    executor = InlineExecutor(AttackRunner(build(run)))
     executor.submit([Attack(one, 0, 1.0) for one in caught(range(6))])
     with pytest.raises(KeyboardInterrupt):
         list(executor.collect(wait=True))

@@ -8,21 +8,22 @@ from support.interceptions import Asks, intercepted
 from support.reachable import reachable
 from support.tiny import scenario
 
-from fedsim.attacking.attack import Attack, Bench
+from fedsim.attacking.attack import Attack, AttackRunner
 from fedsim.attacking.campaign import Campaign
 from fedsim.records import Interception, Truth, Update
 from fedsim.runs.ledger import Ledger
 from fedsim.scenario import Scenario
+from fedsim.scenario.built import build
 from fedsim.scenario.settings import AttackPlan
 from fedsim.task import Task
 
 
 def observed(run, **attack):
     """The observation and job of an attack that knows as much as the scenario grants."""
-    bench = Bench(run, adversaries=[("asks", AttackPlan(name="asks"), Asks())])
+    runner = AttackRunner(build(run, adversaries=[("asks", AttackPlan(name="asks"), Asks())]))
     Asks.kept.clear()
     one = intercepted(run, 1, round=2)
-    outcome = bench.perform(Attack(one, 0, 1.0, **attack))
+    outcome = runner.perform(Attack(one, 0, 1.0, **attack))
     assert outcome.findings[0].status == "ok", outcome.findings[0].error
     return (*Asks.kept.pop(), one)
 
@@ -37,7 +38,7 @@ def test_nothing_that_an_adversary_gets_leads_to_the_truth(model, algorithm):
     seen, job, one = observed(run, history=(earlier,))
     assert len(seen.history) == 1
     assert seen.history[0].labels is None  # labels of earlier rounds are nobody's business
-    forbidden = (Task, Truth, Scenario, Interception, Update, Bench, Campaign, Ledger)
+    forbidden = (Task, Truth, Scenario, Interception, Update, AttackRunner, Campaign, Ledger)
     for start in (seen, job):
         for thing in reachable(start):
             assert not isinstance(thing, forbidden), type(thing)
@@ -85,9 +86,9 @@ def test_defenses_are_told_by_name_only_when_granted():
 def test_an_attacks_randomness_is_its_own():
     def draw(label, **changes):
         run = scenario(**changes)
-        bench = Bench(run, adversaries=[(label, AttackPlan(name="asks"), Asks())])
+        runner = AttackRunner(build(run, adversaries=[(label, AttackPlan(name="asks"), Asks())]))
         Asks.kept.clear()
-        bench.perform(Attack(intercepted(run, 1), 0, 1.0))
+        runner.perform(Attack(intercepted(run, 1), 0, 1.0))
         return float(torch.rand((), generator=Asks.kept.pop()[1].rng))
 
     assert draw("a") == draw("a")
@@ -97,11 +98,13 @@ def test_an_attacks_randomness_is_its_own():
 def test_budget_and_time_limit_reach_the_job():
     run = scenario(threat={"timeout": 7.0})
     plans = [AttackPlan(name="asks", budget=5), AttackPlan(name="asks", timeout=3.0)]
-    bench = Bench(run, adversaries=[(str(i), plan, Asks()) for i, plan in enumerate(plans)])
+    runner = AttackRunner(
+        build(run, adversaries=[(str(i), plan, Asks()) for i, plan in enumerate(plans)])
+    )
     jobs = []
     for index in range(2):
         Asks.kept.clear()
-        bench.perform(Attack(intercepted(run, 1), index, 1.0))
+        runner.perform(Attack(intercepted(run, 1), index, 1.0))
         jobs.append(Asks.kept.pop()[1])
     assert [job.budget for job in jobs] == [5, None]
     assert [job._seconds for job in jobs] == [7.0, 3.0]

@@ -11,13 +11,14 @@ from support.interceptions import Asks, intercepted
 from support.tiny import rows, scenario
 
 from fedsim.adversary import Adversary
-from fedsim.attacking.attack import Attack, Bench
+from fedsim.attacking.attack import Attack, AttackRunner
 from fedsim.attacking.campaign import InlineExecutor
 from fedsim.attacking.diagnostics import as_json
 from fedsim.engine.simulate import simulate
 from fedsim.errors import Cancelled
 from fedsim.knowledge import Knowledge
 from fedsim.records import Reconstruction
+from fedsim.scenario.built import build
 from fedsim.scenario.settings import AttackPlan
 from fedsim.tasks.images import Images
 
@@ -88,8 +89,8 @@ def test_an_attack_that_no_metric_scores_still_leaves_a_row(tmp_path):
 
     run = scenario()
     plan = AttackPlan(name="names")
-    bench = Bench(run, adversaries=[("names", plan, Names())])
-    (row,) = bench.perform(Attack(intercepted(run, 0), 0, 1.0)).findings
+    runner = AttackRunner(build(run, adversaries=[("names", plan, Names())]))
+    (row,) = runner.perform(Attack(intercepted(run, 0), 0, 1.0)).findings
     assert (row.status, row.metric, row.value, row.label) == ("ok", "", None, "names")
 
 
@@ -137,8 +138,8 @@ def test_an_adversary_cannot_end_the_run(way):
             raise way
 
     run = scenario()
-    bench = Bench(run, adversaries=[("leaver", AttackPlan(name="leaver"), Leaver())])
-    found = bench.perform(Attack(intercepted(run, 0), 0, 1.0)).findings
+    runner = AttackRunner(build(run, adversaries=[("leaver", AttackPlan(name="leaver"), Leaver())]))
+    found = runner.perform(Attack(intercepted(run, 0), 0, 1.0)).findings
     assert {row.status for row in found} == {"failed"}
     assert type(way).__name__ in found[0].error
 
@@ -153,7 +154,7 @@ def test_an_attack_that_catches_every_exception_is_stopped_all_the_same():
     run = scenario()
     plan = AttackPlan(name="deaf", timeout=0.2)
     started = time.monotonic()
-    found = Bench(run, adversaries=[("deaf", plan, Deaf())]).perform(
+    found = AttackRunner(build(run, adversaries=[("deaf", plan, Deaf())])).perform(
         Attack(intercepted(run, 0), 0, 1.0)
     )
     assert {row.status for row in found.findings} == {"timeout"}
@@ -168,7 +169,7 @@ def test_a_task_that_cannot_guess_costs_the_baseline_and_no_row():
     dlg = {"name": "dlg", "iterations": 1, "restarts": 0}
     run = scenario(adversaries=[dlg], threat={"grants": "white-box"})
     task = Clueless(**run.build_task().model_dump(exclude={"model", "partition"}))
-    rows = Bench(run, task=task).perform(Attack(intercepted(run, 0), 0, 1.0)).findings
+    rows = AttackRunner(build(run, task=task)).perform(Attack(intercepted(run, 0), 0, 1.0)).findings
     assert {row.status for row in rows} == {"ok"}
     by_metric = {row.metric: row for row in rows}
     assert by_metric["mse"].baseline is None
@@ -178,13 +179,13 @@ def test_a_task_that_cannot_guess_costs_the_baseline_and_no_row():
 def test_the_batch_size_of_a_row_is_what_the_client_held():
     run = scenario(training={"batch_size": 100_000})
     held = run.build_task().num_examples(0)
-    (row, *_) = Bench(run).perform(Attack(intercepted(run, 0), 0, 1.0)).findings
+    (row, *_) = AttackRunner(build(run)).perform(Attack(intercepted(run, 0), 0, 1.0)).findings
     assert row.batch_size == held
 
 
 def test_a_cancelled_queue_is_dropped():
     run = scenario()
-    executor = InlineExecutor(Bench(run))
+    executor = InlineExecutor(AttackRunner(build(run)))
     executor.submit([Attack(intercepted(run, 0), 0, 1.0)])
     assert executor.pending == 1
     executor.cancel()
@@ -208,11 +209,11 @@ def test_the_truth_of_several_steps_holds_every_example(tmp_path):
         training={"algorithm": "fedavg", "batch_size": 2, "local_steps": 3, "rounds": 1},
         threat={"grants": "full", "victims": 1},
     )
-    bench = Bench(run)
+    runner = AttackRunner(build(run))
     one = intercepted(run, 2)
     assert one.update.num_examples == 6
-    assert len(bench._truth(one).labels) == 6
-    row = bench.perform(Attack(one, 0, 0.25)).findings[0]
+    assert len(runner._truth(one).labels) == 6
+    row = runner.perform(Attack(one, 0, 0.25)).findings[0]
     assert (row.batch_size, row.local_steps, row.inclusion) == (2, 3, 0.25)
 
 

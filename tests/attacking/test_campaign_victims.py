@@ -10,6 +10,7 @@ from fedsim.attacking.campaign import Campaign
 from fedsim.engine.simulate import simulate
 from fedsim.records import Interception, Update
 from fedsim.runs.ledger import Ledger
+from fedsim.scenario.built import build
 
 
 class Listening:
@@ -41,7 +42,7 @@ def caught(clients, round=1, *, factor=1.0):
 def chosen(run, tmp_path, rounds, clients=range(6), **how):
     """Victims by (adversary, round), and the probability they were chosen with."""
     executor = Listening()
-    campaign = Campaign(run, Ledger.create(tmp_path, run), executor)
+    campaign = Campaign(build(run), Ledger.create(tmp_path, run), executor)
     found, inclusion = defaultdict(list), set()
     for round in rounds:
         campaign.intercept(round, caught(clients, round, **how))

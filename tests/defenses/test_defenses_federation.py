@@ -8,14 +8,15 @@ from flwr.app import RecordDict
 from support.tiny import ask, rows, scenario, sent
 
 from defenses import GaussianNoise, LaplacianNoise
-from fedsim.attacking.attack import Bench
+from fedsim.attacking.attack import AttackRunner
 from fedsim.attacking.campaign import InlineExecutor
 from fedsim.engine.inline import InlineGrid
 from fedsim.engine.preflight import preflight
 from fedsim.engine.simulate import simulate
 from fedsim.errors import ClientError, ScenarioError
-from fedsim.federation.federate import play
+from fedsim.federation import federate
 from fedsim.runs.ledger import Ledger
+from fedsim.scenario.built import build
 
 # --- what is sent ----------------------------------------------------------------------------
 
@@ -116,9 +117,10 @@ def test_a_defense_that_remembers_refuses_an_engine_that_forgets(tmp_path):
     )
 
     def started(grid, folder):
-        bench = Bench(run)
+        built = build(run)
+        executor = InlineExecutor(AttackRunner(built))
         ledger = Ledger.create(tmp_path / folder, run)
-        play(run, ledger, grid, InlineExecutor(bench), "", lambda *_, **__: None, task=bench.task)
+        federate.run(built, ledger, grid, executor, "", lambda *_, **__: None)
 
     started(InlineGrid(6), "kept")
     with pytest.raises(ClientError, match=r"remembers 0 of the 1 rounds .*Context.state"):

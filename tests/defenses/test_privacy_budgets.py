@@ -13,6 +13,7 @@ from fedsim.engine.preflight import preflight
 from fedsim.engine.simulate import simulate
 from fedsim.errors import ScenarioError
 from fedsim.privacy import epsilon
+from fedsim.scenario.built import build
 from fedsim.training.budget import Budget
 
 # --- the accountant -------------------------------------------------------------------------
@@ -101,13 +102,13 @@ def test_the_budget_stands_beside_utility_every_round(tmp_path):
 
 def test_two_defenses_report_under_their_names():
     run = scenario(defenses=[{"name": "dp-sgd"}, {"name": "client-dp"}])
-    told = Budget(run, run.build_task()).spent(1, {0: 1})
+    told = Budget(build(run)).spent(1, {0: 1})
     assert {"dp-sgd.0 epsilon", "client-dp.1 epsilon", "client-dp.1 epsilon_released"} <= set(told)
 
 
 def test_only_who_runs_a_defense_counts_for_its_budget():
     run = scenario(defenses=[{"name": "client-dp", "clients": [1]}])
-    told = Budget(run, run.build_task()).spent(5, {0: 5, 1: 2})
+    told = Budget(build(run)).spent(5, {0: 5, 1: 2})
     assert told == {"epsilon": epsilon(1.0, 1.0, 2, 1e-5), "delta": 1e-5}
 
 
@@ -124,7 +125,7 @@ def test_batches_composed_by_label_have_no_sampling_to_count():
     run = scenario(task={"composition": "balanced"}, defenses=[{"name": "dp-sgd"}])
     _, cautions = preflight(run)
     assert "composed by label" in cautions[0]
-    assert Budget(run, run.build_task()).spent(1, {0: 1})["epsilon"] == math.inf
+    assert Budget(build(run)).spent(1, {0: 1})["epsilon"] == math.inf
 
 
 def test_sums_of_everybodys_noise_are_cheaper():
@@ -132,10 +133,7 @@ def test_sums_of_everybodys_noise_are_cheaper():
     alone = scenario(**both)
     summed = scenario(**both, training={"secure_aggregation": "masked-sum"})
     dropping = scenario(**both, training={"secure_aggregation": "masked-sum", "on_failure": "drop"})
-    told = [
-        Budget(run, run.build_task()).spent(2, {0: 2})["epsilon"]
-        for run in (alone, summed, dropping)
-    ]
+    told = [Budget(build(run)).spent(2, {0: 2})["epsilon"] for run in (alone, summed, dropping)]
     multipliers = (1.0, math.sqrt(4), math.sqrt(2))
     assert told == [epsilon(z, 1.0, 2, 1e-5) for z in multipliers]
 
@@ -146,7 +144,7 @@ def test_noise_adds_up_only_where_nothing_takes_it_away_again():
     def told(*after):
         listed = [{"name": "client-dp"}, *({"name": name} for name in after)]
         run = scenario(training=masked, defenses=listed)
-        return Budget(run, run.build_task()).spent(2, {0: 2})
+        return Budget(build(run)).spent(2, {0: 2})
 
     alone = told()
     assert alone["epsilon"] == epsilon(2.0, 1.0, 2, 1e-5)
@@ -155,12 +153,12 @@ def test_noise_adds_up_only_where_nothing_takes_it_away_again():
         assert spoiled == {"epsilon": epsilon(1.0, 1.0, 2, 1e-5), "delta": 1e-5}, name
     apart = [{"name": "client-dp"}, {"name": "dropout"}]
     run = scenario(training=masked, defenses=apart)
-    assert Budget(run, run.build_task()).spent(2, {0: 2}) == alone
+    assert Budget(build(run)).spent(2, {0: 2}) == alone
 
 
 def test_where_clients_may_be_dropped_the_global_model_may_hold_one_clients_noise():
     run = scenario(training={"on_failure": "drop"}, defenses=[{"name": "client-dp"}])
-    told = Budget(run, run.build_task()).spent(2, {0: 2})
+    told = Budget(build(run)).spent(2, {0: 2})
     assert told["epsilon_released"] == epsilon(1.0, 4 / 6, 2, 1e-5)
 
 

@@ -8,13 +8,14 @@ from safetensors.torch import load_file
 from support.tiny import config, faulty, initial, reseeding, rows, same, weights
 
 from fedsim import HonestButCurious
-from fedsim.attacking.attack import Bench
+from fedsim.attacking.attack import AttackRunner
 from fedsim.attacking.campaign import Campaign, InlineExecutor
 from fedsim.engine.inline import InlineGrid
 from fedsim.engine.simulate import simulate
 from fedsim.errors import ClientError
 from fedsim.federation.strategies import build_strategy
 from fedsim.runs.ledger import Ledger
+from fedsim.scenario.built import build
 
 pytestmark = pytest.mark.usefixtures("rogues")
 
@@ -87,7 +88,8 @@ def test_pass_leaves_the_strategy_alone(how, tmp_path):
         )
 
     ledger = Ledger.create(tmp_path, run)
-    campaign = Campaign(run, ledger, InlineExecutor(Bench(run)))
+    built = build(run)
+    campaign = Campaign(built, ledger, InlineExecutor(AttackRunner(built)))
     wrapped = trained(HonestButCurious(build_strategy(run), campaign=campaign))
     assert same(weights(wrapped.arrays), weights(trained(build_strategy(run)).arrays))
     assert Counter(row["status"] for row in rows(tmp_path)) == {"ok": 11 * 8, "failed": 8}

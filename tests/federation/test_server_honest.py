@@ -14,7 +14,7 @@ from support.rogues import Vandal
 from support.tiny import config, initial, reseeding, rows, same, scenario, weights
 
 from fedsim import HonestButCurious
-from fedsim.attacking.attack import Bench
+from fedsim.attacking.attack import AttackRunner
 from fedsim.attacking.campaign import Campaign, InlineExecutor
 from fedsim.engine.inline import InlineGrid
 from fedsim.engine.simulate import simulate
@@ -22,6 +22,7 @@ from fedsim.errors import ScenarioError
 from fedsim.federation import client
 from fedsim.federation.strategies import build_strategy, strategy_names
 from fedsim.runs.ledger import Ledger
+from fedsim.scenario.built import build
 from fedsim.seeds import isolated
 
 pytestmark = pytest.mark.usefixtures("rogues")
@@ -88,7 +89,8 @@ def test_training_is_bit_identical_with_and_without_adversaries(name, tmp_path, 
     def trained(curious):
         strategy = build_strategy(run)
         if curious:
-            campaign = Campaign(run, Ledger.create(tmp_path, run), InlineExecutor(Bench(run)))
+            built, ledger = build(run), Ledger.create(tmp_path, run)
+            campaign = Campaign(built, ledger, InlineExecutor(AttackRunner(built)))
             strategy = HonestButCurious(strategy, campaign=campaign)
         result = strategy.start(
             grid=InlineGrid(run.training.clients, app_for(name)),

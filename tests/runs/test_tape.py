@@ -6,11 +6,12 @@ import pytest
 import torch
 from support.tiny import rows, same, scenario
 
-from fedsim.attacking.attack import Attack, Bench
+from fedsim.attacking.attack import Attack, AttackRunner
 from fedsim.engine.simulate import simulate
 from fedsim.errors import RunFolderError
 from fedsim.records import Interception, Update
 from fedsim.runs.tape import Tape
+from fedsim.scenario.built import build
 
 
 def interception(round=1, clients=(4,), **changes):
@@ -112,11 +113,11 @@ def test_attacks_from_the_tape_find_what_they_found_live(algorithm, model, tmp_p
     )
     simulate(run, tmp_path)
     live = rows(tmp_path)
-    bench = Bench(run)
+    runner = AttackRunner(build(run))
     taped = []
     for one in Tape(tmp_path / "tape"):
         for index in range(2):
-            taped += bench.perform(Attack(one, index, 1.0)).findings
+            taped += runner.perform(Attack(one, index, 1.0)).findings
 
     def comparable(row):
         """Live, DLG attacks all victims of a round at once, and sums are rounded otherwise."""

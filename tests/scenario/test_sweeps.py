@@ -9,10 +9,10 @@ import torch
 from scipy.stats import binom
 from support.tiny import rows, scenario, timeless
 
-from fedsim.engine.inline import InlineEngine
 from fedsim.engine.simulate import simulate
 from fedsim.metrics import METRICS, baselines, registry, remembering
 from fedsim.records import Reconstruction, Spec, Truth
+from fedsim.scenario.built import build
 from fedsim.seeds import torch_generator
 from fedsim.tasks import images
 from fedsim.tasks.composition import natural
@@ -33,30 +33,37 @@ def test_every_point_of_a_sweep_finds_what_it_finds_alone(tmp_path):
             assert own == table(alone)
 
 
-def test_data_are_loaded_and_cut_once_for_points_that_share_them(tmp_path, monkeypatch):
-    loaded = []
-    load = images.load
-    monkeypatch.setattr(
-        images, "load", lambda *given, **more: (loaded.append(1), load(*given, **more))[1]
-    )
+@pytest.fixture
+def made(monkeypatch):
+    """What tasks load and build: "data" and "model", in order."""
+    made = []
+    load, model = images.load, images.Images.build
+    monkeypatch.setattr(images, "load", lambda *a, **kw: (made.append("data"), load(*a, **kw))[1])
+    monkeypatch.setattr(images.Images, "build", lambda task: (made.append("model"), model(task))[1])
+    return made
+
+
+def test_a_task_is_taken_over_while_its_settings_stay_the_same():
     run = scenario(sweep={"seed": [3, 4], "training.batch_size": [1, 2, 4]})
-    engine = InlineEngine()
-    tasks = [engine.task(point) for point in run.points().values()]
-    assert len({id(task) for task in tasks}) == 2
-    for task in tasks:
-        task.num_examples(0)
-    assert len(loaded) == 2
+    built = [build(run)]
+    for point in run.points().values():
+        built.append(build(point, after=built[-1]))
+    assert [one.task is built[0].task for one in built] == [True] * 4 + [False] * 3
+    assert len({id(one.task) for one in built}) == 2
 
 
-def test_clients_in_this_process_use_the_task_that_is_there(tmp_path, monkeypatch):
-    loaded = []
-    load = images.load
-    run = scenario(task={"test_examples": 23})
-    monkeypatch.setattr(
-        images, "load", lambda *given, **more: (loaded.append(1), load(*given, **more))[1]
-    )
-    simulate(run, tmp_path / "run")
-    assert len(loaded) == 3  # the rehearsal, the run folder's hashes, and the run
+@pytest.mark.parametrize(
+    "sweep", [{}, {"training.batch_size": [2, 4]}], ids=["one run", "two points"]
+)
+def test_a_process_loads_data_and_builds_the_model_once(sweep, tmp_path, made):
+    """Checks before the run, provenance, clients, attacks and the server share one task."""
+    simulate(scenario(threat={"grants": "full"}, sweep=sweep), tmp_path / "run")
+    assert sorted(made) == ["data", "model"]
+
+
+def test_points_of_two_tasks_are_loaded_for_the_checks_and_for_their_runs(tmp_path, made):
+    simulate(scenario(sweep={"seed": [3, 4]}), tmp_path / "run")
+    assert sorted(made) == ["data"] * 5 + ["model"] * 5  # the run folder's provenance is the fifth
 
 
 @pytest.mark.parametrize(("examples", "clients"), [(1, 1), (60, 1), (60, 7), (61, 60), (1000, 13)])

@@ -12,16 +12,18 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from fedsim.attacking.attack import Bench
+from fedsim.attacking.attack import AttackRunner
 from fedsim.attacking.campaign import Observer
 from fedsim.engine.engine import Engine, knock, workers
 from fedsim.engine.ray.attacks import RayExecutor
 from fedsim.engine.ray.grid import ClientWorker, RayGrid
 from fedsim.engine.ray.nodes import check_nodes
 from fedsim.errors import EngineError
-from fedsim.federation.federate import place, play
+from fedsim.federation import federate
+from fedsim.federation.federate import place
 from fedsim.runs.ledger import Ledger
 from fedsim.scenario import Scenario
+from fedsim.scenario.built import BuiltRun
 
 __all__ = ["RayEngine"]
 
@@ -99,14 +101,14 @@ class RayEngine(Engine):
         }
         return ray.remote(ClientWorker).options(**resources).remote()
 
-    def play(self, scenario: Scenario, ledger: Ledger, point: str, observer: Observer) -> None:
+    def run(self, built: BuiltRun, ledger: Ledger, point: str, observer: Observer) -> None:
         """Clients on their actors; attacks on theirs, while training goes on."""
-        task = self.task(scenario)
-        bench = Bench(scenario, point, place("artifacts", point), task=task)
-        grid = RayGrid(scenario.training.clients, self._pool, self._new_client)
-        executor = RayExecutor(bench, self._attackers, scenario.engine.gpus_per_attack, observer)
+        runner = AttackRunner(built, point, place("artifacts", point))
+        grid = RayGrid(built.scenario.training.clients, self._pool, self._new_client)
+        gpus = built.scenario.engine.gpus_per_attack
+        executor = RayExecutor(runner, self._attackers, gpus, observer)
         try:
-            play(scenario, ledger, grid, executor, point, observer, task=task)
+            federate.run(built, ledger, grid, executor, point, observer)
         finally:
             executor.cancel()
 

@@ -12,11 +12,12 @@ import ray
 import torch
 from ray.exceptions import RayError
 
-from fedsim.attacking.attack import Attack, Bench, GroupFailed, Outcome, one_by_one
+from fedsim.attacking.attack import Attack, AttackRunner, GroupFailed, Outcome, one_by_one
 from fedsim.attacking.campaign import Observer
 from fedsim.attacking.progress import Board, watched
 from fedsim.records import Interception
 from fedsim.scenario import Scenario
+from fedsim.scenario.built import build
 
 __all__ = ["RayExecutor"]
 
@@ -44,17 +45,18 @@ class _AttackWorker:
 
     def __init__(self, scenario: str, point: str, folder: str, index: int, board: str) -> None:
         torch.set_num_threads(1)
-        self._bench = Bench(Scenario.model_validate_json(scenario), point, folder)
+        built = build(Scenario.model_validate_json(scenario))
+        self._runner = AttackRunner(built, point, folder)
         self._tell = functools.partial(Board.write, board, index)
-        self._bench.warm()
+        self._runner.warm()
 
     def ready(self) -> None:
         """Answers once data and model are loaded; until then no attack's time runs."""
 
     def perform(self, group: list[_Stored]) -> list[Outcome]:
         """A group of attacks; raises `GroupFailed`."""
-        with watched(self._bench.progress, self._tell):
-            return self._bench.perform_together([one.whole() for one in group])
+        with watched(self._runner.progress, self._tell):
+            return self._runner.perform_together([one.whole() for one in group])
 
 
 @dataclass(slots=True)
@@ -72,12 +74,12 @@ class RayExecutor:
 
     def __init__(
         self,
-        bench: Bench,
+        runner: AttackRunner,
         number: int,
         gpus: float,
         observer: Observer = lambda event, **fields: None,
     ) -> None:
-        self._bench, self._observer = bench, observer
+        self._runner, self._observer = runner, observer
         self._number, self._gpus = number, gpus
         self._board = Board()
         self._workers: list[Any] = []
@@ -87,14 +89,14 @@ class RayExecutor:
         self._running: dict[Any, _Running] = {}
 
     def _new(self, index: int) -> Any:
-        bench = self._bench
+        runner = self._runner
         worker = (
             ray.remote(_AttackWorker)
             .options(num_cpus=1, num_gpus=self._gpus)
             .remote(
-                bench.scenario.model_dump_json(),
-                bench.point,
-                bench.folder,
+                runner.scenario.model_dump_json(),
+                runner.point,
+                runner.folder,
                 index,
                 self._board.folder,
             )
@@ -122,7 +124,7 @@ class RayExecutor:
             alone = replace(attack, interception=stub, history=())
             return _Stored(alone, light, before, past)
 
-        for group in self._bench.groups(attacks):
+        for group in self._runner.groups(attacks):
             self._queue.append([store(attack) for attack in group])
         self._fill()
 
@@ -162,7 +164,7 @@ class RayExecutor:
 
     def _overdue(self) -> Iterator[Outcome]:
         for task, running in list(self._running.items()):
-            limit = self._bench.limit([one.attack for one in running.group])
+            limit = self._runner.limit([one.attack for one in running.group])
             ready = self._starting.get(running.worker)
             if ready is not None:
                 if not ray.wait([ready], timeout=0)[0]:
@@ -195,7 +197,7 @@ class RayExecutor:
             self._workers[running.worker] = self._new(running.worker)
         if len(running.group) > 1:
             return self._again(running, why)
-        outcome = self._bench.perform(replace(running.group[0].attack, refused=why))
+        outcome = self._runner.perform(replace(running.group[0].attack, refused=why))
         findings = tuple(replace(row, status=status) for row in outcome.findings)  # type: ignore[arg-type]
         return [replace(outcome, findings=findings)]
 

@@ -15,7 +15,7 @@ from support.tiny import config, initial
 
 from fedsim import HonestButCurious
 from fedsim.adversary import Adversary
-from fedsim.attacking.attack import Bench
+from fedsim.attacking.attack import AttackRunner
 from fedsim.attacking.campaign import Campaign, InlineExecutor
 from fedsim.engine.inline import InlineGrid
 from fedsim.federation.secure import MASKED_KEY, SECAGGPLUS_KEY, masking
@@ -24,6 +24,7 @@ from fedsim.federation.strategies import build_strategy
 from fedsim.knowledge import Knowledge
 from fedsim.records import Reconstruction
 from fedsim.runs.ledger import Ledger
+from fedsim.scenario.built import build
 from fedsim.scenario.settings import AttackPlan
 
 pytestmark = pytest.mark.usefixtures("rogues")
@@ -127,10 +128,9 @@ def tensors_within(*starts):
 @pytest.mark.parametrize("protocol", [False, *PROTOCOLS])
 def test_no_single_update_is_reachable(protocol, tmp_path):
     run = secure(protocol, threat={"grants": "full"}, training={"rounds": 1})
-    bench = Bench(run, adversaries=[("keeps", AttackPlan(name="keeps"), Keeps())])
-    campaign = Campaign(
-        run, Ledger.create(tmp_path, run), InlineExecutor(bench), adversaries=bench.adversaries
-    )
+    built = build(run, adversaries=[("keeps", AttackPlan(name="keeps"), Keeps())])
+    ledger = Ledger.create(tmp_path, run)
+    campaign = Campaign(built, ledger, InlineExecutor(AttackRunner(built)))
     curious = HonestButCurious(build_strategy(run), campaign=campaign)
     heard = []
     received = curious.aggregate_train

@@ -8,7 +8,7 @@ from support.secure_rounds import asked, secure
 from support.tiny import config, initial
 
 from fedsim import HonestButCurious
-from fedsim.attacking.attack import Bench
+from fedsim.attacking.attack import AttackRunner
 from fedsim.attacking.campaign import Campaign, InlineExecutor
 from fedsim.engine.inline import InlineGrid
 from fedsim.errors import ClientError, EngineError, ScenarioError
@@ -16,6 +16,7 @@ from fedsim.federation.secure.grid import SecureGrid
 from fedsim.federation.strategies import AVERAGING, build_strategy, strategy_names
 from fedsim.runs.ledger import Ledger
 from fedsim.scenario import Scenario
+from fedsim.scenario.built import build
 
 pytestmark = pytest.mark.usefixtures("rogues")
 
@@ -72,7 +73,8 @@ def test_the_setting_can_be_swept():
 
 def test_a_single_update_where_a_sum_belongs_is_refused(tmp_path):
     run = secure(training={"rounds": 1})
-    campaign = Campaign(run, Ledger.create(tmp_path, run), InlineExecutor(Bench(run)))
+    built, ledger = build(run), Ledger.create(tmp_path, run)
+    campaign = Campaign(built, ledger, InlineExecutor(AttackRunner(built)))
     curious = HonestButCurious(build_strategy(run), campaign=campaign, on_failure="stop")
     with pytest.raises(ClientError, match="train on a SecureGrid"):
         curious.start(

@@ -70,6 +70,6 @@ def test_dp_sgd_clips_utterance_by_utterance(task):
 
 def test_the_shipped_scenario_holds():
     run = Scenario.load("speech")
-    task, cautions = preflight(run)
-    assert task.spec.classes == 256
+    built, cautions = preflight(run)
+    assert built.task.spec.classes == 256
     assert cautions == []

@@ -52,6 +52,7 @@ def test_dp_sgd_clips_text_by_text(task):
 
 def test_the_shipped_scenario_holds():
     run = Scenario.load("text")
-    task, cautions = preflight(run)
+    built, cautions = preflight(run)
+    task = built.task
     assert (task.spec.classes, task.spec.vocabulary) == (4, 1000)
     assert cautions == []

@@ -1,0 +1,75 @@
+"""What a process keeps for its clients between two messages of the server.
+
+Flower calls a ClientApp with a message and a context alone, so the built run is looked up by the
+scenario's text, which every message carries.
+"""
+
+import torch
+from flwr.app import ArrayRecord
+from torch import Tensor
+
+from fedsim.scenario import Scenario
+from fedsim.scenario.built import BuiltRun, build
+from fedsim.victim import load_arrays
+
+__all__ = ["Session", "session_of", "share"]
+
+KEPT = 2
+"""Sessions that a process keeps: a run may begin before the last message of another came."""
+
+
+class Session:
+    """A built run with one model on this process's device, used by all clients in turn."""
+
+    def __init__(self, built: BuiltRun) -> None:
+        self.built = built
+        gpu = built.scenario.engine.gpus_per_client and torch.cuda.is_available()
+        self.module = built.task.module().to("cuda" if gpu else "cpu")
+        self._initial = {key: value.clone() for key, value in self.module.state_dict().items()}
+        self._sent: list[bytes] = []
+        self._arrays: dict[str, Tensor] = {}
+
+    def load(self, record: ArrayRecord) -> dict[str, Tensor]:
+        """Load the global model into `module`.
+
+        All clients of a round get the same arrays, so that they are decoded once a round.
+
+        Returns:
+            The arrays as tensors by name, shared between the clients: not to be changed.
+        """
+        sent = [array.data for array in record.values()]
+        same = list(record) == list(self._arrays)
+        if not same or any(a is not b for a, b in zip(sent, self._sent, strict=True)):
+            self._sent, self._arrays = sent, dict(record.to_torch_state_dict())
+        self.module.load_state_dict(self._initial)
+        load_arrays(self.module, self._arrays)
+        return dict(self._arrays)
+
+
+_SESSIONS: dict[str, Session] = {}
+"""The latest sessions, by the text of their scenarios, oldest first."""
+
+
+def share(built: BuiltRun) -> None:
+    """Let the clients of this process use a run that is built already."""
+    _keep(built.scenario.model_dump_json(), built)
+
+
+def session_of(text: str) -> Session:
+    """The session of a scenario, which is built if this process does not have it.
+
+    Args:
+        text: The scenario as JSON, as the server sends it.
+    """
+    if text not in _SESSIONS:
+        before = next(reversed(_SESSIONS.values()), None)
+        after = before.built if before else None
+        _keep(text, build(Scenario.model_validate_json(text), after=after))
+    return _SESSIONS[text]
+
+
+def _keep(text: str, built: BuiltRun) -> None:
+    _SESSIONS.pop(text, None)
+    _SESSIONS[text] = Session(built)
+    for oldest in list(_SESSIONS)[:-KEPT]:
+        del _SESSIONS[oldest]

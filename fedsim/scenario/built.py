@@ -1,0 +1,74 @@
+"""What a scenario describes, built once in a process and handed to everything that needs it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedsim.adversary import Adversary
+from fedsim.defense import Defense
+from fedsim.metric import Metric
+from fedsim.scenario import AttackPlan, Scenario
+from fedsim.task import Task
+from fedsim.threat import ThreatModel
+
+__all__ = ["BuiltRun", "PlannedAdversary", "build"]
+
+PlannedAdversary = tuple[str, AttackPlan, Adversary]
+"""An adversary with its label in the findings and the plan of its attacks."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BuiltRun:
+    """The task, plugins and threat model of one scenario (one point of a sweep).
+
+    Attributes:
+        scenario: What was built.
+        task: Data, partition, model and loss. It loads them when they are first used.
+        defenses: The clients' defenses, in listed order.
+        adversaries: (label, plan, adversary) in listed order.
+        metrics: The scenario's own metrics; those that are installed are measured beside them.
+        threat: What the adversaries are granted.
+    """
+
+    scenario: Scenario
+    task: Task
+    defenses: tuple[Defense, ...]
+    adversaries: tuple[PlannedAdversary, ...]
+    metrics: tuple[Metric, ...]
+    threat: ThreatModel
+
+
+def build(
+    scenario: Scenario,
+    *,
+    after: BuiltRun | None = None,
+    task: Task | None = None,
+    adversaries: Sequence[PlannedAdversary] | None = None,
+) -> BuiltRun:
+    """Build a scenario's task, plugins and threat model.
+
+    Args:
+        scenario: One point of a sweep, or a scenario without one.
+        after: The run that this process built before. Its task is taken over if it has the same
+            settings, so that data and model stay loaded from one point of a sweep to the next.
+        task: The task, instead of the scenario's own.
+        adversaries: The adversaries, instead of the scenario's own.
+
+    Returns:
+        The run, its data not loaded yet unless the task was taken over.
+
+    Raises:
+        PluginError: A plugin is unknown.
+        ScenarioError: A plugin refuses its settings.
+    """
+    if task is None:
+        task = scenario.build_task()
+        if after is not None and task.same_as(after.task):
+            task = after.task
+    return BuiltRun(
+        scenario,
+        task,
+        tuple(scenario.build_defenses()),
+        tuple(scenario.build_adversaries() if adversaries is None else adversaries),
+        tuple(scenario.build_metrics()),
+        ThreatModel(scenario.knowledge(), task),
+    )
