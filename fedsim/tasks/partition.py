@@ -8,7 +8,7 @@ import functools
 import inspect
 import warnings
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,9 +30,6 @@ class Partition(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-    library: ClassVar[str]
-    """The name of the partitioner in `flwr_datasets.partitioner`."""
 
     kind: str
     """Name of the partitioner."""
@@ -94,7 +91,7 @@ class Partition(BaseModel):
         # One of the partitioners takes for granted that labels run from 0 without a gap.
         dense = np.unique(labels, return_inverse=True)[1]
         table = datasets.Dataset.from_dict({"label": dense[order], "index": order})
-        cls = getattr(library, self.library)
+        cls = getattr(library, self.kind.title().replace("-", "") + "Partitioner")
         accepted = inspect.signature(cls).parameters
         common = {
             "num_partitions": clients,
@@ -132,7 +129,6 @@ class Iid(Partition):
     Computed here as the library does it, because importing the library takes seconds.
     """
 
-    library = "IidPartitioner"
     kind: Literal["iid"] = "iid"
 
     def _cut(self, labels: NDArray[Any], clients: int, seed: int) -> tuple[Indices, ...]:
@@ -140,31 +136,15 @@ class Iid(Partition):
         return tuple(np.array_split(order, clients))
 
 
-class Linear(Partition):
-    """Random shares whose size grows with the client's number."""
+class Growing(Partition):
+    """Random shares whose size grows with the client's number n: as n, n squared, or exp(n)."""
 
-    library = "LinearPartitioner"
-    kind: Literal["linear"] = "linear"
-
-
-class Square(Partition):
-    """Random shares whose size grows with the square of the client's number."""
-
-    library = "SquarePartitioner"
-    kind: Literal["square"] = "square"
-
-
-class Exponential(Partition):
-    """Random shares whose size grows exponentially with the client's number."""
-
-    library = "ExponentialPartitioner"
-    kind: Literal["exponential"] = "exponential"
+    kind: Literal["linear", "square", "exponential"]
 
 
 class Size(Partition):
     """Random shares of given sizes; examples beyond their sum are not used."""
 
-    library = "SizePartitioner"
     kind: Literal["size"] = "size"
     partition_sizes: list[PositiveInt]
     """Examples of each client."""
@@ -173,7 +153,6 @@ class Size(Partition):
 class Dirichlet(Partition):
     """Each label divided among clients by a Dirichlet draw (Yurochkin et al., 2019)."""
 
-    library = "DirichletPartitioner"
     kind: Literal["dirichlet"] = "dirichlet"
     alpha: PositiveFloat | list[PositiveFloat] = 0.5
     """Concentration, one for all or one a client; small is uneven."""
@@ -188,7 +167,6 @@ class Dirichlet(Partition):
 class InnerDirichlet(Partition):
     """Shares of given sizes, each with label frequencies from a Dirichlet draw (FedDyn)."""
 
-    library = "InnerDirichletPartitioner"
     kind: Literal["inner-dirichlet"] = "inner-dirichlet"
     alpha: PositiveFloat | list[PositiveFloat] = 0.5
     """Concentration, one for all or one a label; small is uneven."""
@@ -206,7 +184,6 @@ class InnerDirichlet(Partition):
 class Pathological(Partition):
     """A fixed number of labels per client (McMahan et al., 2017); other labels are not used."""
 
-    library = "PathologicalPartitioner"
     kind: Literal["pathological"] = "pathological"
     num_classes_per_partition: int = Field(default=2, ge=1)
     """Labels a client holds."""
@@ -218,7 +195,6 @@ class Pathological(Partition):
 class Shard(Partition):
     """Shards of equal size from the examples sorted by label; an incomplete shard is not used."""
 
-    library = "ShardPartitioner"
     kind: Literal["shard"] = "shard"
     num_shards_per_partition: PositiveInt | None = None
     """Shards of each client; 2 unless a shard's size is given."""
@@ -238,7 +214,6 @@ class Shard(Partition):
 class Continuous(Partition):
     """Clients ordered by label number, from fully mixed (0) to fully sorted (1)."""
 
-    library = "ContinuousPartitioner"
     kind: Literal["continuous"] = "continuous"
     strictness: float = Field(default=0.5, ge=0, le=1)
     """0 mixed, 1 sorted."""
@@ -247,7 +222,6 @@ class Continuous(Partition):
 class Distribution(Partition):
     """A few consecutive labels per client, in given proportions (FedProx's lognormal split)."""
 
-    library = "DistributionPartitioner"
     kind: Literal["distribution"] = "distribution"
     distribution_array: list[list[float]]
     """a row a label, a column for each client that holds the label."""
@@ -309,21 +283,14 @@ class ByLength(Partition):
 
 
 PARTITIONS: dict[str, type[Partition]] = {
-    cls.model_fields["kind"].default: cls
+    kind: cls
     for cls in (
-        Continuous,
-        Dirichlet,
-        Distribution,
-        Exponential,
-        Iid,
-        InnerDirichlet,
-        Linear,
-        Pathological,
-        Shard,
-        Size,
-        Square,
+        *(Continuous, Dirichlet, Distribution, Growing, Iid, InnerDirichlet),
+        *(Pathological, Shard, Size),
     )
+    for kind in get_args(cls.model_fields["kind"].annotation)
 }
+"""The kinds of every task, by name."""
 
 
 def as_partition(value: Any, kinds: Mapping[str, type[Partition]] = PARTITIONS) -> Partition:

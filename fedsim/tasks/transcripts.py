@@ -2,6 +2,7 @@
 
 import functools
 import re
+import tomllib
 import unicodedata
 from pathlib import Path
 
@@ -25,21 +26,9 @@ PUBLIC = 3000
 SPOKEN = frozenset("%&@")
 """Signs that are read aloud, besides those of currency and mathematics."""
 
-_WORDS = {
-    "who": "bavo, delwyn, fenna, gurrik, hazel, jorim, kirelo, lunet, miravel, nollo, ozrin, "
-    "pelka, quillan, rusk, sabiel, tovik, umbra, vessily, wendrow, xanty, yorveth, zemka",
-    "whose": "the gardener's, the captain's, my cousin's, the miller's, their, our, his, her",
-    "does": "paints, carries, borrows, repairs, hides, washes, weighs, finds, sells, follows, "
-    "guards, praises, fixes, measures, draws, judges, mixes, watches",
-    "what": "kettle, violin, lantern, carpet, basket, engine, puzzle, jacket, blanket, bicycle, "
-    "window, hammer, parcel, wagon, mirror, quilt, trumpet, ladder, bottle, pumpkin",
-    "kind": "small, yellow, heavy, broken, quiet, foxy, golden, dusty, purple, square, new, empty",
-    "where": "by the harbour, in the orchard, behind the mill, under the bridge, near the old "
-    "quarry, on the ferry, at the bakery, across the valley, beside the chapel, in the library",
-    "when": "before dawn, after supper, every tuesday, in the rain, at noon, on market day, "
-    "this week, while it snows",
-}
-"""The vocabulary of the embedded sentences, by part of the sentence. Names are invented."""
+_STORED = Path(__file__).with_name("sentences.toml")
+_WORDS: dict[str, list[str]] = tomllib.loads(_STORED.read_text(encoding="utf-8"))
+"""The vocabulary of the embedded sentences, by part of the sentence."""
 
 
 def plain(text: str) -> str:
@@ -70,8 +59,7 @@ def _sentence(rng: np.random.Generator) -> str:
     """A random sentence of two to fourteen words."""
 
     def one(kind: str) -> str:
-        known = _WORDS[kind].split(", ")
-        return known[int(rng.integers(len(known)))]
+        return _WORDS[kind][int(rng.integers(len(_WORDS[kind])))]
 
     words = [one("who"), one("does")]
     if rng.random() < 0.8:
