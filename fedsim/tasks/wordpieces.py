@@ -13,7 +13,7 @@ from fedsim.errors import DataError
 from fedsim.records import END, WORD_START
 from fedsim.tasks.transcripts import ALPHABET
 
-__all__ = ["WordPieces", "learn", "trained"]
+__all__ = ["WordPieces", "frequencies", "learn", "trained"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,7 +51,12 @@ def learn(text: tuple[str, ...], size: int) -> WordPieces:
     """
     model = trained(text, size, special=["<end>"], alphabet=[WORD_START, *ALPHABET])
     names = sorted(model.get_vocab(), key=model.get_vocab().__getitem__)
-    return WordPieces(tuple(names), _frequencies(model, text, size), model)
+    counts = Counter({END: len(text)})
+    words = Counter(word for sentence in text for word in sentence.split(" "))
+    for encoded, times in zip(model.encode_batch(list(words)), words.values(), strict=True):
+        for piece in encoded.ids:
+            counts[piece] += times
+    return WordPieces(tuple(names), frequencies(counts, size), model)
 
 
 def trained(
@@ -105,13 +110,12 @@ def trained(
     return model
 
 
-def _frequencies(model: Any, text: Sequence[str], size: int) -> Tensor:
-    """The share of each piece in the text, float32 of shape (V,), with one end per sentence."""
-    words = Counter(word for sentence in text for word in sentence.split(" "))
-    counts = torch.zeros(size, dtype=torch.float64)
-    counts[END] = len(text)
-    for encoded, times in zip(model.encode_batch(list(words)), words.values(), strict=True):
-        counts.index_add_(
-            0, torch.tensor(encoded.ids), torch.full((len(encoded.ids),), float(times)).double()
-        )
-    return (counts / counts.sum()).float()
+def frequencies(counts: Counter[int], size: int) -> Tensor:
+    """The share of each label in a text, float32 of shape (size,).
+
+    Args:
+        counts: How often each label occurs.
+        size: The number of labels.
+    """
+    counted = torch.tensor([counts[label] for label in range(size)], dtype=torch.float64)
+    return (counted / counted.sum()).float()

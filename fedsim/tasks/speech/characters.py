@@ -10,6 +10,7 @@ from torch import Tensor
 from fedsim.errors import DataError
 from fedsim.records import BLANK_PIECE, WORD_START
 from fedsim.tasks.transcripts import ALPHABET
+from fedsim.tasks.wordpieces import frequencies
 
 __all__ = ["Characters", "characters"]
 
@@ -39,8 +40,5 @@ class Characters:
 @functools.lru_cache(maxsize=4)
 def characters(text: tuple[str, ...]) -> Characters:
     """The 29 characters, with their shares of plain sentences."""
-    counts = torch.zeros(len(NAMES), dtype=torch.float64)
-    for sentence in text:
-        for character, times in Counter(sentence).items():
-            counts[LABELS[character]] += times
-    return Characters(NAMES, (counts / counts.sum()).float())
+    counts = Counter(LABELS[character] for sentence in text for character in sentence)
+    return Characters(NAMES, frequencies(counts, len(NAMES)))

@@ -16,6 +16,7 @@ from fedsim.spec import TextSpec
 from fedsim.tasks.partitioned import claim_labels
 from fedsim.tasks.text.data import Texts
 from fedsim.tasks.text.languages import PADDING
+from fedsim.tasks.wordpieces import frequencies
 
 __all__ = [
     "agreement",
@@ -142,11 +143,9 @@ def agreement(claimed: Tensor, true: Tensor, *, matthews: bool) -> dict[str, flo
 
 def token_shares(texts: Iterable[str], tokens: Tokens) -> Tensor:
     """The share of each token in texts, float32 of shape (V,)."""
-    counts = torch.zeros(len(tokens.pieces), dtype=torch.float64)
-    for one in tokens.tokenizer(list(texts), verbose=False)["input_ids"]:
-        bare = torch.tensor(tokens.bare(one), dtype=torch.int64)
-        counts.index_add_(0, bare, torch.ones(len(bare), dtype=torch.float64))
-    return (counts / counts.sum()).float()
+    encoded = tokens.tokenizer(list(texts), verbose=False)["input_ids"]
+    counts = Counter(piece for ids in encoded for piece in tokens.bare(ids))
+    return frequencies(counts, len(tokens.pieces))
 
 
 def drawn_claim(
