@@ -12,9 +12,9 @@ from fedsim.errors import DataError
 from fedsim.records import Reconstruction
 from fedsim.seeds import torch_generator
 from fedsim.task import Task
-from fedsim.tasks.composition import Composition, composed
+from fedsim.tasks.composition import Composition, composed, natural
 
-__all__ = ["Partitioned", "claim_labels", "divide", "sample"]
+__all__ = ["Labelled", "Partitioned", "claim_labels", "divide", "sample"]
 
 
 class Partitioned(Task):
@@ -54,15 +54,7 @@ class Partitioned(Task):
             )
         return self.shares[client]
 
-    def drawn(
-        self,
-        client: int,
-        round: int,
-        batch_size: int,
-        steps: int,
-        labels: Tensor | None = None,
-        how: Composition = "natural",
-    ) -> list[Tensor]:
+    def drawn(self, client: int, round: int, batch_size: int, steps: int) -> list[Tensor]:
         """Draw the examples of a client's batches in a round.
 
         Args:
@@ -70,8 +62,6 @@ class Partitioned(Task):
             round: The round.
             batch_size: Examples in a batch, if the client has as many.
             steps: The number of batches.
-            labels: The labels of all examples, int64 of shape (N,); None for "natural" batches.
-            how: The composition of a batch.
 
         Returns:
             The indices of each batch's examples, `steps` tensors int64.
@@ -81,9 +71,35 @@ class Partitioned(Task):
         """
         share = self.share(client)
         rng = torch_generator(self.seed, "batches", client, round)
-        own = share if labels is None else labels[share]
-        batches = composed(how, own, min(batch_size, len(share)), steps, rng)
+        batches = self._composed(share, min(batch_size, len(share)), steps, rng)
         return [share[positions] for positions in batches]
+
+    def _composed(self, share: Tensor, size: int, steps: int, rng: torch.Generator) -> list[Tensor]:
+        """The positions in a client's share of each batch's examples."""
+        return natural(len(share), size, steps, rng)
+
+
+class Labelled(Partitioned):
+    """A task whose examples have a label each, by which batches can be composed."""
+
+    train_examples: int | None = Field(default=None, ge=2)
+    """Use so many training examples, drawn by the seed."""
+
+    composition: Composition = "natural"
+    """How a client's batches are composed of its examples."""
+
+    @property
+    @abstractmethod
+    def labels(self) -> Tensor:
+        """The labels of all examples, int64 of shape (N,)."""
+
+    @property
+    def draws_uniformly(self) -> bool:
+        """Whether batches are natural: others depend on the labels."""
+        return self.composition == "natural"
+
+    def _composed(self, share: Tensor, size: int, steps: int, rng: torch.Generator) -> list[Tensor]:
+        return composed(self.composition, self.labels[share], size, steps, rng)
 
 
 def sample(index: Tensor, count: int | None, seed: int, purpose: str) -> Tensor:

@@ -13,13 +13,12 @@ from fedsim.errors import DataError
 from fedsim.records import Batch, Reconstruction, Truth
 from fedsim.spec import ImageSpec
 from fedsim.task import evaluating
-from fedsim.tasks.composition import Composition
 from fedsim.tasks.images.data import ImageData, load
 from fedsim.tasks.images.pictures import side_by_side
 from fedsim.tasks.models import MODELS, Architecture, as_architecture, find_head
 from fedsim.tasks.models.cnn import CNN
 from fedsim.tasks.partition import Iid, Partition, as_partition
-from fedsim.tasks.partitioned import Partitioned, claim_labels, divide, sample
+from fedsim.tasks.partitioned import Labelled, claim_labels, divide, sample
 from fedsim.victim import Loss
 
 __all__ = ["Images"]
@@ -27,7 +26,7 @@ __all__ = ["Images"]
 EVALUATED_AT_ONCE = 512
 
 
-class Images(Partitioned):
+class Images(Labelled):
     """Image classification on digits, npz files or sets of the Hub.
 
     Inputs are (B, C, H, W) float32 in [0, 1], labels (B,) int64. Training examples are cut into
@@ -62,18 +61,12 @@ class Images(Partitioned):
     size: int | None = Field(default=None, ge=4, le=1024)
     """Height and width in pixels to resize images to."""
 
-    train_examples: int | None = Field(default=None, ge=2)
-    """Use so many training examples, drawn by the seed."""
-
     auxiliary_from: Literal["train", "test"] = "train"
     """Split that auxiliary examples are taken from; "test": that share of the test examples,
     which no evaluation uses then."""
 
     partition: Annotated[SerializeAsAny[Partition], BeforeValidator(as_partition)] = Iid()
     """How data is cut, such as {kind = "dirichlet", alpha = 0.5}."""
-
-    composition: Composition = "natural"
-    """How a client's batches are composed of its examples."""
 
     model: Annotated[SerializeAsAny[Architecture], BeforeValidator(as_architecture)] = CNN()
     """a name, or a table with a name and the model's settings."""
@@ -93,6 +86,11 @@ class Images(Partitioned):
             test_fraction=self.test_fraction,
             seed=self.seed,
         )
+
+    @property
+    def labels(self) -> Tensor:
+        """The labels of all images, int64 of shape (N,)."""
+        return self.images.labels
 
     @functools.cached_property
     def held_out(self) -> tuple[Tensor, Tensor]:
@@ -141,13 +139,7 @@ class Images(Partitioned):
         The first batches are the same however many steps are asked for. Raises `DataError` for a
         client that does not exist.
         """
-        drawn = self.drawn(client, round, batch_size, steps, self.images.labels, self.composition)
-        return [self._batch(index) for index in drawn]
-
-    @property
-    def draws_uniformly(self) -> bool:
-        """In natural batches."""
-        return self.composition == "natural"
+        return [self._batch(index) for index in self.drawn(client, round, batch_size, steps)]
 
     def fingerprint(self) -> str:
         """SHA-256 of the images and labels."""

@@ -19,8 +19,7 @@ from fedsim.tasks.speech.recognisers.las import LAS
 
 __all__ = ["SpeechSettings"]
 
-_KINDS: dict[str, type[Partition]] = {"speaker": Whole, "length": ByLength, **PARTITIONS}
-_PARTITION = BeforeValidator(partial(as_partition, kinds=_KINDS))
+_KINDS = {"speaker": Whole, "length": ByLength, **PARTITIONS}
 
 
 class SpeechSettings(Partitioned):

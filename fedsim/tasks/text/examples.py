@@ -19,7 +19,6 @@ from fedsim.tasks.text.languages import PADDING
 from fedsim.tasks.wordpieces import frequencies
 
 __all__ = [
-    "agreement",
     "different",
     "drawn_claim",
     "encoded",
@@ -123,22 +122,6 @@ def masked(
     target = torch.full_like(ids, PADDING)
     target[chosen] = ids[chosen]
     return ids.index_fill(0, chosen, tokens.special["mask"]), target
-
-
-def agreement(claimed: Tensor, true: Tensor, *, matthews: bool) -> dict[str, float]:
-    """Accuracy of predictions and, if asked for, Matthews' correlation (`mcc`).
-
-    Args:
-        claimed: Predicted labels, int64 of shape (N,).
-        true: True labels, int64 of shape (N,).
-        matthews: Whether to add `mcc`, which is 0 if only one label occurs.
-    """
-    found = {"accuracy": float((claimed == true).double().mean())}
-    if matthews:
-        from sklearn.metrics import matthews_corrcoef
-
-        found["mcc"] = float(matthews_corrcoef(true.numpy(), claimed.numpy()))
-    return found
 
 
 def token_shares(texts: Iterable[str], tokens: Tokens) -> Tensor:

@@ -5,24 +5,17 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, SerializeAsAny
 
-from fedsim.tasks.composition import Composition
 from fedsim.tasks.partition import PARTITIONS, Iid, Partition, Whole, as_partition
-from fedsim.tasks.partitioned import Partitioned
+from fedsim.tasks.partitioned import Labelled
 from fedsim.tasks.text.data import MESSAGES
-from fedsim.tasks.text.languages import (
-    SMALL,
-    Aim,
-    Language,
-    Parameters,
-    as_language,
-)
+from fedsim.tasks.text.languages import SMALL, Aim, Language, Parameters, as_language
 
 __all__ = ["TextSettings"]
 
-_PARTITION = BeforeValidator(partial(as_partition, kinds={"sender": Whole, **PARTITIONS}))
+_KINDS = {"sender": Whole, **PARTITIONS}
 
 
-class TextSettings(Partitioned):
+class TextSettings(Labelled):
     """Fields of the text task; they are those of a scenario's `task` table."""
 
     data: str = Field(default=MESSAGES, min_length=1)
@@ -66,11 +59,7 @@ class TextSettings(Partitioned):
     longest: int | None = Field(default=None, ge=1)
     """Use texts of so many tokens at most, those around a text included."""
 
-    train_examples: int | None = Field(default=None, ge=2)
-    """Use so many training examples, drawn by the seed."""
-
-    partition: Annotated[SerializeAsAny[Partition], _PARTITION] = Iid()
+    partition: Annotated[
+        SerializeAsAny[Partition], BeforeValidator(partial(as_partition, kinds=_KINDS))
+    ] = Iid()
     """How data is cut: "sender", or any of the images task."""
-
-    composition: Composition = "natural"
-    """How a client's batches are composed of its examples."""
