@@ -10,7 +10,7 @@ import numpy as np
 
 from fedsim.errors import DataError, did_you_mean
 from fedsim.seeds import numpy_generator
-from fedsim.tasks.local_data import data_folder
+from fedsim.tasks.local_data import data_folder, read_text
 
 __all__ = ["ALPHABET", "SENTENCES", "lost", "plain", "public_text", "text_files", "within"]
 
@@ -138,11 +138,7 @@ def text_files(
 def _read(files: tuple[tuple[Path, int], ...]) -> tuple[str, ...]:
     found: dict[str, None] = {}
     for path, _ in files:
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise DataError(f"{path} cannot be read: {error}") from error
-        for part in re.split(r"[.!?;:\n]+", text):
+        for part in re.split(r"[.!?;:\n]+", read_text(path)):
             if not re.search(r"[0-9<>@=_]", part):
                 sentence = plain(part)
                 if " " in sentence:

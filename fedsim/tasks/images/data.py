@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from fedsim.errors import DataError, did_you_mean
+from fedsim.errors import DataError
 from fedsim.libraries import HUB
 from fedsim.seeds import numpy_generator
 from fedsim.tasks.hub import splits
-from fedsim.tasks.local_data import data_folder
+from fedsim.tasks.local_data import find_file
 
 __all__ = ["ImageData", "load"]
 
@@ -120,7 +120,7 @@ def load(
     elif name.startswith(HUB):
         found = _hub(name, size)
     else:
-        path = _find(name, folder)
+        path = find_file(name, folder, inside="images", endings=[".npz"], built_in="digits")
         found = _npz(path, path.stat().st_mtime_ns)
     classes = len(found.label_names) or int(found.y.max()) + 1
     if int(found.y.min()) < 0 or int(found.y.max()) >= classes:
@@ -169,20 +169,6 @@ def _digits() -> _Arrays:
         white=16.0,
         label_names=tuple(str(name) for name in digits.target_names),
     )
-
-
-def _find(name: str, folder: Path | None) -> Path:
-    folder = data_folder(folder, what=f"data '{name}'", use='data = "digits"')
-    # The more specific folder comes last, so that it wins.
-    files = {
-        path.stem: path for place in (folder, folder / "images") for path in place.glob("*.npz")
-    }
-    if name not in files:
-        raise DataError(
-            f"no data '{name}' in {folder} (as {name}.npz or images/{name}.npz). "
-            f"{did_you_mean(name, [*files, 'digits'])}"
-        )
-    return files[name]
 
 
 @functools.lru_cache(maxsize=2)

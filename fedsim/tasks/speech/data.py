@@ -1,7 +1,6 @@
 """Utterances with speakers and transcripts: synthetic voices, local recordings, or the Hub's."""
 
 import contextlib
-import csv
 import functools
 import hashlib
 import importlib.util
@@ -18,7 +17,7 @@ from fedsim.errors import DataError, did_you_mean
 from fedsim.libraries import HUB, installing
 from fedsim.seeds import numpy_generator, torch_generator
 from fedsim.tasks.hub import splits
-from fedsim.tasks.local_data import data_folder
+from fedsim.tasks.local_data import data_folder, read_rows, read_text
 from fedsim.tasks.speech.features import Features
 from fedsim.tasks.speech.sound_files import Header, decoded, header
 from fedsim.tasks.speech.speech_commands import COMMANDS, words
@@ -244,11 +243,7 @@ def _readable(place: Path) -> Iterator[str]:
 
 
 def _table(path: Path) -> Recordings:
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path} cannot be read: {error}") from error
+    rows = read_rows(path)
     if not rows or not set(COLUMNS) <= rows[0].keys():
         found = ", ".join(rows[0]) if rows else "no rows"
         raise DataError(f"{path} has {found}; expected the columns {', '.join(COLUMNS)}")
@@ -271,7 +266,7 @@ def _librispeech(lists: Sequence[Path]) -> Recordings:
     """SPEAKER/CHAPTER/SPEAKER-CHAPTER.trans.txt beside its recordings."""
     found = []
     for path in lists:
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for line in read_text(path).splitlines():
             name, _, text = line.partition(" ")
             file = next((f for f in (path.parent / f"{name}{e}" for e in (".flac", ".wav"))
                          if f.is_file()), None)  # fmt: skip

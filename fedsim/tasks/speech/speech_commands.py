@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedsim.errors import DataError
+from fedsim.tasks.local_data import read_text
 
 __all__ = ["COMMANDS", "words"]
 
@@ -64,7 +65,4 @@ def _listed(path: Path) -> frozenset[str] | None:
     """The lines of a list of recordings; None where there is no such list."""
     if not path.is_file():
         return None
-    try:
-        return frozenset(map(str.strip, path.read_text(encoding="utf-8").splitlines()))
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read: {error}") from error
+    return frozenset(map(str.strip, read_text(path).splitlines()))

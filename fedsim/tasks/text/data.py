@@ -1,11 +1,9 @@
 """Labelled texts: embedded messages, tables under --data, or data sets of the Hub."""
 
-import csv
 import functools
 import hashlib
 import importlib.util
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ from fedsim.errors import DataError, did_you_mean
 from fedsim.libraries import HUB, installing
 from fedsim.seeds import numpy_generator
 from fedsim.tasks.hub import splits
-from fedsim.tasks.local_data import data_folder
+from fedsim.tasks.local_data import find_file, read_rows, read_text
 from fedsim.tasks.text.messages import TOPICS, messages, public_messages
 from fedsim.tasks.transcripts import text_files
 
@@ -36,8 +34,6 @@ EXPECTED = (
     f"a column of texts ({', '.join(TEXT)}) and one of labels ({', '.join(LABEL)}), integers from "
     "0 or names"
 )
-
-Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -148,10 +144,7 @@ def public_texts(name: str, folder: Path | None) -> tuple[str, ...]:
         return public_messages()
     found: dict[str, None] = {}
     for path in text_files(name, folder, MESSAGES, key="public"):
-        try:
-            lines = path.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise DataError(f"{path} cannot be read: {error}") from error
+        lines = read_text(path).splitlines()
         found |= {line.strip(): None for line in lines if len(line.split()) > 1}
     if not found:
         raise DataError(f"public text '{name}' in {folder} has no line of two words")
@@ -220,32 +213,15 @@ def _part(
         return _Part(texts, topics, senders, names=TOPICS)
     if name.startswith(HUB):
         return _hub(name, columns, labelled)
-    path = _found(name, folder)
+    path = find_file(name, folder, inside="text", endings=ENDINGS, built_in=MESSAGES)
     return _table(path, path.stat().st_mtime_ns, columns, labelled)
-
-
-def _found(name: str, folder: Path | None) -> Path:
-    folder = data_folder(folder, what=f"data '{name}'", use='data = "messages"')
-    places = [place for place in (folder / "text", folder) if place.is_dir()]
-    for place in places:
-        for ending in ENDINGS:
-            if (place / f"{name}{ending}").is_file():
-                return place / f"{name}{ending}"
-    known = [path.stem for place in places for e in ENDINGS for path in sorted(place.glob(f"*{e}"))]
-    raise DataError(
-        f"no data '{name}' in {folder} (as {name}.jsonl, .csv or .tsv, there or in its folder "
-        f"text). {did_you_mean(name, [*known, MESSAGES])}"
-    )
 
 
 @functools.lru_cache(maxsize=4)
 def _table(
     path: Path, changed: int, columns: tuple[str | None, str | None], labelled: bool
 ) -> _Part:
-    try:
-        rows = _rows(path)
-    except (OSError, UnicodeDecodeError, csv.Error, json.JSONDecodeError) as error:
-        raise DataError(f"{path} cannot be read: {error}") from error
+    rows = read_rows(path)
     if not rows:
         raise DataError(f"{path} has no rows; expected {EXPECTED}")
     text, label = _columns(str(path), rows[0], columns, labelled)
@@ -263,18 +239,6 @@ def _table(
         tuple(str(row.get(sender)) for row in rows) if sender else None,
         tests if any(tests) and not all(tests) else None,
     )
-
-
-def _rows(path: Path) -> list[Row]:
-    with path.open(encoding="utf-8", newline="") as file:
-        if path.suffix == ".jsonl":
-            rows = [json.loads(line) for line in file if line.strip()]
-            if not all(isinstance(row, dict) for row in rows):
-                raise DataError(f"{path} has a line that is no object; expected one a line")
-            return rows
-        if path.suffix == ".tsv":
-            return list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
-        return list(csv.DictReader(file))
 
 
 def _columns(
