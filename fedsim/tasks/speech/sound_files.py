@@ -1,5 +1,6 @@
 """Sound files through soundfile: what their headers say, and their samples."""
 
+import importlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ from fedsim.libraries import installing
 from fedsim.tasks.speech.features import Features, resampled
 from fedsim.tasks.speech.voices import RATE
 
-__all__ = ["Header", "decoded", "header"]
+__all__ = ["Header", "decoded", "header", "soundfile"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class Header:
 
 def header(source: Any, where: str) -> Header:
     """The header of a file, by its path or a stream; raises `DataError` as `decoded` does."""
-    library = _soundfile()
+    library = soundfile()
     try:
         info = library.info(source)
     except (OSError, RuntimeError, ValueError) as error:
@@ -49,7 +50,7 @@ def decoded(source: Any, where: str) -> Tensor:
     source: a path, or a stream. where: what a message calls it. Raises `DataError` for what
     soundfile cannot read, and for no samples or NaN or Inf among them.
     """
-    library = _soundfile()
+    library = soundfile()
     try:
         sound, rate = library.read(source, dtype="float32", always_2d=True)
     except (OSError, RuntimeError, ValueError) as error:
@@ -59,9 +60,14 @@ def decoded(source: Any, where: str) -> Tensor:
     return resampled(torch.from_numpy(sound.mean(axis=1)), rate)
 
 
-def _soundfile() -> Any:
+def soundfile() -> Any:
+    """The soundfile library.
+
+    Raises:
+        DataError: It is not installed, or finds no libsndfile.
+    """
     try:
-        import soundfile
+        return importlib.import_module("soundfile")
     except ImportError as error:
         raise DataError(f"recordings need soundfile: {installing('audio')}") from error
     except OSError as error:
@@ -69,11 +75,10 @@ def _soundfile() -> Any:
             "soundfile finds no libsndfile, which reads files for it: pip install "
             "--force-reinstall soundfile, or install libsndfile with the system's packages"
         ) from error
-    return soundfile
 
 
 def _unreadable(where: str, error: Exception) -> DataError:
-    library = _soundfile()
+    library = soundfile()
     known = [kind for kind in ("WAV", "FLAC", "OGG", "MP3") if kind in library.available_formats()]
     return DataError(
         f"{where} cannot be read: {error}. soundfile {library.__version__} with libsndfile "

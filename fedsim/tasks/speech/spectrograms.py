@@ -2,7 +2,6 @@
 
 import io
 import math
-import wave
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from fedsim.seeds import isolated
 from fedsim.tasks.speech.features import OFFSET, Features, torchaudio
+from fedsim.tasks.speech.sound_files import soundfile
 from fedsim.tasks.speech.voices import RATE
 
 __all__ = ["SHOWN", "Level", "exhibits", "level", "sheet", "sound", "spectrum"]
@@ -202,11 +202,8 @@ def _wav(heard: Tensor) -> bytes:
     """16-bit PCM, its peak where every other has it."""
     loud = heard / max(float(heard.abs().max()), 1e-5) * PEAK
     stream = io.BytesIO()
-    with wave.open(stream, "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(RATE)
-        file.writeframes((loud * 32767).round().numpy().astype("<i2").tobytes())
+    pcm = (loud * 32767).round().short().numpy()
+    soundfile().write(stream, pcm, RATE, format="WAV", subtype="PCM_16")
     return stream.getvalue()
 
 
