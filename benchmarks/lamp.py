@@ -50,7 +50,8 @@ from fedsim.knowledge import Knowledge
 from fedsim.priors import LanguagePrior, language_prior
 from fedsim.records import Observation, Spec, Tokens
 from fedsim.seeds import torch_generator
-from fedsim.tasks.text.languages import POINTS, classification_loss, told
+from fedsim.tasks.text.languages.losses import POINTS, classification_loss
+from fedsim.tasks.text.languages.tokenizers import told
 from fedsim.victim import VictimModel
 
 WORDS = "bert.embeddings.word_embeddings.weight"

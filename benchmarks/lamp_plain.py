@@ -29,7 +29,7 @@ from fedsim import libraries
 from fedsim.priors import LanguagePrior, NGramPrior
 from fedsim.seeds import torch_generator
 from fedsim.tasks.text.data import public_texts
-from fedsim.tasks.text.languages import told
+from fedsim.tasks.text.languages.tokenizers import told
 
 STARTS, PERMUTATIONS = 500, 500
 STEPS, CONTINUOUS, CANDIDATES, BURN_IN = 2000, 75, 200, 0.1

@@ -12,8 +12,7 @@ from fedsim.records import Reconstruction, Truth
 from fedsim.report.marks import marked
 from fedsim.spec import ImageSpec, TextSpec
 from fedsim.tasks.text import Text
-from fedsim.tasks.text.languages import told
-from fedsim.tasks.text.languages.tokenizers import learned
+from fedsim.tasks.text.languages.tokenizers import learned, told
 from fedsim.tasks.text.messages import public_messages
 
 TOKENIZER = learned(public_messages(), 600, True)

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -279,14 +280,26 @@ def _librispeech(lists: Sequence[Path]) -> Recordings:
 def _file(path: Path, speaker: str, text: str, test: bool | None = None) -> Utterance:
     if not path.is_file():
         raise DataError(f"there is no recording {path}")
+    return _recorded(speaker, text, lambda: path, path.read_bytes, str(path), test)
+
+
+def _recorded(
+    speaker: Any,
+    text: str,
+    source: Callable[[], Any],
+    content: Callable[[], bytes],
+    name: str,
+    test: bool | None,
+) -> Utterance:
+    """An utterance whose sound soundfile reads; `source` returns a path or a stream."""
     return Utterance(
-        speaker,
+        str(speaker),
         plain(text),
-        sound=lambda: decoded(path, str(path)),
-        content=path.read_bytes,
-        name=str(path),
+        sound=lambda: decoded(source(), name),
+        content=content,
+        name=name,
         test=test,
-        header=lambda: header(path, str(path)),
+        header=lambda: header(source(), name),
         lost=lost(text),
     )
 
@@ -323,21 +336,17 @@ def _hub(name: str) -> Recordings:
         texts = [features[text].names[label] for label in texts]
 
     def hosted(index: int) -> Utterance:
-        called = f"{name}, utterance {index}"
-
         def content() -> bytes:
             stored = whole[index][audio]
             return bytes(stored["bytes"] or Path(stored["path"]).read_bytes())
 
-        return Utterance(
-            str(speakers[index]),
-            plain(texts[index]),
-            sound=lambda: decoded(io.BytesIO(content()), called),
-            content=content,
-            name=called,
-            test=tests[index],
-            header=lambda: header(io.BytesIO(content()), called),
-            lost=lost(texts[index]),
+        return _recorded(
+            speakers[index],
+            texts[index],
+            lambda: io.BytesIO(content()),
+            content,
+            f"{name}, utterance {index}",
+            tests[index],
         )
 
     # Speech Commands has noise among its words: `_silence_`, by nobody.

@@ -16,9 +16,18 @@ from fedsim.seeds import torch_generator
 from fedsim.spec import TextSpec
 from fedsim.task import evaluating
 from fedsim.tasks.partitioned import divide, sample
-from fedsim.tasks.text import examples, languages
+from fedsim.tasks.text import examples
 from fedsim.tasks.text.data import MESSAGES, Texts, load, public_texts
-from fedsim.tasks.text.languages import PADDING, POINTS, Language
+from fedsim.tasks.text.languages import Language
+from fedsim.tasks.text.languages.language import embedding_name, padding_id, sent_parameters
+from fedsim.tasks.text.languages.losses import (
+    PADDING,
+    POINTS,
+    classification_loss,
+    logits,
+    masked_loss,
+)
+from fedsim.tasks.text.languages.tokenizers import told
 from fedsim.tasks.text.messages import public_messages
 from fedsim.tasks.text.settings import TextSettings
 from fedsim.victim import Loss
@@ -115,7 +124,7 @@ class Text(TextSettings):
                 "most that"
             )
         size = len(module.get_input_embeddings().weight)  # type: ignore[operator]
-        return languages.told(self.tokenizer, size, longest, self.words)
+        return told(self.tokenizer, size, longest, self.words)
 
     @functools.cached_property
     def encoded(self) -> dict[int, list[int]]:
@@ -214,7 +223,7 @@ class Text(TextSettings):
             pairs = [examples.masked(one, self.masked, self.tokens, rng) for one in ids]
             ids, hidden = [fed for fed, _ in pairs], [target for _, target in pairs]
             labels = pad_sequence(hidden, batch_first=True, padding_value=PADDING)
-        filled = languages.padding(self.tokenizer)
+        filled = padding_id(self.tokenizer)
         return Batch(
             inputs=pad_sequence(ids, batch_first=True, padding_value=filled),
             labels=labels,
@@ -236,13 +245,13 @@ class Text(TextSettings):
     @functools.cached_property
     def words(self) -> str:
         """Name of the parameter that holds the word embeddings."""
-        return languages.words(self._initial)
+        return embedding_name(self._initial)
 
     @property
     def loss(self) -> Loss:
         """Cross-entropy, mean over examples, or over all masked tokens of a batch."""
         masked = self.task == "masked-lm"
-        return languages.masked_loss if masked else languages.classification_loss
+        return masked_loss if masked else classification_loss
 
     @property
     def reduction(self) -> Reduction:
@@ -256,7 +265,7 @@ class Text(TextSettings):
 
     def trained(self, module: nn.Module) -> frozenset[str]:
         """Names of the parameters that `parameters` asks for."""
-        return languages.sent(module, self.parameters)
+        return sent_parameters(module, self.parameters)
 
     def evaluate(self, module: nn.Module, client: int | None = None) -> dict[str, float]:
         """Mean loss and accuracy on the test split, or on all of one client's texts.
@@ -271,7 +280,7 @@ class Text(TextSettings):
         with evaluating(module) as device:
             for part in torch.split(index, EVALUATED_AT_ONCE):
                 batch = self._batch(part.tolist(), rng).to(device)
-                scores = languages.logits(module, batch.inputs, lengths=batch.lengths)
+                scores = logits(module, batch.inputs, lengths=batch.lengths)
                 counted = batch.labels != PADDING
                 scores, labels = scores[counted], batch.labels[counted]
                 loss += float(functional.cross_entropy(scores, labels, reduction="sum"))

@@ -8,7 +8,8 @@ from pydantic import BeforeValidator, Field, SerializeAsAny
 from fedsim.tasks.partition import PARTITIONS, Iid, Partition, Whole, as_partition
 from fedsim.tasks.partitioned import Labelled
 from fedsim.tasks.text.data import MESSAGES
-from fedsim.tasks.text.languages import SMALL, Aim, Language, Parameters, as_language
+from fedsim.tasks.text.languages import Language, as_language
+from fedsim.tasks.text.languages.language import SMALL, Aim, Parameters
 
 __all__ = ["TextSettings"]
 

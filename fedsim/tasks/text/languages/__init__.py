@@ -4,40 +4,9 @@ from typing import Any
 
 from fedsim.libraries import HUB
 from fedsim.plugin import table, validated
-from fedsim.tasks.text.languages.language import (
-    SMALL,
-    Aim,
-    Language,
-    Parameters,
-    padding,
-    sent,
-    words,
-)
-from fedsim.tasks.text.languages.losses import (
-    PADDING,
-    POINTS,
-    classification_loss,
-    logits,
-    masked_loss,
-)
-from fedsim.tasks.text.languages.tokenizers import told
+from fedsim.tasks.text.languages.language import Language
 
-__all__ = [
-    "PADDING",
-    "POINTS",
-    "SMALL",
-    "Aim",
-    "Language",
-    "Parameters",
-    "as_language",
-    "classification_loss",
-    "logits",
-    "masked_loss",
-    "padding",
-    "sent",
-    "told",
-    "words",
-]
+__all__ = ["Language", "as_language"]
 
 
 def as_language(value: Any) -> Language:

@@ -11,7 +11,7 @@ from fedsim.tasks.pretrained import TransformersModel
 from fedsim.tasks.text.languages.losses import logits
 from fedsim.tasks.text.languages.tokenizers import learned, stored
 
-__all__ = ["Aim", "Language", "Parameters", "sent"]
+__all__ = ["Aim", "Language", "Parameters", "embedding_name", "padding_id", "sent_parameters"]
 
 Aim = Literal["classification", "masked-lm"]
 Parameters = Literal["all", "no-embeddings", "lamp"]
@@ -89,7 +89,7 @@ class Language(TransformersModel):
         library = libraries.transformers()
         fitting: dict[str, Any] = {
             "vocab_size": len(tokenizer),
-            "pad_token_id": padding(tokenizer),
+            "pad_token_id": padding_id(tokenizer),
             "bos_token_id": tokenizer.bos_token_id,
             "eos_token_id": tokenizer.eos_token_id,
         }
@@ -192,20 +192,20 @@ class Language(TransformersModel):
         return str(name)
 
 
-def padding(tokenizer: Any) -> int:
+def padding_id(tokenizer: Any) -> int:
     """The token id that fills up the shorter inputs of a batch; attention ignores it."""
     known = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
     return int(next(one for one in known if one is not None))
 
 
-def words(module: nn.Module) -> str:
+def embedding_name(module: nn.Module) -> str:
     """The name of the parameter that holds the word embeddings."""
     weight = module.get_input_embeddings().weight  # type: ignore[operator]
     found: str = next(name for name, one in module.named_parameters() if one is weight)
     return found
 
 
-def sent(module: nn.Module, which: Parameters) -> frozenset[str]:
+def sent_parameters(module: nn.Module, which: Parameters) -> frozenset[str]:
     """The names of the parameters that are trained and sent.
 
     Args:
@@ -218,7 +218,7 @@ def sent(module: nn.Module, which: Parameters) -> frozenset[str]:
     names = [name for name, one in module.named_parameters() if one.requires_grad]
     if which == "all":
         return frozenset(names)
-    left_out = {words(module)}
+    left_out = {embedding_name(module)}
     if which == "lamp":
         for name, layer in module.named_modules():
             own = name.rpartition(".")[2]
