@@ -51,7 +51,7 @@ from fedsim.priors import LanguagePrior, language_prior
 from fedsim.records import Observation, Spec, Tokens
 from fedsim.seeds import torch_generator
 from fedsim.tasks.text.languages.losses import POINTS, classification_loss
-from fedsim.tasks.text.languages.tokenizers import told
+from fedsim.tasks.text.languages.tokenizers import describe_tokenizer
 from fedsim.victim import VictimModel
 
 WORDS = "bert.embeddings.word_embeddings.weight"
@@ -205,7 +205,7 @@ def main() -> None:
     torch.set_num_threads(1)
     tokenizer = libraries.transformers().AutoTokenizer.from_pretrained(folder())
     model = encoder()
-    tokens, fitted = told(tokenizer, len(tokenizer), 512, WORDS), public(options.data)
+    tokens, fitted = describe_tokenizer(tokenizer, len(tokenizer), 512, WORDS), public(options.data)
     language = language_prior("n-gram", fitted, tokens)
     print(language.description, flush=True)
     seen, totals = [], []

@@ -29,7 +29,7 @@ from fedsim import libraries
 from fedsim.priors import LanguagePrior, NGramPrior
 from fedsim.seeds import torch_generator
 from fedsim.tasks.text.data import public_texts
-from fedsim.tasks.text.languages.tokenizers import told
+from fedsim.tasks.text.languages.tokenizers import describe_tokenizer
 
 STARTS, PERMUTATIONS = 500, 500
 STEPS, CONTINUOUS, CANDIDATES, BURN_IN = 2000, 75, 200, 0.1
@@ -210,7 +210,8 @@ def main() -> None:
     torch.set_num_threads(1)
     tokenizer = libraries.transformers().AutoTokenizer.from_pretrained(folder())
     model, timing = encoder(), Timing()
-    language = NGramPrior.fit(public(options.data), told(tokenizer, len(tokenizer), 512, "words"))
+    known = describe_tokenizer(tokenizer, len(tokenizer), 512, "words")
+    language = NGramPrior.fit(public(options.data), known)
     for index, (text, label) in enumerate(texts(options.data, options.sentences)):
         tokens = tokenizer(text, return_tensors="pt").input_ids[0]
         it = victim(model, tokens, label)

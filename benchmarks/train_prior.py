@@ -29,7 +29,7 @@ from fedsim import libraries
 from fedsim.priors import CausalPrior, LanguagePrior, NGramPrior, sentences
 from fedsim.records import Tokens
 from fedsim.seeds import isolated, torch_generator
-from fedsim.tasks.text.languages.tokenizers import told
+from fedsim.tasks.text.languages.tokenizers import describe_tokenizer
 
 TRAINED, HELD_OUT = ("gutenberg_novels", "wikitext2_valid"), "wikitext2_test"
 LONGEST = 64
@@ -61,7 +61,8 @@ def tokens_of(encoder: Path) -> tuple[Tokens, Tensor]:
         tokenizer = library.AutoTokenizer.from_pretrained(encoder, local_files_only=True)
         model = library.AutoModel.from_pretrained(encoder, local_files_only=True)
     words = model.get_input_embeddings().weight.detach()
-    return told(tokenizer, len(words), model.config.max_position_embeddings, "words"), words
+    longest = model.config.max_position_embeddings
+    return describe_tokenizer(tokenizer, len(words), longest, "words"), words
 
 
 def built(tokens: Tokens, words: Tensor, width: int, layers: int) -> nn.Module:

@@ -8,12 +8,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-__all__ = ["Composition", "balanced", "composed", "natural", "unbalanced"]
+__all__ = ["Composition", "balanced", "compose", "natural", "unbalanced"]
 
 Composition = Literal["natural", "unbalanced", "balanced"]
 
 
-def composed(
+def compose(
     how: Composition, labels: Tensor, size: int, steps: int, rng: torch.Generator
 ) -> list[Tensor]:
     """Compose the batches of one client.

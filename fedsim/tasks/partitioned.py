@@ -12,7 +12,7 @@ from fedsim.errors import DataError
 from fedsim.records import Reconstruction
 from fedsim.seeds import torch_generator
 from fedsim.task import Task
-from fedsim.tasks.composition import Composition, composed, natural
+from fedsim.tasks.composition import Composition, compose, natural
 
 __all__ = ["Labelled", "Partitioned", "claim_labels", "divide", "sample"]
 
@@ -99,7 +99,7 @@ class Labelled(Partitioned):
         return self.composition == "natural"
 
     def _composed(self, share: Tensor, size: int, steps: int, rng: torch.Generator) -> list[Tensor]:
-        return composed(self.composition, self.labels[share], size, steps, rng)
+        return compose(self.composition, self.labels[share], size, steps, rng)
 
 
 def sample(index: Tensor, count: int | None, seed: int, purpose: str) -> Tensor:

@@ -12,7 +12,7 @@ from fedsim import libraries
 from fedsim.errors import DataError, did_you_mean
 from fedsim.libraries import HUB, brief, quiet
 
-__all__ = ["PACKAGE", "TransformersModel", "located"]
+__all__ = ["PACKAGE", "TransformersModel", "resolve_folder"]
 
 PACKAGE = "package:"
 """Prefix of a folder inside an installed package: "package:NAME/FOLDER"."""
@@ -62,7 +62,7 @@ class TransformersModel(BaseModel):
         Raises:
             DataError: The package that holds the folder is not installed.
         """
-        return located(self.config) if self.config else self.name.removeprefix(HUB)
+        return resolve_folder(self.config) if self.config else self.name.removeprefix(HUB)
 
     @property
     def local(self) -> bool:
@@ -178,7 +178,7 @@ class TransformersModel(BaseModel):
         return model
 
 
-def located(config: str) -> str:
+def resolve_folder(config: str) -> str:
     """Find the folder that "package:NAME/FOLDER" names, so that scenarios can use packaged models.
 
     The package is looked up and not imported.

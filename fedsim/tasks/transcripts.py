@@ -12,7 +12,15 @@ from fedsim.errors import DataError, did_you_mean
 from fedsim.seeds import numpy_generator
 from fedsim.tasks.local_data import data_folder, read_text
 
-__all__ = ["ALPHABET", "SENTENCES", "lost", "plain", "public_text", "text_files", "within"]
+__all__ = [
+    "ALPHABET",
+    "SENTENCES",
+    "dropped_characters",
+    "normalise",
+    "public_text",
+    "select_by_length",
+    "text_files",
+]
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz'"
 """The characters of a plain transcript, apart from the single spaces between words."""
@@ -31,7 +39,7 @@ _WORDS: dict[str, list[str]] = tomllib.loads(_STORED.read_text(encoding="utf-8")
 """The vocabulary of the embedded sentences, by part of the sentence."""
 
 
-def plain(text: str) -> str:
+def normalise(text: str) -> str:
     """Normalise a text: lower-case words of a-z and the apostrophe, one space between them.
 
     Accents are removed from letters. Every other character separates words. An apostrophe is kept
@@ -41,8 +49,8 @@ def plain(text: str) -> str:
     return " ".join(word for word in words if word.strip("'"))
 
 
-def lost(text: str) -> frozenset[str]:
-    """The characters that are spoken, but that `plain` removes: letters, digits and signs."""
+def dropped_characters(text: str) -> frozenset[str]:
+    """The characters that are spoken, but that `normalise` removes: letters, digits and signs."""
     strange = set(_bare(text)) - set(ALPHABET)
     return frozenset(
         c for c in strange if c.isalnum() or c in SPOKEN or unicodedata.category(c) in ("Sc", "Sm")
@@ -140,13 +148,15 @@ def _read(files: tuple[tuple[Path, int], ...]) -> tuple[str, ...]:
     for path, _ in files:
         for part in re.split(r"[.!?;:\n]+", read_text(path)):
             if not re.search(r"[0-9<>@=_]", part):
-                sentence = plain(part)
+                sentence = normalise(part)
                 if " " in sentence:
                     found[sentence] = None
     return tuple(found)
 
 
-def within(texts: tuple[str, ...], longest: int | None, per_length: int | None) -> list[int]:
+def select_by_length(
+    texts: tuple[str, ...], longest: int | None, per_length: int | None
+) -> list[int]:
     """Select texts by their length.
 
     Args:

@@ -13,7 +13,7 @@ from fedsim.errors import DataError
 from fedsim.records import END, WORD_START
 from fedsim.tasks.transcripts import ALPHABET
 
-__all__ = ["WordPieces", "frequencies", "learn", "trained"]
+__all__ = ["WordPieces", "frequencies", "learn", "train_tokenizer"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,7 +49,7 @@ def learn(text: tuple[str, ...], size: int) -> WordPieces:
     Raises:
         DataError: The text has fewer pieces than `size`.
     """
-    model = trained(text, size, special=["<end>"], alphabet=[WORD_START, *ALPHABET])
+    model = train_tokenizer(text, size, special=["<end>"], alphabet=[WORD_START, *ALPHABET])
     names = sorted(model.get_vocab(), key=model.get_vocab().__getitem__)
     counts = Counter({END: len(text)})
     words = Counter(word for sentence in text for word in sentence.split(" "))
@@ -59,7 +59,7 @@ def learn(text: tuple[str, ...], size: int) -> WordPieces:
     return WordPieces(tuple(names), frequencies(counts, size), model)
 
 
-def trained(
+def train_tokenizer(
     text: tuple[str, ...],
     size: int,
     *,

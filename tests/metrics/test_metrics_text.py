@@ -12,11 +12,11 @@ from fedsim.records import Reconstruction, Truth
 from fedsim.report.marks import marked
 from fedsim.spec import ImageSpec, TextSpec
 from fedsim.tasks.text import Text
-from fedsim.tasks.text.languages.tokenizers import learned, told
+from fedsim.tasks.text.languages.tokenizers import describe_tokenizer, learn_tokenizer
 from fedsim.tasks.text.messages import public_messages
 
-TOKENIZER = learned(public_messages(), 600, True)
-TOKENS = told(TOKENIZER, 600, 64, "words")
+TOKENIZER = learn_tokenizer(public_messages(), 600, True)
+TOKENS = describe_tokenizer(TOKENIZER, 600, 64, "words")
 SPEC = TextSpec(classes=4, tokens=TOKENS)
 FIRST = "the wifi password is otter"
 SECOND = "we meet at the harbour at noon"

@@ -6,7 +6,7 @@ import pytest
 
 from fedsim.errors import DataError
 from fedsim.reproduce.outcome import _model
-from fedsim.tasks.pretrained import located
+from fedsim.tasks.pretrained import resolve_folder
 from fedsim.tasks.text import Text
 
 
@@ -21,14 +21,14 @@ def package(tmp_path, monkeypatch):
 
 
 def test_a_package_is_looked_up_and_not_imported(package):
-    assert located("package:brings_a_model/model") == str(package / "model")
-    assert located("package:brings_a_model") == str(package)
+    assert resolve_folder("package:brings_a_model/model") == str(package / "model")
+    assert resolve_folder("package:brings_a_model") == str(package)
     assert "brings_a_model" not in sys.modules
 
 
 @pytest.mark.parametrize("config", ["bert", "some/folder", "/some/package:folder"])
 def test_what_names_no_package_stays_as_it_is(config):
-    assert located(config) == config
+    assert resolve_folder(config) == config
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_what_names_no_package_stays_as_it_is(config):
 )
 def test_a_package_that_is_not_there_is_told(config):
     with pytest.raises(DataError, match="not installed") as told:
-        located(config)
+        resolve_folder(config)
     assert f"'{config}'" in str(told.value)
 
 

@@ -14,7 +14,7 @@ from fedsim.records import END
 from fedsim.spec import SpeechSpec
 from fedsim.tasks.speech.data import Limits, load
 from fedsim.tasks.speech.voices import RATE
-from fedsim.tasks.transcripts import ALPHABET, plain, public_text, within
+from fedsim.tasks.transcripts import ALPHABET, normalise, public_text, select_by_length
 from fedsim.tasks.wordpieces import learn
 
 REAL = os.environ.get("FEDSIM_DATA")
@@ -32,13 +32,13 @@ real = pytest.mark.skipif(not REAL, reason="FEDSIM_DATA names no folder of real 
     ],
 )
 def test_plain_text_is_words_of_the_alphabet(said, expected):
-    assert plain(said) == expected
+    assert normalise(said) == expected
 
 
 @given(st.text())
 def test_plain_text_stays_as_it_is(said):
-    once = plain(said)
-    assert plain(once) == once
+    once = normalise(said)
+    assert normalise(once) == once
     assert set(once) <= {*ALPHABET, " "}
     assert once.split(" ") == once.split() or once == ""
 
@@ -46,7 +46,7 @@ def test_plain_text_stays_as_it_is(said):
 def test_the_embedded_sentences_are_plain_distinct_and_use_every_letter():
     text = public_text("sentences", None)
     assert len(set(text)) == len(text) == 3000
-    assert all(plain(sentence) == sentence for sentence in text)
+    assert all(normalise(sentence) == sentence for sentence in text)
     assert set("".join(text)) == {*ALPHABET, " "}
 
 
@@ -77,10 +77,10 @@ def test_text_that_is_not_there_is_named(tmp_path):
 
 def test_texts_are_chosen_by_length():
     texts = ("aa", "b", "cc", "d", "e", "ffff")
-    assert within(texts, None, None) == [0, 1, 2, 3, 4, 5]
-    assert within(texts, 2, None) == [0, 1, 2, 3, 4]
-    assert within(texts, 2, 1) == [0, 1]
-    assert within(texts, None, 2) == [0, 1, 2, 3, 5]
+    assert select_by_length(texts, None, None) == [0, 1, 2, 3, 4, 5]
+    assert select_by_length(texts, 2, None) == [0, 1, 2, 3, 4]
+    assert select_by_length(texts, 2, 1) == [0, 1]
+    assert select_by_length(texts, None, 2) == [0, 1, 2, 3, 5]
 
 
 def spec(pieces) -> SpeechSpec:

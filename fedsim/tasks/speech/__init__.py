@@ -20,12 +20,13 @@ from fedsim.tasks.partitioned import claim_labels, sample
 from fedsim.tasks.speech.auxiliary import candidates, held_out
 from fedsim.tasks.speech.characters import Characters, characters
 from fedsim.tasks.speech.checks import cautions, check_lengths
-from fedsim.tasks.speech.data import Limits, Recordings, frames, load, often
+from fedsim.tasks.speech.data import Limits, frequent_speakers, load
 from fedsim.tasks.speech.recognisers import PADDING, RECOGNISERS
-from fedsim.tasks.speech.rendering import public_level, told
-from fedsim.tasks.speech.segments import lasting
+from fedsim.tasks.speech.rendering import public_level, render_transcripts
+from fedsim.tasks.speech.segments import select_by_duration
 from fedsim.tasks.speech.settings import SpeechSettings
-from fedsim.tasks.speech.spectrograms import Level, exhibits
+from fedsim.tasks.speech.spectrograms import Level, render_frames
+from fedsim.tasks.speech.utterances import Recordings, frames
 from fedsim.tasks.speech.voices import RATE
 from fedsim.tasks.transcripts import public_text
 from fedsim.tasks.wordpieces import WordPieces, learn
@@ -66,8 +67,10 @@ class Speech(SpeechSettings):
         limits = Limits(self.speakers, self.utterances, self.longest, self.per_length)
         found = load(self.data, self.folder, self.text, limits)
         if self.seconds is not None:
-            found = lasting(found, self.seconds, self.cut)
-        return found if self.least_utterances is None else often(found, self.least_utterances)
+            found = select_by_duration(found, self.seconds, self.cut)
+        if self.least_utterances is not None:
+            found = frequent_speakers(found, self.least_utterances)
+        return found
 
     @functools.cached_property
     def pieces(self) -> WordPieces | Characters:
@@ -140,15 +143,15 @@ class Speech(SpeechSettings):
 
     def cautions(self) -> list[str]:
         """What is odd about the recordings; `DataError` for frames too few for CTC."""
-        told = list(cautions(self.recordings, self.features))
+        found = list(cautions(self.recordings, self.features))
         if isinstance(self.pieces, Characters):
-            told += check_lengths(self.recordings, self.features, self.pieces)
+            found += check_lengths(self.recordings, self.features, self.pieces)
         if self.seconds is not None and self.features.trim is not None:
-            told.append(
+            found.append(
                 "task.seconds is the length of recordings before task.features.trim cuts silence "
                 "off their ends: what clients hear, and LENGTHS grants, is shorter"
             )
-        return told
+        return found
 
     def truth(self, clients: Sequence[int], round: int, *, batch_size: int, steps: int) -> Truth:
         """The utterances behind an update: frames, labels, text and speaker of each."""
@@ -286,8 +289,8 @@ class Speech(SpeechSettings):
         their pieces in one line. A picture and two sounds of up to four utterances where frames
         are (`fedsim.tasks.speech.spectrograms`). No file where there is nothing to show.
         """
-        files = told(claimed, truth, self.spec)
+        files = render_transcripts(claimed, truth, self.spec)
         claims = framed(claimed, truth)
         if any(claim is not None for claim in claims):
-            files |= exhibits(claims, list(truth.inputs or ()), self.features, self.level)
+            files |= render_frames(claims, list(truth.inputs or ()), self.features, self.level)
         return files

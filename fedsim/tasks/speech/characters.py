@@ -32,7 +32,7 @@ class Characters:
         if strange := sorted(set(text) - LABELS.keys()):
             raise DataError(
                 f"the transcript '{text}' has {', '.join(map(repr, strange))}; expected a-z, the "
-                "apostrophe and spaces. Spell them out (`plain` in fedsim.tasks.transcripts does)"
+                "apostrophe and spaces. Normalise it with fedsim.tasks.transcripts.normalise"
             )
         return torch.tensor([LABELS[character] for character in text], dtype=torch.int64)
 

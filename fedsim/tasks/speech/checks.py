@@ -10,9 +10,9 @@ import torch
 from fedsim.errors import DataError
 from fedsim.gradients import frames_needed
 from fedsim.tasks.speech.characters import Characters
-from fedsim.tasks.speech.data import Recordings, Utterance, frames
 from fedsim.tasks.speech.features import Features
 from fedsim.tasks.speech.sound_files import Header
+from fedsim.tasks.speech.utterances import Recordings, Utterance, frames
 from fedsim.tasks.speech.voices import RATE
 
 __all__ = ["cautions", "check_lengths"]
@@ -29,10 +29,10 @@ def cautions(recordings: Recordings, features: Features) -> tuple[str, ...]:
     """What a user should know of recordings before a run, a sentence each."""
     told = list[str]()
     total = len(recordings)
-    if lost := [one.lost for one in recordings if one.lost]:
-        signs = ", ".join(sorted(set().union(*lost))[:8])
+    if dropped := [one.dropped for one in recordings if one.dropped]:
+        signs = ", ".join(sorted(set().union(*dropped))[:8])
         told.append(
-            f"{len(lost)} of {total} transcripts have characters that are left out ({signs}), "
+            f"{len(dropped)} of {total} transcripts have characters that are left out ({signs}), "
             "though they may be said: spell them out in words"
         )
     headers = [one.header() for one in recordings[:LOOKED_AT] if one.header is not None]

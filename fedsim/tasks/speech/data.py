@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import hashlib
 import importlib.util
 import io
 from collections import Counter
@@ -16,16 +15,16 @@ from torch import Tensor
 
 from fedsim.errors import DataError, did_you_mean
 from fedsim.libraries import HUB, installing
-from fedsim.seeds import numpy_generator, torch_generator
+from fedsim.seeds import numpy_generator
 from fedsim.tasks.hub import splits
 from fedsim.tasks.local_data import data_folder, read_rows, read_text
-from fedsim.tasks.speech.features import Features
-from fedsim.tasks.speech.sound_files import Header, decoded, header
-from fedsim.tasks.speech.speech_commands import COMMANDS, words
+from fedsim.tasks.speech.sound_files import decode, read_header
+from fedsim.tasks.speech.speech_commands import COMMANDS, list_recordings
+from fedsim.tasks.speech.utterances import Recordings, Utterance
 from fedsim.tasks.speech.voices import speak
-from fedsim.tasks.transcripts import lost, plain, public_text, within
+from fedsim.tasks.transcripts import dropped_characters, normalise, public_text, select_by_length
 
-__all__ = ["READABLE", "VOICES", "Limits", "Recordings", "Utterance", "frames", "load", "often"]
+__all__ = ["READABLE", "VOICES", "Limits", "frequent_speakers", "load"]
 
 VOICES = "voices"
 PACKAGES = ("jiwer", "soundfile", "tokenizers", "torchaudio")
@@ -48,71 +47,6 @@ class Limits:
     per_length: int | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Utterance:
-    """One utterance, whose sound is read, or spoken, when it is asked for.
-
-    Attributes:
-        speaker: Who speaks.
-        text: The transcript, plain.
-        sound: Returns the samples, float32 of shape (n,) at 16 kHz, one channel.
-        content: Returns bytes by which a change of the sound shows.
-        name: What a message calls it.
-        test: Whether it is in the source's test split; None where the source has none.
-        header: Returns what its file says of itself; None where there is no file.
-        lost: The characters that its transcript lost when it became plain.
-    """
-
-    speaker: str
-    text: str
-    sound: Callable[[], Tensor]
-    content: Callable[[], bytes]
-    name: str
-    test: bool | None = None
-    header: Callable[[], Header] | None = None
-    lost: frozenset[str] = frozenset()
-
-    @property
-    def samples(self) -> int:
-        """Its length at 16 kHz; decoded only where no header says."""
-        return len(self.sound()) if self.header is None else self.header().resampled
-
-
-class Recordings(tuple[Utterance, ...]):
-    """The utterances of a data set; equal and hashed by identity, so that they can be cached by."""
-
-    __slots__ = ()
-    __eq__, __hash__ = object.__eq__, object.__hash__
-
-    @property
-    def speakers(self) -> tuple[str, ...]:
-        """Who speaks, one an utterance."""
-        return tuple(one.speaker for one in self)
-
-    @property
-    def texts(self) -> tuple[str, ...]:
-        """The transcripts."""
-        return tuple(one.text for one in self)
-
-    def split(self, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
-        """Indices (int64) of the test utterances and of the rest: the source's own split, else
-        the given share, drawn by the seed, where it has none or leaves one of the two empty."""
-        tests = torch.tensor([bool(one.test) for one in self])
-        if tests.any() and not tests.all():
-            return tests.nonzero().flatten(), (~tests).nonzero().flatten()
-        order = torch.randperm(len(self), generator=torch_generator(seed, "test split"))
-        count = min(max(1, round(fraction * len(self))), len(self) - 1)
-        return order[:count], order[count:]
-
-    def fingerprint(self) -> str:
-        """SHA-256 of speakers, transcripts and sound."""
-        tests = None if self[0].test is None else tuple(one.test for one in self)
-        digest = hashlib.sha256(repr((self.speakers, self.texts, tests)).encode())
-        for one in self:
-            digest.update(one.content())
-        return digest.hexdigest()
-
-
 @functools.lru_cache(maxsize=2)
 def load(data: str, folder: Path | None, text: str, limits: Limits) -> Recordings:
     """Utterances by name, once a process.
@@ -129,7 +63,7 @@ def load(data: str, folder: Path | None, text: str, limits: Limits) -> Recording
     found = _hub(data) if data.startswith(HUB) else _local(data, folder)
     for index, one in enumerate(found):
         if not one.text:
-            signs = ", ".join(sorted(one.lost)) or "nothing that is spoken"
+            signs = ", ".join(sorted(one.dropped)) or "nothing that is spoken"
             raise DataError(
                 f"data '{data}': utterance {index} has no word in its transcript, but {signs}; "
                 f"expected words of a-z. Spell them out, or leave out {one.name}"
@@ -144,7 +78,7 @@ def load(data: str, folder: Path | None, text: str, limits: Limits) -> Recording
 
 
 @functools.lru_cache(maxsize=8)
-def often(found: Recordings, least: int) -> Recordings:
+def frequent_speakers(found: Recordings, least: int) -> Recordings:
     """Those of the speakers of whom there are so many; `DataError` where fewer than three are."""
     count = Counter(found.speakers)
     kept = Recordings(one for one in found if count[one.speaker] >= least)
@@ -157,17 +91,11 @@ def often(found: Recordings, least: int) -> Recordings:
     return kept
 
 
-@functools.lru_cache(maxsize=4096)
-def frames(utterance: Utterance, features: Features) -> Tensor:
-    """Frames (T, size) of an utterance; shared, so that nobody may write to them."""
-    return features.of(utterance.sound())
-
-
 def _limited(found: Recordings, limits: Limits) -> Recordings:
     names = set(list(dict.fromkeys(found.speakers))[: limits.speakers])
     seen: Counter[str] = Counter()
     kept = []
-    for index in within(found.texts, limits.longest, limits.per_length):
+    for index in select_by_length(found.texts, limits.longest, limits.per_length):
         speaker = found[index].speaker
         seen[speaker] += 1
         if speaker in names and (limits.utterances is None or seen[speaker] <= limits.utterances):
@@ -183,7 +111,7 @@ def _voices(text: str, folder: Path | None, limits: Limits) -> Recordings:
     pool = public_text(text, folder)
     order = numpy_generator(0, "read aloud").permutation(len(pool)).tolist()
     shuffled = tuple(pool[i] for i in order)
-    fitting = within(shuffled, limits.longest or READABLE, limits.per_length)
+    fitting = select_by_length(shuffled, limits.longest or READABLE, limits.per_length)
     speakers = limits.speakers or SPEAKERS
     count = speakers * (limits.utterances or EACH)
     if len(fitting) < count:
@@ -225,7 +153,7 @@ def _local(name: str, folder: Path | None) -> Recordings:
         if (place / name).is_dir() and (found := sorted((place / name).rglob("*.trans.txt"))):
             return _librispeech(found)
     if name == COMMANDS:
-        return Recordings(_file(*one) for one in words(places))
+        return Recordings(_file(*one) for one in list_recordings(places))
     known = [name for place in places for name in _readable(place) if folder / name not in places]
     raise DataError(
         f"no data '{name}' in {folder} (as {name}.csv or audio/{name}.csv with the columns "
@@ -294,13 +222,13 @@ def _recorded(
     """An utterance whose sound soundfile reads; `source` returns a path or a stream."""
     return Utterance(
         str(speaker),
-        plain(text),
-        sound=lambda: decoded(source(), name),
+        normalise(text),
+        sound=lambda: decode(source(), name),
         content=content,
         name=name,
         test=test,
-        header=lambda: header(source(), name),
-        lost=lost(text),
+        header=lambda: read_header(source(), name),
+        dropped=dropped_characters(text),
     )
 
 

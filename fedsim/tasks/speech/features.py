@@ -12,7 +12,7 @@ from fedsim import libraries
 from fedsim.errors import DataError
 from fedsim.tasks.speech.voices import RATE
 
-__all__ = ["OFFSET", "Features", "resampled", "torchaudio"]
+__all__ = ["OFFSET", "Features", "resample", "torchaudio"]
 
 MELS = 40
 """Mel bands that MFCC are computed from, at least."""
@@ -59,7 +59,7 @@ class Features(BaseModel):
         torchaudio, and for a size that leaves a mel band empty.
         """
         if self.trim is not None:
-            sound = trimmed(sound, self.trim)
+            sound = trim_silence(sound, self.trim)
         if len(sound) < self.window:
             sound = torch.nn.functional.pad(sound, (0, self.window - len(sound)))
         with torch.no_grad():
@@ -93,7 +93,7 @@ def _transform(features: Features) -> Any:
         ) from warning
 
 
-def trimmed(sound: Tensor, below: float) -> Tensor:
+def trim_silence(sound: Tensor, below: float) -> Tensor:
     """Sound without the ends that are `below` dB under its loudest 20 ms; all of it if silent."""
     hop = RATE // 50
     energy = torch.nn.functional.pad(sound, (0, -len(sound) % hop)).view(-1, hop).square().mean(1)
@@ -101,7 +101,7 @@ def trimmed(sound: Tensor, below: float) -> Tensor:
     return sound[int(loud[0]) * hop : (int(loud[-1]) + 1) * hop] if len(loud) else sound
 
 
-def resampled(sound: Tensor, rate: int) -> Tensor:
+def resample(sound: Tensor, rate: int) -> Tensor:
     """Sound (n,) at `rate` samples a second, at 16 kHz."""
     if rate == RATE:
         return sound

@@ -6,13 +6,14 @@ from torch import Tensor
 from fedsim.metrics import worded
 from fedsim.records import Reconstruction, Truth
 from fedsim.spec import SpeechSpec
-from fedsim.tasks.speech.data import READABLE, Recordings
+from fedsim.tasks.speech.data import READABLE
 from fedsim.tasks.speech.features import Features
-from fedsim.tasks.speech.spectrograms import Level, level
+from fedsim.tasks.speech.spectrograms import Level, estimate_level
+from fedsim.tasks.speech.utterances import Recordings
 from fedsim.tasks.speech.voices import speak
 from fedsim.tasks.transcripts import SENTENCES, public_text
 
-__all__ = ["public_level", "told"]
+__all__ = ["public_level", "render_transcripts"]
 
 PUBLIC = 16
 """Utterances that a level is taken from, at most."""
@@ -23,13 +24,13 @@ def public_level(recordings: Recordings, auxiliary: Tensor, features: Features) 
     index = auxiliary[:PUBLIC].tolist()
     if index:
         sounds = [recordings[i].sound() for i in index]
-        return level(features, sounds, f"{len(index)} utterances that no client holds")
+        return estimate_level(features, sounds, f"{len(index)} utterances that no client holds")
     sentences = [text for text in public_text(SENTENCES, None) if len(text) < READABLE]
     spoken = [torch.from_numpy(speak(text, who)) for who, text in enumerate(sentences[:PUBLIC])]
-    return level(features, spoken, f"{len(spoken)} synthetic voices")
+    return estimate_level(features, spoken, f"{len(spoken)} synthetic voices")
 
 
-def told(claimed: Reconstruction, truth: Truth, spec: SpeechSpec) -> dict[str, bytes]:
+def render_transcripts(claimed: Reconstruction, truth: Truth, spec: SpeechSpec) -> dict[str, bytes]:
     """Transcripts and what is claimed of them, as two texts: `original` and `reconstruction`.
 
     A line an utterance, or, where only labels are claimed, their pieces in one line. No file where

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from fedsim.errors import DataError
-from fedsim.tasks.speech.data import Recordings, Utterance
 from fedsim.tasks.speech.sound_files import Header
+from fedsim.tasks.speech.utterances import Recordings, Utterance
 from fedsim.tasks.speech.voices import RATE
 
-__all__ = ["lasting"]
+__all__ = ["select_by_duration"]
 
 HOP = RATE // 100
 QUIET = 30.0
@@ -25,7 +25,7 @@ WHOLE = slice(None)
 
 
 @functools.lru_cache(maxsize=8)
-def lasting(found: Recordings, seconds: tuple[float, float], cut: bool) -> Recordings:
+def select_by_duration(found: Recordings, seconds: tuple[float, float], cut: bool) -> Recordings:
     """The recordings of so many seconds, from the first number up to the second.
 
     cut: take longer ones in pieces, each cut in the middle of the longest pause at which it has a

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from fedsim.errors import DataError
 from fedsim.libraries import installing
-from fedsim.tasks.speech.features import Features, resampled
+from fedsim.tasks.speech.features import Features, resample
 from fedsim.tasks.speech.voices import RATE
 
-__all__ = ["Header", "decoded", "header", "soundfile"]
+__all__ = ["Header", "decode", "read_header", "soundfile"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,8 @@ class Header:
         return 1 + max(self.resampled, features.window) // features.stride
 
 
-def header(source: Any, where: str) -> Header:
-    """The header of a file, by its path or a stream; raises `DataError` as `decoded` does."""
+def read_header(source: Any, where: str) -> Header:
+    """The header of a file, by its path or a stream; raises `DataError` as `decode` does."""
     library = soundfile()
     try:
         info = library.info(source)
@@ -44,7 +44,7 @@ def header(source: Any, where: str) -> Header:
     return Header(int(info.samplerate), int(info.channels), int(info.frames))
 
 
-def decoded(source: Any, where: str) -> Tensor:
+def decode(source: Any, where: str) -> Tensor:
     """A recording as one channel (n,) float32 at 16 kHz: averaged, and resampled.
 
     source: a path, or a stream. where: what a message calls it. Raises `DataError` for what
@@ -57,7 +57,7 @@ def decoded(source: Any, where: str) -> Tensor:
         raise _unreadable(where, error) from error
     if not len(sound) or not np.isfinite(sound).all():
         raise DataError(f"{where} holds no sound: {len(sound)} samples, or NaN or Inf among them")
-    return resampled(torch.from_numpy(sound.mean(axis=1)), rate)
+    return resample(torch.from_numpy(sound.mean(axis=1)), rate)
 
 
 def soundfile() -> Any:

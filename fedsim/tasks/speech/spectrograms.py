@@ -15,7 +15,15 @@ from fedsim.tasks.speech.features import OFFSET, Features, torchaudio
 from fedsim.tasks.speech.sound_files import soundfile
 from fedsim.tasks.speech.voices import RATE
 
-__all__ = ["SHOWN", "Level", "exhibits", "level", "sheet", "sound", "spectrum"]
+__all__ = [
+    "SHOWN",
+    "Level",
+    "estimate_level",
+    "griffin_lim",
+    "log_mel_energies",
+    "render_frames",
+    "spectrogram_png",
+]
 
 SHOWN = 4
 """Utterances of a victim that are shown and heard."""
@@ -59,7 +67,7 @@ class Level:
         return frames.detach().cpu().double() * self.spread + self.mean
 
 
-def level(features: Features, sounds: Sequence[Tensor], source: str) -> Level:
+def estimate_level(features: Features, sounds: Sequence[Tensor], source: str) -> Level:
     """The level of sounds (n,) float32 at 16 kHz, one at least."""
     raw = features.model_copy(update={"normalised": False})
     heard = [raw.of(one).double() for one in sounds]
@@ -68,7 +76,7 @@ def level(features: Features, sounds: Sequence[Tensor], source: str) -> Level:
     return Level(means.mean(dim=0), spreads.mean(dim=0), source)
 
 
-def exhibits(
+def render_frames(
     claims: Sequence[Tensor | None],
     originals: Sequence[Tensor],
     features: Features,
@@ -78,15 +86,17 @@ def exhibits(
 
     claims: what was matched to each of the originals (T', F), finite; None: no file of that one.
     public: the level of public utterances, where frames are normalised. A picture each, the
-    original above and each frame's error below; and the sound of both, at most 8 s, where `sound`
-    has any. The level is the public one for both, so that what differs in them differs in the
-    frames.
+    original above and each frame's error below; and the sound of both, at most 8 s, where
+    `griffin_lim` has any. The level is the public one for both, so that what differs in them
+    differs in the frames.
     """
     files: dict[str, bytes] = {}
     longest = SECONDS * RATE // features.stride
     for number, pair in enumerate([*zip(originals, claims, strict=True)][:SHOWN], 1):
         logs = [
-            spectrum(one[:longest] if public is None else public.put_back(one[:longest]), features)
+            log_mel_energies(
+                one[:longest] if public is None else public.put_back(one[:longest]), features
+            )
             for one in pair
             if one is not None
         ]
@@ -96,9 +106,9 @@ def exhibits(
         missed = original.clone()
         missed[: len(claim)] -= claim
         errors = missed.abs().mean(dim=1) / max(float(original.abs().mean()), 1e-9)
-        files[f"reconstruction-{number}.png"] = sheet(logs[0], logs[1], errors)
+        files[f"reconstruction-{number}.png"] = spectrogram_png(logs[0], logs[1], errors)
         for name, one in zip(("original", "reconstruction"), logs, strict=True):
-            heard = sound(one, features)
+            heard = griffin_lim(one, features)
             if heard is not None:
                 files[f"{name}-{number}.wav"] = _wav(heard)
     if files:
@@ -106,7 +116,7 @@ def exhibits(
     return files
 
 
-def spectrum(frames: Tensor, features: Features) -> Tensor:
+def log_mel_energies(frames: Tensor, features: Features) -> Tensor:
     """Log-mel energies (T, bands) float64 of frames (T, F), not normalised.
 
     Of cosine coefficients (MFCC) those that have no others: the spectrum, smoothed. Values that no
@@ -119,7 +129,7 @@ def spectrum(frames: Tensor, features: Features) -> Tensor:
     return logs.nan_to_num(nan=SILENT).clamp(SILENT, LOUDEST)
 
 
-def sound(logs: Tensor, features: Features) -> Tensor | None:
+def griffin_lim(logs: Tensor, features: Features) -> Tensor | None:
     """A sound (n,) float32 at 16 kHz that has about these log-mel energies (T, bands).
 
     Energies are spread over frequencies by non-negative least squares (Lee and Seung, NIPS 2000),
@@ -150,7 +160,7 @@ def _power(energies: Tensor, filters: Tensor) -> Tensor:
     return power
 
 
-def sheet(original: Tensor, claim: Tensor, errors: Tensor | None = None) -> bytes:
+def spectrogram_png(original: Tensor, claim: Tensor, errors: Tensor | None = None) -> bytes:
     """A PNG: spectra (T, bands) above, what was made of them (T', bands), T' <= T, below.
 
     Time runs to the right, frequency upwards, and one scale of colours serves both: from the 1st to

@@ -7,7 +7,7 @@ from pathlib import Path
 from fedsim.errors import DataError
 from fedsim.tasks.local_data import read_text
 
-__all__ = ["COMMANDS", "words"]
+__all__ = ["COMMANDS", "list_recordings"]
 
 COMMANDS = "speech-commands"
 
@@ -21,7 +21,7 @@ NOISE = "_background_noise_"
 TESTED = "testing_list.txt"
 
 
-def words(places: Sequence[Path]) -> list[tuple[Path, str, str, bool | None]]:
+def list_recordings(places: Sequence[Path]) -> list[tuple[Path, str, str, bool | None]]:
     """The recordings WORD/SPEAKER_nohash_NUMBER.wav of the first folder that has any.
 
     Each with its speaker, its word, and whether it is for tests; None where no list says so.

@@ -27,7 +27,7 @@ from fedsim.tasks.text.languages.losses import (
     logits,
     masked_loss,
 )
-from fedsim.tasks.text.languages.tokenizers import told
+from fedsim.tasks.text.languages.tokenizers import describe_tokenizer
 from fedsim.tasks.text.messages import public_messages
 from fedsim.tasks.text.settings import TextSettings
 from fedsim.victim import Loss
@@ -92,8 +92,8 @@ class Text(TextSettings):
         tested = sample(texts.test, self.test_examples, self.seed, "test examples")
         kept = sample(texts.train, self.train_examples, self.seed, "training examples")
         free, rest = divide(kept, self.auxiliary_fraction, self.seed)
-        held = (texts.texts[i] for i in rest.tolist())
-        return tested, free[examples.different([texts.texts[i] for i in free.tolist()], held)], rest
+        unused, held = ([texts.texts[i] for i in part.tolist()] for part in (free, rest))
+        return tested, free[examples.indices_not_in(unused, held)], rest
 
     @functools.cached_property
     def public_texts(self) -> tuple[str, ...]:
@@ -104,7 +104,7 @@ class Text(TextSettings):
             return tuple(self.texts.texts[i] for i in free.tolist())
         public = public_texts(name, self.folder)
         held = (self.texts.texts[i] for i in rest.tolist())
-        return tuple(public[i] for i in examples.different(public, held))
+        return tuple(public[i] for i in examples.indices_not_in(public, held))
 
     @functools.cached_property
     def tokenizer(self) -> Any:
@@ -124,7 +124,7 @@ class Text(TextSettings):
                 "most that"
             )
         size = len(module.get_input_embeddings().weight)  # type: ignore[operator]
-        return told(self.tokenizer, size, longest, self.words)
+        return describe_tokenizer(self.tokenizer, size, longest, self.words)
 
     @functools.cached_property
     def encoded(self) -> dict[int, list[int]]:
@@ -133,7 +133,7 @@ class Text(TextSettings):
         Raises `DataError` for a text that the model cannot take, or the tokenizer cannot read.
         """
         index = torch.cat(self.splits).tolist()
-        return examples.encoded(self.data, self.texts.texts, index, self.tokens, self.longest)
+        return examples.encode_texts(self.data, self.texts.texts, index, self.tokens, self.longest)
 
     @functools.cached_property
     def used(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -153,7 +153,7 @@ class Text(TextSettings):
     def shares(self) -> tuple[Tensor, ...]:
         """Indices (int64) of each client's texts."""
         rest = self.used[2]
-        by = examples.groups(
+        by = examples.partition_labels(
             self.data, self.texts, rest, whose=self.partition.kind in ("sender", "speaker")
         )
         shares = self.partition.cut(by, self.clients, self.seed)
@@ -220,7 +220,7 @@ class Text(TextSettings):
         ids = [torch.tensor(self.encoded[i]) for i in index]
         labels = self.labels[torch.tensor(index)]
         if self.task == "masked-lm":
-            pairs = [examples.masked(one, self.masked, self.tokens, rng) for one in ids]
+            pairs = [examples.mask_tokens(one, self.masked, self.tokens, rng) for one in ids]
             ids, hidden = [fed for fed, _ in pairs], [target for _, target in pairs]
             labels = pad_sequence(hidden, batch_first=True, padding_value=PADDING)
         filled = padding_id(self.tokenizer)
@@ -309,7 +309,7 @@ class Text(TextSettings):
         labels = torch.bincount(self.labels[self.used[1]], minlength=len(self.texts.names))
         if not len(self.used[1]):
             labels = torch.ones_like(labels)
-        return examples.token_shares(self.public_texts, self.tokens), labels / labels.sum()
+        return examples.token_frequencies(self.public_texts, self.tokens), labels / labels.sum()
 
     def guess(self, truth: Truth, rng: torch.Generator, *, informed: bool) -> Reconstruction:
         """As many labels, and texts of the same lengths, drawn without having seen an update.
@@ -324,15 +324,15 @@ class Text(TextSettings):
             weights = torch.ones(len(self.tokens.pieces))
             weights[list(self.tokens.marks)] = 0
             uniform = torch.full((self.spec.classes,), 1 / self.spec.classes)
-            return examples.drawn_claim(truth, self.tokens, weights, uniform, rng)
+            return examples.random_guess(truth, self.tokens, weights, uniform, rng)
         weights, shares = self.frequencies
         shares = weights if self.task == "masked-lm" else shares
         expected = shares * (0 if truth.labels is None else len(truth.labels))
-        return examples.drawn_claim(truth, self.tokens, weights, shares, rng, scores=expected)
+        return examples.random_guess(truth, self.tokens, weights, shares, rng, scores=expected)
 
     def render(self, claimed: Reconstruction, truth: Truth) -> dict[str, bytes]:
         """Two texts: the originals, a line each, and what was matched to each of them.
 
         Where only a bag of tokens is claimed, its pieces in one line. No file where neither is.
         """
-        return examples.shown(claimed, truth, self.spec)
+        return examples.render_texts(claimed, truth, self.spec)

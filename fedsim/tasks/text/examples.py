@@ -19,18 +19,18 @@ from fedsim.tasks.text.languages.losses import PADDING
 from fedsim.tasks.wordpieces import frequencies
 
 __all__ = [
-    "different",
-    "drawn_claim",
-    "encoded",
-    "groups",
-    "masked",
-    "same",
-    "shown",
-    "token_shares",
+    "encode_texts",
+    "indices_not_in",
+    "mask_tokens",
+    "normalised",
+    "partition_labels",
+    "random_guess",
+    "render_texts",
+    "token_frequencies",
 ]
 
 
-def groups(name: str, texts: Texts, index: Tensor, *, whose: bool) -> NDArray[Any]:
+def partition_labels(name: str, texts: Texts, index: Tensor, *, whose: bool) -> NDArray[Any]:
     """The labels or the senders of texts as integers, for a partition.
 
     Args:
@@ -52,18 +52,18 @@ def groups(name: str, texts: Texts, index: Tensor, *, whose: bool) -> NDArray[An
     return np.asarray(np.unique(texts.senders, return_inverse=True)[1][index.numpy()])
 
 
-def different(texts: Sequence[str], others: Iterable[str]) -> list[int]:
+def indices_not_in(texts: Sequence[str], others: Iterable[str]) -> list[int]:
     """The positions of the texts that equal none of the others, apart from case and spaces."""
-    known = {same(text) for text in others}
-    return [i for i, text in enumerate(texts) if same(text) not in known]
+    known = {normalised(text) for text in others}
+    return [i for i, text in enumerate(texts) if normalised(text) not in known]
 
 
-def same(text: str) -> str:
+def normalised(text: str) -> str:
     """A key that is equal for texts which differ in case and spaces only."""
     return " ".join(text.lower().split())
 
 
-def encoded(
+def encode_texts(
     name: str, texts: Sequence[str], index: Sequence[int], tokens: Tokens, longest: int | None
 ) -> dict[int, list[int]]:
     """Encode texts as token ids, leaving out those that are too long.
@@ -102,7 +102,7 @@ def encoded(
     return {at: one for at, one in zip(index, found, strict=True) if len(one) <= most}
 
 
-def masked(
+def mask_tokens(
     ids: Tensor, share: float, tokens: Tokens, rng: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """Mask some tokens of a text for masked language modelling.
@@ -124,14 +124,14 @@ def masked(
     return ids.index_fill(0, chosen, tokens.special["mask"]), target
 
 
-def token_shares(texts: Iterable[str], tokens: Tokens) -> Tensor:
+def token_frequencies(texts: Iterable[str], tokens: Tokens) -> Tensor:
     """The share of each token in texts, float32 of shape (V,)."""
     encoded = tokens.tokenizer(list(texts), verbose=False)["input_ids"]
     counts = Counter(piece for ids in encoded for piece in tokens.bare(ids))
     return frequencies(counts, len(tokens.pieces))
 
 
-def drawn_claim(
+def random_guess(
     truth: Truth,
     tokens: Tokens,
     weights: Tensor,
@@ -167,7 +167,7 @@ def drawn_claim(
     )
 
 
-def shown(claimed: Reconstruction, truth: Truth, spec: TextSpec) -> dict[str, bytes]:
+def render_texts(claimed: Reconstruction, truth: Truth, spec: TextSpec) -> dict[str, bytes]:
     """Files that show original texts and what was matched to each, one text a line.
 
     Returns:

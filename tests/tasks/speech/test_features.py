@@ -11,7 +11,7 @@ from support.processes import elsewhere
 from fedsim import libraries
 from fedsim.errors import DataError
 from fedsim.tasks.speech.data import Limits, load
-from fedsim.tasks.speech.features import Features, resampled, trimmed
+from fedsim.tasks.speech.features import Features, resample, trim_silence
 from fedsim.tasks.speech.voices import RATE, speak
 
 
@@ -72,9 +72,9 @@ def test_trimming_takes_silence_off_both_ends_only():
     loud = torch.ones(3200)
     quiet = torch.full((1600,), 0.001)
     sound = torch.cat([quiet, loud, quiet, loud, quiet, quiet])
-    assert len(trimmed(sound, 40)) == 3200 + 1600 + 3200
-    assert len(trimmed(sound, 70)) == len(sound)
-    assert len(trimmed(torch.zeros(999), 40)) == 999
+    assert len(trim_silence(sound, 40)) == 3200 + 1600 + 3200
+    assert len(trim_silence(sound, 70)) == len(sound)
+    assert len(trim_silence(torch.zeros(999), 40)) == 999
     assert len(Features(trim=40).of(sound)) == 1 + 8000 // 320
 
 
@@ -86,7 +86,7 @@ def test_bands_too_many_for_the_window_are_refused():
 def test_without_torchaudio_the_error_names_what_to_install(monkeypatch):
     monkeypatch.setattr(libraries, "torchaudio", lambda: None)
     with pytest.raises(DataError, match=r"pip install -e '\.\[audio\]' in"):
-        resampled(torch.zeros(100), 8000)
+        resample(torch.zeros(100), 8000)
 
 
 def test_missing_packages_are_named_before_anything_is_loaded(monkeypatch):

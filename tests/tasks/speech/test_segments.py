@@ -9,10 +9,10 @@ from fedsim.errors import DataError
 from fedsim.scenario import Scenario
 from fedsim.tasks.speech.characters import characters
 from fedsim.tasks.speech.checks import cautions, check_lengths
-from fedsim.tasks.speech.data import Recordings, Utterance
 from fedsim.tasks.speech.features import Features
-from fedsim.tasks.speech.segments import lasting
+from fedsim.tasks.speech.segments import select_by_duration
 from fedsim.tasks.speech.sound_files import Header
+from fedsim.tasks.speech.utterances import Recordings, Utterance
 from fedsim.tasks.speech.voices import RATE
 
 
@@ -38,17 +38,17 @@ def recordings(*sounds, texts=None):
 
 def test_only_utterances_of_the_length_are_kept():
     found = recordings(*(tone(seconds) for seconds in (0.5, 1.0, 1.5, 1.9, 2.0, 3.0)))
-    kept = lasting(found, (1.0, 2.0), False)
+    kept = select_by_duration(found, (1.0, 2.0), False)
     assert kept.speakers == ("s1", "s2", "s3")
     assert [len(kept[index].sound()) / RATE for index in range(3)] == [1.0, 1.5, 1.9]
     with pytest.raises(DataError, match=r"1 last 0\.4 to 0\.6 s; expected 3"):
-        lasting(found, (0.4, 0.6), False)
+        select_by_duration(found, (0.4, 0.6), False)
 
 
 def test_longer_ones_are_cut_in_pauses_and_words_follow_the_sound():
     said = "aaaa bbbb cccc dddd"
     found = recordings(spoken(1.2, 1.2, 1.2, 1.2), texts=(said,))
-    kept = lasting(found, (1.0, 2.0), True)
+    kept = select_by_duration(found, (1.0, 2.0), True)
     assert kept.texts == ("aaaa", "bbbb", "cccc", "dddd")
     assert kept.speakers == ("s0",) * 4
     whole = found[0].sound()
@@ -61,11 +61,13 @@ def test_longer_ones_are_cut_in_pauses_and_words_follow_the_sound():
 
 def test_a_stretch_without_a_pause_is_left_out():
     sounds = spoken(1.5, 5.0, 1.5, 1.5)
-    kept = lasting(recordings(sounds, texts=("aaa bbbbbbbbbb ccc ddd",)), (1.0, 2.0), True)
+    kept = select_by_duration(
+        recordings(sounds, texts=("aaa bbbbbbbbbb ccc ddd",)), (1.0, 2.0), True
+    )
     assert kept.texts == ("aaa", "ccc", "ddd")
 
 
-def of_files(*sounds, texts=None, rate=8000, lost=None):
+def of_files(*sounds, texts=None, rate=8000, dropped=None):
     """As `recordings`, with headers; what is decoded is noted."""
     texts, decoded = texts or ("one two",) * len(sounds), []
 
@@ -81,7 +83,7 @@ def of_files(*sounds, texts=None, rate=8000, lost=None):
             content=lambda: b"file %d" % index,
             name=f"{index}.wav",
             header=lambda: Header(rate, 1, len(sounds[index]) * rate // RATE),
-            lost=lost[index] if lost else frozenset(),
+            dropped=dropped[index] if dropped else frozenset(),
         )
 
     return decoded, Recordings(map(of_file, range(len(sounds))))
@@ -90,9 +92,9 @@ def of_files(*sounds, texts=None, rate=8000, lost=None):
 def test_headers_tell_lengths_so_that_only_what_is_cut_is_decoded():
     sounds = (tone(0.5), tone(1.5), tone(1.5), spoken(1.2, 1.2), tone(1.5))
     decoded, found = of_files(*sounds)
-    assert lasting(found, (1.0, 2.0), False).speakers == ("s1", "s2", "s4")
+    assert select_by_duration(found, (1.0, 2.0), False).speakers == ("s1", "s2", "s4")
     assert decoded == []
-    cut = lasting(found, (1.0, 2.0), True)
+    cut = select_by_duration(found, (1.0, 2.0), True)
     assert cut.speakers == ("s1", "s2", "s3", "s3", "s4")
     assert decoded == [3]
     contents = [cut[index].content() for index in range(5)]
@@ -107,8 +109,8 @@ def test_pieces_are_checked_as_recordings_are():
     digits = frozenset("7")
     still = torch.zeros(round(1.5 * RATE))
     sounds = (spoken(1.2, 1.2), still, tone(0.5), tone(1.5))
-    _, found = of_files(*sounds, lost=(digits, frozenset(), digits, frozenset()))
-    kept = lasting(found, (1.0, 2.0), True)
+    _, found = of_files(*sounds, dropped=(digits, frozenset(), digits, frozenset()))
+    kept = select_by_duration(found, (1.0, 2.0), True)
     lost, slow, silent = cautions(kept, Features())
     assert lost.startswith("2 of 4 transcripts have characters that are left out (7)")
     assert slow == "4 of 4 recordings are resampled to 16000 Hz, from 8000 Hz"
@@ -119,7 +121,7 @@ def test_pieces_are_checked_as_recordings_are():
 def test_a_piece_too_short_for_what_is_said_is_refused_by_its_place():
     said = "a" * 60 + " " + "b" * 60
     _, found = of_files(spoken(1.2, 1.2), tone(1.5), tone(1.5), texts=(said, "one", "two"))
-    kept = lasting(found, (1.0, 2.0), True)
+    kept = select_by_duration(found, (1.0, 2.0), True)
     with pytest.raises(DataError, match=r"0\.wav \(0\.00 to 1\.30 s\) has 6\d frames, and .* 119"):
         check_lengths(kept, Features(), characters(("a b",)))
 

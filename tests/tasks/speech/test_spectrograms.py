@@ -19,7 +19,14 @@ from fedsim.report import write_report
 from fedsim.tasks.images import Images
 from fedsim.tasks.speech import Speech
 from fedsim.tasks.speech.features import Features
-from fedsim.tasks.speech.spectrograms import SECONDS, exhibits, level, sheet, sound, spectrum
+from fedsim.tasks.speech.spectrograms import (
+    SECONDS,
+    estimate_level,
+    griffin_lim,
+    log_mel_energies,
+    render_frames,
+    spectrogram_png,
+)
 from fedsim.tasks.speech.voices import RATE, speak
 
 MODEL = {"name": "deepspeech", "hidden": 96, "recurrent": 8, "context": 4}
@@ -66,7 +73,7 @@ def pixels(content: bytes):
 @pytest.mark.parametrize("speaker", range(3))
 def test_a_sound_has_the_log_mel_energies_it_is_made_from(features, speaker):
     frames = features.of(spoken(speaker))
-    heard = sound(spectrum(frames, features), features)
+    heard = griffin_lim(log_mel_energies(frames, features), features)
     assert heard.dtype == torch.float32
     again = features.of(heard)
     assert again.shape == frames.shape
@@ -79,10 +86,12 @@ def test_cosine_coefficients_are_turned_back_into_bands():
     mel = Features(kind="log-mel", size=40, normalised=False)
     every, some = (Features(size=size, normalised=False) for size in (40, 26))
     bands = mel.of(spoken()).double()
-    torch.testing.assert_close(spectrum(every.of(spoken()), every), bands, atol=1e-3, rtol=0)
-    smoothed = spectrum(some.of(spoken()), some)
+    torch.testing.assert_close(
+        log_mel_energies(every.of(spoken()), every), bands, atol=1e-3, rtol=0
+    )
+    smoothed = log_mel_energies(some.of(spoken()), some)
     assert 0.05 < float((smoothed - bands).abs().mean()) < 0.5
-    again = some.of(sound(smoothed, some))
+    again = some.of(griffin_lim(smoothed, some))
     spread = float((again - again.mean(dim=0)).abs().mean())
     assert float((again - some.of(spoken())).abs().mean()) < 0.15 * spread
 
@@ -90,11 +99,13 @@ def test_cosine_coefficients_are_turned_back_into_bands():
 def test_normalised_frames_are_heard_at_a_public_level():
     features = Features(kind="log-mel", size=40)
     frames = features.of(spoken(0))
-    public = level(features, [spoken(who, "a golden bicycle") for who in (2, 4)], "two others")
-    heard = sound(spectrum(public.put_back(frames), features), features)
+    public = estimate_level(
+        features, [spoken(who, "a golden bicycle") for who in (2, 4)], "two others"
+    )
+    heard = griffin_lim(log_mel_energies(public.put_back(frames), features), features)
     assert float((features.of(heard) - frames).abs().mean()) < 0.15
     raw = features.model_copy(update={"normalised": False}).of(spoken(0))
-    own = level(features, [spoken(0)], "the victim")
+    own = estimate_level(features, [spoken(0)], "the victim")
     torch.testing.assert_close(own.put_back(frames).float(), raw, atol=1e-3, rtol=0)
     assert float((public.put_back(frames) - raw).abs().mean()) > 0.1
 
@@ -103,8 +114,8 @@ def test_normalised_frames_are_heard_at_a_public_level():
 def test_no_sound_where_windows_hardly_overlap_or_frames_are_too_few(settings, frames):
     features = Features(kind="log-mel", normalised=False, **settings)
     logs = torch.zeros(frames, 26, dtype=torch.float64)
-    assert sound(logs, features) is None
-    files = exhibits([logs], [logs], features, None)
+    assert griffin_lim(logs, features) is None
+    files = render_frames([logs], [logs], features, None)
     assert sorted(files) == ["about.txt", "reconstruction-1.png"]
 
 
@@ -113,7 +124,7 @@ def test_no_sound_where_windows_hardly_overlap_or_frames_are_too_few(settings, f
 
 def test_a_picture_has_one_scale_and_low_frequencies_at_the_bottom():
     original = torch.arange(5.0, dtype=torch.float64).repeat(20, 1)
-    image = pixels(sheet(original, 100 * original[:10]))
+    image = pixels(spectrogram_png(original, 100 * original[:10]))
     assert image.shape == (208, 20 * 4, 3)
     brightness = image.astype(int).sum(axis=2)
     upper, lower = brightness[:101], brightness[107:]
@@ -126,7 +137,7 @@ def test_a_picture_has_one_scale_and_low_frequencies_at_the_bottom():
 
 def test_bars_below_a_picture_are_the_errors_of_frames():
     logs = torch.arange(5.0, dtype=torch.float64).repeat(4, 1)
-    image = pixels(sheet(logs, logs, torch.tensor([0.0, 0.5, 1.0, 9.0])))
+    image = pixels(spectrogram_png(logs, logs, torch.tensor([0.0, 0.5, 1.0, 9.0])))
     assert image.shape == (208 + 6 + 40, 4 * 4, 3)
     strip = np.delete(image[-40:], 20, axis=0)  # without the line that 1 reaches
     drawn = (strip != 255).any(axis=2).sum(axis=0)
@@ -172,8 +183,8 @@ def test_the_level_is_never_the_victims(task, truth, monkeypatch):
     heard, of = [], Features.of
 
     def overheard(self, sound):
-        heard.append(len(sound))
-        return of(self, sound)
+        heard.append(len(griffin_lim))
+        return of(self, griffin_lim)
 
     monkeypatch.setattr(Features, "of", overheard)
     fresh = Speech(seed=3, clients=4, **TASK)
@@ -238,10 +249,10 @@ def test_many_long_utterances_cost_seconds_and_little_room():
     features = Features()
     rng = torch.Generator().manual_seed(0)
     originals = [torch.randn(2000, 26, generator=rng) for _ in range(20)]
-    public = level(features, [spoken()], "one other")
+    public = estimate_level(features, [spoken()], "one other")
     state = torch.get_rng_state()
     started = time.process_time()
-    files = exhibits(originals, originals, features, public)
+    files = render_frames(originals, originals, features, public)
     assert time.process_time() - started < 30
     assert torch.equal(torch.get_rng_state(), state)
     assert len([name for name in files if name.endswith(".png")]) == 4

@@ -17,9 +17,9 @@ from fedsim.scenario import Scenario
 from fedsim.tasks.speech import Speech
 from fedsim.tasks.speech.data import Limits, load
 from fedsim.tasks.speech.features import Features
-from fedsim.tasks.speech.sound_files import Header, decoded, header
+from fedsim.tasks.speech.sound_files import Header, decode, read_header
 from fedsim.tasks.speech.voices import RATE
-from fedsim.tasks.transcripts import lost, plain
+from fedsim.tasks.transcripts import dropped_characters, normalise
 
 MODELS = {
     "las": {"name": "las", "encoder": 6, "attention": 6, "embedding": 6, "decoder": 12,
@@ -169,8 +169,8 @@ def test_what_is_odd_about_a_large_set_is_said_of_its_first_recordings(set_of, m
     ],
 )
 def test_what_has_no_place_in_a_transcript_and_is_spoken_is_known(text, kept, gone):
-    assert plain(text) == kept
-    assert lost(text) == frozenset(gone)
+    assert normalise(text) == kept
+    assert dropped_characters(text) == frozenset(gone)
 
 
 def test_transcripts_with_other_characters_lose_them_and_that_is_said(set_of):
@@ -268,7 +268,7 @@ def test_an_unknown_codec_names_the_package_and_what_it_reads(set_of):
     said = r"x\.m4a cannot be read: .*soundfile .* reads WAV, FLAC, OGG.*convert it"
     with pytest.raises(DataError, match=said):
         preflight(scenario(folder))
-    for read in (decoded, header):
+    for read in (decode, read_header):
         with pytest.raises(DataError, match="clip cannot be read"):
             read(folder / "x.m4a", "clip")
 
@@ -292,7 +292,7 @@ def test_a_missing_library_is_named(set_of, monkeypatch, error, said):
     monkeypatch.delitem(sys.modules, "soundfile")
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(DataError, match=said):
-        decoded(folder / "0.wav", "clip")
+        decode(folder / "0.wav", "clip")
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,9 @@ import soundfile
 
 from fedsim.errors import DataError
 from fedsim.tasks.speech import Speech
-from fedsim.tasks.speech.data import Limits, Recordings, load
+from fedsim.tasks.speech.data import Limits, load
 from fedsim.tasks.speech.speech_commands import COMMANDS
+from fedsim.tasks.speech.utterances import Recordings
 from fedsim.tasks.speech.voices import RATE, speak
 
 RELEASE = "SpeechCommands/speech_commands_v0.02"

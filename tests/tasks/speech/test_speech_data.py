@@ -10,10 +10,11 @@ import torch
 
 from fedsim.errors import DataError
 from fedsim.tasks.speech import Speech
-from fedsim.tasks.speech.data import Limits, Recordings, frames, load
+from fedsim.tasks.speech.data import Limits, load
 from fedsim.tasks.speech.features import Features
+from fedsim.tasks.speech.utterances import Recordings, frames
 from fedsim.tasks.speech.voices import RATE, speak
-from fedsim.tasks.transcripts import plain, public_text
+from fedsim.tasks.transcripts import normalise, public_text
 
 REAL = os.environ.get("FEDSIM_DATA")
 real = pytest.mark.skipif(not REAL, reason="FEDSIM_DATA names no folder of real data sets")
@@ -211,7 +212,7 @@ def test_voices_read_sentences_in_turn():
 def test_voices_with_few_utterances_can_be_left_out(seconds):
     task = Speech(speakers=2, utterances=3, clients=1, seconds=seconds, least_utterances=3)
     assert set(task.recordings.speakers) == {"voice000", "voice001"}
-    assert not any(one.lost for one in task.recordings)
+    assert not any(one.dropped for one in task.recordings)
     with pytest.raises(DataError, match=r"task\.least_utterances = 4 leaves 0 of 6"):
         _ = Speech(speakers=2, utterances=3, clients=1, least_utterances=4).recordings
 
@@ -236,7 +237,7 @@ def test_real_recordings_load_by_name(name, count, speakers, longest):
     found = recorded(Path(REAL), name)
     assert len(found) == count
     assert speakers is None or len(set(found.speakers)) == speakers
-    assert all(plain(text) == text for text in found.texts)
+    assert all(normalise(text) == text for text in found.texts)
     for index in range(0, count, max(1, count // 5)):
         assert 0.1 * RATE < len(found[index].sound()) < (longest + 0.1) * RATE
         assert torch.isfinite(frames(found[index], Features())).all()

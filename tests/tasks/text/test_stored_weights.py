@@ -6,7 +6,7 @@ import torch
 from fedsim import libraries
 from fedsim.errors import DataError
 from fedsim.tasks.text.languages.language import Language
-from fedsim.tasks.text.languages.tokenizers import learned
+from fedsim.tasks.text.languages.tokenizers import learn_tokenizer
 from fedsim.tasks.text.messages import public_messages
 
 TINY = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
@@ -15,7 +15,7 @@ VOCABULARY = 300
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return learned(public_messages(), VOCABULARY, True)
+    return learn_tokenizer(public_messages(), VOCABULARY, True)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def test_a_tokenizer_that_weights_were_not_trained_with_is_refused(folder, token
         model = Language(config=str(folder), tokenizer=named, **more)
         return model.build(with_tokenizer, "classification", 2, dropout=False)
 
-    smaller = learned(public_messages(), VOCABULARY - 20, True)
+    smaller = learn_tokenizer(public_messages(), VOCABULARY - 20, True)
     with pytest.raises(DataError, match=r"has 280 tokens, and those of .* are 300 others"):
         module("smaller", smaller)
     module("smaller", smaller, pretrained=False)

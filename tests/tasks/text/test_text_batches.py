@@ -6,7 +6,7 @@ from support.processes import elsewhere
 from support.small_text import SMALL, TASK, model, small
 
 from fedsim.errors import DataError
-from fedsim.tasks.text.examples import same as alike
+from fedsim.tasks.text.examples import normalised as alike
 
 
 @pytest.fixture(scope="module")

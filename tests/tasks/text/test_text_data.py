@@ -10,8 +10,8 @@ from support.processes import elsewhere
 from fedsim.errors import DataError
 from fedsim.tasks.text import data as text_data
 from fedsim.tasks.text.data import load, public_texts
-from fedsim.tasks.text.examples import same
-from fedsim.tasks.text.languages.tokenizers import framed, learned, stored
+from fedsim.tasks.text.examples import normalised
+from fedsim.tasks.text.languages.tokenizers import learn_tokenizer, load_tokenizer, special_affixes
 from fedsim.tasks.text.messages import TOPICS, messages, public_messages
 
 GIVEN = {"test_fraction": 0.25, "seed": 1}
@@ -55,7 +55,7 @@ print(hashlib.sha256(repr((public_messages(), vocabulary)).encode()).hexdigest()
 def test_public_messages_are_by_others_and_the_same_in_every_process(capsys):
     public = public_messages()
     assert len(public) == len(set(public)) == 2000
-    assert not {same(one) for one in public} & {same(text) for *_, text in messages()}
+    assert not {normalised(one) for one in public} & {normalised(text) for *_, text in messages()}
     exec(LEARN, {})  # noqa: S102 - ours, here and in another process
     assert capsys.readouterr().out.strip() == elsewhere(LEARN)
 
@@ -220,9 +220,9 @@ def test_public_texts_are_the_lines_of_a_file_each_once(tmp_path):
 
 
 def test_a_learned_tokenizer_spells_what_it_read():
-    tokenizer = learned(public_messages(), 600, True)
+    tokenizer = learn_tokenizer(public_messages(), 600, True)
     assert len(tokenizer) == 600
-    assert framed(tokenizer) == ((2,), (3,))
+    assert special_affixes(tokenizer) == ((2,), (3,))
     for *_, text in messages()[::7]:
         ids = tokenizer(text)["input_ids"]
         assert tokenizer.unk_token_id not in ids
@@ -231,19 +231,19 @@ def test_a_learned_tokenizer_spells_what_it_read():
 
 
 def test_a_decoders_learned_tokenizer_frames_nothing_and_masks_nothing():
-    tokenizer = learned(public_messages(), 600, False)
-    assert framed(tokenizer) == ((), ())
+    tokenizer = learn_tokenizer(public_messages(), 600, False)
+    assert special_affixes(tokenizer) == ((), ())
     assert tokenizer.mask_token_id is None
 
 
 def test_too_little_text_for_the_vocabulary_is_told():
     with pytest.raises(DataError, match=r"task\.vocabulary = 4000, and the text gives \d+ word"):
-        learned(("one two three",), 4000, True)
+        learn_tokenizer(("one two three",), 4000, True)
 
 
 def test_a_folder_without_a_tokenizer(tmp_path):
     with pytest.raises(DataError, match=r"no tokenizer in .*tokenizer = \"FOLDER\""):
-        stored(str(tmp_path))
+        load_tokenizer(str(tmp_path))
 
 
 @pytest.mark.parametrize(

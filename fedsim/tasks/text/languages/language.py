@@ -9,7 +9,7 @@ from fedsim import libraries
 from fedsim.errors import DataError, did_you_mean
 from fedsim.tasks.pretrained import TransformersModel
 from fedsim.tasks.text.languages.losses import logits
-from fedsim.tasks.text.languages.tokenizers import learned, stored
+from fedsim.tasks.text.languages.tokenizers import learn_tokenizer, load_tokenizer
 
 __all__ = ["Aim", "Language", "Parameters", "embedding_name", "padding_id", "sent_parameters"]
 
@@ -60,13 +60,13 @@ class Language(TransformersModel):
             DataError: There is no tokenizer, or it is of the wrong kind.
         """
         if not self._learns:
-            return stored(self.tokenizer or self._own_tokenizer)
+            return load_tokenizer(self.tokenizer or self._own_tokenizer)
         if self.stored and self.pretrained is not False:
             raise DataError(
                 f"{self.label} brings weights that were trained with its own tokenizer; "
                 'tokenizer = "learned" needs random ones: set pretrained = false'
             )
-        return learned(public, size, self._encodes)
+        return learn_tokenizer(public, size, self._encodes)
 
     @property
     def _encodes(self) -> bool:
@@ -135,7 +135,7 @@ class Language(TransformersModel):
     def _refuse_foreign(self, tokenizer: Any) -> None:
         """Raise `DataError` if stored weights belong to another vocabulary."""
         try:
-            own = stored(self._own_tokenizer)
+            own = load_tokenizer(self._own_tokenizer)
         except DataError:
             return  # stored without one: the user's word is all there is
         if len(own) > len(own.all_special_ids) and own.get_vocab() != tokenizer.get_vocab():

@@ -8,10 +8,10 @@ from fedsim import libraries
 from fedsim.errors import DataError
 from fedsim.libraries import HUB, brief, quiet
 from fedsim.records import WORD_START, Tokens
-from fedsim.tasks.pretrained import located
-from fedsim.tasks.wordpieces import trained
+from fedsim.tasks.pretrained import resolve_folder
+from fedsim.tasks.wordpieces import train_tokenizer
 
-__all__ = ["framed", "learned", "stored", "told"]
+__all__ = ["describe_tokenizer", "learn_tokenizer", "load_tokenizer", "special_affixes"]
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 """Special tokens of a learned tokenizer; the first has id 0."""
@@ -20,7 +20,7 @@ ROLES = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
 
 
 @functools.lru_cache(maxsize=4)
-def learned(text: tuple[str, ...], size: int, frame: bool) -> Any:
+def learn_tokenizer(text: tuple[str, ...], size: int, frame: bool) -> Any:
     """Learn a lower-case tokenizer by byte-pair encoding, the same in every process.
 
     Args:
@@ -34,7 +34,7 @@ def learned(text: tuple[str, ...], size: int, frame: bool) -> Any:
     from tokenizers import Regex, decoders, normalizers, pre_tokenizers, processors
 
     printable = [chr(code) for code in range(33, 127) if not chr(code).isupper()]
-    model = trained(
+    model = train_tokenizer(
         text,
         size,
         special=SPECIAL,
@@ -61,7 +61,7 @@ def learned(text: tuple[str, ...], size: int, frame: bool) -> Any:
 
 
 @functools.lru_cache(maxsize=4)
-def stored(place: str) -> Any:
+def load_tokenizer(place: str) -> Any:
     """Load a tokenizer.
 
     Args:
@@ -74,7 +74,7 @@ def stored(place: str) -> Any:
     try:
         with quiet():
             return library.AutoTokenizer.from_pretrained(
-                located(place.removeprefix(HUB)),
+                resolve_folder(place.removeprefix(HUB)),
                 local_files_only=not place.startswith(HUB),
                 clean_up_tokenization_spaces=False,
             )
@@ -86,7 +86,7 @@ def stored(place: str) -> Any:
         ) from error
 
 
-def framed(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def special_affixes(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The token ids that a tokenizer puts before and after every text."""
     bare = _ids(tokenizer, "a", special=False)
     whole = _ids(tokenizer, "a", special=True)
@@ -99,7 +99,7 @@ def framed(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     )
 
 
-def told(tokenizer: Any, size: int, longest: int, embedding: str) -> Tokens:
+def describe_tokenizer(tokenizer: Any, size: int, longest: int, embedding: str) -> Tokens:
     """What adversaries may know of a tokenizer and of the word embeddings behind it.
 
     Args:
@@ -112,7 +112,7 @@ def told(tokenizer: Any, size: int, longest: int, embedding: str) -> Tokens:
     pieces = [piece or f"[{at}]" for at, piece in enumerate(known)]
     pieces += [f"[{at}]" for at in range(len(pieces), size)]
     found = {role: getattr(tokenizer, f"{role}_token_id") for role in ROLES}
-    prefix, suffix = framed(tokenizer)
+    prefix, suffix = special_affixes(tokenizer)
     return Tokens(
         pieces=tuple(pieces),
         special={role: int(at) for role, at in found.items() if at is not None},
