@@ -1,6 +1,5 @@
 """Sound files through soundfile: what their headers say, and their samples."""
 
-import importlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,7 +66,7 @@ def soundfile() -> Any:
         DataError: It is not installed, or finds no libsndfile.
     """
     try:
-        return importlib.import_module("soundfile")
+        import soundfile as library
     except ImportError as error:
         raise DataError(f"recordings need soundfile: {installing('audio')}") from error
     except OSError as error:
@@ -75,6 +74,7 @@ def soundfile() -> Any:
             "soundfile finds no libsndfile, which reads files for it: pip install "
             "--force-reinstall soundfile, or install libsndfile with the system's packages"
         ) from error
+    return library
 
 
 def _unreadable(where: str, error: Exception) -> DataError:
