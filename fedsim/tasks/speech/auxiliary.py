@@ -1,4 +1,4 @@
-"""Which utterances are public: held by no client, so that an attack can learn voices from them."""
+"""The choice of public utterances, which no client holds: attacks learn voices from them."""
 
 from collections.abc import Sequence
 
@@ -15,11 +15,23 @@ __all__ = ["candidates", "held_out"]
 def held_out(
     speakers: Sequence[str], fraction: float, each: int | None, known: int | None, seed: int
 ) -> Tensor:
-    """Which of shuffled utterances (N,) no client holds, bool (N,), given the speaker of each.
+    """Choose the utterances that no client holds.
 
-    fraction: share of them; each: instead of that so many of each speaker; known: they are of so
-    many speakers alone, drawn by the seed, None for all. Raises `DataError` for more speakers than
-    there are, and where nothing of a speaker would be left for a client.
+    Args:
+        speakers: The speaker of each utterance. Utterances are in random order: the first are
+            taken.
+        fraction: The share of utterances to choose.
+        each: The number of utterances to choose of each speaker, instead of a share of all.
+        known: The number of speakers that the chosen utterances are of, drawn by the seed; None for
+            all.
+        seed: The run's seed.
+
+    Returns:
+        Which utterances are chosen, bool of shape (N,).
+
+    Raises:
+        DataError: There are fewer speakers than `known`, or a speaker would have none left for a
+            client.
     """
     names = sorted(set(speakers))
     if known is not None:
@@ -49,10 +61,14 @@ def held_out(
 
 
 def candidates(heard: Sequence[str], others: Sequence[str]) -> tuple[str, ...]:
-    """Whom an attack can name: the speakers heard in public, sorted, `UNKNOWN` if there are others.
+    """The speakers that an attack can name: those of public utterances, sorted.
 
-    heard, others: speakers of the public utterances and of the clients'. Empty where nobody is
-    heard.
+    Args:
+        heard: The speakers of the public utterances.
+        others: The speakers of the clients' utterances. If any is not public, `UNKNOWN` is added.
+
+    Returns:
+        The names; empty if there are no public speakers.
     """
     names = sorted(set(heard) - {UNKNOWN})
     return (*names, UNKNOWN) if names and set(others) - set(names) else tuple(names)

@@ -1,4 +1,4 @@
-"""The characters that a recogniser with CTC writes: a to z, the apostrophe, the space."""
+"""The characters that CTC recognisers write: a to z, the apostrophe and the space."""
 
 import functools
 from collections import Counter
@@ -15,20 +15,30 @@ from fedsim.tasks.wordpieces import frequencies
 __all__ = ["Characters", "characters"]
 
 NAMES = (BLANK_PIECE, WORD_START, *ALPHABET)
-"""By label. A space is the mark that starts a word, as `Spec.spell` reads it."""
+"""The characters by label. A space is written as the mark of a word's start, as `Spec.spell`
+expects."""
 
 LABELS = {" ": 1, **{character: label for label, character in enumerate(ALPHABET, 2)}}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Characters:
-    """The characters by label; label 0 is the blank. frequencies: (29,) in the text."""
+    """The 29 characters and how often each occurs in a text.
+
+    Attributes:
+        names: The characters by label; label 0 is CTC's blank.
+        frequencies: The share of each character in the text, float32 of shape (29,).
+    """
 
     names: tuple[str, ...]
     frequencies: Tensor
 
     def encode(self, text: str) -> Tensor:
-        """Labels (L,) int64 of a plain text, without an end; `DataError` for other characters."""
+        """Encode a normalised text as labels, int64 of shape (L,), without an end.
+
+        Raises:
+            DataError: The text has other characters.
+        """
         if strange := sorted(set(text) - LABELS.keys()):
             raise DataError(
                 f"the transcript '{text}' has {', '.join(map(repr, strange))}; expected a-z, the "
@@ -39,6 +49,6 @@ class Characters:
 
 @functools.lru_cache(maxsize=4)
 def characters(text: tuple[str, ...]) -> Characters:
-    """The 29 characters, with their shares of plain sentences."""
+    """Count the characters of normalised sentences."""
     counts = Counter(LABELS[character] for sentence in text for character in sentence)
     return Characters(NAMES, frequencies(counts, len(NAMES)))

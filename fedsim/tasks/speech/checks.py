@@ -1,4 +1,4 @@
-"""What is odd about recordings, found before a run from their headers and transcripts."""
+"""Checks of recordings before a run, from their headers and transcripts."""
 
 import functools
 import itertools
@@ -18,15 +18,16 @@ from fedsim.tasks.speech.voices import RATE
 __all__ = ["cautions", "check_lengths"]
 
 LOOKED_AT = 1000
-"""Recordings whose headers are read."""
+"""The largest number of recordings whose headers are read."""
 
 DECODED = 4_000_000
-"""Samples that are decoded in search of silence, or trimmed: half a second of work or so."""
+"""The largest number of samples that are decoded to find silence or to trim; about half a second of
+work."""
 
 
 @functools.lru_cache(maxsize=4)
 def cautions(recordings: Recordings, features: Features) -> tuple[str, ...]:
-    """What a user should know of recordings before a run, a sentence each."""
+    """What a user should know about recordings before a run, one sentence each."""
     told = list[str]()
     total = len(recordings)
     if dropped := [one.dropped for one in recordings if one.dropped]:
@@ -62,10 +63,21 @@ def cautions(recordings: Recordings, features: Features) -> tuple[str, ...]:
 def check_lengths(
     recordings: Recordings, features: Features, pieces: Characters
 ) -> tuple[str, ...]:
-    """Raises `DataError` where a recording has too few frames for its transcript under CTC.
+    """Check that recordings have enough frames for their transcripts under CTC.
 
-    Headers tell how many; of what is trimmed, or spoken here, the first recordings are heard.
-    Returns a sentence that says how many, where trimming may have left others too short.
+    The number of frames follows from a recording's header. Recordings that are trimmed or have no
+    header are decoded, but only the first ones.
+
+    Args:
+        recordings: The recordings.
+        features: How sound becomes frames.
+        pieces: The characters.
+
+    Returns:
+        A sentence that says how many were checked, if trimming may have left others too short.
+
+    Raises:
+        DataError: A recording has too few frames.
     """
     wrong, read, heard = list[tuple[Utterance, int, int]](), 0, 0
     for one in recordings[:LOOKED_AT]:
@@ -98,7 +110,7 @@ def check_lengths(
 
 
 def _silent(recordings: Recordings, headers: Sequence[Header]) -> list[Utterance]:
-    """Recordings of one value throughout, among the first."""
+    """The recordings whose samples all have one value, among the first."""
     read = itertools.accumulate(header.samples for header in headers)
     first = (one for one, samples in zip(recordings, read, strict=False) if samples <= DECODED)
     return [one for one in first if torch.equal(*torch.aminmax(one.sound()))]

@@ -11,13 +11,18 @@ from fedsim.tasks.speech.recognisers.recogniser import PADDING, Recogniser
 __all__ = ["PADDING", "RECOGNISERS", "Recogniser", "as_recogniser"]
 
 RECOGNISERS: dict[str, type[Recogniser]] = {"deepspeech": DeepSpeech, "las": LAS}
+"""The recognisers by name."""
 
 
 def as_recogniser(value: Any) -> Recogniser:
-    """The recogniser that a scenario's `model` asks for.
+    """Validate the recogniser that a scenario's `model` asks for.
 
-    value: a name ("las"), or a table with a name and settings ({name = "las", decoder = 256}).
-    Raises `DataError` for an unknown name and `ScenarioError` for unknown or ill-typed settings.
+    Args:
+        value: A name ("las"), or a table with a name and settings ({name = "las", decoder = 256}).
+
+    Raises:
+        DataError: The name is unknown.
+        ScenarioError: A setting is unknown or has the wrong type.
     """
     if isinstance(value, Recogniser):
         return value

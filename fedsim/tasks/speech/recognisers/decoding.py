@@ -1,7 +1,8 @@
-"""From a CTC model's scores of every frame to labels: the best path, and the best of a beam.
+"""CTC decoding: from the scores of every frame to labels, by the best path or by beam search.
 
-Beams are flashlight's, through torchaudio: compiled, without dependencies, with wheels for Python
-3.11 and 3.12. pyctcdecode, the other decoder in wide use, is pinned below numpy 2.
+Beam search is flashlight's, called through torchaudio. It is compiled, has no dependencies, and has
+wheels for Python 3.11 and 3.12. (pyctcdecode, the other decoder in wide use, is pinned below numpy
+2.)
 """
 
 import functools
@@ -19,7 +20,16 @@ __all__ = ["beam_decoder", "best_of_beam", "best_path"]
 
 
 def best_path(log_probs: Tensor) -> Tensor:
-    """The likeliest label of every frame (T, C), repetitions merged and blanks left out; (L,)."""
+    """Decode by the most probable label of every frame (best-path decoding).
+
+    Repeated labels are merged and blanks are removed.
+
+    Args:
+        log_probs: Log-probabilities, or any scores, of shape (T, C).
+
+    Returns:
+        The labels, int64 of shape (L,).
+    """
     path = log_probs.argmax(dim=1)
     new = torch.ones_like(path, dtype=torch.bool)
     new[1:] = path[1:] != path[:-1]
@@ -27,12 +37,21 @@ def best_path(log_probs: Tensor) -> Tensor:
 
 
 def best_of_beam(log_probs: Tensor, width: int) -> Tensor:
-    """The likeliest labels (L,) int64, all their alignments together, among those of a beam.
+    """Decode by beam search without a language model (Graves and Jaitly, ICML 2014, section 3.2).
 
-    log_probs: (T, C) log-probabilities. width: hypotheses kept from frame to frame; exact once it
-    is no less than twice the number of prefixes. No language model. Graves and Jaitly (ICML 2014),
-    section 3.2. None of no frames, and where a model that diverged has no likeliest. Raises
-    `DataError` without flashlight-text.
+    The probability of a label sequence is summed over its alignments. The search is exact if the
+    beam is at least twice as wide as there are prefixes.
+
+    Args:
+        log_probs: Log-probabilities of shape (T, C).
+        width: The number of hypotheses kept from frame to frame.
+
+    Returns:
+        The most probable labels, int64 of shape (L,). They are empty if there are no frames, or if
+        no hypothesis is left because the model has diverged.
+
+    Raises:
+        DataError: flashlight-text is not installed.
     """
     found: list[Any] = []
     if len(log_probs):
@@ -44,7 +63,15 @@ def best_of_beam(log_probs: Tensor, width: int) -> Tensor:
 
 @functools.lru_cache(maxsize=8)
 def beam_decoder(classes: int, width: int) -> Any:
-    """torchaudio's decoder of emissions (B, T, classes); `DataError` without flashlight-text."""
+    """Make torchaudio's beam-search decoder of emissions of shape (B, T, classes).
+
+    Args:
+        classes: The number of labels.
+        width: The number of hypotheses kept from frame to frame.
+
+    Raises:
+        DataError: flashlight-text is not installed.
+    """
     libraries.torchaudio()
     try:
         make = importlib.import_module("torchaudio.models.decoder").ctc_decoder

@@ -1,4 +1,4 @@
-"""DeepSpeech (Hannun et al., 2014): characters by CTC, the recogniser that HFGM attacks."""
+"""DeepSpeech (Hannun et al., 2014): characters by CTC. HFGM attacks this recogniser."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, cast
@@ -18,22 +18,34 @@ from fedsim.victim import Loss
 __all__ = ["DeepSpeech", "DeepSpeechNetwork", "windows"]
 
 CLIP = 20.0
-"""What the clipped ReLUs let through at most."""
+"""The largest output of the clipped ReLUs."""
 
 
 def windows(frames: Tensor, context: int) -> Tensor:
-    """Every frame of (B, T, F) between its neighbours, (B, T, (2 context + 1) F), oldest first.
+    """Concatenate every frame with its neighbours, oldest first.
 
-    Zeros stand for what is before the first frame and behind the last.
+    Args:
+        frames: Frames of shape (B, T, F).
+        context: The number of neighbours on each side; zeros stand for those before the first frame
+            and after the last.
+
+    Returns:
+        Windows of shape (B, T, (2 context + 1) F).
     """
     padded = functional.pad(frames, (0, 0, context, context))
     return padded.unfold(1, 2 * context + 1, 1).transpose(2, 3).flatten(2)
 
 
 class DeepSpeechNetwork(nn.Module):
-    """The model: `dense`, three layers a frame; `recurrent`, an LSTM; `joint` and the `head`.
+    """The network of DeepSpeech.
 
-    blank: CTC's label of a frame that says nothing; a model that has one is trained with CTC.
+    Attributes:
+        dense: Three fully connected layers on windows of frames.
+        recurrent: An LSTM.
+        joint: One more fully connected layer.
+        head: The projection to characters.
+        blank: CTC's blank label. Attacks recognise by this attribute that a model is trained with
+            CTC.
     """
 
     def __init__(self, features: int, vocabulary: int, settings: "DeepSpeech") -> None:
@@ -56,7 +68,13 @@ class DeepSpeechNetwork(nn.Module):
                 nn.init.zeros_(module.bias)
 
     def forward(self, inputs: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Logits (B, T, C) of frames (B, T, features); of no meaning beyond lengths (B,)."""
+        """Compute logits of shape (B, T, C); beyond an utterance's length they are meaningless.
+
+        Args:
+            inputs: Frames, float32 of shape (B, T, features).
+            lengths: The number of frames of each utterance, int64 of shape (B,); None if all are
+                full.
+        """
         if lengths is None:
             lengths = torch.full((len(inputs),), inputs.shape[1])
         heard = self.dense(windows(inputs, self.context))
@@ -72,12 +90,20 @@ class DeepSpeechNetwork(nn.Module):
 def mean_ctc_loss(
     module: nn.Module, inputs: Tensor, target: Tensor, *, lengths: Any = None, at: str = "input"
 ) -> Tensor:
-    """CTC, the mean over the utterances of -log p(transcript), not divided by its length.
+    """CTC loss: -log p(transcript), mean over utterances and not divided by transcript lengths.
 
-    inputs: (B, T, features) float32 padded with 0, with lengths (B,) int64 in frames (None: all
-    are full). target: (B, L) int64 characters, padded with -100. Twice differentiable in inputs and
-    weights. Raises `DataError` for a transcript that takes more frames than there are, and
-    `ValueError` for smooth labels, which CTC has no use for.
+    It is twice differentiable in the inputs and the weights.
+
+    Args:
+        module: The model.
+        inputs: Frames, float32 of shape (B, T, features), padded with 0.
+        target: Characters, int64 of shape (B, L), padded with -100.
+        lengths: The number of frames of each utterance, int64 of shape (B,); None if all are full.
+        at: Always "input".
+
+    Raises:
+        DataError: A transcript needs more frames than its utterance has.
+        ValueError: The labels are soft, which CTC does not support.
     """
     if target.is_floating_point():
         raise ValueError("CTC takes hard labels (B, L) int64, padded with -100; found smooth ones")
@@ -87,12 +113,12 @@ def mean_ctc_loss(
 
 
 class DeepSpeech(Recogniser):
-    """DeepSpeech: characters, by CTC on an LSTM over windows of frames.
+    """DeepSpeech: characters by CTC, from an LSTM on windows of frames (Hannun et al., 2014).
 
-    Three fully connected layers see a frame between its neighbours, an LSTM and one more layer
-    follow; all but the LSTM are clipped ReLUs. HFGM's model has 2,048 units everywhere, 47 million
-    weights; the defaults here are small, for a CPU. Fully connected weights start Xavier-uniform,
-    their biases at zero.
+    Three fully connected layers take a frame with its neighbours. An LSTM and one more fully
+    connected layer follow. Activations of fully connected layers are clipped ReLUs; their weights
+    start Xavier-uniform and their biases at zero. HFGM's model has 2,048 units in every layer and
+    47 million weights; the defaults here are small enough for a CPU.
     """
 
     units: ClassVar[Literal["wordpieces", "characters"]] = "characters"
@@ -102,27 +128,33 @@ class DeepSpeech(Recogniser):
 
     name: str = "deepspeech"
     context: int = Field(default=9, ge=0, le=50)
-    """Frames on each side that the first layer sees."""
+    """Number of neighbouring frames on each side that the first layer takes."""
 
     hidden: int = Field(default=128, ge=1)
     """Units of each fully connected layer; HFGM has 2,048."""
 
     recurrent: int = Field(default=128, ge=1)
-    """Units of the LSTM, in each direction; HFGM has 2,048."""
+    """Units of the LSTM in each direction; HFGM has 2,048."""
 
     bidirectional: bool = False
-    """An LSTM each way; HFGM's text says so, its authors' code not."""
+    """Whether the LSTM is bidirectional. HFGM's paper says so, its authors' code is not."""
 
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Share of the fully connected units that are dropped while training."""
+    """Probability that a fully connected unit is dropped in training."""
 
     beam: int = Field(default=1, ge=1, le=1024)
-    """Hypotheses kept while transcribing; 1: the likeliest label of every frame."""
+    """Number of hypotheses that transcription keeps; 1 takes the most probable label of every
+    frame."""
 
     def build(self, features: int, vocabulary: int) -> DeepSpeechNetwork:
-        """A new model with Xavier-uniform fully connected layers.
+        """Build a model with Xavier-uniform fully connected layers.
 
-        Raises `DataError` where a beam is asked for and its decoder is not installed.
+        Args:
+            features: The number of values in a frame.
+            vocabulary: The number of characters, the blank included.
+
+        Raises:
+            DataError: Beam search is asked for and its decoder is not installed.
         """
         if self.beam > 1:
             beam_decoder(vocabulary, self.beam)
@@ -132,7 +164,7 @@ class DeepSpeech(Recogniser):
     def transcribe(
         self, module: nn.Module, inputs: Tensor, lengths: Tensor | None, longest: int
     ) -> list[Tensor]:
-        """What the model hears: the likeliest path, or the likeliest of a beam."""
+        """Transcribe by the best path or by beam search; see `Recogniser.transcribe`."""
         scores = module(inputs, lengths).log_softmax(dim=2)
         frames = cast(
             Sequence[int],

@@ -1,4 +1,4 @@
-"""Listen, attend and spell (Chan et al., 2016): the recogniser with attention that RLG attacks."""
+"""Listen, attend and spell (Chan et al., 2016): word pieces by attention. RLG attacks it."""
 
 from typing import Any, ClassVar, Literal
 
@@ -15,13 +15,13 @@ from fedsim.victim import Loss
 __all__ = ["LAS", "ListenAttendSpell", "sequence_loss"]
 
 WEIGHTS = 0.1
-"""Every weight starts in U(-0.1, 0.1) (Chan et al., section 4)."""
+"""Initial weights are drawn from U(-0.1, 0.1) (Chan et al., section 4)."""
 
 State = tuple[Tensor, Tensor]
 
 
 class _Listener(nn.Module):
-    """A bidirectional LSTM, then a pyramid of them, each at half the frames of the one below."""
+    """The encoder: a pyramid of bidirectional LSTMs, each with half the frames of the one below."""
 
     def __init__(self, features: int, hidden: int, levels: int) -> None:
         super().__init__()
@@ -31,7 +31,16 @@ class _Listener(nn.Module):
         )
 
     def forward(self, inputs: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, T, features) and frames (B,) -> (B, T', 2 hidden), 0 behind the end, and T' (B,)."""
+        """Encode frames.
+
+        Args:
+            inputs: Frames of shape (B, T, features).
+            lengths: The number of frames of each utterance, int64 of shape (B,).
+
+        Returns:
+            Encoded frames of shape (B, T', 2 hidden), zero beyond an utterance's end, and the
+            number of them of each utterance, of shape (B,).
+        """
         for index, level in enumerate(self.levels):
             if index:
                 odd = inputs.shape[1] % 2
@@ -49,7 +58,7 @@ class _Listener(nn.Module):
 
 
 class _Cell(nn.Module):
-    """An LSTM cell in two linear layers: gates input, forget, new, output."""
+    """An LSTM cell made of two linear layers, whose gates are input, forget, new and output."""
 
     def __init__(self, inputs: int, hidden: int) -> None:
         super().__init__()
@@ -61,7 +70,7 @@ class _Cell(nn.Module):
         return zeros, zeros
 
     def forward(self, driven: Tensor, state: State) -> State:
-        """driven: `inward` of the input, (B, 4 hidden)."""
+        """One step; `driven` is the output of `inward` for the input, of shape (B, 4 hidden)."""
         output, memory = state
         gates = (driven + self.recurrent(output)).chunk(4, dim=1)
         forgotten = gates[1].sigmoid() * memory
@@ -70,7 +79,7 @@ class _Cell(nn.Module):
 
 
 class _Embedding(nn.Embedding):
-    """Word embeddings, of labels (...,) int64 or smooth ones (..., C): e = sum_k p^k E(c_k)."""
+    """Embeddings of labels, int64 (...,), or of soft labels (..., C): e = sum_k p^k E(c_k)."""
 
     def forward(self, input: Tensor) -> Tensor:
         if input.is_floating_point():
@@ -81,7 +90,7 @@ class _Embedding(nn.Embedding):
 class _Speller(nn.Module):
     """The decoder: s_i = LSTM(s_{i-1}, [e_{i-1}, a_{i-1}]), logits of tanh(projection [s_i, a_i]).
 
-    What it takes from the encoder are the context vectors a_i alone; a_0 is zero.
+    It depends on the encoder only through the context vectors a_i; a_0 is zero.
     """
 
     def __init__(self, context: int, vocabulary: int, settings: "LAS") -> None:
@@ -104,7 +113,13 @@ class _Speller(nn.Module):
         return [cell.start(like) for cell in self.layers()]
 
     def step(self, spoken: Tensor, context: Tensor, states: list[State]) -> list[State]:
-        """One step: the embedding (B, e) of the last label and the last context vector."""
+        """Advance all layers by one step.
+
+        Args:
+            spoken: The embedding of the previous label, of shape (B, e).
+            context: The previous context vector, of shape (B, d_A).
+            states: The state of each layer.
+        """
         below, new = torch.cat([spoken, context], dim=1), []
         for cell, state in zip(self.layers(), states, strict=True):
             new.append(cell(cell.inward(below), state))
@@ -112,9 +127,13 @@ class _Speller(nn.Module):
         return new
 
     def forward(self, contexts: Tensor, before: Tensor) -> Tensor:
-        """Logits (B, L, C) from context vectors (B, L, d_A) and the labels before each step.
+        """Compute logits of shape (B, L, C) if all context vectors are known.
 
-        With the context vectors known, a layer's inputs are known for all its steps at once.
+        The inputs of a layer are then known for all steps at once.
+
+        Args:
+            contexts: Context vectors of shape (B, L, d_A).
+            before: The label before each step, of shape (B, L), or soft labels of shape (B, L, C).
         """
         earlier = functional.pad(contexts[:, :-1], (0, 0, 1, 0))
         below = torch.cat([self.embedding(before), earlier], dim=2)
@@ -128,9 +147,10 @@ class _Speller(nn.Module):
 
 
 class ListenAttendSpell(nn.Module):
-    """The model: `listener`, attention (`query`, `key`) and `speller`, whose `head` is the head.
+    """The network: `listener`, attention (`query`, `key`) and `speller`, which contains the head.
 
-    context_size: d_A, the length of a context vector.
+    Attributes:
+        context_size: d_A, the length of a context vector.
     """
 
     def __init__(self, features: int, vocabulary: int, settings: "LAS") -> None:
@@ -144,7 +164,12 @@ class ListenAttendSpell(nn.Module):
             nn.init.uniform_(parameter, -WEIGHTS, WEIGHTS)
 
     def listen(self, inputs: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Encoded frames h (B, T', d_A), their keys, and which of them are there (B, T')."""
+        """Encode frames for `attend`.
+
+        Returns:
+            Encoded frames h of shape (B, T', d_A), their keys of shape (B, T', attention), and
+            which of them belong to an utterance, bool of shape (B, T').
+        """
         if lengths is None:
             lengths = torch.full((len(inputs),), inputs.shape[1])
         heard, left = self.listener(inputs, lengths)
@@ -152,7 +177,7 @@ class ListenAttendSpell(nn.Module):
         return heard, self.key(heard), there.to(heard.device)
 
     def attend(self, output: Tensor, heard: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-        """The context vector (B, d_A): frames weighted by softmax <query(s), key(h)>."""
+        """Weight frames by softmax <query(s), key(h)>: the context vector, of shape (B, d_A)."""
         frames, keys, there = heard
         energies = (keys @ self.query(output)[:, :, None])[:, :, 0]
         weights = energies.masked_fill(~there, -torch.inf).softmax(dim=1)
@@ -162,7 +187,17 @@ class ListenAttendSpell(nn.Module):
     def forward(
         self, inputs: Tensor, before: Tensor, lengths: Tensor | None = None, at: str = "input"
     ) -> Tensor:
-        """Logits (B, L, C). before: the labels before each step, (B, L) or smooth (B, L, C)."""
+        """Compute logits of shape (B, L, C).
+
+        Args:
+            inputs: Frames of shape (B, T, features), or at "context" context vectors of shape (B,
+                L, d_A).
+            before: The label before each step, int64 of shape (B, L), or soft labels of shape (B,
+                L, C).
+            lengths: The number of frames of each utterance, int64 of shape (B,); None if all are
+                full.
+            at: The kind of inputs, "input" or "context".
+        """
         if at == "context":
             logits: Tensor = self.speller(inputs, before)
             return logits
@@ -182,12 +217,17 @@ class ListenAttendSpell(nn.Module):
 def sequence_loss(
     module: nn.Module, inputs: Tensor, target: Tensor, *, lengths: Any = None, at: str = "input"
 ) -> Tensor:
-    """Cross-entropy, the mean over all tokens of the batch; the decoder is fed the labels so far.
+    """Cross-entropy with teacher forcing, mean over all tokens of the batch.
 
-    inputs: (B, T, features) float32 padded with 0, with lengths (B,) int64 in frames (None: all
-    are full); at "context" the context vectors (B, L, d_A) that attention would give.
-    target: (B, L) int64, each sequence ending with label 0, padded with -100; or smooth labels
-    (B, L, C) without padding, each then fed back as e_i = sum_k p_i^k E(c_k) (RLG, section 4.1).
+    Args:
+        module: The model.
+        inputs: Frames, float32 of shape (B, T, features), padded with 0; at "context" the context
+            vectors that attention would give, of shape (B, L, d_A).
+        target: Labels, int64 of shape (B, L), each sequence ending with label 0 and padded with
+            -100; or soft labels of shape (B, L, C) without padding, which are fed back as e_i =
+            sum_k p_i^k E(c_k) (RLG, section 4.1).
+        lengths: The number of frames of each utterance, int64 of shape (B,); None if all are full.
+        at: The kind of inputs, "input" or "context".
     """
     if target.is_floating_point():
         first = functional.one_hot(target.new_full((len(target), 1), END).long(), target.shape[2])
@@ -200,10 +240,11 @@ def sequence_loss(
 
 
 class LAS(Recogniser):
-    """Listen, attend and spell: word pieces by attention over a pyramid of LSTMs.
+    """Listen, attend and spell (Chan et al., 2016): word pieces by attention.
 
-    RLG's model is of this kind, 16k word pieces and a tanh before the head, which in its authors'
-    code takes 3,072 values; the defaults here are small, for a CPU.
+    The encoder is a pyramid of LSTMs. RLG's model is of this kind; it has 16k word pieces and a
+    tanh before the head, whose input has 3,072 values in the authors' code. The defaults here are
+    small enough for a CPU.
     """
 
     units: ClassVar[Literal["wordpieces", "characters"]] = "wordpieces"
@@ -214,35 +255,35 @@ class LAS(Recogniser):
 
     name: str = "las"
     encoder: int = Field(default=64, ge=1)
-    """Units of each encoder layer and direction; a context vector is twice as long."""
+    """Units of each encoder layer in each direction; a context vector has twice as many values."""
 
     pyramid: int = Field(default=2, ge=0, le=6)
-    """Encoder layers that halve the number of frames."""
+    """Number of encoder layers that halve the number of frames."""
 
     attention: int = Field(default=64, ge=1)
-    """Length of queries and keys."""
+    """Number of values in queries and keys."""
 
     embedding: int = Field(default=64, ge=1)
-    """Length of a word piece's embedding."""
+    """Number of values in the embedding of a word piece."""
 
     decoder: int = Field(default=128, ge=1)
     """Units of each decoder layer."""
 
     decoder_layers: int = Field(default=1, ge=1, le=4)
-    """Layers of the decoder."""
+    """Number of decoder layers."""
 
     projection: int = Field(default=128, ge=1)
-    """Values that the head takes; RLG's authors have 3,072."""
+    """Number of values in the head's input; RLG's authors have 3,072."""
 
     def build(self, features: int, vocabulary: int) -> ListenAttendSpell:
-        """A new model, its weights from U(-0.1, 0.1)."""
+        """Build a model with weights from U(-0.1, 0.1)."""
         return ListenAttendSpell(features, vocabulary, self)
 
     @torch.no_grad()
     def transcribe(
         self, module: nn.Module, inputs: Tensor, lengths: Tensor | None, longest: int
     ) -> list[Tensor]:
-        """The likeliest word piece at every step, until label 0 or `longest` of them."""
+        """Transcribe by the most probable word piece at each step, up to label 0."""
         assert isinstance(module, ListenAttendSpell)  # noqa: S101 - `build` made it
         speller, heard = module.speller, module.listen(inputs, lengths)
         label = torch.full((len(inputs),), END, device=inputs.device)

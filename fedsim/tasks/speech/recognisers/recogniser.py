@@ -1,4 +1,4 @@
-"""What a speech recogniser is: settings that build a model, its loss, and how to read it."""
+"""The base class of speech recognisers: settings that build a model."""
 
 from abc import ABC, abstractmethod
 from typing import ClassVar, Literal
@@ -12,42 +12,57 @@ from fedsim.victim import Loss
 __all__ = ["PADDING", "Recogniser"]
 
 PADDING = -100
-"""What fills up the shorter targets of a batch; no loss is taken there."""
+"""The label that fills up the shorter targets of a batch; losses ignore it."""
 
 
 class Recogniser(BaseModel, ABC):
     """Settings of one kind of speech recogniser.
 
-    units: what its labels stand for: word pieces, whose sequences end with label 0, or characters,
-    whose sequences do not hold it (it is CTC's blank). head: name of the projection layer. points:
-    where inputs can be fed. loss: `loss(module, inputs, target, *, lengths=None, at="input")`, a
-    scalar; a plain function that holds no reference to anything. reduction: what it is a mean over.
+    A subclass is one architecture. Its fields are the model's settings, its class attributes say
+    how the model is trained and attacked.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     units: ClassVar[Literal["wordpieces", "characters"]]
+    """What labels stand for: word pieces, whose sequences end with label 0, or characters, whose
+    sequences do not contain label 0 (it is CTC's blank)."""
     head: ClassVar[str]
+    """The name of the projection layer before the softmax over labels."""
     points: ClassVar[tuple[str, ...]] = ("input",)
+    """The points of the model that take inputs; attacks may start at any of them."""
     loss: ClassVar[Loss]
+    """The training loss, called as `loss(module, inputs, target, *, lengths=None, at="input")`;
+    returns a scalar. It must be a plain function that holds no reference to the task, because
+    adversaries get it with the model."""
     reduction: ClassVar[Reduction]
+    """What the loss is a mean over."""
 
     name: str
-    """Name under which a scenario asks for it."""
+    """Name of the architecture in a scenario."""
 
     @abstractmethod
     def build(self, features: int, vocabulary: int) -> nn.Module:
-        """A new model for frames of `features` values and `vocabulary` labels, label 0 included.
+        """Build a model, its weights drawn from torch's global generator.
 
-        Weights are drawn from torch's global generator.
+        Args:
+            features: The number of values in a frame.
+            vocabulary: The number of labels, label 0 included.
         """
 
     @abstractmethod
     def transcribe(
         self, module: nn.Module, inputs: Tensor, lengths: Tensor | None, longest: int
     ) -> list[Tensor]:
-        """What the model hears: one (L,) int64 an utterance, label 0 left out.
+        """Transcribe utterances.
 
-        inputs (B, T, features) float32, padded with 0; lengths (B,) int64, frames. At most
-        `longest` labels.
+        Args:
+            module: The model.
+            inputs: Frames, float32 of shape (B, T, features), padded with 0.
+            lengths: The number of frames of each utterance, int64 of shape (B,); None if all are
+                full.
+            longest: The largest number of labels in a transcript.
+
+        Returns:
+            The labels of each utterance, B tensors int64 of shape (L,), without label 0.
         """
