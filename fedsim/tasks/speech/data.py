@@ -1,4 +1,4 @@
-"""Utterances with speakers and transcripts: synthetic voices, local recordings, or the Hub's."""
+"""Speech data sets: synthetic voices, local recordings, or data sets of the Hub."""
 
 import contextlib
 import functools
@@ -30,16 +30,23 @@ VOICES = "voices"
 PACKAGES = ("jiwer", "soundfile", "tokenizers", "torchaudio")
 COLUMNS = ("file", "speaker", "transcript")
 SPEAKERS, EACH = 20, 12
-"""Synthetic speakers, and utterances of each, where the scenario does not say."""
+"""The number of synthetic speakers and of utterances of each, unless the scenario says otherwise.
+"""
 
 READABLE = 60
-"""Characters of the longest sentence that a voice reads, where the scenario does not say."""
+"""The largest number of characters in a sentence that a synthetic voice reads, by default."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Which utterances are used, None for all: so many speakers, the first so many of each
-    speaker, transcripts of at most `longest` characters, at most `per_length` of each length."""
+    """Limits on the utterances that are used; None for no limit.
+
+    Attributes:
+        speakers: The number of speakers.
+        utterances: The number of utterances of each speaker; the first are used.
+        longest: The largest number of characters in a transcript.
+        per_length: The number of transcripts of each length.
+    """
 
     speakers: int | None = None
     utterances: int | None = None
@@ -49,12 +56,18 @@ class Limits:
 
 @functools.lru_cache(maxsize=2)
 def load(data: str, folder: Path | None, text: str, limits: Limits) -> Recordings:
-    """Utterances by name, once a process.
+    """Load utterances by name; cached in each process.
 
-    data: "voices"; the stem of a csv, a folder in LibriSpeech's layout, or "speech-commands", under
-    `folder` or its subfolder `audio`; or "hub:OWNER/SET[/CONFIG]", the only one that uses the
-    network. text: what the voices read (`public_text`). Raises `DataError` for what is missing or
-    unreadable, a package among it.
+    Args:
+        data: "voices"; the stem of a csv, a folder in LibriSpeech's layout, or "speech-commands",
+            in `folder` or its subfolder `audio`; or "hub:OWNER/SET[/CONFIG]", the only one that
+            uses the network.
+        folder: Where local data sets are looked up.
+        text: The text that synthetic voices read; see `public_text`.
+        limits: Which utterances are used.
+
+    Raises:
+        DataError: The data set or a package is missing, or a recording cannot be used.
     """
     if lacking := [name for name in PACKAGES if importlib.util.find_spec(name) is None]:
         raise DataError(f"speech needs {', '.join(lacking)}: {installing('audio')}")
@@ -79,7 +92,11 @@ def load(data: str, folder: Path | None, text: str, limits: Limits) -> Recording
 
 @functools.lru_cache(maxsize=8)
 def frequent_speakers(found: Recordings, least: int) -> Recordings:
-    """Those of the speakers of whom there are so many; `DataError` where fewer than three are."""
+    """Keep the utterances of speakers who have at least `least` of them.
+
+    Raises:
+        DataError: Fewer than three utterances are left.
+    """
     count = Counter(found.speakers)
     kept = Recordings(one for one in found if count[one.speaker] >= least)
     if len(kept) < 3:
@@ -107,7 +124,7 @@ def _limited(found: Recordings, limits: Limits) -> Recordings:
 
 
 def _voices(text: str, folder: Path | None, limits: Limits) -> Recordings:
-    """Sentences in an order of their own, dealt to the speakers in turn."""
+    """Sentences read by synthetic voices: shuffled, then dealt to the speakers in turn."""
     pool = public_text(text, folder)
     order = numpy_generator(0, "read aloud").permutation(len(pool)).tolist()
     shuffled = tuple(pool[i] for i in order)
@@ -163,7 +180,7 @@ def _local(name: str, folder: Path | None) -> Recordings:
 
 
 def _readable(place: Path) -> Iterator[str]:
-    """Names of what a folder holds in one of the two layouts."""
+    """The names of the data sets in a folder that have one of the two layouts."""
     for path in place.glob("*.csv"):
         with contextlib.suppress(DataError):
             _table(path)
@@ -192,7 +209,7 @@ def _table(path: Path) -> Recordings:
 
 
 def _librispeech(lists: Sequence[Path]) -> Recordings:
-    """SPEAKER/CHAPTER/SPEAKER-CHAPTER.trans.txt beside its recordings."""
+    """Recordings beside their transcripts: SPEAKER/CHAPTER/SPEAKER-CHAPTER.trans.txt."""
     found = []
     for path in lists:
         for line in read_text(path).splitlines():
@@ -219,7 +236,7 @@ def _recorded(
     name: str,
     test: bool | None,
 ) -> Utterance:
-    """An utterance whose sound soundfile reads; `source` returns a path or a stream."""
+    """An utterance that soundfile decodes; `source` returns a path or a stream."""
     return Utterance(
         str(speaker),
         normalise(text),

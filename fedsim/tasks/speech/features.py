@@ -1,4 +1,4 @@
-"""What a recogniser hears of an utterance: MFCC or log-mel frames, through torchaudio."""
+"""Frames of speech: MFCC or log-mel energies, computed by torchaudio."""
 
 import functools
 import warnings
@@ -15,14 +15,14 @@ from fedsim.tasks.speech.voices import RATE
 __all__ = ["OFFSET", "Features", "resample", "torchaudio"]
 
 MELS = 40
-"""Mel bands that MFCC are computed from, at least."""
+"""The smallest number of mel bands that MFCC are computed from."""
 
 OFFSET = 1e-6
-"""What is added to the energy of a band before its logarithm; torchaudio's MFCC add as much."""
+"""Added to the energy of a band before the logarithm, as torchaudio's MFCC do."""
 
 
 class Features(BaseModel):
-    """How an utterance becomes frames.
+    """How the sound of an utterance becomes frames.
 
     The defaults are those of Dang et al. (HFGM, 2021): 26 MFCC, windows of 32 ms every 20 ms.
     """
@@ -30,33 +30,41 @@ class Features(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     kind: Literal["mfcc", "log-mel"] = "mfcc"
-    """ "mfcc": cepstral coefficients; "log-mel": log energies."""
+    """Kind of frames: "mfcc" (mel-frequency cepstral coefficients) or "log-mel" (log energies)."""
 
     size: int = Field(default=26, ge=2, le=128)
-    """Values a frame."""
+    """Number of values in a frame."""
 
     window: int = Field(default=512, ge=64, le=4096)
-    """Samples a frame, at 16 kHz."""
+    """Length of a window in samples at 16 kHz."""
 
     stride: int = Field(default=320, ge=16, le=4096)
-    """Samples from frame to frame."""
+    """Distance from one window to the next in samples at 16 kHz."""
 
     normalised: bool = True
-    """Each value to mean 0 and variance 1 over its utterance."""
+    """Whether each value is normalised to mean 0 and variance 1 over its utterance."""
 
     trim: float | None = Field(default=None, gt=0)
-    """Cut off both ends what is so many dB below the loudest stretch of 20 ms."""
+    """Trim both ends of a recording where stretches of 20 ms are more than this many dB below the
+    loudest one; by default nothing is trimmed."""
 
     @property
     def bands(self) -> int:
-        """Mel bands behind the values of a frame."""
+        """The number of mel bands that the values of a frame are computed from."""
         return self.size if self.kind == "log-mel" else max(MELS, self.size)
 
     def of(self, sound: Tensor) -> Tensor:
-        """Frames (T, size) float32 of sound (n,) float32 at 16 kHz; T = 1 + n // stride.
+        """Compute the frames of a sound.
 
-        What is shorter than a window is filled up with zeros. Raises `DataError` without
-        torchaudio, and for a size that leaves a mel band empty.
+        Args:
+            sound: Samples, float32 of shape (n,) at 16 kHz. A sound shorter than a window is filled
+                up with zeros.
+
+        Returns:
+            Frames, float32 of shape (T, size), where T = 1 + n // stride.
+
+        Raises:
+            DataError: torchaudio is not installed, or `size` would leave a mel band empty.
         """
         if self.trim is not None:
             sound = trim_silence(sound, self.trim)
@@ -94,7 +102,15 @@ def _transform(features: Features) -> Any:
 
 
 def trim_silence(sound: Tensor, below: float) -> Tensor:
-    """Sound without the ends that are `below` dB under its loudest 20 ms; all of it if silent."""
+    """Remove both ends of a sound where stretches of 20 ms are quieter than a threshold.
+
+    Args:
+        sound: Samples of shape (n,) at 16 kHz.
+        below: The threshold, in dB below the loudest stretch.
+
+    Returns:
+        The rest of the sound; a silent sound is returned unchanged.
+    """
     hop = RATE // 50
     energy = torch.nn.functional.pad(sound, (0, -len(sound) % hop)).view(-1, hop).square().mean(1)
     loud = (energy > energy.max() * 10 ** (-below / 10)).nonzero().flatten()
@@ -102,7 +118,7 @@ def trim_silence(sound: Tensor, below: float) -> Tensor:
 
 
 def resample(sound: Tensor, rate: int) -> Tensor:
-    """Sound (n,) at `rate` samples a second, at 16 kHz."""
+    """Resample a sound of shape (n,) from `rate` Hz to 16 kHz."""
     if rate == RATE:
         return sound
     resample = torchaudio().functional.resample
@@ -111,7 +127,11 @@ def resample(sound: Tensor, rate: int) -> Tensor:
 
 
 def torchaudio() -> Any:
-    """torchaudio, whatever CUDA it was compiled for; raises `DataError` where it is missing."""
+    """Import torchaudio, whatever CUDA version it was compiled for.
+
+    Raises:
+        DataError: torchaudio is not installed.
+    """
     found = libraries.torchaudio()
     if found is None:
         raise DataError(f"speech needs torchaudio: {libraries.installing('audio')}")

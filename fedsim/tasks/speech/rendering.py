@@ -1,4 +1,4 @@
-"""What a reader is shown of claimed transcripts, and the level at which frames are listened to."""
+"""Files that show original and claimed transcripts, and the level that frames are restored to."""
 
 import torch
 from torch import Tensor
@@ -16,11 +16,18 @@ from fedsim.tasks.transcripts import SENTENCES, public_text
 __all__ = ["public_level", "render_transcripts"]
 
 PUBLIC = 16
-"""Utterances that a level is taken from, at most."""
+"""The largest number of utterances that a level is estimated from."""
 
 
 def public_level(recordings: Recordings, auxiliary: Tensor, features: Features) -> Level:
-    """The level of utterances that no client holds (int64 indices), or else of embedded voices."""
+    """Estimate the level of public utterances.
+
+    Args:
+        recordings: The data set.
+        auxiliary: Indices of the utterances that no client holds, int64. If there are none,
+            synthetic voices are used instead.
+        features: How sound becomes frames.
+    """
     index = auxiliary[:PUBLIC].tolist()
     if index:
         sounds = [recordings[i].sound() for i in index]
@@ -31,10 +38,12 @@ def public_level(recordings: Recordings, auxiliary: Tensor, features: Features) 
 
 
 def render_transcripts(claimed: Reconstruction, truth: Truth, spec: SpeechSpec) -> dict[str, bytes]:
-    """Transcripts and what is claimed of them, as two texts: `original` and `reconstruction`.
+    """Files that show original transcripts and what was claimed of each, one utterance a line.
 
-    A line an utterance, or, where only labels are claimed, their pieces in one line. No file where
-    there is neither.
+    If only labels are claimed, their pieces stand in one line.
+
+    Returns:
+        The files by name; empty if neither transcripts nor labels are claimed.
     """
     if truth.text is None:
         return {}

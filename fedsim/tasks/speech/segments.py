@@ -1,4 +1,4 @@
-"""Recordings of so many seconds, longer ones cut at their pauses."""
+"""Selection of recordings by duration; longer ones are cut at their pauses."""
 
 import functools
 from collections.abc import Callable
@@ -16,23 +16,31 @@ __all__ = ["select_by_duration"]
 
 HOP = RATE // 100
 QUIET = 30.0
-"""Decibels below the loudest stretch of 10 ms at which it is quiet."""
+"""A stretch of 10 ms is quiet if it is this many dB below the loudest one."""
 
 PAUSE = 5
-"""Stretches of 10 ms that are quiet in a row at least where a recording is cut."""
+"""The smallest number of quiet stretches in a row that make a pause."""
 
 WHOLE = slice(None)
 
 
 @functools.lru_cache(maxsize=8)
 def select_by_duration(found: Recordings, seconds: tuple[float, float], cut: bool) -> Recordings:
-    """The recordings of so many seconds, from the first number up to the second.
+    """Select the recordings whose duration lies in a range.
 
-    cut: take longer ones in pieces, each cut in the middle of the longest pause at which it has a
-    length that fits; words go to pieces by their share of the transcript's characters, as the
-    pieces have of the sound that is not quiet, which is close to what is said there and no
-    alignment. Pieces without a word are left out. Where headers tell lengths, only what is cut is
-    decoded. Raises `DataError` where fewer than three are left.
+    With `cut`, longer recordings are cut into pieces, each in the middle of the longest pause that
+    gives it a permitted duration. The words of the transcript are divided in proportion: a piece
+    gets the share of the transcript's characters that it has of the sound that is not quiet. This
+    comes close to what is said in the piece, but is no alignment. Pieces without a word are left
+    out. If durations are known from headers, only recordings that are cut are decoded.
+
+    Args:
+        found: The recordings.
+        seconds: The smallest duration, and the upper bound, which is excluded, in seconds.
+        cut: Whether to cut longer recordings.
+
+    Raises:
+        DataError: Fewer than three utterances are left.
     """
     low, high = (round(bound * RATE) for bound in seconds)
 
@@ -60,7 +68,7 @@ def select_by_duration(found: Recordings, seconds: tuple[float, float], cut: boo
 def _part(
     whole: Utterance, part: slice, words: str, heard: Callable[[Utterance], Tensor]
 ) -> Utterance:
-    """A part of an utterance, in samples at 16 kHz, in which these words are said."""
+    """A part of an utterance, in samples at 16 kHz, and the words said in it."""
     name, header = whole.name, whole.header
     if part != WHOLE:
         name = f"{name} ({part.start / RATE:.2f} to {part.stop / RATE:.2f} s)"
@@ -81,7 +89,7 @@ def _shorter(header: Header, part: slice) -> Header:
 
 
 def _pieces(sound: Tensor, text: str, low: int, high: int) -> list[tuple[int, int, str]]:
-    """Where pieces begin and end, in samples, and what is said in each."""
+    """The first and last sample of each piece of a sound, and its words."""
     whole = sound[: len(sound) // HOP * HOP].view(-1, HOP)
     energy = whole.square().mean(dim=1)
     loud = energy > energy.max() * 10 ** (-QUIET / 10)

@@ -26,54 +26,57 @@ class SpeechSettings(Partitioned):
     """Fields of the speech task; they are those of a scenario's `task` table."""
 
     data: str = Field(default="voices", min_length=1)
-    """ "voices" (synthetic), a csv, a folder in the layout of LibriSpeech, or
-    "speech-commands", under --data, or "hub:OWNER/SET[/CONFIG]"."""
+    """Data set: "voices" (synthetic), a csv, a folder in LibriSpeech's layout or "speech-commands"
+    in the folder of --data, or "hub:OWNER/SET[/CONFIG]"."""
 
     text: str = Field(default="sentences", min_length=1)
-    """What word pieces are learned from, and voices read: "sentences" (embedded), or a text
-    file or a folder of them under --data."""
+    """Text that word pieces are learned from and that synthetic voices read: "sentences"
+    (embedded), or a text file or a folder of text files in the folder of --data."""
 
     vocabulary: int = Field(default=256, ge=32, le=65_536)
-    """Word pieces, the end of a sequence included; characters are always 29."""
+    """Number of word pieces, the end of a sequence included. There are always 29 characters."""
 
     features: Features = Features()
     """How sound becomes frames."""
 
     speakers: int | None = Field(default=None, ge=1)
-    """Use so many speakers; voices: 20."""
+    """Number of speakers to use; by default all, and 20 synthetic voices."""
 
     utterances: int | None = Field(default=None, ge=1)
-    """Use so many of each speaker; voices: 12."""
+    """Number of utterances to use of each speaker; by default all, and 12 of a synthetic voice."""
 
     longest: int | None = Field(default=None, ge=1)
-    """Use transcripts of so many characters at most; voices: 60."""
+    """Largest number of characters in a transcript; by default there is no limit, and 60 for
+    synthetic voices."""
 
     per_length: int | None = Field(default=None, ge=1)
-    """Use at most so many transcripts of each length."""
+    """Largest number of transcripts of each length."""
 
     seconds: tuple[PositiveFloat, PositiveFloat] | None = None
-    """Use utterances that last from so many seconds to so many."""
+    """Smallest and largest duration of an utterance in seconds; others are not used."""
 
     cut: bool = False
-    """With seconds: cut longer utterances at pauses; what is said in a piece is told by its
-    share of the sound."""
+    """Whether longer utterances are cut at pauses into pieces of a duration that `seconds` permits.
+    A piece gets the share of the transcript that it has of the sound."""
 
     least_utterances: int | None = Field(default=None, ge=1)
-    """Of those chosen so far, leave out speakers who have fewer."""
+    """Smallest number of utterances that a speaker must have to be used."""
 
     auxiliary_utterances: int | None = Field(default=None, ge=1)
-    """So many of each speaker are held by no client, instead of a share of all."""
+    """Number of auxiliary utterances of each speaker, which no client holds; replaces
+    `auxiliary_fraction`."""
 
     auxiliary_speakers: int | None = Field(default=None, ge=1)
-    """Those held by no client are of so many speakers alone, drawn by the seed."""
+    """Number of speakers that auxiliary utterances are of, drawn by the seed; by default all."""
 
     partition: Annotated[
         SerializeAsAny[Partition], BeforeValidator(partial(as_partition, kinds=_KINDS))
     ] = Whole()
-    """How data is cut: "speaker", or any of the images task."""
+    """How utterances are divided among clients: "speaker", "length", or any kind of the images
+    task."""
 
     model: Annotated[SerializeAsAny[Recogniser], BeforeValidator(as_recogniser)] = LAS()
-    """a name, or a table with a name and the recogniser's settings."""
+    """Recogniser to train: a name, or a table with a name and its settings."""
 
     @model_validator(mode="after")
     def _cuts_to_a_length(self) -> Self:

@@ -1,4 +1,4 @@
-"""Sound files through soundfile: what their headers say, and their samples."""
+"""Sound files, read by soundfile: their headers and their samples."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +17,13 @@ __all__ = ["Header", "decode", "read_header", "soundfile"]
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a file says of itself: samples a second, channels, samples of each."""
+    """What the header of a sound file says.
+
+    Attributes:
+        rate: Samples per second and channel, in Hz.
+        channels: The number of channels.
+        samples: The number of samples of each channel.
+    """
 
     rate: int
     channels: int
@@ -25,16 +31,24 @@ class Header:
 
     @property
     def resampled(self) -> int:
-        """Samples at 16 kHz."""
+        """The number of samples at 16 kHz."""
         return -(-self.samples * RATE // self.rate)
 
     def frames(self, features: Features) -> int:
-        """Frames of it, if nothing is trimmed."""
+        """The number of frames of the whole file, without trimming."""
         return 1 + max(self.resampled, features.window) // features.stride
 
 
 def read_header(source: Any, where: str) -> Header:
-    """The header of a file, by its path or a stream; raises `DataError` as `decode` does."""
+    """Read the header of a sound file.
+
+    Args:
+        source: A path or a stream.
+        where: The file's name in error messages.
+
+    Raises:
+        DataError: soundfile is not installed or cannot read the file.
+    """
     library = soundfile()
     try:
         info = library.info(source)
@@ -44,10 +58,18 @@ def read_header(source: Any, where: str) -> Header:
 
 
 def decode(source: Any, where: str) -> Tensor:
-    """A recording as one channel (n,) float32 at 16 kHz: averaged, and resampled.
+    """Decode a sound file to one channel, averaged and resampled to 16 kHz.
 
-    source: a path, or a stream. where: what a message calls it. Raises `DataError` for what
-    soundfile cannot read, and for no samples or NaN or Inf among them.
+    Args:
+        source: A path or a stream.
+        where: The file's name in error messages.
+
+    Returns:
+        Samples, float32 of shape (n,).
+
+    Raises:
+        DataError: soundfile is not installed or cannot read the file, or the file has no samples,
+            or NaN or Inf among them.
     """
     library = soundfile()
     try:
@@ -60,10 +82,10 @@ def decode(source: Any, where: str) -> Tensor:
 
 
 def soundfile() -> Any:
-    """The soundfile library.
+    """Import the soundfile library.
 
     Raises:
-        DataError: It is not installed, or finds no libsndfile.
+        DataError: It is not installed, or does not find libsndfile.
     """
     try:
         import soundfile as library

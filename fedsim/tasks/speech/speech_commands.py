@@ -1,4 +1,4 @@
-"""Speech Commands (Warden, 2018): recordings of a word each, as torchaudio lays them out."""
+"""Speech Commands (Warden, 2018): recordings of one word each, in torchaudio's folder layout."""
 
 import hashlib
 from collections.abc import Sequence
@@ -12,24 +12,31 @@ __all__ = ["COMMANDS", "list_recordings"]
 COMMANDS = "speech-commands"
 
 FOLDERS = ("SpeechCommands/speech_commands_v0.02", "speech_commands_v0.02", COMMANDS, ".")
-"""Where the words are, below a place that is looked in."""
+"""The folders, relative to a data folder, in which words are looked up."""
 
 MARK = "_nohash_"
-"""Between the speaker and a number, in the name of each recording."""
+"""The text between the speaker and the number in the name of a recording."""
 
 NOISE = "_background_noise_"
 TESTED = "testing_list.txt"
 
 
 def list_recordings(places: Sequence[Path]) -> list[tuple[Path, str, str, bool | None]]:
-    """The recordings WORD/SPEAKER_nohash_NUMBER.wav of the first folder that has any.
+    """List the recordings WORD/SPEAKER_nohash_NUMBER.wav of the first folder that has any.
 
-    Each with its speaker, its word, and whether it is for tests; None where no list says so.
+    They are ordered by the hash of WORD/FILE, so that the first utterances of a speaker are not
+    those of the alphabet's first words. The order is the same on every machine and for every seed.
+    Background noise is left out.
 
-    In a shuffled order that is the same on every machine and for every seed, by the hash of
-    WORD/FILE: the first utterances of a speaker are not those of the alphabet's first words. The
-    folder's own list says which are for tests; noise is left out. Raises `DataError`, which
-    names every folder that was looked in, where there are none.
+    Args:
+        places: The data folders to search.
+
+    Returns:
+        For each recording its path, speaker, word, and whether the release's list names it as a
+        test; None if there is no list.
+
+    Raises:
+        DataError: There are none; the message names every folder that was searched.
     """
     roots = [place / folder for place in places for folder in FOLDERS]
     found = next(filter(None, map(_recordings, roots)), [])
@@ -57,12 +64,12 @@ def _recordings(root: Path) -> list[Path]:
 
 
 def _called(path: Path) -> str:
-    """WORD/FILE, as the release's lists have it."""
+    """WORD/FILE, as the release's lists name a recording."""
     return f"{path.parent.name}/{path.name}"
 
 
 def _listed(path: Path) -> frozenset[str] | None:
-    """The lines of a list of recordings; None where there is no such list."""
+    """The lines of a list of recordings; None if there is no such list."""
     if not path.is_file():
         return None
     return frozenset(map(str.strip, read_text(path).splitlines()))

@@ -17,16 +17,16 @@ __all__ = ["Recordings", "Utterance", "frames"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Utterance:
-    """One utterance, whose sound is read, or spoken, when it is asked for.
+    """One utterance, whose sound is decoded or synthesised when it is asked for.
 
     Attributes:
-        speaker: Who speaks.
-        text: The transcript, plain.
+        speaker: The speaker's name.
+        text: The normalised transcript.
         sound: Returns the samples, float32 of shape (n,) at 16 kHz, one channel.
-        content: Returns bytes by which a change of the sound shows.
-        name: What a message calls it.
-        test: Whether it is in the source's test split; None where the source has none.
-        header: Returns what its file says of itself; None where there is no file.
+        content: Returns bytes that differ if the sound differs, for the fingerprint.
+        name: The utterance's name in messages.
+        test: Whether it is in the source's test split; None if the source has none.
+        header: Returns the header of its file; None if there is no file.
         dropped: The spoken characters that normalisation removed from its transcript.
     """
 
@@ -41,29 +41,39 @@ class Utterance:
 
     @property
     def samples(self) -> int:
-        """Its length at 16 kHz; decoded only where no header says."""
+        """The number of samples at 16 kHz; the sound is decoded only if there is no header."""
         return len(self.sound()) if self.header is None else self.header().resampled
 
 
 class Recordings(tuple[Utterance, ...]):
-    """The utterances of a data set; equal and hashed by identity, so that they can be cached by."""
+    """The utterances of a data set, compared and hashed by identity so that caches can use them."""
 
     __slots__ = ()
     __eq__, __hash__ = object.__eq__, object.__hash__
 
     @property
     def speakers(self) -> tuple[str, ...]:
-        """Who speaks, one an utterance."""
+        """The speaker of each utterance."""
         return tuple(one.speaker for one in self)
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The transcripts."""
+        """The normalised transcript of each utterance."""
         return tuple(one.text for one in self)
 
     def split(self, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
-        """Indices (int64) of the test utterances and of the rest: the source's own split, else
-        the given share, drawn by the seed, where it has none or leaves one of the two empty."""
+        """Divide the utterances into a test split and the rest.
+
+        The source's own split is used. A source without one, or with one that leaves a side empty,
+        is divided at random.
+
+        Args:
+            fraction: The share of utterances in a random test split.
+            seed: The run's seed.
+
+        Returns:
+            The indices of the test utterances and of the others, int64.
+        """
         tests = torch.tensor([bool(one.test) for one in self])
         if tests.any() and not tests.all():
             return tests.nonzero().flatten(), (~tests).nonzero().flatten()
@@ -72,7 +82,7 @@ class Recordings(tuple[Utterance, ...]):
         return order[:count], order[count:]
 
     def fingerprint(self) -> str:
-        """SHA-256 of speakers, transcripts and sound."""
+        """SHA-256 of speakers, transcripts, the source's split and sound."""
         tests = None if self[0].test is None else tuple(one.test for one in self)
         digest = hashlib.sha256(repr((self.speakers, self.texts, tests)).encode())
         for one in self:
@@ -82,5 +92,8 @@ class Recordings(tuple[Utterance, ...]):
 
 @functools.lru_cache(maxsize=4096)
 def frames(utterance: Utterance, features: Features) -> Tensor:
-    """Frames (T, size) of an utterance; shared, so that nobody may write to them."""
+    """Compute the frames of an utterance, float32 of shape (T, size).
+
+    They are cached and shared, and must not be written to.
+    """
     return features.of(utterance.sound())

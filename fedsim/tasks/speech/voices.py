@@ -1,10 +1,10 @@
-"""Synthetic voices: any text, spoken by a source-filter synthesiser. Nobody's voice is in it.
+"""Synthetic voices: a source-filter synthesiser that reads any text. No real voice is used.
 
-A train of glottal pulses (Rosenberg, JASA 1971), at a pitch that is the speaker's, and noise go
-through resonators at the formants of phone-like units, scaled by the length of the speaker's vocal
-tract (Klatt, JASA 1980, a cascade for the voice and one resonator for the noise). Vowels have the
-formants that Peterson and Barney (JASA 1952) measured. Letters are read by rules of thumb: it
-sounds like a robot, and says the same word the same way, which is what a recogniser needs.
+A train of glottal pulses (Rosenberg, JASA 1971) at the speaker's pitch, and noise, pass through
+resonators at the formants of phone-like units, scaled by the length of the speaker's vocal tract
+(Klatt, JASA 1980: a cascade for the voice and one resonator for the noise). Vowels have the
+formants that Peterson and Barney (JASA 1952) measured. Letters become phones by simple rules. The
+result sounds like a robot, but a word always sounds the same, which is what a recogniser needs.
 """
 
 import functools
@@ -22,29 +22,37 @@ from fedsim.seeds import numpy_generator
 __all__ = ["RATE", "Voice", "phones", "speak", "voice"]
 
 RATE = 16_000
-"""Samples a second."""
+"""Samples per second, in Hz."""
 
 BLOCK = 160
-"""Samples for which the filters stand still: 10 ms."""
+"""Samples during which the filters are constant: 10 ms."""
 
 SPAN = 1024
-"""Samples of a block's response; what would ring on after that is left out."""
+"""Samples of a block's response; the rest of the response is cut off."""
 
 PEAK = 0.5
 WIDTHS = (70.0, 100.0, 140.0, 250.0)
 """Bandwidths of the formants in Hz."""
 
 FLOOR = 1e-4
-"""Level of the noise of the room, so that no frame is digital silence."""
+"""Level of the background noise, so that no frame is digital silence."""
 
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Phone:
-    """A unit of sound. f1, f2, f3: formants in Hz. ms: its length.
+    """A phone-like unit of sound.
 
-    voiced, noise: levels of the two sources. centre, width: the noise's resonance in Hz.
+    Attributes:
+        f1: First formant in Hz.
+        f2: Second formant in Hz.
+        f3: Third formant in Hz.
+        ms: Duration in milliseconds.
+        voiced: Level of the glottal pulses.
+        noise: Level of the noise.
+        centre: Centre frequency of the noise's resonance in Hz.
+        width: Bandwidth of the noise's resonance in Hz.
     """
 
     f1: float
@@ -66,7 +74,7 @@ SILENT_E = re.compile(r"(?<=[a-z]{2})(?<=[^aeiou])e\b")
 
 
 def phones(text: str) -> list[str]:
-    """The units that a plain text is spoken as, by name."""
+    """Convert a normalised text to the names of the phones that it is read as."""
     spelled = SILENT_E.sub("", DOUBLED.sub(r"\1", text))
     spoken = [SPELLINGS[grapheme].split() for grapheme in GRAPHEME.findall(spelled)]
     return ["_", *itertools.chain(*spoken), "_"]
@@ -74,10 +82,17 @@ def phones(text: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Voice:
-    """What makes a speaker. pitch in Hz; tract scales formants, pace lengths, width bandwidths.
+    """The parameters of a speaker's voice.
 
-    range: how far the pitch falls and wavers, as a share of it. breath: level of the noise beside
-    the pulses. opening: share of a period in which the glottis is open. tilt: of the spectrum.
+    Attributes:
+        pitch: Mean pitch in Hz.
+        tract: Factor on the formants, by the length of the vocal tract.
+        pace: Factor on the durations of phones.
+        range: How far the pitch falls and wavers, as a share of it.
+        breath: Level of the noise beside the pulses.
+        opening: Share of a period in which the glottis is open.
+        tilt: Spectral tilt of the pulses.
+        width: Factor on the bandwidths of the formants.
     """
 
     pitch: float
@@ -92,7 +107,10 @@ class Voice:
 
 @functools.cache
 def voice(speaker: int) -> Voice:
-    """The voice of a speaker: a pure function of the number. Even numbers are the deeper voices."""
+    """Draw the voice of a speaker; even numbers have deeper voices.
+
+    It depends on the number alone.
+    """
     rng = numpy_generator(0, "voice", speaker)
     low, high = ((85.0, 145.0), (160.0, 260.0))[speaker % 2]
     tract = rng.uniform(0.88, 1.02) + 0.14 * (speaker % 2)
@@ -112,9 +130,15 @@ def voice(speaker: int) -> Voice:
 
 
 def speak(text: str, speaker: int, take: int = 0) -> NDArray[np.float32]:
-    """A plain text in a speaker's voice, (n,) float32 in [-1, 1] at 16 kHz.
+    """Synthesise a text in a speaker's voice, a pure function of the arguments.
 
-    A pure function of its arguments; takes differ as two readings by one person do.
+    Args:
+        text: A normalised text.
+        speaker: The number of the speaker.
+        take: The number of the reading; readings differ as two by one person do.
+
+    Returns:
+        Samples, float32 of shape (n,) in [-1, 1] at 16 kHz.
     """
     who, rng = voice(speaker), numpy_generator(0, "take", speaker, take, text)
     pace = who.pace * rng.uniform(0.93, 1.07)
@@ -147,7 +171,7 @@ def speak(text: str, speaker: int, take: int = 0) -> NDArray[np.float32]:
 
 
 def _pulses(count: int, who: Voice, rng: np.random.Generator) -> Array:
-    """The flow through the glottis, differentiated as the lips do; (count,)."""
+    """The glottal flow, differentiated as radiation at the lips does; of shape (count,)."""
     along = np.arange(count) / max(count - 1, 1)
     waver = np.interp(along, np.linspace(0, 1, 8), rng.uniform(-1, 1, 8))
     pitch = who.pitch * (1 + who.range * (0.5 - along + 0.4 * waver))
@@ -166,10 +190,16 @@ def _level(sound: Array) -> float:
 
 
 def _filtered(sound: Array, centres: list[Array], widths: list[Array], *, peak: bool) -> Array:
-    """A cascade of resonators whose centres and widths (Hz) change from block to block.
+    """Filter a sound by a cascade of resonators that change from block to block.
 
-    Each block is filtered in the frequency domain under a Hann window of two blocks, and they are
-    overlapped and added. peak: whether a resonator has a gain of 1 at its centre, else at 0 Hz.
+    Each block is filtered in the frequency domain under a Hann window of two blocks; the results
+    are overlapped and added.
+
+    Args:
+        sound: Samples of shape (n,).
+        centres: For each resonator its centre in each block, in Hz.
+        widths: For each resonator its bandwidth in each block, in Hz.
+        peak: Whether a resonator has gain 1 at its centre; otherwise at 0 Hz.
     """
     blocks = len(sound) // BLOCK
     # Klatt's resonator: y = A x + B y' + C y'', with A = 1 - B - C for a gain of 1 at 0 Hz.
