@@ -183,8 +183,8 @@ def test_the_level_is_never_the_victims(task, truth, monkeypatch):
     heard, of = [], Features.of
 
     def overheard(self, sound):
-        heard.append(len(griffin_lim))
-        return of(self, griffin_lim)
+        heard.append(len(sound))
+        return of(self, sound)
 
     monkeypatch.setattr(Features, "of", overheard)
     fresh = Speech(seed=3, clients=4, **TASK)
