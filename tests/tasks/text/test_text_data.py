@@ -45,9 +45,9 @@ def test_the_messages_are_eight_peoples_on_four_topics():
 
 LEARN = """
 import hashlib
-from fedsim.tasks.text.languages.tokenizers import learned
+from fedsim.tasks.text.languages.tokenizers import learn_tokenizer
 from fedsim.tasks.text.messages import public_messages
-vocabulary = sorted(learned(public_messages(), 600, True).get_vocab().items())
+vocabulary = sorted(learn_tokenizer(public_messages(), 600, True).get_vocab().items())
 print(hashlib.sha256(repr((public_messages(), vocabulary)).encode()).hexdigest())
 """
 
