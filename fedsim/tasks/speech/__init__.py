@@ -1,4 +1,4 @@
-"""Speech recognition: utterances of speakers, cut among clients, and what they say."""
+"""The speech task: recognisers trained on the utterances of speakers."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -35,16 +35,17 @@ from fedsim.victim import Loss
 __all__ = ["Speech"]
 
 EVALUATED_AT_ONCE = 32
+"""The number of utterances in a batch of an evaluation."""
 
 
 class Speech(SpeechSettings):
-    """Speech recognition on synthetic voices, local recordings or sets of the Hub.
+    """Speech recognition on synthetic voices, local recordings or data sets of the Hub.
 
-    Inputs are frames (B, T, F) float32, padded with 0 beyond `lengths` (B,) int64; labels (B, L)
-    int64, padded with -100: word pieces, each sequence with the label 0 at its end, or characters
-    without one, as the recogniser has it. A client's batches in a round are slices of a random
-    permutation of its utterances, in which none repeats; when fewer than a batch are left, they are
-    skipped and a new permutation begins.
+    Inputs are frames, float32 of shape (B, T, F), padded with 0 beyond `lengths`, int64 of shape
+    (B,). Labels are int64 of shape (B, L), padded with -100. They are word pieces, each sequence
+    ending with label 0, or characters without an end, as the recogniser needs them. A client's
+    batches in a round are slices of a random permutation of its utterances, so that none repeats.
+    If fewer than a batch are left, they are skipped and a new permutation begins.
     """
 
     name = "speech"
@@ -63,7 +64,7 @@ class Speech(SpeechSettings):
 
     @functools.cached_property
     def recordings(self) -> Recordings:
-        """All utterances; looked up when first used, their sound when it is needed."""
+        """All utterances that the settings select; their sound is decoded when it is needed."""
         limits = Limits(self.speakers, self.utterances, self.longest, self.per_length)
         found = load(self.data, self.folder, self.text, limits)
         if self.seconds is not None:
@@ -74,7 +75,7 @@ class Speech(SpeechSettings):
 
     @functools.cached_property
     def pieces(self) -> WordPieces | Characters:
-        """What the recogniser writes: word pieces, learned when first used, or characters."""
+        """The labels of the recogniser: word pieces, learned when first used, or characters."""
         text = public_text(self.text, self.folder)
         if self.model.units == "characters":
             return characters(text)
@@ -82,7 +83,7 @@ class Speech(SpeechSettings):
 
     @functools.cached_property
     def splits(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Indices (int64) of the test, auxiliary and clients' utterances."""
+        """Indices of the test, auxiliary and clients' utterances, int64."""
         tested, rest = self.recordings.split(self.test_fraction, self.seed)
         rest = rest[torch.randperm(len(rest), generator=torch_generator(self.seed, "auxiliary"))]
         held = held_out(
@@ -97,7 +98,7 @@ class Speech(SpeechSettings):
 
     @functools.cached_property
     def shares(self) -> tuple[Tensor, ...]:
-        """Indices (int64) of each client's utterances."""
+        """For each client the indices of its utterances, int64."""
         rest = self.splits[2]
         if isinstance(self.partition, ByLength):
             labels = np.array([self.recordings[i].samples for i in rest.tolist()])
@@ -108,10 +109,7 @@ class Speech(SpeechSettings):
 
     @property
     def spec(self) -> SpeechSpec:
-        """Word pieces, or characters, the rate of the sound, and whose voices are public.
-
-        Utterances differ in length.
-        """
+        """The labels, the sample rate, the size of a frame, and the public speakers."""
         names, speakers = self.pieces.names, self.recordings.speakers
         _, public, private = self.splits
         whom = candidates(*([speakers[i] for i in one.tolist()] for one in (public, private)))
@@ -124,17 +122,19 @@ class Speech(SpeechSettings):
         )
 
     def batches(self, client: int, round: int, *, batch_size: int, steps: int) -> list[Batch]:
-        """`steps` batches: a pure function of (seed, client, round).
+        """Compose the client's training batches; a pure function of (seed, client, round).
 
-        The first batches are the same however many steps are asked for. Raises `DataError` for a
-        client that does not exist.
+        The first batches are the same for any number of steps.
+
+        Raises:
+            DataError: There is no such client.
         """
         drawn = self.drawn(client, round, batch_size, steps)
         return [self._batch(index.tolist()) for index in drawn]
 
     @property
     def draws_uniformly(self) -> bool:
-        """Always."""
+        """Always true."""
         return True
 
     def fingerprint(self) -> str:
@@ -142,7 +142,11 @@ class Speech(SpeechSettings):
         return self.recordings.fingerprint()
 
     def cautions(self) -> list[str]:
-        """What is odd about the recordings; `DataError` for frames too few for CTC."""
+        """What a user should know about the recordings, one sentence each.
+
+        Raises:
+            DataError: A recording has too few frames for its transcript under CTC.
+        """
         found = list(cautions(self.recordings, self.features))
         if isinstance(self.pieces, Characters):
             found += check_lengths(self.recordings, self.features, self.pieces)
@@ -154,7 +158,7 @@ class Speech(SpeechSettings):
         return found
 
     def truth(self, clients: Sequence[int], round: int, *, batch_size: int, steps: int) -> Truth:
-        """The utterances behind an update: frames, labels, text and speaker of each."""
+        """The utterances behind an update: frames, labels, transcript and speaker of each."""
         index = [
             i
             for client in clients
@@ -174,9 +178,9 @@ class Speech(SpeechSettings):
         )
 
     def auxiliary(self) -> Batch | None:
-        """The utterances that no client holds and who speaks; None if none.
+        """The utterances that no client holds, with their speakers; None if there are none.
 
-        New tensors at every call.
+        Tensors are new at every call.
         """
         index = self.splits[1].tolist()
         if not index:
@@ -197,35 +201,35 @@ class Speech(SpeechSettings):
     # --- model ------------------------------------------------------------------------------
 
     def build(self) -> nn.Module:
-        """A new recogniser of these frames, its weights drawn from torch's global generator."""
+        """Build a recogniser of these frames, its weights drawn from torch's global generator."""
         return self.model.build(self.features.size, len(self.pieces.names))
 
     @property
     def head(self) -> str:
-        """Name of the layer before the softmax over labels."""
+        """The name of the layer before the softmax over labels."""
         return self.model.head
 
     @property
     def loss(self) -> Loss:
-        """The recogniser's: cross-entropy, or CTC."""
+        """The recogniser's training loss: cross-entropy or CTC."""
         return self.model.loss
 
     @property
     def reduction(self) -> Reduction:
-        """The loss is a mean over word pieces, or, with CTC, over utterances."""
+        """What the loss is a mean over: word pieces, or utterances with CTC."""
         return self.model.reduction
 
     @property
     def points(self) -> tuple[str, ...]:
-        """Where the recogniser takes inputs."""
+        """The points of the recogniser that take inputs."""
         return self.model.points
 
     def evaluate(self, module: nn.Module, client: int | None = None) -> dict[str, float]:
-        """Mean loss and word error rate, on the test split or a client's utterances.
+        """Compute mean loss and word error rate on the test split or on one client's utterances.
 
-        The loss is a mean over word pieces, with CTC over utterances. Transcribed with a character
-        a frame at most, a word piece for every two. The module is evaluated in evaluation mode, on
-        its own device, and gets its modes back.
+        The loss is a mean over word pieces, or over utterances with CTC. A transcript has at most
+        one character per frame, or one word piece for every two frames. The module is put into
+        evaluation mode, stays on its device, and gets its modes back.
         """
         index = self.splits[0] if client is None else self.share(client)
         spec, loss, summed, wrong, words = self.spec, 0.0, 0, 0, 0
@@ -253,10 +257,10 @@ class Speech(SpeechSettings):
     # --- what a reader sees -----------------------------------------------------------------
 
     def guess(self, truth: Truth, rng: torch.Generator, *, informed: bool) -> Reconstruction:
-        """As many labels as there are, in as many sequences of the same lengths.
+        """A random guess: as many labels as there are, in as many sequences of the same lengths.
 
-        Not informed: uniform labels and normal scores. Informed: by the frequencies of the
-        labels in the public text.
+        Labels are uniform and their scores standard normal. If informed, both follow the
+        frequencies of labels in the public text.
         """
         sizes = [len(one) for one in truth.sequences or ()]
         count, classes = sum(sizes), len(self.pieces.names)
@@ -277,17 +281,21 @@ class Speech(SpeechSettings):
 
     @functools.cached_property
     def level(self) -> Level | None:
-        """The level of public utterances, where frames are normalised, for whoever listens."""
+        """The level at which normalised frames are shown: that of public utterances.
+
+        It is None if frames are not normalised.
+        """
         if not self.features.normalised:
             return None
         return public_level(self.recordings, self.splits[1], self.features)
 
     def render(self, claimed: Reconstruction, truth: Truth) -> dict[str, bytes]:
-        """Transcripts, pictures and sounds: the originals, and what was matched to each of them.
+        """Files that show the originals and what was matched to each.
 
-        Two texts, a line an utterance, where transcripts are claimed, or, where only labels are,
-        their pieces in one line. A picture and two sounds of up to four utterances where frames
-        are (`fedsim.tasks.speech.spectrograms`). No file where there is nothing to show.
+        If transcripts are claimed, there are two texts with one utterance a line; if only labels
+        are claimed, their pieces stand in one line. If frames are claimed, there is a picture and
+        two sounds for each of up to four utterances (`fedsim.tasks.speech.spectrograms`). There is
+        no file if nothing of this is claimed.
         """
         files = render_transcripts(claimed, truth, self.spec)
         claims = framed(claimed, truth)

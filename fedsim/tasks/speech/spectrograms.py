@@ -1,4 +1,4 @@
-"""Frames that can be looked at and listened to: as a picture, and as sound by Griffin-Lim."""
+"""Spectrograms and sounds of original and reconstructed frames."""
 
 import io
 import math
@@ -26,36 +26,41 @@ __all__ = [
 ]
 
 SHOWN = 4
-"""Utterances of a victim that are shown and heard."""
+"""The largest number of a victim's utterances that are shown."""
 
 SECONDS = 8
-"""Of each of them, at most."""
+"""The largest duration of an utterance that is shown, in seconds."""
 
 SILENT, LOUDEST = math.log(OFFSET), 16.0
-"""Log energies that no band of a sound in [-1, 1] goes below, or above (Parseval, window 4,096)."""
+"""Bounds of the log energy of a band for sounds in [-1, 1] (Parseval, window of 4,096 samples)."""
 
 STEPS, ITERATIONS = 50, 32
-"""Of the spectrum's least squares, and of Griffin and Lim's search for phases."""
+"""Iterations of the spectrum's least squares, and of Griffin and Lim's search for phases."""
 
 PEAK = 0.8
+"""The largest absolute sample of each sound."""
 FRAME_WIDTH, HEIGHT, GAP, STRIP = 4, 101, 6, 40
-"""In pixels: of a frame, of a spectrum, between two, of the errors below. A report shows the
-picture as high as it is, so that no row of pixels is doubled on one side alone."""
+"""Sizes in pixels: of a frame, of a spectrogram, of the gap between two, and of the bars below. A
+report shows a picture in its own height, so that no row of pixels is doubled on one side alone."""
 
 RAMP = ((13, 8, 42), (76, 22, 106), (168, 44, 92), (229, 93, 48), (250, 178, 60), (252, 252, 190))
-"""From low values to high: even steps of lightness."""
+"""Colours from low to high values, in even steps of lightness."""
 
 COLOURS, MISSING, PAPER = 254, 254, 255
+"""The number of colours of the ramp, and the palette's entries for missing frames and for paper."""
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Level:
-    """What frames lose to being normalised, of utterances that are public.
+    """Mean and standard deviation of frames, which normalisation removes, of public utterances.
 
-    mean, spread: (F,) float64, of each value over an utterance, averaged over utterances. source:
-    whose they are, in words.
+    Attributes:
+        mean: The mean of each value over an utterance, averaged over utterances, float64 of shape
+            (F,).
+        spread: The standard deviation likewise, float64 of shape (F,).
+        source: Which utterances these are, in words.
     """
 
     mean: Tensor
@@ -63,12 +68,18 @@ class Level:
     source: str
 
     def put_back(self, frames: Tensor) -> Tensor:
-        """Normalised frames (T, F) at this level, float64."""
+        """Undo the normalisation of frames of shape (T, F); returns float64."""
         return frames.detach().cpu().double() * self.spread + self.mean
 
 
 def estimate_level(features: Features, sounds: Sequence[Tensor], source: str) -> Level:
-    """The level of sounds (n,) float32 at 16 kHz, one at least."""
+    """Estimate the level of sounds.
+
+    Args:
+        features: How sound becomes frames.
+        sounds: At least one sound, each float32 of shape (n,) at 16 kHz.
+        source: Which sounds these are, in words.
+    """
     raw = features.model_copy(update={"normalised": False})
     heard = [raw.of(one).double() for one in sounds]
     means = torch.stack([one.mean(dim=0) for one in heard])
@@ -82,13 +93,20 @@ def render_frames(
     features: Features,
     public: Level | None,
 ) -> dict[str, bytes]:
-    """Files of up to four utterances, by name, and what a reader has to know of them.
+    """Files that show up to four utterances and the frames that were matched to them.
 
-    claims: what was matched to each of the originals (T', F), finite; None: no file of that one.
-    public: the level of public utterances, where frames are normalised. A picture each, the
-    original above and each frame's error below; and the sound of both, at most 8 s, where
-    `griffin_lim` has any. The level is the public one for both, so that what differs in them
-    differs in the frames.
+    For each there is a picture, with the original above, the claim below it and the error of each
+    frame at the bottom; and the sounds of both, at most 8 s long, if `griffin_lim` finds any. Both
+    get the same public level, so that what differs between them differs between the frames.
+
+    Args:
+        claims: What was matched to each original, finite, of shape (T', F); None if nothing was.
+        originals: The true frames, each of shape (T, F).
+        features: How sound becomes frames.
+        public: The level of public utterances if frames are normalised, else None.
+
+    Returns:
+        The files by name; empty if nothing was matched.
     """
     files: dict[str, bytes] = {}
     longest = SECONDS * RATE // features.stride
@@ -117,10 +135,17 @@ def render_frames(
 
 
 def log_mel_energies(frames: Tensor, features: Features) -> Tensor:
-    """Log-mel energies (T, bands) float64 of frames (T, F), not normalised.
+    """Convert frames that are not normalised to log-mel energies.
 
-    Of cosine coefficients (MFCC) those that have no others: the spectrum, smoothed. Values that no
-    sound has become the nearest that one can have.
+    For MFCC these are the energies whose other cosine coefficients are zero: a smoothed spectrum.
+    Values that no sound has are replaced by the nearest possible ones.
+
+    Args:
+        frames: Frames of shape (T, F).
+        features: How sound becomes frames.
+
+    Returns:
+        Log energies, float64 of shape (T, bands).
     """
     logs = frames.detach().cpu().double()
     if features.kind == "mfcc":
@@ -130,11 +155,18 @@ def log_mel_energies(frames: Tensor, features: Features) -> Tensor:
 
 
 def griffin_lim(logs: Tensor, features: Features) -> Tensor | None:
-    """A sound (n,) float32 at 16 kHz that has about these log-mel energies (T, bands).
+    """Find a sound that has approximately these log-mel energies.
 
-    Energies are spread over frequencies by non-negative least squares (Lee and Seung, NIPS 2000),
-    and phases found by Griffin and Lim (IEEE TASSP 1984). None where windows hardly overlap, or
-    frames are too few for a phase.
+    Energies are spread over frequencies by non-negative least squares (Lee and Seung, NIPS 2000).
+    Phases are found by the algorithm of Griffin and Lim (IEEE TASSP 1984).
+
+    Args:
+        logs: Log energies of shape (T, bands).
+        features: How sound becomes frames.
+
+    Returns:
+        Samples, float32 of shape (n,) at 16 kHz; None if windows hardly overlap or frames are too
+        few to determine phases.
     """
     samples = (len(logs) - 1) * features.stride
     if 4 * features.stride > 3 * features.window or 2 * samples <= features.window:
@@ -152,7 +184,7 @@ def griffin_lim(logs: Tensor, features: Features) -> Tensor | None:
 
 
 def _power(energies: Tensor, filters: Tensor) -> Tensor:
-    """Power (T, frequencies) whose mel energies are about these, (T, bands)."""
+    """A power spectrum (T, frequencies) with approximately these mel energies (T, bands)."""
     wanted = energies @ filters.T
     power = wanted + 1e-10
     for _ in range(STEPS):
@@ -161,11 +193,19 @@ def _power(energies: Tensor, filters: Tensor) -> Tensor:
 
 
 def spectrogram_png(original: Tensor, claim: Tensor, errors: Tensor | None = None) -> bytes:
-    """A PNG: spectra (T, bands) above, what was made of them (T', bands), T' <= T, below.
+    """Draw an original spectrogram above a claimed one, with the error of each frame below.
 
-    Time runs to the right, frequency upwards, and one scale of colours serves both: from the 1st to
-    the 99th percentile of the original. Grey: frames not claimed. errors: (T,), drawn as bars below
-    both; the line that 1 reaches is half way up, and what exceeds 2 is cut off.
+    Time runs to the right and frequency upwards. Both have the same colour scale, from the 1st to
+    the 99th percentile of the original. Frames that were not claimed are grey.
+
+    Args:
+        original: Log energies of shape (T, bands).
+        claim: Log energies of shape (T', bands), where T' <= T.
+        errors: The error of each frame, of shape (T,); None for no bars. The line in the middle
+            marks an error of 1; bars end at 2.
+
+    Returns:
+        The PNG file.
     """
     from PIL import Image
 
@@ -209,7 +249,7 @@ def _palette() -> list[int]:
 
 
 def _wav(heard: Tensor) -> bytes:
-    """16-bit PCM, its peak where every other has it."""
+    """A WAV file of 16-bit PCM; all have the same peak."""
     loud = heard / max(float(heard.abs().max()), 1e-5) * PEAK
     stream = io.BytesIO()
     pcm = (loud * 32767).round().short().numpy()

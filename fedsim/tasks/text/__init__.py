@@ -1,4 +1,4 @@
-"""Text: classification or masked words, with any encoder or decoder of `transformers`."""
+"""The text task: encoders and decoders of `transformers`, for classification or masked words."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -35,14 +35,16 @@ from fedsim.victim import Loss
 __all__ = ["Text"]
 
 EVALUATED_AT_ONCE = 64
+"""The number of texts in a batch of an evaluation."""
 
 
 class Text(TextSettings):
-    """Text classification, or masked language modelling, on messages, tables or sets of the Hub.
+    """Text classification or masked language modelling on messages, tables or sets of the Hub.
 
-    Inputs are token ids (B, L) int64, padded beyond `lengths` (B,) int64; labels (B,) int64 of a
-    classifier. With masked words, `masked` of each text's tokens, one at least, are replaced by the
-    mask, and labels (B, L) hold them, -100 elsewhere. Batches are composed as those of images.
+    Inputs are token ids, int64 of shape (B, L), padded beyond `lengths`, int64 of shape (B,).
+    Labels of a classifier are int64 of shape (B,). In masked language modelling the share `masked`
+    of each text's tokens, but at least one, is replaced by the mask; labels of shape (B, L) hold
+    the masked tokens, and -100 elsewhere. Batches are composed as those of the images task.
     """
 
     name = "text"
@@ -84,9 +86,9 @@ class Text(TextSettings):
 
     @functools.cached_property
     def splits(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Indices (int64) of the test, auxiliary and clients' texts, of whatever length.
+        """Indices of the test, auxiliary and clients' texts of any length, int64.
 
-        No auxiliary text is one of a client's, case and spaces aside.
+        No auxiliary text equals a client's text, apart from case and spaces.
         """
         texts = self.texts
         tested = sample(texts.test, self.test_examples, self.seed, "test examples")
@@ -97,7 +99,7 @@ class Text(TextSettings):
 
     @functools.cached_property
     def public_texts(self) -> tuple[str, ...]:
-        """What everybody knows; none of them is a client's text, case and spaces aside."""
+        """The public texts; none equals a client's text, apart from case and spaces."""
         name = self.public or (MESSAGES if self.data == MESSAGES else None)
         _, free, rest = self.splits
         if name is None:
@@ -108,14 +110,14 @@ class Text(TextSettings):
 
     @functools.cached_property
     def tokenizer(self) -> Any:
-        """The tokenizer of `transformers`; loaded, or learned of public texts, when first used."""
+        """The tokenizer of `transformers`, loaded or learned from public texts when first used."""
         # A few auxiliary texts alone have too few word pieces.
         read = tuple(dict.fromkeys((*self.public_texts, *public_messages())))
         return self.model.read(read, self.vocabulary)
 
     @functools.cached_property
     def tokens(self) -> Tokens:
-        """What inputs are made of; raises `DataError` for a `longest` beyond the model's."""
+        """What adversaries may know of the tokenizer; checks that the model can take `longest`."""
         module = self._initial
         longest = self.model.longest(module, self.tokenizer)
         if self.longest is not None and self.longest > longest:
@@ -130,14 +132,15 @@ class Text(TextSettings):
     def encoded(self) -> dict[int, list[int]]:
         """The token ids of every text in use that is not longer than `longest`, by its index.
 
-        Raises `DataError` for a text that the model cannot take, or the tokenizer cannot read.
+        Raises:
+            DataError: A text is too long for the model, or the tokenizer knows no word of it.
         """
         index = torch.cat(self.splits).tolist()
         return examples.encode_texts(self.data, self.texts.texts, index, self.tokens, self.longest)
 
     @functools.cached_property
     def used(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Indices (int64) of the test, auxiliary and clients' texts that are short enough."""
+        """Indices of the test, auxiliary and clients' texts that are short enough, int64."""
         test, free, rest = (
             part[torch.tensor([i in self.encoded for i in part.tolist()], dtype=torch.bool)]
             for part in self.splits
@@ -151,7 +154,7 @@ class Text(TextSettings):
 
     @functools.cached_property
     def shares(self) -> tuple[Tensor, ...]:
-        """Indices (int64) of each client's texts."""
+        """For each client the indices of its texts, int64."""
         rest = self.used[2]
         by = examples.partition_labels(
             self.data, self.texts, rest, whose=self.partition.kind in ("sender", "speaker")
@@ -161,15 +164,17 @@ class Text(TextSettings):
 
     @property
     def spec(self) -> TextSpec:
-        """Labels, and the tokens that texts are made of; texts differ in length."""
+        """The labels, and the tokens that texts are made of."""
         labels = self.texts.names if self.task == "classification" else self.tokens.pieces
         return TextSpec(len(labels), tokens=self.tokens)
 
     def batches(self, client: int, round: int, *, batch_size: int, steps: int) -> list[Batch]:
-        """`steps` batches: a pure function of (seed, client, round).
+        """Compose the client's training batches; a pure function of (seed, client, round).
 
-        The first batches are the same however many steps are asked for. Raises `DataError` for a
-        client that does not exist.
+        The first batches are the same for any number of steps.
+
+        Raises:
+            DataError: There is no such client.
         """
         rng = torch_generator(self.seed, "masks", client, round)
         drawn = self.drawn(client, round, batch_size, steps)
@@ -180,10 +185,7 @@ class Text(TextSettings):
         return self.texts.fingerprint()
 
     def truth(self, clients: Sequence[int], round: int, *, batch_size: int, steps: int) -> Truth:
-        """The texts behind an update: ids as fed, ids before masking, text and sender of each.
-
-        Texts are as the tokenizer spells them: in lower case, where it knows no other.
-        """
+        """The texts behind an update, as the tokenizer spells them, and their senders."""
         inputs, labels, index = list[Tensor](), list[Tensor](), list[int]()
         for client in clients:
             index += torch.cat(self.drawn(client, round, batch_size, steps)).tolist()
@@ -208,12 +210,12 @@ class Text(TextSettings):
         )
 
     def auxiliary(self) -> Batch | None:
-        """The texts that no client holds, new tensors at every call; None if none."""
+        """The texts that no client holds, as new tensors at every call; None if there are none."""
         index = self.used[1].tolist()
         return self._batch(index, torch_generator(self.seed, "public masks")) if index else None
 
     def prior(self) -> tuple[str, ...] | None:
-        """The public texts, for a language prior; None if none."""
+        """The public texts, from which language priors are estimated; None if there are none."""
         return self.public_texts or None
 
     def _batch(self, index: Sequence[int], rng: torch.Generator) -> Batch:
@@ -233,18 +235,18 @@ class Text(TextSettings):
     # --- model ------------------------------------------------------------------------------
 
     def build(self) -> nn.Module:
-        """A new model of `transformers`; what is not stored is drawn from torch's generator."""
+        """Build a model, weights that are not stored drawn from torch's global generator."""
         classes = len(self.texts.names)
         return self.model.build(self.tokenizer, self.task, classes, self.dropout)
 
     @functools.cached_property
     def head(self) -> str:
-        """Name of the layer before the softmax."""
+        """The name of the layer before the softmax."""
         return self.model.find_head(self._initial, self.task)
 
     @functools.cached_property
     def words(self) -> str:
-        """Name of the parameter that holds the word embeddings."""
+        """The name of the parameter that holds the word embeddings."""
         return embedding_name(self._initial)
 
     @property
@@ -255,24 +257,23 @@ class Text(TextSettings):
 
     @property
     def reduction(self) -> Reduction:
-        """Of a classifier the loss is a mean over examples, else over masked tokens."""
+        """What the loss is a mean over: examples of a classifier, otherwise masked tokens."""
         return "token" if self.task == "masked-lm" else "example"
 
     @property
     def points(self) -> tuple[str, ...]:
-        """Token ids, and word embeddings before positions are added."""
+        """The kinds of inputs: token ids, and word embeddings before positions are added."""
         return POINTS
 
     def trained(self, module: nn.Module) -> frozenset[str]:
-        """Names of the parameters that `parameters` asks for."""
+        """The names of the parameters that `parameters` selects."""
         return sent_parameters(module, self.parameters)
 
     def evaluate(self, module: nn.Module, client: int | None = None) -> dict[str, float]:
-        """Mean loss and accuracy on the test split, or on all of one client's texts.
+        """Compute mean loss and accuracy on the test split or on all of one client's texts.
 
-        Of a classifier also Matthews' correlation (`mcc`), 0 where it predicts one label alone.
-        Masked tokens are counted one by one. The module is evaluated in evaluation mode, on its own
-        device, and gets its modes back.
+        For a classifier, Matthews' correlation (`mcc`) is added, which is 0 if only one label is
+        predicted. Masked tokens count one by one. The module keeps its device and its modes.
         """
         index = self.used[0] if client is None else self.share(client)
         rng = torch_generator(self.seed, "test masks", -1 if client is None else client)
@@ -302,9 +303,9 @@ class Text(TextSettings):
 
     @functools.cached_property
     def frequencies(self) -> tuple[Tensor, Tensor]:
-        """Shares of the tokens (V,) in the public texts and of the auxiliary labels (classes,).
+        """The shares of tokens in public texts, of shape (V,), and of auxiliary labels, (classes,).
 
-        Where there are no auxiliary examples, all labels are alike.
+        Labels are uniform if there are no auxiliary examples.
         """
         labels = torch.bincount(self.labels[self.used[1]], minlength=len(self.texts.names))
         if not len(self.used[1]):
@@ -312,11 +313,13 @@ class Text(TextSettings):
         return examples.token_frequencies(self.public_texts, self.tokens), labels / labels.sum()
 
     def guess(self, truth: Truth, rng: torch.Generator, *, informed: bool) -> Reconstruction:
-        """As many labels, and texts of the same lengths, drawn without having seen an update.
+        """A random guess: as many labels as there are, and texts of the same lengths.
 
-        Not informed: uniform labels and tokens, normal scores. Informed: tokens by how often the
-        public texts have them, labels by how often auxiliary examples do, uniform where there are
-        none; raises `NotImplementedError` without public texts.
+        Labels and tokens are uniform and scores standard normal. If informed, tokens follow their
+        frequencies in the public texts, and labels theirs among auxiliary examples.
+
+        Raises:
+            NotImplementedError: An informed guess is asked for and there are no public texts.
         """
         if informed and not self.public_texts:
             raise NotImplementedError("there are no public texts: set task.public")
@@ -331,8 +334,9 @@ class Text(TextSettings):
         return examples.random_guess(truth, self.tokens, weights, shares, rng, scores=expected)
 
     def render(self, claimed: Reconstruction, truth: Truth) -> dict[str, bytes]:
-        """Two texts: the originals, a line each, and what was matched to each of them.
+        """Files that show the original texts and what was matched to each, one text a line.
 
-        Where only a bag of tokens is claimed, its pieces in one line. No file where neither is.
+        If only a bag of tokens is claimed, its pieces stand in one line. There is no file if
+        neither is claimed.
         """
         return examples.render_texts(claimed, truth, self.spec)

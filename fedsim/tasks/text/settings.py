@@ -20,47 +20,50 @@ class TextSettings(Labelled):
     """Fields of the text task; they are those of a scenario's `task` table."""
 
     data: str = Field(default=MESSAGES, min_length=1)
-    """ "messages" (embedded), a jsonl, csv or tsv under --data, or "hub:OWNER/SET[/CONFIG]"."""
+    """Data set: "messages" (embedded), a jsonl, csv or tsv file in the folder of --data, or
+    "hub:OWNER/SET[/CONFIG]"."""
 
     test_data: str | None = None
-    """Another table under --data, whose rows are the test split."""
+    """Another table in the folder of --data, whose rows are the test split."""
 
     text_column: str | None = None
-    """Column of texts, if unusual."""
+    """Name of the column of texts; by default the first of text, sentence, message, content,
+    review."""
 
     label_column: str | None = None
-    """Column of labels, if unusual."""
+    """Name of the column of labels; by default the first of label, labels, class, category, topic.
+    """
 
     public: str | None = None
-    """Texts that everybody knows, for a learned tokenizer, guesses and the PRIOR knowledge:
-    "messages" (embedded), or a text file or a folder of them under --data; by default the
-    embedded ones for data = "messages", else those of the auxiliary examples."""
+    """Public texts for a learned tokenizer, informed guesses and the knowledge PRIOR: "messages"
+    (embedded), or a text file or a folder of text files in the folder of --data. By default the
+    embedded ones for data = "messages", otherwise the auxiliary examples."""
 
     task: Aim = "classification"
-    """What the model is trained for."""
+    """What the model is trained for: "classification" or "masked-lm"."""
 
     masked: float = Field(default=0.15, gt=0, lt=1)
-    """Share of a text's tokens that masked-lm masks."""
+    """Share of a text's tokens that "masked-lm" masks."""
 
     parameters: Parameters = "all"
-    """What is trained and sent: "all"; "no-embeddings": all but the word embeddings; "lamp":
-    also without positional embeddings and biases of blocks."""
+    """Parameters that are trained and sent: "all"; "no-embeddings", all but the word embeddings; or
+    "lamp", without positional embeddings and the biases of blocks either."""
 
     dropout: bool = False
-    """Train with the model's own dropout."""
+    """Whether the model's own dropout is active in training."""
 
     model: Annotated[SerializeAsAny[Language], BeforeValidator(as_language)] = Language(
         config="bert", settings=SMALL
     )
-    """a model of transformers: hub:NAME, or a table with a config and its settings."""
+    """Language model: hub:NAME, or a table with a config of transformers and its settings."""
 
     vocabulary: int = Field(default=1000, ge=128, le=65_536)
-    """Word pieces of a learned tokenizer."""
+    """Number of word pieces of a learned tokenizer."""
 
     longest: int | None = Field(default=None, ge=1)
-    """Use texts of so many tokens at most, those around a text included."""
+    """Largest number of tokens in a text, special tokens included; longer texts are not used."""
 
     partition: Annotated[
         SerializeAsAny[Partition], BeforeValidator(partial(as_partition, kinds=_KINDS))
     ] = Iid()
-    """How data is cut: "sender", or any of the images task."""
+    """How texts are divided among clients: "sender", or any kind of the images task."""
