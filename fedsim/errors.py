@@ -85,9 +85,12 @@ class AttackTimeout(Cancelled):
 
 
 def did_you_mean(word: str, known: Iterable[str], listed: Iterable[str] | None = None) -> str:
-    """A sentence that names the known word nearest to `word`, and all the known ones.
+    """A sentence that names the known word nearest to an unknown one, and all known words.
 
-    listed: those to name, where all would be too many.
+    Args:
+        word: The unknown word.
+        known: The known words.
+        listed: The words to list instead of all known ones, if these are too many.
     """
     names = sorted(known)
     if not names:

@@ -1,8 +1,8 @@
-"""Libraries that need a hand before they import.
+"""Imports of libraries that need preparation.
 
-torchaudio's wheel on PyPI holds an extension for one CUDA version. Beside a torch of another, or
-without CUDA, `import torchaudio` raises, although everything fedsim uses of it is plain PyTorch;
-and transformers imports it wherever it is installed.
+The torchaudio wheel on PyPI contains an extension for one CUDA version. With a torch for another
+CUDA version, or for none, `import torchaudio` raises, although everything that fedsim uses of it is
+plain PyTorch; and transformers imports torchaudio wherever it is installed.
 """
 
 import contextlib
@@ -15,18 +15,21 @@ from typing import Any
 __all__ = ["HUB", "brief", "installing", "quiet", "torchaudio", "transformers"]
 
 HUB = "hub:"
-"""What the name of a set or a model of the Hub begins with."""
+"""Prefix of the names of data sets and models on the Hugging Face Hub."""
 
 
 def transformers() -> ModuleType:
-    """The transformers library, whichever torchaudio is installed beside it."""
+    """Import the transformers library, whichever torchaudio is installed."""
     torchaudio()
     return importlib.import_module("transformers")
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without progress bars and reports of new heads: a run builds its model many times."""
+    """Silence progress bars and reports of new heads inside the block.
+
+    A run builds its model many times, and would print them each time.
+    """
     from huggingface_hub.utils import logging as hub
 
     library: Any = transformers().logging
@@ -44,18 +47,22 @@ def quiet() -> Iterator[None]:
 
 
 def installing(name: str) -> str:
-    """What installs the packages of an extra. (On PyPI, fedsim is somebody else's project.)"""
+    """The command that installs an extra. (On PyPI, the name fedsim belongs to another project.)"""
     return f"pip install -e '.[{name}]' in fedsim's folder"
 
 
 def brief(error: Exception) -> str:
-    """An error's kind and the first line of what it says."""
+    """The kind of an error and the first line of its message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
 
 
 def torchaudio() -> ModuleType | None:
-    """torchaudio, without its compiled extension where that does not load, or None."""
+    """Import torchaudio, without its compiled extension if that cannot be loaded.
+
+    Returns:
+        The module; None if torchaudio is not installed.
+    """
     try:
         return importlib.import_module("torchaudio")
     except ModuleNotFoundError:
@@ -68,7 +75,7 @@ def torchaudio() -> ModuleType | None:
 
 
 def _without_extension() -> ModuleType:
-    """What torchaudio's own loader leaves behind where it finds no extension file."""
+    """What torchaudio's extension module contains if there is no extension file."""
 
     def missing(*args: Any, **kwargs: Any) -> Any:
         raise RuntimeError(

@@ -1,4 +1,4 @@
-"""Old names of modules that have moved; importing one works and warns."""
+"""Redirects from the old names of modules that have moved; importing one warns."""
 
 import sys
 import warnings

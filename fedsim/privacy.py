@@ -1,4 +1,4 @@
-"""(epsilon, delta) of Gaussian mechanisms, by Opacus' accountants."""
+"""Privacy accounting: (epsilon, delta) of Gaussian mechanisms, computed by Opacus."""
 
 import functools
 import math
@@ -12,7 +12,9 @@ __all__ = ["Accountant", "epsilon", "weak_delta"]
 Accountant = Literal["rdp", "prv"]
 """Renyi DP (Mironov et al., 2019), or the privacy random variable (Gopi et al., NeurIPS 2021).
 
-Opacus' third, Gaussian DP, may give less than was spent, as it warns itself; so it is no choice."""
+Opacus' third accountant, Gaussian DP, may underestimate what was spent, as Opacus itself warns; it
+is therefore not offered.
+"""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -23,13 +25,23 @@ def epsilon(
     delta: float,
     accountant: Accountant = "rdp",
 ) -> float:
-    """Epsilon after `steps` Gaussian mechanisms on Poisson samples of the data.
+    """Compute epsilon after several Gaussian mechanisms on Poisson samples of the data.
 
-    noise_multiplier: standard deviation of the noise / sensitivity. sample_rate: the probability
-    that a record takes part in a step. Neighbours differ in one record that is there or not.
-    Batches of a fixed size, as clients draw them, are treated as Poisson samples of that rate: the
-    usual approximation. Infinite without noise, 0 before the first step. Raises `ScenarioError`
-    where the accountant gives up.
+    Neighbouring data sets differ by the presence of one record. Clients draw batches of a fixed
+    size; they are treated as Poisson samples of the same rate, which is the usual approximation.
+
+    Args:
+        noise_multiplier: The standard deviation of the noise divided by the sensitivity.
+        sample_rate: The probability that a record takes part in a step.
+        steps: The number of mechanisms.
+        delta: The delta at which epsilon is given.
+        accountant: The accountant of Opacus.
+
+    Returns:
+        Epsilon: infinite without noise, 0 before the first step.
+
+    Raises:
+        ScenarioError: The accountant fails on these values.
     """
     if steps == 0:
         return 0.0
@@ -53,7 +65,14 @@ def epsilon(
 
 
 def weak_delta(name: str, delta: float, records: int, of: str) -> list[str]:
-    """A caution about a delta of 1 / n or more, for n records; none below."""
+    """A caution about a delta of 1 / n or more for n records; empty for smaller ones.
+
+    Args:
+        name: The name of the defense.
+        delta: The delta.
+        records: The number of records.
+        of: What a record is, in the plural: "examples".
+    """
     if delta < 1 / records:
         return []
     return [

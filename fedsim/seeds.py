@@ -1,8 +1,8 @@
-"""Random generators by purpose; nobody draws from a global one.
+"""Random generators, each for one purpose; no code draws from a global generator.
 
-A generator depends on the run's seed and on what it is for: (seed, purpose, round, client, ...).
-So a client's batch in round 7 is the same whichever process draws it, whatever was drawn before,
-and with or without adversaries.
+A generator is seeded by the run's seed and by what it is for: (seed, purpose, round, client, ...).
+A client's batch in round 7 is therefore the same in every process, whatever was drawn before, and
+with or without adversaries.
 """
 
 import contextlib
@@ -19,7 +19,13 @@ __all__ = ["derive", "isolated", "numpy_generator", "torch_generator"]
 
 
 def derive(seed: int, purpose: str, *where: int | str) -> int:
-    """A 63-bit seed for one purpose, at one place (round, client, ...) of the run."""
+    """Derive a 63-bit seed.
+
+    Args:
+        seed: The run's seed.
+        purpose: What the random numbers are for, such as "batches".
+        where: The place in the run, such as client and round.
+    """
     text = "\x1f".join([str(seed), purpose, *map(str, where)])
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
@@ -28,23 +34,23 @@ def derive(seed: int, purpose: str, *where: int | str) -> int:
 def torch_generator(
     seed: int, purpose: str, *where: int | str, device: torch.device | str = "cpu"
 ) -> torch.Generator:
-    """A torch generator for one purpose, at one place of the run."""
+    """A torch generator for one purpose at one place of the run; see `derive`."""
     return torch.Generator(device=device).manual_seed(derive(seed, purpose, *where))
 
 
 def numpy_generator(seed: int, purpose: str, *where: int | str) -> np.random.Generator:
-    """A numpy generator for one purpose, at one place of the run."""
+    """A numpy generator for one purpose at one place of the run; see `derive`."""
     return np.random.default_rng(derive(seed, purpose, *where))
 
 
 @contextlib.contextmanager
 def isolated(seed: int, purpose: str, *where: int | str) -> Iterator[None]:
-    """Seed the global generators inside the block, and put global state back after it.
+    """Seed the global generators inside the block, and restore all global state after it.
 
-    For code that cannot be handed a generator (dropout, weight initialisation) and for code that
-    is not ours (adversaries): whatever it does to the state of `random`, numpy or torch, to
-    torch's gradient mode, default dtype, threads and determinism, or to the working directory,
-    changes nothing outside the block.
+    It serves code that cannot be given a generator (dropout, weight initialisation) and foreign
+    code (adversaries). Whatever such code does to the state of `random`, numpy or torch, to torch's
+    gradient mode, default dtype, threads and determinism, or to the working directory, has no
+    effect outside the block.
     """
     python_state = random.getstate()
     numpy_state = np.random.get_state()
@@ -71,7 +77,10 @@ def isolated(seed: int, purpose: str, *where: int | str) -> Iterator[None]:
 
 
 def reseed(value: int) -> None:
-    """Seed the three global generators. Flower's strategies draw from them."""
+    """Seed the global generators of `random`, numpy and torch.
+
+    Flower's strategies draw from them.
+    """
     random.seed(value)
     np.random.seed(value % 2**32)
     # Not torch.manual_seed: without a GPU it keeps every call, with its stack, until CUDA is

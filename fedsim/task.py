@@ -1,4 +1,4 @@
-"""What a federation trains: data, partition, model and loss, behind one contract."""
+"""The base class of tasks: data, its partition among clients, a model and its loss."""
 
 import contextlib
 import copy
@@ -23,7 +23,11 @@ __all__ = ["Task", "evaluating"]
 
 @contextlib.contextmanager
 def evaluating(module: nn.Module) -> Iterator[torch.device]:
-    """A module in evaluation mode, without gradients; yields its device, puts its modes back."""
+    """Put a module into evaluation mode without gradients; its modes are restored afterwards.
+
+    Yields:
+        The module's device.
+    """
     modes = {part: part.training for part in module.modules()}
     try:
         with torch.no_grad():
@@ -35,7 +39,7 @@ def evaluating(module: nn.Module) -> Iterator[torch.device]:
 
 
 class Task(Plugin, ABC):
-    """A data set cut among clients, a model and its loss.
+    """Data divided among clients, a model and its training loss.
 
     Everything is a pure function of the settings: the same task built in another process has the
     same partition, the same initial weights and the same batches.
@@ -45,19 +49,19 @@ class Task(Plugin, ABC):
     """Class of `spec`: a scenario is refused if its adversaries attack other modalities."""
 
     models: ClassVar[Mapping[str, type[BaseModel]]] = {}
-    """Settings of the models that `task.model` can name, by name."""
+    """The models that `task.model` can name, and the settings of each."""
 
     sources: ClassVar[Mapping[str, str]] = {}
-    """What `task.data` can be, and a sentence on each."""
+    """The data sets that `task.data` can name, with a sentence on each."""
 
     seed: int = Field(default=0, ge=0)
-    """The run's seed."""
+    """Seed of the run."""
 
     clients: int = Field(default=1, ge=1)
-    """Number of clients the data is cut among."""
+    """Number of clients that the data is divided among."""
 
     folder: Path | None = None
-    """Where local data sets are looked up."""
+    """Folder in which local data sets are looked up."""
 
     # What a task has worked out from its settings is neither copied (with other settings it would
     # be wrong) nor sent: whoever gets the settings can work it out again.
@@ -74,7 +78,7 @@ class Task(Plugin, ABC):
         return {**state, "__dict__": kept}
 
     def same_as(self, other: "Task") -> bool:
-        """Whether both were made from the same settings, and so are the same task."""
+        """Whether another task has the same class and settings, and so the same data and model."""
         return type(self) is type(other) and self.model_dump() == other.model_dump()
 
     # --- data -------------------------------------------------------------------------------
@@ -82,37 +86,57 @@ class Task(Plugin, ABC):
     @property
     @abstractmethod
     def spec(self) -> Spec:
-        """What the examples look like."""
+        """The modality of the examples: their shapes and labels, which adversaries may know."""
 
     @abstractmethod
     def batches(self, client: int, round: int, *, batch_size: int, steps: int) -> list[Batch]:
-        """The client's training batches in a round: a pure function of (seed, client, round)."""
+        """Compose a client's training batches in a round.
+
+        The result must be a pure function of (seed, client, round), and the first batches the same
+        for any number of steps.
+
+        Args:
+            client: The client, from 0.
+            round: The round, from 1.
+            batch_size: Examples in a batch; fewer if the client has fewer.
+            steps: The number of batches.
+        """
 
     @property
     def draws_uniformly(self) -> bool:
-        """Whether any example of a client is as likely in a batch as any other, once at most.
+        """Whether every example of a client is equally likely in a batch, and at most once in it.
 
-        Privacy accounting for examples rests on it; a task that keeps to it says so.
+        Privacy accounting per example relies on this property.
         """
         return False
 
     @abstractmethod
     def num_examples(self, client: int) -> int:
-        """How many training examples a client holds."""
+        """The number of training examples that a client holds."""
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """A hash of the data, for the run's provenance."""
+        """A hash of the data, for the provenance of the run."""
 
     def cautions(self) -> list[str]:
-        """What a user should be told of the data before a run; may look at all of it.
+        """What a user should know about the data before a run, one sentence each.
 
-        Raises `DataError` for what would fail in the middle of a run.
+        It may read all of the data.
+
+        Raises:
+            DataError: Something would fail in the middle of the run.
         """
         return []
 
     def truth(self, clients: Sequence[int], round: int, *, batch_size: int, steps: int) -> Truth:
-        """The examples behind an update, all local steps and all clients together."""
+        """The examples behind an update, those of all local steps and all clients together.
+
+        Args:
+            clients: The clients whose updates are combined.
+            round: The round, from 1.
+            batch_size: Examples in a batch.
+            steps: The number of local steps.
+        """
         batches = [
             batch
             for client in clients
@@ -124,27 +148,30 @@ class Task(Plugin, ABC):
         )
 
     def auxiliary(self) -> Batch | None:
-        """Labelled examples disjoint from every client's, or None."""
+        """Labelled examples that no client holds; None if there are none.
+
+        Their tensors must be new at every call.
+        """
         return None
 
     def prior(self) -> Any:
-        """A prior over the inputs (a language model), or None."""
+        """Data that a prior over the inputs is estimated from, such as public texts, or None."""
         return None
 
     # --- model ------------------------------------------------------------------------------
 
     @abstractmethod
     def build(self) -> nn.Module:
-        """A new model, its weights drawn from torch's global generator."""
+        """Build a model, its weights drawn from torch's global generator."""
 
     @property
     @abstractmethod
     def head(self) -> str:
-        """Name of the projection layer."""
+        """The name of the projection layer."""
 
     @property
     def words(self) -> str | None:
-        """Name of the parameter that holds the word embeddings, where there are any."""
+        """The name of the parameter that holds the word embeddings; None if there are none."""
         return None
 
     @property
@@ -152,10 +179,10 @@ class Task(Plugin, ABC):
     def loss(self) -> Loss:
         """The training loss, as a function.
 
-        `loss(module, inputs, target, *, lengths=None, at="input")` returns a scalar: the mean
-        training loss, twice differentiable in inputs and soft targets. A plain
-        function that holds no reference to the task: adversaries get it with the model, and the
-        task knows the truth.
+        It is called as `loss(module, inputs, target, *, lengths=None, at="input")` and returns a
+        scalar, the mean training loss. It must be twice differentiable in inputs and soft targets.
+        It must be a plain function that holds no reference to the task, because adversaries get it
+        with the model, and the task knows the truth.
         """
 
     @property
@@ -165,18 +192,23 @@ class Task(Plugin, ABC):
 
     @property
     def points(self) -> tuple[str, ...]:
-        """Where the loss takes inputs."""
+        """The points of the model at which the loss takes inputs."""
         return ("input",)
 
     @abstractmethod
     def evaluate(self, module: nn.Module, client: int | None = None) -> dict[str, float]:
-        """Utility (loss, accuracy, ...) on the test split, or on one client's own examples.
+        """Compute the utility of a model, such as its loss and accuracy.
 
-        Holds `num_examples`, the number of examples that the means are over.
+        Args:
+            module: The model.
+            client: The client on whose examples it is evaluated; None for the test split.
+
+        Returns:
+            Values by name. `num_examples` is the number of examples that the means are over.
         """
 
     def module(self) -> nn.Module:
-        """A new model with the run's initial weights: the same wherever it is built."""
+        """A new model with the run's initial weights, which are the same in every process."""
         return copy.deepcopy(self._initial)
 
     @functools.cached_property
@@ -185,11 +217,11 @@ class Task(Plugin, ABC):
             return self.build()
 
     def trained(self, module: nn.Module) -> frozenset[str]:
-        """Names of the parameters that are trained and sent; all of them by default."""
+        """The names of the parameters that are trained and sent; by default all."""
         return frozenset(name for name, p in module.named_parameters() if p.requires_grad)
 
     def arrays(self, module: nn.Module) -> dict[str, Tensor]:
-        """What travels: the trained parameters and the floating-point buffers, by name."""
+        """The tensors that are sent: trained parameters and floating-point buffers, by name."""
         trained = self.trained(module)
         found = {k: p.detach() for k, p in module.named_parameters() if k in trained}
         persistent = module.state_dict().keys()
@@ -201,7 +233,15 @@ class Task(Plugin, ABC):
         return found
 
     def victim(self, arrays: Mapping[str, Tensor]) -> VictimModel:
-        """The model with these arrays in training mode, as a client had it before the round."""
+        """Copy the model as a client had it before the round: these tensors, in training mode.
+
+        Args:
+            arrays: Trained parameters and buffers by name, as `arrays` returns them.
+
+        Raises:
+            PluginError: The task's loss is a bound method, through which adversaries could reach
+                the truth.
+        """
         if getattr(self.loss, "__self__", None) is not None:
             raise PluginError(
                 f"the loss of task '{self.name}' is a bound method: adversaries get it with the "
@@ -222,10 +262,16 @@ class Task(Plugin, ABC):
     # --- what a reader sees -----------------------------------------------------------------
 
     def guess(self, truth: Truth, rng: torch.Generator, *, informed: bool) -> Reconstruction:
-        """What an adversary would claim that saw no update at all.
+        """Draw what an adversary without an update would claim, for the baselines of metrics.
 
-        Not informed: uniformly at random. Informed: from public data (label frequencies, the
-        mean input). Of `truth` only the number and shapes of the examples may be used.
+        Args:
+            truth: The victim's examples; only their number and shapes may be used.
+            rng: Source of randomness.
+            informed: Use public data, such as label frequencies and the mean input. Otherwise
+                claims are uniform at random.
+
+        Raises:
+            NotImplementedError: The task has no such guess.
         """
         raise NotImplementedError
 
@@ -234,10 +280,11 @@ class Task(Plugin, ABC):
         claimed: Reconstruction,
         truth: Truth,
     ) -> dict[str, bytes]:
-        """Files for a reader, by name: originals beside reconstructions. None by default.
+        """Files that show originals and reconstructions to a reader, by name; by default none.
 
-        A report shows what is named `reconstruction*`, beside what has `original` in its place in
-        the same name; names that differ in their ending alone stand together. `about.txt` is what
-        a reader should know of them all. Whatever it raises costs the files, and not the scores.
+        A report shows files named `reconstruction*` beside those with `original` at the same place
+        in the name. Files whose names differ in their suffix alone are shown together. `about.txt`
+        holds what a reader should know of all of them. An exception costs the files, and not the
+        scores.
         """
         return {}

@@ -137,7 +137,7 @@ class Iid(Partition):
 
 
 class Growing(Partition):
-    """Random shares whose size grows with the client's number n: as n, n squared, or exp(n)."""
+    """Random shares whose size grows with the client's number n: as n, n squared or exp(n)."""
 
     kind: Literal["linear", "square", "exponential"]
 
@@ -147,7 +147,7 @@ class Size(Partition):
 
     kind: Literal["size"] = "size"
     partition_sizes: list[PositiveInt]
-    """Examples of each client."""
+    """Number of examples of each client."""
 
 
 class Dirichlet(Partition):
@@ -155,13 +155,13 @@ class Dirichlet(Partition):
 
     kind: Literal["dirichlet"] = "dirichlet"
     alpha: PositiveFloat | list[PositiveFloat] = 0.5
-    """Concentration, one for all or one a client; small is uneven."""
+    """Concentration, one for all clients or one for each; small values are uneven."""
 
     min_partition_size: int = Field(default=1, ge=0)
-    """Fewest examples a client may get; drawn again until it holds."""
+    """Smallest number of examples of a client; the draw is repeated until it holds."""
 
     self_balancing: bool = False
-    """Give a client with more than its even share no more."""
+    """Whether a client with more than its even share gets no more examples."""
 
 
 class InnerDirichlet(Partition):
@@ -169,10 +169,10 @@ class InnerDirichlet(Partition):
 
     kind: Literal["inner-dirichlet"] = "inner-dirichlet"
     alpha: PositiveFloat | list[PositiveFloat] = 0.5
-    """Concentration, one for all or one a label; small is uneven."""
+    """Concentration, one for all labels or one for each; small values are uneven."""
 
     partition_sizes: list[PositiveInt] | None = None
-    """Examples of each client; equal by default."""
+    """Number of examples of each client; equal by default."""
 
     def arguments(self, examples: int, clients: int) -> dict[str, Any]:
         """Settings of the library; without sizes, all examples are divided evenly."""
@@ -186,10 +186,10 @@ class Pathological(Partition):
 
     kind: Literal["pathological"] = "pathological"
     num_classes_per_partition: int = Field(default=2, ge=1)
-    """Labels a client holds."""
+    """Number of labels of each client."""
 
     class_assignment_mode: Literal["random", "deterministic", "first-deterministic"] = "random"
-    """How labels are given to clients."""
+    """How labels are assigned to clients."""
 
 
 class Shard(Partition):
@@ -197,13 +197,13 @@ class Shard(Partition):
 
     kind: Literal["shard"] = "shard"
     num_shards_per_partition: PositiveInt | None = None
-    """Shards of each client; 2 unless a shard's size is given."""
+    """Number of shards of each client; 2 unless `shard_size` is given."""
 
     shard_size: PositiveInt | None = None
-    """Examples of a shard."""
+    """Number of examples of a shard."""
 
     keep_incomplete_shard: bool = False
-    """Keep the last, shorter shard."""
+    """Whether the last, shorter shard is kept."""
 
     def arguments(self, examples: int, clients: int) -> dict[str, Any]:
         """Settings of the library, with two shards per client by default."""
@@ -216,7 +216,7 @@ class Continuous(Partition):
 
     kind: Literal["continuous"] = "continuous"
     strictness: float = Field(default=0.5, ge=0, le=1)
-    """0 mixed, 1 sorted."""
+    """Degree of sorting by label, from 0 (mixed) to 1 (sorted)."""
 
 
 class Distribution(Partition):
@@ -224,16 +224,16 @@ class Distribution(Partition):
 
     kind: Literal["distribution"] = "distribution"
     distribution_array: list[list[float]]
-    """a row a label, a column for each client that holds the label."""
+    """Table with a row for each label, and in it a column for each client that holds the label."""
 
     num_unique_labels_per_partition: PositiveInt = 2
-    """Labels a client holds."""
+    """Number of labels of each client."""
 
     preassigned_num_samples_per_label: int = Field(default=1, ge=0)
-    """Examples of each of its labels that a client has at least."""
+    """Smallest number of examples that a client has of each of its labels."""
 
     rescale: bool = True
-    """Read rows as proportions, not as counts."""
+    """Whether rows are read as proportions, and not as counts."""
 
     def arguments(self, examples: int, clients: int) -> dict[str, Any]:
         """Settings of the library, the table as an array."""
@@ -266,7 +266,7 @@ class ByLength(Partition):
 
     kind: Literal["length"] = "length"
     each: PositiveInt | None = None
-    """Examples of each client, the others left out; equal by default."""
+    """Number of examples of each client, the others being left out; by default all are used."""
 
     def _cut(self, labels: NDArray[Any], clients: int, seed: int) -> tuple[Indices, ...]:
         rng = numpy_generator(seed, "partition order")

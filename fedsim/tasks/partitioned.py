@@ -21,13 +21,13 @@ class Partitioned(Task):
     """A task with a fixed set of training examples, each held by at most one client."""
 
     test_examples: int | None = Field(default=None, ge=1)
-    """Use so many test examples, drawn by the seed."""
+    """Number of test examples to use, drawn by the seed; by default all."""
 
     test_fraction: float = Field(default=0.2, gt=0, lt=1)
-    """Test share of data that comes without a split."""
+    """Share of examples in the test split of data that has no split of its own."""
 
     auxiliary_fraction: float = Field(default=0.1, ge=0, lt=1)
-    """Share of examples held by no client."""
+    """Share of training examples that no client holds; they are the auxiliary data."""
 
     @property
     @abstractmethod
@@ -80,13 +80,13 @@ class Partitioned(Task):
 
 
 class Labelled(Partitioned):
-    """A task whose examples have a label each, by which batches can be composed."""
+    """A task whose examples have one label each, by which batches can be composed."""
 
     train_examples: int | None = Field(default=None, ge=2)
-    """Use so many training examples, drawn by the seed."""
+    """Number of training examples to use, drawn by the seed; by default all."""
 
     composition: Composition = "natural"
-    """How a client's batches are composed of its examples."""
+    """How batches are composed of a client's examples: "natural", "unbalanced" or "balanced"."""
 
     @property
     @abstractmethod
@@ -95,7 +95,7 @@ class Labelled(Partitioned):
 
     @property
     def draws_uniformly(self) -> bool:
-        """Whether batches are natural: others depend on the labels."""
+        """Whether batches are natural; the other compositions depend on the labels."""
         return self.composition == "natural"
 
     def _composed(self, share: Tensor, size: int, steps: int, rng: torch.Generator) -> list[Tensor]:

@@ -19,7 +19,7 @@ PACKAGE = "package:"
 
 
 class TransformersModel(BaseModel):
-    """Settings of a model that `transformers` builds."""
+    """A model that `transformers` finds, loads and builds; the fields say which."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -29,17 +29,17 @@ class TransformersModel(BaseModel):
     """Model types that error messages suggest, the most likely first."""
 
     name: str = Field(default="transformers", pattern=r"^(transformers|hub:[^/\s]+(/[^/\s]+)?)$")
-    """ "transformers", or "hub:NAME"."""
+    """Source of the model: "transformers", or "hub:NAME"."""
 
     config: str | None = None
-    """a model type of transformers, or a folder that holds config.json; one of an installed
+    """Model type of transformers, or a folder that holds config.json. A folder of an installed
     package is "package:NAME/FOLDER"."""
 
     settings: dict[str, Any] = Field(default_factory=dict)
     """Settings of the model's configuration, by name."""
 
     pretrained: bool | None = None
-    """Start from stored weights; by default wherever there are any."""
+    """Whether training starts from stored weights; by default it does if there are any."""
 
     @model_validator(mode="after")
     def _has_a_source(self) -> Self:

@@ -34,14 +34,15 @@ class Language(TransformersModel):
     examples = ("bert", "distilbert", "roberta", "gpt2")
 
     tokenizer: str | None = None
-    """ "learned" from public text, a folder as of config, or "hub:NAME"; by default the stored
-    model's own, and a learned one for random weights of a model type."""
+    """Tokenizer: "learned" from public text, a folder as for `config`, or "hub:NAME". By default it
+    is the stored model's own, and a learned one for random weights of a model type."""
 
     head: str | None = None
-    """Name of the final linear layer; found by itself unless there are several."""
+    """Name of the final linear layer, which is found automatically unless there are several."""
 
     @property
     def _learns(self) -> bool:
+        """Whether the tokenizer is learned from public text."""
         return self.tokenizer == LEARNED or (self.tokenizer is None and not self.stored)
 
     @property

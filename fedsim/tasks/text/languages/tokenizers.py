@@ -87,7 +87,11 @@ def load_tokenizer(place: str) -> Any:
 
 
 def special_affixes(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The token ids that a tokenizer puts before and after every text."""
+    """Find the token ids that a tokenizer puts before and after every text.
+
+    Raises:
+        DataError: The ids of a text do not contain those of the text alone.
+    """
     bare = _ids(tokenizer, "a", special=False)
     whole = _ids(tokenizer, "a", special=True)
     for start in range(len(whole) - len(bare) + 1):
