@@ -47,7 +47,10 @@ def quiet() -> Iterator[None]:
 
 
 def installing(name: str) -> str:
-    """The command that installs an extra. (On PyPI, the name fedsim belongs to another project.)"""
+    """The command that installs an extra.
+
+    It names the source folder, because the name fedsim belongs to another project on PyPI.
+    """
     return f"pip install -e '.[{name}]' in fedsim's folder"
 
 
