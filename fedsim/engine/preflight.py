@@ -3,13 +3,18 @@
 from typing import Any
 
 import torch
+from torch import nn
 
 from fedsim.defense import Defense
 from fedsim.engine.engine import engine_name
-from fedsim.errors import ScenarioError
+from fedsim.errors import DataError, ScenarioError
 from fedsim.federation.strategies import build_strategy, quiet
+from fedsim.libraries import brief
+from fedsim.references import references
 from fedsim.scenario import Scenario
 from fedsim.scenario.built import BuiltRun, build
+from fedsim.seeds import isolated
+from fedsim.task import Task
 from fedsim.training.budget import Budget
 from fedsim.training.local import local_training
 
@@ -48,6 +53,8 @@ def preflight(
     with quiet():
         build_strategy(scenario, set(task.arrays(module)) - trained)
     _check_client_half(built)
+    if references(scenario.task):
+        _rehearse(scenario, task, module)
     for position, defense in enumerate(defenses):
         if complaint := defense.unknown_layers(trained):
             raise ScenarioError(f"defenses.{position} ({defense.name}).{complaint}")
@@ -61,6 +68,32 @@ def preflight(
         for label, _, adversary in built.adversaries:
             cautions += [f"{label}: {text}" for text in adversary.cautions(model)]
     return built, cautions
+
+
+def _rehearse(scenario: Scenario, task: Task, module: nn.Module) -> None:
+    """Take the gradient of one batch, the smallest that a client has, by code of the user's own."""
+    t = scenario.training
+    client = min(range(t.clients), key=task.num_examples)
+    batch = task.batches(client, 1, batch_size=t.batch_size, steps=1)[0]
+    what = f"on a batch of {len(batch)} (inputs {tuple(batch.inputs.shape)})"
+    parameters = {k: p for k, p in module.named_parameters() if k in task.trained(module)}
+    try:
+        with isolated(scenario.seed, "rehearsal"):
+            loss = task.loss(module, batch.inputs, batch.labels, lengths=batch.lengths)
+            gradient = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+    except Exception as error:
+        fix = ""
+        if len(batch) == 1 and any("BatchNorm" in type(m).__name__ for m in module.modules()):
+            fix = ". Batch normalisation needs two examples: raise training.batch_size, lower "
+            fix += "training.clients, or use GroupNorm"
+        raise DataError(f"task: the model cannot be trained {what}: {brief(error)}{fix}") from error
+    if unused := [k for k, g in zip(parameters, gradient, strict=True) if g is None]:
+        raise DataError(
+            f"task.model: the loss does not depend on {', '.join(unused)}; leave these parameters "
+            "out of the model, or set requires_grad to False"
+        )
+    if not all(bool(g.isfinite().all()) for g in (loss, *gradient)):
+        raise DataError(f"task: the loss or its gradient is NaN or infinite {what}")
 
 
 def _check_gpus(scenario: Scenario, *, clients_too: bool) -> None:

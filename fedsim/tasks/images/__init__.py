@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from pydantic import BeforeValidator, Field, SerializeAsAny
+from pydantic import BaseModel, BeforeValidator, Field, SerializeAsAny
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -15,8 +15,9 @@ from fedsim.spec import ImageSpec
 from fedsim.task import evaluating
 from fedsim.tasks.images.data import ImageData, load
 from fedsim.tasks.images.pictures import side_by_side
-from fedsim.tasks.models import MODELS, Architecture, as_architecture, find_head
+from fedsim.tasks.models import FACTORY, MODELS, Architecture, as_architecture
 from fedsim.tasks.models.cnn import CNN
+from fedsim.tasks.models.factory import Classifier
 from fedsim.tasks.partition import Iid, Partition, as_partition
 from fedsim.tasks.partitioned import Labelled, claim_labels, divide, sample
 from fedsim.victim import Loss
@@ -48,7 +49,7 @@ class Images(Labelled):
     name = "images"
     keywords = ("image classification", "vision", "pictures", "MNIST", "CIFAR")
     spec_type = ImageSpec
-    models = MODELS
+    models: ClassVar[Mapping[str, type[BaseModel]]] = {**MODELS, FACTORY: Classifier}
     sources: ClassVar[Mapping[str, str]] = {
         "digits": "1,797 handwritten digits of 8 x 8 pixels, from scikit-learn; built in",
         "NAME": "NAME.npz under --data: images and their labels",
@@ -69,7 +70,7 @@ class Images(Labelled):
     """How data is cut, such as {kind = "dirichlet", alpha = 0.5}."""
 
     model: Annotated[SerializeAsAny[Architecture], BeforeValidator(as_architecture)] = CNN()
-    """a name, or a table with a name and the model's settings."""
+    """a name, a function of your own ("module:make"), or a table with either and settings."""
 
     classes: int | None = Field(default=None, ge=2)
     """Outputs of the model, where they are more than the data's labels."""
@@ -162,13 +163,7 @@ class Images(Labelled):
     @functools.cached_property
     def head(self) -> str:
         """Name of the final linear layer."""
-        return find_head(
-            self.module(),
-            self.images.shape,
-            self.outputs,
-            label=self.model.name,
-            named=self.model.head,
-        )
+        return self.model.find_head(self.module(), self.images.shape, self.outputs)
 
     @property
     def loss(self) -> Loss:

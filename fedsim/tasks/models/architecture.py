@@ -5,6 +5,8 @@ from abc import ABC, abstractmethod
 from pydantic import BaseModel, ConfigDict
 from torch import nn
 
+from fedsim.tasks.models.heads import find_head
+
 __all__ = ["Architecture"]
 
 
@@ -34,3 +36,16 @@ class Architecture(BaseModel, ABC):
         Raises:
             DataError: The architecture cannot take such inputs.
         """
+
+    def find_head(self, module: nn.Module, shape: tuple[int, int, int], classes: int) -> str:
+        """The name of the final linear layer.
+
+        Args:
+            module: A model that `build` returned.
+            shape: Channels, height and width of an input.
+            classes: The number of labels.
+
+        Raises:
+            DataError: There is none, or it cannot be told which one it is.
+        """
+        return find_head(module, shape, classes, label=self.name, named=self.head)

@@ -1,0 +1,108 @@
+"""Models that a function of the user's own makes: `task.model = "module:function"`."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict
+from torch import nn
+
+from fedsim.errors import DataError
+from fedsim.libraries import brief
+from fedsim.references import resolve
+from fedsim.tasks.models.architecture import Architecture
+from fedsim.tasks.models.heads import head_behind
+
+__all__ = ["FACTORY", "Classifier", "Factory"]
+
+FACTORY = "module:function"
+"""What lists of models call it."""
+
+
+class Factory(BaseModel):
+    """Settings of a model that a function of the user's own makes.
+
+    All settings but these two are handed to the function, beside what the task says of its data.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="allow", use_attribute_docstrings=True)
+
+    name: str
+    """ "module:function"."""
+
+    head: str | None = None
+    """Name of the final linear layer; found by itself unless there are several."""
+
+    def make(self, **sizes: Any) -> nn.Module:
+        """Call the function, its weights drawn from torch's global generator.
+
+        Args:
+            sizes: What the task says of its data, such as `classes=10`.
+
+        Raises:
+            PluginError: There is no such function.
+            DataError: It raises, or does not return a module.
+        """
+        given = {**sizes, **(self.model_extra or {})}
+        call = f"{self.name}({', '.join(f'{key}={value!r}' for key, value in given.items())})"
+        function: Callable[..., Any] = resolve(self.name)
+        if not callable(function):
+            raise DataError(f"model '{self.name}' is {function!r:.80}; expected a function")
+        try:
+            module = function(**given)
+        except Exception as error:
+            raise DataError(f"task.model: {call} raised {brief(error)}") from error
+        if not isinstance(module, nn.Module):
+            raise DataError(
+                f"task.model: {call} returned {type(module).__name__}, expected a torch.nn.Module"
+            )
+        return module
+
+    def head_behind(
+        self, module: nn.Module, logits: Callable[[], Any], shape: tuple[int, ...], takes: str
+    ) -> str:
+        """Find the model's head, which must have a weight of its own.
+
+        Args:
+            module: The model.
+            logits: Computes the logits of one example.
+            shape: Their expected shape, classes last.
+            takes: What the example is, for error messages.
+
+        Raises:
+            DataError: The model cannot take the example, returns something else, has no head, or
+                shares its head's weight with another layer.
+        """
+        label = f"model '{self.name}'"
+        try:
+            head = head_behind(module, logits, shape, label=label, named=self.head)
+        except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
+            raise DataError(f"{label} cannot take {takes}: {brief(error)}") from error
+        weight = module.get_submodule(head).weight
+        other = next(name for name, parameter in module.named_parameters() if parameter is weight)
+        if other != f"{head}.weight":
+            raise DataError(
+                f"{label}: the head '{head}' shares its weight with '{other}', and adversaries "
+                "read the gradient of the head alone. Give it a weight of its own"
+            )
+        return head
+
+
+class Classifier(Factory, Architecture):
+    """An image classifier that your own function makes, as `make(classes=10, shape=(1, 32, 32))`.
+
+    It takes inputs (B, C, H, W) float32 in [0, 1] and returns logits (B, classes).
+    """
+
+    model_config = Factory.model_config
+
+    def build(self, shape: tuple[int, int, int], classes: int) -> nn.Module:
+        """Call the function with the number of classes and the shape of an image."""
+        return self.make(classes=classes, shape=shape)
+
+    def find_head(self, module: nn.Module, shape: tuple[int, int, int], classes: int) -> str:
+        """Find the head; it must have a weight of its own."""
+        example = torch.zeros(1, *shape)
+        return self.head_behind(
+            module, lambda: module(example), (1, classes), f"inputs of shape {(1, *shape)}"
+        )
