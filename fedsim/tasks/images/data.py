@@ -18,6 +18,7 @@ from torch.nn import functional
 from fedsim.errors import DataError
 from fedsim.libraries import HUB
 from fedsim.seeds import numpy_generator
+from fedsim.tasks.classification import Examples
 from fedsim.tasks.hub import splits
 from fedsim.tasks.local_data import find_file
 
@@ -32,26 +33,18 @@ EXPECTED = (
 Array = NDArray[Any]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ImageData:
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class ImageData(Examples):
     """Labelled images, all splits together.
 
     Attributes:
         pixels: Images as stored, of shape (N, C, H, W), from 0 to `white`.
-        labels: Their labels, int64 of shape (N,) in [0, classes).
-        train: Indices of the training split, int64.
-        test: Indices of the test split, int64.
-        classes: The number of labels.
         white: The value of a white pixel.
         size: Height and width that images are resized to, in pixels; None to leave them.
         label_names: The names of the labels; empty if there are none.
     """
 
     pixels: Tensor
-    labels: Tensor
-    train: Tensor
-    test: Tensor
-    classes: int
     white: float = 1.0
     size: int | None = None
     label_names: tuple[str, ...] = ()

@@ -1,6 +1,7 @@
-"""The base class of image classifiers: settings that build a model."""
+"""The base class of classifiers: settings that build a model."""
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict
 from torch import nn
@@ -11,11 +12,13 @@ __all__ = ["Architecture"]
 
 
 class Architecture(BaseModel, ABC):
-    """Settings of one kind of image classifier.
+    """Settings of one kind of classifier.
 
-    Every model takes inputs of shape (B, channels, height, width), float32 in [0, 1], and returns
-    logits of shape (B, classes).
+    Every model takes inputs of shape (B, channels, height, width), float32 in [0, 1], or of any
+    shape if `images_only` is false, and returns logits of shape (B, classes).
     """
+
+    images_only: ClassVar[bool] = True
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -26,23 +29,23 @@ class Architecture(BaseModel, ABC):
     """Name of the final linear layer; found by itself unless there are several."""
 
     @abstractmethod
-    def build(self, shape: tuple[int, int, int], classes: int) -> nn.Module:
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """Build a model, its weights drawn from torch's global generator.
 
         Args:
-            shape: Channels, height and width of an input.
+            shape: Shape of an input: for images channels, height and width.
             classes: The number of labels.
 
         Raises:
             DataError: The architecture cannot take such inputs.
         """
 
-    def find_head(self, module: nn.Module, shape: tuple[int, int, int], classes: int) -> str:
+    def find_head(self, module: nn.Module, shape: tuple[int, ...], classes: int) -> str:
         """The name of the final linear layer.
 
         Args:
             module: A model that `build` returned.
-            shape: Channels, height and width of an input.
+            shape: Shape of an input.
             classes: The number of labels.
 
         Raises:

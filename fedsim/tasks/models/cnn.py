@@ -19,7 +19,7 @@ class SigmoidConvolutions(nn.Module):
         uniform_biases: Draw biases from U(-0.5, 0.5) like the weights; otherwise torch's default.
     """
 
-    def __init__(self, shape: tuple[int, int, int], classes: int, *, uniform_biases: bool) -> None:
+    def __init__(self, shape: tuple[int, ...], classes: int, *, uniform_biases: bool) -> None:
         super().__init__()
         channels, height, width = shape
         self.features = nn.Sequential(
@@ -46,6 +46,6 @@ class CNN(Architecture):
 
     name: str = "cnn"
 
-    def build(self, shape: tuple[int, int, int], classes: int) -> nn.Module:
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """Build the network for images of any height and width."""
         return SigmoidConvolutions(shape, classes, uniform_biases=False)

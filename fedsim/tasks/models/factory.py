@@ -1,7 +1,7 @@
 """Models that a function of the user's own makes: `task.model = "module:function"`."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from pydantic import BaseModel, ConfigDict
@@ -89,18 +89,19 @@ class Factory(BaseModel):
 
 
 class Classifier(Factory, Architecture):
-    """An image classifier that your own function makes, as `make(classes=10, shape=(1, 32, 32))`.
+    """A classifier that your own function makes, as `make(classes=10, shape=(1, 32, 32))`.
 
-    It takes inputs (B, C, H, W) float32 in [0, 1] and returns logits (B, classes).
+    It takes inputs (B, *shape), images float32 in [0, 1], and returns logits (B, classes).
     """
 
+    images_only: ClassVar[bool] = False
     model_config = Factory.model_config
 
-    def build(self, shape: tuple[int, int, int], classes: int) -> nn.Module:
-        """Call the function with the number of classes and the shape of an image."""
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """Call the function with the number of classes and the shape of an input."""
         return self.make(classes=classes, shape=shape)
 
-    def find_head(self, module: nn.Module, shape: tuple[int, int, int], classes: int) -> str:
+    def find_head(self, module: nn.Module, shape: tuple[int, ...], classes: int) -> str:
         """Find the head; it must have a weight of its own."""
         example = torch.zeros(1, *shape)
         return self.head_behind(

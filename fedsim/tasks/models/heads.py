@@ -1,6 +1,7 @@
 """The head of a model: the linear layer whose output is the logits."""
 
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import torch
@@ -14,17 +15,17 @@ __all__ = ["find_head", "head_behind"]
 
 def find_head(
     module: nn.Module,
-    shape: tuple[int, int, int],
+    shape: tuple[int, ...],
     classes: int,
     *,
     label: str,
     named: str | None = None,
 ) -> str:
-    """Find the head of an image classifier.
+    """Find the head of a classifier.
 
     Args:
         module: The model.
-        shape: Channels, height and width of an input.
+        shape: Shape of an input.
         classes: The number of labels.
         label: The model's name in error messages.
         named: The layer that the user names as the head, if any.
@@ -36,7 +37,7 @@ def find_head(
         DataError: The model cannot take such inputs, no layer or several return the logits, or
             `named` is not a linear layer.
     """
-    example = torch.linspace(0, 1, shape[0] * shape[1] * shape[2]).reshape(1, *shape)
+    example = torch.linspace(0, 1, prod(shape)).reshape(1, *shape)
     try:
         return head_behind(
             module, lambda: module(example), (1, classes), label=f"model '{label}'", named=named

@@ -39,7 +39,7 @@ class Transformers(TransformersModel, Architecture):
     what = "a transformers model"
     examples = ("resnet", "vit", "efficientnet")
 
-    def build(self, shape: tuple[int, int, int], classes: int) -> nn.Module:
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """Build the classifier.
 
         Raises:

@@ -13,7 +13,7 @@ SMALLEST = 32
 
 
 class _LeNet(nn.Module):
-    def __init__(self, shape: tuple[int, int, int], classes: int) -> None:
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
         super().__init__()
         channels, height, width = shape
         self.padding = [max(0, SMALLEST - side) for side in (height, width)]
@@ -57,6 +57,6 @@ class LeNet(Architecture):
 
     name: str = "lenet"
 
-    def build(self, shape: tuple[int, int, int], classes: int) -> nn.Module:
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """Build the network for images of any height and width."""
         return _LeNet(shape, classes)

@@ -16,6 +16,6 @@ class LeNetSigmoid(Architecture):
 
     name: str = "lenet-sigmoid"
 
-    def build(self, shape: tuple[int, int, int], classes: int) -> nn.Module:
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """Build the network for images of any height and width."""
         return SigmoidConvolutions(shape, classes, uniform_biases=True)

@@ -1,7 +1,7 @@
-"""A multilayer perceptron: its first linear layer takes the pixels of the image."""
+"""A multilayer perceptron: its first linear layer takes the values of the input."""
 
 from math import prod
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -30,10 +30,12 @@ class _Perceptron(nn.Module):
 
 
 class MLP(Architecture):
-    """Fully connected layers on the flattened image, with torch's default initialisation.
+    """Fully connected layers on the flattened input, with torch's default initialisation.
 
     Layers are named `hidden.0`, `hidden.2`, ... and `head`.
     """
+
+    images_only: ClassVar[bool] = False
 
     name: str = "mlp"
     hidden: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(256,), min_length=1)
@@ -42,7 +44,7 @@ class MLP(Architecture):
     activation: Literal["relu", "sigmoid"] = "relu"
     """Sigmoid is twice differentiable everywhere."""
 
-    def build(self, shape: tuple[int, int, int], classes: int) -> nn.Module:
-        """Build the network for images of any height and width."""
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """Build the network for inputs of any shape."""
         activation = nn.Sigmoid if self.activation == "sigmoid" else nn.ReLU
         return _Perceptron(prod(shape), self.hidden, classes, activation)

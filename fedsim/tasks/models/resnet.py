@@ -71,7 +71,7 @@ class ResNet(Architecture):
     strides: bool = True
     """Halve height and width between stages, as the paper does."""
 
-    def build(self, shape: tuple[int, int, int], classes: int) -> nn.Module:
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """Build the network for images of any height and width."""
         depth = int(self.name.removeprefix("resnet"))
         return _ResNet(

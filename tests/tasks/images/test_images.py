@@ -83,7 +83,7 @@ def test_evaluation_agrees_with_the_examples_and_leaves_the_modes(monkeypatch, d
     module.norm.eval()
     before = {key: value.clone() for key, value in module.state_dict().items()}
     whole = task.evaluate(module)
-    monkeypatch.setattr("fedsim.tasks.images.EVALUATED_AT_ONCE", 7)
+    monkeypatch.setattr("fedsim.tasks.classification.EVALUATED_AT_ONCE", 7)
     parts = task.evaluate(module)
     assert whole == pytest.approx(parts, rel=1e-5)
     assert module.training
