@@ -3,10 +3,11 @@
 import re
 from typing import Any, Literal
 
-from torch import Tensor, nn, no_grad, tensor
+from torch import nn, tensor
 
 from fedsim import libraries
-from fedsim.errors import DataError, did_you_mean
+from fedsim.errors import DataError
+from fedsim.tasks.models.heads import head_behind
 from fedsim.tasks.pretrained import TransformersModel
 from fedsim.tasks.text.languages.losses import logits
 from fedsim.tasks.text.languages.tokenizers import learn_tokenizer, load_tokenizer
@@ -171,26 +172,15 @@ class Language(TransformersModel):
             DataError: No layer or several return the logits, or the layer that the user named is
                 not a linear one.
         """
-        linear = {k: m for k, m in module.named_modules() if isinstance(m, nn.Linear)}
-        if self.head is not None:
-            if self.head not in linear:
-                raise DataError(
-                    f"task.model.head: '{self.head}' is no linear layer of {self.label}. "
-                    f"{did_you_mean(self.head, linear)}"
-                )
-            return self.head
-        if aim == "masked-lm":
-            last = module.get_output_embeddings()  # type: ignore[operator]
-            found = [name for name, layer in linear.items() if layer is last]
-        else:
-            found = _returning(module, linear)
-        if len(found) != 1:
-            raise DataError(
-                f"which layer of {self.label} is the head? None returns the logits as they "
-                f"are. Name it with task.model.head; linear layers: {', '.join(linear) or 'none'}"
-            )
-        (name,) = found
-        return str(name)
+        config: Any = module.config
+        shape = (1, 3, config.vocab_size) if aim == "masked-lm" else (1, config.num_labels)
+        return head_behind(
+            module,
+            lambda: logits(module, tensor([[0, 1, 2]])),
+            shape,
+            label=self.label,
+            named=self.head,
+        )
 
 
 def padding_id(tokenizer: Any) -> int:
@@ -228,20 +218,3 @@ def sent_parameters(module: nn.Module, which: Parameters) -> frozenset[str]:
         block = re.compile(r"\.(\w*layers?|h|blocks?)\.\d+\..*bias$")
         left_out |= {name for name in names if block.search(name)}
     return frozenset(names) - left_out
-
-
-def _returning(module: nn.Module, linear: dict[str, nn.Linear]) -> list[str]:
-    """The linear layers whose output is the logits of a classifier."""
-    outputs: dict[str, Tensor] = {}
-
-    def keep(name: str) -> Any:
-        return lambda _module, _inputs, output: outputs.__setitem__(name, output)
-
-    hooks = [layer.register_forward_hook(keep(name)) for name, layer in linear.items()]
-    try:
-        with no_grad():
-            found = logits(module, tensor([[0, 1, 2]]))
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return [name for name, output in outputs.items() if output is found]
