@@ -1,45 +1,23 @@
-"""The built-in defenses, one family a file. Ordinary plugins, found through entry points.
+"""The built-in defenses, one family a file.
 
-`from defenses import GaussianNoise` works too: a class loads when it is first asked for.
+They are ordinary plugins, found through entry points. `from defenses import GaussianNoise` works
+too: a class is imported when it is first used.
 """
 
 import importlib
+import importlib.metadata
 from typing import Any
 
 _HOMES = {
-    "ClientDP": "dp",
-    "DPSGD": "dp",
-    "DeepGradientCompression": "compression",
-    "Dropout": "dropout",
-    "GaussianNoise": "noise",
-    "GradDrop": "sparsify",
-    "GradientMask": "sparsify",
-    "HalfPrecision": "quantize",
-    "Int8": "quantize",
-    "LaplacianNoise": "noise",
-    "QSGD": "quantize",
-    "Sign": "sign",
-    "TopK": "sparsify",
+    point.attr: point.module
+    for point in importlib.metadata.entry_points(group="fedsim.defenses")
+    if point.module.startswith(f"{__name__}.")
 }
 
-__all__ = [
-    "DPSGD",
-    "QSGD",
-    "ClientDP",
-    "DeepGradientCompression",
-    "Dropout",
-    "GaussianNoise",
-    "GradDrop",
-    "GradientMask",
-    "HalfPrecision",
-    "Int8",
-    "LaplacianNoise",
-    "Sign",
-    "TopK",
-]
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        return getattr(importlib.import_module(f"defenses.{_HOMES[name]}"), name)
-    raise AttributeError(f"module 'defenses' has no attribute '{name}'")
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

@@ -1,13 +1,13 @@
-"""The door for metrics: what a metric computes, and how its values are read.
+"""The base class of metrics, and the record that describes how their values are read.
 
-Nothing here imports torch when it is loaded, so that a report can be made without it.
+This module does not import torch, so that a report can be made without it.
 """
 
 import math
 import re
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from fedsim.errors import PluginError
 from fedsim.plugin import Plugin
@@ -25,7 +25,8 @@ class Measure:
 
     Attributes:
         title: A few words for tables and axes.
-        words: A sentence for readers who do not know the metric.
+        words: A sentence for readers who do not know the metric; by default the summary line of
+            the metric's docstring.
         phrase: Completes "adversary: ..."; {share}, {value} (the mean), {hits} (values above one
             half) and {n} (attacks) are filled in.
         kind: "yes/no" of an update, a "share" from 0 to 1, or a "number".
@@ -40,8 +41,8 @@ class Measure:
     """
 
     title: str
-    words: str
-    phrase: str
+    words: str = ""
+    phrase: str = ""
     kind: Literal["yes/no", "share", "number"] = "number"
     lower: bool = False
     unit: str = ""
@@ -92,7 +93,7 @@ class Measure:
 
 
 class Metric(Plugin, ABC):
-    """Base class of metrics: compares what an adversary claims with the truth.
+    """Base class of metrics, which compare what an adversary claims with the truth.
 
     A subclass sets `name`, `fields` and `shown`, and implements `compute`. Its docstring defines
     the metric. It is installed by an entry point in the group "fedsim.metrics", which names the
@@ -103,7 +104,14 @@ class Metric(Plugin, ABC):
     """Fields of `Reconstruction` that the metric can read; the first that is claimed counts."""
 
     shown: ClassVar[Measure]
-    """How values are read."""
+    """Title, direction and wording of the values."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Describe a metric by its docstring where `shown` does not."""
+        shown = vars(cls).get("shown")
+        if isinstance(shown, Measure) and not shown.words:
+            cls.shown = replace(shown, words=cls.summary())
 
     @abstractmethod
     def compute(self, claimed: "Reconstruction", truth: "Truth", spec: "Spec") -> float:
@@ -119,11 +127,11 @@ class Metric(Plugin, ABC):
         """
 
     def chance(self, truth: "Truth", spec: "Spec") -> float | None:
-        """The expected value of a uniformly random guess, where there is a closed form.
+        """The expected value of a uniformly random guess, if there is a closed form.
 
         Returns:
-            The value, NaN if it is not defined for this victim, or None where there is no closed
-            form: then guesses of the task are drawn and scored.
+            The value, NaN if it is not defined for this victim, or None if there is no closed
+            form; then guesses of the task are drawn and scored.
         """
         return None
 

@@ -1,15 +1,16 @@
-"""Metrics: what an adversary claims against the truth, and what a guess would score.
+"""Metrics: scores of an adversary's claim against the truth, and of guesses for comparison.
 
-    labels         which labels occur, how often, and how well scores order them
-    images         how near the claimed images are, matched to the originals
-    frames         how near claimed frames of utterances are, matched to the originals
-    words          how near the claimed transcripts are, matched to the originals
-    attributes     at which rank an attribute (who speaks) is named, of matched claims
-    text           how near the claimed texts and tokens are, matched to the originals
-    perception     LPIPS, where its networks are on this machine
-    optimisation   how an attack's own search went; no truth, and no chance level
+    labels         sets, counts and distributions of labels
+    images         pixel errors and similarity of claimed images
+    frames         errors of claimed speech features
+    words          word errors of claimed transcripts
+    attributes     rank of an attribute of an example, such as its speaker
+    text           ROUGE and token scores of claimed texts
+    perception     LPIPS, if its weights are on this machine
+    optimisation   how an attack's own optimisation went, without truth and chance level
+    assignment     one-to-one assignment of claims to originals
 
-Each metric is a class of `fedsim.metric.Metric`. A package adds its own by an entry point.
+Each metric is a subclass of `fedsim.metric.Metric`. A package adds its own by an entry point.
 """
 
 from typing import Any

@@ -1,10 +1,10 @@
-"""Metrics of attributes: at which rank a claim names what else an example has, such as a speaker.
+"""Metrics of attributes: the rank at which a claim names an attribute of an example (its speaker).
 
-Claims are matched to originals by their inputs, as the metrics of frames match them; a claim
-without inputs stands for the original at its place. Who is none of the candidates
-(`Spec.attributes`) is rightly named `UNKNOWN`. Ties count against the claim: whoever scores as high
-stands before the right one, so that equal scores for all rank it last. So does a score of NaN or
-Inf, and an original without a claim, or whose right value the claim leaves out, is not named.
+Claims are matched to originals by their inputs, like the metrics of frames; claims without inputs
+are matched by position. If the true value is none of the candidates (`Spec.attributes`), the
+correct answer is `UNKNOWN`. Ties count against the claim: equal scores for all candidates rank the
+true value last, and so does a score of NaN or Inf. The rank is infinite for an original without a
+claim, and for a claim that omits the true value.
 """
 
 import math
@@ -20,13 +20,14 @@ __all__ = ["ATTRIBUTES", "SPEAKERS_FOR_FIVE", "ranks"]
 SPEAKER = "speaker"
 
 SPEAKERS_FOR_FIVE = 20
-"""Candidates from which on it says something to be among the first five."""
+"""The least number of candidates for which the first five ranks are informative."""
 
 
 def ranks(claimed: Reconstruction, truth: Truth, spec: Spec, attribute: str) -> list[float]:
-    """The rank of each original's value, 1 where it is named first, infinite where it is not.
+    """The rank of the true value for each original: 1 if it is named first, infinite if not named.
 
-    Raises `ValueError` where the truth does not have the attribute.
+    Raises:
+        ValueError: The truth does not have the attribute.
     """
     if attribute not in truth.attributes:
         known = ", ".join(sorted(truth.attributes)) or "none"
@@ -52,61 +53,59 @@ def _rank(scores: dict[str, float], right: str, candidates: int) -> float:
 
 
 class _OfSpeakers(Metric):
-    """A mean over utterances of what the rank of the true speaker counts."""
+    """The mean over utterances of a score of the true speaker's rank."""
 
     fields = ("attributes",)
     fewest: ClassVar[int] = 1
-    """Candidates from which on the metric says something."""
+    """The least number of candidates for which the metric is informative."""
 
     @abstractmethod
     def worth(self, rank: float) -> float:
-        """What a rank from 1 on, or infinity, counts."""
+        """Score a rank: 1, 2, ... or infinity."""
 
     def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
-        """The mean over all utterances."""
+        """Mean of `worth` over all utterances."""
         found = ranks(claimed, truth, spec, SPEAKER)
         return sum(map(self.worth, found)) / len(found)
 
     def chance(self, truth: Truth, spec: Spec) -> float:
-        """For a uniformly random order of the n candidates: each rank is equally likely."""
+        """The mean over all n ranks: a uniformly random order makes each equally likely."""
         values = spec.attributes[SPEAKER]
         right = [str(value) for value in truth.attributes[SPEAKER]]
         named = sum(value in values or UNKNOWN in values for value in right) / len(right)
         return named * sum(map(self.worth, range(1, len(values) + 1))) / len(values)
 
     def suits(self, spec: Spec) -> bool:
-        """Tasks with enough candidates."""
+        """Tasks with at least `fewest` candidates."""
         return len(spec.attributes.get(SPEAKER, ())) >= self.fewest
 
 
 class SpeakerTop1(_OfSpeakers):
-    """Share of the utterances whose speaker is named first; ties count against the claim."""
+    """Utterances whose speaker was the attacker's first guess."""
 
     name = "speaker_top1"
     keywords = ("speaker identification", "attribute inference", "top-1 accuracy")
     shown = Measure(
         "Speaker named",
-        "Utterances whose speaker was the attacker's first guess.",
-        "speakers of {hits} of {n} updates named",
+        phrase="speakers of {hits} of {n} updates named",
         kind="yes/no",
         partly="speakers of {share} of the utterances in {n} updates named",
         rank=120,
     )
 
     def worth(self, rank: float) -> float:
-        """1 for the first."""
+        """1 for the first rank, else 0."""
         return float(rank <= 1)
 
 
 class SpeakerTop5(_OfSpeakers):
-    """Share of the utterances whose speaker is among the first five named, of 20 or more."""
+    """Utterances whose speaker was among the attacker's first five guesses."""
 
     name = "speaker_top5"
     keywords = ("speaker identification", "attribute inference", "top-5 accuracy")
     shown = Measure(
         "Speaker in five",
-        "Utterances whose speaker was among the attacker's first five guesses.",
-        "speakers of {hits} of {n} updates among the first five guesses",
+        phrase="speakers of {hits} of {n} updates among the first five guesses",
         kind="yes/no",
         partly="speakers of {share} of the utterances in {n} updates among the first five guesses",
         detail=True,
@@ -115,26 +114,25 @@ class SpeakerTop5(_OfSpeakers):
     fewest = SPEAKERS_FOR_FIVE
 
     def worth(self, rank: float) -> float:
-        """1 for the first five."""
+        """1 for the first five ranks, else 0."""
         return float(rank <= 5)
 
 
 class SpeakerMRR(_OfSpeakers):
-    """Mean of 1 / the rank at which the speaker of an utterance is named."""
+    """Mean of 1 / the rank at which the speaker was guessed; 1: always first."""
 
     name = "speaker_mrr"
     keywords = ("speaker identification", "attribute inference", "mean reciprocal rank")
     shown = Measure(
         "Speaker's rank",
-        "Mean of 1 / the rank at which the speaker was guessed; 1: always first.",
-        "mean reciprocal rank of the speaker {value} over {n} updates",
+        phrase="mean reciprocal rank of the speaker {value} over {n} updates",
         detail=True,
         most=1.0,
         rank=140,
     )
 
     def worth(self, rank: float) -> float:
-        """The reciprocal rank."""
+        """The reciprocal of the rank."""
         return 1 / rank
 
 

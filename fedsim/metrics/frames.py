@@ -1,26 +1,28 @@
-"""Metrics of utterances as frames, matched to the originals.
+"""Metrics of speech features: mean absolute error of frames.
 
-Claims are matched one-to-one to originals so that the total error is least (Hungarian). A claim is
-cut off, or filled up with zeros, to the length of the original. An original without a claim, and a
-claim of other features or with NaN or Inf, count as answered with zeros. Of more claims than
-originals only the first count, so that claiming much does not pay.
+Claims are matched one-to-one to originals so that the total error is least (Hungarian algorithm).
+A claim is cut off, or padded with zeros, to the length of the original. An original without a
+claim, and a claim with another number of features or with NaN or Inf, score as frames of zeros. If
+there are more claims than originals, only the first ones count, so that many claims are no
+advantage.
 """
 
 import torch
 from torch import Tensor
 
 from fedsim.metric import Measure, Metric
+from fedsim.metrics.assignment import assigned
 from fedsim.records import Reconstruction, Spec, Truth
 from fedsim.spec import SpeechSpec
 
 __all__ = ["FRAMES", "by_frame", "framed", "pair"]
 
 HOPELESS = 1e12
-"""Errors from which on all are alike to whoever matches; the solver takes none near infinity."""
+"""Cap of the errors that are matched, because the solver takes no values near infinity."""
 
 
 def _error(claim: Tensor, original: Tensor) -> float:
-    """Mean absolute error over the values of the original, (T, F) both."""
+    """Mean absolute error over the values of the original; both are (T, F)."""
     if claim.shape[1:] != original.shape[1:] or not bool(torch.isfinite(claim).all()):
         return float(original.abs().mean())
     ours = torch.zeros_like(original)
@@ -36,25 +38,29 @@ def _originals(truth: Truth) -> list[Tensor]:
 
 
 def pair(claimed: Reconstruction, truth: Truth) -> tuple[list[int], float]:
-    """For every original the number of the claim matched to it, and their mean absolute error.
+    """Match claims to originals.
 
-    A number from the count of the claims on stands for no claim. Raises `ValueError` where the
-    truth has no inputs.
+    Returns:
+        For each original the index of its claim, and the mean absolute error. An index beyond the
+        last claim means that there is none.
+
+    Raises:
+        ValueError: The truth has no inputs.
     """
-    from scipy.optimize import linear_sum_assignment
-
     originals = _originals(truth)
     claims = [one.detach().cpu().double() for one in claimed.inputs or ()][: len(originals)]
     claims += [torch.zeros(0, *originals[0].shape[1:])] * (len(originals) - len(claims))
     errors = torch.tensor([[_error(claim, one) for claim in claims] for one in originals])
-    rows, columns = linear_sum_assignment(errors.clamp(max=HOPELESS).numpy())
-    return columns.tolist(), float(errors[rows, columns].mean())
+    order = assigned(errors.clamp(max=HOPELESS).tolist())
+    return order, float(errors[range(len(order)), order].mean())
 
 
 def framed(claimed: Reconstruction, truth: Truth) -> list[Tensor | None]:
-    """What was matched to each original as `mae` matches: frames (T', F) float64.
+    """The claim matched to each original as the metric `mae` does, cut to its length.
 
-    None where nothing was, and where the claim has other features, no frame, or NaN or Inf.
+    Returns:
+        Frames (T', F) float64; None if there is no claim, or if it has another number of features,
+        no frame, or NaN or Inf.
     """
     if not truth.inputs or not claimed.inputs:
         return [None] * len(truth.inputs or ())
@@ -70,9 +76,13 @@ def framed(claimed: Reconstruction, truth: Truth) -> list[Tensor | None]:
 
 
 def by_frame(claimed: Reconstruction, truth: Truth) -> list[Tensor]:
-    """Mean absolute error of every frame of each original, (T,) float64, matched as `mae` matches.
+    """Mean absolute error of every frame of each original, matched as the metric `mae` does.
 
-    Raises `ValueError` where the truth has no inputs.
+    Returns:
+        Errors (T,) float64 of each original.
+
+    Raises:
+        ValueError: The truth has no inputs.
     """
     found = []
     for original, claim in zip(_originals(truth), framed(claimed, truth), strict=True):
@@ -84,33 +94,33 @@ def by_frame(claimed: Reconstruction, truth: Truth) -> list[Tensor]:
 
 
 class _FrameError(Metric):
-    """Mean absolute error of frames, in their units; chance is the error of zeros."""
+    """A mean absolute error of frames, in the units of the features."""
 
     fields = ("inputs",)
 
     def chance(self, truth: Truth, spec: Spec) -> float:
-        """The error of zeros."""
+        """The error of frames of zeros."""
         return self.compute(Reconstruction(inputs=[]), truth, spec)
 
     def suits(self, spec: Spec) -> bool:
-        """Inputs that are frames."""
+        """Tasks whose inputs are frames."""
         return isinstance(spec, SpeechSpec)
 
 
 class MAE(_FrameError):
-    """Mean absolute error of frames, in their units; chance is the error of zeros."""
+    """Distance between recovered and true examples; 0 is a copy."""
 
     name = "mae"
     keywords = ("audio reconstruction", "frames", "features")
     shown = Measure(
         "Mean absolute error",
-        "Distance between recovered and true examples; 0 is a copy.",
-        "mean absolute error {value} over {n} updates",
+        phrase="mean absolute error {value} over {n} updates",
         lower=True,
         rank=160,
     )
 
     def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
+        """Mean absolute error of the frames, in the units of the features."""
         return pair(claimed, truth)[1]
 
 
@@ -121,15 +131,14 @@ class MAEEnds(_FrameError):
     keywords = ("audio reconstruction", "frames", "features")
     shown = Measure(
         "Error at the ends",
-        "Mean absolute error of the first and the last quarter of the frames.",
-        "mean absolute error {value} at the ends over {n} updates",
+        phrase="mean absolute error {value} at the ends over {n} updates",
         lower=True,
         detail=True,
         rank=170,
     )
 
     def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
-        """Of the first and the last quarter of the frames, one each at least."""
+        """Mean over the first and the last quarter of the frames, at least one frame each."""
         quarters = [(one, max(1, len(one) // 4)) for one in by_frame(claimed, truth)]
         errors = [torch.cat([one[:some], one[-some:]]).mean() for one, some in quarters]
         return float(torch.stack(errors).mean())
@@ -142,19 +151,18 @@ class MAEMiddle(_FrameError):
     keywords = ("audio reconstruction", "frames", "features")
     shown = Measure(
         "Error in the middle",
-        "Mean absolute error of the frames between those quarters.",
-        "mean absolute error {value} in the middle over {n} updates",
+        phrase="mean absolute error {value} in the middle over {n} updates",
         lower=True,
         detail=True,
         rank=180,
     )
 
     def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
-        """Of the frames between those quarters; of utterances of one or two frames, of all."""
+        """Mean over the middle half of the frames, or over all of fewer than three frames."""
         quarters = [(one, max(1, len(one) // 4)) for one in by_frame(claimed, truth)]
         errors = [(one[some:-some] if len(one) > 2 else one).mean() for one, some in quarters]
         return float(torch.stack(errors).mean())
 
 
 FRAMES = (MAE, MAEEnds, MAEMiddle)
-"""The metrics of utterances as frames; HFGM's figure 7 compares the ends with the middle."""
+"""The metrics of frames; figure 7 of HFGM compares the ends with the middle."""

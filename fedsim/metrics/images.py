@@ -1,10 +1,10 @@
 """Metrics of images, matched to the originals.
 
-Images are scored in units of their range, so that pixels lie in [0, 1]. Claimed pixels are clipped
-to the range first (every adversary knows it). Claims are matched one-to-one to originals so that
-the total MSE is least (Hungarian); an original without a claim, and a claim that holds NaN or Inf,
-count as the image farthest from the original. Of more claims than originals only the first count,
-so that claiming much does not pay.
+Pixels are scaled from the range of the task to [0, 1]. Claimed pixels are clipped to the range
+first, since every adversary knows it. Claims are matched one-to-one to originals so that the total
+MSE is least (Hungarian algorithm). An original without a claim, and a claim with NaN or Inf, score
+as the image farthest from the original. If there are more claims than originals, only the first
+ones count, so that many claims are no advantage.
 """
 
 from collections.abc import Sequence
@@ -13,51 +13,61 @@ import torch
 from torch import Tensor
 
 from fedsim.metric import Measure, Metric
+from fedsim.metrics.assignment import assigned
 from fedsim.records import Reconstruction, Spec, Truth
 from fedsim.spec import TabularSpec
 
 __all__ = ["IMAGES", "PSNR_CAP", "RECOVERED", "SSIM_SIDE", "is_image", "match", "pairs"]
 
 RECOVERED = 1e-3
-"""An image whose MSE is below this looks like the original to a reader."""
+"""MSE below which an image looks like the original."""
 
 PSNR_CAP = 100.0
-"""Decibels of an exact match, whose MSE of 0 would give infinity."""
+"""PSNR of an exact match in dB, instead of infinity."""
 
 SSIM_SIDE = 5
-"""Images with a shorter side leave no room for SSIM's window."""
+"""Shortest side in pixels that SSIM's window fits into."""
 
 
 def match(claimed: Sequence[Tensor], originals: Tensor) -> list[int]:
-    """For every original the index of the claim matched to it, or -1 where none is left.
+    """Match claims to originals so that the total MSE is least.
 
-    originals: (N, ...). Claims beyond the first N, of another shape, or with NaN or Inf match none.
+    Args:
+        claimed: Claimed images. Those beyond the first N, of another shape, or with NaN or Inf are
+            matched to no original.
+        originals: (N, ...).
+
+    Returns:
+        For each original the index of its claim, or -1.
     """
-    from scipy.optimize import linear_sum_assignment
-
     usable = [
         index
         for index, claim in enumerate(claimed[: len(originals)])
         if claim.shape == originals.shape[1:] and bool(torch.isfinite(claim).all())
     ]
-    matched = [-1] * len(originals)
-    if usable:
-        candidates = torch.stack([claimed[index] for index in usable])
-        cost = [(candidates - one).square().flatten(1).mean(dim=1).tolist() for one in originals]
-        for row, column in zip(*linear_sum_assignment(cost), strict=True):
-            matched[int(row)] = usable[int(column)]
-    return matched
+    if not usable:
+        return [-1] * len(originals)
+    candidates = torch.stack([claimed[index] for index in usable])
+    cost = [(candidates - one).square().flatten(1).mean(dim=1).tolist() for one in originals]
+    return [usable[place] if place >= 0 else -1 for place in assigned(cost)]
 
 
 def pairs(claimed: Reconstruction, truth: Truth, spec: Spec) -> tuple[Tensor, Tensor]:
-    """Claims lined up with the originals, both (N, ...) float64 on the CPU, pixels in [0, 1]."""
+    """Claims in the order of the originals they are matched to, and the originals.
+
+    Returns:
+        Both (N, ...) float64 on the CPU, pixels in [0, 1].
+
+    Raises:
+        ValueError: The truth has no inputs.
+    """
     if not truth.inputs:
         raise ValueError("this task's truth has no inputs, so no image metric applies")
     originals = torch.stack([image.detach().cpu().double() for image in truth.inputs])
     low, high = spec.input_range or (float(originals.min()), float(originals.max()))
     span = (high - low) or 1.0
     originals = (originals - low) / span
-    # Infinities survive the clipping, so that they are not taken for extreme but honest pixels.
+    # Infinities are not clipped, so that `match` rejects them.
     claims = [(claim.detach().cpu().double() - low) / span for claim in claimed.inputs or ()]
     claims = [torch.where(claim.isinf(), claim, claim.clamp(0, 1)) for claim in claims]
     farthest = (originals < 0.5).double()
@@ -69,79 +79,74 @@ def pairs(claimed: Reconstruction, truth: Truth, spec: Spec) -> tuple[Tensor, Te
 
 
 def _errors(claimed: Reconstruction, truth: Truth, spec: Spec) -> Tensor:
-    """MSE of each original's match, (N,)."""
+    """MSE of the claim matched to each original, (N,)."""
     ours, originals = pairs(claimed, truth, spec)
     return (ours - originals).square().flatten(1).mean(dim=1)
 
 
 def is_image(spec: Spec) -> bool:
-    """Whether inputs are (channels, height, width), with room for SSIM's window."""
+    """Whether inputs have the shape (channels, height, width) and SSIM's window fits into them."""
     shape = spec.input_shape
     return shape is not None and len(shape) == 3 and min(shape[1:]) >= SSIM_SIDE
 
 
 class _OfInputs(Metric):
-    """A metric of inputs of one shape, rows of tables apart."""
+    """A metric of inputs that all have one shape, except rows of tables."""
 
     fields = ("inputs",)
 
     def suits(self, spec: Spec) -> bool:
-        """Inputs of one shape, which are no rows of a table."""
+        """Tasks whose inputs have one shape and are no rows of a table."""
         return spec.input_shape is not None and not isinstance(spec, TabularSpec)
 
 
 class MSE(_OfInputs):
-    """Mean squared error, pixels in [0, 1]."""
+    """Squared distance between recovered and true examples; 0 is a copy."""
 
     name = "mse"
     keywords = ("image reconstruction", "pixel error")
     shown = Measure(
         "Mean squared error",
-        "Squared distance between recovered and true examples; 0 is a copy.",
-        "mean squared error {value} over {n} updates",
+        phrase="mean squared error {value} over {n} updates",
         lower=True,
         rank=150,
     )
 
     def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
+        """Mean squared error over pixels in [0, 1], then over the images."""
         return float(_errors(claimed, truth, spec).mean())
 
 
 class PSNR(_OfInputs):
-    """Peak signal-to-noise ratio in dB, 100 for an exact match."""
+    """Peak signal-to-noise ratio of the recovered images; above 30 dB they look alike."""
 
     name = "psnr"
     keywords = ("image reconstruction", "image quality", "decibel")
     shown = Measure(
         "PSNR",
-        "Peak signal-to-noise ratio of the recovered images; above 30 dB they look alike.",
-        "peak signal-to-noise ratio {value} over {n} updates",
+        phrase="peak signal-to-noise ratio {value} over {n} updates",
         unit=" dB",
         rank=190,
     )
 
     def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
+        """-10 log10(MSE) in dB, at most 100 (an exact match), averaged over the images."""
         floor = 10 ** (-PSNR_CAP / 10)
         return float((-10 * _errors(claimed, truth, spec).clamp(min=floor).log10()).mean())
 
 
 class SSIM(_OfInputs):
-    """Structural similarity, 1 for an exact match."""
+    """Structural similarity of recovered and true images; 1 is a copy."""
 
     name = "ssim"
     keywords = ("image reconstruction", "image quality", "perceptual")
-    shown = Measure(
-        "SSIM",
-        "Structural similarity of recovered and true images; 1 is a copy.",
-        "structural similarity {value} over {n} updates",
-        rank=200,
-    )
+    shown = Measure("SSIM", phrase="structural similarity {value} over {n} updates", rank=200)
 
     def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
+        """SSIM with a Gaussian window of 11 pixels, or of 5 for smaller images."""
         from torchmetrics.functional.image import structural_similarity_index_measure
 
         ours, originals = pairs(claimed, truth, spec)
-        # The standard window (sigma 1.5) covers 11 pixels; smaller images get one of 5.
         sigma = 1.5 if min(originals.shape[-2:]) >= 11 else 0.5
         value = structural_similarity_index_measure(ours, originals, sigma=sigma, data_range=1.0)
         return float(value)  # type: ignore[arg-type]
@@ -152,20 +157,20 @@ class SSIM(_OfInputs):
 
 
 class Recovered(_OfInputs):
-    """Fraction of the images with a mean squared error below 0.001."""
+    """Examples recovered recognisably (mean squared error below 0.001)."""
 
     name = "recovered"
     keywords = ("image reconstruction", "success rate")
     shown = Measure(
         "Recovered",
-        "Examples recovered recognisably (mean squared error below 0.001).",
-        "examples of {hits} of {n} updates recovered",
+        phrase="examples of {hits} of {n} updates recovered",
         kind="yes/no",
         partly="{share} of the examples in {n} updates recovered",
         rank=10,
     )
 
     def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
+        """Fraction of the images whose mean squared error is below 0.001."""
         return float((_errors(claimed, truth, spec) < RECOVERED).double().mean())
 
 

@@ -1,6 +1,7 @@
 """Metrics of labels: sets, counts, distributions and scores.
 
-Chance is a guess of |D| labels, uniform over the n classes. An empty claim is the worst there is.
+D are the labels behind an update, |D| their number and n the number of classes. The chance level is
+that of |D| labels drawn uniformly. An empty claim has the worst value.
 """
 
 import math
@@ -15,39 +16,39 @@ from fedsim.records import Reconstruction, Spec, Truth
 __all__ = ["LABELS", "claimed_counts", "true_counts"]
 
 CONSTANT = 1e-12
-"""A vector that strays from its mean by less than this share of its largest entry is constant."""
+"""Share of its largest entry by which a vector that is not constant exceeds its mean."""
 
 
 def claimed_counts(claimed: Reconstruction) -> Counter[int]:
-    """How often each label is claimed: `label_counts`, else the labels an example."""
+    """Count each claimed label: from `label_counts`, else from the labels of the examples."""
     if claimed.label_counts is not None:
         return Counter({k: n for k, n in claimed.label_counts.items() if n > 0})
     return Counter([] if claimed.labels is None else claimed.labels.flatten().tolist())
 
 
 def true_counts(truth: Truth) -> Counter[int]:
-    """How often each label occurs among the victim's examples."""
+    """Count each label of the victim's examples."""
     if truth.labels is None:
         raise ValueError("this task's truth has no labels, so no label metric applies")
     return Counter(truth.labels.flatten().tolist())
 
 
 def _sets(claimed: Reconstruction, truth: Truth) -> tuple[frozenset[int], frozenset[int]]:
-    """The labels claimed, by `label_set` where there is one, and those that occur."""
+    """The set of claimed labels (`label_set`, else from the counts) and the true set."""
     ours = claimed.label_set
     ours = frozenset(claimed_counts(claimed)) if ours is None else ours
     return ours, frozenset(true_counts(truth))
 
 
 def _length(truth: Truth) -> int:
-    """S: the labels behind an update, with multiplicity; of sequences, all of theirs."""
+    """Count the labels behind an update, with multiplicity; of sequences all their labels."""
     if truth.sequences is not None:
         return sum(int((one >= 0).sum()) for one in truth.sequences)
     return true_counts(truth).total()
 
 
 def _direction(values: torch.Tensor) -> torch.Tensor | None:
-    """The vector without its mean, length 1; None for one that is constant or not finite."""
+    """Centre a vector and scale it to length 1; None if it is constant or not finite."""
     largest = float(values.abs().max())
     if not math.isfinite(largest) or largest == 0:
         return None
@@ -63,10 +64,10 @@ _SETS = ("label_set", "label_counts", "labels")
 
 
 class AttackSuccessRate(Metric):
-    """Attack success rate (LLG): labels right, with multiplicity, divided by labels claimed.
+    """Attack success rate: share of an update's labels that were named.
 
-    The denominator is at least the number of labels that there are, so that claiming few does not
-    pay.
+    Correct labels with multiplicity, divided by the larger of the numbers of claimed and of true
+    labels, so that a short claim is no advantage (LLG).
     """
 
     name = "asr"
@@ -74,14 +75,13 @@ class AttackSuccessRate(Metric):
     fields = _COUNTS
     shown = Measure(
         "Labels recovered",
-        "Attack success rate: share of an update's labels that were named.",
-        "{share} of the labels in {n} updates recovered",
+        phrase="{share} of the labels in {n} updates recovered",
         kind="share",
         rank=240,
     )
 
     def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
-        """Overlap of the two multisets / labels emitted; see the summary for the denominator."""
+        """Size of the intersection of both multisets, divided by the size of the larger one."""
         ours, true = claimed_counts(claimed), true_counts(truth)
         return (ours & true).total() / max(ours.total(), true.total())
 
@@ -98,64 +98,62 @@ class AttackSuccessRate(Metric):
 
 
 class LabelF1(Metric):
-    """F1 of the set of labels that occur."""
+    """Balance of labels found and labels wrongly claimed; 100 % is all and no more.
+
+    F1 score of the set of claimed labels.
+    """
 
     name = "label_f1"
     keywords = ("label set", "label recovery", "F-score")
     fields = _SETS
-    shown = Measure(
-        "Label F1",
-        "Balance of labels found and labels wrongly claimed; 100 % is all and no more.",
-        "label F1 {share} over {n} updates",
-        kind="share",
-        rank=260,
-    )
+    shown = Measure("Label F1", phrase="label F1 {share} over {n} updates", kind="share", rank=260)
 
     def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
+        """2 |C & T| / (|C| + |T|) for the claimed set C and the true set T."""
         ours, true = _sets(claimed, truth)
         return 2 * len(ours & true) / (len(ours) + len(true))
 
 
 class LabelPrecision(Metric):
-    """Share of the claimed labels that occur, repetitions aside; 0 where none is claimed."""
+    """Share of the labels named that do occur, repetitions aside."""
 
     name = "label_precision"
     keywords = ("label set", "label recovery")
     fields = _SETS
     shown = Measure(
         "Label precision",
-        "Share of the labels named that do occur, repetitions aside.",
-        "{share} of the labels named for {n} updates occur",
+        phrase="{share} of the labels named for {n} updates occur",
         kind="share",
         detail=True,
         rank=300,
     )
 
     def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
+        """|C & T| / |C| for the claimed set C and the true set T; 0 if C is empty."""
         ours, true = _sets(claimed, truth)
         return len(ours & true) / len(ours) if ours else 0.0
 
     def chance(self, truth: Truth, spec: Spec) -> float:
-        """Each class is equally likely to be among the guessed ones, however many those are."""
+        """The share of classes that occur: every guessed label is correct with this probability."""
         return len(true_counts(truth)) / spec.classes
 
 
 class LabelRecall(Metric):
-    """Share of the labels that occur which are claimed, repetitions aside."""
+    """Share of the labels that occur which were named, repetitions aside."""
 
     name = "label_recall"
     keywords = ("label set", "label recovery")
     fields = _SETS
     shown = Measure(
         "Label recall",
-        "Share of the labels that occur which were named, repetitions aside.",
-        "{share} of the labels that occur in {n} updates named",
+        phrase="{share} of the labels that occur in {n} updates named",
         kind="share",
         detail=True,
         rank=290,
     )
 
     def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
+        """|C & T| / |T| for the claimed set C and the true set T."""
         ours, true = _sets(claimed, truth)
         return len(ours & true) / len(true)
 
@@ -165,24 +163,24 @@ class LabelRecall(Metric):
 
 
 class LabelExact(Metric):
-    """1 if every label is right, with multiplicity, else 0."""
+    """Updates whose labels were recovered completely, without a mistake."""
 
     name = "label_exact"
     keywords = ("exact match", "label recovery")
     fields = _COUNTS
     shown = Measure(
         "All labels right",
-        "Updates whose labels were recovered completely, without a mistake.",
-        "labels of {hits} of {n} updates recovered",
+        phrase="labels of {hits} of {n} updates recovered",
         kind="yes/no",
         rank=250,
     )
 
     def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
+        """1 if every label is correct with its multiplicity, else 0."""
         return float(claimed_counts(claimed) == true_counts(truth))
 
     def chance(self, truth: Truth, spec: Spec) -> float:
-        """Probability of this multiset under |D| uniform draws: multinomial."""
+        """Multinomial probability of the true multiset under |D| uniform draws."""
         true = true_counts(truth)
         size = true.total()
         log = math.lgamma(size + 1) - sum(math.lgamma(n + 1) for n in true.values())
@@ -190,29 +188,29 @@ class LabelExact(Metric):
 
 
 class LabelSetExact(Metric):
-    """1 if the set of labels is right, repetitions aside, else 0."""
+    """Updates whose set of labels was named without a mistake."""
 
     name = "label_set_exact"
     keywords = ("exact match", "label set", "label recovery")
     fields = ("label_set",)
     shown = Measure(
         "Label set right",
-        "Updates whose set of labels was named without a mistake.",
-        "label set of {hits} of {n} updates recovered",
+        phrase="label set of {hits} of {n} updates recovered",
         kind="yes/no",
         detail=True,
         rank=270,
     )
 
     def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
+        """1 if the set of labels is correct, repetitions aside, else 0."""
         ours, true = _sets(claimed, truth)
         return float(ours == true)
 
     def chance(self, truth: Truth, spec: Spec) -> float:
-        """Probability that |D| uniform draws have this very set.
+        """Probability that |D| uniform draws have exactly the true set of m labels.
 
-        A Markov chain over how many of its m labels were drawn: a draw keeps k with probability
-        k / n, makes it k + 1 with (m - k) / n, and fails otherwise.
+        A Markov chain over the number k of labels drawn so far: a draw keeps k with probability
+        k / n, raises it by 1 with probability (m - k) / n, and fails otherwise.
         """
         true = true_counts(truth)
         m, n = len(true), spec.classes
@@ -221,49 +219,48 @@ class LabelSetExact(Metric):
 
 
 class LengthError(Metric):
-    """Distance of the claimed number of labels from the true one, with multiplicity."""
+    """Distance of the claimed from the true number of labels."""
 
     name = "length_error"
     keywords = ("batch size", "number of labels")
     fields = ("num_labels",)
     shown = Measure(
         "Length error",
-        "Distance of the claimed from the true number of labels.",
-        "number of labels {value} off over {n} updates",
+        phrase="number of labels {value} off over {n} updates",
         lower=True,
         detail=True,
         rank=280,
     )
 
     def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
-        # `Metric.score` has seen to it that there is a number.
+        """|claimed number - true number|, both with multiplicity."""
+        # `Metric.score` has checked that a number is claimed.
         return float(abs((claimed.num_labels or 0) - _length(truth)))
 
     def chance(self, truth: Truth, spec: Spec) -> float:
-        """E|U - S| for U uniform over 1 to n: a gradient's rank cannot show more."""
+        """E|U - |D|| for U uniform over 1 to n, the ranks that a head's gradient can have."""
         return sum(abs(k - _length(truth)) for k in range(1, spec.classes + 1)) / spec.classes
 
 
 class Hellinger(Metric):
-    """Hellinger distance of the claimed and true shares of the labels.
-
-    0 for equal shares, 1 for disjoint labels or where nothing is claimed.
-    """
+    """Distance of the claimed and true shares of the labels; 0 is the same, 1 is disjoint."""
 
     name = "hellinger"
     keywords = ("label distribution", "distance")
     fields = _COUNTS
     shown = Measure(
         "Hellinger distance",
-        "Distance of the claimed and true shares of the labels; 0 is the same, 1 is disjoint.",
-        "Hellinger distance of label shares {value} over {n} updates",
+        phrase="Hellinger distance of label shares {value} over {n} updates",
         lower=True,
         detail=True,
         rank=310,
     )
 
     def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
-        """sqrt(sum over classes of (sqrt p - sqrt q)^2 / 2) of the shares p claimed and q true."""
+        """sqrt(sum over classes of (sqrt p - sqrt q)^2 / 2) for claimed shares p and true shares q.
+
+        1 if nothing is claimed.
+        """
         ours, true = claimed_counts(claimed), true_counts(truth)
         if not ours:
             return 1.0
@@ -275,9 +272,9 @@ class Hellinger(Metric):
 
 
 class LabelCorrelation(Metric):
-    """Absolute correlation (Pearson) of one score per class with the true counts (LLG, figure 3c).
+    """How well scores of the labels follow their true counts (Pearson's r, sign aside).
 
-    Not defined where every class occurs equally often.
+    LLG, figure 3c. The metric is not defined if every class occurs equally often.
     """
 
     name = "label_correlation"
@@ -285,17 +282,15 @@ class LabelCorrelation(Metric):
     fields = ("label_scores",)
     shown = Measure(
         "Label correlation",
-        "How well scores of the labels follow their true counts (Pearson's r, sign aside).",
-        "label scores correlate {value} with the true counts over {n} updates",
+        phrase="label scores correlate {value} with the true counts over {n} updates",
         detail=True,
         rank=320,
     )
 
     def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
-        """|Pearson's r| over the classes, float64.
+        """|Pearson's r| over the classes, in float64.
 
-        NaN where every class occurs equally often: there is nothing to order. 0 for scores that
-        are all the same, or hold NaN or Inf.
+        NaN if every class occurs equally often; 0 for scores that are constant or hold NaN or Inf.
         """
         if claimed.label_scores is None or claimed.label_scores.shape != (spec.classes,):
             found = "none" if claimed.label_scores is None else tuple(claimed.label_scores.shape)
@@ -319,7 +314,7 @@ class LabelCorrelation(Metric):
         return math.exp(math.lgamma(m / 2) - math.lgamma((m + 1) / 2)) / math.sqrt(math.pi)
 
     def suits(self, spec: Spec) -> bool:
-        """Three classes at least: two points always lie on a line."""
+        """Tasks with at least three classes, since two points always lie on a line."""
         return spec.classes > 2
 
 

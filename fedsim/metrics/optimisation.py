@@ -1,4 +1,4 @@
-"""How an attack's own search went: no truth is read, and no guess has such a thing."""
+"""Metrics of an attack's own optimisation; they read no truth and have no chance level."""
 
 import math
 
@@ -9,15 +9,14 @@ __all__ = ["OPTIMISATION"]
 
 
 class Divergence(Metric):
-    """Share of an optimisation's starts that diverged; not defined where there was none."""
+    """Share of the attack's starts that diverged."""
 
     name = "divergence"
     keywords = ("optimization", "optimisation", "convergence")
     fields = ("outcomes",)
     shown = Measure(
         "Divergence",
-        "Share of the attack's starts that diverged.",
-        "{share} of the starts diverged over {n} updates",
+        phrase="{share} of the starts diverged over {n} updates",
         kind="share",
         lower=True,
         detail=True,
@@ -26,14 +25,15 @@ class Divergence(Metric):
     )
 
     def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
+        """Diverged starts divided by all starts; NaN if there was none."""
         outcomes = claimed.outcomes or ()
         return list(outcomes).count("diverged") / len(outcomes) if outcomes else math.nan
 
 
 class GradientDistance(Metric):
-    """The attack's own objective where it ended; not defined where it never was finite.
+    """What the attack itself minimised, where it ended, in its own units.
 
-    For gradient matching the distance of the two gradients, in the attack's units.
+    For gradient matching this is the distance between the dummy and the observed gradient.
     """
 
     name = "gradient_distance"
@@ -41,8 +41,7 @@ class GradientDistance(Metric):
     fields = ("objective",)
     shown = Measure(
         "Gradient distance",
-        "What the attack itself minimised, where it ended, in its own units.",
-        "gradient distance {value} over {n} updates",
+        phrase="gradient distance {value} over {n} updates",
         lower=True,
         detail=True,
         leaks=False,
@@ -50,9 +49,10 @@ class GradientDistance(Metric):
     )
 
     def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
+        """`Reconstruction.objective`; NaN if it is missing or not finite."""
         value = math.nan if claimed.objective is None else float(claimed.objective)
         return value if math.isfinite(value) else math.nan
 
 
 OPTIMISATION = (Divergence, GradientDistance)
-"""The metrics of a search."""
+"""The metrics of an optimisation."""

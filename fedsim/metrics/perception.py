@@ -1,7 +1,7 @@
-"""LPIPS, where its networks are on this machine. Nothing here ever uses a network.
+"""LPIPS: learned perceptual distance of images, if its weights are stored on this machine.
 
-The distance is learned on top of an AlexNet that torchvision loads, from weights that are no part
-of any package. Without either, the metric suits no task and leaves no rows.
+LPIPS needs torchvision and the weights of its AlexNet, which no package contains and nothing here
+downloads. Without them the metric suits no task and adds no rows.
 """
 
 import functools
@@ -19,22 +19,23 @@ from fedsim.records import Reconstruction, Spec, Truth
 __all__ = ["LPIPS"]
 
 SIDE = 64
-"""Pixels: LPIPS was fitted on patches of this side, and AlexNet cannot read much smaller ones."""
+"""Side in pixels of the patches that LPIPS was fitted on; AlexNet needs nearly as many."""
 
 Distance = Callable[[Tensor, Tensor], Tensor]
 
 
 @functools.cache
 def _distance() -> Distance | None:
-    """Mean LPIPS of two stacks of images, (N, 3, H, W) float32 in [0, 1]; None where it is absent.
+    """Load the mean LPIPS of two batches of images, (N, 3, H, W) float32 in [0, 1].
 
-    Absent also where the stored weights are damaged.
+    Returns:
+        None if torchvision or its weights are missing or damaged.
     """
     try:
         from torchvision.models import AlexNet_Weights
     except ImportError:
         return None
-    # torchvision downloads what is not in this folder.
+    # torchvision downloads weights that are not in this folder.
     stored = Path(torch.hub.get_dir()) / "checkpoints" / Path(AlexNet_Weights.DEFAULT.url).name
     if not stored.is_file():
         return None
@@ -49,7 +50,7 @@ def _distance() -> Distance | None:
 
 
 def _seen(images: Tensor) -> Tensor:
-    """(N, C, H, W) in [0, 1] as a network for photographs takes it: colour, large enough."""
+    """Make images (N, C, H, W) fit AlexNet: three channels, at least `SIDE` pixels a side."""
     images = images.float()
     if images.shape[1] != 3:
         images = images.mean(dim=1, keepdim=True).expand(-1, 3, -1, -1)
@@ -61,24 +62,20 @@ def _seen(images: Tensor) -> Tensor:
 
 
 class LPIPS(Metric):
-    """Perceived difference (LPIPS, AlexNet), 0 for an exact match.
+    """Perceived difference between recovered and true images; 0 is a copy.
 
-    Images shorter than 64 pixels a side are enlarged. Only where torchvision and its weights are on
-    the machine.
+    LPIPS with AlexNet (Zhang et al., 2018). Images with a side below 64 pixels are enlarged.
     """
 
     name = "lpips"
     keywords = ("image reconstruction", "image quality", "perceptual")
     fields = ("inputs",)
     shown = Measure(
-        "LPIPS",
-        "Perceived difference between recovered and true images; 0 is a copy.",
-        "perceived difference {value} over {n} updates",
-        lower=True,
-        rank=210,
+        "LPIPS", phrase="perceived difference {value} over {n} updates", lower=True, rank=210
     )
 
     def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
+        """Mean LPIPS of the matched images."""
         distance = _distance()
         if distance is None:
             raise ValueError(
@@ -89,5 +86,5 @@ class LPIPS(Metric):
             return float(distance(_seen(ours), _seen(originals)))
 
     def suits(self, spec: Spec) -> bool:
-        """Images, where the networks of LPIPS are on this machine."""
+        """Images, if the networks of LPIPS are on this machine."""
         return is_image(spec) and _distance() is not None

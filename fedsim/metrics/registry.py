@@ -1,4 +1,4 @@
-"""The installed metrics, which of them apply, and what a guess scores."""
+"""The installed metrics, which of them apply to an adversary, and the scores of guesses."""
 
 import functools
 import importlib.metadata
@@ -30,19 +30,22 @@ __all__ = [
 ]
 
 Score = Callable[[Reconstruction, Truth, Spec], float]
+"""A function that scores a claim against the truth."""
 
 
 class Guess(Protocol):
-    """`Task.guess`: a claim by somebody who saw no update."""
+    """`Task.guess`: a claim made without an update, at random or from public data."""
 
-    def __call__(self, truth: Truth, rng: torch.Generator, *, informed: bool) -> Reconstruction: ...
+    def __call__(self, truth: Truth, rng: torch.Generator, *, informed: bool) -> Reconstruction:
+        """Guess the victim's examples; `informed` asks for a guess from public data."""
+        ...
 
 
 DRAWS = 8
 """Random guesses that are averaged for a baseline without a closed form."""
 
 REMEMBERED = 2**20
-"""Bytes of inputs up to which a guess is kept for the next metric."""
+"""Size in bytes up to which the inputs of a guess are kept for the next metric."""
 
 BUILT_IN = "built-in"
 """The entry point of fedsim's own metrics, which stand first in every table."""
@@ -73,7 +76,7 @@ def installed() -> dict[str, Metric]:
 
 
 def described(more: Iterable[Metric] = ()) -> dict[str, dict[str, object]]:
-    """How metrics are read, by name, as metrics.json holds it; without defaults.
+    """The `Measure` of each metric by name, as in metrics.json, without defaults.
 
     Args:
         more: A scenario's own metrics, beside the installed ones.
@@ -136,7 +139,7 @@ def applicable(
 def baselines(
     metric: Metric, truth: Truth, spec: Spec, guess: Guess, seed: int
 ) -> tuple[float | None, float | None]:
-    """What a random guess and a guess from public data score on the same victim.
+    """Score a random guess and a guess from public data on the same victim.
 
     Args:
         metric: The metric.
@@ -146,8 +149,9 @@ def baselines(
         seed: The victim's seed; guesses are the same for every metric.
 
     Returns:
-        Both scores. None where a guess has nothing that the metric reads or the metric is not
-        defined; the second also where the task has no informed guess (`NotImplementedError`).
+        Both scores. None if the guess has none of the fields that the metric reads, or if the
+        metric is not defined; the second also if the task has no guess from public data
+        (`NotImplementedError`).
     """
 
     def mean(informed: bool) -> float | None:
@@ -168,9 +172,9 @@ def baselines(
 
 
 def remembering(guess: Guess) -> Guess:
-    """The same guesses, each drawn once, for the metrics of one victim.
+    """Cache guesses, so that the metrics of one victim share them.
 
-    Guesses of more than `REMEMBERED` bytes of inputs are drawn anew each time.
+    Guesses with more than `REMEMBERED` bytes of inputs are drawn anew each time.
     """
     known: dict[tuple[int, bool], Reconstruction] = {}
 

@@ -1,7 +1,7 @@
-"""Metrics of text: ROUGE, and the tokens that are right.
+"""Metrics of text: ROUGE, and how many tokens are correct.
 
 All of them compare the same pairs of claim and original; see `fedsim.metrics.text_pairs`. Special
-tokens are left out, except by the scores of LAMP's authors.
+tokens are left out, except in the metrics that follow the code of LAMP's authors.
 """
 
 from abc import abstractmethod
@@ -31,212 +31,191 @@ class _OfTexts(Metric):
 
 
 class _MeanOfTexts(_OfTexts):
-    """A mean over the matched texts of a score of each."""
+    """The mean over all matched texts of a score for each."""
 
     def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
-        """The mean of `each` over the matched texts."""
+        """Mean of `each` over the matched texts."""
         matched = pairs(claimed, truth, spec)
         return sum(self.each(*pair) for pair in matched) / len(matched)
 
     @abstractmethod
     def each(self, ours: MatchedText, true: MatchedText) -> float:
-        """The score of one text."""
+        """Score one text."""
 
 
-class ROUGE1(_MeanOfTexts):
-    """F of ROUGE-1: words that claim and original share."""
+class _ROUGE(_MeanOfTexts):
+    """F score of ROUGE-1, ROUGE-2 or ROUGE-L (Lin, 2004)."""
+
+    order: ClassVar[int]
+    """Position of the score in what `rouge` returns."""
+
+    special: ClassVar[bool] = False
+    """Whether special tokens such as [CLS] count as words, which raises every score."""
+
+    def each(self, ours: MatchedText, true: MatchedText) -> float:
+        """F score of one text, in [0, 1]."""
+        if self.special:
+            return rouge(ours.framed, true.framed)[self.order]
+        return rouge(ours.text, true.text)[self.order]
+
+
+class ROUGE1(_ROUGE):
+    """Overlap of single words between recovered and true text."""
 
     name = "rouge1"
     keywords = ("text reconstruction", "word overlap", "unigrams")
     shown = Measure(
-        "ROUGE-1",
-        "Overlap of single words between recovered and true text.",
-        "{share} of the words of {n} updates recovered",
-        kind="share",
-        rank=20,
+        "ROUGE-1", phrase="{share} of the words of {n} updates recovered", kind="share", rank=20
     )
-
-    def each(self, ours: MatchedText, true: MatchedText) -> float:
-        """The score of one text."""
-        return rouge(ours.text, true.text)[0]
+    order = 0
 
 
-class ROUGE2(_MeanOfTexts):
-    """F of ROUGE-2: pairs of adjacent words that both share."""
+class ROUGE2(_ROUGE):
+    """Overlap of word pairs between recovered and true text."""
 
     name = "rouge2"
     keywords = ("text reconstruction", "word overlap", "bigrams")
     shown = Measure(
         "ROUGE-2",
-        "Overlap of word pairs between recovered and true text.",
-        "{share} of the word pairs of {n} updates recovered",
+        phrase="{share} of the word pairs of {n} updates recovered",
         kind="share",
         rank=30,
     )
-
-    def each(self, ours: MatchedText, true: MatchedText) -> float:
-        """The score of one text."""
-        return rouge(ours.text, true.text)[1]
+    order = 1
 
 
-class ROUGEL(_MeanOfTexts):
-    """F of ROUGE-L: their longest common subsequence of words."""
+class ROUGEL(_ROUGE):
+    """Words of recovered and true text in common, in the same order."""
 
     name = "rougeL"
     keywords = ("text reconstruction", "word order", "longest common subsequence")
     shown = Measure(
         "ROUGE-L",
-        "Words of recovered and true text in common, in the same order.",
-        "{share} of the words of {n} updates recovered in order",
+        phrase="{share} of the words of {n} updates recovered in order",
         kind="share",
         rank=40,
     )
-
-    def each(self, ours: MatchedText, true: MatchedText) -> float:
-        """The score of one text."""
-        return rouge(ours.text, true.text)[2]
+    order = 2
 
 
-class ROUGE1Authors(_MeanOfTexts):
-    """ROUGE-1 as computed by LAMP's authors.
-
-    Special tokens such as [CLS] count as words, which raises every score.
-    """
+class ROUGE1Authors(_ROUGE):
+    """ROUGE-1 with special tokens counted, as LAMP's authors take it."""
 
     name = "rouge1_authors"
     keywords = ("text reconstruction", "word overlap", "unigrams")
     shown = Measure(
         "ROUGE-1, authors",
-        "ROUGE-1 with special tokens counted, as LAMP's authors take it.",
-        "ROUGE-1 with special tokens {share} over {n} updates",
+        phrase="ROUGE-1 with special tokens {share} over {n} updates",
         kind="share",
         detail=True,
         rank=90,
     )
-
-    def each(self, ours: MatchedText, true: MatchedText) -> float:
-        """The score of one text."""
-        return rouge(ours.framed, true.framed)[0]
+    order = 0
+    special = True
 
 
-class ROUGE2Authors(_MeanOfTexts):
-    """ROUGE-2 as computed by LAMP's authors, special tokens included."""
+class ROUGE2Authors(_ROUGE):
+    """ROUGE-2 with special tokens counted, as LAMP's authors take it."""
 
     name = "rouge2_authors"
     keywords = ("text reconstruction", "word overlap", "bigrams")
     shown = Measure(
         "ROUGE-2, authors",
-        "ROUGE-2 with special tokens counted, as LAMP's authors take it.",
-        "ROUGE-2 with special tokens {share} over {n} updates",
+        phrase="ROUGE-2 with special tokens {share} over {n} updates",
         kind="share",
         detail=True,
         rank=100,
     )
-
-    def each(self, ours: MatchedText, true: MatchedText) -> float:
-        """The score of one text."""
-        return rouge(ours.framed, true.framed)[1]
+    order = 1
+    special = True
 
 
-class ROUGELAuthors(_MeanOfTexts):
-    """ROUGE-L as computed by LAMP's authors, special tokens included."""
+class ROUGELAuthors(_ROUGE):
+    """ROUGE-L with special tokens counted, as LAMP's authors take it."""
 
     name = "rougeL_authors"
     keywords = ("text reconstruction", "word order", "longest common subsequence")
     shown = Measure(
         "ROUGE-L, authors",
-        "ROUGE-L with special tokens counted, as LAMP's authors take it.",
-        "ROUGE-L with special tokens {share} over {n} updates",
+        phrase="ROUGE-L with special tokens {share} over {n} updates",
         kind="share",
         detail=True,
         rank=110,
     )
-
-    def each(self, ours: MatchedText, true: MatchedText) -> float:
-        """The score of one text."""
-        return rouge(ours.framed, true.framed)[2]
+    order = 2
+    special = True
 
 
 class TokenExact(_MeanOfTexts):
-    """Share of the texts whose tokens are all right, in their order."""
+    """Texts recovered token by token, without a mistake."""
 
     name = "token_exact"
     keywords = ("exact match", "text reconstruction")
     shown = Measure(
         "Texts right",
-        "Texts recovered token by token, without a mistake.",
-        "every text of {hits} of {n} updates recovered",
+        phrase="every text of {hits} of {n} updates recovered",
         kind="yes/no",
         partly="{share} of the texts in {n} updates recovered",
         rank=50,
     )
 
     def each(self, ours: MatchedText, true: MatchedText) -> float:
-        """The score of one text."""
+        """1 if the token ids are equal, else 0."""
         return float(ours.ids == true.ids)
 
 
 class TokenF1(_OfTexts):
-    """F1 of the bag of tokens of all texts together, repetitions counted."""
+    """Tokens recovered, in whatever order, and tokens wrongly claimed."""
 
     name = "token_f1"
     keywords = ("text reconstruction", "bag of words")
     fields = _BAGS
-    shown = Measure(
-        "Token F1",
-        "Tokens recovered, in whatever order, and tokens wrongly claimed.",
-        "token F1 {share} over {n} updates",
-        kind="share",
-        rank=60,
-    )
+    shown = Measure("Token F1", phrase="token F1 {share} over {n} updates", kind="share", rank=60)
 
     def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
+        """F1 score of the bag of tokens of all texts together, with repetitions."""
         return f1(*bags(claimed, truth, spec))
 
 
 class TokenSetF1(_OfTexts):
-    """F1 of the set of tokens of all texts together, repetitions aside."""
+    """Tokens recovered and wrongly claimed, repetitions aside."""
 
     name = "token_set_f1"
     keywords = ("text reconstruction", "token set")
     fields = _BAGS
     shown = Measure(
         "Token set F1",
-        "Tokens recovered and wrongly claimed, repetitions aside.",
-        "token set F1 {share} over {n} updates",
+        phrase="token set F1 {share} over {n} updates",
         kind="share",
         detail=True,
         rank=70,
     )
 
     def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
+        """F1 score of the set of tokens of all texts together."""
         ours, true = bags(claimed, truth, spec)
         return f1(Counter(set(ours)), Counter(set(true)))
 
 
 def _edits(claimed: tuple[int, ...], original: tuple[int, ...]) -> int:
-    """Tokens to substitute, delete and insert, the fewest (Levenshtein)."""
+    """The least number of tokens to substitute, delete and insert (Levenshtein distance)."""
     ours, at = np.asarray(claimed), np.arange(len(claimed) + 1)
     row = at
     for count, token in enumerate(original, 1):
         above = np.concatenate([[count], np.minimum(row[1:] + 1, row[:-1] + (ours != token))])
-        # An insertion costs one a step, so that the best way from the left is a running minimum.
+        # An insertion costs 1 per position, so the best path from the left is a running minimum.
         row = np.minimum.accumulate(above - at) + at
     return int(row[-1])
 
 
 class TokenEdits(_OfTexts):
-    """Edit distance: tokens to substitute, delete and insert, divided by tokens there are.
-
-    0 for an exact match, and above 1 where more is claimed than there is.
-    """
+    """Tokens to change, take out and put in, of those there are; 0 is a copy."""
 
     name = "token_edits"
     keywords = ("text reconstruction", "Levenshtein")
     shown = Measure(
         "Token edits",
-        "Tokens to change, take out and put in, of those there are; 0 is a copy.",
-        "{share} of the tokens to be mended over {n} updates",
+        phrase="{share} of the tokens to be mended over {n} updates",
         kind="share",
         lower=True,
         detail=True,
@@ -244,6 +223,7 @@ class TokenEdits(_OfTexts):
     )
 
     def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
+        """Edit distance of all texts divided by their number of tokens; it may exceed 1."""
         matched = pairs(claimed, truth, spec)
         return sum(_edits(a.ids, b.ids) for a, b in matched) / sum(len(b.ids) for _, b in matched)
 

@@ -1,4 +1,4 @@
-"""Claimed texts matched to the originals, and how near two texts are.
+"""Matching of claimed texts to the originals, and scores of the similarity of two texts.
 
 Texts are matched one-to-one so that the sum of ROUGE-1, ROUGE-2, ROUGE-L and the F1 of tokens is
 largest (Hungarian algorithm). An original without a claim is compared with the empty text. If there
@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from fedsim.metrics.assignment import assigned
 from fedsim.records import Reconstruction, Spec, Tokens, Truth
 from fedsim.spec import TextSpec
 
@@ -50,7 +51,7 @@ def _from_ids(ids: Iterable[int], tokens: Tokens) -> MatchedText:
 
 
 def _from_text(text: str, tokens: Tokens) -> MatchedText:
-    # What UTF-8 cannot hold would stop the tokenizer.
+    # The tokenizer fails on surrogates, which UTF-8 cannot encode.
     clean = " ".join(str(text).encode(errors="replace").decode().split())
     if not clean:
         return NOTHING
@@ -64,44 +65,37 @@ def _claims(claimed: Reconstruction, tokens: Tokens, most: int) -> tuple[Matched
     ids = None if claimed.tokens is None else [one.tolist() for one in claimed.tokens[:most]]
     if claimed.text is None:
         return tuple(_from_ids(one, tokens) for one in ids or ())
-    said = [_from_text(text, tokens) for text in claimed.text[:most]]
+    spelled = [_from_text(text, tokens) for text in claimed.text[:most]]
     if ids is None:
-        return tuple(said)
-    both = zip(said, (_from_ids(one, tokens) for one in ids), strict=False)
-    return tuple(MatchedText(spelled.text, own.framed, own.ids) for spelled, own in both)
+        return tuple(spelled)
+    both = zip(spelled, (_from_ids(one, tokens) for one in ids), strict=False)
+    return tuple(MatchedText(text.text, own.framed, own.ids) for text, own in both)
 
 
 def pairs(
     claimed: Reconstruction, truth: Truth, spec: Spec
 ) -> list[tuple[MatchedText, MatchedText]]:
-    """For each original the claim that is matched to it, and the original."""
+    """Pairs of a matched claim and its original; the claim is empty if there is none."""
     tokens = spec.require(TextSpec).tokens
     if truth.tokens is None:
         raise ValueError("this task's truth has no tokens, so no metric of text applies")
     originals = tuple(_from_ids(one.tolist(), tokens) for one in truth.tokens)
     claims = _claims(claimed, tokens, len(originals))
-    found = [NOTHING] * len(originals)
-    for row, column in _matched(claims, originals):
-        found[row] = claims[column]
-    return list(zip(found, originals, strict=True))
+    places = _matched(claims, originals)
+    return [
+        (claims[place] if place >= 0 else NOTHING, true)
+        for place, true in zip(places, originals, strict=True)
+    ]
 
 
 @functools.lru_cache(maxsize=512)
-def _matched(
-    claims: tuple[MatchedText, ...], originals: tuple[MatchedText, ...]
-) -> tuple[tuple[int, int], ...]:
-    """(original, claim) for each original to which a claim is matched."""
-    from scipy.optimize import linear_sum_assignment
+def _matched(claims: tuple[MatchedText, ...], originals: tuple[MatchedText, ...]) -> list[int]:
+    """For each original the index of its claim, or -1."""
+    return assigned([[-_similarity(ours, true) for ours in claims] for true in originals])
 
-    if not claims:
-        return ()
-    gain = [
-        [sum(rouge(ours.text, true.text)) + f1(Counter(ours.ids), Counter(true.ids))
-         for ours in claims]
-        for true in originals
-    ]  # fmt: skip
-    rows, columns = linear_sum_assignment(gain, maximize=True)
-    return tuple(zip(rows.tolist(), columns.tolist(), strict=True))
+
+def _similarity(ours: MatchedText, true: MatchedText) -> float:
+    return sum(rouge(ours.text, true.text)) + f1(Counter(ours.ids), Counter(true.ids))
 
 
 @functools.cache
@@ -113,19 +107,19 @@ def _scorer() -> Any:
 
 @functools.lru_cache(maxsize=65_536)
 def rouge(claimed: str, original: str) -> tuple[float, float, float]:
-    """F of ROUGE-1, ROUGE-2 and ROUGE-L (Lin, 2004), in [0, 1]."""
+    """F scores of ROUGE-1, ROUGE-2 and ROUGE-L (Lin, 2004), in [0, 1]."""
     found = _scorer().score(original, claimed)
     return tuple(float(found[n].fmeasure) for n in ("rouge1", "rouge2", "rougeL"))  # type: ignore[return-value]
 
 
 def f1(ours: Counter[int], true: Counter[int]) -> float:
-    """F1 of two bags of tokens."""
+    """F1 score of two bags of tokens; 1 if both are empty."""
     total = ours.total() + true.total()
     return 2 * (ours & true).total() / total if total else 1.0
 
 
 def bags(claimed: Reconstruction, truth: Truth, spec: Spec) -> tuple[Counter[int], Counter[int]]:
-    """How often each token is claimed and occurs, all texts together."""
+    """Counts of the claimed and of the true tokens, all texts together, without special tokens."""
     tokens = spec.require(TextSpec).tokens
     if claimed.token_counts is not None:
         counts = {k: n for k, n in claimed.token_counts.items() if k not in tokens.marks and n > 0}

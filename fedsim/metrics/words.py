@@ -1,13 +1,13 @@
-"""Metrics of transcripts: words wrong, and transcripts right.
+"""Metrics of transcripts: word error rate and exact matches.
 
-Claimed transcripts are matched one-to-one to the originals so that the fewest words are wrong in
-all (Hungarian); an original without a claim counts as answered with nothing. Of more claims than
-originals only the first count. Case and spaces do not.
+Claimed transcripts are matched one-to-one to the originals so that the total number of word errors
+is least (Hungarian algorithm). An original without a claim is compared with the empty transcript.
+If there are more claims than originals, only the first ones count. Case and repeated spaces are
+ignored.
 """
 
-from collections.abc import Sequence
-
 from fedsim.metric import Measure, Metric
+from fedsim.metrics.assignment import assigned
 from fedsim.records import Reconstruction, Spec, Truth
 from fedsim.spec import SpeechSpec
 
@@ -15,7 +15,7 @@ __all__ = ["WORDS", "word_errors", "worded"]
 
 
 def word_errors(claimed: str, original: str) -> int:
-    """Words to substitute, delete and insert to get from one to the other, the fewest."""
+    """The least number of words to substitute, delete and insert between two transcripts."""
     import jiwer
 
     if not original.split():
@@ -25,10 +25,12 @@ def word_errors(claimed: str, original: str) -> int:
 
 
 def worded(claimed: Reconstruction, truth: Truth, spec: Spec) -> list[str]:
-    """For every true transcript the claimed one matched to it, "" where none is left.
+    """The claimed transcript matched to each original, "" if there is none.
 
-    The claim's `text`, else its `sequences` in words. Raises `ValueError` where the task has no
-    transcripts.
+    Claims are read from `text`, else from `sequences`, spelled with the pieces of the task.
+
+    Raises:
+        ValueError: The task has no transcripts.
     """
     if truth.text is None:
         raise ValueError("this task's truth has no transcripts, so no metric of words applies")
@@ -36,20 +38,10 @@ def worded(claimed: Reconstruction, truth: Truth, spec: Spec) -> list[str]:
         claims = [" ".join(str(text).lower().split()) for text in claimed.text]
     else:
         claims = [spec.require(SpeechSpec).spell(one.tolist()) for one in claimed.sequences or ()]
-    return _matched(claims[: len(truth.text)], truth.text)
-
-
-def _matched(claims: Sequence[str], originals: Sequence[str]) -> list[str]:
-    from scipy.optimize import linear_sum_assignment
-
-    found = [""] * len(originals)
-    cost = [
-        [word_errors(claim, one) - len(one.split()) for claim in claims] for one in originals
-    ]  # what a claim saves over none: without it every word of the original is wrong
-    if claims:
-        for row, column in zip(*linear_sum_assignment(cost), strict=True):
-            found[int(row)] = claims[int(column)]
-    return found
+    claims = claims[: len(truth.text)]
+    # Without a claim every word of an original is wrong; the cost is relative to that.
+    cost = [[word_errors(claim, one) - len(one.split()) for claim in claims] for one in truth.text]
+    return [claims[place] if place >= 0 else "" for place in assigned(cost)]
 
 
 class _OfTranscripts(Metric):
@@ -63,43 +55,43 @@ class _OfTranscripts(Metric):
 
 
 class WordErrorRate(_OfTranscripts):
-    """Word error rate: words to substitute, delete and insert, divided by words there are.
-
-    0 for an exact match, and above 1 where more is claimed than there is.
-    """
+    """Words wrong in the transcripts; 0 is a copy."""
 
     name = "wer"
     keywords = ("transcript reconstruction", "speech recognition", "edit distance")
     shown = Measure(
         "Word error rate",
-        "Words wrong in the transcripts; 0 is a copy.",
-        "word error rate {share} over {n} updates",
+        phrase="word error rate {share} over {n} updates",
         kind="share",
         lower=True,
         rank=230,
     )
 
     def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
+        """Word errors divided by the words of the originals.
+
+        The rate exceeds 1 if there are more errors than words.
+        """
         ours, originals = worded(claimed, truth, spec), truth.text or ()
         wrong = sum(word_errors(*pair) for pair in zip(ours, originals, strict=True))
         return wrong / sum(len(one.split()) for one in originals)
 
 
 class TextExact(_OfTranscripts):
-    """Share of the transcripts recovered without a mistake."""
+    """Transcripts recovered without a mistake."""
 
     name = "text_exact"
     keywords = ("exact match", "transcript reconstruction", "speech recognition")
     shown = Measure(
         "Transcripts right",
-        "Transcripts recovered without a mistake.",
-        "every transcript of {hits} of {n} updates recovered",
+        phrase="every transcript of {hits} of {n} updates recovered",
         kind="yes/no",
         partly="{share} of the transcripts in {n} updates recovered",
         rank=220,
     )
 
     def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
+        """Share of the transcripts without a word error."""
         ours, originals = worded(claimed, truth, spec), truth.text or ()
         right = sum(a.split() == b.split() for a, b in zip(ours, originals, strict=True))
         return right / len(originals)
