@@ -5,6 +5,7 @@ from typing import ClassVar
 import torch
 from pydantic import Field
 from torch import Tensor
+from torch.nn.utils import get_total_norm
 
 from defenses.sparsify import largest
 from fedsim.defense import ClientState, Defense
@@ -59,12 +60,16 @@ class DeepGradientCompression(Defense):
         ratio = self.ratio
         if gone + 1 < self.warmup:
             ratio = 1 - (1 - self.ratio) ** ((gone + 1) / self.warmup)
-        scale = self._scale(update)
+        scale = 1.0
+        if self.clip is not None:
+            norm = float(get_total_norm(update.tensors.values()))
+            scale = min(1.0, self.clip / max(norm, 1e-30))
         waiting: dict[str, Tensor] = {}
         moving: dict[str, Tensor] = {}
         for name, value in update.tensors.items():
-            moving[name] = self.momentum * _kept(state, f"u/{name}", value) + scale * value
-            waiting[name] = _kept(state, f"v/{name}", value) + moving[name]
+            nothing = torch.zeros_like(value)
+            moving[name] = self.momentum * state.get(f"u/{name}", nothing) + scale * value
+            waiting[name] = state.get(f"v/{name}", nothing) + moving[name]
         masks = largest(waiting, lambda n: n - int(ratio * n + 1e-9))
         sent = {}
         for name, mask in masks.items():
@@ -73,14 +78,3 @@ class DeepGradientCompression(Defense):
             if self.momentum:
                 state[f"u/{name}"] = torch.where(mask, 0, moving[name])
         return update.replace(tensors=sent)
-
-    def _scale(self, update: Update) -> float:
-        if self.clip is None or not update.tensors:
-            return 1.0
-        norms = torch.stack([torch.linalg.vector_norm(v) for v in update.tensors.values()])
-        return min(1.0, self.clip / max(float(torch.linalg.vector_norm(norms)), 1e-30))
-
-
-def _kept(state: ClientState, key: str, like: Tensor) -> Tensor:
-    kept = state.get(key)
-    return torch.zeros_like(like) if kept is None else kept

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal, Self, cast
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
 
 from fedsim.defense import ClientState, Defense, Exposure, MeanGradient, Training
 from fedsim.errors import ScenarioError
@@ -42,6 +43,13 @@ class _Private(Defense):
             )
         return self
 
+    def _noisy(self, value: Tensor, rng: torch.Generator) -> Tensor:
+        """Add N(0, (noise_multiplier C)^2) to every coordinate; no noise if the multiplier is 0."""
+        if not self.noise_multiplier:
+            return value
+        noise = torch.randn(value.shape, generator=rng, dtype=value.dtype)
+        return value + self.noise_multiplier * self.clip * noise.to(value.device)
+
     def _spends(self, rate: float, steps: int, noise_multiplier: float | None = None) -> float:
         multiplier = self.noise_multiplier if noise_multiplier is None else noise_multiplier
         return epsilon(multiplier, rate, steps, self.delta, self.accountant)
@@ -71,15 +79,12 @@ class ClientDP(_Private):
         """The update, clipped and noisy; the very same with clip = inf and no noise."""
         if math.isinf(self.clip) or not update.tensors:
             return update
-        norms = torch.stack([torch.linalg.vector_norm(v) for v in update.tensors.values()])
-        factor = min(1.0, self.clip / max(float(torch.linalg.vector_norm(norms)), TINY))
-        sigma = self.noise_multiplier * self.clip
-        private = {}
-        for name, value in update.tensors.items():
-            private[name] = value * factor if factor < 1 else value
-            if sigma:
-                noise = torch.randn(value.shape, generator=rng, dtype=value.dtype)
-                private[name] = private[name] + sigma * noise.to(value.device)
+        norm = float(get_total_norm(update.tensors.values()))
+        factor = min(1.0, self.clip / max(norm, TINY))
+        private = {
+            name: self._noisy(value * factor if factor < 1 else value, rng)
+            for name, value in update.tensors.items()
+        }
         return update.replace(tensors=private)
 
     def spent(self, exposure: Exposure) -> Mapping[str, float]:
@@ -195,15 +200,10 @@ class DPSGD(_Private):
         per_tensor = [g.reshape(len(g), -1).norm(dim=1) for g in gradients.values()]
         norms = torch.stack(per_tensor).norm(dim=0)
         factors = (self.clip / norms.clamp(min=TINY)).clamp(max=1.0)
-        sigma = self.noise_multiplier * self.clip
-        private = {}
-        for name, value in gradients.items():
-            total = torch.einsum("b,b...->...", factors, value)
-            if sigma:
-                noise = torch.randn(total.shape, generator=rng, dtype=total.dtype)
-                total = total + sigma * noise.to(total.device)
-            private[name] = total / len(norms)
-        return private
+        return {
+            name: self._noisy(torch.einsum("b,b...->...", factors, value), rng) / len(norms)
+            for name, value in gradients.items()
+        }
 
     def spent(self, exposure: Exposure) -> Mapping[str, float]:
         """Epsilon and delta of one example of the most exposed client, against the server."""

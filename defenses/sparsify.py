@@ -1,5 +1,6 @@
 """Sending few coordinates: the largest ones, or a random choice; the rest are zeros."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import ClassVar, Literal
 
@@ -34,9 +35,9 @@ class _Sparse(Defense):
         """With error feedback."""
         return self.error_feedback
 
+    @abstractmethod
     def kept(self, coordinates: int) -> int:
-        """How many of so many coordinates are sent."""
-        raise NotImplementedError
+        """The number of coordinates that are sent, of so many."""
 
     def protect(self, update: Update, rng: torch.Generator, state: ClientState) -> Update:
         """The update with zeros for all but the largest coordinates."""
@@ -132,15 +133,11 @@ def largest(
     scope: count within each tensor, or over all of them together. Exactly so many, also among
     ties.
     """
-    if scope == "tensor":
-        return {
-            name: _largest(value.abs().flatten(), kept).reshape(value.shape)
-            for name, value in values.items()
-        }
-    if not values:
-        return {}
-    flat = torch.cat([value.abs().flatten() for value in values.values()])
-    parts = torch.split(_largest(flat, kept), [value.numel() for value in values.values()])
+    flat = [value.abs().flatten() for value in values.values()]
+    if scope == "update" and flat:
+        parts = torch.split(_largest(torch.cat(flat), kept), [len(one) for one in flat])
+    else:
+        parts = tuple(_largest(one, kept) for one in flat)
     return {
         name: part.reshape(value.shape)
         for (name, value), part in zip(values.items(), parts, strict=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from adversaries.speech.pace import Pace
+from adversaries.speech.time_estimate import TimeEstimate
 from fedsim.adversary import Job
 from fedsim.gradients import frames_needed
 from fedsim.spec import WORD_START, SpeechSpec
@@ -40,19 +40,12 @@ class Candidates:
     tried: Sequence[Candidate]
     left_out: Sequence[str]
 
-    def pace(
-        self,
-        job: Job,
-        first: float,
-        others: float,
-        remedy: str,
-        *,
-        side_by_side: int = 1,
-        until_matched: bool = False,
-    ) -> Pace:
-        """The estimate of whether the search over all candidates finishes in time.
+    def estimate(
+        self, job: Job, first: float, others: float, remedy: str, *, side_by_side: int = 1
+    ) -> TimeEstimate:
+        """Estimate whether the search over all candidates finishes in time.
 
-        The time of an iteration is taken to be proportional to the number of frames.
+        The time of an iteration is assumed to be proportional to the number of frames.
 
         Args:
             job: The attack's job, with its budget and time limit.
@@ -60,20 +53,15 @@ class Candidates:
             others: The least number of iterations on each other candidate.
             remedy: The settings that an error message advises to lower.
             side_by_side: Starts that are optimised together; each counts in the job's budget.
-            until_matched: Whether the search ends at the candidate that matches the gradient.
 
         Returns:
-            A `Pace` to be called in each iteration on the first candidate.
+            The estimate, whose `step` is to be called in each iteration on the first candidate.
         """
-        frames = [sum(case.lengths) for case in self.tried]
-        fewest = first + others * sum(frames[1:]) / frames[0]
+        frames = [sum(candidate.lengths) for candidate in self.tried]
+        least = first + others * sum(frames[1:]) / frames[0]
         if job.budget is not None:
-            fewest = min(fewest, math.ceil((job.budget - job.iterations) / side_by_side))
-        if not until_matched or len(frames) == 1:
-            return Pace(job, fewest, remedy)
-        return Pace(
-            job, fewest, remedy, "the fewest where the last that is listed is the right one"
-        )
+            least = min(least, math.ceil((job.budget - job.iterations) / side_by_side))
+        return TimeEstimate(job, least, remedy)
 
 
 def too_short(targets: Sequence[Tensor], counts: Sequence[int], spec: SpeechSpec) -> str:
@@ -92,7 +80,7 @@ def encoded(text: str, spec: SpeechSpec) -> Tensor:
     """
     labels = {piece: label for label, piece in enumerate(spec.pieces) if label}
     wanted = [WORD_START if character == " " else character for character in text]
-    if strange := sorted({one for one in wanted if one not in labels}):
+    if strange := sorted({*wanted} - labels.keys()):
         raise ValueError(
             f"the transcript {text!r} has {', '.join(map(repr, strange))}, which the recogniser "
             "does not write; expected a-z, the apostrophe and spaces"

@@ -1,12 +1,13 @@
 """gm-bow: a whole transcript from the decoder's gradient, its words known as a bag."""
 
+from dataclasses import replace
+from functools import partial
 from typing import Annotated, ClassVar, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
-from torch import Tensor
 
-from adversaries.speech.transcript_attack import OfTranscripts, claim
+from adversaries.speech.transcript_attack import TranscriptAttack, claim
 from fedsim.adversary import Job
 from fedsim.gradients import (
     LBFGS,
@@ -14,7 +15,6 @@ from fedsim.gradients import (
     Checks,
     Comparison,
     LabelBag,
-    Optimizer,
     Restarts,
     Rules,
     SequenceProblem,
@@ -31,7 +31,7 @@ PATIENCE = 100
 """Iterations in which L-BFGS must bring the distance down by 5 %."""
 
 
-class GMBoW(OfTranscripts):
+class GMBoW(TranscriptAttack):
     """The transcript of one utterance: the labels that the gradient reveals, put into order.
 
     A decoder with attention takes from the encoder nothing but a context vector a_i a step. Of
@@ -119,6 +119,7 @@ class GMBoW(OfTranscripts):
         """Match the gradient; raises `ValueError` where model or update are of another kind."""
         model, gradient = self.decoder(seen)
         revealed, length, source = self.bag(seen, job)
+        span = self.variant == "span"
         bag = sorted(revealed | {END}) if self.restrict else list(range(seen.spec.classes))
         problem = SequenceProblem(
             model,
@@ -126,7 +127,7 @@ class GMBoW(OfTranscripts):
             seen.head,
             bag=LabelBag(torch.tensor(bag), length, END),
             rng=job.rng,
-            penalty=self.penalty if self.variant == "paper" else None,
+            penalty=None if span else self.penalty,
             normalise=self.normalise,
             comparison=Comparison(
                 parameters=self.parameters,
@@ -138,28 +139,18 @@ class GMBoW(OfTranscripts):
         def factor(step: int) -> float:
             return max(0.5 ** (step // self.halved_every), min(1.0, self.lowest_lr / self.lr))
 
-        def optimizer(starts: Tensor) -> Optimizer:
-            if self.variant == "span":
-                return LBFGS(starts)
-            return Adam(starts, lr=self.lr, schedule=factor)
-
-        patience = PATIENCE if self.variant == "span" else self.iterations
-        matched = MATCHED[self.precision] if self.variant == "span" else 0.0
+        rules = Rules(
+            self.iterations, evaluations=1, patience=self.iterations, unchanged=self.unchanged
+        )
+        if span:
+            rules = replace(rules, patience=PATIENCE, matched=MATCHED[self.precision])
         [match] = minimise(
             problem,
             lambda _: problem.start(job.rng, self.spread),
             [job],
-            optimizer,
-            [
-                Rules(
-                    self.iterations,
-                    evaluations=1,
-                    matched=matched,
-                    patience=patience,
-                    unchanged=self.unchanged,
-                )
-            ],
-            restarts=Restarts(self.starts - 1, together=True, ends=self.variant == "paper"),
+            LBFGS if span else partial(Adam, lr=self.lr, schedule=factor),
+            [rules],
+            restarts=Restarts(self.starts - 1, together=True, ends=not span),
             checks=Checks(judge=problem.distance, reading=problem.read),
         )
         labels = problem.read(match.point[None])[0].cpu()

@@ -12,10 +12,10 @@ from fedsim.records import Observation, Reconstruction
 from fedsim.spec import SpeechSpec
 from fedsim.victim import VictimModel
 
-__all__ = ["OfTranscripts", "claim"]
+__all__ = ["TranscriptAttack", "claim"]
 
 
-class OfTranscripts(Adversary):
+class TranscriptAttack(Adversary):
     """An attack on the transcript of one utterance, from the gradient of a decoder with attention.
 
     Such a decoder takes from the encoder nothing but a context vector a_i a step, so that neither

@@ -1,6 +1,6 @@
 """An attack on the frames of utterances: what it has to know, tries, and claims."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from typing import Annotated, ClassVar, Literal
 
@@ -10,19 +10,36 @@ from torch import Tensor
 from adversaries.speech.candidates import Candidate, Candidates, encoded, other, too_short
 from fedsim.adversary import Adversary, Job
 from fedsim.errors import DataError
+from fedsim.gradients import WhitenedDistance, cosine_distance, squared_distance
 from fedsim.knowledge import Knowledge
 from fedsim.records import Observation, Reconstruction
 from fedsim.spec import SpeechSpec
 from fedsim.victim import VictimModel
 
-__all__ = ["OfUtterances"]
+__all__ = ["UtteranceAttack", "distance_from"]
+
+Distance = Callable[[Mapping[str, Tensor]], Tensor]
 
 MOST_FRAMES = 100_000
 MOST = 64
 """Combinations of transcripts and lengths that are tried at most."""
 
 
-class OfUtterances(Adversary):
+def distance_from(theirs: Mapping[str, Tensor], kind: str, floor: float = 0.01) -> Distance:
+    """A function of gradients (R, *shape) that returns their distances (R,) from the observed one.
+
+    Args:
+        theirs: The observed gradient by parameter name, (1, *shape).
+        kind: "cosine", "l2" or "whitened".
+        floor: That of `WhitenedDistance`.
+    """
+    if kind == "whitened":
+        return WhitenedDistance({name: value[0] for name, value in theirs.items()}, floor)
+    measure = cosine_distance if kind == "cosine" else squared_distance
+    return lambda ours: measure(ours, theirs)
+
+
+class UtteranceAttack(Adversary):
     """An attack on the frames of utterances that has to know what was said, and in how many.
 
     The threat model grants transcripts and lengths, as HFGM assumes; or, of a single utterance,
@@ -72,24 +89,18 @@ class OfUtterances(Adversary):
         found = []
         if self.layers == "last" and not hasattr(model.module, "blank"):
             found.append(f"the model is not trained with CTC, whose head alone {self.name} matches")
-        found += self._unsaid(model)
+        if isinstance(model.spec, SpeechSpec):
+            try:
+                for text in self.transcripts:
+                    encoded(text, model.spec)
+            except ValueError as error:
+                found.append(str(error))
         if model.drops:
             found.append(
                 "the model drops units at random: its gradient is that of masks nobody knows, and "
                 f"{self.name} hardly comes closer than silence. first-frames does without them"
             )
         return found
-
-    def _unsaid(self, model: VictimModel) -> list[str]:
-        """Transcripts that this recogniser cannot write."""
-        if not isinstance(model.spec, SpeechSpec):
-            return []
-        try:
-            for text in self.transcripts:
-                encoded(text, model.spec)
-        except ValueError as error:
-            return [str(error)]
-        return []
 
     def observed(self, seen: Observation) -> dict[str, Tensor]:
         """The gradient to match by parameter name, of the head or all that was sent.
@@ -109,7 +120,7 @@ class OfUtterances(Adversary):
             raise ValueError("the gradient is zero throughout: there is nothing to match")
         return dict(found)
 
-    def cases(self, seen: Observation, job: Job) -> Candidates:
+    def candidates(self, seen: Observation, job: Job) -> Candidates:
         """What the utterances may be: one case where transcripts and lengths are granted.
 
         Raises `ValueError` for a task without utterances, and for what cannot be tried;
@@ -122,20 +133,21 @@ class OfUtterances(Adversary):
                 f"the update holds {size} utterances; transcripts and numbers of frames are tried "
                 "for a single one. Grant LABELS and LENGTHS"
             )
-        said = [[encoded(text, spec)] for text in self.transcripts]
-        if not said:
-            rows = seen.know(Knowledge.LABELS)
-            said = [[row[row >= 0] for row in rows]]
+        transcripts = [[encoded(text, spec)] for text in self.transcripts]
+        if not transcripts:
+            transcripts = [[row[row >= 0] for row in seen.know(Knowledge.LABELS)]]
         if self.assumes == "random":
-            said = [[other(one, spec.classes, job.rng) for one in some] for some in said]
-        heard = [[count] for count in self.frames] or [list(seen.know(Knowledge.LENGTHS))]
-        if len(said) * len(heard) > MOST:
+            transcripts = [
+                [other(one, spec.classes, job.rng) for one in batch] for batch in transcripts
+            ]
+        numbers = [[count] for count in self.frames] or [list(seen.know(Knowledge.LENGTHS))]
+        if len(transcripts) * len(numbers) > MOST:
             raise ValueError(
-                f"{len(said)} transcripts with {len(heard)} numbers of frames are "
-                f"{len(said) * len(heard)} attacks; expected {MOST} at most"
+                f"{len(transcripts)} transcripts with {len(numbers)} numbers of frames are "
+                f"{len(transcripts) * len(numbers)} attacks; expected {MOST} at most"
             )
         tried, left_out = list[Candidate](), list[str]()
-        for targets, lengths in product(said, heard):
+        for targets, lengths in product(transcripts, numbers):
             counts = [round(self.stretch * int(length)) + self.off for length in lengths]
             if len(targets) != size or len(counts) != size or min(counts) < 1:
                 raise ValueError(
@@ -156,29 +168,28 @@ class OfUtterances(Adversary):
     def claim(
         self,
         frames: Sequence[Tensor],
-        case: Candidate,
+        candidate: Candidate,
         seen: Observation,
         *,
         left_out: Sequence[str],
         objective: float,
         outcomes: Sequence[str],
         trace: Sequence[tuple[int, float]],
-        **told: object,
+        **diagnostics: object,
     ) -> Reconstruction:
         """Utterances (T, features), and the transcript where several were tried.
 
         Transcripts, lengths and what was not tried are among the diagnostics.
         """
         spec = seen.spec.require(SpeechSpec)
-        spelled = [spec.spell(one.tolist()) for one in case.targets]
-        said: dict[str, object] = {"said": spelled}
+        spelled = diagnostics["said"] = [spec.spell(one.tolist()) for one in candidate.targets]
         if left_out:
-            said["left out"] = list(left_out)
+            diagnostics["left out"] = list(left_out)
         return Reconstruction(
             text=spelled if self.transcripts else None,
             inputs=[one.detach().float().cpu() for one in frames],
             objective=objective,
             outcomes=tuple(outcomes),
             trace=tuple(trace),
-            diagnostics={**told, **said, "lengths": list(case.lengths)},
+            diagnostics={**diagnostics, "lengths": list(candidate.lengths)},
         )

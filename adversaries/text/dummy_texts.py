@@ -1,70 +1,78 @@
-"""Dummy texts: what is sought of them, how far their gradients are from those observed."""
+"""Dummy texts for gradient matching: which positions are unknown, and their gradients' distance."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from adversaries.text.text_attack import Case
+from adversaries.text.text_attack import Candidate
 from fedsim.gradients import TextDistance, nearest_tokens, norm_gap
 from fedsim.records import Tokens
 
 __all__ = ["MATCHED", "DummyTexts"]
 
 MATCHED = 1e-4
-"""Distance, as a share of that of a gradient of zero, that no other tokens come down to."""
+"""Share of the distance of a zero gradient below which only the true tokens get."""
 
 UNUSED = "[unused"
-"""How BERT's vocabulary names pieces that no text has."""
+"""Beginning of the pieces of BERT's vocabulary that no text contains."""
 
 
 class DummyTexts:
-    """The distance of dummy texts of several cases, as flat points (R, n), n = B L d.
+    """The objective of text matching: the distance between dummy and observed gradients.
 
-    What frames a text is known, and so is what was masked where the labels are those of masked
-    words: their embeddings are put in wherever points say something else. L is that of the longest.
-    Called with points and cases (R,) int64 it returns the distance plus `norm_weight` times LAMP's
-    regulariser, (R,).
+    Points (R, n) hold R batches of B dummy texts with L positions, n = B L d; L is the length of
+    the longest text. Embeddings of known tokens replace those of the points: the special tokens
+    around a text, and masked words if the labels say what they are. `which` (R,) int64 is the index
+    of each point's candidate.
 
-    words: embeddings (V, d).
+    Args:
+        far: Distance between the gradients of texts and those observed.
+        candidates: Labels and lengths of each batch, known or assumed.
+        tokens: The vocabulary.
+        words: Word embeddings (V, d).
+        norm_weight: Weight of LAMP's regulariser, which keeps embeddings at their usual length.
     """
 
     def __init__(
         self,
         far: TextDistance,
-        cases: Sequence[Case],
+        candidates: Sequence[Candidate],
         tokens: Tokens,
         words: Tensor,
         *,
         norm_weight: float = 0.0,
     ) -> None:
         self.far, self.norm_weight = far, norm_weight
-        self.words, self.lengths = words, torch.stack([case.lengths for case in cases])
-        batch, longest = len(cases[0].lengths), int(self.lengths.max())
+        self.words, self.lengths = (
+            words,
+            torch.stack([candidate.lengths for candidate in candidates]),
+        )
+        batch, longest = len(candidates[0].lengths), int(self.lengths.max())
         self.shape = (batch, longest, words.shape[1])
         self.typical = float(words.norm(dim=1).mean())
         self.spread = self.typical / words.shape[1] ** 0.5
-        """Standard deviation of coordinates that makes an embedding as long as those."""
+        """Standard deviation of coordinates that gives embeddings the vocabulary's mean length."""
         self.matched: Tensor = MATCHED * far.zero_distance
-        self.known = torch.full((len(cases), batch, longest), -1)
-        """Which token stands where, (cases, B, L); -1 where that is sought."""
+        self.known = torch.full((len(candidates), batch, longest), -1)
+        """Known tokens, (candidates, B, L) int64; -1 at positions that are sought."""
         self.shown = torch.full_like(self.known, -1)
-        """Which was fed there: the mask's, where one was masked."""
+        """Tokens that are fed there: that of the mask for a masked word."""
         mask = tokens.special.get("mask", -1)
-        for at, case in enumerate(cases):
-            for text, length in enumerate(case.lengths.tolist()):
+        for at, candidate in enumerate(candidates):
+            for text, length in enumerate(candidate.lengths.tolist()):
                 for ids in (self.known[at, text], self.shown[at, text]):
                     ids[: len(tokens.prefix)] = torch.tensor(tokens.prefix, dtype=torch.int64)
                     ids[length - len(tokens.suffix) : length] = torch.tensor(
                         tokens.suffix, dtype=torch.int64
                     )
-                if case.labels.ndim == 2:
-                    masked = (case.labels[text] >= 0).nonzero().flatten()
-                    self.known[at, text, masked] = case.labels[text, masked]
+                if candidate.labels.ndim == 2:
+                    masked = (candidate.labels[text] >= 0).nonzero().flatten()
+                    self.known[at, text, masked] = candidate.labels[text, masked]
                     self.shown[at, text, masked] = mask
         inside = torch.arange(longest) < self.lengths[..., None]
         self.sought = (self.known < 0) & inside
-        """Positions that points say something of, (cases, B, L) bool."""
+        """Positions whose tokens are sought, (candidates, B, L) bool."""
         fed = words[self.shown.clamp(min=0).to(words.device)]
         there = (self.shown >= 0)[..., None].to(words.device)
         self._fixed = torch.where(there, fed, torch.zeros_like(fed))
@@ -74,52 +82,56 @@ class DummyTexts:
             | {at for at, piece in enumerate(tokens.pieces) if piece.startswith(UNUSED)}
         )
 
-    def embedded(self, points: Tensor, cases: Tensor) -> Tensor:
-        """Word embeddings (R, B, L, d) of whole texts."""
-        return torch.where(self._free[cases], points.view(-1, *self.shape), self._fixed[cases])
+    def embedded(self, points: Tensor, which: Tensor) -> Tensor:
+        """Word embeddings (R, B, L, d) of points, with those of known tokens put in."""
+        return torch.where(self._free[which], points.view(-1, *self.shape), self._fixed[which])
 
-    def __call__(self, points: Tensor, cases: Tensor) -> Tensor:
-        """Objective (R,) of R points: gradient distance, and the penalty on embedding lengths."""
-        embedded = self.embedded(points, cases)
-        distance = self.far(embedded, cases)
+    def distance(self, points: Tensor, which: Tensor) -> Tensor:
+        """Distances (R,) between the gradients of points (R, n) and those observed."""
+        return self.far(self.embedded(points, which), which)
+
+    def __call__(self, points: Tensor, which: Tensor) -> Tensor:
+        """Objective (R,) of points (R, n): gradient distance plus the weighted regulariser."""
+        embedded = self.embedded(points, which)
+        distance = self.far(embedded, which)
         self._last = distance.detach()
         if not self.norm_weight:
             return distance
-        lengths = self.lengths.to(points.device)[cases]
+        lengths = self.lengths.to(points.device)[which]
         return distance + self.norm_weight * norm_gap(embedded, self.typical, lengths=lengths)
 
-    def proof(self, points: Tensor, cases: Tensor) -> Tensor:
-        """Distance (R,) of the tokens nearest to the last points, if `MATCHED`, else infinity.
+    def proof(self, points: Tensor, which: Tensor) -> Tensor:
+        """Distance (R,) of the tokens nearest to the last points if it is a match, else infinity.
 
-        Dummy embeddings come that close in the wrong order, or between tokens, too: only tokens
-        prove anything.
+        The distance of the embeddings alone is no proof: it also gets this small for tokens in a
+        wrong order, and between tokens.
         """
         found = torch.full_like(self._last, torch.inf)
-        close = (self._last < self.matched[cases]).nonzero().flatten()
+        close = (self._last < self.matched[which]).nonzero().flatten()
         if len(close):
             with torch.no_grad():
-                tokens = self.fed(self.read(points[close], cases[close]), cases[close])
-                apart = self.far(self.embedded(tokens, cases[close]), cases[close])
-            found[close] = torch.where(apart < self.matched[cases[close]], apart, found[close])
+                tokens = self.fed(self.read(points[close], which[close]), which[close])
+                apart = self.distance(tokens, which[close])
+            found[close] = torch.where(apart < self.matched[which[close]], apart, found[close])
         return found
 
-    def start(self, rng: torch.Generator, case: int, count: int, scale: float) -> Tensor:
-        """Random points (count, n) of a case, N(0, scale^2) in every coordinate that is sought."""
-        sought = self.sought[case]
+    def start(self, rng: torch.Generator, candidate: int, count: int, scale: float) -> Tensor:
+        """Draw points (count, n): N(0, scale^2) at the positions that a candidate leaves open."""
+        sought = self.sought[candidate]
         drawn = torch.randn(count, int(sought.sum()), self.shape[2], generator=rng)
         found = self.words.new_zeros(count, *self.shape)
         found[:, sought.to(found.device)] = scale * drawn.to(found)
         return found.flatten(1)
 
-    def fed(self, ids: Tensor, cases: Tensor) -> Tensor:
-        """Points (R, n) of tokens (R, B, L)."""
-        return self.embedded(self.words[ids.to(self.words.device)].flatten(1), cases).flatten(1)
+    def fed(self, ids: Tensor, which: Tensor) -> Tensor:
+        """Points (R, n) that are the embeddings of tokens (R, B, L)."""
+        return self.embedded(self.words[ids.to(self.words.device)].flatten(1), which).flatten(1)
 
-    def read(self, points: Tensor, cases: Tensor) -> Tensor:
-        """The tokens (R, B, L) int64 nearest to points, on the CPU; 0 beyond a text's end."""
+    def read(self, points: Tensor, which: Tensor) -> Tensor:
+        """Tokens (R, B, L) int64 nearest to points, on the CPU; 0 beyond the end of a text."""
         nearest = nearest_tokens(
-            self.embedded(points, cases), self.words, forbidden=self._forbidden
+            self.embedded(points, which), self.words, forbidden=self._forbidden
         ).cpu()
-        at = cases.cpu()
+        at = which.cpu()
         known = self.known[at]
         return torch.where(self.sought[at], nearest, known.clamp(min=0))

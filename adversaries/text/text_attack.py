@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from adversaries.text.row_space import LOST
 from fedsim.adversary import Adversary, Job, Source
@@ -14,14 +15,14 @@ from fedsim.knowledge import Knowledge
 from fedsim.records import Observation, Tokens
 from fedsim.spec import TextSpec
 
-__all__ = ["Case", "OfTexts", "padded"]
+__all__ = ["Candidate", "TextAttack", "padded"]
 
 MOST = 64
 """Combinations of labels and lengths that are tried at most where they are not known."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Case:
+class Candidate:
     """What is known, or assumed, of a batch.
 
     labels: (B,) int64, or (B, L) of masked words, -100 elsewhere. lengths: (B,)
@@ -32,7 +33,7 @@ class Case:
     lengths: Tensor
 
 
-class OfTexts(Adversary):
+class TextAttack(Adversary):
     """An attack on texts that has to know labels and lengths.
 
     They must be granted, or with `unknown` = "enumerate" all labels are tried, and of a single text
@@ -65,8 +66,8 @@ class OfTexts(Adversary):
             raise ValueError("the model takes no word embeddings, which this attack optimises")
         return tokens, words
 
-    def cases(self, seen: Observation, job: Job) -> list[Case]:
-        """What the batch may be: one case where labels and lengths are known."""
+    def candidate_batches(self, seen: Observation, job: Job) -> list[Candidate]:
+        """What the batch may be: one candidate where labels and lengths are known."""
         size = int(seen.know(Knowledge.BATCH_SIZE))
         tokens, _ = self.texts(seen)
         every = self._labels(seen, job, size), self._lengths(seen, job, tokens, size)
@@ -75,9 +76,8 @@ class OfTexts(Adversary):
                 f"{count} combinations of labels and lengths are too many to try (over {MOST}): "
                 "grant LABELS or LENGTHS"
             )
-        found = []
+        found, least = [], _least(tokens)
         for labels, lengths in product(*every):
-            least = len(tokens.prefix) + len(tokens.suffix) + 1
             if int(lengths.min()) < least or int(lengths.max()) > tokens.longest:
                 raise ValueError(
                     f"texts of {lengths.tolist()} tokens; expected {least} to {tokens.longest}, "
@@ -87,7 +87,7 @@ class OfTexts(Adversary):
                 int(labels.min()) >= 0 and int(labels.max()) < seen.spec.classes
             ):
                 raise ValueError(f"labels {labels.tolist()}; expected 0 to {seen.spec.classes - 1}")
-            found.append(Case(labels, lengths))
+            found.append(Candidate(labels, lengths))
         return found
 
     def _labels(self, seen: Observation, job: Job, size: int) -> list[Tensor]:
@@ -111,21 +111,22 @@ class OfTexts(Adversary):
                 f"the lengths of {size} texts are not known, and {self.name} tries those of a "
                 "single one: grant LENGTHS"
             )
-        least = len(tokens.prefix) + len(tokens.suffix) + 1
-        rank = _rank(seen, job)
+        least, rank = _least(tokens), _rank(seen, job)
         if least <= rank <= tokens.longest:
             return [torch.tensor([rank])]
         return [torch.tensor([length]) for length in range(least, tokens.longest + 1)]
+
+
+def _least(tokens: Tokens) -> int:
+    """The length of the shortest text: one token and the special tokens around it."""
+    return len(tokens.prefix) + len(tokens.suffix) + 1
 
 
 def padded(labels: Tensor, longest: int) -> Tensor:
     """Labels (B,) as they are; those of masked words (B, longest), -100 beyond."""
     if labels.ndim == 1:
         return labels
-    found = labels.new_full((len(labels), longest), -100)
-    width = min(longest, labels.shape[1])
-    found[:, :width] = labels[:, :width]
-    return found
+    return functional.pad(labels, (0, longest - labels.shape[1]), value=-100)
 
 
 def _rank(seen: Observation, job: Job) -> int:

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from adversaries.text.dummy_texts import MATCHED, DummyTexts
-from adversaries.text.text_attack import Case, OfTexts, padded
+from adversaries.text.text_attack import Candidate, TextAttack, padded
 from fedsim.adversary import Job
 from fedsim.gradients import (
     Adam,
@@ -38,7 +38,7 @@ PADDED = 8
 """Victims whose longest texts end in the same so many tokens are attacked together."""
 
 
-class TextMatching(OfTexts):
+class TextMatching(TextAttack):
     """Seeks the texts of a batch by making dummy embeddings whose gradient is the same.
 
     Word embeddings of the tokens that are sought start at N(0, I) and are moved by Adam; the tokens
@@ -91,22 +91,22 @@ class TextMatching(OfTexts):
         self, seen: Sequence[Observation], jobs: Sequence[Job]
     ) -> list[Reconstruction]:
         """Match many at once: those with the same model, and as many texts of about one length."""
-        cases = [self.cases(one, job) for one, job in zip(seen, jobs, strict=True)]
-        longest = [max(int(case.lengths.max()) for case in some) for some in cases]
+        candidates = [self.candidate_batches(one, job) for one, job in zip(seen, jobs, strict=True)]
+        longest = [max(int(candidate.lengths.max()) for candidate in some) for some in candidates]
         keys = [
             (len(some[0].lengths), some[0].labels.ndim, -(-most // PADDED))
-            for some, most in zip(cases, longest, strict=True)
+            for some, most in zip(candidates, longest, strict=True)
         ]
 
         def width(at: int) -> int:
-            tokens = len(cases[at]) * (1 + self.restarts) * keys[at][0] * longest[at]
+            tokens = len(candidates[at]) * (1 + self.restarts) * keys[at][0] * longest[at]
             return max(1, TOGETHER // tokens)
 
         return in_groups(
             [one.know(Knowledge.MODEL) for one in seen],
             keys,
             lambda some: self._match(
-                [seen[i] for i in some], [jobs[i] for i in some], [cases[i] for i in some]
+                [seen[i] for i in some], [jobs[i] for i in some], [candidates[i] for i in some]
             ),
             most=width,
         )
@@ -116,12 +116,12 @@ class TextMatching(OfTexts):
         """The distance, TAG's weight of ||.||_1, and that of LAMP's regulariser."""
 
     def schedule(self, step: int) -> float:
-        """Factor of the step length."""
+        """Factor of the step length at a step; 1 by default."""
         return 1.0
 
-    def first(self, texts: DummyTexts, case: int, job: Job) -> Tensor:
+    def first(self, texts: DummyTexts, candidate: int, job: Job) -> Tensor:
         """A starting point (n,)."""
-        return texts.start(job.rng, case, 1, self.spread(texts))[0]
+        return texts.start(job.rng, candidate, 1, self.spread(texts))[0]
 
     def spread(self, texts: DummyTexts) -> float:
         """Standard deviation of the coordinates of random points."""
@@ -133,11 +133,11 @@ class TextMatching(OfTexts):
     def optimizer(
         self, starts: Tensor, texts: DummyTexts, seen: Sequence[Observation], jobs: Sequence[Job]
     ) -> Optimizer:
-        """One of all starts (R, n), of which start i is of case i mod len(jobs)."""
+        """One of all starts (R, n), of which start i is of candidate i mod len(jobs)."""
         return Adam(starts, lr=self.lr, schedule=self.schedule)
 
     def finished(
-        self, match: Match, case: int, texts: DummyTexts, seen: Observation, job: Job
+        self, match: Match, candidate: int, texts: DummyTexts, seen: Observation, job: Job
     ) -> dict[str, Any]:
         """Do what is left to do to a match, in place; further diagnostics."""
         return {}
@@ -153,50 +153,52 @@ class TextMatching(OfTexts):
         return found
 
     def _match(
-        self, seen: Sequence[Observation], jobs: Sequence[Job], known: Sequence[Sequence[Case]]
+        self, seen: Sequence[Observation], jobs: Sequence[Job], known: Sequence[Sequence[Candidate]]
     ) -> list[Reconstruction]:
         model = seen[0].know(Knowledge.MODEL)
         tokens, words = self.texts(seen[0])
-        cases = [case for some in known for case in some]
+        candidates = [candidate for some in known for candidate in some]
         of = [victim for victim, some in enumerate(known) for _ in some]
-        longest = max(int(case.lengths.max()) for case in cases)
+        longest = max(int(candidate.lengths.max()) for candidate in candidates)
         metric, l1, norm_weight = self.metric()
         dtype, device = getattr(torch, self.precision), jobs[0].device
         gradients = [one.know(Knowledge.GRADIENT) for one in seen]
         far = TextDistance(
             model,
             [gradients[victim] for victim in of],
-            [padded(case.labels, longest) for case in cases],
-            [case.lengths for case in cases],
+            [padded(candidate.labels, longest) for candidate in candidates],
+            [candidate.lengths for candidate in candidates],
             comparison=Comparison(metric, self.parameters, device, dtype),
             l1=l1,
         )
-        texts = DummyTexts(far, cases, tokens, words.to(device, dtype), norm_weight=norm_weight)
+        texts = DummyTexts(
+            far, candidates, tokens, words.to(device, dtype), norm_weight=norm_weight
+        )
         own, views = [jobs[victim] for victim in of], [seen[victim] for victim in of]
         self.ready(texts, seen[0], jobs[0])
         matches = minimise(
             texts,
-            lambda case: self.first(texts, case, own[case]),
+            lambda candidate: self.first(texts, candidate, own[candidate]),
             own,
             lambda starts: self.optimizer(starts, texts, views, own),
-            [Rules(self.steps, evaluations=1, patience=self.steps)] * len(cases),
+            [Rules(self.steps, evaluations=1, patience=self.steps)] * len(candidates),
             restarts=Restarts(self.restarts, together=True, ends=self.ends),
             checks=Checks(proof=texts.proof),
         )
         told = [
-            self.finished(match, case, texts, views[case], own[case])
-            for case, match in enumerate(matches)
+            self.finished(match, candidate, texts, views[candidate], own[candidate])
+            for candidate, match in enumerate(matches)
         ]
         found = []
         for victim, (one, job) in enumerate(zip(seen, jobs, strict=True)):
-            mine = [case for case, whose in enumerate(of) if whose == victim]
+            mine = [candidate for candidate, whose in enumerate(of) if whose == victim]
             best = min(
                 mine, key=lambda at: ("matched" not in matches[at].outcomes, matches[at].value)
             )
             more = {
                 "cases": len(mine),
-                "labels": cases[best].labels.tolist(),
-                "lengths": cases[best].lengths.tolist(),
+                "labels": candidates[best].labels.tolist(),
+                "lengths": candidates[best].lengths.tolist(),
                 **told[best],
             }
             found.append(self._claim(matches[best], best, texts, one, job, more))
@@ -205,21 +207,23 @@ class TextMatching(OfTexts):
     def _claim(
         self,
         match: Match,
-        case: int,
+        candidate: int,
         texts: DummyTexts,
         seen: Observation,
         job: Job,
         more: dict[str, Any],
     ) -> Reconstruction:
-        at = torch.tensor([case], device=texts.words.device)
+        at = torch.tensor([candidate], device=texts.words.device)
         read = texts.read(match.point[None], at)
         ids = [
-            one[:length] for one, length in zip(read[0], texts.lengths[case].tolist(), strict=True)
+            one[:length]
+            for one, length in zip(read[0], texts.lengths[candidate].tolist(), strict=True)
         ]
         tokens = seen.spec.require(TextSpec).tokens
         with torch.no_grad():
-            exact = texts.embedded(texts.fed(read, at), at)
-            apart = float(texts.far(exact, at) / texts.far.zero_distance[case])
+            apart = float(
+                texts.distance(texts.fed(read, at), at) / texts.far.zero_distance[candidate]
+            )
         return Reconstruction(
             tokens=ids,
             text=[tokens.spell(one.tolist()) for one in ids],

@@ -12,8 +12,8 @@ from torch import Tensor
 from adversaries.speech.candidates import Candidate
 from adversaries.speech.ctc_matching.dummy_frames import DummyFrames
 from adversaries.speech.ctc_matching.restarts import restart_from_means
-from adversaries.speech.pace import Pace
-from adversaries.speech.utterance_attack import OfUtterances
+from adversaries.speech.time_estimate import TimeEstimate
+from adversaries.speech.utterance_attack import UtteranceAttack, distance_from
 from fedsim.adversary import Job
 from fedsim.gradients import Adam, Match, Restarts, Rules, minimise
 from fedsim.knowledge import Knowledge
@@ -34,7 +34,7 @@ QUICKEST = 0.1
 """Share of its iterations that a start which matches takes at least; a wrong case takes all."""
 
 
-class CTCMatching(OfUtterances):
+class CTCMatching(UtteranceAttack):
     """Frames whose gradient has the direction of the one observed, found by Adam.
 
     Needs what HFGM needs and takes derivatives instead of trying: fedsim's CTC can be
@@ -121,35 +121,34 @@ class CTCMatching(OfUtterances):
                 "The server's copy knows dropout only as a part of the model "
                 "(task.model.dropout), not as a client's defense; set masks = 0"
             )
-        cases = self.cases(seen, job)
-        pace = cases.pace(
+        candidates = self.candidates(seen, job)
+        estimate = candidates.estimate(
             job,
             QUICKEST * self.iterations,
             self.iterations,
-            "iterations, or what is tried",
+            "iterations, or the number of candidates",
             side_by_side=1 + self.restarts,
-            until_matched=True,
         )
         found = list[_Search]()
-        for at, case in enumerate(cases.tried):
+        for at, candidate in enumerate(candidates.tried):
             frames = DummyFrames(
                 model,
-                case,
+                candidate,
                 theirs,
                 seen.spec.require(SpeechSpec).features,
                 whole=self.layers == "all",
-                floor=self.floor if self.distance == "whitened" else None,
+                distance=distance_from(theirs, self.distance, self.floor),
                 smoothness=self.smoothness,
                 masks=self.masks,
             )
             seed = int(torch.randint(2**62, (), generator=job.rng))
-            with job.portion(len(cases.tried) - at), isolated(seed, "masks"):
+            with job.portion(len(candidates.tried) - at), isolated(seed, "masks"):
                 uniform = [
                     torch.rand(frames.size, generator=job.rng) for _ in range(1 + self.restarts)
                 ]
                 starts = [2 * one.to(job.device) - 1 for one in uniform]
-                match = self._adam(frames, job, None if at else pace, starts, self.lr)
-            found.append(_Search(case, frames, seed, match))
+                match = self._adam(frames, job, None if at else estimate, starts, self.lr)
+            found.append(_Search(candidate, frames, seed, match))
             if found[-1].matched:
                 break
         else:  # those that came closest first
@@ -164,24 +163,29 @@ class CTCMatching(OfUtterances):
         best = min(found, key=lambda one: one.match.value)
         return self.claim(
             [one[0] for one in best.frames.split(best.match.point[None])],
-            best.case,
+            best.candidate,
             seen,
-            left_out=cases.left_out,
+            left_out=candidates.left_out,
             objective=best.match.value,
             outcomes=best.match.outcomes,
             trace=job.trace,
             distances=[one.match.value for one in found],
-            untried=len(cases.tried) - len(found),
+            untried=len(candidates.tried) - len(found),
             evaluations=best.match.evaluations,
             **({} if seen.exact or seen.steps == 1 else SEVERAL_STEPS),
         )
 
     def _adam(
-        self, frames: DummyFrames, job: Job, pace: Pace | None, starts: list[Tensor], lr: float
+        self,
+        frames: DummyFrames,
+        job: Job,
+        estimate: TimeEstimate | None,
+        starts: list[Tensor],
+        lr: float,
     ) -> Match:
         def objective(points: Tensor, victims: Tensor) -> Tensor:
-            if pace is not None:
-                pace.step()
+            if estimate is not None:
+                estimate.step()
             return frames(points, victims)
 
         waiting = iter(starts)
@@ -203,7 +207,7 @@ class CTCMatching(OfUtterances):
 class _Search:
     """A case, the frames that are moved for it, and where they have come to."""
 
-    case: Candidate
+    candidate: Candidate
     frames: DummyFrames
     seed: int
     match: Match

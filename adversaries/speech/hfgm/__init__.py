@@ -1,20 +1,17 @@
 """HFGM: the frames of utterances by direct search, from the gradient of a recogniser's head."""
 
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import ClassVar, Literal
 
 from pydantic import Field
-from torch import Tensor
 
 from adversaries.speech.candidates import Candidate
 from adversaries.speech.hfgm.direct_search import DirectSearch
 from adversaries.speech.hfgm.frame_changes import HeadOnly, Whole
-from adversaries.speech.pace import Pace
-from adversaries.speech.utterance_attack import OfUtterances
+from adversaries.speech.time_estimate import TimeEstimate
+from adversaries.speech.utterance_attack import UtteranceAttack, distance_from
 from fedsim.adversary import Job
-from fedsim.gradients import WhitenedDistance, cosine_distance, squared_distance
 from fedsim.knowledge import Knowledge
 from fedsim.records import Observation, Reconstruction
 from fedsim.spec import SpeechSpec
@@ -22,7 +19,7 @@ from fedsim.spec import SpeechSpec
 __all__ = ["HFGM"]
 
 
-class HFGM(OfUtterances):
+class HFGM(UtteranceAttack):
     """Frames whose gradient comes closest to the one observed, by trying changes of single frames.
 
     Frames start uniform in [-1, 1]. An iteration draws unit vectors, each for a random frame, and
@@ -90,28 +87,31 @@ class HFGM(OfUtterances):
         steps, lr = self._local(seen)
         known = seen if steps == 1 else _single(seen)
         found: list[tuple[DirectSearch, Candidate]] = []
-        cases = self.cases(known, job)
+        candidates = self.candidates(known, job)
         least = self._least()
-        pace = cases.pace(job, least, least, "iterations, patience, or what is tried")
-        for case in cases.tried:
+        remedy = "iterations, patience, or the number of candidates"
+        estimate = candidates.estimate(job, least, least, remedy)
+        for candidate in candidates.tried:
             model = seen.know(Knowledge.MODEL).copy().to(job.device)
             model.module.eval()
             kind = Whole if self.layers == "all" or steps > 1 else HeadOnly
             tried = [
                 kind(model, target.to(job.device), list(theirs), lr=lr, steps=steps)
-                for target in case.targets
+                for target in candidate.targets
             ]
-            shapes = [(count, seen.spec.require(SpeechSpec).features) for count in case.lengths]
-            search = DirectSearch(tried, self._far(theirs), shapes, job)
-            with job.portion(len(cases.tried) - len(found)):
-                self._run(search, job, None if found else pace)
-            found.append((search, case))
-        search, case = min(found, key=lambda one: one[0].lowest)
+            shapes = [
+                (count, seen.spec.require(SpeechSpec).features) for count in candidate.lengths
+            ]
+            search = DirectSearch(tried, distance_from(theirs, self.distance), shapes, job)
+            with job.portion(len(candidates.tried) - len(found)):
+                self._run(search, job, None if found else estimate)
+            found.append((search, candidate))
+        search, candidate = min(found, key=lambda one: one[0].lowest)
         return self.claim(
             search.best * steps,
-            Candidate([*case.targets] * steps, [*case.lengths] * steps),
+            Candidate([*candidate.targets] * steps, [*candidate.lengths] * steps),
             seen,
-            left_out=cases.left_out,
+            left_out=candidates.left_out,
             objective=search.lowest,
             outcomes=[one.outcome for one, _ in found],
             trace=job.trace,
@@ -129,22 +129,16 @@ class HFGM(OfUtterances):
         Raises:
             NotGranted: The threat model withholds one of the two.
         """
-        told = Knowledge.LOCAL_STEPS in seen.granted or not seen.exact
-        steps = int(seen.know(Knowledge.LOCAL_STEPS)) if told else 1
+        several = Knowledge.LOCAL_STEPS in seen.granted or not seen.exact
+        steps = int(seen.know(Knowledge.LOCAL_STEPS)) if several else 1
         return steps, float(seen.know(Knowledge.LEARNING_RATE)) if steps > 1 else 0.0
 
-    def _far(self, theirs: Mapping[str, Tensor]) -> Callable[[Mapping[str, Tensor]], Tensor]:
-        if self.distance == "whitened":
-            return WhitenedDistance({name: value[0] for name, value in theirs.items()})
-        measure = cosine_distance if self.distance == "cosine" else squared_distance
-        return lambda ours: measure(ours, theirs)
-
-    def _run(self, search: DirectSearch, job: Job, pace: Pace | None) -> None:
+    def _run(self, search: DirectSearch, job: Job, estimate: TimeEstimate | None) -> None:
         search.step, recent = self.step, list[float]()
         count = self.samples - (self.fidelity == "authors")
         for at in job.steps(self.iterations):
-            if pace is not None:
-                pace.step()
+            if estimate is not None:
+                estimate.step()
             if self.schedule == "cosine":
                 search.step = self.step * math.cos(math.pi / 2 * at / self.iterations)
             search.iterate(count)

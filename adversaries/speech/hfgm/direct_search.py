@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from adversaries.speech.hfgm.frame_changes import Candidates
+from adversaries.speech.hfgm.frame_changes import FrameChanges
 from fedsim.adversary import Job
 
 __all__ = ["DirectSearch"]
@@ -23,7 +23,7 @@ class DirectSearch:
     iteration from which on. drawn, kept: vectors so far.
     """
 
-    tried: Sequence[Candidates]
+    tried: Sequence[FrameChanges]
     far: Callable[[Mapping[str, Tensor]], Tensor]
     shapes: Sequence[tuple[int, int]]
     job: Job

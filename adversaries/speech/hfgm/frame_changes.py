@@ -10,7 +10,7 @@ from adversaries.speech.hfgm.changed_frames import ChangedFrames
 from fedsim.gradients import ctc_head_gradient, head_passes
 from fedsim.victim import VictimModel
 
-__all__ = ["Candidates", "HeadOnly", "Whole"]
+__all__ = ["FrameChanges", "HeadOnly", "Whole"]
 
 VALUES = 2**26
 """Values of the head's inputs that are held at a time."""
@@ -23,7 +23,7 @@ CTC = 1e-2
 of CTC over a thousand frames is off by 1e-3; another loss has another gradient altogether."""
 
 
-class Candidates(ABC):
+class FrameChanges(ABC):
     """One utterance of a known transcript, and changes of it.
 
     model: a private copy in evaluation mode, on its device. target: (L,) int64. names: parameters
@@ -59,7 +59,7 @@ class Candidates(ABC):
         """
 
 
-class HeadOnly(Candidates):
+class HeadOnly(FrameChanges):
     """The head's gradients, in closed form from what the model says of the frames."""
 
     incremental: ChangedFrames | None = None
@@ -117,7 +117,7 @@ class HeadOnly(Candidates):
         return {name: both[name] for name in self.names}
 
 
-class Whole(Candidates):
+class Whole(FrameChanges):
     """Gradients of any parameters, and after any number of local steps, one change at a time."""
 
     way = "one by one"

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from adversaries.speech.span_decoding.decoder_steps import Walk
-from adversaries.speech.transcript_attack import OfTranscripts, claim
+from adversaries.speech.transcript_attack import TranscriptAttack, claim
 from fedsim.adversary import Job
 from fedsim.records import END, Observation, Reconstruction
 from fedsim.victim import VictimModel
@@ -29,7 +29,7 @@ APART = 1e3
 """How many times the lowest residual a hypothesis may have and still be followed."""
 
 
-class SpanDecoding(OfTranscripts):
+class SpanDecoding(TranscriptAttack):
     """The transcript of one utterance, exactly: the decoder is run again, its layers as checks.
 
     What entered a layer lies in its gradient's row space. Given the labels and context vectors
@@ -53,7 +53,7 @@ class SpanDecoding(OfTranscripts):
         "low rank",
         "row space",
     )
-    recovers: ClassVar[frozenset[str]] = OfTranscripts.recovers - {"outcomes"}
+    recovers: ClassVar[frozenset[str]] = TranscriptAttack.recovers - {"outcomes"}
     cites: ClassVar[str] = (
         "This project's, after the span check of Petrov et al., DAGER: Exact Gradient Inversion "
         "for Large Language Models, NeurIPS 2024"

@@ -1,5 +1,6 @@
 """dager: whole batches of text, exactly, from the spans of two layers' gradients."""
 
+import math
 from typing import ClassVar, Literal
 
 import torch
@@ -165,28 +166,25 @@ class DAGER(Adversary):
 def _full(
     first: First, layers: tuple[str, ...], gradient: dict[str, Tensor], seen: Observation
 ) -> str:
-    """What to say of a gradient that spans everything, by how many tokens are behind it at most."""
-    # Not that of the word embeddings: some models, such as ALBERT, project narrower ones.
+    """The error message for a gradient that spans all dimensions, with the likely reason."""
+    # The width of the layer, since some models (ALBERT) project narrower word embeddings.
     width = gradient[f"{layers[0]}.weight"].shape[0 if first.turned[layers[0]] else 1]
-    most: int | None = None
-    behind = ""
+    most = math.inf
     if seen.lengths is not None:
         most = sum(map(int, seen.lengths))
-        behind = f" (of {most} tokens)"
     elif seen.num_examples is not None:
         most = seen.num_examples * seen.spec.require(TextSpec).tokens.longest
-    fills = f"the gradient of '{layers[0]}'{behind} spans all d = {width} dimensions: "
-    if most is not None and most < width:
-        return (
-            f"{fills}{most} tokens at most are behind it, so that what was added to it (noise, "
-            "rounding to 16 bits, a mask) hides the dimensions that they span. dager reads "
-            "gradients where that is white and leaves half of the dimensions to tell it by"
-        )
+    why = "noise, rounding to 16 bits or a mask fills it"
+    if most < width:
+        why = f"{most} tokens at most are behind it, and {why}"
+    elif seen.lengths is not None:
+        why = f"{most} tokens are behind it"
+    else:
+        why = f"at least {width} tokens may be behind it, or {why}"
     return (
-        f"{fills}b >= d tokens {'are' if behind else 'may be'} behind it, and dager tells them "
-        f"while b < d. Smaller batches or shorter texts leak, and so does a wider model"
-        f"{'' if behind else '; or noise, rounding or a mask fills it'}; a noisy gradient has to "
-        "leave half of the dimensions to tell the noise by"
+        f"the gradient of '{layers[0]}' spans all d = {width} dimensions: {why}. dager needs fewer "
+        "tokens than dimensions, and in a noisy gradient fewer than half as many: use smaller "
+        "batches, shorter texts, a wider model or less noise"
     )
 
 

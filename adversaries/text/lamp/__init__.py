@@ -140,29 +140,31 @@ class LAMP(TextMatching):
         scaled = self.start_length is None and self.fidelity == "authors"
         return texts.spread if scaled else super().spread(texts)
 
-    def first(self, texts: DummyTexts, case: int, job: Job) -> Tensor:
+    def first(self, texts: DummyTexts, candidate: int, job: Job) -> Tensor:
         """The best of `starts` random points, and then of `permutations` orders of it."""
-        drawn = texts.start(job.rng, case, self.starts, self.spread(texts))
-        best = _best(drawn, texts, case)
+        drawn = texts.start(job.rng, candidate, self.starts, self.spread(texts))
+        best = _best(drawn, texts, candidate)
         batch = best.view(texts.shape)
         others = [best]
         for _ in range(self.permutations):
             other = batch.clone()
-            for text, sought in enumerate(texts.sought[case]):
+            for text, sought in enumerate(texts.sought[candidate]):
                 places = sought.nonzero().flatten()
                 order = torch.randperm(len(places), generator=job.rng)
                 other[text, places] = batch[text, places[order]]
             others.append(other.flatten())
-        return _best(torch.stack(others), texts, case)
+        return _best(torch.stack(others), texts, candidate)
 
     def ready(self, texts: DummyTexts, seen: Observation, job: Job) -> None:
         """Ask the prior about the longest text, so that one that takes fewer tokens is refused."""
         prior = self._reordering(texts, seen, job).prior
         if prior is not None:
-            case, text = divmod(int(texts.lengths.argmax()), texts.shape[0])
-            at = torch.tensor([case], device=texts.words.device)
+            candidate, text = divmod(int(texts.lengths.argmax()), texts.shape[0])
+            at = torch.tensor([candidate], device=texts.words.device)
             anything = texts.words.mean(dim=0).expand(1, *texts.shape).flatten(1)
-            prior.surprise(texts.read(anything, at)[:, text], texts.lengths[case, text : text + 1])
+            prior.surprise(
+                texts.read(anything, at)[:, text], texts.lengths[candidate, text : text + 1]
+            )
 
     def optimizer(
         self, starts: Tensor, texts: DummyTexts, seen: Sequence[Observation], jobs: Sequence[Job]
@@ -175,10 +177,10 @@ class LAMP(TextMatching):
             due = (steps % self.continuous == 0) & (steps > begin)
             if not bool(due.any()):
                 return points
-            cases = (rows % len(jobs))[due]
-            rngs = [jobs[case].rng for case in cases.tolist()]
+            which = (rows % len(jobs))[due]
+            rngs = [jobs[candidate].rng for candidate in which.tolist()]
             found = points.clone()
-            found[due] = reordering(points[due], cases, rngs)
+            found[due] = reordering(points[due], which, rngs)
             return found
 
         return Adam(
@@ -189,19 +191,19 @@ class LAMP(TextMatching):
         )
 
     def finished(
-        self, match: Match, case: int, texts: DummyTexts, seen: Observation, job: Job
+        self, match: Match, candidate: int, texts: DummyTexts, seen: Observation, job: Job
     ) -> dict[str, Any]:
         """Reorder the claimed tokens at the end where that is asked for; diagnostics."""
         reordering = self._reordering(texts, seen, job)
         prior = reordering.prior
         if self.discrete == "end":
             rounds = self.steps // self.continuous
-            match.point = reordering.repeated(match.point, case, job.rng, rounds)
+            match.point = reordering.repeated(match.point, candidate, job.rng, rounds)
         if self.polish:
-            at = torch.tensor([case], device=texts.words.device)
+            at = torch.tensor([candidate], device=texts.words.device)
             tokens = texts.fed(texts.read(match.point[None], at), at)[0]
             alone = Reordering(texts, None, candidates=self.candidates, weight=0.0)
-            match.point = alone.repeated(tokens, case, job.rng, self.polish)
+            match.point = alone.repeated(tokens, candidate, job.rng, self.polish)
         return {
             "prior": None if prior is None else prior.description,
             "prior_deviation": None if prior is None else prior.deviation,
@@ -216,8 +218,8 @@ class LAMP(TextMatching):
         return Reordering(texts, prior, candidates=self.candidates, weight=self._weight)
 
 
-def _best(points: Tensor, texts: DummyTexts, case: int) -> Tensor:
+def _best(points: Tensor, texts: DummyTexts, candidate: int) -> Tensor:
     """The one of points (K, n) with the lowest distance, (n,)."""
-    cases = torch.full((len(points),), case, device=points.device)
+    which = torch.full((len(points),), candidate, device=points.device)
     with torch.no_grad():
-        return points[int(texts.far(texts.embedded(points, cases), cases).argmin())]
+        return points[int(texts.distance(points, which).argmin())]

@@ -55,31 +55,31 @@ class Reordering:
         self.texts, self.prior = texts, prior
         self.candidates, self.weight = candidates, weight
 
-    def __call__(self, points: Tensor, cases: Tensor, rngs: Sequence[torch.Generator]) -> Tensor:
-        """Points (R, n) of cases (R,), each by its own generator."""
-        ids = self.texts.read(points, cases)
+    def __call__(self, points: Tensor, which: Tensor, rngs: Sequence[torch.Generator]) -> Tensor:
+        """Points (R, n) of which (R,), each by its own generator."""
+        ids = self.texts.read(points, which)
         found = points.clone()
         for row, rng in enumerate(rngs):
             for text in range(ids.shape[1]):
-                self._reorder(found[row], ids[row], cases[row : row + 1], text, rng)
-        exact = self.texts.fed(ids, cases)
-        done = self.texts.far(self.texts.embedded(exact, cases), cases) < self.texts.matched[cases]
+                self._reorder(found[row], ids[row], which[row : row + 1], text, rng)
+        exact = self.texts.fed(ids, which)
+        done = self.texts.distance(exact, which) < self.texts.matched[which]
         return torch.where(done[:, None], exact, found)
 
-    def repeated(self, point: Tensor, case: int, rng: torch.Generator, rounds: int) -> Tensor:
+    def repeated(self, point: Tensor, candidate: int, rng: torch.Generator, rounds: int) -> Tensor:
         """One point (n,) after so many rounds, or until its tokens have the observed gradient."""
-        points, at = point[None], torch.tensor([case], device=point.device)
+        points, at = point[None], torch.tensor([candidate], device=point.device)
         for _ in range(rounds):
             points = self(points, at, [rng])
-            if bool(self.texts.far(self.texts.embedded(points, at), at) < self.texts.matched[at]):
+            if bool(self.texts.distance(points, at) < self.texts.matched[at]):
                 break
         return points[0]
 
     def _reorder(
-        self, point: Tensor, ids: Tensor, case: Tensor, text: int, rng: torch.Generator
+        self, point: Tensor, ids: Tensor, candidate: Tensor, text: int, rng: torch.Generator
     ) -> None:
         """In place: the point (n,) and the tokens (B, L) of one text of one row."""
-        texts, at = self.texts, int(case)
+        texts, at = self.texts, int(candidate)
         places = texts.sought[at, text].nonzero().flatten()
         if len(places) < 2:
             return
@@ -94,11 +94,13 @@ class Reordering:
             surprise = self.prior.surprise(ids[text][index], lengths)
         batch = point.view(texts.shape)
         costs = (self.weight * surprise / len(ids)).to(point.dtype)
-        best = self._lowest(batch, text, index, costs, case)
+        best = self._lowest(batch, text, index, costs, candidate)
         batch[text] = batch[text][index[best].to(point.device)]
         ids[text] = ids[text][index[best]]
 
-    def _lowest(self, batch: Tensor, text: int, index: Tensor, costs: Tensor, case: Tensor) -> int:
+    def _lowest(
+        self, batch: Tensor, text: int, index: Tensor, costs: Tensor, candidate: Tensor
+    ) -> int:
         """Which of the orders (K, L) of a text has the lowest distance plus cost (K,).
 
         No distance is below 0, so that orders whose cost alone exceeds a total need none.
@@ -110,8 +112,8 @@ class Reordering:
                 break
             every = batch.repeat(len(some), 1, 1, 1)
             every[:, text] = batch[text][index[some].to(batch.device)]
-            rows = case.expand(len(some))
+            rows = candidate.expand(len(some))
             with torch.no_grad():
-                apart = texts.far(texts.embedded(every.flatten(1), rows), rows)
+                apart = texts.distance(every.flatten(1), rows)
             totals[some] = apart.to(costs) + costs[some]
         return int(totals.argmin())

@@ -11,7 +11,7 @@ from support.text_victims import BERT, GPT2, LAMP_QUICK, QUICK, Scored, seen, sm
 from adversaries import LAMP, TAG, DLGText
 from adversaries.text.dummy_texts import DummyTexts
 from adversaries.text.lamp.reordering import Reordering, moved
-from adversaries.text.text_attack import Case
+from adversaries.text.text_attack import Candidate
 from fedsim import testing
 from fedsim.gradients import Match, TextDistance, to_gradient
 from fedsim.knowledge import Knowledge
@@ -115,12 +115,12 @@ def test_masked_words_are_known_to_who_has_the_labels():
 
 
 def shuffled(order=(0, 3, 1, 2)):
-    """The texts of a case, its tokens in the wrong order, and the point they make."""
+    """The texts of a candidate, its tokens in the wrong order, and the point they make."""
     observed, truth = seen(small(), 1)
-    case = Case(observed.labels, torch.tensor(observed.lengths))
+    candidate = Candidate(observed.labels, torch.tensor(observed.lengths))
     words = observed.model.embedding
-    far = TextDistance(observed.model, [observed.gradient], [case.labels], [case.lengths])
-    texts = DummyTexts(far, [case], observed.spec.tokens, words)
+    far = TextDistance(observed.model, [observed.gradient], [candidate.labels], [candidate.lengths])
+    texts = DummyTexts(far, [candidate], observed.spec.tokens, words)
     ids = truth.tokens[0].clone()
     inner = texts.sought[0, 0].nonzero().flatten()[: len(order)]
     ids[inner] = ids[inner[list(order)]]
@@ -212,7 +212,7 @@ def test_a_start_ends_where_the_tokens_have_the_observed_gradient():
     observed, truth, _, point, _ = shuffled()
 
     class Nearly(LAMP):
-        def first(self, texts, case, job):
+        def first(self, texts, candidate, job):
             return point[0]
 
     settings = QUICK | {"candidates": 200, "continuous": 1}
@@ -227,15 +227,15 @@ def test_a_start_ends_where_the_tokens_have_the_observed_gradient():
 def test_only_tokens_prove_a_match():
     _, truth, texts, wrong, at = shuffled()
     right = texts.fed(truth.tokens[0][None, None], at)
-    points, cases = torch.cat([wrong, right]), at.repeat(2)
-    texts(points, cases)
+    points, which = torch.cat([wrong, right]), at.repeat(2)
+    texts(points, which)
     texts._last.zero_()  # as dummy embeddings between tokens may have it
-    proof = texts.proof(points, cases)
+    proof = texts.proof(points, which)
     assert proof[0] == torch.inf
     assert proof[1] < texts.matched[0]
-    texts(points, cases)
+    texts(points, which)
     texts._last.fill_(1.0)
-    assert bool((texts.proof(points, cases) == torch.inf).all())
+    assert bool((texts.proof(points, which) == torch.inf).all())
 
 
 def test_the_authors_start_at_the_vocabularys_length_and_reorder_later(monkeypatch):
