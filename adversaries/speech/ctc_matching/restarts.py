@@ -44,8 +44,8 @@ def restart_from_means(
     """
     lowest = [match.value]
     for _ in range(meetings):
-        told = zip(match.ends, match.outcomes, strict=True)
-        ends = [end for end, outcome in told if outcome == "steps"]
+        both = zip(match.ends, match.outcomes, strict=True)
+        ends = [end for end, outcome in both if outcome == "steps"]
         over = len(ends) < 2 or not {*match.outcomes} <= {"steps", "diverged"}
         before = lowest[-1 - FRUITLESS] if len(lowest) > FRUITLESS else math.inf
         if over or lowest[-1] > (1 - FALL) * before:
