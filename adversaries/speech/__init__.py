@@ -1,1 +1,1 @@
-"""Attacks on speech: what was said, how it sounded, and who spoke."""
+"""Attacks on speech that recover transcripts, the features of utterances, and speakers."""

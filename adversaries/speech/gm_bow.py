@@ -1,4 +1,4 @@
-"""gm-bow: a whole transcript from the decoder's gradient, its words known as a bag."""
+"""gm-bow: transcripts by gradient matching, restricted to a known bag of words."""
 
 from dataclasses import replace
 from functools import partial
@@ -25,33 +25,34 @@ from fedsim.records import END, Observation, Reconstruction
 __all__ = ["GMBoW"]
 
 MATCHED = {"float32": 1e-7, "float64": 1e-9}
-"""Squared distance, as a share of the gradient's squared norm, that wrong orders do not reach."""
+"""Squared distance, as a share of the gradient's squared norm, below which labels are correct."""
 
 PATIENCE = 100
-"""Iterations in which L-BFGS must bring the distance down by 5 %."""
+"""Iterations within which L-BFGS must lower the distance by 5 %; else the start has stalled."""
 
 
 class GMBoW(TranscriptAttack):
-    """The transcript of one utterance: the labels that the gradient reveals, put into order.
+    """Recovers the transcript of one utterance: the order of the labels that the gradient reveals.
 
-    A decoder with attention takes from the encoder nothing but a context vector a_i a step. Of
-    dummy context vectors A (S x d_A) and smooth labels P (S x |set|), fed back to the decoder as
-    e_i = sum_k p_i^k E(c_k), it seeks those whose decoder gradient is the one observed. The set of
-    labels is another attack's, as is S, or else the rank of the head's gradient; the input and its
-    length are not needed. Of `starts` starts, run side by side, the one with the lowest distance is
-    claimed: in variant "paper" of the points they ended at, without the penalty.
+    A decoder with attention receives from the encoder one context vector a_i in each step i. The
+    attack optimises dummy context vectors A (S x d_A) and smooth labels P (S x |set|), which are
+    fed back to the decoder as e_i = sum_k p_i^k E(c_k), until the decoder's gradient is the one
+    observed. Another attack provides the set of labels and their number S, which is otherwise the
+    rank of the head's gradient. The input and its length are not needed. `starts` random starts are
+    optimised together, and the one with the lowest distance is claimed; variant "paper" compares
+    the final points, without the penalty.
 
-    variant "paper" (Eq. 8): all of A and P are free, ||g' - g|| + `penalty` sum_i |1 - ||p_i||_1|
-    is minimised by Adam. Variant "span" solves the same problem in far fewer variables: the rows
-    [s_i; a_i] that enter the layer behind the attention span its weight's gradient (of rank S), so
-    A is sought in that span, S x S coefficients; P is a softmax; L-BFGS on the squared distance.
+    Variant "paper" (Eq. 8): Adam minimises ||g' - g|| + `penalty` sum_i |1 - ||p_i||_1| over all
+    of A and P. Variant "span" has far fewer variables: the rows [s_i; a_i] that enter the layer
+    behind the attention span its weight gradient of rank S, so A is parametrised by S x S
+    coefficients in that row space. P is a softmax, and L-BFGS minimises the squared distance.
 
-    Only layers behind the attention are matched by default: what A and P explain. The gradient of
-    the decoder's LSTM came through the attention too, which asked with its state; no A removes
-    that distance, small while the attention is untrained.
+    By default only the layers behind the attention are matched, because A and P determine their
+    gradients. The LSTM of the decoder also receives gradient through the attention, whose query is
+    its state; no A removes that part of the distance, which is small for untrained attention.
 
-    Assumes one utterance in one step, whose last label is known to be 0, the end. Claims every
-    label, the end included.
+    The attack assumes one utterance in one local step whose last label is 0 (the end of the
+    sentence). It claims every label, the end included.
     """
 
     name: ClassVar[str] = "gm-bow"
@@ -67,47 +68,48 @@ class GMBoW(TranscriptAttack):
     )
 
     variant: Literal["span", "paper"] = "span"
-    """ "paper": every variable free, by Adam; "span": the few that can differ, by L-BFGS."""
+    """Method: "paper" optimises all variables by Adam, "span" those in the row space by L-BFGS."""
 
     restrict: bool = True
-    """To the set; false: all C labels, the baseline without BoW."""
+    """Whether labels are restricted to the set; false: all C labels, the paper's baseline."""
 
     normalise: Literal["all", "set"] = "all"
-    """Softmax over all C labels, as the client's, or over the set alone (the paper's L_BoW:
-    cheaper, another gradient)."""
+    """Labels of the softmax: "all" C labels, as for the client, or the "set" alone (the paper's
+    L_BoW, which is cheaper, but has another gradient)."""
 
     starts: int = Field(default=5, ge=1)
-    """Random starts."""
+    """Number of random starts."""
 
     iterations: int = Field(default=20_000, ge=1)
-    """Steps a start."""
+    """The largest number of steps of a start."""
 
     lr: float = Field(default=0.05, gt=0)
-    """First step length of "paper"."""
+    """Initial learning rate of variant "paper"."""
 
     halved_every: int = Field(default=4000, ge=1)
-    """Steps after which "paper" halves its step length."""
+    """Steps after which variant "paper" halves its learning rate."""
 
     lowest_lr: float = Field(default=0.005, gt=0)
-    """Least step length of "paper"."""
+    """Lowest learning rate of variant "paper"."""
 
     unchanged: int = Field(default=2000, ge=0)
-    """a start ends when its transcript is the same for so many steps; 0: never."""
+    """A start ends when its transcript has not changed for this many steps; 0: never."""
 
     penalty: float = Field(default=1.0, ge=0)
-    """Weight of sum_i |1 - ||p_i||_1| in "paper" (lambda)."""
+    """Weight lambda of sum_i |1 - ||p_i||_1| in variant "paper"."""
 
     spread: float = Field(default=0.2, gt=0)
-    """Standard deviation of the first context vectors' entries, or coefficients."""
+    """Standard deviation of the initial entries of the context vectors, or of their
+    coefficients."""
 
     parameters: dict[str, Annotated[float, Field(ge=0)]] = Field(
         default={"*head.*": 1.0, "*projection.*": 1.0}
     )
-    """What each parameter's squared distance counts, by name pattern; a parameter that no
-    pattern fits is left out."""
+    """Weights of the parameters' squared distances by name pattern; a parameter that matches no
+    pattern is left out."""
 
     precision: Literal["float32", "float64"] = "float64"
-    """floating-point type of the optimisation."""
+    """Floating-point type of the optimisation."""
 
     @model_validator(mode="after")
     def _a_set_to_normalise_over(self) -> Self:
@@ -116,7 +118,11 @@ class GMBoW(TranscriptAttack):
         return self
 
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
-        """Match the gradient; raises `ValueError` where model or update are of another kind."""
+        """Match the gradient.
+
+        Raises:
+            ValueError: The model has no attention, or the update holds several examples or steps.
+        """
         model, gradient = self.decoder(seen)
         revealed, length, source = self.bag(seen, job)
         span = self.variant == "span"

@@ -1,4 +1,4 @@
-"""What attacks on the decoder of a recogniser share: the kind of update, the bag, the claim."""
+"""Base class of attacks on transcripts, from the gradient of a decoder with attention."""
 
 from collections import Counter
 from typing import Any, ClassVar
@@ -16,11 +16,12 @@ __all__ = ["TranscriptAttack", "claim"]
 
 
 class TranscriptAttack(Adversary):
-    """An attack on the transcript of one utterance, from the gradient of a decoder with attention.
+    """Base class of attacks on the transcript of one utterance through the decoder's gradient.
 
-    Such a decoder takes from the encoder nothing but a context vector a_i a step, so that neither
-    the frames nor their number have to be found. Assumes one utterance in one step, whose last
-    label is 0, the end; a model with the point "context" that says by `context_size` what d_A is.
+    A decoder with attention receives nothing from the encoder but one context vector a_i of d_A
+    values in each step. So neither the frames nor their number have to be found. The attacks assume
+    one utterance in one local step whose last label is 0 (the end of the sentence), and a model
+    with the feeding point "context" whose attribute `context_size` is d_A.
     """
 
     suits = (SpeechSpec,)
@@ -30,11 +31,11 @@ class TranscriptAttack(Adversary):
     )
 
     labels_from: Source = "rlg"
-    """The set of labels: another adversary by name, or "given" (the threat model grants
-    LABELS, of which only the set and the number are used)."""
+    """Source of the set of labels: another adversary by name, or "given" (the threat model grants
+    LABELS; only their set and number are used)."""
 
     def cautions(self, model: VictimModel) -> list[str]:
-        """A model without attention, and what its parts say."""
+        """Warn of a model without attention, and pass on the warnings of `labels_from`."""
         return [*filter(None, [self._unfit(model)]), *super().cautions(model)]
 
     def _unfit(self, model: VictimModel) -> str | None:
@@ -46,7 +47,11 @@ class TranscriptAttack(Adversary):
         )
 
     def decoder(self, seen: Observation) -> tuple[VictimModel, dict[str, Tensor]]:
-        """Model and gradient; raises `ValueError` where they are of another kind."""
+        """The model and its gradient.
+
+        Raises:
+            ValueError: The model has no attention, or the update holds several examples or steps.
+        """
         model, gradient = seen.know(Knowledge.MODEL), seen.know(Knowledge.GRADIENT)
         if unfit := self._unfit(model):
             raise ValueError(unfit)
@@ -63,7 +68,15 @@ class TranscriptAttack(Adversary):
         return model, dict(gradient)
 
     def bag(self, seen: Observation, job: Job) -> tuple[frozenset[int], int, str]:
-        """The set of labels, how many there are in all, and who says so: the attack, or "rank"."""
+        """The bag of labels.
+
+        Returns:
+            The set of labels, their number with multiplicity, and the source of the number: an
+            adversary, "given", or "rank" (of the head's gradient).
+
+        Raises:
+            ValueError: The adversary in `labels_from` claims no set of labels.
+        """
         if self.labels_from == "given":
             given = seen.know(Knowledge.LABELS).flatten()
             given = given[given >= 0].tolist()
@@ -82,7 +95,12 @@ class TranscriptAttack(Adversary):
 
 
 def claim(labels: Tensor, **more: Any) -> Reconstruction:
-    """Labels (S,) int64 of one utterance, the end included, and what else is known of them."""
+    """Claim the labels of one utterance.
+
+    Args:
+        labels: (S,) int64, with the end label.
+        **more: Further fields of `Reconstruction`.
+    """
     return Reconstruction(
         sequences=[labels],
         num_labels=len(labels),

@@ -1,4 +1,4 @@
-"""An attack on the frames of utterances: what it has to know, tries, and claims."""
+"""Base class of attacks that search for frames whose gradient is the one observed."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
@@ -19,14 +19,17 @@ from fedsim.victim import VictimModel
 __all__ = ["UtteranceAttack", "distance_from"]
 
 Distance = Callable[[Mapping[str, Tensor]], Tensor]
+"""Maps gradients (R, *shape) by parameter name to their distances (R,) from the observed one."""
 
 MOST_FRAMES = 100_000
+"""The largest number of frames that a setting may ask for."""
+
 MOST = 64
-"""Combinations of transcripts and lengths that are tried at most."""
+"""The largest number of combinations of transcripts and lengths that are tried."""
 
 
 def distance_from(theirs: Mapping[str, Tensor], kind: str, floor: float = 0.01) -> Distance:
-    """A function of gradients (R, *shape) that returns their distances (R,) from the observed one.
+    """Make the distance from an observed gradient.
 
     Args:
         theirs: The observed gradient by parameter name, (1, *shape).
@@ -40,39 +43,38 @@ def distance_from(theirs: Mapping[str, Tensor], kind: str, floor: float = 0.01) 
 
 
 class UtteranceAttack(Adversary):
-    """An attack on the frames of utterances that has to know what was said, and in how many.
+    """Base class of attacks on the frames of utterances whose transcripts and lengths are needed.
 
-    The threat model grants transcripts and lengths, as HFGM assumes; or, of a single utterance,
-    those listed in `transcripts` and `frames` are tried, each combination by itself, and the one
-    whose gradient comes closest is claimed (appendix B.1), its transcript with it.
+    The threat model grants both, as HFGM assumes. For a single utterance the candidates in the
+    settings `transcripts` and `frames` can be tried instead: the attack runs once for each
+    combination and claims the one with the lowest gradient distance (HFGM, appendix B.1).
     """
 
     suits = (SpeechSpec,)
     needs: ClassVar[Knowledge] = Knowledge.HEAD_GRADIENT | Knowledge.MODEL | Knowledge.BATCH_SIZE
 
     layers: Literal["last", "all"] = "last"
-    """Whose gradient is matched: "last", the head, or "all"."""
+    """Layers whose gradient is matched: the head ("last"), or "all"."""
 
     transcripts: list[str] = Field(default=[])
-    """Tried instead of the one that LABELS grants."""
+    """Candidate transcripts that are tried if LABELS is not granted."""
 
     frames: list[Annotated[int, Field(ge=1, le=MOST_FRAMES)]] = Field(default=[])
-    """Numbers of frames, tried instead of the one that LENGTHS grants."""
+    """Candidate numbers of frames that are tried if LENGTHS is not granted."""
 
     assumes: Literal["given", "random"] = "given"
-    """ "random": another transcript of the same length, for every utterance: the control of
-    appendix B.1."""
+    """Transcripts that are assumed: those "given", or "random" ones of the same lengths, as a
+    control (HFGM, appendix B.1)."""
 
     off: int = Field(default=0, ge=-MOST_FRAMES, le=MOST_FRAMES)
-    """Frames that are assumed beyond those there are (fewer where negative): the control of
-    appendix B.1."""
+    """Number of frames added to each length, or removed if negative, as a control (HFGM, appendix
+    B.1)."""
 
     stretch: float = Field(default=1.0, gt=0, le=100)
-    """How many times as many frames as there are, rounded, are assumed before `off`: the
-    control of appendix B.1."""
+    """Factor of each length, rounded, before `off` is added, as a control (HFGM, appendix B.1)."""
 
     def requires(self) -> Knowledge:
-        """Labels and lengths too, unless they are tried; the whole gradient where it is matched."""
+        """Labels and lengths too unless candidates are given; for all layers the whole gradient."""
         required = super().requires()
         if not self.transcripts:
             required |= Knowledge.LABELS
@@ -81,11 +83,11 @@ class UtteranceAttack(Adversary):
         return required | Knowledge.GRADIENT if self.layers == "all" else required
 
     def fills(self) -> frozenset[str]:
-        """What was said, too, where transcripts are tried."""
+        """The fields in `recovers`, and the text if candidate transcripts are given."""
         return super().fills() | ({"text"} if self.transcripts else set())
 
     def cautions(self, model: VictimModel) -> list[str]:
-        """Losses other than CTC, transcripts that cannot be written, dropout that is on."""
+        """Warn of losses other than CTC, transcripts that cannot be written, and dropout."""
         found = []
         if self.layers == "last" and not hasattr(model.module, "blank"):
             found.append(f"the model is not trained with CTC, whose head alone {self.name} matches")
@@ -103,9 +105,10 @@ class UtteranceAttack(Adversary):
         return found
 
     def observed(self, seen: Observation) -> dict[str, Tensor]:
-        """The gradient to match by parameter name, of the head or all that was sent.
+        """The gradient to match by parameter name: of the head, or of all layers.
 
-        Raises `ValueError` where the head is missing, and for zero, NaN or Inf.
+        Raises:
+            ValueError: The head is missing, or the gradient is zero or holds NaN or Inf.
         """
         whole = self.layers == "all"
         found = seen.know(Knowledge.GRADIENT if whole else Knowledge.HEAD_GRADIENT)
@@ -121,10 +124,11 @@ class UtteranceAttack(Adversary):
         return dict(found)
 
     def candidates(self, seen: Observation, job: Job) -> Candidates:
-        """What the utterances may be: one case where transcripts and lengths are granted.
+        """The candidates for a batch; a single one if transcripts and lengths are granted.
 
-        Raises `ValueError` for a task without utterances, and for what cannot be tried;
-        `DataError` where CTC can say no case, for each has too few frames for its transcript.
+        Raises:
+            ValueError: The task has no utterances, or the settings give no valid candidates.
+            DataError: Every candidate has too few frames for its transcript under CTC.
         """
         size = int(seen.know(Knowledge.BATCH_SIZE))
         spec = seen.spec.require(SpeechSpec)
@@ -177,9 +181,10 @@ class UtteranceAttack(Adversary):
         trace: Sequence[tuple[int, float]],
         **diagnostics: object,
     ) -> Reconstruction:
-        """Utterances (T, features), and the transcript where several were tried.
+        """Claim utterances (T, features), and the transcripts if candidates were given.
 
-        Transcripts, lengths and what was not tried are among the diagnostics.
+        The diagnostics hold the candidate's transcripts and lengths, and the reasons why others
+        were left out.
         """
         spec = seen.spec.require(SpeechSpec)
         spelled = diagnostics["said"] = [spec.spell(one.tolist()) for one in candidate.targets]

@@ -1,4 +1,4 @@
-"""ctc-matching: the frames of utterances by first-order gradient matching, through CTC."""
+"""ctc-matching: frames of utterances by gradient matching through the CTC loss."""
 
 import functools
 import math
@@ -24,47 +24,48 @@ from fedsim.spec import SpeechSpec
 __all__ = ["CTCMatching"]
 
 MATCHED = 1e-9
-"""Distance below which a start ends: float32 does not tell it from zero."""
+"""Distance below which a start has matched; in float32 it is zero up to rounding."""
 
 SEVERAL_STEPS = {
     "local steps": "matched as one step on all their utterances: weights moved in between"
 }
 
 QUICKEST = 0.1
-"""Share of its iterations that a start which matches takes at least; a wrong case takes all."""
+"""Least share of its iterations after which a start matches; a wrong candidate takes all."""
 
 
 class CTCMatching(UtteranceAttack):
-    """Frames whose gradient has the direction of the one observed, found by Adam.
+    """Recovers the frames of utterances by matching the direction of the gradient with Adam.
 
-    Needs what HFGM needs and takes derivatives instead of trying: fedsim's CTC can be
-    differentiated twice, which is all that HFGM's authors miss. Matching the head alone does not
-    even ask for second derivatives of the network: its gradient G' H is in closed form, so that
-    one backward pass through network and CTC moves every frame.
+    The attack needs the same knowledge as HFGM, but uses derivatives instead of a direct search,
+    since fedsim's CTC loss can be differentiated twice. The gradient of the head alone is G' H in
+    closed form, so one backward pass through network and CTC gives the derivative for every frame,
+    without second derivatives of the network.
 
-    The gradient of a head has few large singular values, and the cosine distance hardly sees the
-    others: it comes to a plateau for hundreds of iterations, where it may stay. `distance` =
-    "whitened", the default, makes them all count (`WhitenedDistance`), and finds utterances to the
-    last digit in a fraction of the iterations. Wide layers are what gives an utterance away from
-    the head alone (docs); narrow models want `layers` = "all".
+    The gradient of a head has few large singular values. The cosine distance hardly depends on the
+    others, and stays on a plateau for hundreds of iterations. `distance` = "whitened", the default,
+    weights all singular directions alike (`WhitenedDistance`), and recovers utterances to the last
+    digit in a fraction of the iterations. The head alone reveals an utterance if layers are wide
+    (docs); narrow models need `layers` = "all".
 
-    Beyond 20 frames or so most starts end in a wrong valley, each in another, and all around the
-    truth: their mean is nearer to it than any of them. So where none has matched they meet, and go
-    on from there: one from the mean of all, each other one from the mean of a random half, with
-    steps as long as they were apart.
+    Beyond about 20 frames most starts end in different local minima around the truth, and their
+    mean is closer to it than any of them. If none has matched, the search restarts: one start from
+    the mean of all end points, each other one from the mean of a random half, with a learning rate
+    equal to their standard deviation.
 
-    Of several transcripts or lengths each is sought from starts of its own, until one matches, as
-    only the right one does; where none has, starts meet, those of the closest first.
+    Each of several candidate transcripts or lengths has its own starts. The search ends at the
+    first candidate that matches, since only the correct one does. If none does, the candidates are
+    restarted in the order of their distance.
 
-    Added is `smoothness` times the mean square of the difference of neighbouring frames. Starts
-    uniform in [-1, 1]; the point with the lowest value that was met is claimed.
+    The objective adds `smoothness` times the mean squared difference of neighbouring frames. Starts
+    are uniform in [-1, 1], and the point with the lowest objective is claimed.
 
-    Several local steps are matched as one on all their utterances, which is close where a small
-    learning rate hardly moves the weights; the diagnostics say so.
+    Several local steps are matched as one step on all their utterances. This is a good
+    approximation if the learning rate is small, and the diagnostics mention it.
 
-    A model with dropout has a gradient of masks nobody knows. `masks` = 0 matches one without
-    dropout, as HFGM does; more than 0 the mean gradient of so many masks drawn anew each time, for
-    which dropout has to be a part of the model: the server's copy has no client's hooks.
+    The dropout masks of the client are unknown. `masks` = 0 matches the gradient without dropout,
+    as HFGM does. `masks` > 0 matches the mean gradient over that many new masks in each step; the
+    dropout must be a part of the model, because the server's copy has no hooks of the client.
     """
 
     name: ClassVar[str] = "ctc-matching"
@@ -81,36 +82,38 @@ class CTCMatching(UtteranceAttack):
     )
 
     distance: Literal["whitened", "cosine"] = "whitened"
-    """Of gradients: every singular direction alike, or cosine."""
+    """Distance between gradients: "whitened" weights all singular directions alike."""
 
     floor: float = Field(default=0.01, gt=0, le=1)
-    """Share of the largest singular value below which whitened directions fade; more where
-    updates are noisy."""
+    """Share of the largest singular value below which directions lose weight in the whitened
+    distance; noisy updates need a larger one."""
 
     iterations: int = Field(default=150, ge=1)
-    """Steps of Adam a start, and again after each meeting."""
+    """Steps of Adam for each start, and again after each restart from means."""
 
     lr: float = Field(default=0.6, gt=0, allow_inf_nan=False)
-    """Step length, lowered along a cosine; after a meeting the starts' distance, if that is
-    less."""
+    """Initial learning rate, lowered along a cosine; after a restart from means the standard
+    deviation of the end points, if that is smaller."""
 
     restarts: int = Field(default=7, ge=0)
-    """Further starts, side by side until one matches."""
+    """Number of further starts, optimised together until one matches."""
 
     meetings: int = Field(default=12, ge=0)
-    """Times at most that starts, where none has matched, go on from their means; with a single
-    start there are none."""
+    """The largest number of restarts from means if no start has matched; a single start has
+    none."""
 
     smoothness: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    """What the difference of neighbouring frames counts."""
+    """Weight of the mean squared difference of neighbouring frames."""
 
     masks: int = Field(default=0, ge=0, le=64)
-    """Dropout masks a step whose mean is matched; 0: none."""
+    """Number of dropout masks in each step whose mean gradient is matched; 0: no dropout."""
 
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
-        """Match; raises `ValueError` where the frames or the model are of another kind.
+        """Match the gradient.
 
-        So are `masks` of a model that has no dropout.
+        Raises:
+            ValueError: The inputs are no frames, the gradient cannot be matched, or `masks` is set
+                for a model without dropout.
         """
         theirs = {name: value[None].to(job.device) for name, value in self.observed(seen).items()}
         model = seen.know(Knowledge.MODEL).copy().to(job.device)
@@ -151,7 +154,7 @@ class CTCMatching(UtteranceAttack):
             found.append(_Search(candidate, frames, seed, match))
             if found[-1].matched:
                 break
-        else:  # those that came closest first
+        else:  # no candidate has matched: restart them, the closest first
             for at, one in enumerate(sorted(found, key=lambda one: one.match.value)):
                 with job.portion(len(found) - at), isolated(one.seed, "masks", "meetings"):
                     search = functools.partial(self._adam, one.frames, job, None)
@@ -205,7 +208,7 @@ class CTCMatching(UtteranceAttack):
 
 @dataclass(slots=True, eq=False)
 class _Search:
-    """A case, the frames that are moved for it, and where they have come to."""
+    """The search for one candidate: its objective, seed of the dropout masks, and best result."""
 
     candidate: Candidate
     frames: DummyFrames
@@ -214,5 +217,5 @@ class _Search:
 
     @property
     def matched(self) -> bool:
-        """Whether a start came to the distance that no other frames or transcripts have."""
+        """Whether a start has matched, which only the correct transcript and length allow."""
         return "matched" in self.match.outcomes

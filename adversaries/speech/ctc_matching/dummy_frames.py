@@ -1,4 +1,4 @@
-"""Dummy utterances of a batch: the gradients they have, and how far these are from one observed."""
+"""Objective of ctc-matching: the distance of dummy utterances' gradients from the observed one."""
 
 import torch
 from torch import Tensor
@@ -12,13 +12,18 @@ __all__ = ["DummyFrames"]
 
 
 class DummyFrames:
-    """The objective of a batch: points (R, n) are all utterances' frames, one after the other.
+    """The objective of a batch; points (R, n) hold the frames of all utterances in turn.
 
-    model: in the mode that its dropout asks for. case: what is assumed to have been said, and in
-    how many frames. theirs: what is matched, by parameter name, with a first dimension of 1; the
-    head's alone, or with `whole` of any. features: values of a frame. floor: of
-    `WhitenedDistance`; None: the cosine distance. smoothness: the weight of the mean squared
-    difference of neighbouring frames. masks: of dropout, whose mean gradient is matched; 0: none.
+    Args:
+        model: The victim's model, in training mode if its dropout is simulated.
+        candidate: Transcripts and lengths that are assumed.
+        theirs: The observed gradient by parameter name, (1, *shape); of the head, or of any
+            parameters if `whole` is set.
+        features: Number of values of a frame.
+        whole: Whether other gradients than the head's are matched, by autograd.
+        distance: The distance from `theirs`.
+        smoothness: Weight of the mean squared difference of neighbouring frames.
+        masks: Number of dropout masks whose mean gradient is matched; 0: no dropout.
     """
 
     def __init__(
@@ -42,12 +47,12 @@ class DummyFrames:
         self._targets = [one.to(device) for one in candidate.targets]
 
     def split(self, points: Tensor) -> list[Tensor]:
-        """Each utterance (R, T, features)."""
+        """Split points (R, n) into utterances (R, T, features)."""
         parts = torch.split(points, [length * width for length, width in self._shapes], dim=1)
         return [part.view(-1, *shape) for part, shape in zip(parts, self._shapes, strict=True)]
 
     def __call__(self, points: Tensor, _: Tensor) -> Tensor:
-        """Distances (R,) of points (R, n), differentiable, with what roughness counts."""
+        """Objective (R,) of points (R, n), differentiable."""
         utterances = self.split(points)
         ours = self._of_all(utterances) if self._whole else self._of_head(utterances)
         found = self._distance(ours)
@@ -57,7 +62,7 @@ class DummyFrames:
                 found = found + self._smoothness / len(utterances) * rough
         return found
 
-    # Sums over utterances, where the loss has a mean: both distances forgive a gradient's length.
+    # Both methods sum over utterances instead of averaging: the distances ignore the scale.
 
     def _of_head(self, utterances: list[Tensor]) -> dict[str, Tensor]:
         draws, head = self._draws, self._model.head

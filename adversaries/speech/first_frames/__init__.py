@@ -1,4 +1,4 @@
-"""first-frames: every frame of every utterance in closed form, from the first layer's gradient."""
+"""first-frames: all frames of all utterances in closed form, from the first layer's gradient."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -20,49 +20,50 @@ from fedsim.victim import VictimModel
 __all__ = ["FirstFrames"]
 
 ROUNDING = 1e-10
-"""Share of the largest singular value that counts as zero, whatever was sent."""
+"""Share of the largest singular value below which values count as zero."""
 
 ROUGH = 1e-3
-"""Misfit that rounding does not reach, and noise does."""
+"""Misfit above which the gradient is noisy, since rounding alone stays below."""
 
 CLOSE, NOTHING = 1.25, 0.9
-"""How many times the least misfit the number of frames may have that the rank says, and the misfit
-beyond which it says no more than silence."""
+"""For a single utterance: the factor of the least misfit that the number of frames given by the
+rank may have, and the largest misfit it may have at all (frames of zeros have 1)."""
 
 CLEAR = 100.0
-"""Fall of singular values that noise does not leave: below it one among the first is a coincidence,
-for an utterance has more frames than half a window."""
+"""Ratio of singular values above which a gap is not due to noise. Smaller gaps among the first
+values are ignored, because an utterance has more frames than half a window."""
 
 
 class FirstFrames(Adversary):
-    """Utterances read off the gradient of a layer that sees every frame between its neighbours.
+    """Recovers utterances from the gradient of a layer whose inputs are windows of frames.
 
-    Such a layer z_t = W w_t + b, w_t = (x_{t-c}, ..., x_{t+c}) with zeros beyond the ends, has
-    [dW | db] = sum_t delta_t (w_t, 1)': its rows span exactly the vectors (w_t, 1) of all frames of
-    all utterances, as long as these are fewer than units. Their number is the matrix's rank. An
-    utterance of T frames is T windows that overlap and lie in that space, which is a linear
-    least-squares problem, for the bias coordinate fixes the scale. Its misfit is zero for the true
-    T alone, so every T up to the rank is tried, in one pass. There must be fewer frames than a
-    window has values, less those of a frame: of DeepSpeech's 494 + 1 - 26 = 469.
+    The layer is z_t = W w_t + b with w_t = (x_{t-c}, ..., x_{t+c}) and zeros beyond both ends. Its
+    gradient is [dW | db] = sum_t delta_t (w_t, 1)', so its row space is spanned by the vectors
+    (w_t, 1) of all frames of all utterances, as long as the layer has more units than there are
+    frames. The rank is the number of frames. An utterance of T frames consists of T overlapping
+    windows in that space. This is a linear least-squares problem, because the bias coordinate fixes
+    the scale. Its misfit is zero for the true T alone, so every T up to the rank is tried, in one
+    pass. The number of frames must be smaller than the size of (w_t, 1) less one frame: for
+    DeepSpeech 494 + 1 - 26 = 469.
 
-    Utterances of different lengths come back each by itself. Of m with the same length the problem
-    gives an affine family of m - 1 dimensions; its members that are normalised, each value to
-    variance 1 over the utterance, are the m utterances, found by Gauss-Newton.
+    Utterances of different lengths are recovered separately. For m utterances of the same length
+    the solutions are an affine family of m - 1 dimensions. If the features were normalised to
+    variance 1 over each utterance, the m normalised members of the family are the utterances, and
+    Gauss-Newton finds them.
 
-    Needs no model, no labels, no lengths, and neither loss nor the rest of the network matters:
-    dropout or defenses behind the layer do nothing. Several local steps and momentum leave the
-    space as it is; weight decay over several steps and optimizers like Adam do not.
+    The attack needs no model, labels or lengths. Neither the loss nor the other layers matter, nor
+    do dropout and defenses behind the layer. Several local steps and momentum do not change the row
+    space; weight decay over several steps and optimizers like Adam do.
 
-    Under noise the space is that of the leading singular vectors, as long as singular values fall
-    off somewhere; where they do not, it refuses. What is read off it then is the start of a search
-    for the frames that explain the noisy gradient itself best (`noisy_windows`), which takes
-    seconds a step and is left out with more than 320 frames. Where it is known that there is one
-    utterance (`BATCH_SIZE`), its frames are as many as the rank, if that fits nearly as well as the
-    best.
+    Under noise the row space is that of the leading singular vectors, provided that the singular
+    values have a gap; otherwise the attack is refused. The frames are then refined to fit the noisy
+    gradient itself (`noisy_windows`), which takes seconds a step and is omitted for more than 320
+    frames. If the update is known to hold one utterance (`BATCH_SIZE`), its number of frames is the
+    rank, provided that this fits nearly as well as the best number.
 
-    Claims float32 tensors (T, features), the shortest first. Where fewer were found than examples
-    are behind the update (`BATCH_SIZE`) and no frame is left over, some were used more than once,
-    by several local steps: all found are claimed again, in turns, up to that number.
+    Claims are float32 tensors (T, features), the shortest first. If fewer utterances are found than
+    the update has examples (`BATCH_SIZE`) and their frames make up the rank, several local steps
+    used some of them more than once. Then all are claimed again, in turn, up to that number.
     """
 
     name: ClassVar[str] = "first-frames"
@@ -82,23 +83,23 @@ class FirstFrames(Adversary):
     )
 
     layer: str | None = None
-    """Name of the first layer, such as dense.0; left out: the first whose inputs are an odd
-    number of frames, 3 at least."""
+    """Name of the layer, such as dense.0; by default the first one whose inputs are an odd number
+    of frames, at least 3."""
 
     gap: float = Field(default=2.0, ge=1)
-    """Factor by which singular values must fall at the number of frames."""
+    """Least ratio of two consecutive singular values that marks the rank."""
 
     tolerance: float = Field(default=0.1, gt=0, lt=1)
-    """Misfit up to which a number of frames is an utterance; silence has 1."""
+    """Largest relative misfit of an utterance; frames of zeros have 1."""
 
     normalised: bool = True
-    """Values have variance 1 over an utterance: tells equal lengths apart."""
+    """Whether features have variance 1 over an utterance, which separates equal lengths."""
 
     steps: int = Field(default=12, ge=0)
-    """Steps of the search under noise, at most; 0: none."""
+    """The largest number of refinement steps under noise; 0: none."""
 
     def cautions(self, model: VictimModel) -> list[str]:
-        """A model without such a layer, as far as shapes tell."""
+        """Warn of a model that has no such layer, judged by shapes."""
         if model.spec is None:
             return []
         try:
@@ -108,7 +109,12 @@ class FirstFrames(Adversary):
         return []
 
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
-        """All utterances; raises `ValueError` where no layer, or no gap, gives them."""
+        """Recover all utterances.
+
+        Raises:
+            ValueError: No layer sees windows of frames, the singular values have no gap, there are
+                too many frames, or no number of frames fits.
+        """
         name, rows, features = self._rows(seen)
         context = (rows.shape[1] - 1) // features // 2
         away, rank, gap = self._away(name, rows, features, context)
@@ -124,7 +130,7 @@ class FirstFrames(Adversary):
             claims += (own + [fit.frames] * count)[:count]
         frames = sum(map(len, claims))
         worst = max(float(chain.misfits[length - 1]) for length in lengths)
-        # Of a batch of which some is missing, the search would bend the others to explain it too.
+        # If an utterance is missing, the refinement would distort the others to explain it too.
         whole = frames == rank and not together
         if self.steps and worst > ROUGH and frames <= MOST and whole:
             claims, diagnostics["noise"] = refined(rows, claims, context, self.steps, job)
@@ -142,10 +148,10 @@ class FirstFrames(Adversary):
         )
 
     def _lengths(self, misfits: Tensor, told: dict[str, Any], *, alone: bool) -> list[int]:
-        """The numbers of frames that fit, the smallest first; alone: of one utterance."""
+        """The numbers of frames that fit, in ascending order; `alone`: there is one utterance."""
         found: list[int] = (torch.nonzero(misfits <= self.tolerance).flatten() + 1).tolist()
         best, rank = int(misfits.argmin()) + 1, int(told["rank"])
-        # Under noise none fits well; that the best is the rank is a coincidence otherwise.
+        # Under noise none fits well, but the true number is the best one and equals the rank.
         nearly = alone and float(misfits[rank - 1]) <= min(NOTHING, CLOSE * float(misfits.min()))
         if not found and (best == rank or nearly):
             return [rank]
@@ -157,7 +163,7 @@ class FirstFrames(Adversary):
                 "update is too noisy or no sum of gradients, holds more frames than the layer has "
                 "units or inputs, or the layer does not see frames between their neighbours"
             )
-        # Close to as many frames as a window has values, others fit almost as well as the true.
+        # If frames are nearly as many as a window has values, wrong numbers fit almost as well.
         kept = list[int]()
         for length in sorted(found, key=lambda one: float(misfits[one - 1])):
             if sum(kept) + length <= rank:
@@ -167,7 +173,7 @@ class FirstFrames(Adversary):
     def _away(
         self, name: str, rows: Tensor, features: int, context: int
     ) -> tuple[Tensor, int, float]:
-        """The projector on what no window has a share in, the rank, and the gap behind it."""
+        """The projector on the complement of the row space, the rank, and the ratio at the gap."""
         _, values, right = torch.linalg.svd(rows, full_matrices=False)
         fall = gap_ratios(values, ROUNDING * float(values[0]))[:-1]
         if len(fall) > context and fall.max() < CLEAR:
@@ -190,7 +196,7 @@ class FirstFrames(Adversary):
         return away, rank, gap
 
     def _rows(self, seen: Observation) -> tuple[str, Tensor, int]:
-        """The layer's name, its gradient (units, inputs + 1) with the bias behind, and F."""
+        """The layer's name, its gradient (units, inputs + 1) with the bias last, and F."""
         gradient = seen.know(Knowledge.GRADIENT)
         name, features = self._layer(gradient, seen.spec.require(SpeechSpec).features)
         weight, bias = gradient[f"{name}.weight"], gradient[f"{name}.bias"]
@@ -202,7 +208,7 @@ class FirstFrames(Adversary):
         return name, rows, features
 
     def _layer(self, arrays: Mapping[str, Tensor], features: int) -> tuple[str, int]:
-        """Name of the layer that sees windows of frames, by its shape, and F."""
+        """Name of the layer whose inputs are windows of frames, judged by its shape, and F."""
         matrices = {
             key.removesuffix(".weight"): value
             for key, value in arrays.items()

@@ -1,4 +1,4 @@
-"""Utterances of the same length, of which mixtures are known, told apart by being normalised."""
+"""Separation of utterances of equal length from their mixtures, by their normalisation."""
 
 import torch
 from torch import Tensor
@@ -8,15 +8,22 @@ from adversaries.speech.first_frames.overlapping import Fit
 __all__ = ["told_apart"]
 
 STARTS = 64
-"""Random starts for each utterance among others of its length."""
+"""Number of random starts for each utterance."""
 
 
 def told_apart(fit: Fit, rng: torch.Generator) -> list[Tensor]:
-    """The normalised utterances of an affine family, each (T, F): at most as many as it mixes.
+    """Find the normalised utterances of an affine family.
 
-    X = M + sum_k a_k V_k with a variance of 1 in each of F values: F equations for a, solved by
-    Gauss-Newton from random points of the sphere on which M and orthonormal V put the solutions.
-    There is no such sphere, and nothing is found, where the features were not normalised.
+    Solves for X = M + sum_k a_k V_k with variance 1 in each of F values: F equations for a. The
+    solutions lie on a sphere, because V is orthonormal, and Gauss-Newton starts from random points
+    of it. There is no such sphere, and no solution, if the features were not normalised.
+
+    Args:
+        fit: The frames M and the free directions V.
+        rng: Draws the starts.
+
+    Returns:
+        Utterances (T, F); at most as many as the family mixes.
     """
     mean, basis = fit.frames, fit.free
     square = mean.numel() - float(mean.square().sum())
@@ -39,12 +46,12 @@ def told_apart(fit: Fit, rng: torch.Generator) -> list[Tensor]:
 
 
 def _excess(fit: Fit, points: Tensor) -> Tensor:
-    """Variance less 1 of each value, (S, F), at points (S, k)."""
+    """Variance of each value minus 1, (S, F), at points (S, k)."""
     frames = fit.frames + torch.einsum("sk,ktf->stf", points, fit.free)
     return frames.square().mean(dim=1) - 1
 
 
 def _slopes(fit: Fit, points: Tensor) -> Tensor:
-    """Its derivative, (S, F, k)."""
+    """Derivative of `_excess`, (S, F, k)."""
     frames = fit.frames + torch.einsum("sk,ktf->stf", points, fit.free)
     return 2 * torch.einsum("stf,ktf->sfk", frames, fit.free) / frames.shape[1]

@@ -1,10 +1,11 @@
-"""Frames whose windows explain a noisy gradient best: least squares in frames and mixture at once.
+"""Maximum-likelihood frames for a noisy gradient, by nonlinear least squares.
 
-[dW | db] = D' W(X) + noise, W(X) the windows (t, (2c + 1) F + 1) of all frames X with a 1 behind
-each, D (t, units) how the gradient mixes them. For given X the best D is linear, so it is put in
-(variable projection; Golub and Pereyra, 1973), and X follows by Gauss-Newton with Kaufman's
-derivative and Levenberg's damping. White noise makes that the likeliest X; `overlapping` looks for
-windows in a space that noise has turned, and does not ask how far each direction of it stood out.
+The model is [dW | db] = D' W(X) + noise: W(X) are the windows (t, (2c + 1) F + 1) of all frames X
+with a 1 appended, and D (t, units) are the coefficients of their sum. For given X the best D is
+linear, so it is eliminated (variable projection; Golub and Pereyra, 1973). X is found by
+Gauss-Newton with Kaufman's derivative and Levenberg's damping. Under white noise this X is the most
+likely one. `overlapping` is biased in comparison, because it searches a perturbed row space and
+gives all its directions the same weight.
 """
 
 from collections.abc import Sequence
@@ -18,15 +19,15 @@ from fedsim.adversary import Job
 __all__ = ["MOST", "refined"]
 
 MOST = 320
-"""Frames that are refined at most: normal equations of 320 x 26 values take half a GiB, a step
-about three times that."""
+"""The largest number of frames that are refined. The normal equations for 320 x 26 values take half
+a GiB, and a step needs about three times that."""
 
 CONVERGED = 1e-4
-"""Share by which a step lowers the squares' sum that is worth another."""
+"""Share by which a step must lower the sum of squares; else the refinement ends."""
 
 LEAST, DAMPED, HOPELESS = 1e-9, 1e-3, 1e3
-"""Damping that keeps the form positive, at first, and beyond which no step helps, as a share of
-the mean curvature."""
+"""Least, initial and largest damping, as a share of the mean curvature. The least one keeps the
+quadratic form positive definite; beyond the largest, no step helps."""
 
 
 class _Windows:
@@ -39,14 +40,14 @@ class _Windows:
         self.spots, self.line = torch.cat(parts), begins[-1] + lengths[-1]
 
     def of(self, frames: Tensor) -> Tensor:
-        """(t, (2c + 1) F + 1) of frames (t, F)."""
+        """Windows (t, (2c + 1) F + 1) of frames (t, F), with a 1 appended."""
         line = frames.new_zeros(self.line + 2 * self.context, self.features)
         line[self.spots + self.context] = frames
         seen = line.unfold(0, self.seen, 1)[self.spots].transpose(1, 2).flatten(1)
         return torch.cat([seen, frames.new_ones(len(frames), 1)], dim=1)
 
     def gather(self, pulls: Tensor) -> Tensor:
-        """Sums over windows of what each pulls its frames by: (t, (2c + 1) F) -> (t, F)."""
+        """Adjoint of `of`: sum the windows' parts for each frame, (t, (2c + 1) F) -> (t, F)."""
         line = pulls.new_zeros(self.line + 2 * self.context, self.features)
         for place, own in enumerate(pulls.view(len(pulls), self.seen, -1).unbind(1)):
             line[self.spots + place] += own
@@ -75,9 +76,16 @@ def refined(
 ) -> tuple[list[Tensor], float]:
     """Least-squares utterances for noisy gradient rows, by Gauss-Newton from initial utterances.
 
-    Returns utterances (T, F) float64 after so many steps at most, and the root mean square of the
-    residual of `rows` (units, inputs + 1) per degree of freedom. The latter estimates the standard
-    deviation of the noise, if the utterances are right.
+    Args:
+        rows: The layer's gradient with the bias as last column, (units, (2c + 1) F + 1) float64.
+        utterances: Initial frames, (T, F) float64 each.
+        context: Number c of frames on either side of a window.
+        steps: The largest number of steps.
+        job: The attack's job.
+
+    Returns:
+        Utterances (T, F) float64, and the root mean square residual per degree of freedom. The
+        latter estimates the standard deviation of the noise if the utterances are correct.
     """
     features = utterances[0].shape[1]
     windows = _Windows([len(one) for one in utterances], context, features)
@@ -105,7 +113,7 @@ def refined(
 
 
 class _Explained:
-    """What windows (t, d) explain of rows (units, d), and what they leave."""
+    """Least-squares fit of rows (units, d) by windows (t, d)."""
 
     def __init__(self, rows: Tensor, windows: Tensor) -> None:
         self.space, root = torch.linalg.qr(windows.T)
@@ -115,7 +123,7 @@ class _Explained:
         self.left = float(self.rest.square().sum())
 
     def away(self) -> Tensor:
-        """The projector on what windows have no share in."""
+        """The projector on the complement of the windows' span, (d, d)."""
         inside = self.space @ self.space.T
         found: Tensor = torch.eye(len(inside), dtype=inside.dtype) - inside
         return found

@@ -1,9 +1,9 @@
-"""Frames whose overlapping windows lie in a known space: a chain of least squares.
+"""Least-squares frames whose overlapping windows lie in a known row space.
 
-Window t is (x_{t-c}, ..., x_{t+c}, 1), with zeros for frames before the first and behind the last.
-Their squared distances from the space, summed up, are a quadratic form in which a frame meets only
-2c others on each side. So the frames are eliminated one after the other, as in a block Cholesky
-factorisation, and one pass tells of every number of frames at once how well that many fit.
+Window t is (x_{t-c}, ..., x_{t+c}, 1), with zeros for frames beyond both ends. The sum of their
+squared distances from the space is a quadratic form that couples a frame with 2c others on each
+side. So frames are eliminated one after the other, as in a block Cholesky factorisation, and one
+pass gives the misfit for every number of frames.
 """
 
 from dataclasses import dataclass
@@ -14,23 +14,30 @@ from torch import Tensor
 __all__ = ["Chain", "Fit"]
 
 FREE = 1e-9
-"""Share of the largest curvature below which a direction costs nothing."""
+"""Share of the largest curvature below which a direction is free."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fit:
-    """The frames (T, F) that fit best, and directions (k, T, F), orthonormal, that cost nothing."""
+    """Best frames (T, F), and orthonormal directions (k, T, F) that do not change the misfit."""
 
     frames: Tensor
     free: Tensor
 
 
 class Chain:
-    """All numbers of frames up to `longest`, from one pass.
+    """Least-squares fits for all numbers of frames up to `longest`.
 
-    away: (D + 1, D + 1) float64, symmetric and positive: the squared distance of a window w from
-    the space is (w, 1)' away (w, 1). features: F; D = (2 context + 1) F. misfits[T - 1]: root of
-    the least sum of squared distances of T windows, as a share of what T frames of zeros have.
+    Args:
+        away: (D + 1, D + 1) float64, symmetric and positive semidefinite: the squared distance of a
+            window w from the space is (w, 1)' away (w, 1), with D = (2 context + 1) features.
+        features: Number F of values of a frame.
+        context: Number c of frames on either side of a window.
+        longest: The largest number of frames.
+
+    Attributes:
+        misfits: (longest,) float64; at T - 1 the root of the least sum of squared distances of T
+            windows, relative to that of T frames of zeros.
     """
 
     def __init__(self, away: Tensor, features: int, context: int, longest: int) -> None:
@@ -42,19 +49,19 @@ class Chain:
         misfits: list[float] = []
         for count in range(1, longest + 1):
             form = away.clone()
-            # The window's frames are those of the state before, and one more.
+            # A window consists of the frames of the previous state and one more.
             form[:width, :width] += state[:-1, :-1]
             form[:width, -1] += state[:-1, -1]
             form[-1, :width] += state[-1, :-1]
             form[-1, -1] += state[-1, -1]
-            # Without this, rounding grows from frame to frame until the form is no longer positive.
+            # Otherwise rounding errors grow until the form is no longer positive definite.
             form = (form + form.T) / 2
             state = form[features:, features:]
             if count > context:
                 rule = -torch.cholesky_solve(form[one, features:], _root(form[one, one]))
                 self.rules.append(rule)
                 state = state + form[features:, one] @ rule
-            # What is before the first frame is zero, and what is behind the last.
+            # Frames beyond both ends are zero.
             first = max(0, context - count) * features
             known = [*range(first, context * features), width]
             self.ends.append(state[known][:, known])
@@ -62,7 +69,7 @@ class Chain:
         self.misfits = torch.tensor(misfits, dtype=torch.float64).clamp(min=0).sqrt()
 
     def fit(self, count: int) -> Fit:
-        """The best `count` frames; of several that are as good, the smallest."""
+        """The best fit with `count` frames; of equally good ones that of the least norm."""
         form = self.ends[count - 1]
         curvature, directions = torch.linalg.eigh(form[:-1, :-1])
         costly = curvature > FREE * curvature[-1]
@@ -76,7 +83,7 @@ class Chain:
         return Fit(best, flat)
 
     def _back(self, last: Tensor, constant: float, count: int) -> Tensor:
-        """All frames (k, T, F) from the last `context` ones, (k, context x F)."""
+        """Back substitution: all frames (k, T, F) from the last `context` ones, (k, context F)."""
         frames, width = last, 2 * self.context * self.features
         behind = last.new_zeros(len(last), self.context * self.features)
         for rule in reversed(self.rules[: max(0, count - self.context)]):
@@ -87,13 +94,13 @@ class Chain:
 
 
 def _root(form: Tensor) -> Tensor:
-    """The Cholesky factor of a form that may be flat in some directions."""
+    """The Cholesky factor of a form that may be singular, slightly regularised."""
     floor = 1e-13 * form.diagonal().mean()
     root: Tensor = torch.linalg.cholesky(form + floor * torch.eye(len(form), dtype=form.dtype))
     return root
 
 
 def _least(form: Tensor) -> float:
-    """The smallest value of (x, 1)' form (x, 1)."""
+    """The minimum over x of (x, 1)' form (x, 1)."""
     half = torch.linalg.solve_triangular(_root(form[:-1, :-1]), form[:-1, -1:], upper=False)
     return float(form[-1, -1] - half.square().sum())

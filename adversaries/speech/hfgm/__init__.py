@@ -1,4 +1,4 @@
-"""HFGM: the frames of utterances by direct search, from the gradient of a recogniser's head."""
+"""HFGM: frames of utterances by direct search, from the gradient of a recogniser's head."""
 
 import math
 from dataclasses import replace
@@ -20,23 +20,20 @@ __all__ = ["HFGM"]
 
 
 class HFGM(UtteranceAttack):
-    """Frames whose gradient comes closest to the one observed, by trying changes of single frames.
+    """Recovers the frames of utterances by a direct search over changes of single frames.
 
-    Frames start uniform in [-1, 1]. An iteration draws unit vectors, each for a random frame, and
-    keeps those that, added to that frame `step` long, lower the distance of gradients; all kept
-    are added together (Algorithm 1). The step is halved whenever `patience` iterations have
-    lowered the distance by less than `fall`; once it would be `smallest`, the search ends. No
-    second derivative is asked for. Matching the head alone takes CTC, and no more than what the
-    model says of each change, of DeepSpeech only where it says something new; with `layers` =
-    "all" any loss and model will do.
+    Frames start uniform in [-1, 1]. Each iteration draws random unit vectors, each for a random
+    frame. Those that lower the gradient distance when added with length `step` are kept, and all
+    kept vectors are added together (Algorithm 1). The step is halved when `patience` iterations
+    have lowered the distance by less than `fall`; when it reaches `smallest`, the search ends. No
+    second derivatives are needed. The head's gradient under CTC follows from a forward pass of the
+    model, of which DeepSpeech repeats only the part that a change affects. With `layers` = "all"
+    any loss and model work.
 
-    Of a batch, an iteration changes one utterance, drawn at random; the gradients of the others
-    stay as they were (Algorithm 3). After several local steps on one utterance each change is
-    tried by taking those steps (Algorithm 4; the paper draws 8 vectors there). Dropout is off in
-    what is compared, as in the paper.
-
-    `fidelity`: the authors' code counts the point itself among its `samples`, so that one vector
-    less is drawn. Claims the frames with the lowest distance that were met.
+    In a batch, each iteration changes one utterance drawn at random; the gradients of the others
+    are kept (Algorithm 3). After several local steps on one utterance, each change is evaluated by
+    simulating those steps (Algorithm 4; the paper draws 8 vectors there). As in the paper, dropout
+    is off in the simulation. The frames with the lowest distance are claimed.
     """
 
     name: ClassVar[str] = "hfgm"
@@ -54,35 +51,40 @@ class HFGM(UtteranceAttack):
     )
 
     samples: int = Field(default=128, ge=2, le=4096)
-    """Vectors an iteration tries."""
+    """Number of vectors that an iteration evaluates."""
 
     step: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-    """Length of a vector that is added, at first."""
+    """Initial length of a vector, in the units of the features."""
 
     smallest: float = Field(default=0.125, gt=0)
-    """Length at which the search ends."""
+    """Length of a vector at which the search ends."""
 
     patience: int = Field(default=2500, ge=1)
-    """Iterations after which progress is asked."""
+    """Iterations over which the distance has to fall."""
 
     fall: float = Field(default=0.05, gt=0, lt=1)
-    """Share by which the distance must have fallen then."""
+    """Share by which the distance has to fall; else the step is halved."""
 
     iterations: int = Field(default=50_000, ge=1)
-    """Iterations at most, a case."""
+    """The largest number of iterations for each candidate."""
 
     schedule: Literal["halving", "cosine"] = "halving"
-    """How the step gets smaller: "halving", the paper's, or along a quarter of a "cosine" over
-    all iterations."""
+    """Schedule of the step: "halving" (the paper), or a quarter of a "cosine" over all
+    iterations."""
 
     distance: Literal["cosine", "l2", "whitened"] = "cosine"
-    """Of gradients; the authors take "l2" for batches, "whitened" is that of ctc-matching."""
+    """Distance between gradients; the authors use "l2" for batches, ctc-matching "whitened"."""
 
     fidelity: Literal["paper", "authors"] = "paper"
-    """Vectors drawn an iteration: `samples`, or one less."""
+    """Vectors drawn in an iteration: `samples` in the paper, one less in the authors' code."""
 
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
-        """Search; raises `ValueError` where the frames or the model are of another kind."""
+        """Search the frames of the utterances.
+
+        Raises:
+            ValueError: The inputs are no frames, the gradient cannot be matched, or several local
+                steps used different utterances.
+        """
         theirs = {name: value[None].to(job.device) for name, value in self.observed(seen).items()}
         steps, lr = self._local(seen)
         known = seen if steps == 1 else _single(seen)
@@ -155,7 +157,7 @@ class HFGM(UtteranceAttack):
         search.outcome = "steps" if len(recent) == self.iterations else "budget"
 
     def _least(self) -> int:
-        """The fewest iterations that a case takes."""
+        """The least number of iterations for a candidate."""
         if self.schedule == "cosine":
             return self.iterations
         halvings = math.ceil(math.log2(self.step / self.smallest))
@@ -163,7 +165,7 @@ class HFGM(UtteranceAttack):
 
 
 def _single(seen: Observation) -> Observation:
-    """The observation of several local steps on one utterance, as if it were there once."""
+    """Reduce an observation of several local steps on one utterance to that one utterance."""
     size, steps = int(seen.know(Knowledge.BATCH_SIZE)), int(seen.know(Knowledge.LOCAL_STEPS))
     rows, lengths = seen.labels, seen.lengths
     alike = (rows is None or bool((rows == rows[:1]).all())) and (

@@ -1,4 +1,4 @@
-"""What a DeepSpeech makes of one utterance with a frame changed, of many such changes at a time."""
+"""Incremental forward pass of DeepSpeech for many utterances that differ in one frame."""
 
 import itertools
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from torch.nn import functional
 __all__ = ["ChangedFrames"]
 
 SETTLED = 1e-7
-"""How far a recurrent state may lie from the unchanged utterance's to count as it from there on."""
+"""Distance from the unchanged utterance's recurrent state below which both count as equal."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Direction:
-    """One direction of an LSTM: input and recurrent weights, the sum of both biases."""
+    """Weights of one direction of an LSTM, with the sum of both biases."""
 
     inputs: Tensor
     recurrent: Tensor
@@ -23,16 +23,21 @@ class _Direction:
 
 
 class ChangedFrames:
-    """Head inputs and logits of K utterances that differ from one in a single frame each.
+    """Head inputs and logits of K utterances that differ from a base utterance in one frame each.
 
-    A changed frame stands in 2 context + 1 windows, and the layers that see one window at a time
-    are run again for these alone; of the first, whose inputs are those frames side by side, only
-    the share of the changed one. The recurrence goes on from the unchanged utterance's state before
-    the first of them, and ends where its state is back at that of the unchanged utterance
-    (`SETTLED`); an LSTM forgets. What follows is run again where the recurrence was.
+    A changed frame is part of 2 context + 1 windows. Layers that see one window at a time are
+    recomputed for these alone, the first layer only for the share of the changed frame. The
+    recurrence continues from the base utterance's state before the first changed window, and stops
+    when its state has returned to that of the base utterance (`SETTLED`), since an LSTM forgets.
+    Later layers are recomputed where the recurrence was.
 
-    Takes a model with the parts `dense`, `recurrent`, `joint` and `head` of DeepSpeech, in
-    evaluation mode; raises `ValueError` for any other. All tensors are on the model's device.
+    Args:
+        module: A model with the parts `dense`, `recurrent`, `joint` and `head` of DeepSpeech, in
+            evaluation mode. All tensors are on its device.
+        features: Number of values of a frame.
+
+    Raises:
+        ValueError: The model is built differently.
     """
 
     def __init__(self, module: nn.Module, features: int) -> None:
@@ -53,7 +58,7 @@ class ChangedFrames:
         self.first, self.rest, self.joint, self.head = first, dense[1:], joint, head
         self.seen = first.in_features // features
         self.context = self.seen // 2
-        # (features, windows' places, units): what a frame adds to a unit from every place
+        # (features, places in a window, units): the contribution of a frame to a unit
         shares = first.weight.detach().view(-1, self.seen, features)
         self.shares = shares.permute(2, 1, 0).contiguous()
         names = [""] + ["_reverse"] * recurrent.bidirectional
@@ -69,7 +74,7 @@ class ChangedFrames:
 
     @torch.no_grad()
     def base(self, frames: Tensor) -> tuple[Tensor, Tensor]:
-        """Take an utterance (T, features) to be changed; its head inputs (T, h) and logits."""
+        """Set the base utterance (T, features); return its head inputs (T, h) and logits (T, C)."""
         padded = functional.pad(frames, (0, 0, self.context, self.context))
         windows = padded.unfold(0, self.seen, 1).transpose(1, 2).flatten(1)
         self.before = self.first(windows)
@@ -90,15 +95,15 @@ class ChangedFrames:
 
     @torch.no_grad()
     def __call__(self, at: Tensor, moves: Tensor) -> tuple[Tensor, Tensor]:
-        """Head inputs (K, T, h) and logits (K, T, C) for K changes of one frame each.
+        """Head inputs (K, T, h) and logits (K, T, C) for K changes of the base utterance.
 
         Args:
-            moves: Vectors added to a frame, (K, features).
-            at: Index of the changed frame of the utterance last given to `base`, (K,) int64.
+            at: Index of the changed frame, (K,) int64.
+            moves: Vectors added to that frame, (K, features).
         """
         frames, count = len(self.before), len(at)
         places = torch.arange(self.seen, device=at.device)
-        # In the window around frame t stands frame f at place f - t + context.
+        # In the window around frame t, frame f has the place f - t + context.
         windows = at[:, None] + self.context - places
         inside = (windows >= 0) & (windows < frames)
         added = (moves @ self.shares.flatten(1)).view(count, self.seen, -1)
@@ -138,10 +143,16 @@ class ChangedFrames:
         outputs: Tensor,
         touched: Tensor,
     ) -> None:
-        """Run one direction again wherever it changes, into outputs (K, T, R) and touched (K, T).
+        """Recompute one direction where it changes.
 
-        gates (T, 4 R), states (2, T + 1, R): of the unchanged utterance. own (N, 4 R), and in rows
-        (K, T) which of them is a candidate's at a time, -1 where it has the unchanged one's.
+        Args:
+            way: Weights of the direction.
+            gates: Gate inputs of the base utterance, (T, 4 R).
+            states: Outputs and cells of the base utterance, (2, T + 1, R).
+            own: Gate inputs of changed windows, (N, 4 R).
+            rows: For each change and time the row of `own`, -1 if unchanged, (K, T) int64.
+            outputs: Written in place, (K, T, R).
+            touched: Set where `outputs` was written, (K, T) bool.
         """
         frames = rows.shape[1]
         begins = (rows >= 0).int().argmax(dim=1)
@@ -167,14 +178,14 @@ class ChangedFrames:
 
 
 def _step(gates: Tensor, state: Tensor, recurrent: Tensor) -> Tensor:
-    """An LSTM's output and cell (2, n, R) after it, from input gates (n, 4 R) and those before."""
+    """One LSTM step: output and cell (2, n, R) from gate inputs (n, 4 R) and the state before."""
     enter, forget, cell, leave = (gates + state[0] @ recurrent.T).chunk(4, dim=1)
     kept = forget.sigmoid() * state[1] + enter.sigmoid() * cell.tanh()
     return torch.stack([leave.sigmoid() * kept.tanh(), kept])
 
 
 def _states(gates: Tensor, recurrent: Tensor) -> Tensor:
-    """Outputs and cells (2, T + 1, R) from input gates (T, 4 R), zeros first."""
+    """Outputs and cells (2, T + 1, R) from gate inputs (T, 4 R), beginning with zeros."""
     start = gates.new_zeros(2, 1, recurrent.shape[1])
     steps = itertools.accumulate(
         gates, lambda state, own: _step(own[None], state, recurrent), initial=start

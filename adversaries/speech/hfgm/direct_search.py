@@ -1,4 +1,4 @@
-"""Utterances moved by changes of single frames that bring their gradient closer (HFGM)."""
+"""Direct search over changes of single frames that lower the gradient distance (HFGM)."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -16,11 +16,21 @@ __all__ = ["DirectSearch"]
 
 @dataclass(eq=False)
 class DirectSearch:
-    """The utterances of a batch as they stand, their gradients, and the best there was.
+    """State of the search: current and best frames of a batch, and their gradients.
 
-    tried: one an utterance. far: distances (K,) from the observed gradient of gradients (K, *shape)
-    by name. shapes: frames and values of each utterance. step: length of what is added; halved: the
-    iteration from which on. drawn, kept: vectors so far.
+    Attributes:
+        tried: Gradients under changes, for each utterance.
+        far: Distances (K,) of gradients (K, *shape) by parameter name from the observed one.
+        shapes: Numbers of frames and of features of each utterance.
+        job: The attack's job.
+        step: Length of the vectors.
+        halved: Iteration at which the step was last halved.
+        lowest: Lowest distance so far.
+        outcome: How the search ended.
+        drawn: Number of vectors drawn so far.
+        kept: Number of vectors kept so far.
+        frames: Current frames of each utterance.
+        best: Frames with the lowest distance.
     """
 
     tried: Sequence[FrameChanges]
@@ -47,7 +57,7 @@ class DirectSearch:
         self._judge()
 
     def iterate(self, count: int) -> None:
-        """One iteration, of an utterance drawn at random."""
+        """One iteration: draw `count` vectors for a random utterance, and add those that help."""
         rng, device = self.job.rng, self.job.device
         turn = 0
         if len(self.frames) > 1:
@@ -64,7 +74,7 @@ class DirectSearch:
         self._judge()
 
     def halve(self, at: int) -> None:
-        """Take half the step from iteration `at` on."""
+        """Halve the step at iteration `at`."""
         self.step, self.halved = self.step / 2, at
 
     def _judge(self) -> None:
@@ -73,7 +83,7 @@ class DirectSearch:
             self.lowest, self.best = self.now, list(self.frames)
 
     def _far(self, turn: int, ours: Mapping[str, Tensor]) -> Tensor:
-        """Distances (K,) of the batch's mean where one utterance's gradient is another."""
+        """Distances (K,) of the batch's mean gradient with other gradients for one utterance."""
         others = [own for index, own in enumerate(self.own) if index != turn]
         mean = {
             name: (value + sum(own[name] for own in others)) / len(self.own)

@@ -1,4 +1,4 @@
-"""Gradients of an utterance and of what it becomes where single frames are changed."""
+"""Gradients of an utterance under changes of single frames."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -13,25 +13,29 @@ from fedsim.victim import VictimModel
 __all__ = ["FrameChanges", "HeadOnly", "Whole"]
 
 VALUES = 2**26
-"""Values of the head's inputs that are held at a time."""
+"""The largest number of values of head inputs that are held at a time."""
 
 ALIKE = 1e-4
-"""How far what the shortcut says of an utterance may lie from the model's own logits."""
+"""Tolerance between the logits of the incremental pass and the model's own."""
 
 CTC = 1e-2
-"""Share of its norm that a gradient in closed form may differ from autograd's by. In float32 that
-of CTC over a thousand frames is off by 1e-3; another loss has another gradient altogether."""
+"""Relative tolerance between the closed-form gradient and that of autograd. In float32, CTC over a
+thousand frames differs by 1e-3; another loss has a different gradient."""
 
 
 class FrameChanges(ABC):
-    """One utterance of a known transcript, and changes of it.
+    """Gradients of one utterance with a known transcript, and of changes of its frames.
 
-    model: a private copy in evaluation mode, on its device. target: (L,) int64. names: parameters
-    whose gradients are asked for. lr, steps: of the client's local steps on this utterance; the
-    gradient is their mean then.
+    Args:
+        model: A private copy in evaluation mode, on its device.
+        target: Labels, (L,) int64.
+        names: Parameters whose gradients are computed.
+        lr: Learning rate of the client's local steps.
+        steps: Number of local steps on this utterance, whose mean gradient is computed.
     """
 
     way: str
+    """How gradients are computed, for the diagnostics."""
 
     def __init__(
         self,
@@ -47,25 +51,32 @@ class FrameChanges(ABC):
 
     @abstractmethod
     def move_to(self, frames: Tensor) -> dict[str, Tensor]:
-        """Take frames (T, F) as the utterance; its gradients (1, *shape)."""
+        """Set the utterance to frames (T, F); returns its gradients (1, *shape) by name."""
 
     @abstractmethod
     def changed(self, at: Tensor, moves: Tensor) -> Iterator[dict[str, Tensor]]:
-        """Gradients of the utterance for K changes of one frame each, some rows at a time.
+        """Gradients of the utterance for K changes of one frame each.
 
         Args:
-            moves: Vectors added to a frame, (K, F).
             at: Index of the changed frame, (K,) int64.
+            moves: Vectors added to that frame, (K, F).
+
+        Yields:
+            Gradients (k, *shape) by name, of some of the changes at a time, in order.
         """
 
 
 class HeadOnly(FrameChanges):
-    """The head's gradients, in closed form from what the model says of the frames."""
+    """The head's gradients under CTC, in closed form from its inputs and outputs."""
 
     incremental: ChangedFrames | None = None
 
     def move_to(self, frames: Tensor) -> dict[str, Tensor]:
-        """The first time it is looked whether the closed form, and the shortcut, are right."""
+        """Set the utterance; the first call checks the closed form against autograd.
+
+        Raises:
+            ValueError: The closed form is wrong, because the model is not trained with CTC.
+        """
         first = not hasattr(self, "frames")
         self.frames = frames
         if first:
@@ -76,7 +87,7 @@ class HeadOnly(FrameChanges):
         return self._gradients(*self._passes(frames[None]))
 
     def changed(self, at: Tensor, moves: Tensor) -> Iterator[dict[str, Tensor]]:
-        """In one pass, as far as memory goes."""
+        """Gradients of the changes, as many in one pass as memory allows."""
         most = max(1, VALUES // (len(self.frames) * self.width))
         for some, by in zip(torch.split(at, most), torch.split(moves, most), strict=True):
             if self.incremental is not None:
@@ -85,7 +96,7 @@ class HeadOnly(FrameChanges):
                 yield self._gradients(*self._passes(_added(self.frames, some, by)))
 
     def _look(self, frames: Tensor) -> None:
-        self.model.module.requires_grad_(True)  # another utterance's look has turned it off
+        self.model.module.requires_grad_(True)  # the check of another utterance has turned it off
         with torch.enable_grad():
             told = self.model.gradient(frames[None], self.target[None], names=self.names)
         self.model.module.requires_grad_(False)
@@ -118,22 +129,22 @@ class HeadOnly(FrameChanges):
 
 
 class Whole(FrameChanges):
-    """Gradients of any parameters, and after any number of local steps, one change at a time."""
+    """Gradients of any parameters, after any number of local steps, one change at a time."""
 
     way = "one by one"
 
     def move_to(self, frames: Tensor) -> dict[str, Tensor]:
-        """By autograd."""
+        """Set the utterance; gradients by autograd."""
         self.frames = frames
         return self._of(frames)
 
     def changed(self, at: Tensor, moves: Tensor) -> Iterator[dict[str, Tensor]]:
-        """One at a time."""
+        """Gradients of the changes, one at a time."""
         for one in _added(self.frames, at, moves):
             yield self._of(one)
 
     def _of(self, frames: Tensor) -> dict[str, Tensor]:
-        """The mean gradient over the local steps, which leave the model as it was."""
+        """The mean gradient over the local steps; the model's weights are restored afterwards."""
         wanted = self.names if self.steps == 1 else None
         weights = self.model.parameters()
         before = [value.detach().clone() for value in weights.values() if self.steps > 1]
@@ -152,7 +163,7 @@ class Whole(FrameChanges):
 
 
 def _added(frames: Tensor, at: Tensor, moves: Tensor) -> Tensor:
-    """Utterances (K, T, F), in each of which one frame is changed."""
+    """Utterances (K, T, F) with one changed frame each."""
     found = frames.expand(len(at), -1, -1).clone()
     found[torch.arange(len(at), device=at.device), at] += moves
     return found

@@ -1,4 +1,4 @@
-"""span-decoding: a whole transcript label by label, checked against the gradient's row spaces."""
+"""span-decoding: transcripts label by label, checked against the row spaces of the gradient."""
 
 from collections.abc import Mapping
 from typing import ClassVar
@@ -17,32 +17,33 @@ from fedsim.victim import VictimModel
 __all__ = ["SpanDecoding"]
 
 MATCHED = 1e-6
-"""Squared distance, as a share of the gradient's squared norm, that wrong transcripts exceed."""
+"""Squared distance, as a share of the gradient's squared norm, below which labels are correct."""
 
 NOTHING = 1.0
-"""The same of a gradient that is zero: what is further away has nothing in common."""
+"""The same share for a gradient of zero; transcripts beyond it are unrelated to the gradient."""
 
 MISJUDGED = (0, 1, -1, 2, -2, 3, -3)
-"""How far the number of labels may be off, in the order in which it is tried."""
+"""Corrections of the number of labels, in the order in which they are tried."""
 
 APART = 1e3
-"""How many times the lowest residual a hypothesis may have and still be followed."""
+"""Factor of the lowest residual beyond which a hypothesis is dropped."""
 
 
 class SpanDecoding(TranscriptAttack):
-    """The transcript of one utterance, exactly: the decoder is run again, its layers as checks.
+    """Recovers the exact transcript of one utterance by decoding it step by step.
 
-    What entered a layer lies in its gradient's row space. Given the labels and context vectors
-    before a step, the decoder's state s_i is known, and the layer behind the attention took
-    [s_i; a_i; 1]: its row space tells a_i. What the next label was shows one step later: with a
-    wrong one, what enters the layers has left their row spaces. Nothing is optimised, and repeated
-    labels make no difference. Each step runs the decoder from the start for every label of the set.
+    The inputs of a layer lie in the row space of its weight gradient. Given the labels and context
+    vectors before step i, the decoder's state s_i is known. The layer behind the attention receives
+    [s_i; a_i; 1], so its row space determines the context vector a_i. A wrong label is detected one
+    step later, when the inputs of the layers leave their row spaces. Nothing is optimised, and
+    repeated labels need no special treatment. Each step runs the decoder from the start for every
+    label of the set.
 
-    The set of labels is another attack's. Their number shows by itself: after each step the
-    gradient of the transcript that would end there is compared with the one observed.
+    Another attack provides the set of labels. Their number follows from the search: after each step
+    the gradient of the transcript that would end there is compared with the one observed.
 
-    Assumes one utterance in one step, whose last label is known to be 0, the end. Claims every
-    label, the end included.
+    The attack assumes one utterance in one local step whose last label is 0 (the end of the
+    sentence). It claims every label, the end included.
     """
 
     name: ClassVar[str] = "span-decoding"
@@ -60,17 +61,22 @@ class SpanDecoding(TranscriptAttack):
     )
 
     beam: int = Field(default=8, ge=1)
-    """Beginnings that are followed, at most."""
+    """The largest number of hypotheses that are followed."""
 
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
-        """Decode; raises `ValueError` where the decoder is too narrow for so many labels."""
+        """Decode the transcript.
+
+        Raises:
+            ValueError: The model has no attention, the update holds several examples or steps, or
+                the decoder is too narrow for the number of labels.
+        """
         model, gradient = self.decoder(seen)
         revealed, told, source = self.bag(seen, job)
         bag = torch.tensor(sorted(revealed | {END}))
         walk = Walk(model, gradient, bag, device=job.device)
         ended = _Ended(model, gradient, walk.matched, job.device)
         found: list[tuple[float, int, Tensor, float]] = []
-        # Where noise hides the number of labels, the next ones on both sides are tried as well.
+        # If noise hides the number of labels, its neighbours are tried as well.
         for length in (n for n in (told + by for by in MISJUDGED) if n > 0):
             try:
                 counted = walk.cut(length)
@@ -106,7 +112,7 @@ class SpanDecoding(TranscriptAttack):
 
 
 class _Ended:
-    """How far from the gradient observed that of a transcript is, behind the attention."""
+    """Distance between a transcript's gradient behind the attention and the observed one."""
 
     def __init__(
         self,
@@ -123,7 +129,7 @@ class _Ended:
             raise ValueError("the gradient is zero throughout: nothing was learned")
 
     def __call__(self, contexts: Tensor, labels: Tensor) -> float:
-        """contexts (S, d_A), labels (S,): squared distance, as a share of the squared norm."""
+        """Squared distance of contexts (S, d_A) and labels (S,), relative to the squared norm."""
         ours = self._model.gradient(
             contexts[None], labels[None].to(contexts.device), at="context", names=self._theirs
         )

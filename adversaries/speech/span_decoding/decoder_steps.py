@@ -1,7 +1,7 @@
-"""A decoder run again step by step, checked against the row spaces of its layers' gradients.
+"""Step-by-step decoding, checked against the row spaces of the decoder's layers.
 
-A weight's gradient is sum_i delta_i x_i', so that each x_i that entered the layer lies in its row
-space, of dimension S.
+The gradient of a weight is sum_i delta_i x_i' over the S steps, so every input x_i of the layer
+lies in its row space of dimension S.
 """
 
 from collections.abc import Mapping
@@ -20,10 +20,13 @@ __all__ = ["Hypotheses", "Walk"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Hypotheses:
-    """R beginnings of a sequence, as long as the others.
+    """R hypotheses about the first i labels of a sequence.
 
-    labels (R, i) int64; contexts (R, i, d_A) float64; residuals (R,) float64: squared distances of
-    what entered the layers from their row spaces, as shares of its squared norm, summed.
+    Attributes:
+        labels: (R, i) int64.
+        contexts: Context vectors, (R, i, d_A) float64.
+        residuals: (R,) float64; squared distances of layer inputs from the row spaces, relative to
+            the squared norms of the inputs, summed over layers and steps.
     """
 
     labels: Tensor
@@ -31,7 +34,7 @@ class Hypotheses:
     residuals: Tensor
 
     def followed_by(self, labels: Tensor) -> "Hypotheses":
-        """Each with each of b labels behind it: R b of them."""
+        """Extend each hypothesis by each of b labels, to R b hypotheses."""
         times, behind = len(labels), labels.repeat(len(self.labels))[:, None]
         return Hypotheses(
             torch.cat([self.labels.repeat_interleave(times, dim=0), behind], dim=1),
@@ -40,23 +43,30 @@ class Hypotheses:
         )
 
     def best(self, most: int, apart: float) -> "Hypotheses":
-        """The `most` with the lowest residuals, of these none beyond `apart` times the lowest."""
+        """Keep the `most` lowest residuals, and none above `apart` times the lowest."""
         order = self.residuals.argsort()[:most]
         order = order[self.residuals[order] <= apart * self.residuals[order[0]]]
         return Hypotheses(self.labels[order], self.contexts[order], self.residuals[order])
 
 
 class Walk:
-    """Step by step through a decoder: what it was fed, and the context vectors it was given.
+    """Recovers the labels and context vectors of a decoder step by step.
 
-    From labels and context vectors before step i, what enters a layer at step i is known. Of the
-    layer behind the attention it is [s_i; a_i; 1] with a_i unknown, of which the row space holds
-    one vector with that s_i, as long as s_i has at least S entries: a_i is read off.
+    Labels and context vectors before step i determine the inputs of a layer at step i. For the
+    layer behind the attention these are [s_i; a_i; 1] with unknown a_i. If s_i has at least S
+    entries, the row space holds only one vector with this s_i, which determines a_i.
 
-    model: has the point "context"; it is copied. gradient: of one sequence, by parameter name.
-    bag (b,) int64: the labels that may occur, sorted, 0 (the end) first: indices into it stand for
-    labels here. Raises `ValueError` where gradient and model do not fit. To be `cut` before the
-    first step.
+    `cut` must be called before the first step.
+
+    Args:
+        model: A model with the feeding point "context"; it is copied.
+        gradient: The gradient of one sequence by parameter name.
+        bag: Labels that may occur, (b,) int64, sorted, beginning with 0 (the end). Labels are
+            represented by their indices in it.
+        device: Where to compute.
+
+    Raises:
+        ValueError: The gradient holds NaN or Inf.
     """
 
     def __init__(
@@ -85,7 +95,7 @@ class Walk:
         self.matched = [
             f"{name}.{key}" for name in self._behind for key, _ in layers[name].named_parameters()
         ]
-        """Parameters that the context vectors explain: of the layers behind the attention."""
+        """Parameters of the layers behind the attention, which the context vectors determine."""
         self._spectra = {
             name: _Spectrum.of(
                 name,
@@ -98,20 +108,26 @@ class Walk:
         }
         self._rows: dict[str, Tensor] = {}
         self.longest = 0
-        """Labels that the row spaces leave room for."""
+        """The largest number of labels that the row spaces allow."""
 
     def cut(self, length: int) -> bool:
-        """Take the row spaces: what exceeds rounding, or where that is all, `length` directions.
+        """Choose the row spaces.
 
-        Too many directions do little harm, a missing one does. Returns whether the length counted.
-        Raises `ValueError` where the layers are too narrow for it.
+        Their directions are those above rounding, or the first `length` ones if all are above it.
+        Too many directions do little harm, but a missing one does.
+
+        Returns:
+            Whether `length` made a difference.
+
+        Raises:
+            ValueError: The layers are too narrow for so many labels.
         """
         self._rows, counted = {}, False
         for name, one in self._spectra.items():
             filled = one.above >= min(one.known, one.most)
             rank = length if filled else one.above
-            # One that fills what is known of the layer's input checks nothing, and a layer with
-            # fewer outputs than labels does not hold them all.
+            # A row space of all known input dimensions checks nothing, and a layer with fewer
+            # outputs than labels does not span all inputs.
             if rank < one.known and rank <= one.most:
                 self._rows[name] = one.rows[:, :rank]
                 counted |= filled
@@ -125,9 +141,9 @@ class Walk:
 
     @torch.no_grad()
     def _feed(self, contexts: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """What enters each layer at the last step, its bias's 1 at the end: (R, n)."""
+        """Inputs of each layer at the last step, (R, n), with a 1 appended if it has a bias."""
         self._entered.clear()
-        # The label of the last step itself is fed nowhere.
+        # The label of the last step is not fed to any layer.
         self._model.loss(contexts, functional.pad(labels, (0, 1)), at="context")
         return dict(self._entered)
 
@@ -140,9 +156,11 @@ class Walk:
         return hook
 
     def _roles(self) -> dict[str, slice | Literal["before", "after"]]:
-        """Layers by where the context vector of a step is in what enters them at that step.
+        """Classify layers by the place of a step's context vector in their input at that step.
 
-        "before": nowhere, all of it is known by then. A slice: there, as it is. "after": anywhere.
+        Returns:
+            "before" if the input does not depend on the context vector, a slice if it holds the
+            vector unchanged at that place, and "after" otherwise.
         """
         rng = torch.Generator().manual_seed(0)
         contexts = torch.randn(1, 3, self._size, generator=rng, dtype=torch.float64)
@@ -162,13 +180,13 @@ class Walk:
         return roles
 
     def start(self) -> Hypotheses:
-        """The only beginning without labels, its first context vector read off."""
+        """The empty hypothesis, with the first context vector."""
         empty = self._labels.new_zeros(1, 0)
         zero = torch.zeros(1, 0, self._size, dtype=torch.float64, device=empty.device)
         return self._step(Hypotheses(empty, zero, zero.new_zeros(1)))
 
     def step(self, kept: Hypotheses) -> Hypotheses:
-        """Each of them with each label behind it, and the context vector that followed."""
+        """Extend each hypothesis by each label, and recover the context vectors that follow."""
         return self._step(kept.followed_by(self._labels))
 
     def _step(self, these: Hypotheses) -> Hypotheses:
@@ -192,17 +210,19 @@ class Walk:
 
 
 def _share(apart: Tensor, whole: Tensor) -> Tensor:
-    """Squared norms (R,) of the first as a share of the second's; 0 where that is 0."""
+    """Squared norms (R,) of `apart` relative to those of `whole`; 0 where the latter are 0."""
     total = whole.square().sum(dim=1)
     return apart.square().sum(dim=1) / total.clamp(min=torch.finfo(total.dtype).tiny)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Spectrum:
-    """Right singular vectors (n, most) of a layer's gradient, its bias the last column.
+    """Singular vectors of a layer's gradient, with the bias as last column.
 
-    above: how many singular values exceed rounding to float32. known: entries of the layer's input
-    that are known before the context vector is.
+    Attributes:
+        rows: Right singular vectors, (n, most).
+        above: Number of singular values above the rounding of float32.
+        known: Number of the layer's inputs that do not depend on the context vector.
     """
 
     rows: Tensor
@@ -220,7 +240,7 @@ class _Spectrum:
             exact = torch.cat([exact, bias.double()[:, None]], dim=1)
         if not torch.isfinite(exact).all():
             raise ValueError(f"the gradient of '{name}' holds NaN or Inf")
-        # The small directions count: neither a Gram matrix nor a sketch would keep them.
+        # Small singular values matter; a Gram matrix or a sketch would lose them.
         reduced = torch.linalg.qr(exact, mode="r").R
         _, values, rows = torch.linalg.svd(reduced, full_matrices=False)
         above = rank_above(values, absolute=rounding(exact))

@@ -1,4 +1,4 @@
-"""speaker-inference: who speaks, from the utterances that another attack reads off an update."""
+"""speaker-inference: the speaker of each utterance that another attack recovers."""
 
 import dataclasses
 import math
@@ -27,26 +27,26 @@ __all__ = ["SpeakerInference"]
 
 
 class SpeakerInference(Adversary):
-    """The speaker of every utterance of a batch, among those of whom utterances are public.
+    """Ranks the speakers with public utterances for each utterance of a batch.
 
-    Another attack (`inputs_from`) claims the utterances as frames. An encoder turns each into a
-    unit vector, such that vectors of one speaker point the same way, and a candidate's score is
-    the mean cosine with those of up to `enrolment` of his public utterances. The encoder is Deep
-    Speaker's (Li et al., 2017), trained on the auxiliary utterances, all of them other than the
-    victim's, by triplets: max(0, cos(a, n) - cos(a, p) + `margin`). The defaults make it small;
-    the papers' has widths [64, 128, 256, 512], 3 blocks and 512 values.
+    Another attack (`inputs_from`) claims the utterances as frames. An encoder maps each to a unit
+    vector such that the vectors of one speaker are close. The score of a candidate is the mean
+    cosine with the vectors of up to `enrolment` public utterances of that speaker. The encoder is
+    Deep Speaker (Li et al., 2017), trained on the auxiliary utterances, none of which is the
+    victim's, with the triplet loss max(0, cos(a, n) - cos(a, p) + `margin`). By default it is
+    small; the paper's encoder has widths [64, 128, 256, 512], 3 blocks and 512 values.
 
-    Where clients hold utterances of others too (`UNKNOWN` in `spec.attributes`), "unknown" is a
-    candidate, and its score a threshold. It is found on the auxiliary utterances alone: encoders
-    that never heard a third of the speakers, nor one utterance of each other, score those; the
-    threshold is where most of the one kind are above and most of the other below. With `encoder`
-    the loaded one scores them all, and where it learned from them none is a stranger's.
+    If clients also hold utterances of speakers without public ones (`UNKNOWN` in
+    `spec.attributes`), "unknown" is a candidate whose score is a threshold. It is estimated from
+    the auxiliary utterances: encoders are trained without a third of the speakers and without one
+    utterance of each other speaker, and the threshold separates the scores of both kinds best. A
+    loaded `encoder` scores them all; if it was trained on them, no speaker is new to it.
 
-    Training draws nothing from `job.rng`: it is a pure function of the auxiliary utterances and
-    the settings, so that every victim meets the same encoder, trained once a process. An utterance
-    that cannot be scored (other features, NaN, too short) ranks nobody.
+    Training does not draw from `job.rng`. It is a pure function of the auxiliary utterances and the
+    settings, so all victims share one encoder, which is trained once per process. All candidates
+    have the score NaN for an utterance that cannot be encoded (other features, NaN, too short).
 
-    Claims what the other attack claims, and for each utterance a score a candidate.
+    Claims are those of the other attack, and a score for each candidate and utterance.
     """
 
     name: ClassVar[str] = "speaker-inference"
@@ -66,37 +66,37 @@ class SpeakerInference(Adversary):
     )
 
     inputs_from: Source = "first-frames"
-    """Another adversary by name, which claims the frames."""
+    """The adversary that claims the frames, by name."""
 
     encoder: str | None = None
-    """Folder of an encoder that benchmarks/train_speakers.py wrote; left out: one is trained
-    on the auxiliary utterances, as the settings below say."""
+    """Folder of an encoder written by benchmarks/train_speakers.py; by default one is trained on
+    the auxiliary utterances with the settings below."""
 
     enrolment: int = Field(default=5, ge=1)
-    """Public utterances of a speaker to compare with, at most."""
+    """The largest number of public utterances of a speaker that are compared."""
 
     widths: tuple[Annotated[int, Field(ge=1, le=4096)], ...] = Field(
         default=(16, 32, 64, 128), min_length=1, max_length=8
     )
-    """Channels of the encoder's stages, each of which halves the frames."""
+    """Channels of the encoder's stages, each of which halves the number of frames."""
 
     blocks: int = Field(default=1, ge=0, le=16)
-    """Residual blocks a stage."""
+    """Number of residual blocks in each stage."""
 
     embedding: int = Field(default=128, ge=2, le=8192)
-    """Values of an embedding."""
+    """Number of values of an embedding."""
 
     margin: float = Field(default=0.1, ge=0, le=2)
-    """Cosine by which triplets are to be apart."""
+    """Margin of the triplet loss, as a difference of cosines."""
 
     steps: int = Field(default=300, ge=2)
-    """Training steps."""
+    """Number of training steps."""
 
     lr: float = Field(default=0.003, gt=0)
-    """Highest learning rate of the training."""
+    """Highest learning rate of the training schedule."""
 
     longest: int = Field(default=100, ge=1)
-    """Frames of an utterance in one training step, at most."""
+    """The largest number of frames of an utterance in a training step."""
 
     @field_validator("inputs_from")
     @classmethod
@@ -109,11 +109,11 @@ class SpeakerInference(Adversary):
         return value
 
     def fills(self) -> frozenset[str]:
-        """What it claims itself, and what the other attack claims."""
+        """The fields in `recovers`, and those that the other attack fills."""
         return self.recovers | self.parts()["inputs_from"].fills()
 
     def cautions(self, model: VictimModel) -> list[str]:
-        """What its part says; a part that claims no frames, an encoder that cannot be loaded."""
+        """Warn of an attack that claims no frames and of an encoder that cannot be loaded."""
         found = super().cautions(model)
         if self.encoder is not None and isinstance(model.spec, SpeechSpec):
             try:
@@ -128,8 +128,13 @@ class SpeakerInference(Adversary):
         return found
 
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
-        """Frames and rankings; raises `ValueError` where nobody can be heard, or none compared."""
-        self.listen(seen, job)  # first, so that what is wrong with the encoder costs no search
+        """Recover the utterances and rank their speakers.
+
+        Raises:
+            ValueError: The other attack claims no inputs, no utterance can be encoded, or the
+                auxiliary data have no speakers.
+        """
+        self.listen(seen, job)  # first, so that a wrong encoder is reported before the long attack
         source = self.source("inputs_from")
         claimed = self.parts()["inputs_from"].reconstruct(seen, job)
         if claimed.inputs is None:
@@ -158,10 +163,19 @@ class SpeakerInference(Adversary):
     def rank(
         self, utterances: Sequence[Tensor], seen: Observation, job: Job
     ) -> tuple[list[dict[str, float]], dict[int, str]]:
-        """For utterances (T, F) a score a candidate, and why some have none, by their number.
+        """Score the candidates for utterances (T, F).
 
-        Of `seen` the auxiliary utterances and the spec are read. Raises `ValueError` where there is
-        nobody to compare with.
+        Args:
+            utterances: Frames of each utterance.
+            seen: Provides the auxiliary utterances and the spec.
+            job: The attack's job.
+
+        Returns:
+            The scores of all candidates for each utterance, and the reasons for those that cannot
+            be encoded, by their index.
+
+        Raises:
+            ValueError: There are no speakers to compare with.
         """
         prints = self.listen(seen, job)
         features, shortest = prints.network.features, prints.network.shortest
@@ -176,7 +190,7 @@ class SpeakerInference(Adversary):
         return rankings, unheard
 
     def _threshold(self, seen: Observation) -> dict[str, str]:
-        """How the score of "unknown" was found, where it is a candidate."""
+        """How the score of "unknown" was estimated, if it is a candidate."""
         if UNKNOWN not in seen.spec.attributes.get("speaker", ()):
             return {}
         how = "by encoders that never heard a third of the public speakers each"
@@ -184,17 +198,21 @@ class SpeakerInference(Adversary):
         return {"threshold": given if self.encoder else how}
 
     def listen(self, seen: Observation, job: Job) -> Voiceprints:
-        """The candidates' voiceprints, by an encoder trained on their utterances, or loaded.
+        """The candidates' voiceprints, from an encoder that is trained or loaded.
 
-        Of `seen` the auxiliary utterances and the spec are read. Raises `ValueError` where nobody
-        speaks, or too few utterances are there to learn from.
+        Args:
+            seen: Provides the auxiliary utterances and the spec.
+            job: The attack's job.
+
+        Raises:
+            ValueError: The auxiliary data have no speakers, or too few utterances to train on.
         """
         features = seen.spec.require(SpeechSpec).features
         if self.encoder is not None:
             encoder: Recipe | Path = Path(self.encoder)
             least = loaded(Path(self.encoder), features, job.device).shortest
         else:
-            # A budget caps the training, and is not used up by it: only the first victim trains.
+            # The budget limits the training but is not spent on it: only the first victim trains.
             steps = self.steps if job.budget is None else max(2, min(self.steps, job.budget))
             own = {field.name: getattr(self, field.name) for field in dataclasses.fields(Recipe)}
             encoder = Recipe(**{**own, "steps": steps})
@@ -210,7 +228,7 @@ class SpeakerInference(Adversary):
 
 
 def _utterances(seen: Observation, shortest: int) -> Utterances:
-    """The auxiliary utterances that are long enough; raises `ValueError` where there are none."""
+    """The auxiliary utterances that are long enough; raises `ValueError` if there are none."""
     public = seen.know(Knowledge.AUXILIARY)
     speakers = public.attributes.get("speaker")
     if not speakers:
@@ -234,7 +252,7 @@ def _utterances(seen: Observation, shortest: int) -> Utterances:
 
 
 def _unfit(frames: Tensor, features: int, shortest: int) -> str:
-    """Why an utterance cannot be heard, or nothing."""
+    """Why an utterance cannot be encoded; "" if it can."""
     if frames.ndim != 2 or frames.shape[1] != features:
         return f"shape {tuple(frames.shape)}, expected (frames, {features})"
     if len(frames) < shortest:

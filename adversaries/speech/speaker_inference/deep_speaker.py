@@ -1,4 +1,4 @@
-"""Deep Speaker: a residual network whose embeddings of one person's utterances point the same way.
+"""Deep Speaker: a residual network that embeds utterances by their speaker.
 
 Li et al., Deep Speaker: an End-to-End Neural Speaker Embedding System, 2017, sections 2.1 and 2.3;
 the encoder of Dang et al. (HFGM, 2021), appendix A.2.
@@ -17,22 +17,28 @@ from torch.nn.utils.rnn import pad_sequence
 __all__ = ["DeepSpeaker", "Recipe", "shortest", "train", "triplet_loss"]
 
 CLIP = 20.0
-"""Where the ReLU ends."""
+"""Upper bound of the clipped ReLU."""
 
 WARM_UP = 0.1
-"""Share of the training in which the learning rate rises."""
+"""Share of the training steps in which the learning rate rises."""
 
 MOST_SPEAKERS = 32
-"""Speakers in one batch: triplets grow with their square."""
+"""The largest number of speakers in a batch; the number of triplets grows with its square."""
 
 
 class DeepSpeaker(nn.Module):
-    """Utterances as frames (T, F) -> unit vectors, of which a cosine says whether a voice is one.
+    """Maps utterances (T, F) to unit vectors, whose cosine measures the similarity of voices.
 
-    For each width: a 5x5 convolution of stride 2, then `blocks` residual blocks of two 3x3
-    convolutions, each with batch normalisation and a ReLU clipped at 20. What is left is averaged
-    over time, mapped to `embedding` values and divided by its length. The paper's has widths 64,
-    128, 256 and 512, three blocks and 512 values: 24 million weights.
+    Each stage has a 5x5 convolution of stride 2 and `blocks` residual blocks of two 3x3
+    convolutions, all with batch normalisation and a ReLU clipped at 20. The result is averaged over
+    time, mapped to `embedding` values and normalised. The paper's network has widths 64, 128, 256
+    and 512, three blocks and 512 values: 24 million weights.
+
+    Args:
+        features: Number F of values of a frame.
+        widths: Channels of each stage.
+        blocks: Residual blocks of each stage.
+        embedding: Number of values of an embedding.
     """
 
     def __init__(
@@ -50,19 +56,19 @@ class DeepSpeaker(nn.Module):
 
     @property
     def shortest(self) -> int:
-        """Frames that an utterance needs."""
+        """The least number of frames of an utterance."""
         return shortest(self.widths)
 
     @property
     def shape(self) -> dict[str, Any]:
-        """The arguments that it was built with."""
+        """The arguments of the constructor."""
         names = ("features", "widths", "blocks", "embedding")
         return {name: getattr(self, name) for name in names}
 
     def forward(self, frames: Tensor, lengths: Tensor) -> Tensor:
-        """(B, T, F) padded frames and their numbers (B,) int64 -> (B, embedding) unit vectors.
+        """Embed padded frames (B, T, F) with their lengths (B,) int64; returns (B, embedding).
 
-        An utterance's is the same whatever it is padded to, batch normalisation in training aside.
+        Padding does not change an embedding, except through batch normalisation in training.
         """
         hidden, left = frames[:, None], lengths
         for stage in self.stages:
@@ -76,9 +82,9 @@ class DeepSpeaker(nn.Module):
 
     @torch.no_grad()
     def embed(self, utterances: Sequence[Tensor]) -> Tensor:
-        """Embeddings (N, embedding), on the CPU, of utterances (T, F), one utterance at a time.
+        """Embed utterances (T, F) one at a time; returns (N, embedding) on the CPU.
 
-        Switches the encoder to evaluation mode and leaves it there.
+        The encoder is left in evaluation mode.
         """
         self.eval()
         device = self.affine.weight.device
@@ -88,12 +94,12 @@ class DeepSpeaker(nn.Module):
 
 
 def shortest(widths: Sequence[int]) -> int:
-    """Frames that stages of these widths need: half of what one after the last stands for."""
+    """The least number of frames for stages of these widths, 2^(stages - 1)."""
     return int(2 ** (len(widths) - 1))
 
 
 class _Layer(nn.Module):
-    """Convolution, batch normalisation, clipped ReLU; zero beyond an utterance's end."""
+    """Convolution, batch normalisation and clipped ReLU; zero beyond an utterance's end."""
 
     def __init__(self, before: int, width: int, kernel: int, stride: int = 1) -> None:
         super().__init__()
@@ -119,10 +125,18 @@ class _Residual(nn.Module):
 
 
 def triplet_loss(embedded: Tensor, speakers: Tensor, margin: float) -> Tensor:
-    """Mean of max(0, s_an - s_ap + margin) over all triplets of a batch that are not yet apart.
+    """Mean of max(0, s_an - s_ap + margin) over the triplets of a batch with a positive loss.
 
-    embedded (B, d) unit vectors, speakers (B,) int64; s are cosines of an anchor with another
-    utterance of its speaker (p) and with one of another's (n). Zero where all are apart.
+    The cosine s_ap is that of an anchor and another utterance of its speaker, s_an that of the
+    anchor and an utterance of another speaker.
+
+    Args:
+        embedded: Unit vectors, (B, d).
+        speakers: (B,) int64.
+        margin: Difference of cosines.
+
+    Returns:
+        A scalar; zero if no triplet has a positive loss.
     """
     cosines = embedded @ embedded.T
     same = speakers[:, None] == speakers
@@ -134,7 +148,7 @@ def triplet_loss(embedded: Tensor, speakers: Tensor, margin: float) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What an encoder looks like and how it is trained, as the settings of `speaker-inference`."""
+    """Architecture and training of an encoder; the fields are settings of `speaker-inference`."""
 
     widths: tuple[int, ...] = (16, 32, 64, 128)
     blocks: int = 1
@@ -145,7 +159,7 @@ class Recipe:
     longest: int = 100
 
     def network(self, features: int) -> DeepSpeaker:
-        """A new encoder, its weights drawn from torch's global generator."""
+        """Make an encoder; its weights are drawn from torch's global generator."""
         return DeepSpeaker(features, self.widths, self.blocks, self.embedding)
 
 
@@ -158,11 +172,21 @@ def train(
     rng: torch.Generator,
     progress: Callable[[int, float], None] = lambda step, loss: None,
 ) -> None:
-    """Train by triplets of random stretches of utterances (T, F), of `longest` frames at most.
+    """Train an encoder with the triplet loss on random segments of utterances.
 
-    A step takes two utterances of each of up to 32 speakers, and of a speaker who has a single one
-    that one, which is no positive. Adam, its learning rate up at first and then down to zero.
-    progress: told the step and the loss. Raises `ValueError` where there is no triplet.
+    Each step takes two utterances, or the only one, of each of up to 32 speakers. The optimizer is
+    Adam; its learning rate rises at first and then falls to zero.
+
+    Args:
+        network: The encoder, trained in place.
+        utterances: Frames (T, F) of each utterance.
+        speakers: The speaker of each utterance.
+        recipe: The training settings.
+        rng: Draws speakers, utterances and segments.
+        progress: Called with the step and the loss.
+
+    Raises:
+        ValueError: The utterances make no triplet.
     """
     owned: dict[str, list[int]] = {}
     for index, speaker in enumerate(speakers):

@@ -1,4 +1,4 @@
-"""Whose voice it is: public utterances as an encoder hears them, and how alike another sounds."""
+"""Voiceprints: embeddings of public utterances, and the scores of others against them."""
 
 import hashlib
 import json
@@ -18,24 +18,27 @@ from fedsim.seeds import isolated, torch_generator
 __all__ = ["Utterances", "Voiceprints", "between", "loaded", "saved", "threshold", "voiceprints"]
 
 Utterances = Sequence[tuple[str, Tensor]]
-"""Who speaks, and the frames (T, F) float32."""
+"""Pairs of a speaker and the frames (T, F) float32 of an utterance."""
 
 Progress = Callable[[int, float], None]
 
 FOLDS = 3
-"""Parts of the speakers, each of them strangers once while the threshold is found."""
+"""Number of folds of the speakers for the threshold; each fold is left out once."""
 
 SHAPE, WEIGHTS = "encoder.json", "encoder.safetensors"
 
 KEPT = 4
-"""Voiceprints that a process keeps."""
+"""Number of voiceprints that a process caches."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Voiceprints:
-    """Embeddings of the public utterances by speaker, (n, d) each, and the encoder they are from.
+    """Embeddings of the public utterances of each speaker.
 
-    stranger: the score of `UNKNOWN`, or None where all speakers are public.
+    Attributes:
+        network: The encoder.
+        enrolled: Embeddings (n, d) by speaker.
+        stranger: The score of `UNKNOWN`; None if all speakers are public.
     """
 
     network: DeepSpeaker
@@ -44,7 +47,7 @@ class Voiceprints:
 
     @classmethod
     def of(cls, network: DeepSpeaker, utterances: Utterances, most: int) -> "Voiceprints":
-        """Of the first `most` utterances of each speaker."""
+        """Embed the first `most` utterances of each speaker."""
         by_name: dict[str, list[Tensor]] = {}
         for name, frames in utterances:
             own = by_name.setdefault(name, [])
@@ -53,17 +56,24 @@ class Voiceprints:
         return cls(network, {name: network.embed(own) for name, own in sorted(by_name.items())})
 
     def scores(self, frames: Tensor) -> dict[str, float]:
-        """For frames (T, F) the mean cosine with each speaker's utterances, in [-1, 1]."""
+        """The mean cosine of frames (T, F) with each speaker's utterances, in [-1, 1]."""
         embedded = self.network.embed([frames])[0]
         found = {name: float((own @ embedded).mean()) for name, own in self.enrolled.items()}
         return found if self.stranger is None else {**found, UNKNOWN: self.stranger}
 
 
 def threshold(own: Iterable[float], others: Iterable[float]) -> float:
-    """The score that tells speakers from strangers best: most of `own` reach it, few of `others`.
+    """The score that separates known speakers from unknown ones best.
 
-    It maximises the mean of both shares; of several values that do, it is the middle one. Raises
-    `ValueError` where either is empty.
+    It maximises the mean of the share of `own` above it and of the share of `others` below; if
+    several values do, it is the middle one.
+
+    Args:
+        own: Scores of utterances for their own speaker.
+        others: Best scores of utterances of unknown speakers.
+
+    Raises:
+        ValueError: One of them is empty.
     """
     mine, theirs = (torch.tensor(sorted(each), dtype=torch.float64) for each in (own, others))
     if not len(mine) or not len(theirs):
@@ -81,11 +91,11 @@ def threshold(own: Iterable[float], others: Iterable[float]) -> float:
 
 
 def between(utterances: Utterances, encode: Callable[[Utterances], DeepSpeaker]) -> float:
-    """A threshold from public utterances that `encode` did not learn from, nor their speakers.
+    """Estimate the threshold for unknown speakers by cross-validation over speakers.
 
-    In each of three folds a third of the speakers are strangers; of the others the last utterance
-    is left out. What those left out score for their own speaker is set against the best score of a
-    stranger's utterance.
+    In each of three folds, a third of the speakers is left out of the training, and the last
+    utterance of each other speaker. The threshold separates the scores of those last utterances for
+    their own speaker from the best scores of utterances of the speakers left out.
     """
     names = sorted({name for name, _ in utterances})
     own, others = list[float](), list[float]()
@@ -117,11 +127,18 @@ def voiceprints(
     device: torch.device,
     progress: Progress,
 ) -> Voiceprints:
-    """Voiceprints by an encoder trained on the utterances, or loaded; once a process for the same.
+    """Make voiceprints with an encoder that is trained on the utterances, or loaded; cached.
 
-    most: utterances of a speaker that are enrolled. strangers: whether to find a threshold too.
-    A trained encoder is a pure function of utterances and recipe, whichever attack asks for it
-    first: its random numbers are seeded by a hash of both.
+    A trained encoder is a pure function of utterances and recipe: its random numbers are seeded by
+    a hash of both.
+
+    Args:
+        utterances: The public utterances.
+        encoder: How to train an encoder, or the folder of one.
+        most: Number of utterances of a speaker that are embedded.
+        strangers: Whether to estimate a threshold for unknown speakers.
+        device: Where to compute.
+        progress: Called with the step and the loss of the training.
     """
     stamp = (encoder / WEIGHTS).stat().st_mtime_ns if isinstance(encoder, Path) else 0
     digest = hashlib.sha256(repr((encoder, stamp, most, strangers, device.type)).encode())
@@ -159,9 +176,10 @@ def saved(network: DeepSpeaker, folder: Path) -> None:
 
 
 def loaded(folder: Path, features: int, device: torch.device) -> DeepSpeaker:
-    """An encoder that `saved` wrote, in evaluation mode.
+    """Load an encoder that `saved` wrote, in evaluation mode.
 
-    Raises `ValueError` for a folder without one, a broken one, and one of other frames.
+    Raises:
+        ValueError: The folder holds no valid encoder, or one for other features.
     """
     try:
         shape = json.loads((folder / SHAPE).read_text())
