@@ -1,4 +1,4 @@
-"""dlg-text: DLG for texts, by matching the gradients of dummy embeddings."""
+"""dlg-text: DLG for text, by gradient matching of dummy embeddings."""
 
 from typing import ClassVar
 
@@ -9,9 +9,9 @@ __all__ = ["DLGText"]
 
 
 class DLGText(TextMatching):
-    """Gradient matching of texts with ||g' - g||^2, by Adam: the baseline of TAG and LAMP.
+    """Recovers texts by matching gradients in ||g' - g||^2; the baseline of TAG and LAMP.
 
-    One start at N(0, I), as for `tag`. The labels are known, where DLG seeks them with the inputs.
+    Adam optimises one start at N(0, I), as for `tag`. Unlike in DLG, the labels are known.
     """
 
     name: ClassVar[str] = "dlg-text"

@@ -1,7 +1,7 @@
-"""The space that a layer's gradient leaves for what entered the layer.
+"""The row space of a layer's gradient, which contains the layer's inputs.
 
-A weight W that is used b times, on x_1 to x_b, has the gradient sum_i delta_i x_i', so that each
-x_i lies in its row space, of b dimensions where b is less than x_i has values.
+A weight that is applied to b inputs x_1 to x_b of d values has the gradient sum_i delta_i x_i'. So
+each x_i lies in its row space, which has b dimensions if b < d.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,20 +15,23 @@ from fedsim.gradients import noise_threshold, rank_above
 __all__ = ["Span", "spanned"]
 
 LOST = 1.5e-7
-"""Singular values below this share of the largest are rounding: a client's own reaches 5e-8."""
+"""Share of the largest singular value below which values are rounding, which reaches 5e-8."""
 
 FLAT = 0.1
-"""Smallest singular value over the median, from which on what fills a gradient is noise."""
+"""Ratio of the smallest to the median singular value above which the values are noise."""
 
 EVEN = 0.8
-"""A singular value over the one before it, from which on both lie on one level."""
+"""Ratio of consecutive singular values above which both are on one level."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Span:
-    """The row space of a gradient. basis (n, r) float64, orthonormal.
+    """The row space of a gradient.
 
-    noisy: whether noise fills the rest, above which r directions stand out.
+    Attributes:
+        layers: The layers whose gradients it is of.
+        basis: Orthonormal basis, (n, r) float64.
+        noisy: Whether noise fills the other directions of the gradient.
     """
 
     layers: tuple[str, ...]
@@ -37,16 +40,16 @@ class Span:
 
     @property
     def rank(self) -> int:
-        """r, the inputs behind it."""
+        """Number r of dimensions, that of the layers' inputs."""
         return self.basis.shape[1]
 
     @property
     def width(self) -> int:
-        """n, what it could span at most: values of an input of the layers."""
+        """Number n of values of an input of the layers."""
         return self.basis.shape[0]
 
     def off(self, inputs: Tensor) -> Tensor:
-        """Distances (...) of inputs (..., n) from the span, as shares of their norms."""
+        """Distances (...) of inputs (..., n) from the row space, relative to their norms."""
         basis = self.basis.to(inputs)
         apart = inputs - (inputs @ basis) @ basis.mT
         tiny = torch.finfo(inputs.dtype).tiny
@@ -57,12 +60,23 @@ class Span:
 def spanned(
     layers: Sequence[str], gradient: Mapping[str, Tensor], turned: bool, *, rank: int | None = None
 ) -> Span | None:
-    """The row space of what layers with the same input have of a gradient; None where it is all.
+    """The row space of the gradient of layers with the same input.
 
-    turned: weights are (in, out). rank: directions there are, if that is known. Else values above
-    rounding count; where noise fills the gradient (the rounding of weights that a gradient was read
-    off, too: its level lies anywhere), those above the optimal threshold for white noise (Gavish
-    and Donoho, 2014). Raises `ValueError` for a gradient that holds NaN or is zero.
+    The rank is the number of singular values above rounding. If noise fills the gradient (also the
+    rounding of weights from which a gradient was computed), it is the number above the optimal
+    threshold for white noise (Gavish and Donoho, 2014).
+
+    Args:
+        layers: Names of the layers.
+        gradient: Gradients by parameter name.
+        turned: Whether weights are (in, out) instead of (out, in).
+        rank: The rank, if it is known.
+
+    Returns:
+        None if the row space has all dimensions.
+
+    Raises:
+        ValueError: The gradient holds NaN or Inf, or is zero.
     """
     weights = [gradient[f"{name}.weight"].double() for name in layers]
     rows = torch.cat([one.mT if turned else one for one in weights])
@@ -73,7 +87,7 @@ def spanned(
             f"the gradient of '{layers[0]}' is zero throughout: nothing was learned, or a defense "
             "removed it"
         )
-    # The small directions count: neither a Gram matrix nor a sketch would keep them.
+    # Small singular values matter; a Gram matrix or a sketch would lose them.
     factor = torch.linalg.qr(rows, mode="r").R if len(rows) > rows.shape[1] else rows
     _, values, right = torch.linalg.svd(factor, full_matrices=False)
     if rank is not None:
@@ -91,7 +105,7 @@ def spanned(
 
 
 def _above_noise(values: Tensor, shape: Sequence[int]) -> int:
-    """How many singular values (k,) exceed those of white noise; the rest may be as many again."""
+    """Number of singular values (k,) above white noise, whose level is estimated from the rest."""
     rank = 0
     for _ in range(4):
         threshold = noise_threshold([side - rank for side in shape])

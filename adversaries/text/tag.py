@@ -1,4 +1,4 @@
-"""TAG: texts by matching gradients, in their L2 and L1 norms."""
+"""TAG: text by gradient matching in the L2 and L1 norms."""
 
 from typing import ClassVar
 
@@ -11,11 +11,12 @@ __all__ = ["TAG"]
 
 
 class TAG(TextMatching):
-    """Gradient matching of texts with ||g' - g||^2 + `l1` ||g' - g||_1.
+    """Recovers texts by matching gradients in ||g' - g||^2 + `l1` ||g' - g||_1.
 
-    The second norm keeps small differences, of which a transformer's gradient has most, from
-    counting nothing. Settings are those with which LAMP's authors run it: Adam at 0.1, from one
-    start at N(0, I), which their code scales, and their paper chooses among many, for LAMP alone.
+    The L1 norm gives weight to small differences, which most entries of a transformer's gradient
+    have. The settings are those with which LAMP's authors run TAG: Adam with a learning rate of 0.1
+    from one start at N(0, I). Only for LAMP does their code scale the start, and does their paper
+    choose it among many.
     """
 
     name: ClassVar[str] = "tag"
@@ -26,7 +27,7 @@ class TAG(TextMatching):
     )
 
     l1: float = Field(default=0.01, ge=0)
-    """Weight of the L1 norm (alpha)."""
+    """Weight of the L1 norm (alpha in the paper)."""
 
     def metric(self) -> tuple[TextMetric, float, float]:
         """Distance between gradients, weight of its L1 norm, weight of the length penalty."""

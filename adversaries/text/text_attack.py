@@ -1,4 +1,4 @@
-"""What is known of the texts behind a gradient, or can be tried: labels and lengths."""
+"""Base class of attacks on text that need labels and lengths, known or tried."""
 
 from dataclasses import dataclass
 from itertools import product
@@ -18,15 +18,16 @@ from fedsim.spec import TextSpec
 __all__ = ["Candidate", "TextAttack", "padded"]
 
 MOST = 64
-"""Combinations of labels and lengths that are tried at most where they are not known."""
+"""The largest number of combinations of unknown labels and lengths that are tried."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidate:
-    """What is known, or assumed, of a batch.
+    """Labels and lengths of a batch, known or assumed.
 
-    labels: (B,) int64, or (B, L) of masked words, -100 elsewhere. lengths: (B,)
-    int64, tokens of each text with what frames it.
+    Attributes:
+        labels: (B,) int64, or (B, L) with the tokens of masked words and -100 elsewhere.
+        lengths: Number of tokens of each text with its special tokens, (B,) int64.
     """
 
     labels: Tensor
@@ -34,32 +35,37 @@ class Candidate:
 
 
 class TextAttack(Adversary):
-    """An attack on texts that has to know labels and lengths.
+    """Base class of attacks on text that need labels and lengths.
 
-    They must be granted, or with `unknown` = "enumerate" all labels are tried, and of a single text
-    the length that the rank of the gradient tells. Where it tells none, that is every length the
-    model takes; over `MOST` combinations are refused.
+    The threat model grants them, or `unknown` = "enumerate" tries all labels, and for a single text
+    the length given by the rank of the gradient. If the rank gives none, every length that the
+    model accepts is tried. More than 64 combinations are refused.
     """
 
     suits = (TextSpec,)
     needs: ClassVar[Knowledge] = Knowledge.GRADIENT | Knowledge.MODEL | Knowledge.BATCH_SIZE
 
     labels_from: Source = "given"
-    """ "given" (the threat model grants LABELS), or another adversary by name."""
+    """Source of the labels: "given" (the threat model grants LABELS), or another adversary by
+    name."""
 
     unknown: Literal["refuse", "enumerate"] = "refuse"
-    """What of labels and lengths that are not granted: try all of them (as many attacks), or
-    be denied."""
+    """What happens without labels or lengths: the attack is denied ("refuse"), or runs for every
+    combination ("enumerate")."""
 
     def requires(self) -> Knowledge:
-        """Labels and lengths too, unless they are to be tried."""
+        """Labels and lengths too, unless they are tried."""
         required = super().requires()
         if self.unknown == "refuse":
             return required | Knowledge.LENGTHS
         return required if self.labels_from != "given" else required & ~Knowledge.LABELS
 
     def texts(self, seen: Observation) -> tuple[Tokens, Tensor]:
-        """Tokens and word embeddings (V, d); raises `ValueError` where the task is none of text."""
+        """The vocabulary and word embeddings (V, d).
+
+        Raises:
+            ValueError: The inputs of the task are no text.
+        """
         model = seen.know(Knowledge.MODEL)
         tokens, words = seen.spec.require(TextSpec).tokens, model.embedding
         if words is None or "embedding" not in model.points:
@@ -67,7 +73,11 @@ class TextAttack(Adversary):
         return tokens, words
 
     def candidate_batches(self, seen: Observation, job: Job) -> list[Candidate]:
-        """What the batch may be: one candidate where labels and lengths are known."""
+        """The candidates for a batch; a single one if labels and lengths are known.
+
+        Raises:
+            ValueError: There are too many candidates, or labels or lengths are out of range.
+        """
         size = int(seen.know(Knowledge.BATCH_SIZE))
         tokens, _ = self.texts(seen)
         every = self._labels(seen, job, size), self._lengths(seen, job, tokens, size)
@@ -123,14 +133,14 @@ def _least(tokens: Tokens) -> int:
 
 
 def padded(labels: Tensor, longest: int) -> Tensor:
-    """Labels (B,) as they are; those of masked words (B, longest), -100 beyond."""
+    """Labels (B,) unchanged; labels of masked words padded with -100 to (B, longest)."""
     if labels.ndim == 1:
         return labels
     return functional.pad(labels, (0, longest - labels.shape[1]), value=-100)
 
 
 def _rank(seen: Observation, job: Job) -> int:
-    """How many tokens a gradient's matrices say there are; 0 where they are full of noise."""
+    """Number of tokens, from the ranks of the gradient's matrices; 0 if all have full rank."""
     model, gradient = seen.know(Knowledge.MODEL), seen.know(Knowledge.GRADIENT)
     ranks = [0]
     for name, value in gradient.items():

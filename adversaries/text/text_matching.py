@@ -1,4 +1,4 @@
-"""What attacks share that seek texts whose gradient is the one observed."""
+"""Base class of gradient matching attacks on text."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -32,22 +32,23 @@ from fedsim.victim import VictimModel
 __all__ = ["TextMatching"]
 
 TOGETHER = 1024
-"""Tokens of dummy texts that one optimisation holds at most, all its victims together."""
+"""The largest number of dummy tokens in one optimisation, over all its victims."""
 
 PADDED = 8
-"""Victims whose longest texts end in the same so many tokens are attacked together."""
+"""Victims are attacked together if their longest texts, rounded up to multiples of this number of
+tokens, are equally long."""
 
 
 class TextMatching(TextAttack):
-    """Seeks the texts of a batch by making dummy embeddings whose gradient is the same.
+    """Base class of attacks that match the observed gradient with dummy embeddings.
 
-    Word embeddings of the tokens that are sought start at N(0, I) and are moved by Adam; the tokens
-    with the largest cosine are claimed, of the point with the lowest distance that any start came
-    to. Tokens around every text are known; so are those that were masked, to who has the labels.
+    Embeddings of unknown tokens start at N(0, I) and are optimised by Adam. The embeddings with the
+    lowest distance over all starts are mapped to the tokens with the largest cosine. Special tokens
+    around a text are known, and so are masked words if their labels are.
 
-    Assumes one step on one batch, without dropout; after several local steps the mean gradient is
-    matched as if it were that of one. Victims of a round with the same number of texts are
-    attacked in one batched optimisation.
+    The attack assumes one local step on one batch, without dropout. The mean gradient of several
+    local steps is matched as if it were that of one. Victims of a round with the same number of
+    texts are attacked in one batched optimisation.
     """
 
     keywords: ClassVar[tuple[str, ...]] = (
@@ -60,37 +61,41 @@ class TextMatching(TextAttack):
 
     @property
     def ends(self) -> bool:
-        """Whether what a start ended at is claimed, instead of the lowest point on its way."""
+        """Whether the final point of a start is claimed instead of its lowest one."""
         return False
 
     steps: int = Field(default=2500, ge=1)
-    """Steps of Adam a start."""
+    """Number of steps of Adam for each start."""
 
     lr: float = Field(default=0.1, gt=0)
-    """Step length."""
+    """Learning rate."""
 
     restarts: int = Field(default=0, ge=0)
-    """Further starts, side by side; the lowest distance is claimed."""
+    """Number of further starts, optimised together; the lowest distance is claimed."""
 
     start_length: Literal["normal", "vocabulary"] | None = None
-    """Length of embeddings at the start: "normal", that of N(0, I); "vocabulary": scaled to
-    the mean of the vocabulary's; by default normal, of lamp what `fidelity` says."""
+    """Length of initial embeddings: that of N(0, I) ("normal"), or scaled to the mean length of the
+    vocabulary's ("vocabulary"); by default normal, for lamp according to `fidelity`."""
 
     parameters: dict[str, Annotated[float, Field(ge=0)]] = Field(default={"*": 1.0})
-    """What each parameter's distance counts, by name pattern; one that no pattern fits is left
-    out, as are word embeddings and the biases of key projections."""
+    """Weights of the parameters' distances by name pattern; a parameter that matches no pattern is
+    left out, as are word embeddings and the biases of key projections."""
 
     precision: Literal["float32", "float64"] = "float32"
-    """floating-point type of the optimisation."""
+    """Floating-point type of the optimisation."""
 
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
-        """Match the gradient; raises `ValueError` where model or update are of another kind."""
+        """Match the gradient.
+
+        Raises:
+            ValueError: The inputs of the task are no text, or the candidates are not valid.
+        """
         return self.reconstruct_many([seen], [job])[0]
 
     def reconstruct_many(
         self, seen: Sequence[Observation], jobs: Sequence[Job]
     ) -> list[Reconstruction]:
-        """Match many at once: those with the same model, and as many texts of about one length."""
+        """Match the gradients of victims with equal models and similar batches together."""
         candidates = [self.candidate_batches(one, job) for one, job in zip(seen, jobs, strict=True)]
         longest = [max(int(candidate.lengths.max()) for candidate in some) for some in candidates]
         keys = [
@@ -113,37 +118,37 @@ class TextMatching(TextAttack):
 
     @abstractmethod
     def metric(self) -> tuple[TextMetric, float, float]:
-        """The distance, TAG's weight of ||.||_1, and that of LAMP's regulariser."""
+        """Distance between gradients, weight of its L1 norm, and weight of LAMP's regulariser."""
 
     def schedule(self, step: int) -> float:
         """Factor of the step length at a step; 1 by default."""
         return 1.0
 
     def first(self, texts: DummyTexts, candidate: int, job: Job) -> Tensor:
-        """A starting point (n,)."""
+        """Draw an initial point (n,)."""
         return texts.start(job.rng, candidate, 1, self.spread(texts))[0]
 
     def spread(self, texts: DummyTexts) -> float:
-        """Standard deviation of the coordinates of random points."""
+        """Standard deviation of the coordinates of initial points."""
         return texts.spread if self.start_length == "vocabulary" else 1.0
 
     def ready(self, texts: DummyTexts, seen: Observation, job: Job) -> None:
-        """Raise before any start what would else be raised after many steps."""
+        """Check before the first step what would otherwise fail after many steps."""
 
     def optimizer(
         self, starts: Tensor, texts: DummyTexts, seen: Sequence[Observation], jobs: Sequence[Job]
     ) -> Optimizer:
-        """One of all starts (R, n), of which start i is of candidate i mod len(jobs)."""
+        """The optimizer of all starts (R, n); start i belongs to candidate i mod len(jobs)."""
         return Adam(starts, lr=self.lr, schedule=self.schedule)
 
     def finished(
         self, match: Match, candidate: int, texts: DummyTexts, seen: Observation, job: Job
     ) -> dict[str, Any]:
-        """Do what is left to do to a match, in place; further diagnostics."""
+        """Finish a match in place, and return further diagnostics."""
         return {}
 
     def cautions(self, model: VictimModel) -> list[str]:
-        """Dropout that is on, and what its parts say."""
+        """Warn of dropout, and pass on the warnings of `labels_from`."""
         found = super().cautions(model)
         if model.drops:
             found.append(

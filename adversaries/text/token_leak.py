@@ -1,4 +1,4 @@
-"""token-leak: which words a batch holds, read off the word embeddings' gradient."""
+"""token-leak: the set of tokens of a batch, from the gradient of the word embeddings."""
 
 import math
 from typing import ClassVar
@@ -15,28 +15,28 @@ from fedsim.victim import VictimModel
 __all__ = ["TokenLeak"]
 
 FILLED = 0.5
-"""Share of rows that are not zero from which on they are no list of tokens."""
+"""Share of nonzero rows above which they are no longer the tokens of the batch."""
 
 SPREAD = 0.1587
-"""Quantile of a normal distribution a standard deviation below its median."""
+"""Quantile of a normal distribution one standard deviation below its median."""
 
 BEYOND = 2.0
-"""Standard deviations above the greatest of so many that chance would bring."""
+"""Standard deviations above the expected maximum of as many normal values."""
 
 
 class TokenLeak(Adversary):
-    """The set of tokens of all texts together; no model, no labels, no computing.
+    """Recovers the set of tokens of all texts of a batch, without model, labels or optimisation.
 
-    A word embedding is used where its word occurs and nowhere else: its row of dL/dE is the sum of
-    what came back to those places, and every other row is zero. So the rows that are not zero are
-    the words, exactly, for any batch and after any number of local steps. Padding has none.
+    A word embedding is used only where its token occurs: its row of dL/dE is the sum of the
+    gradients at those positions, and every other row is zero. So the nonzero rows are exactly the
+    tokens, for any batch and any number of local steps. Padding has no gradient.
 
-    Where most rows are not zero (noise, or a head tied to the embeddings, whose softmax reaches
-    every word), the rows whose norms stand out are claimed: those whose logarithm is as far above
-    the median as chance brings no row of V of a normal distribution with the spread below it. It
-    may be none. Where a defense dropped rows, the words of those are missing.
+    If most rows are nonzero (noise, or a head tied to the embeddings, whose softmax reaches every
+    token), only rows with outlying norms are claimed, possibly none: the logarithm of the norm must
+    exceed the expected maximum of V normal values with the median and lower spread of the rows.
+    Tokens of rows that a defense removed are missing.
 
-    Claims each token once, those around a text included: how often one occurs is not told.
+    Each token is claimed once, special tokens included; the gradient does not reveal counts.
     """
 
     name: ClassVar[str] = "token-leak"
@@ -56,12 +56,16 @@ class TokenLeak(Adversary):
     )
 
     def cautions(self, model: VictimModel) -> list[str]:
-        """Word embeddings that are not trained."""
+        """Warn of word embeddings that are not trained."""
         words = model.words
         return [] if words is None or words in model.trained else [_not_sent(words)]
 
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
-        """Look; raises `ValueError` where no gradient of word embeddings was sent, or zeros."""
+        """Read the tokens off the gradient.
+
+        Raises:
+            ValueError: The gradient of the word embeddings is missing, zero, or not finite.
+        """
         gradient, tokens = seen.know(Knowledge.GRADIENT), seen.spec.require(TextSpec).tokens
         rows = gradient.get(tokens.embedding)
         if rows is None:
@@ -95,7 +99,7 @@ class TokenLeak(Adversary):
 
 
 def _standing_out(norms: Tensor) -> float:
-    """The norm above which chance brings no row; of norms (k,) above 0, most of them of no word."""
+    """The norm above which a row is an outlier among positive norms (k,), most of them noise."""
     logs = norms.log()
     spread = float(logs.median() - logs.quantile(SPREAD))
     beyond = math.sqrt(2 * math.log(len(logs))) + BEYOND

@@ -1,4 +1,4 @@
-"""dager: whole batches of text, exactly, from the spans of two layers' gradients."""
+"""dager: exact recovery of batches of text from the row spaces of two layers' gradients."""
 
 import math
 from typing import ClassVar, Literal
@@ -19,31 +19,32 @@ from fedsim.spec import TextSpec
 __all__ = ["DAGER"]
 
 NOISE = 3.0
-"""How many times the distance that tokens have from the first span, sentences may have from the
-later one: both hold what rounding, noise or local steps do."""
+"""Factor between the distance of tokens from the first row space and the threshold for sentences in
+the later one; rounding, noise and local steps affect both alike."""
 
 
 class DAGER(Adversary):
-    """The texts of a batch, token by token: only they fit what the gradient spans.
+    """Recovers the texts of a batch by testing which tokens lie in the row space of the gradient.
 
-    The gradient of a linear layer is sum_i delta_i x_i', so that the b vectors that entered it span
-    its row space; of d dimensions that leaves d - b to tell by. What enters the first block's
-    query, key and value projections is known for every token at every position, and those that lie
-    in the span are kept. What enters a later layer depends on a sentence as a whole: sentences of
-    the tokens kept are run through the first block, and those whose vectors lie in the later
-    layer's span are claimed. Nothing is optimised but that choice; neither labels nor lengths nor
-    the number of texts is needed, and their padding is nowhere in the gradient.
+    The gradient of a linear layer is sum_i delta_i x_i', so its b inputs span its row space, and
+    the other d - b of d dimensions allow a test. The inputs of the first block's query, key and
+    value projections are known for every token at every position, and tokens in the row space are
+    kept. The inputs of a later layer depend on a whole sentence: sentences of kept tokens are run
+    through the first block, and those whose vectors lie in the later layer's row space are claimed.
+    Only this choice is searched. Labels, lengths and the number of texts are not needed, and
+    padding has no gradient.
 
-    Encoders: all sentences of a length are tried where they are few, else random ones improved a
-    token at a time, until those found have as many tokens as the span has dimensions. Decoders:
-    sentences grow by a token at a time, and end where none fits.
+    Encoders: all sentences of a length are tested if they are few. Otherwise random ones are
+    improved token by token, until the sentences found have as many tokens as the row space has
+    dimensions. Decoders: sentences are extended by one token at a time, and end where none fits.
 
-    The later layer is the first behind the attention (`check` "first-block"), whose inputs no
-    feed-forward layer has to be computed for, or as in the paper the next block's projections,
-    which span less where that block is the last and feeds one token alone to the head.
+    The later layer is the first one behind the attention (`check` "first-block"), which needs no
+    feed-forward layer, or as in the paper the next block's projections. The latter have fewer
+    dimensions if that block is the last one and passes a single token to the head.
 
-    Exact while b < d, for one step and no noise. Of several steps' gradient, or a noisy one, the
-    leading directions stand for the span; tokens and sentences that stand out are claimed.
+    Recovery is exact while b < d, for one local step without noise. For several local steps, or
+    under noise, the leading singular directions replace the row space, and tokens and sentences
+    with outlying distances are claimed.
     """
 
     name: ClassVar[str] = "dager"
@@ -63,24 +64,29 @@ class DAGER(Adversary):
     )
 
     tolerance: float = Field(default=1e-4, gt=0, lt=1)
-    """Share of its norm that a token's embedding may have off the first span; raised while too
-    few pass; with noise, what stands out among all tokens counts as well."""
+    """Largest distance of a token's embedding from the first row space, relative to its norm. It is
+    raised while too few tokens pass; under noise, tokens with outlying distances pass as well."""
 
     threshold: float = Field(default=3e-3, gt=0, lt=1)
-    """The same for what a sentence makes of it, off the later span."""
+    """Largest distance of a sentence's vectors from the later row space, relative to their
+    norms."""
 
     check: Literal["first-block", "second-block"] = "first-block"
-    """The later span: of the first layer behind the attention, or "second-block": of the next
-    query projection, as in the paper."""
+    """Layer of the later row space: the first one behind the attention ("first-block"), or the
+    query projection of the next block ("second-block"), as in the paper."""
 
     combinations: int = Field(default=1024, ge=1)
-    """Sentences of a length up to which an encoder's are all tried."""
+    """The largest number of sentences of a length that are all tested, for encoders."""
 
     starts: int = Field(default=200, ge=0)
-    """Random sentences of each length, where they are more."""
+    """Number of random sentences of each length if there are more, for encoders."""
 
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
-        """Search; raises `ValueError` where the gradient spans everything, or is another kind's."""
+        """Search the texts.
+
+        Raises:
+            ValueError: The gradient spans all dimensions, is zero, or is of an unknown model.
+        """
         model, gradient = seen.know(Knowledge.MODEL), seen.know(Knowledge.GRADIENT)
         tokens, words = seen.spec.require(TextSpec).tokens, model.embedding
         if words is None:
@@ -91,13 +97,13 @@ class DAGER(Adversary):
         span = spanned(first.queries, gradient, turned)
         if span is None:
             raise ValueError(_full(first, first.queries, gradient, seen))
-        # Of a decoder that rotates positions the first span tells no number of tokens.
+        # If a decoder rotates positions, the first row space does not give the number of tokens.
         later = self._later(first, gradient, span.rank if first.placed else span.width)
         if later is None:
             raise ValueError(_full(first, first.behind[0], gradient, seen))
         if first.placed and later.rank > span.rank and not (span.noisy or later.noisy):
-            # Of models that attend alike everywhere the first span's last directions are as small
-            # as rounding; those behind it tell how many there are.
+            # If a model attends to all tokens alike, the last directions of the first row space
+            # are as small as rounding; the later layer then gives the rank.
             span = spanned(first.queries, gradient, turned, rank=later.rank) or span
         for one in (span, later):
             if not one.rank:
@@ -149,9 +155,9 @@ class DAGER(Adversary):
         )
 
     def _later(self, first: First, gradient: dict[str, Tensor], least: int) -> Span | None:
-        """The span to check sentences by, of `least` dimensions where a layer has them.
+        """The row space to test sentences with, of at least `least` dimensions if possible.
 
-        Layers behind which one token alone goes on to the head span less.
+        Layers behind which a single token is passed to the head have fewer dimensions.
         """
         best: Span | None = None
         for layers in first.behind if self.check == "first-block" else first.behind[::-1]:
@@ -189,7 +195,7 @@ def _full(
 
 
 def _allowed(tokens: Tokens) -> Tensor:
-    """(V,) bool: what may be in a batch. Padding may not, nor marks that no text is framed by."""
+    """Tokens that a batch may hold, (V,) bool: no padding, and no unused special tokens."""
     inside = {tokens.special[role] for role in ("unk", "mask") if role in tokens.special}
     never = set(tokens.marks) - inside - {*tokens.prefix, *tokens.suffix}
     allowed = torch.ones(len(tokens.pieces), dtype=torch.bool)
@@ -198,10 +204,10 @@ def _allowed(tokens: Tokens) -> Tensor:
 
 
 def _chosen(search: Search, span: Span, count: int | None) -> list[Found]:
-    """What was found, and what comes nearest for what is missing, as far as tokens are left.
+    """The sentences found, and the closest others for those that are missing.
 
-    Nothing is missing once beginnings, of which a decoder makes a vector each, are as many as the
-    span has dimensions: what is further off fits by chance.
+    No sentence is missing once the prefixes of those found, each of which has a vector of its own
+    in a decoder, are as many as the row space has dimensions. Further ones fit by chance.
     """
     claimed = list[Found]()
     begun = set[tuple[int, ...]]()

@@ -1,4 +1,4 @@
-"""The first block's attention over tokens whose queries, keys and values are kept."""
+"""The first block's attention, from cached queries, keys and values of the candidate tokens."""
 
 from collections.abc import Sequence
 
@@ -13,21 +13,21 @@ from adversaries.text.row_space import Span
 __all__ = ["Attention"]
 
 SENTENCES = 512
-"""That are looked at at once."""
+"""Number of sentences that are computed at once."""
 
 ROUNDS = 4
-"""Times that the relaxed choice is sought anew."""
+"""Number of iterations of the relaxed problem."""
 
 AGREES = 1e-4
-"""Share of the largest value up to which what is computed here is what the model computes."""
+"""Relative tolerance between the attention computed here and that of the model."""
 
 
 class Attention:
-    """Distances from a span of what the first attention makes of sentences.
+    """Distances of the first attention's outputs from a row space.
 
-    A token's query, key and value in the first block depend on itself and its position alone. So
-    they are computed once for every candidate, and a sentence costs its n x n attention instead of
-    the block's projections: a tenth.
+    The query, key and value of a token in the first block depend only on the token and its
+    position. They are computed once for every candidate, so that a sentence costs its n x n
+    attention, about a tenth of the block's projections.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Attention:
 
     @classmethod
     def of(cls, first: First, span: Span, tokens: Sequence[Tensor]) -> "Attention | None":
-        """None where the model attends in another way, or the span is another layer's."""
+        """None if the model's attention differs, or if the row space is of another layer."""
         heads = first.heads
         if span.layers != first.behind[0] or not heads:
             return None
@@ -59,8 +59,8 @@ class Attention:
         if not q.shape == k.shape == v.shape:
             return None
         made = cls(span, place, (q, k, v), first.causal)
-        # Other tokens from place to place: of one again and again attention makes it alone,
-        # however queries and keys may be turned.
+        # Tokens differ between positions, since the attention over equal tokens does not depend
+        # on queries and keys.
         mixed = [one[(rows[:2] + p) % len(one)] for p, one in enumerate(tokens)]
         some = torch.stack(mixed, dim=1)
         theirs = first.entering(span.layers[0], some)
@@ -69,7 +69,7 @@ class Attention:
         return made if agrees else None
 
     def _contexts(self, ids: Tensor, *, last: bool) -> Tensor:
-        """(R, n, d) of sentences (R, n); with `last`, (R, 1, d) of their last tokens."""
+        """Outputs (R, n, d) for sentences (R, n); with `last`, (R, 1, d) for their last tokens."""
         at = self._place[torch.arange(ids.shape[1], device=ids.device), ids]
         q, k, v = self._tables
         asked = q[at[:, -1:] if last else at]
@@ -83,7 +83,7 @@ class Attention:
 
     @torch.no_grad()
     def off(self, ids: Tensor, *, last: bool = False) -> Tensor:
-        """Distances (R, n) of sentences (R, n) of candidates; with `last`, (R, 1)."""
+        """Distances (R, n) for sentences (R, n) of candidates; with `last`, (R, 1)."""
         parts = [
             self._span.off(self._contexts(some, last=last)) for some in torch.split(ids, SENTENCES)
         ]
@@ -91,12 +91,19 @@ class Attention:
 
     @torch.no_grad()
     def relaxed(self, slots: Sequence[Tensor], start: Tensor) -> list[Tensor]:
-        """Weights (k,) >= 0 of each position's tokens, so that what known tokens attend to fits.
+        """Relax the choice of tokens to weights, by non-negative least squares.
 
-        What token i makes of a sentence is, by heads, sum_p e_ip v_p / Z_i with Z_i = sum_p e_ip:
-        given Z it is linear in which token stands where. So of one-hot choices, one a position,
-        the relaxed ones are sought by which what tokens known for certain make lies in the span:
-        non-negative least squares, with Z of the last solution, first of the sentence `start` (n,).
+        The output of token i is, for each head, sum_p e_ip v_p / Z_i with Z_i = sum_p e_ip. For
+        given Z it is linear in the one-hot choices of tokens. Their relaxation is found such that
+        the outputs of tokens that are known for certain lie in the row space. Z is that of the last
+        solution, and at first of the sentence `start`.
+
+        Args:
+            slots: Candidate tokens (k,) of each position.
+            start: Initial sentence, (n,).
+
+        Returns:
+            Weights (k,) of each position's candidates.
         """
         from scipy.optimize import nnls
 
@@ -122,7 +129,7 @@ class Attention:
             target = np.append(np.zeros(len(off)), np.ones(len(slots)))
             try:
                 found, _ = nnls(matrix, target, maxiter=20 * len(z))
-            except RuntimeError:  # no convergence: the last solution is a start as well
+            except RuntimeError:  # no convergence: the last solution is used
                 break
             z = torch.from_numpy(found).to(z)
         return list(torch.split(z, sizes))

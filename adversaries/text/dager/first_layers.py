@@ -1,4 +1,4 @@
-"""What enters a transformer's first layers when they are fed with token ids."""
+"""Inputs of a transformer's first layers for given token ids."""
 
 import contextlib
 from collections.abc import Callable, Mapping
@@ -15,26 +15,32 @@ __all__ = ["First"]
 
 QUERIES = ("query", "q_proj", "q_lin", "q", "wq", "query_proj")
 TOGETHER = ("c_attn", "qkv", "qkv_proj", "query_key_value", "in_proj", "wqkv", "att_proj")
-"""Names of query projections, alone and in one with keys and values; case aside."""
+"""Names of query projections, alone and joint with keys and values, in lower case."""
 
 BESIDE = ("key", "value", "k_proj", "v_proj", "k_lin", "v_lin", "k", "v", "wk", "wv", "key_proj",
           "value_proj")  # fmt: skip
-"""Names of what takes the same input beside a query projection."""
+"""Names of layers with the same input as a query projection."""
 
 TOKENS = 4096
-"""Tokens that are fed at once."""
+"""Number of tokens that are fed at once."""
 
 
 class _Reached(Exception):
-    """Ends a forward pass where its rest is of no use."""
+    """Ends a forward pass early."""
 
 
 class First:
-    """The first layers of a copy of the victim's model, fed with token ids.
+    """The first layers of a copy of the victim's model, which is fed token ids.
 
-    queries: layers that take the same input as the first query projection, it among them. behind:
-    layers after them, in the order in which they are used, the last the second block's query
-    projection and its like. Raises `ValueError` where no query projection has a known name.
+    Attributes:
+        queries: The first query projection and layers with the same input.
+        behind: Later layers in the order in which they are used; the last are the second block's
+            query projection and layers with the same input.
+        turned: Whether the weights of a layer are (in, out), by its name.
+        norms: Layer normalisations of the last pass with their inputs and outputs, by name.
+
+    Raises:
+        ValueError: No query projection has a known name, or the model splits or pads texts.
     """
 
     def __init__(
@@ -45,7 +51,6 @@ class First:
         self.device = device
         self._entered: dict[str, Tensor] = {}
         self.norms: dict[str, tuple[nn.LayerNorm, Tensor, Tensor]] = {}
-        """Normalisations used on the way, with what entered and left them last."""
         modules = dict(self._model.module.named_modules())
         layers = {
             name: layer
@@ -73,7 +78,7 @@ class First:
         if model.head not in layers and model.head in modules:
             modules[model.head].register_forward_pre_hook(_stop)
         self._last: Callable[[str], bool] = self._second
-        # Padding may have neither an embedding nor a position.
+        # The padding token may have neither an embedding nor a position.
         padding = getattr(self._model.module.config, "pad_token_id", None)
         self._twice = torch.full((1, 2), int(padding == 0), device=device)
         used = self._run(self._twice)
@@ -88,7 +93,7 @@ class First:
             )
         order = list(used)  # a projection of embeddings comes before the queries
         after = max(order.index(name) for name in self.queries if name in used) + 1
-        # Where blocks feed forward beside attending, layers take what queries take.
+        # In blocks with parallel feed-forward layers, these have the same input as the queries.
         later = [
             name
             for name in order[after:]
@@ -101,12 +106,12 @@ class First:
             self.behind.append(self._beside(self._following(), layers))
 
     def _following(self) -> str:
-        """The second block's query projection, "" where there is none."""
+        """The second block's query projection, "" if there is none."""
         first = _parent(self._named[0])
         return next((name for name in self._named if _parent(name) != first), "")
 
     def _second(self, name: str) -> bool:
-        """Whether the head is reached, or the second block."""
+        """Whether a layer is the head or the second block's query projection."""
         return name in (self._model.head, self._following())
 
     def _beside(self, query: str, layers: Mapping[str, nn.Module]) -> tuple[str, ...]:
@@ -138,24 +143,24 @@ class First:
         return dict(self._entered)
 
     def entering(self, layer: str, ids: Tensor) -> Tensor:
-        """What enters a layer (R, L, n) when it is fed with token ids (R, L)."""
+        """Inputs (R, L, n) of a layer for token ids (R, L)."""
         self._last = layer.__eq__
         return self._run(ids)[layer]
 
     def off(self, span: Span, ids: Tensor) -> Tensor:
-        """Distances (R, L) from a span of what enters its layers, as shares of their norms."""
+        """Distances (R, L) of the inputs of a row space's layers, relative to their norms."""
         size = max(1, TOKENS // ids.shape[1])
         parts = [span.off(self.entering(span.layers[0], some)) for some in torch.split(ids, size)]
         return torch.cat(parts)
 
     @property
     def heads(self) -> int:
-        """Attention heads of a block; 0 where the model does not say."""
+        """Number of attention heads; 0 if the model's configuration has none."""
         return int(getattr(self._model.module.config, "num_attention_heads", 0))
 
     @torch.no_grad()
     def projected(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Queries, keys and values (R, L, n) of the first block; None where they are not told."""
+        """Queries, keys and values (R, L, n) of the first block; None if they are not separable."""
         entered = self.entering(self.queries[0], ids)
         layers = [self._model.module.get_submodule(name) for name in self.queries]
         made = list[Tensor]()
@@ -169,17 +174,17 @@ class First:
 
     @cached_property
     def placed(self) -> bool:
-        """Whether tokens enter the first block otherwise at another position.
+        """Whether the input of the first block depends on a token's position.
 
-        Not where attention rotates them by it (Su et al., RoFormer, 2021), or weighs them by it
-        (Press et al., ALiBi, 2022).
+        It does not if attention itself encodes positions, by rotation (Su et al., RoFormer, 2021)
+        or by a bias (Press et al., ALiBi, 2022).
         """
         entered = self.entering(self.queries[0], self._twice)[0]
         return not _equal(entered[0], entered[1])
 
     @property
     def causal(self) -> bool:
-        """Whether no token is told of by one before it, as in decoders."""
+        """Whether no token depends on later ones, as in decoders."""
         ids = torch.zeros(2, 4, dtype=torch.int64, device=self.device)
         ids[:, -1] = torch.tensor([1, 2], device=self.device)
         entered = self.entering(self.behind[-1][0], ids)

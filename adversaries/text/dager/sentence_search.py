@@ -1,4 +1,4 @@
-"""Sentences out of the tokens that may stand at each position, checked by a second span."""
+"""Search for sentences of candidate tokens whose vectors lie in a later layer's row space."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,27 +16,29 @@ from fedsim.records import Tokens
 __all__ = ["AGAIN", "Found", "Search"]
 
 SIDE_BY_SIDE = 4
-"""Random starts of one length that are improved together."""
+"""Number of random starts of one length that are improved together."""
 
 TEMPERATURES = (0.3, 0.15, 0.08, 0.04, 0.02, 0.01, 0, 0, 0, 0)
-"""Of the passes over all positions; a sum of squared distances starts at about 1."""
+"""Temperatures of the passes over all positions; the sum of squared distances begins at about 1."""
 
 COVERED = 0.2
-"""Weight of a token in a start where a sentence found explains it, of others 1."""
+"""Weight of a token in a random start if a sentence found already contains it; else 1."""
 
 AGAIN = 4
-"""Times that a text may begin with one token where those are one vector. Many would drown what is
-behind them: attention is a mean, and anything fits then."""
+"""The largest number of equal tokens at the beginning of a text, for models in which they all have
+one vector. After many of them every token fits, because attention is a mean."""
 
 WIDEST = 20_000
-"""Beginnings of a decoder's sentences that are followed at once, at most."""
+"""The largest number of prefixes of a decoder's sentences that are followed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Found:
-    """A sentence: token ids (n,) int64, what is around a text included.
+    """A sentence that was found.
 
-    residual: the greatest distance of its inputs from the span checked, as a share of their norms.
+    Attributes:
+        ids: Token ids with special tokens, (n,) int64.
+        residual: Largest distance of its vectors from the row space, relative to their norms.
     """
 
     ids: Tensor
@@ -45,12 +47,20 @@ class Found:
 
 @dataclass(eq=False)
 class Search:
-    """What all searches share.
+    """The search for sentences, for encoders and decoders.
 
-    first, span: the model, and the span that inputs of whole sentences are checked against.
-    tokens: of each position, the ids that may stand there. threshold: residual up to which a
-    sentence is in the span. combinations: sentences of a length up to which all are tried. starts:
-    random ones of each length, where they are more. count: sentences there are, if that is known.
+    Attributes:
+        first: The first layers of the model.
+        span: Row space that the vectors of sentences are tested with.
+        tokens: Candidate token ids of each position.
+        around: The vocabulary, with the special tokens around a text.
+        threshold: Residual below which a sentence lies in the row space.
+        job: The attack's job.
+        combinations: The largest number of sentences of a length that are all tested.
+        starts: Number of random sentences of each length if there are more.
+        count: Number of sentences, if it is known.
+        found: Sentences in the row space.
+        missed: The closest of the others.
     """
 
     first: First
@@ -66,7 +76,7 @@ class Search:
     missed: list[Found] = field(default_factory=list)
 
     def run(self) -> None:
-        """Fills `found`, and `missed`: the best of those that are not in the span."""
+        """Fill `found` and `missed`."""
         self._attention = Attention.of(self.first, self.span, self.tokens)
         if self.first.causal:
             self._extend()
@@ -74,14 +84,14 @@ class Search:
             self._complete()
 
     def _off(self, ids: Tensor, *, last: bool = False) -> Tensor:
-        """Distances (R, n) of what is made of sentences (R, n); with `last`, the last alone."""
+        """Distances (R, n) for sentences (R, n); with `last`, (R, 1) for their last tokens."""
         if self._attention is not None:
             return self._attention.off(ids, last=last)
         return self.first.off(self.span, ids)
 
     @property
     def _left(self) -> int:
-        """Tokens that no sentence found has."""
+        """Number of tokens that the sentences found do not account for."""
         return self.span.rank - sum(len(one.ids) for one in self.found)
 
     @property
@@ -89,7 +99,7 @@ class Search:
         return self._left <= 0 or (self.count is not None and len(self.found) >= self.count)
 
     def _keep(self, ids: Tensor, off: Tensor) -> None:
-        """Sentences (R, n) with the distances (R, n) of their tokens."""
+        """Sort sentences (R, n) by the distances (R, n) of their tokens."""
         worst = off.max(dim=1).values
         for place in worst.argsort().tolist():
             one = Found(ids[place].cpu(), float(worst[place]))
@@ -99,10 +109,8 @@ class Search:
             if kept is self.missed:
                 break
 
-    # --- encoders -------------------------------------------------------------------------------
-
     def _complete(self) -> None:
-        """Every length that the ids after a text allow: all sentences, or descents from starts."""
+        """Encoders: test all sentences of each possible length, or improve random ones."""
         slots = {n: self._slots(n) for n in range(1, len(self.tokens) + 1)}
         slots = {n: each for n, each in slots.items() if each}
         large = [n for n, each in slots.items() if prod(map(len, each)) > self.combinations]
@@ -119,7 +127,7 @@ class Search:
                 break
 
     def _possible(self, lengths: Iterable[int]) -> set[int]:
-        """Lengths of sentences that can, with others or alone, have all the tokens left."""
+        """Lengths of sentences that, with others or alone, can account for all tokens left."""
         left, fitting = self._left, {n for n in lengths if n <= self._left}
         if self.span.noisy:
             return fitting
@@ -128,11 +136,11 @@ class Search:
         while len(sums) < most and sums[-1]:
             sums.append({a + n for a in sums[-1] for n in fitting if a + n < left})
         beside = sums if self.count is None else sums[most - 1 : most]
-        # Of texts that occur twice the span tells less than the number of examples does.
+        # If a text occurs twice, the rank is lower than the number of examples suggests.
         return {n for n in fitting if any(left - n in each for each in beside)} or fitting
 
     def _slots(self, n: int) -> list[Tensor]:
-        """Tokens of each position of a sentence of n, none where there is no such sentence."""
+        """Candidates of each position of a sentence of n tokens; none if it is impossible."""
         before, after = self.around.prefix, self.around.suffix
         if n <= len(before) + len(after):
             return []
@@ -149,11 +157,14 @@ class Search:
         return slots if all(map(len, slots)) else []
 
     def _improved(self, slots: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """Sentences changed token by token: ids (R, n), distances (R, n).
+        """Improve sentences token by token.
 
-        Where the attention is known, they start at the relaxed choice, and the best token is taken
-        position by position. Else they start at random, and a token is drawn by the sum of squared
-        distances that the sentence would have, at falling temperatures (Kirkpatrick et al., 1983).
+        With a known attention, they start at the relaxed solution, and the best token is taken at
+        each position. Otherwise they start at random, and tokens are drawn by simulated annealing
+        on the sum of squared distances (Kirkpatrick et al., 1983).
+
+        Returns:
+            Token ids (R, n) and distances (R, n).
         """
         rng = self.job.rng
         ids = torch.stack([self._draw(p, slot) for p, slot in enumerate(slots)], dim=1)
@@ -193,19 +204,17 @@ class Search:
         return ids, off
 
     def _draw(self, place: int, slot: Tensor) -> Tensor:
-        """Tokens (R,) of one position, those that no sentence found explains first."""
+        """Draw tokens (R,) of a position, with lower weight if a sentence found contains them."""
         taken = {int(one.ids[place]) for one in self.found if place < len(one.ids)}
         weights = torch.tensor([COVERED if token in taken else 1.0 for token in slot.tolist()])
         drawn = torch.multinomial(weights, SIDE_BY_SIDE, replacement=True, generator=self.job.rng)
         return slot[drawn.to(slot.device)]
 
-    # --- decoders -------------------------------------------------------------------------------
-
     def _extend(self) -> None:
-        """Sentences that grow by a token at a time, and end where nothing extends them.
+        """Decoders: extend sentences by one token at a time until nothing fits.
 
-        Where one token again and again is one vector, how often a text of nothing else has it is
-        not told: it is claimed once.
+        If equal tokens all have one vector, the length of a text of a single repeated token is
+        unknown, and the token is claimed once.
         """
         alone = list[Found]()
         for ids, residuals in self._grown():
@@ -217,9 +226,11 @@ class Search:
         self.found += [one for one in alone if int(one.ids[0]) not in begun]
 
     def _grown(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Beginnings (R, n) that nothing extends, n growing, and residuals (R,) of the last token.
+        """Extend prefixes; the vector of a token depends only on the tokens before it.
 
-        What a decoder makes of a token is told by those before it alone.
+        Yields:
+            Prefixes (R, n) that no token extends, in ascending length n, and the residuals (R,) of
+            their last tokens.
         """
         first = self.tokens[0]
         fixed = dict(enumerate(self.around.prefix))
@@ -263,9 +274,9 @@ class Search:
             yield start, kept[start : start + size]
 
     def vector(self, ids: Sequence[int]) -> tuple[int, ...]:
-        """What stands for the vector that a decoder makes of the last token of a beginning.
+        """A key of the vector of a prefix's last token in a decoder.
 
-        Of one token again and again it makes the same each time, unless positions enter with it.
+        It is the same for any number of equal tokens, unless inputs depend on positions.
         """
         alike = not self.first.placed and len({*ids}) == 1
         return tuple(ids[:1] if alike else ids)

@@ -1,4 +1,4 @@
-"""Which tokens may stand where: those whose embedding lies in the first layer's span."""
+"""Candidate tokens for each position: those whose input lies in the first layer's row space."""
 
 from dataclasses import dataclass
 
@@ -12,31 +12,35 @@ __all__ = ["Candidates", "candidates"]
 
 POSITIONS = 32
 ROWS = 8192
-"""Positions, and tokens, that are looked at at once."""
+"""Numbers of positions and of tokens that are computed at once."""
 
 QUANTILE = 0.01
 OUTLYING = 0.5
-"""Of a noisy gradient: a token counts below this share of the residual that so many exceed not."""
+"""Under noise: a token is a candidate if its residual is below `OUTLYING` times this quantile of
+all residuals of its position."""
 
 ALIKE = 2.0
-"""Of a noisy gradient: a token counts up to so many times the greatest of the lowest residuals."""
+"""Under noise: a token is a candidate up to this multiple of the largest of the positions' lowest
+residuals."""
 
 MOST = 12
-"""Of a noisy gradient: the likeliest tokens of a position that are kept."""
+"""Under noise: the largest number of candidates of a position."""
 
 LOOSER, LOOSEST = 3.0, 0.03
-"""Factor by which the tolerance grows while fewer tokens pass than the span has dimensions, each of
-which is one's; and where that ends."""
+"""Factor by which the tolerance grows while fewer tokens pass than the row space has dimensions,
+and its largest value."""
 
 CROWDED = 0.25
-"""Share of the vocabulary that passes at one position where a span tells nothing any more."""
+"""Share of the vocabulary at one position above which the row space is no longer informative."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidates:
-    """tokens: for each position the ids (k,) int64 that may stand there, the likeliest first.
+    """The candidate tokens of each position.
 
-    residuals: the lowest distance from the span at each, as a share of the embedding's norm.
+    Attributes:
+        tokens: Token ids (k,) int64 of each position, in ascending order of residual.
+        residuals: The lowest distance from the row space at each position, relative to the norm.
     """
 
     tokens: list[Tensor]
@@ -44,21 +48,28 @@ class Candidates:
 
     @property
     def counts(self) -> list[int]:
-        """How many there are at each position."""
+        """Number of candidates of each position."""
         return [len(one) for one in self.tokens]
 
 
 def candidates(
     first: First, span: Span, words: Tensor, allowed: Tensor, longest: int, tolerance: float
 ) -> Candidates:
-    """Tokens position by position, up to the first where there is none.
+    """Find candidate tokens position by position, up to the first position without any.
 
-    words (V, d): word embeddings. allowed (V,) bool. longest: positions at most. tolerance: share
-    of its norm that an input may have off the span, raised while too few pass; with noise, what
-    stands out counts instead.
-    Raises `ValueError` where so much of the vocabulary passes that nothing is told.
+    Args:
+        first: The first layers of the model.
+        span: Row space of the first layers.
+        words: Word embeddings, (V, d).
+        allowed: Tokens that a batch may hold, (V,) bool.
+        longest: The largest number of positions.
+        tolerance: Largest distance of an input from the row space, relative to its norm. It is
+            raised while too few tokens pass; under noise, outlying tokens pass instead.
+
+    Raises:
+        ValueError: So many tokens pass that the row space is not informative.
     """
-    # Each token at each position has a direction of its own; without positions each token has.
+    # Without position embeddings, the input of a token is the same at every position.
     placed = first.placed
     longest, told = (min(longest, span.rank),) * 2 if placed else (longest, 1)
     off = _Sums.of(first, span, words, longest) or _Fed(first, span, len(words))
@@ -68,7 +79,7 @@ def candidates(
     if span.noisy:
         place = max(1, int(QUANTILE * int(allowed.sum())))
         usual = residuals.kthvalue(place, dim=1, keepdim=True).values
-        # What noise puts off the span is alike for all that were in it.
+        # Noise moves all inputs of the row space by about the same distance.
         lowest = residuals.min(dim=1, keepdim=True).values
         inside = (lowest < OUTLYING * usual).long().cumprod(dim=0).bool()
         level = torch.where(inside, lowest, 0).max() * ALIKE
@@ -76,7 +87,7 @@ def candidates(
     while True:
         passed = residuals < bounds
         counts = passed.sum(dim=1)
-        # One token of a text stands at every position up to its last.
+        # A text has a token at every position up to its last one.
         ends = (counts == 0).nonzero().flatten().tolist()
         end = ends[0] if ends else longest
         fitting = int(counts[:end].sum() if placed else counts[:1].sum())
@@ -100,19 +111,19 @@ def candidates(
 
 
 class _Fed:
-    """Distances from the span by feeding every token at every position."""
+    """Distances from the row space, by feeding every token at every position."""
 
     def __init__(self, first: First, span: Span, size: int) -> None:
         self._first, self._span, self._size = first, span, size
 
     def __call__(self, start: int, end: int) -> Tensor:
-        """(positions, V) for positions from start to before end."""
+        """Distances (end - start, V) of all tokens at positions `start` to `end` - 1."""
         shift = torch.arange(end, device=self._first.device)
         found = torch.empty(end - start, self._size, device=self._first.device)
         for some in torch.split(
             torch.arange(self._size, device=self._first.device), ROWS // end + 1
         ):
-            # Row k holds k + p at position p, so that all rows together hold every pair once.
+            # Row k holds token k + p at position p, so all rows hold every pair once.
             ids = (some[:, None] + shift) % self._size
             off = self._first.off(self._span, ids)[:, start:]
             found[torch.arange(end - start, device=ids.device), ids[:, start:]] = off.float()
@@ -120,12 +131,13 @@ class _Fed:
 
 
 class _Sums:
-    """The same where an input is the layer norm of a word's embedding plus its position's.
+    """Distances for inputs that are a layer norm of word embedding plus position embedding.
 
-    x = g C(w_v + u_p) / s + h, with C centring, s the deviation, g and h the norm's: centring and
-    scaling are all that keeps x from being a sum, so that the squared distance of every x is made
-    of inner products of w_v with the span, with u_p and with h: one product with the vocabulary.
-    ||Px||^2 = ||x||^2 - ||S'x||^2 cancels all but 1e-8 of x in float64, and in float32 everything.
+    The input is x = g C(w_v + u_p) / s + h with centring C, standard deviation s, and weight g and
+    bias h of the layer norm. Apart from s it is a sum, so the squared distance of every x follows
+    from inner products of w_v with the row space, with u_p and with h: one matrix product with the
+    vocabulary. ||Px||^2 = ||x||^2 - ||S'x||^2 cancels all but 1e-8 of x in float64, and everything
+    in float32.
     """
 
     def __init__(self, span: Span, words: Tensor, places: Tensor, g: Tensor, h: Tensor, eps: float):
@@ -134,7 +146,7 @@ class _Sums:
 
     @classmethod
     def of(cls, first: First, span: Span, words: Tensor, longest: int) -> "_Sums | None":
-        """None for a model that is made in another way."""
+        """None for a model whose inputs are computed differently."""
         rng = torch.Generator().manual_seed(0)
         ids = torch.randint(len(words), (2, longest), generator=rng).to(first.device)
         entered = first.entering(span.layers[0], ids)
@@ -151,7 +163,7 @@ class _Sums:
         return cls(span, words, places[0], g, h, norm.eps)
 
     def __call__(self, start: int, end: int) -> Tensor:
-        """(positions, V) for positions from start to before end."""
+        """Distances (end - start, V) of all tokens at positions `start` to `end` - 1."""
         places, g, h, basis = self._places[start:end], self._g, self._h, self._basis
         u, scaled = g * places, g[:, None] * basis
         us, hs = u @ basis, h @ basis

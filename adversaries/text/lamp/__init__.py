@@ -1,4 +1,4 @@
-"""LAMP: texts by matching gradients, and a language prior for the order of their tokens."""
+"""LAMP: text by gradient matching, with a language prior for the order of the tokens."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
@@ -22,31 +22,32 @@ __all__ = ["LAMP"]
 
 PRIOR_WEIGHT = {"cosine": 0.2, "l1+l2": 60.0, "l2": 60.0}
 NORM_WEIGHT = {"cosine": 1.0, "l1+l2": 25.0, "l2": 25.0}
-"""The paper's weights (appendix), by distance."""
+"""The paper's weights of the prior and of the regulariser (appendix), by distance."""
 
 DECAY_EVERY = 50
-"""Steps after which the step length is lowered."""
+"""Steps after which the learning rate is lowered."""
 
 BURN_IN = 0.1
 """Share of the steps before the authors' code reorders for the first time."""
 
 
 class LAMP(TextMatching):
-    """Alternates continuous steps, which find tokens, with discrete ones, which find their order.
+    """Recovers texts by continuous steps for the tokens and discrete steps for their order.
 
-    Continuous: Adam on the distance of gradients plus (mean ||x|| - mean ||e||)^2, which keeps
-    dummy embeddings as long as the vocabulary's. Discrete, every `continuous` steps: of
-    `candidates` reorderings the one with the lowest distance plus what the language prior makes of
-    it (`Reordering`). It starts with the best of `starts` random points, then of `permutations` of
-    that. A start ends early where the tokens themselves have the observed gradient.
+    Continuous steps: Adam minimises the gradient distance plus (mean ||x|| - mean ||e||)^2, which
+    keeps dummy embeddings x as long as those of the vocabulary e. Discrete steps, one after every
+    `continuous` steps: of `candidates` reorderings the one with the lowest sum of gradient distance
+    and negative log-likelihood under the language prior is taken (`Reordering`). The start is the
+    best of `starts` random points, and then the best of `permutations` orders of it. A start ends
+    early if its tokens have the observed gradient.
 
     The prior is fitted on the public texts that PRIOR grants, or is a causal language model, which
-    needs none.
+    needs no texts.
 
-    fidelity "authors" starts with embeddings as long as the vocabulary's, does not reorder in the
-    first tenth of the steps, and claims the point of the lowest distance on the way; "paper" starts
-    at N(0, I), from where it takes far more of them, and claims the last point (Algorithm 1, line
-    20), of several starts the one with the lowest distance there.
+    fidelity "authors" begins with embeddings as long as the vocabulary's, does not reorder in the
+    first tenth of the steps, and claims the point with the lowest distance. "paper" begins at
+    N(0, I), which needs far more steps, and claims the last point (Algorithm 1, line 20), of
+    several starts the one with the lowest final distance.
     """
 
     name: ClassVar[str] = "lamp"
@@ -57,71 +58,77 @@ class LAMP(TextMatching):
     )
 
     steps: int = Field(default=2000, ge=1)
-    """Continuous steps a start."""
+    """Number of continuous steps for each start."""
 
     lr: float = Field(default=0.01, gt=0)
-    """First step length."""
+    """Initial learning rate."""
 
     decay: float = Field(default=0.89, gt=0, le=1)
-    """Factor of the step length, every 50 steps."""
+    """Factor of the learning rate every 50 steps."""
 
     distance: Literal["cosine", "l1+l2", "l2"] = "cosine"
-    """Between gradients: mean of 1 - cosine, TAG's, or DLG's."""
+    """Distance between gradients: mean of 1 - cosine over layers, TAG's ("l1+l2"), or DLG's
+    ("l2")."""
 
     l1: float = Field(default=0.01, ge=0)
-    """Weight of the L1 norm in "l1+l2"."""
+    """Weight of the L1 norm for distance "l1+l2"."""
 
     norm_weight: float | None = Field(default=None, ge=0)
-    """Weight of the regulariser; 1 for cosine, else 25."""
+    """Weight of the regulariser; by default 1 for distance "cosine", else 25."""
 
     prior: str = NGRAM
-    """Language prior: "n-gram", fitted on the public texts, a folder with a causal language
-    model, or "hub:NAME"."""
+    """Language prior: "n-gram" (fitted on the public texts), a folder with a causal language model,
+    or "hub:NAME"."""
 
     prior_weight: float | None = Field(default=None, ge=0)
-    """Weight of its negative log-likelihood a token; 0.2 for cosine, else 60."""
+    """Weight of the prior's negative log-likelihood per token; by default 0.2 for "cosine", else
+    60."""
 
     discrete: Literal["alternating", "end", "none"] = "alternating"
-    """When tokens are reordered: between continuous steps, as often at the "end", or never."""
+    """When tokens are reordered: between continuous steps, as often at the "end", or not at all."""
 
     continuous: int = Field(default=75, ge=1)
-    """Continuous steps a discrete one."""
+    """Number of continuous steps between two discrete steps."""
 
     candidates: int = Field(default=200, ge=1)
-    """Reorderings a discrete step."""
+    """Number of reorderings that a discrete step evaluates."""
 
     starts: int = Field(default=500, ge=1)
-    """Random points; the best is the start."""
+    """Number of random points, the best of which is the start."""
 
     permutations: int = Field(default=500, ge=0)
-    """Orders of its embeddings that are tried in turn."""
+    """Number of random orders of the start's embeddings, the best of which is taken."""
 
     polish: int = Field(default=0, ge=0)
-    """Rounds at the end in which the claimed tokens are reordered by the gradient of their own
-    embeddings alone; not in the paper."""
+    """Number of final discrete steps that reorder the claimed tokens by the gradient distance of
+    their own embeddings, without the prior; not in the paper."""
 
     fidelity: Literal["paper", "authors"] = "authors"
-    """Where the authors' code differs, as above."""
+    """Start, first reordering and claimed point as in the paper, or as in the authors' code."""
 
     @property
     def ends(self) -> bool:
-        """As the paper has it."""
+        """Whether the final point is claimed, as in the paper."""
         return self.fidelity == "paper"
 
     @property
     def _weight(self) -> float:
-        """What the prior counts: nothing where no tokens are reordered."""
+        """Weight of the prior; 0 if no tokens are reordered."""
         if self.discrete == "none":
             return 0.0
         return PRIOR_WEIGHT[self.distance] if self.prior_weight is None else self.prior_weight
 
     def requires(self) -> Knowledge:
-        """Public texts too, where the prior is fitted on them."""
+        """Public texts too, if the prior is fitted on them."""
         fitted = self._weight > 0 and self.prior == NGRAM
         return super().requires() | (Knowledge.PRIOR if fitted else Knowledge(0))
 
     def cautions(self, model: VictimModel) -> list[str]:
-        """Those of its kind; raises `DataError` for a causal prior that cannot be loaded."""
+        """The warnings of every text matching attack.
+
+        Raises:
+            DataError: The causal language model cannot be loaded.
+        """
         if self._weight and self.prior != NGRAM:
             causal_model(self.prior)
         return super().cautions(model)
@@ -132,7 +139,7 @@ class LAMP(TextMatching):
         return self.distance, self.l1, weight
 
     def schedule(self, step: int) -> float:
-        """Factor of the step length at a step: `decay` to the power of step // 50."""
+        """Factor of the learning rate at a step: `decay` to the power of step // 50."""
         return float(self.decay ** (step // DECAY_EVERY))
 
     def spread(self, texts: DummyTexts) -> float:
@@ -156,7 +163,7 @@ class LAMP(TextMatching):
         return _best(torch.stack(others), texts, candidate)
 
     def ready(self, texts: DummyTexts, seen: Observation, job: Job) -> None:
-        """Ask the prior about the longest text, so that one that takes fewer tokens is refused."""
+        """Evaluate the prior on the longest text, so that one for shorter texts fails at once."""
         prior = self._reordering(texts, seen, job).prior
         if prior is not None:
             candidate, text = divmod(int(texts.lengths.argmax()), texts.shape[0])
@@ -193,7 +200,7 @@ class LAMP(TextMatching):
     def finished(
         self, match: Match, candidate: int, texts: DummyTexts, seen: Observation, job: Job
     ) -> dict[str, Any]:
-        """Reorder the claimed tokens at the end where that is asked for; diagnostics."""
+        """Reorder the claimed tokens if the settings say so, and return the prior's diagnostics."""
         reordering = self._reordering(texts, seen, job)
         prior = reordering.prior
         if self.discrete == "end":
@@ -219,7 +226,7 @@ class LAMP(TextMatching):
 
 
 def _best(points: Tensor, texts: DummyTexts, candidate: int) -> Tensor:
-    """The one of points (K, n) with the lowest distance, (n,)."""
+    """The point (n,) of points (K, n) with the lowest distance."""
     which = torch.full((len(points),), candidate, device=points.device)
     with torch.no_grad():
         return points[int(texts.distance(points, which).argmin())]

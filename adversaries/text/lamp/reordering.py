@@ -1,4 +1,4 @@
-"""LAMP's discrete steps: the order of the tokens, by gradient and language prior together."""
+"""LAMP's discrete steps: reordering of tokens by gradient distance and language prior."""
 
 from collections.abc import Sequence
 
@@ -12,9 +12,10 @@ __all__ = ["Reordering", "moved"]
 
 
 def moved(order: list[int], rng: torch.Generator) -> list[int]:
-    """One of LAMP's four transformations at random (section 4.3), of a list that is not changed.
+    """Apply one of LAMP's four random transformations (section 4.3) to a copy of a list.
 
-    Two elements are swapped; one is moved; a subsequence is; or a prefix is put behind the rest.
+    Two elements are swapped, one element is moved, a subsequence is moved, or a prefix is moved to
+    the end.
     """
 
     def draw(limit: int) -> int:
@@ -41,12 +42,18 @@ def moved(order: list[int], rng: torch.Generator) -> list[int]:
 
 
 class Reordering:
-    """Puts the tokens of dummy texts into another order where that is likelier.
+    """Discrete step of LAMP: the best of several orders of each dummy text.
 
-    Of `candidates` reorderings of each text of a row, and the order it has, it takes the one with
-    the lowest distance plus `weight` times the mean negative log-likelihood a token that the prior
-    gives the nearest tokens (Algorithm 1, lines 7 to 18). Where the tokens it ends with have the
-    gradient that was observed, their own embeddings become the point.
+    Among `candidates` reorderings of a text and its present order, the step takes the one with the
+    lowest sum of gradient distance and `weight` times the prior's mean negative log-likelihood per
+    token of the nearest tokens (Algorithm 1, lines 7 to 18). If the resulting tokens have the
+    observed gradient, their own embeddings replace the point.
+
+    Args:
+        texts: The objective.
+        prior: The language prior; None for none.
+        candidates: Number of reorderings.
+        weight: Weight of the prior.
     """
 
     def __init__(
@@ -56,7 +63,7 @@ class Reordering:
         self.candidates, self.weight = candidates, weight
 
     def __call__(self, points: Tensor, which: Tensor, rngs: Sequence[torch.Generator]) -> Tensor:
-        """Points (R, n) of which (R,), each by its own generator."""
+        """Reorder points (R, n) of candidates `which` (R,) int64, each with its own generator."""
         ids = self.texts.read(points, which)
         found = points.clone()
         for row, rng in enumerate(rngs):
@@ -67,7 +74,7 @@ class Reordering:
         return torch.where(done[:, None], exact, found)
 
     def repeated(self, point: Tensor, candidate: int, rng: torch.Generator, rounds: int) -> Tensor:
-        """One point (n,) after so many rounds, or until its tokens have the observed gradient."""
+        """Reorder one point (n,) `rounds` times, or until it has the observed gradient."""
         points, at = point[None], torch.tensor([candidate], device=point.device)
         for _ in range(rounds):
             points = self(points, at, [rng])
@@ -78,7 +85,7 @@ class Reordering:
     def _reorder(
         self, point: Tensor, ids: Tensor, candidate: Tensor, text: int, rng: torch.Generator
     ) -> None:
-        """In place: the point (n,) and the tokens (B, L) of one text of one row."""
+        """Reorder one text in place, in a point (n,) and its tokens (B, L)."""
         texts, at = self.texts, int(candidate)
         places = texts.sought[at, text].nonzero().flatten()
         if len(places) < 2:
@@ -101,9 +108,9 @@ class Reordering:
     def _lowest(
         self, batch: Tensor, text: int, index: Tensor, costs: Tensor, candidate: Tensor
     ) -> int:
-        """Which of the orders (K, L) of a text has the lowest distance plus cost (K,).
+        """The index of the order (K, L) of a text with the lowest distance plus cost (K,).
 
-        No distance is below 0, so that orders whose cost alone exceeds a total need none.
+        Distances are not negative, so orders whose cost alone exceeds a total are not evaluated.
         """
         texts, ranks = self.texts, costs.argsort(stable=True)
         totals = torch.full_like(costs, torch.inf)
