@@ -1,4 +1,4 @@
-"""Deep Gradient Compression: few coordinates, and nothing is lost (Lin et al., ICLR 2018)."""
+"""Deep Gradient Compression: sparse updates with momentum correction (Lin et al., ICLR 2018)."""
 
 from typing import ClassVar
 
@@ -15,44 +15,44 @@ __all__ = ["DeepGradientCompression"]
 
 
 class DeepGradientCompression(Defense):
-    """Sends the largest coordinates of what has piled up; the rest stays with the client and grows.
+    """Sends the largest coordinates of the accumulated update; the client keeps the rest.
 
-    A client keeps u (momentum) and v (what is still to be sent). With the update g of a round
-    (Lin et al., ICLR 2018, algorithm 4):
+    A client stores the momentum u and the accumulated update v. For the update g of a round (Lin et
+    al., ICLR 2018, algorithm 4):
 
         g <- g min(1, clip / ||g||)     local clipping
         u <- momentum u + g             momentum correction
         v <- v + u
         send the kept share of v, largest magnitudes first; then zero v and u there
 
-    `ratio` is the share that is held back, LLG's theta. The paper's warm-up holds back less in the
-    first rounds: 1 - (1 - ratio)^(r / warmup) in a client's r-th round. With FedSGD g is the
-    gradient, with FedAvg the delta. Combine momentum with a server that has none. Buffers are sent
-    as they are.
+    `ratio` is the share that is held back (theta in LLG). The warm-up of the paper holds back less
+    in the first rounds: 1 - (1 - ratio)^(r / warmup) in a client's r-th round. g is the gradient
+    for FedSGD and the delta for FedAvg. If momentum is used here, the server should use none.
+    Buffers are sent unchanged.
     """
 
     name: ClassVar[str] = "deep-gradient-compression"
     keywords = ("sparsification", "pruning", "gradient compression", "error feedback", "DGC")
 
     ratio: float = Field(default=0.99, ge=0, lt=1)
-    """Share of a tensor's coordinates held back."""
+    """Share of a tensor's coordinates that is held back."""
 
     momentum: float = Field(default=0.9, ge=0, lt=1)
-    """Momentum m; 0: none is corrected for."""
+    """Momentum factor; 0: no momentum correction."""
 
     clip: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """L2 norm of g to clip to; none: no."""
+    """Bound of the L2 norm of g; left out: no clipping."""
 
     warmup: int = Field(default=0, ge=0, le=10_000)
-    """Rounds of a client's warm-up."""
+    """Number of rounds of a client's warm-up."""
 
     @property
     def remembers(self) -> bool:
-        """What is held back."""
+        """True: the client keeps what is held back."""
         return True
 
     def protect(self, update: Update, rng: torch.Generator, state: ClientState) -> Update:
-        """The largest coordinates of all that has not been sent yet."""
+        """Send the largest coordinates of the accumulated update."""
         if self.ratio == 0 and self.momentum == 0 and self.clip is None:
             return update
         gone = int(state.get("rounds", torch.zeros(())))

@@ -1,4 +1,4 @@
-"""Differential privacy of a whole client (`client-dp`), or of each of its examples (`dp-sgd`)."""
+"""Differential privacy for a client (`client-dp`), or for each of its examples (`dp-sgd`)."""
 
 import math
 import warnings
@@ -18,21 +18,21 @@ from fedsim.records import Batch, Update
 __all__ = ["DPSGD", "ClientDP"]
 
 TINY = 1e-30
-"""Stands in for a norm of zero."""
+"""Lower bound of norms, which avoids a division by zero."""
 
 
 class _Private(Defense):
     clip: float = Field(default=1.0, gt=0)
-    """Bound C of the L2 norm; inf: none (and then no noise)."""
+    """Bound C of the L2 norm; inf: no clipping, which allows no noise."""
 
     noise_multiplier: float = Field(default=1.0, ge=0, allow_inf_nan=False)
-    """Standard deviation of the noise / C; 0: no noise, and no guarantee."""
+    """Standard deviation of the noise divided by C; 0: no noise and no guarantee."""
 
     delta: float = Field(default=1e-5, gt=0, lt=1)
-    """Probability with which epsilon may not hold."""
+    """Probability delta with which the guarantee of epsilon may fail."""
 
     accountant: Accountant = "rdp"
-    """Opacus accountant that epsilon comes from."""
+    """Opacus accountant that computes epsilon."""
 
     @model_validator(mode="after")
     def _bounded_where_noisy(self) -> Self:
@@ -58,25 +58,25 @@ class _Private(Defense):
 class ClientDP(_Private):
     """Clips the whole update to an L2 norm of C and adds N(0, (noise_multiplier C)^2) to it.
 
-    What protects a client, not an example (McMahan et al., ICLR 2018; Geyer et al., 2017; LLG's
-    "differential privacy", table 1, with noise_multiplier = sigma / beta). Every client adds its
-    own noise, so nobody has to trust the server.
+    The guarantee is for a client, not for an example (McMahan et al., ICLR 2018; Geyer et al.,
+    2017; "differential privacy" in LLG, table 1, with noise_multiplier = sigma / beta). Every
+    client adds its own noise, so the server need not be trusted.
 
-    Epsilon is what the curious server learns: it sees every update of a client (or, with secure
-    aggregation, sums in which the noise of all adds up) and knows who took part, so sampling hides
-    nothing. `epsilon_released` is what somebody learns who sees the global models only, where
-    sampling and everybody's noise count. Noise adds up where all clients run this defense, weigh
-    the same, and nothing later changes the update. Neighbours: the client's updates are there or
-    not; where another client's may stand in their place, halve the noise multiplier. Infinite
-    where arrays are sent that it does not cover: buffers (use a model without BatchNorm), or other
-    layers.
+    Epsilon holds against the curious server. It sees every update of a client (or, under secure
+    aggregation, sums with the noise of all clients) and knows who took part, so sampling does not
+    amplify privacy. `epsilon_released` holds against an observer of the global models alone, for
+    whom sampling and the noise of all clients count. Noise adds up if all clients run this defense,
+    have equal weights, and no later defense changes the update. Neighbouring data sets differ by
+    the presence of the client's updates; if another client's updates may replace them, halve the
+    noise multiplier. Epsilon is infinite if arrays are sent that the defense does not cover:
+    buffers (use a model without BatchNorm), or other layers.
     """
 
     name: ClassVar[str] = "client-dp"
     keywords = ("differential privacy", "local differential privacy", "clipping", "Gaussian noise")
 
     def protect(self, update: Update, rng: torch.Generator, state: ClientState) -> Update:
-        """The update, clipped and noisy; the very same with clip = inf and no noise."""
+        """Clip the update and add noise; unchanged for clip = inf."""
         if math.isinf(self.clip) or not update.tensors:
             return update
         norm = float(get_total_norm(update.tensors.values()))
@@ -88,7 +88,7 @@ class ClientDP(_Private):
         return update.replace(tensors=private)
 
     def spent(self, exposure: Exposure) -> Mapping[str, float]:
-        """Epsilon and delta against the server, and against readers of the global models."""
+        """Epsilon and delta against the server, and against observers of the global models."""
         if exposure.buffers or not all(self.covers(name) for name in exposure.trained):
             return {"epsilon": math.inf, "delta": self.delta}
         seen = self.noise_multiplier * math.sqrt(exposure.summed)
@@ -103,7 +103,7 @@ class ClientDP(_Private):
         return found
 
     def cautions(self, exposure: Exposure) -> Sequence[str]:
-        """A delta that promises nothing."""
+        """Warn of a delta that is too large for a meaningful guarantee."""
         return weak_delta(self.name, self.delta, exposure.clients, "clients")
 
 
@@ -111,27 +111,29 @@ class DPSGD(_Private):
     """Clips every example's gradient to an L2 norm of C, adds noise to their sum (DP-SGD).
 
     Abadi et al., CCS 2016, algorithm 1, in every local step: g = (sum_i g_i min(1, C / ||g_i||) +
-    N(0, (noise_multiplier C)^2)) / B. Per-example gradients come from Opacus' hooks where it knows
-    all the layers, from `torch.func` (vmap of grad) elsewhere, and from one example after the other
-    where a layer is recurrent or the model one of `transformers` for text. Of sequences each has
-    the gradient of its own mean over labels.
-    Batch normalisation mixes examples, so that none has a gradient of its own, and is refused.
+    N(0, (noise_multiplier C)^2)) / B. Per-example gradients come from Opacus' hooks if it supports
+    all layers, otherwise from `torch.func` (vmap of grad), and from one backward pass per example
+    for recurrent layers and for text models of `transformers`. The gradient of a sequence is that
+    of its own mean loss over labels. Batch normalisation mixes examples, so that none has a
+    gradient of its own, and is refused.
 
     Epsilon counts every local step of every round that a client took part in, with batches as
-    samples of rate B / n of its n examples: the bound for the client with the fewest examples and
-    the most rounds. It holds against the curious server, which sees all updates, and is infinite
-    where batches are composed by label. Neighbours: one example is there or not. Batches have a
-    fixed size where the accountant assumes Poisson samples: the usual approximation.
+    samples of rate B / n of its n examples. It is the bound for the client with the fewest examples
+    and the most rounds, against the curious server, which sees all updates. It is infinite if
+    batches are composed by label. Neighbouring data sets differ by the presence of one example.
+    Batches have a fixed size, although the accountant assumes Poisson sampling, which is the usual
+    approximation.
     """
 
     name: ClassVar[str] = "dp-sgd"
     keywords = ("differential privacy", "DP-SGD", "example-level privacy", "clipping", "Opacus")
 
     per_example: Literal["auto", "opacus", "torch.func", "loop"] = "auto"
-    """Where per-example gradients come from."""
+    """Method for per-example gradients: Opacus' hooks, torch.func, or one backward pass for
+    each."""
 
     def prepare(self, training: Training) -> Training:
-        """Training by DP-SGD; the very same training with clip = inf and no noise."""
+        """Train with DP-SGD; unchanged for clip = inf."""
         if math.isinf(self.clip):
             return training
         if not isinstance(training.gradient, MeanGradient):
@@ -160,8 +162,8 @@ class DPSGD(_Private):
             self.per_example == "auto"
             and (
                 any(isinstance(part, recurrent) for part in training.module.modules())
-                # Attention masks are looked at, and positions shared by a batch: neither hooks nor
-                # vmap take that.
+                # These models branch on attention masks and share positions within a batch, which
+                # neither hooks nor vmap support.
                 or type(training.module).__module__.startswith("transformers.")
             )
         )
@@ -173,7 +175,7 @@ class DPSGD(_Private):
             )
 
         def gradient(module: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], float]:
-            # A mean over all labels of a batch weighs an example by the lengths of the others.
+            # In a mean over all labels of a batch, the weight of an example depends on the others.
             alike = batch.labels.ndim == 1
             if self.per_example == "opacus" and not alike:
                 raise ScenarioError(
@@ -196,7 +198,15 @@ class DPSGD(_Private):
     def privatized(
         self, gradients: Mapping[str, Tensor], rng: torch.Generator
     ) -> dict[str, Tensor]:
-        """The noisy mean (by name) of per-example gradients (B, ...), each clipped to C."""
+        """Clip per-example gradients, and take their noisy mean.
+
+        Args:
+            gradients: Per-example gradients (B, ...) by parameter name.
+            rng: Draws the noise.
+
+        Returns:
+            The mean gradient by parameter name.
+        """
         per_tensor = [g.reshape(len(g), -1).norm(dim=1) for g in gradients.values()]
         norms = torch.stack(per_tensor).norm(dim=0)
         factors = (self.clip / norms.clamp(min=TINY)).clamp(max=1.0)
@@ -214,7 +224,7 @@ class DPSGD(_Private):
         return {"epsilon": self._spends(rate, steps), "delta": self.delta}
 
     def cautions(self, exposure: Exposure) -> Sequence[str]:
-        """A delta that promises nothing."""
+        """Warn of a delta that is too large for a meaningful guarantee."""
         found = weak_delta(self.name, self.delta, exposure.examples, "examples on one client")
         if not exposure.uniform:
             found.append(
@@ -225,7 +235,7 @@ class DPSGD(_Private):
 
 
 def _opacus_knows(module: nn.Module) -> bool:
-    """Whether Opacus has a rule for every layer; what a model does beside them shows later."""
+    """Whether Opacus supports every layer; functions beside the layers are not checked."""
     from opacus import GradSampleModule
     from opacus.validators import ModuleValidator
 
@@ -237,18 +247,19 @@ def _opacus_knows(module: nn.Module) -> bool:
 def _by_opacus(
     loss: Any, module: nn.Module, names: frozenset[str], batch: Batch
 ) -> tuple[dict[str, Tensor], float] | None:
-    """Per-example gradients (B, ...) by name and the mean loss, by Opacus' hooks.
+    """Per-example gradients (B, ...) by name and the mean loss, from Opacus' hooks.
 
-    None where they have not seen all parameters at work for each example.
+    Returns:
+        None if the hooks did not record all parameters for each example.
     """
     from opacus import GradSampleModule
 
-    # Models are shared by a worker's clients: the hooks must not outlive the step.
+    # Clients of a worker share models, so the hooks must be removed after the step.
     hooked = GradSampleModule(module, loss_reduction="mean")
     try:
         value = loss(module, batch)
         with warnings.catch_warnings():
-            # Inputs need no gradient here, which Opacus' hooks can live with.
+            # Inputs need no gradient here, which is no problem for Opacus' hooks.
             warnings.filterwarnings("ignore", message="Full backward hook is firing")
             value.backward()
         found = {
@@ -267,7 +278,7 @@ def _by_opacus(
 def _by_torch_func(
     loss: Any, module: nn.Module, names: frozenset[str], batch: Batch
 ) -> tuple[dict[str, Tensor], float]:
-    """The same by vmap of grad: one call of the model with a batch of one, vectorised."""
+    """Per-example gradients by vmap of grad, with vectorised calls on batches of one."""
     chosen = {k: p.detach() for k, p in module.named_parameters() if k in names}
 
     def single(parameters: dict[str, Tensor], *example: Tensor) -> Tensor:
@@ -292,7 +303,7 @@ def _by_torch_func(
 def _one_by_one(
     loss: Any, module: nn.Module, names: frozenset[str], batch: Batch
 ) -> tuple[dict[str, Tensor], float]:
-    """The same by as many backward passes as there are examples."""
+    """Per-example gradients by one backward pass for each example."""
     parameters = {name: p for name, p in module.named_parameters() if name in names}
     rows, total = [], 0.0
     for index in range(len(batch)):
@@ -306,7 +317,7 @@ def _one_by_one(
 
 
 class _Loss(nn.Module):
-    """A loss as a module's output, so that its parameters can be swapped for one call."""
+    """A loss as a module, so that `functional_call` can replace its parameters."""
 
     def __init__(self, loss: Any, module: nn.Module) -> None:
         super().__init__()

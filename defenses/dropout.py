@@ -1,4 +1,4 @@
-"""Dropout while training: the gradient of a network that the server does not know."""
+"""Dropout in local training, with masks that the server does not know."""
 
 import contextlib
 from collections.abc import Iterator
@@ -23,24 +23,24 @@ ACTIVATIONS = (
 class Dropout(Defense):
     """Drops hidden units at random in every local step (Srivastava et al., 2014; HFGM, table 3).
 
-    A unit is zero with probability `rate`, and the others are scaled by 1 / (1 - rate). The mask is
-    the client's own, drawn anew for each example, step and round, and is not sent. Units are the
-    outputs of the model's activation modules, or the inputs of the modules named in `before`.
-    Dropout that the model has anyway stays. The curious server's copy of the model has none of
-    this.
+    A unit is set to zero with probability `rate`, and the others are scaled by 1 / (1 - rate). The
+    client draws a mask for each example, step and round, and does not send it. Units are the
+    outputs of the model's activation modules, or the inputs of the modules in `before`. Dropout
+    that is part of the model stays. The curious server's copy of the model does not have this
+    dropout.
     """
 
     name: ClassVar[str] = "dropout"
     keywords = ("regularization", "regularisation", "masking")
 
     rate: float = Field(default=0.1, ge=0, lt=1)
-    """Probability of being dropped; 0: off."""
+    """Probability that a unit is dropped; 0: no dropout."""
 
     before: tuple[str, ...] = ()
-    """Modules whose inputs are dropped; none: the outputs of every activation."""
+    """Modules whose inputs are dropped; left out: the outputs of every activation."""
 
     def prepare(self, training: Training) -> Training:
-        """Training with dropout; with rate 0 the very same training."""
+        """Add dropout to the training; unchanged for rate 0."""
         if self.rate == 0:
             return training
         modules = dict(training.module.named_modules())
@@ -79,10 +79,10 @@ class Dropout(Defense):
 def _dropping(
     module: nn.Module, places: tuple[str, ...], rate: float, *, inputs: bool
 ) -> Iterator[None]:
-    """Dropout at some modules inside the block, and never outside it: models are shared.
+    """Apply dropout at some modules within a `with` block, since models are shared.
 
-    On inputs, or on outputs of modules without parameters: Opacus' hooks then see what the layers
-    saw.
+    It is applied to inputs, or to outputs of modules without parameters, so that Opacus' hooks see
+    the values that layers saw.
     """
 
     def before(_module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:

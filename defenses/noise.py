@@ -1,4 +1,4 @@
-"""Noise on what is sent: the plainest perturbation, without a privacy budget."""
+"""Gaussian and Laplacian noise on the update, without a privacy guarantee."""
 
 import math
 from abc import abstractmethod
@@ -16,10 +16,10 @@ __all__ = ["GaussianNoise", "LaplacianNoise"]
 
 class _Noise(Defense):
     sigma: float = Field(default=0.01, ge=0, allow_inf_nan=False)
-    """Standard deviation per coordinate, in the units of the update; 0: no noise."""
+    """Standard deviation of the noise per coordinate, in the units of the update; 0: no noise."""
 
     def protect(self, update: Update, rng: torch.Generator, state: ClientState) -> Update:
-        """The update plus noise; with sigma 0 the very same update."""
+        """Add noise to the update; unchanged for sigma 0."""
         if self.sigma == 0:
             return update
         noisy = {
@@ -30,15 +30,15 @@ class _Noise(Defense):
 
     @abstractmethod
     def _drawn(self, like: Tensor, rng: torch.Generator) -> Tensor:
-        """Independent noise of variance 1 in the shape and dtype of a tensor."""
+        """Draw independent noise of variance 1 with the shape and dtype of a tensor."""
 
 
 class GaussianNoise(_Noise):
     """Adds independent N(0, sigma^2) to every coordinate of the update.
 
-    No clipping, so no privacy guarantee: `spent` reports none. The noise is on what is sent, so
-    under FedAvg it is on the delta, which is lr x steps times smaller than a gradient: the same
-    sigma perturbs it more. Buffers are sent as they are.
+    The update is not clipped, so there is no privacy guarantee, and `spent` reports none. Under
+    FedAvg the noise is added to the delta, which is smaller than a gradient by the factor lr x
+    steps, so the same sigma perturbs it more. Buffers are sent unchanged.
     """
 
     name: ClassVar[str] = "gaussian-noise"
@@ -51,14 +51,14 @@ class GaussianNoise(_Noise):
 class LaplacianNoise(_Noise):
     """Adds independent Laplacian noise to every coordinate of the update (DLG, section 5.1).
 
-    Of standard deviation sigma, so that it compares with Gaussian noise: its scale is
-    sigma / sqrt(2). No clipping, so no privacy guarantee. Buffers are sent as they are.
+    The standard deviation is sigma, as for Gaussian noise; the scale is sigma / sqrt(2). The update
+    is not clipped, so there is no privacy guarantee. Buffers are sent unchanged.
     """
 
     name: ClassVar[str] = "laplacian-noise"
     keywords = ("noise", "perturbation", "additive noise", "Laplace", "obfuscation")
 
     def _drawn(self, like: Tensor, rng: torch.Generator) -> Tensor:
-        # The difference of two exponentials of rate 1 is Laplacian with variance 2.
+        # The difference of two exponential variables of rate 1 is Laplacian with variance 2.
         ahead, behind = torch.empty(2, *like.shape, dtype=like.dtype).exponential_(generator=rng)
         return torch.sub(ahead, behind) / math.sqrt(2)

@@ -1,4 +1,4 @@
-"""Low precision: sixteen bits, eight bits, a few random levels. One format, and one last step."""
+"""Quantisation of the update: half precision, 8-bit integers, and QSGD."""
 
 import math
 from abc import abstractmethod
@@ -18,34 +18,34 @@ LARGEST_INT8 = 127
 
 
 class _Rounded(Defense):
-    """Rounds every tensor by itself; subclasses say to what."""
+    """Base class of defenses that quantise each tensor by itself."""
 
     @property
     def effect(self) -> Effect:
-        """A format."""
+        """The update is sent in a coarse format."""
         return "format"
 
     def protect(self, update: Update, rng: torch.Generator, state: ClientState) -> Update:
-        """The update with every tensor rounded."""
+        """Quantise every tensor of the update."""
         return update.replace(tensors={k: self._rounded(v, rng) for k, v in update.tensors.items()})
 
     @abstractmethod
     def _rounded(self, value: Tensor, rng: torch.Generator) -> Tensor:
-        """One tensor as it is sent, shape and dtype as before."""
+        """Quantise one tensor, with unchanged shape and dtype."""
 
 
 class HalfPrecision(_Rounded):
     """Rounds every coordinate to IEEE half precision or to bfloat16 (DLG, section 5.1).
 
-    fp16 keeps 10 bits of mantissa and ends at 65,504, where larger values are cut off; bf16 keeps 7
-    bits and float32's range. What arrives is float32 again. Buffers are sent as they are.
+    fp16 has 10 bits of mantissa and clips values beyond 65,504; bf16 has 7 bits and the range of
+    float32. The server receives float32 values. Buffers are sent unchanged.
     """
 
     name: ClassVar[str] = "half-precision"
     keywords = ("quantization", "quantisation", "low precision", "float16", "bfloat16")
 
     format: Literal["fp16", "bf16"] = "fp16"
-    """Which sixteen bits."""
+    """The 16-bit format: IEEE half precision or bfloat16."""
 
     def _rounded(self, value: Tensor, rng: torch.Generator) -> Tensor:
         dtype = _FORMATS[self.format]
@@ -56,16 +56,16 @@ class HalfPrecision(_Rounded):
 class Int8(_Rounded):
     """Rounds every coordinate to one of 255 evenly spaced values (DLG, table 3).
 
-    A tensor's step is its largest magnitude / 127, so that zero stays zero and nothing is cut off:
-    an error of at most half a step, or below one with stochastic rounding, which is right in the
-    mean (Gupta et al., ICML 2015). Buffers are sent as they are.
+    The step of a tensor is its largest magnitude / 127, so zero stays zero and nothing is clipped.
+    The error is at most half a step, or less than one step with stochastic rounding, which is
+    unbiased (Gupta et al., ICML 2015). Buffers are sent unchanged.
     """
 
     name: ClassVar[str] = "int8"
     keywords = ("quantization", "quantisation", "low precision", "gradient compression")
 
     rounding: Literal["nearest", "stochastic"] = "nearest"
-    """To the nearest value, or up or down at random."""
+    """Rounding to the nearest value, or up or down at random without bias."""
 
     def _rounded(self, value: Tensor, rng: torch.Generator) -> Tensor:
         step = value.abs().max() / LARGEST_INT8 if value.numel() else value.new_zeros(())
@@ -82,19 +82,18 @@ class Int8(_Rounded):
 class QSGD(_Rounded):
     """Rounds every coordinate at random to one of a few levels (QSGD, Alistarh et al., NIPS 2017).
 
-    A tensor's levels lie at 0, 1/s, ..., 1 times its norm. A magnitude between two of them goes to
-    either so that the mean is right: training sees more noise, and no bias. Buffers are sent as
-    they are.
+    The levels of a tensor are 0, 1/s, ..., 1 times its norm. A magnitude between two levels is
+    rounded to one of them at random, without bias but with more noise. Buffers are sent unchanged.
     """
 
     name: ClassVar[str] = "qsgd"
     keywords = ("quantization", "quantisation", "stochastic rounding", "gradient compression")
 
     levels: int = Field(default=16, ge=1, le=2**15)
-    """Levels s above zero; 1 sends ternary values."""
+    """Number s of levels above zero; 1 gives ternary values."""
 
     norm: Literal["l2", "max"] = "l2"
-    """a tensor's unit: its L2 norm (the paper), or largest magnitude."""
+    """Unit of the levels of a tensor: its L2 norm (the paper), or its largest magnitude."""
 
     def _rounded(self, value: Tensor, rng: torch.Generator) -> Tensor:
         norms = {"max": math.inf, "l2": 2}
@@ -106,5 +105,5 @@ class QSGD(_Rounded):
 
 
 def _uniform(like: Tensor, rng: torch.Generator) -> Tensor:
-    """Uniform in [0, 1), in the shape and on the device of a tensor."""
+    """Draw uniform values in [0, 1) with the shape and on the device of a tensor."""
     return torch.rand(like.shape, generator=rng, dtype=like.dtype).to(like.device)

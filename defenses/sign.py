@@ -1,4 +1,4 @@
-"""Sign compression: one bit a coordinate, and a scale a tensor."""
+"""Sign compression: one bit per coordinate, and one scale per tensor."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -13,13 +13,13 @@ __all__ = ["Sign"]
 
 
 class Sign(Defense):
-    """Sends the sign of every coordinate, times a scale so that training still works.
+    """Sends the sign of every coordinate times a scale.
 
-    Zero stays zero. With scale "mean" every other coordinate becomes its tensor's mean magnitude,
-    which keeps the L1 norm of a tensor without zeros (Karimireddy et al., ICML 2019); with a
-    number every coordinate has that size, as in signSGD (Bernstein et al., ICML 2018). With error
-    feedback a client adds what earlier rounds rounded away before it takes signs (Karimireddy et
-    al., algorithm 1). Buffers are sent as they are.
+    Zero stays zero. With scale "mean" the scale is the mean magnitude of the tensor, which keeps
+    the L1 norm of a tensor without zeros (Karimireddy et al., ICML 2019). With a number it is that
+    number, as in signSGD (Bernstein et al., ICML 2018). With error feedback a client adds the
+    quantisation error of earlier rounds before it takes signs (Karimireddy et al., algorithm 1).
+    Buffers are sent unchanged.
     """
 
     name: ClassVar[str] = "sign"
@@ -33,23 +33,23 @@ class Sign(Defense):
     )
 
     scale: Literal["mean"] | Annotated[float, Field(gt=0, allow_inf_nan=False)] = "mean"
-    """Size of a coordinate: "mean" (mean magnitude of its tensor) or a number > 0."""
+    """Magnitude of every coordinate: the "mean" magnitude of its tensor, or a number > 0."""
 
     error_feedback: bool = False
-    """Keep what the signs leave out, and add it in the next round."""
+    """Whether the client keeps the quantisation error and adds it in the next round."""
 
     @property
     def effect(self) -> Effect:
-        """A format."""
+        """The update is sent in a coarse format."""
         return "format"
 
     @property
     def remembers(self) -> bool:
-        """With error feedback."""
+        """Whether error feedback is on."""
         return self.error_feedback
 
     def protect(self, update: Update, rng: torch.Generator, state: ClientState) -> Update:
-        """The update with every coordinate reduced to its sign and the scale."""
+        """Replace every coordinate by its sign times the scale."""
         signs = {}
         for name, value in update.tensors.items():
             whole = value + state[name] if self.error_feedback and name in state else value

@@ -1,4 +1,4 @@
-"""Sending few coordinates: the largest ones, or a random choice; the rest are zeros."""
+"""Sparsification: send the largest or random coordinates, and zeros for the others."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
@@ -17,30 +17,30 @@ Scope = Literal["tensor", "update"]
 
 
 class _Sparse(Defense):
-    """Keeps the largest magnitudes; subclasses say how many."""
+    """Base class of defenses that send the coordinates of the largest magnitude."""
 
     scope: Scope = "tensor"
-    """Whether to count within each "tensor", or over the whole "update"."""
+    """Whether coordinates are counted within each "tensor", or over the whole "update"."""
 
     error_feedback: bool = False
-    """Keep what is not sent, and add it in the next round."""
+    """Whether the client keeps what is not sent and adds it in the next round."""
 
     @property
     def effect(self) -> Effect:
-        """Zeros; with error feedback the other coordinates change as well."""
+        """Only zeros are added; with error feedback other values change, too."""
         return "values" if self.error_feedback else "zeros"
 
     @property
     def remembers(self) -> bool:
-        """With error feedback."""
+        """Whether error feedback is on."""
         return self.error_feedback
 
     @abstractmethod
     def kept(self, coordinates: int) -> int:
-        """The number of coordinates that are sent, of so many."""
+        """The number of coordinates that are sent, out of so many."""
 
     def protect(self, update: Update, rng: torch.Generator, state: ClientState) -> Update:
-        """The update with zeros for all but the largest coordinates."""
+        """Set all but the largest coordinates to zero."""
         if self.kept(10**9) == 10**9:
             return update
         whole = {
@@ -57,16 +57,16 @@ class _Sparse(Defense):
 class TopK(_Sparse):
     """Sends the fraction k of the coordinates that are largest in magnitude.
 
-    Of n coordinates max(1, round(k n)) are kept, no more and no fewer, whatever the ties. With
-    error feedback the rest waits on the client (Stich et al., NeurIPS 2018, "Sparsified SGD with
-    memory"). Buffers are sent as they are.
+    Out of n coordinates exactly max(1, round(k n)) are sent, also among ties. With error feedback
+    the client keeps the rest for the next round (Stich et al., Sparsified SGD with Memory, NeurIPS
+    2018). Buffers are sent unchanged.
     """
 
     name: ClassVar[str] = "top-k"
     keywords = ("sparsification", "pruning", "gradient compression")
 
     k: float = Field(default=0.1, gt=0, le=1)
-    """Fraction that is sent; 1: everything."""
+    """Fraction of the coordinates that is sent; 1: all."""
 
     def kept(self, coordinates: int) -> int:
         """max(1, round(k n))."""
@@ -76,44 +76,43 @@ class TopK(_Sparse):
 class GradDrop(_Sparse):
     """Sets the fraction `rate` of the coordinates that are smallest in magnitude to zero.
 
-    Of n coordinates floor(rate n) are dropped (Aji and Heafield, EMNLP 2017; RLG's table 4 drops
-    50 and 90 % of the head's without error feedback, DLG prunes). Aji and Heafield keep what is
-    dropped: set `error_feedback`. Buffers are sent as they are.
+    Out of n coordinates floor(rate n) are dropped (Aji and Heafield, EMNLP 2017). RLG's table 4
+    drops 50 and 90 % of the head's gradient without error feedback, and DLG prunes gradients in the
+    same way. Aji and Heafield use error feedback. Buffers are sent unchanged.
     """
 
     name: ClassVar[str] = "grad-drop"
     keywords = ("pruning", "gradient pruning", "sparsification", "gradient compression")
 
     rate: float = Field(default=0.9, ge=0, lt=1)
-    """Fraction that is dropped; 0: none."""
+    """Fraction of the coordinates that is dropped; 0: none."""
 
     def kept(self, coordinates: int) -> int:
         """n - floor(rate n)."""
-        # A rate such as 0.9 is a hair off in binary: 0.9 x 10 must drop 9.
+        # Rates such as 0.9 are not exact in binary: 0.9 x 10 must drop 9.
         return coordinates - int(self.rate * coordinates + 1e-9)
 
 
 class GradientMask(Defense):
     """Sets a fraction `rate` of the coordinates, chosen at random, to zero (LAMP, table 8).
 
-    The choice is new in every round. Of a tensor's n coordinates exactly floor(rate n) are zeroed;
-    the others are sent as they are, neither scaled up nor kept for later. Buffers are sent as they
-    are.
+    The choice is drawn anew in every round. Out of a tensor's n coordinates exactly floor(rate n)
+    are set to zero. The others are neither scaled nor kept for later. Buffers are sent unchanged.
     """
 
     name: ClassVar[str] = "gradient-mask"
     keywords = ("pruning", "random pruning", "masking", "sparsification")
 
     rate: float = Field(default=0.9, ge=0, lt=1)
-    """Fraction that is zeroed; 0: none."""
+    """Fraction of the coordinates that is set to zero; 0: none."""
 
     @property
     def effect(self) -> Effect:
-        """Zeros."""
+        """Only zeros are added."""
         return "zeros"
 
     def protect(self, update: Update, rng: torch.Generator, state: ClientState) -> Update:
-        """The update with zeros at random places; with rate 0 the very same update."""
+        """Set random coordinates to zero; unchanged for rate 0."""
         if self.rate == 0:
             return update
         masked = {}
@@ -128,10 +127,15 @@ class GradientMask(Defense):
 def largest(
     values: Mapping[str, Tensor], kept: Callable[[int], int], scope: Scope = "tensor"
 ) -> dict[str, Tensor]:
-    """Masks (bool, shaped like the values) of the `kept(n)` largest magnitudes of n.
+    """Masks of the coordinates of the largest magnitude.
 
-    scope: count within each tensor, or over all of them together. Exactly so many, also among
-    ties.
+    Args:
+        values: Tensors by name.
+        kept: The number of coordinates to choose out of n; exact also among ties.
+        scope: Whether n counts each "tensor", or the whole "update".
+
+    Returns:
+        Boolean masks of the shapes of the values.
     """
     flat = [value.abs().flatten() for value in values.values()]
     if scope == "update" and flat:

@@ -1,4 +1,4 @@
-"""What a defense is: two hooks on the client, `prepare` (local training) and `protect` (update)."""
+"""The base class of defenses, with two hooks on the client: `prepare` and `protect`."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
@@ -25,24 +25,26 @@ __all__ = [
 ]
 
 ClientState = MutableMapping[str, Tensor]
-"""One defense's tensors on one client, kept across rounds (error feedback lives here)."""
+"""Tensors that one defense keeps on one client across rounds, such as for error feedback."""
 
 Effect = Literal["values", "zeros", "format"]
-"""What a defense does to the coordinates of an update."""
+"""Effect of a defense on the coordinates of an update."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeanGradient:
-    """The plain gradient of the mean loss on a batch; what clients use unless a defense changes it.
+    """The gradient of the mean loss on a batch, which clients use unless a defense replaces it.
 
-    loss(module, batch): the mean loss, a scalar. names: the parameters that are trained.
+    Attributes:
+        loss: Maps a module and a batch to the mean loss, a scalar.
+        names: Names of the trained parameters.
     """
 
     loss: Callable[[nn.Module, Batch], Tensor]
     names: frozenset[str]
 
     def __call__(self, module: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], float]:
-        """Gradient by parameter name, and the loss."""
+        """Compute the gradient by parameter name, and the loss."""
         parameters = {name: p for name, p in module.named_parameters() if name in self.names}
         loss = self.loss(module, batch)
         grads = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
@@ -51,12 +53,19 @@ class MeanGradient:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Training:
-    """A client's local training, before it runs.
+    """A client's local training before it runs.
 
-    module: the model, loaded and in training mode. batches: one a local step; none while a
-    scenario is only checked. loss(module, batch): the mean training loss, a scalar that can be
-    differentiated. gradient(module, batch): the mean gradient of that loss, by parameter name, and
-    the loss; DP-SGD replaces it. rng: seeded by (seed, round, client).
+    Attributes:
+        module: The model, loaded and in training mode.
+        batches: One batch for each local step; none while a scenario is only checked.
+        loss: Maps a module and a batch to the mean training loss, a differentiable scalar.
+        gradient: Maps a module and a batch to the mean gradient of that loss by parameter name, and
+            the loss; DP-SGD replaces it.
+        algorithm: "fedsgd" or "fedavg".
+        lr: Learning rate of the local steps.
+        momentum: Momentum of the local steps.
+        weight_decay: Weight decay of the local steps.
+        rng: Seeded by (seed, round, client).
     """
 
     module: nn.Module
@@ -76,17 +85,26 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class Exposure:
-    """How often data has been used so far, for whoever counts a privacy budget.
+    """How often data were used so far, for the computation of a privacy budget.
 
-    All numbers are those of the most exposed client that runs the defense. rounds: rounds trained.
-    participations: rounds that any one client took part in. clients, clients_per_round: the
-    federation's. examples: training examples of the client that holds fewest. batch_size: examples
-    a local step, as cut to what that client holds. local_steps: steps a round.
-    summed: clients whose noise adds up in the smallest sum that the server sees: 1 where it
-    sees every update, where they weigh differently, or where a later defense takes noise away.
-    released: the same for the global model, 0 where nothing can be said (clients that take part by
-    name, too). trained, buffers: names of the arrays that travel. uniform: whether batches are
-    drawn without regard to labels.
+    All numbers are those of the most exposed client that runs the defense.
+
+    Attributes:
+        rounds: Number of rounds trained.
+        participations: Number of rounds in which a client took part.
+        clients: Number of clients of the federation.
+        clients_per_round: Number of clients sampled in a round.
+        examples: Training examples of the client with the fewest.
+        batch_size: Examples of a local step, at most those of that client.
+        local_steps: Local steps of a round.
+        summed: Number of clients whose noise adds up in the smallest sum that the server sees. It
+            is 1 if the server sees every update, if weights differ, or if a later defense removes
+            noise.
+        released: The same for the global model; 0 if it is unknown, also if clients take part by
+            name.
+        trained: Names of the trained parameters that are sent.
+        buffers: Names of the buffers that are sent.
+        uniform: Whether batches are drawn regardless of labels.
     """
 
     rounds: int
@@ -104,17 +122,17 @@ class Exposure:
 
 
 class Defense(Plugin):
-    """Something a client does so that its update tells less. Override one hook or both.
+    """Base class of defenses, which clients run to make their updates less informative.
 
-    Defenses are applied in listed order. The framework hands `protect` only the tensors of the
-    `layers` it is for, on the `clients` that run it.
+    A subclass overrides `prepare`, `protect` or both. Defenses are applied in listed order.
+    `protect` receives only the tensors of its `layers`, on its `clients`.
     """
 
     clients: Literal["all"] | tuple[Annotated[int, Field(ge=0)], ...] = "all"
-    """ "all", or the numbers of the clients that run it."""
+    """Numbers of the clients that run the defense, or "all"."""
 
     layers: Literal["all"] | tuple[str, ...] = "all"
-    """ "all", or names of the layers (or parameters) it is for, such as ["head"]."""
+    """Names of the layers or parameters that are protected, such as ["head"], or "all"."""
 
     @model_validator(mode="after")
     def _has_layers_to_choose(self) -> Self:
@@ -131,57 +149,66 @@ class Defense(Plugin):
         return self
 
     def prepare(self, training: Training) -> Training:
-        """Change how the client trains. The default changes nothing.
+        """Change the client's training; by default unchanged.
 
-        Also called once, without batches, when a scenario is checked: raise `ScenarioError` for a
-        model that cannot be trained so.
+        The method is also called once without batches when a scenario is checked.
+
+        Args:
+            training: The training before the change.
+
+        Raises:
+            ScenarioError: The model cannot be trained with this defense.
         """
         return training
 
     def protect(self, update: Update, rng: torch.Generator, state: ClientState) -> Update:
-        """Change what the client sends. The default changes nothing.
+        """Change the update that the client sends; by default unchanged.
 
-        update: kind "gradient" or "delta", never "weights" (the caller turns weights into a delta
-        and back, so noise and signs mean the same under FedSGD and FedAvg). Return a new record
-        and leave this one's tensors as they are; tensors passed through untouched are sent
-        bit-identical. rng: a CPU generator for (seed, round, client, this defense). state: what
-        this client kept from earlier rounds; change it in place.
+        Args:
+            update: Of kind "gradient" or "delta", never "weights": the caller converts weights to a
+                delta and back, so that noise and signs mean the same under FedSGD and FedAvg. Its
+                tensors must not be changed in place.
+            rng: A CPU generator for (seed, round, client, defense).
+            state: Tensors that this client kept from earlier rounds; to be changed in place.
+
+        Returns:
+            A new record. Tensors that are passed on unchanged are sent bit-identically.
         """
         return update
 
     def spent(self, exposure: Exposure) -> Mapping[str, float]:
-        """The privacy budget used so far, such as {"epsilon": 3.1, "delta": 1e-5}."""
+        """The privacy budget spent so far, such as {"epsilon": 3.1, "delta": 1e-5}."""
         return {}
 
     def cautions(self, exposure: Exposure) -> Sequence[str]:
-        """What a user should know before a run of this length, though it can be run."""
+        """Warnings about a run of this length, which can run nevertheless."""
         return ()
 
     @property
     def effect(self) -> Effect:
-        """What `protect` does to coordinates: new "values", only "zeros", or a coarse "format".
+        """Effect of `protect` on coordinates: new "values", only "zeros", or a coarse "format".
 
-        Two of which the later would undo the earlier are refused.
+        Scenarios in which a defense would undo an earlier one are refused.
         """
         return "values"
 
     @property
     def remembers(self) -> bool:
-        """Whether it keeps something on the client from round to round."""
+        """Whether the defense keeps state on the client across rounds."""
         return False
 
     def guards(self, client: int) -> bool:
-        """Whether a client runs it."""
+        """Whether a client runs the defense."""
         return self.clients == "all" or client in self.clients
 
     def covers(self, name: str) -> bool:
-        """Whether it is for a parameter: named itself, or in a layer that is."""
+        """Whether a parameter is protected, by its own name or that of its layer."""
         return self.layers == "all" or any(
             name == layer or name.startswith(f"{layer}.") for layer in self.layers
         )
 
     def unknown_layers(self, names: Iterable[str]) -> str:
-        """A complaint about layers that are not among these parameters; empty where all are."""
+        """An error message for layers that the model does not have; "" if it has all."""
         names = list(names)
         for layer in () if self.layers == "all" else self.layers:
             if not any(name == layer or name.startswith(f"{layer}.") for name in names):
@@ -191,10 +218,10 @@ class Defense(Plugin):
 
 
 def contradictions(defenses: Sequence[Defense]) -> list[str]:
-    """Complaints about defenses of which a later one would undo an earlier one.
+    """Error messages for defenses that would undo an earlier one.
 
-    What fixes the form in which values travel (signs, eight bits) comes last; only zeros may
-    follow, since every format has a zero.
+    A defense that sends values in a coarse format (signs, eight bits) has to be the last one,
+    except that zeros may follow, since every format has a zero.
     """
     found = []
     for later, second in enumerate(defenses):
