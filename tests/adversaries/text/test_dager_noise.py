@@ -66,4 +66,4 @@ def test_a_full_gradient_is_not_blamed_on_more_tokens_than_there_can_be(known, t
     }
     with pytest.raises(ValueError, match=told) as refused:
         claimed(dataclasses.replace(observed, gradient=filled, spec=spec))
-    assert ("b >= d" in str(refused.value)) == ("b >= d" in told)
+    assert ("at least" in str(refused.value)) == ("at least" in told)
