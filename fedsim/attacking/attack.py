@@ -21,6 +21,7 @@ from fedsim.errors import AttackTimeout, NotGranted
 from fedsim.knowledge import Knowledge
 from fedsim.plugin import title
 from fedsim.records import Finding, Interception, Observation, Reconstruction, Status, Truth
+from fedsim.runs.ledger import place
 from fedsim.scenario.built import BuiltRun
 from fedsim.seeds import derive, isolated, torch_generator
 
@@ -75,20 +76,12 @@ class AttackRunner:
     Attributes:
         built: The run.
         point: The point of the sweep, for the findings.
-        folder: Where pictures and texts lie in the run folder.
         batch_size_stated: Whether the scenario states the clients' batch size. If not, as many
             examples as the update says belong to its truth.
     """
 
-    def __init__(
-        self,
-        built: BuiltRun,
-        point: str = "",
-        folder: str = "artifacts",
-        *,
-        batch_size_stated: bool = True,
-    ) -> None:
-        self.built, self.point, self.folder = built, point, folder
+    def __init__(self, built: BuiltRun, point: str = "", *, batch_size_stated: bool = True) -> None:
+        self.built, self.point = built, point
         self.batch_size_stated = batch_size_stated
         self.scenario, self.task = built.scenario, built.task
         self.adversaries, self.threat = built.adversaries, built.threat
@@ -127,71 +120,65 @@ class AttackRunner:
 
     def perform(self, attack: Attack) -> Outcome:
         """Attack, score, render. Whatever an adversary does, a row comes of it."""
-        label, _, adversary = self.adversaries[attack.adversary]
-        claimed, error, job = Reconstruction(), attack.refused, None
+        call, claimed = _Call(), Reconstruction()
         status: Status = "failed" if attack.refused else "ok"
-        started = time.perf_counter()
-        try:
-            if not attack.refused:
-                with isolated(*self._place(attack)):
-                    seen = self._observe(adversary, attack)
-                    limit = self.limit([attack])
-                    job = self._job(attack, limit)
-                    self._running = (label, [job])
-                    started = time.perf_counter()
-                    with alarm(limit):
-                        claimed = adversary.reconstruct(seen, job)
-                _check(claimed, "reconstruct")
-        except NotGranted as reason:
-            status, error = "denied", str(reason)
-        except (AttackTimeout, Alarm) as reason:
-            status, error = "timeout", str(reason)
-        except (Exception, SystemExit, GeneratorExit) as reason:
-            status, error = "failed", f"{type(reason).__name__}: {reason}"
-        finally:
-            self._running = ("", ())
-        if status != "ok":
-            claimed = Reconstruction()
-        seconds = time.perf_counter() - started
-        iterations = 0 if job is None else job.iterations
-        return self._score(attack, claimed, status, error, seconds, iterations)
+        error = attack.refused
+        if not attack.refused:
+            try:
+                (claimed,) = self._claims([attack], call)
+            except _ENDINGS as reason:
+                status, error = _ending(reason)
+        iterations = sum(job.iterations for job in call.jobs)
+        return self._score(attack, claimed, status, error, call.seconds, iterations)
 
     def perform_together(self, attacks: Sequence[Attack]) -> list[Outcome]:
-        """Attacks of one adversary on several victims of a round, in one call of it.
+        """Attack several victims of a round in one call of their adversary.
 
-        The seconds of each are those of the call over their number. Raises `GroupFailed` where the
-        call raises, takes too long, or does not return a reconstruction for each: whose fault that
-        is shows when they are performed one by one.
+        The seconds of each attack are those of the call over their number.
+
+        Raises:
+            GroupFailed: The call raised, took too long, or did not return a reconstruction for
+                each. Whose fault that is shows when they are performed one by one.
         """
         if len(attacks) == 1:
             return [self.perform(attacks[0])]
+        call = _Call()
+        try:
+            claims = self._claims(attacks, call)
+        except _ENDINGS as reason:
+            status, error = _ending(reason)
+            raise GroupFailed("" if status == "denied" else error) from None
+        seconds = call.seconds / len(attacks)
+        return [
+            self._score(attack, claimed, "ok", "", seconds, job.iterations)
+            for attack, claimed, job in zip(attacks, claims, call.jobs, strict=True)
+        ]
+
+    def _claims(self, attacks: Sequence[Attack], call: "_Call") -> list[Reconstruction]:
+        """What the adversary claims of each victim; raises whatever it raises."""
         label, _, adversary = self.adversaries[attacks[0].adversary]
+        limit, alone = self.limit(attacks), len(attacks) == 1
         try:
             with isolated(*self._place(attacks[0])):
                 seen = [self._observe(adversary, attack) for attack in attacks]
-                limit = self.limit(attacks)
-                jobs = [self._job(attack, limit) for attack in attacks]
-                self._running = (label, jobs)
-                started = time.perf_counter()
+                call.jobs = [self._job(attack, limit) for attack in attacks]
+                self._running = (label, call.jobs)
+                call.started = time.perf_counter()
                 with alarm(limit):
-                    claims = list(adversary.reconstruct_many(seen, jobs))
-            seconds = (time.perf_counter() - started) / len(attacks)
-            if len(claims) != len(attacks):
-                raise TypeError(f"reconstruct_many returned {len(claims)} claims")
-            for claimed in claims:
-                _check(claimed, "reconstruct_many")
-        except NotGranted:
-            raise GroupFailed("") from None
-        except (AttackTimeout, Alarm) as reason:
-            raise GroupFailed(str(reason)) from None
-        except (Exception, SystemExit, GeneratorExit) as reason:
-            raise GroupFailed(f"{type(reason).__name__}: {reason}") from None
+                    if alone:
+                        claims = [adversary.reconstruct(seen[0], call.jobs[0])]
+                    else:
+                        claims = list(adversary.reconstruct_many(seen, call.jobs))
         finally:
             self._running = ("", ())
-        return [
-            self._score(attack, claimed, "ok", "", seconds, job.iterations)
-            for attack, claimed, job in zip(attacks, claims, jobs, strict=True)
-        ]
+        method = "reconstruct" if alone else "reconstruct_many"
+        if len(claims) != len(attacks):
+            raise TypeError(f"{method} returned {len(claims)} claims")
+        for claimed in claims:
+            if not isinstance(claimed, Reconstruction):
+                found = type(claimed).__name__
+                raise TypeError(f"{method} returned {found}, expected a Reconstruction")
+        return claims
 
     def _place(self, attack: Attack) -> tuple[Any, ...]:
         """The arguments by which an attack's randomness is its own: seed, purpose, where."""
@@ -279,15 +266,15 @@ class AttackRunner:
             except Exception as reason:
                 status, values = "failed", {}
                 error = f"its reconstruction cannot be scored: {type(reason).__name__}: {reason}"
-        place = f"{self.folder}/{caught.victim}/{label}"
+        folder = f"{place('artifacts', self.point)}/{caught.victim}/{label}"
         if status == "ok":
             try:
                 rendered = self.task.render(claimed, truth)
-                files = {f"{place}/{name}": content for name, content in rendered.items()}
+                files = {f"{folder}/{name}": content for name, content in rendered.items()}
             except Exception as reason:
                 error = f"it cannot be shown: {type(reason).__name__}: {reason}"
-        shown = [path for path in files if path.startswith(f"{place}/reconstruction")] or [*files]
-        artifact = place if len(shown) > 1 else "".join(shown)
+        shown = [path for path in files if path.startswith(f"{folder}/reconstruction")] or [*files]
+        artifact = folder if len(shown) > 1 else "".join(shown)
         held = settings.batch_size
         if truth.num_examples:
             held = truth.num_examples // (settings.local_steps * len(caught.clients)) or 1
@@ -340,9 +327,30 @@ Bench = AttackRunner
 """The name that `AttackRunner` had."""
 
 
-def _check(claimed: object, method: str) -> None:
-    if not isinstance(claimed, Reconstruction):
-        raise TypeError(f"{method} returned {type(claimed).__name__}, expected a Reconstruction")
+@dataclass(slots=True)
+class _Call:
+    """One call of an adversary: its jobs, and when it began."""
+
+    jobs: list[Job] = field(default_factory=list)
+    started: float = field(default_factory=time.perf_counter)
+
+    @property
+    def seconds(self) -> float:
+        """Time since it began."""
+        return time.perf_counter() - self.started
+
+
+# Everything but Ctrl-C: an adversary cannot end the run.
+_ENDINGS = (Exception, SystemExit, GeneratorExit, Alarm)
+
+
+def _ending(reason: BaseException) -> tuple[Status, str]:
+    """The status and the error of an attack that raised."""
+    if isinstance(reason, NotGranted):
+        return "denied", str(reason)
+    if isinstance(reason, AttackTimeout | Alarm):
+        return "timeout", str(reason)
+    return "failed", f"{type(reason).__name__}: {reason}"
 
 
 def _device(gpus: float) -> str:

@@ -21,7 +21,7 @@ from fedsim.knowledge import Knowledge
 from fedsim.plugin import find, names
 from fedsim.records import Interception, Update
 from fedsim.report import write_report
-from fedsim.runs.ledger import Ledger
+from fedsim.runs.ledger import Ledger, place
 from fedsim.runs.tape import Tape
 from fedsim.scenario import Scenario
 from fedsim.scenario.built import BuiltRun, build
@@ -111,12 +111,12 @@ class Campaign:
         executor: Executor,
         *,
         point: str = "",
-        folder: str = "tape",
         observer: Observer = lambda event, **fields: None,
     ) -> None:
         self.scenario, self.ledger, self.executor = built.scenario, ledger, executor
         self.point, self.observer = point, observer
-        self._tape = Tape(ledger.folder / folder) if self.scenario.threat.record else None
+        tape = Tape(ledger.folder / place("tape", point))
+        self._tape = tape if self.scenario.threat.record else None
         self._plans = built.adversaries
         self._done = ledger.finished(point)
         self._open: Counter[int] = Counter()

@@ -82,7 +82,6 @@ def _child(folder: Path, point: str) -> None:
     from fedsim.attacking.campaign import InlineExecutor
     from fedsim.federation import federate
     from fedsim.federation.client import app
-    from fedsim.federation.federate import place
     from fedsim.federation.grid import OrderedGrid
 
     scenario = Scenario.model_validate_json(sys.stdin.read())
@@ -101,7 +100,7 @@ def _child(folder: Path, point: str) -> None:
     def main(grid: Grid, context: Context) -> None:
         try:
             built = build(scenario)
-            runner = AttackRunner(built, point, place("artifacts", point))
+            runner = AttackRunner(built, point)
             ordered = OrderedGrid(grid, scenario.training.clients)
             federate.run(built, ledger, ordered, InlineExecutor(runner), point, tell)
         except BaseException as error:

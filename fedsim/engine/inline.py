@@ -9,7 +9,6 @@ from fedsim.attacking.campaign import InlineExecutor, Observer
 from fedsim.engine.engine import Engine
 from fedsim.federation import federate
 from fedsim.federation.client import app
-from fedsim.federation.federate import place
 from fedsim.federation.grid import LocalGrid, answer
 from fedsim.federation.session import share
 from fedsim.runs.ledger import Ledger
@@ -36,6 +35,6 @@ class InlineEngine(Engine):
 
     def run(self, built: BuiltRun, ledger: Ledger, point: str, observer: Observer) -> None:
         share(built)
-        runner = AttackRunner(built, point, place("artifacts", point))
+        runner = AttackRunner(built, point)
         grid = InlineGrid(built.scenario.training.clients)
         federate.run(built, ledger, grid, InlineExecutor(runner, observer), point, observer)

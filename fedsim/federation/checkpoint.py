@@ -7,14 +7,13 @@ to round. A round is kept once every attack on it has ended, so that taking up a
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
-from flwr.serverapp import Grid
+from flwr.app import ArrayRecord, Context, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Result, Strategy
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -156,38 +155,20 @@ class Later(Wrapper):
         self.strategy = strategy
         self._done = done
 
-    def configure_train(self, server_round: int, *rest: Any) -> Iterable[Message]:
-        return super().configure_train(server_round + self._done, *rest)
+    def round(self, server_round: int) -> int:
+        return server_round + self._done
 
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        return super().aggregate_train(server_round + self._done, replies)
+    def start(self, *args: Any, **settings: Any) -> Result:
+        """Train the rounds that are left.
 
-    def configure_evaluate(self, server_round: int, *rest: Any) -> Iterable[Message]:
-        return super().configure_evaluate(server_round + self._done, *rest)
+        Args:
+            args: Grid and initial arrays.
+            settings: Those of `Strategy.start`, `num_rounds` and `evaluate_fn` among them.
+        """
+        evaluate, rounds = settings["evaluate_fn"], settings["num_rounds"]
 
-    def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> MetricRecord | None:
-        return super().aggregate_evaluate(server_round + self._done, replies)
+        def after_round(round: int, arrays: ArrayRecord) -> MetricRecord | None:
+            return evaluate(self.round(round), arrays) if round else None
 
-    def start(
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord,
-        num_rounds: int = 3,
-        timeout: float = 3600,
-        train_config: ConfigRecord | None = None,
-        evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
-    ) -> Result:
-        """Train the rounds that are left; the evaluation is told the true round too."""
-
-        def evaluate(round: int, arrays: ArrayRecord) -> MetricRecord | None:
-            return evaluate_fn(round + self._done, arrays) if round and evaluate_fn else None
-
-        left = num_rounds - self._done
-        return super().start(
-            grid, initial_arrays, left, timeout, train_config, evaluate_config, evaluate
-        )
+        settings |= {"num_rounds": rounds - self._done, "evaluate_fn": after_round}
+        return super().start(*args, **settings)

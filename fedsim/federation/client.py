@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedsim.defense import ClientState, Defense
 from fedsim.errors import ClientError, PluginError
+from fedsim.federation.meaning import CLIENT_KEY, UPDATE_KEY, update_record
 from fedsim.federation.secure.client import secured
 from fedsim.federation.session import Session, session_of
 from fedsim.records import Update
@@ -23,8 +24,6 @@ from fedsim.training.local import local_training, train_locally
 
 __all__ = ["app", "defend", "update_record"]
 
-UPDATE_KEY = "fedsim.update"
-CLIENT_KEY = "fedsim.client"
 MEMORY_KEY = "fedsim.memory"
 
 app = ClientApp()
@@ -38,7 +37,7 @@ def _open(message: Message) -> tuple[Session, dict[str, Tensor], int]:
     return session, before, int(cast(int, config["server-round"]))
 
 
-@app.train(mods=[secured(UPDATE_KEY)])
+@app.train(mods=[secured])
 def train(message: Message, context: Context) -> Message:
     """One client's round: the update as an ArrayRecord, what it means as a ConfigRecord."""
     session, before, round = _open(message)
@@ -78,7 +77,7 @@ def evaluate(message: Message, context: Context) -> Message:
     return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
 
-@app.query(mods=[secured(UPDATE_KEY)])
+@app.query(mods=[secured])
 def query(message: Message, context: Context) -> Message:
     """Which client this node is."""
     record = ConfigRecord({"client": client_number(context)})
@@ -119,23 +118,6 @@ def _protected(
         kept = {name: value.contiguous() for name, value in state.items()}
         context.state[key] = ArrayRecord(kept)
     return protected
-
-
-def update_record(update: Update) -> ConfigRecord:
-    """What an update's arrays mean, as it travels beside them."""
-    return ConfigRecord(
-        {
-            "kind": update.kind,
-            "optimizer": update.optimizer,
-            "momentum": update.momentum,
-            "weight_decay": update.weight_decay,
-            "steps": update.steps,
-            "num_examples": update.num_examples,
-            "reduction": update.reduction,
-            "buffers": list(update.buffers),
-            **({"lr": update.lr} if update.lr is not None else {}),
-        }
-    )
 
 
 def _reply(update: Update, metrics: dict[str, float]) -> RecordDict:

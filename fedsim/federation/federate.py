@@ -1,7 +1,6 @@
 """One federation, trained on a Grid with a campaign beside it; every engine ends up here."""
 
 import contextlib
-import hashlib
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid
@@ -14,7 +13,7 @@ from fedsim.federation.secure.grid import SecureGrid
 from fedsim.federation.server import HonestButCurious
 from fedsim.federation.strategies import Following, Wrapper, build_strategy
 from fedsim.knowledge import Knowledge
-from fedsim.runs.ledger import Ledger
+from fedsim.runs.ledger import Ledger, place
 from fedsim.scenario.built import BuiltRun
 from fedsim.seeds import derive, reseed
 from fedsim.training.budget import Budget
@@ -49,14 +48,7 @@ def run(
     ledger.rewind(point, done.round if done else 0)
     if found:
         observer("resumed", round=done.round if done else 0, of=settings.rounds)
-    campaign = Campaign(
-        built,
-        ledger,
-        executor,
-        point=point,
-        folder=place("tape", point),
-        observer=observer,
-    )
+    campaign = Campaign(built, ledger, executor, point=point, observer=observer)
     strategy: Strategy = build_strategy(scenario, buffers)
     if scenario.threat.follow:
         strategy = Following(strategy, scenario.threat.follow)
@@ -122,10 +114,3 @@ def _contexts(grid: Grid) -> dict[int, Context] | None:
     if not isinstance(grid, LocalGrid):
         return None
     return {client: grid.contexts[node] for node, client in grid.clients.items()}
-
-
-def place(folder: str, point: str) -> str:
-    """Where a point of a sweep keeps its files: `folder`, or a folder of its own within."""
-    if not point:
-        return folder
-    return f"{folder}/{hashlib.sha256(point.encode()).hexdigest()[:12]}"

@@ -20,7 +20,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedsim.errors import EngineError
 
-__all__ = ["LocalGrid", "OrderedGrid", "Through", "answer", "message"]
+__all__ = ["LocalGrid", "OrderedGrid", "Through", "answer", "message", "with_content"]
 
 FIRST_NODE = 1000
 RAISED = 2
@@ -146,12 +146,14 @@ def _private(message: Message) -> Message:
         elif isinstance(record, ConfigRecord):
             copied = ConfigRecord(dict(record))
         content[key] = copied
+    return with_content(message, content)
+
+
+def with_content(message: Message, content: RecordDict) -> Message:
+    """A message to the same node, with other content."""
+    meta = message.metadata
     return Message(
-        content,
-        message.metadata.dst_node_id,
-        message.metadata.message_type,
-        group_id=message.metadata.group_id,
-        ttl=message.metadata.ttl,
+        content, meta.dst_node_id, meta.message_type, group_id=meta.group_id, ttl=meta.ttl
     )
 
 

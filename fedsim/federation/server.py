@@ -17,11 +17,12 @@ from torch import Tensor
 
 from fedsim.adversary import Adversary
 from fedsim.attacking.campaign import UNKNOWN, Campaign
-from fedsim.errors import ClientError, FedsimError, UpdateRefused
-from fedsim.federation.client import CLIENT_KEY, UPDATE_KEY
+from fedsim.errors import ClientError, FedsimError, ScenarioError, UpdateRefused
+from fedsim.federation.meaning import CLIENT_KEY, UPDATE_KEY, Meaning
 from fedsim.federation.secure import CLIENTS_KEY
 from fedsim.federation.spool import Spool, waiting
 from fedsim.federation.strategies import FedSGD, Wrapper, clients_of
+from fedsim.plugin import validated
 from fedsim.records import Interception, Update
 from fedsim.scenario.settings import Training
 from fedsim.task import Task
@@ -260,8 +261,8 @@ def read_update(
         raise UpdateRefused(f"its arrays cannot be read: {type(error).__name__}") from error
     if len(content.metric_records) != 1:
         raise UpdateRefused(f"{len(content.metric_records)} metric records, expected one")
-    (said,) = content.metric_records.values()
-    examples = said.get("num-examples")
+    (metrics,) = content.metric_records.values()
+    examples = metrics.get("num-examples")
     if not isinstance(examples, int | float) or not math.isfinite(examples) or examples < 1:
         raise UpdateRefused(f"num-examples is {examples!r:.80}, expected a number from 1 on")
     count = int(examples)
@@ -285,28 +286,15 @@ def read_update(
             steps=training.local_steps,
             num_examples=count,
         )
-    meaning = dict(content.config_records[UPDATE_KEY])
+    said = dict(content.config_records[UPDATE_KEY])
     try:
-        buffers = {
-            str(name): tensors.pop(str(name)) for name in cast(list[str], meaning["buffers"])
-        }
-        kind = meaning["kind"]
-        if kind not in ("gradient", "delta", "weights"):
-            raise ValueError(f"kind {kind!r}")
-        lr = meaning.get("lr")
-        if int(cast(int, meaning["num_examples"])) != count:
-            raise ValueError(f"num-examples {count}, but {meaning['num_examples']!r} in the update")
-        return Update(
-            tensors=tensors,
-            kind=cast(Any, kind),
-            buffers=buffers,
-            optimizer=str(meaning["optimizer"]),
-            lr=None if lr is None else float(cast(float, lr)),
-            momentum=float(cast(float, meaning["momentum"])),
-            weight_decay=float(cast(float, meaning["weight_decay"])),
-            steps=int(cast(int, meaning["steps"])),
-            num_examples=int(cast(int, meaning["num_examples"])),
-            reduction=cast(Any, str(meaning["reduction"])),
-        )
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        meaning = validated(Meaning, said, UPDATE_KEY)
+        buffers = {name: tensors.pop(name) for name in meaning.buffers}
+    except (ScenarioError, KeyError) as error:
         raise UpdateRefused(f"what it says of its arrays is broken: {error}") from error
+    if meaning.num_examples != count:
+        raise UpdateRefused(
+            f"what it says of its arrays is broken: {meaning.num_examples} examples, and "
+            f"num-examples is {count}"
+        )
+    return Update(tensors=tensors, **{**dict(meaning), "buffers": buffers})

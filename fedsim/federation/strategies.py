@@ -45,25 +45,29 @@ class Wrapper(Strategy):
             )
         self.strategy = strategy
 
+    def round(self, server_round: int) -> int:
+        """The number of a round as the strategy inside counts it."""
+        return server_round
+
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        return self.strategy.configure_train(server_round, arrays, config, grid)
+        return self.strategy.configure_train(self.round(server_round), arrays, config, grid)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        return self.strategy.aggregate_train(server_round, replies)
+        return self.strategy.aggregate_train(self.round(server_round), replies)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        return self.strategy.configure_evaluate(server_round, arrays, config, grid)
+        return self.strategy.configure_evaluate(self.round(server_round), arrays, config, grid)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        return self.strategy.aggregate_evaluate(server_round, replies)
+        return self.strategy.aggregate_evaluate(self.round(server_round), replies)
 
     def summary(self) -> None:
         self.strategy.summary()

@@ -15,9 +15,8 @@ from typing import Any
 from fedsim.engine import simulate as simulation
 from fedsim.engine.preflight import preflight
 from fedsim.errors import ClientError, DataError, FedsimError, RunFolderError
-from fedsim.federation.federate import place
 from fedsim.reproduce.catalogue import GROWING, Figure, Part
-from fedsim.runs.ledger import Ledger
+from fedsim.runs.ledger import Ledger, place
 from fedsim.scenario import Scenario
 
 __all__ = ["folder_of", "locked", "play"]

@@ -10,6 +10,7 @@ not depend on which attack ended first, nor on whether the run was interrupted a
 import contextlib
 import csv
 import dataclasses
+import hashlib
 import io
 import json
 import os
@@ -30,7 +31,7 @@ from fedsim.runs.reading import COLUMNS
 from fedsim.runs.tables import cells, encoded, line, read_table, writing
 from fedsim.scenario import Scenario
 
-__all__ = ["COLUMNS", "SCHEMA", "Ledger", "writing"]
+__all__ = ["COLUMNS", "SCHEMA", "Ledger", "place", "writing"]
 
 POINT, ROUND, VICTIM, LABEL = (COLUMNS.index(n) for n in ("point", "round", "victim", "label"))
 ATTACK = (POINT, VICTIM, LABEL)
@@ -41,6 +42,13 @@ TABLES = {
     "utility.csv": UTILITY_COLUMNS,
     "points.csv": ["point", "seconds"],
 }
+
+
+def place(folder: str, point: str) -> str:
+    """The path of a sweep point's files: `folder`, or a folder of its own within."""
+    if not point:
+        return folder
+    return f"{folder}/{hashlib.sha256(point.encode()).hexdigest()[:12]}"
 
 
 class Ledger:

@@ -20,7 +20,6 @@ from fedsim.engine.ray.grid import ClientWorker, RayGrid
 from fedsim.engine.ray.nodes import check_nodes
 from fedsim.errors import EngineError
 from fedsim.federation import federate
-from fedsim.federation.federate import place
 from fedsim.runs.ledger import Ledger
 from fedsim.scenario import Scenario
 from fedsim.scenario.built import BuiltRun
@@ -103,7 +102,7 @@ class RayEngine(Engine):
 
     def run(self, built: BuiltRun, ledger: Ledger, point: str, observer: Observer) -> None:
         """Clients on their actors; attacks on theirs, while training goes on."""
-        runner = AttackRunner(built, point, place("artifacts", point))
+        runner = AttackRunner(built, point)
         grid = RayGrid(built.scenario.training.clients, self._pool, self._new_client)
         gpus = built.scenario.engine.gpus_per_attack
         executor = RayExecutor(runner, self._attackers, gpus, observer)

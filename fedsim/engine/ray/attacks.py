@@ -43,10 +43,10 @@ class _Stored:
 class _AttackWorker:
     """Performs attacks, a group at a time."""
 
-    def __init__(self, scenario: str, point: str, folder: str, index: int, board: str) -> None:
+    def __init__(self, scenario: str, point: str, index: int, board: str) -> None:
         torch.set_num_threads(1)
         built = build(Scenario.model_validate_json(scenario))
-        self._runner = AttackRunner(built, point, folder)
+        self._runner = AttackRunner(built, point)
         self._tell = functools.partial(Board.write, board, index)
         self._runner.warm()
 
@@ -96,7 +96,6 @@ class RayExecutor:
             .remote(
                 runner.scenario.model_dump_json(),
                 runner.point,
-                runner.folder,
                 index,
                 self._board.folder,
             )

@@ -17,8 +17,8 @@ from flwr.app import (
 from flwr.serverapp import Grid
 
 from fedsim.errors import ClientError, EngineError
-from fedsim.federation.client import UPDATE_KEY
 from fedsim.federation.grid import RAISED, Through
+from fedsim.federation.meaning import UPDATE_KEY
 from fedsim.federation.secure import CLIENTS_KEY
 from fedsim.federation.secure.maskedsum import Mean, Terms, masked_sum
 from fedsim.federation.secure.masking import split
@@ -99,7 +99,6 @@ class SecureGrid(Through):
             seed=self._seed,
             round=int(cast(int, told["server-round"])),
             size=1 + sum(math.prod(array.shape) for array in sent.values()),
-            meaning_key=UPDATE_KEY,
             timeout=timeout,
             most=self._most,
         )

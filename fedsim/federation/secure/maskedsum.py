@@ -17,6 +17,8 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from fedsim.errors import ClientError, UpdateRefused
+from fedsim.federation.grid import with_content
+from fedsim.federation.meaning import UPDATE_KEY
 from fedsim.federation.secure import MASKED_KEY, ROUND_KEY
 from fedsim.federation.secure.masking import Masked, Vector, connected, decode, neighbours
 from fedsim.federation.secure.protocol import Round
@@ -46,7 +48,6 @@ class Terms:
         seed: The run's.
         round: Number of the round.
         size: Values of the vector behind an update.
-        meaning_key: Where a reply says what its arrays are.
         timeout: Seconds that clients have for an answer, None: no limit.
         most: Examples behind the largest update that there can be.
     """
@@ -54,7 +55,6 @@ class Terms:
     seed: int
     round: int
     size: int
-    meaning_key: str
     timeout: float | None
     most: int
 
@@ -85,7 +85,7 @@ def masked_sum(
         node = reply.metadata.src_node_id
         try:
             vector = _read(reply, "masked", size + 1)
-            said[node] = _meaning(reply, terms.meaning_key)
+            said[node] = _meaning(reply)
             masked[clients[node]] = vector
         except ClientError as reason:
             failed[node] = str(reason)
@@ -172,20 +172,13 @@ def agreed(said: Mapping[int, ConfigRecord], failed: dict[int, str]) -> ConfigRe
     return ConfigRecord({**said[kept[0]], "steps": max(s for s in steps if isinstance(s, int))})
 
 
-def with_round(message: Message, told: Round) -> Message:
+def with_round(message: Message, asked: Round) -> Message:
     """The message, with what the client has to know of the protocol."""
-    content = RecordDict({**dict(message.content), ROUND_KEY: told.record()})
-    return Message(
-        content,
-        message.metadata.dst_node_id,
-        message.metadata.message_type,
-        group_id=message.metadata.group_id,
-        ttl=message.metadata.ttl,
-    )
+    return with_content(message, RecordDict({**message.content, ROUND_KEY: asked.record()}))
 
 
-def _meaning(reply: Message, key: str) -> ConfigRecord:
-    record = reply.content.config_records.get(key)
+def _meaning(reply: Message) -> ConfigRecord:
+    record = reply.content.config_records.get(UPDATE_KEY)
     if record is None or not isinstance(record.get("steps", 1), int):
         raise UpdateRefused("it does not say what its masked update means")
     return record

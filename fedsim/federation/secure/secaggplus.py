@@ -22,6 +22,7 @@ from flwr.server.workflow.secure_aggregation.secaggplus_workflow import Workflow
 from flwr.serverapp import Grid
 
 from fedsim.errors import ClientError, UpdateRefused
+from fedsim.federation.meaning import UPDATE_KEY
 from fedsim.federation.secure import ROUND_KEY, SECAGGPLUS_KEY
 from fedsim.federation.secure.maskedsum import Mean, Terms, agreed, with_round
 from fedsim.federation.secure.masking import reach
@@ -57,10 +58,7 @@ def error_bound(clients: int, examples: int, most: int) -> float:
 
 
 def answer(
-    message: Message,
-    context: Context,
-    train: Callable[[Message, Context], Plain],
-    meaning_key: str,
+    message: Message, context: Context, train: Callable[[Message, Context], Plain]
 ) -> Message:
     """One stage of the client's part; trains in the one that collects the masked vectors."""
 
@@ -80,7 +78,7 @@ def answer(
                     "fitres.num_examples": MetricRecord({"num_examples": plain.examples}),
                     "fitres.metrics": ConfigRecord(),
                     "fitres.status": ConfigRecord({"code": 0, "message": ""}),
-                    meaning_key: plain.meaning,
+                    UPDATE_KEY: plain.meaning,
                 }
             ),
             reply_to=message,
@@ -123,7 +121,7 @@ def secagg_plus(
         modulus_range=MODULUS,
         timeout=terms.timeout,
     )
-    tap = _Tap(grid, failed, size, terms.meaning_key, terms.most)
+    tap = _Tap(grid, failed, size, terms.most)
     outcome = _Outcome(list(messages))
     context = LegacyContext(
         Context(run_id=0, node_id=0, node_config={}, state=RecordDict(), run_config={}),
@@ -198,14 +196,12 @@ class _Outcome:
 class _Tap:
     """Between the workflow and the Grid: a fixed order, and no reply that would break the sum."""
 
-    def __init__(
-        self, grid: Grid, failed: dict[int, str], size: int, meaning_key: str, most: int
-    ) -> None:
+    def __init__(self, grid: Grid, failed: dict[int, str], size: int, most: int) -> None:
         self.grid = cast(Grid, self)  # the one method of a Grid that the workflow uses
         self.said: dict[int, ConfigRecord] = {}
         self.collects = False
         self._grid, self.failed = grid, failed
-        self._size, self._key, self._most = size, meaning_key, most
+        self._size, self._most = size, most
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -235,7 +231,7 @@ class _Tap:
             loaded = [np.load(io.BytesIO(part), allow_pickle=False) for part in masked]
             found = [(str(each.dtype), each.shape) for each in loaded]
             examples = reply.content.metric_records["fitres.num_examples"]["num_examples"]
-            steps = records[self._key].get("steps", 1)
+            steps = records[UPDATE_KEY].get("steps", 1)
         except Exception as error:  # whatever a client put there
             raise UpdateRefused(f"its masked vector cannot be read: {error!r}") from error
         expected = [("int64", (1,)), ("int64", (self._size,))]
@@ -243,4 +239,4 @@ class _Tap:
             raise UpdateRefused(f"its masked vectors are {found}, expected {expected}")
         if not isinstance(examples, int) or not 1 <= examples <= self._most:
             raise UpdateRefused(f"it claims {examples!r:.80} examples, expected 1 to {self._most}")
-        self.said[reply.metadata.src_node_id] = records[self._key]
+        self.said[reply.metadata.src_node_id] = records[UPDATE_KEY]
