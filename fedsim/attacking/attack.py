@@ -183,8 +183,8 @@ class AttackRunner:
     def _place(self, attack: Attack) -> tuple[Any, ...]:
         """The arguments by which an attack's randomness is its own: seed, purpose, where."""
         label, _, _ = self.adversaries[attack.adversary]
-        caught = attack.interception
-        return (self.scenario.seed, f"attack.{label}", caught.round, *caught.clients)
+        interception = attack.interception
+        return (self.scenario.seed, f"attack.{label}", interception.round, *interception.clients)
 
     def _job(self, attack: Attack, limit: float) -> Job:
         _, plan, _ = self.adversaries[attack.adversary]
@@ -201,32 +201,36 @@ class AttackRunner:
             raise NotGranted(
                 f"it needs {', '.join(missing.names())}, which threat.grants withholds"
             )
-        caught = attack.interception
+        interception = attack.interception
         given = Knowledge.LABELS | Knowledge.LENGTHS
-        run = [one.name for one in self.built.defenses if any(map(one.guards, caught.clients))]
+        run = [
+            one.name for one in self.built.defenses if any(map(one.guards, interception.clients))
+        ]
         threat = replace(self.threat, defenses=tuple(run))
         return threat.observe(
-            caught,
-            truth=self._truth(caught) if threat.granted & given else None,
+            interception,
+            truth=self._truth(interception) if threat.granted & given else None,
             history=[threat.observe(earlier) for earlier in attack.history],
         )
 
-    def _truth(self, caught: Interception) -> Any:
+    def _truth(self, interception: Interception) -> Any:
         settings = self.scenario.training
         size, steps = settings.batch_size, settings.local_steps
         if not self.batch_size_stated:
-            size = max(1, caught.update.num_examples // steps)
-        return self.task.truth(caught.clients, caught.round, batch_size=size, steps=steps)
+            size = max(1, interception.update.num_examples // steps)
+        return self.task.truth(
+            interception.clients, interception.round, batch_size=size, steps=steps
+        )
 
     def _baselines(
-        self, metric: metrics.Metric, truth: Truth, caught: Interception, guess: metrics.Guess
+        self, metric: metrics.Metric, truth: Truth, interception: Interception, guess: metrics.Guess
     ) -> tuple[float | None, float | None]:
         """`metrics.baselines`, once a victim: what a guess scores is the same for all attacks."""
-        key = (caught.victim, metric.name)
+        key = (interception.victim, metric.name)
         if key not in self._chances:
             if len(self._chances) >= REMEMBERED:
                 self._chances.clear()
-            seed = derive(self.scenario.seed, "baseline", caught.round, *caught.clients)
+            seed = derive(self.scenario.seed, "baseline", interception.round, *interception.clients)
             self._chances[key] = metrics.baselines(metric, truth, self.task.spec, guess, seed)
         return self._chances[key]
 
@@ -240,7 +244,11 @@ class AttackRunner:
         iterations: int,
     ) -> Outcome:
         label, plan, adversary = self.adversaries[attack.adversary]
-        caught, scenario, settings = attack.interception, self.scenario, self.scenario.training
+        interception, scenario, settings = (
+            attack.interception,
+            self.scenario,
+            self.scenario.training,
+        )
         truth = Truth()
         files: dict[str, bytes] = {}
         values: dict[str, float | None] = {}
@@ -252,7 +260,7 @@ class AttackRunner:
                 status, error = "failed", f"fills() raised {type(reason).__name__}: {reason}"
         measured = metrics.applicable(fields, self.task.spec, self.built.metrics)
         try:
-            truth = self._truth(caught)
+            truth = self._truth(interception)
         except Exception as reason:
             if status == "ok":
                 status = "failed"
@@ -266,7 +274,7 @@ class AttackRunner:
             except Exception as reason:
                 status, values = "failed", {}
                 error = f"its reconstruction cannot be scored: {type(reason).__name__}: {reason}"
-        folder = f"{place('artifacts', self.point)}/{caught.victim}/{label}"
+        folder = f"{place('artifacts', self.point)}/{interception.victim}/{label}"
         if status == "ok":
             try:
                 rendered = self.task.render(claimed, truth)
@@ -277,7 +285,7 @@ class AttackRunner:
         artifact = folder if len(shown) > 1 else "".join(shown)
         held = settings.batch_size
         if truth.num_examples:
-            held = truth.num_examples // (settings.local_steps * len(caught.clients)) or 1
+            held = truth.num_examples // (settings.local_steps * len(interception.clients)) or 1
         rows = []
         guess = metrics.remembering(self.task.guess)
         # A claim that no metric scores is still an outcome.
@@ -287,7 +295,7 @@ class AttackRunner:
             informed: float | None = None
             try:
                 if known and metric is not None:
-                    chance, informed = self._baselines(metric, truth, caught, guess)
+                    chance, informed = self._baselines(metric, truth, interception, guess)
             except Exception as reason:
                 error = error or f"no baseline: {type(reason).__name__}: {reason}"
             rows.append(
@@ -295,9 +303,9 @@ class AttackRunner:
                     scenario=scenario.name,
                     point=self.point,
                     seed=scenario.seed,
-                    round=caught.round,
-                    client="+".join(map(str, caught.clients)),
-                    victim=caught.victim,
+                    round=interception.round,
+                    client="+".join(map(str, interception.clients)),
+                    victim=interception.victim,
                     adversary=title("adversaries", plan.name),
                     metric=metric.name if metric else "",
                     value=values.get(metric.name) if metric else None,
@@ -316,11 +324,11 @@ class AttackRunner:
                     artifact=artifact,
                 )
             )
-        told = {}
+        diagnostics = {}
         if status == "ok":
             with suppress(Exception):  # what cannot be told costs no row
-                told = as_json(claimed.diagnostics)
-        return Outcome(caught.round, tuple(rows), files, attack.caution, told)
+                diagnostics = as_json(claimed.diagnostics)
+        return Outcome(interception.round, tuple(rows), files, attack.caution, diagnostics)
 
 
 Bench = AttackRunner

@@ -78,7 +78,7 @@ class InlineExecutor:
         while self._queue:
             group = self._queue.popleft()
             try:
-                with watched(self._runner.progress, self._tell):
+                with watched(self._runner.progress, self._report):
                     outcomes = self._runner.perform_together(group)
             except GroupFailed as reason:
                 self._queue.extendleft(reversed(one_by_one(group, str(reason))))
@@ -87,7 +87,7 @@ class InlineExecutor:
                 self._pending -= 1
                 yield outcome
 
-    def _tell(self, now: AttackProgress) -> None:
+    def _report(self, now: AttackProgress) -> None:
         self._observer("progress", progress=now)
 
     @property
@@ -207,18 +207,21 @@ class Campaign:
         return write_report(self.ledger.folder)
 
     def intercept(
-        self, round: int, caught: Sequence[Interception], refused: Mapping[int, str] | None = None
+        self,
+        round: int,
+        interceptions: Sequence[Interception],
+        refused: Mapping[int, str] | None = None,
     ) -> None:
         """Take in a round's interceptions and queue the attacks on them.
 
         refused: by client, why its reply could not be used; its attacks are recorded as failed.
         """
         refused = refused or {}
-        by_client = {one.clients: one for one in caught}
+        by_client = {one.clients: one for one in interceptions}
         for client in refused:
             by_client[(client,)] = _nothing(round, client)
         if self._tape is not None:
-            for one in caught:
+            for one in interceptions:
                 self._tape.record(one)
         attacks = []
         for index, (label, plan, _) in enumerate(self._plans):
@@ -236,7 +239,7 @@ class Campaign:
                     )
                 )
         if self._keeps_history:
-            for one in caught:
+            for one in interceptions:
                 for client in one.clients:
                     self._history[client].append(one)
         self._open[round] += len(attacks)

@@ -49,7 +49,7 @@ def progress(adversary: str, jobs: Sequence[Job]) -> AttackProgress | None:
 
 @contextmanager
 def watched(
-    look: Callable[[], AttackProgress | None], tell: Callable[[AttackProgress], None]
+    look: Callable[[], AttackProgress | None], report: Callable[[AttackProgress], None]
 ) -> Iterator[None]:
     """Meanwhile look every second, in a thread, and tell what is new."""
     over, before = threading.Event(), [look()]
@@ -59,7 +59,7 @@ def watched(
             now = look()
             if now is not None and now != before[0]:
                 before[0] = now
-                tell(now)
+                report(now)
 
     thread = threading.Thread(target=watch, daemon=True, name="fedsim-progress")
     thread.start()

@@ -39,11 +39,11 @@ def main(grid: Grid, context: Context) -> None:
     overrides = shlex.split(given.get("overrides", ""))
     data = given.get("data") or os.environ.get("FEDSIM_DATA")
     nodes = _settled(grid)
-    asked = Scenario.load(name, overrides, data=data).training
-    if nodes != asked.clients:
+    training = Scenario.load(name, overrides, data=data).training
+    if nodes != training.clients:
         print(  # noqa: T201
             f"{nodes} SuperNodes are connected, so training.clients = {nodes} instead of "
-            f"{asked.clients}; set num-supernodes to change that",
+            f"{training.clients}; set num-supernodes to change that",
             flush=True,
         )
     scenario = Scenario.load(
@@ -51,7 +51,7 @@ def main(grid: Grid, context: Context) -> None:
         [
             *overrides,
             f"training.clients={nodes}",
-            f"training.clients_per_round={min(asked.per_round, nodes)}",
+            f"training.clients_per_round={min(training.per_round, nodes)}",
         ],
         data=data,
     )
@@ -63,7 +63,7 @@ def main(grid: Grid, context: Context) -> None:
     )
     ledger.provenance(scenario, {"data": built.task.fingerprint()}, engine="flwr run")
 
-    def tell(event: str, **fields: Any) -> None:
+    def notify(event: str, **fields: Any) -> None:
         if event == "round":
             numbers = [f"{k} {v:.3f}" for k, v in fields.items() if isinstance(v, float)]
             print(f"round {fields['round']}/{fields['of']}", *numbers, flush=True)  # noqa: T201
@@ -73,11 +73,11 @@ def main(grid: Grid, context: Context) -> None:
             ledger.event(event, **fields)
 
     for caution in cautions:
-        tell("caution", text=caution)
+        notify("caution", text=caution)
     try:
         with one_thread(), isolated(scenario.seed, "simulation"):
             executor = InlineExecutor(AttackRunner(built))
-            federate.run(built, ledger, OrderedGrid(grid, nodes), executor, "", tell)
+            federate.run(built, ledger, OrderedGrid(grid, nodes), executor, "", notify)
     except BaseException:
         with contextlib.suppress(FedsimError):
             ledger.finish()

@@ -89,7 +89,7 @@ def _child(folder: Path, point: str) -> None:
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
-    def tell(event: str, **fields: Any) -> None:
+    def emit(event: str, **fields: Any) -> None:
         if event == "findings":
             fields["findings"] = [dataclasses.asdict(row) for row in fields["findings"]]
         out.write(MARK + json.dumps({"event": event, **fields}, default=str) + "\n")
@@ -102,9 +102,9 @@ def _child(folder: Path, point: str) -> None:
             built = build(scenario)
             runner = AttackRunner(built, point)
             ordered = OrderedGrid(grid, scenario.training.clients)
-            federate.run(built, ledger, ordered, InlineExecutor(runner), point, tell)
+            federate.run(built, ledger, ordered, InlineExecutor(runner), point, emit)
         except BaseException as error:
-            tell("failure", reason=f"{type(error).__name__}: {error}")
+            emit("failure", reason=f"{type(error).__name__}: {error}")
             raise
 
     run_simulation(

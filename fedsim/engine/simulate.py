@@ -56,22 +56,22 @@ def simulate(
         built, cautions[name] = preflight(point, after=built)
     ledger = open_ledger(scenario, Path(out), resume=resume, after=built)
 
-    def tell(event: str, **fields: Any) -> None:
+    def notify(event: str, **fields: Any) -> None:
         if event not in ("findings", "progress"):
             ledger.event(event, **fields)
         observer(event, **fields)
 
-    tell("started", scenario=scenario.name, points=list(chosen), engine=engine_name(scenario))
+    notify("started", scenario=scenario.name, points=list(chosen), engine=engine_name(scenario))
     try:
-        run_points(scenario, chosen.items(), ledger, tell, cautions, after=built)
+        run_points(scenario, chosen.items(), ledger, notify, cautions, after=built)
     except BaseException as error:
-        tell("ended", status="interrupted", reason=f"{type(error).__name__}: {error}")
+        notify("ended", status="interrupted", reason=f"{type(error).__name__}: {error}")
         # What ended the run matters more than a report that has nothing to tell yet.
         with contextlib.suppress(FedsimError):
             ledger.finish()
             write_report(ledger.folder)
         raise
-    tell("ended", status="finished")
+    notify("ended", status="finished")
     ledger.finish()
     return write_report(ledger.folder)
 
@@ -103,7 +103,7 @@ def run_points(
     scenario: Scenario,
     points: Iterable[tuple[str, Scenario]],
     ledger: Ledger,
-    tell: Observer,
+    notify: Observer,
     cautions: Mapping[str, Sequence[str]] | None = None,
     *,
     after: BuiltRun | None = None,
@@ -114,7 +114,7 @@ def run_points(
         scenario: The scenario, for its seed and engine.
         points: The points by name, which may be made as they are asked for.
         ledger: The run folder. Points that ended are recorded in it (`Ledger.ended`).
-        tell: Called with what happens.
+        notify: Called with what happens.
         cautions: By point, what to warn of.
         after: The run that was built before, whose data are kept if they are the same.
     """
@@ -125,12 +125,12 @@ def run_points(
         open_engine(scenario) as engine,
     ):
         for name, point in points:
-            tell("point", point=name, rounds=point.training.rounds)
+            notify("point", point=name, rounds=point.training.rounds)
             for caution in (cautions or {}).get(name, ()):
-                tell("caution", point=name, text=caution)
+                notify("caution", point=name, text=caution)
             started = time.perf_counter()
             after = build(point, after=after)
-            engine.run(after, ledger, name, tell)
+            engine.run(after, ledger, name, notify)
             ledger.end(name, time.perf_counter() - started)
 
 

@@ -91,13 +91,13 @@ def client_number(context: Context) -> int:
 
 def _signature(client: int, defenses: Sequence[Defense], state: RecordDict) -> ConfigRecord:
     """Which client a reply is from, and how many of its rounds its defenses remember, if any."""
-    said: dict[str, Any] = {"client": client}
+    signature: dict[str, Any] = {"client": client}
     if any(defense.remembers for defense in defenses):
         kept = state.array_records.get(MEMORY_KEY)
         rounds = 1 + (int(kept.to_torch_state_dict()["rounds"]) if kept else 0)
         state[MEMORY_KEY] = ArrayRecord({"rounds": torch.tensor(float(rounds))})
-        said["remembers"] = rounds
-    return ConfigRecord(said)
+        signature["remembers"] = rounds
+    return ConfigRecord(signature)
 
 
 def _protected(
@@ -197,10 +197,10 @@ def defend(
                     "arrays of the same names and shapes"
                 )
         configs = message.content.config_records.values()
-        told = next((one["server-round"] for one in configs if "server-round" in one), 0)
+        round = next((one["server-round"] for one in configs if "server-round" in one), 0)
         # Drawn anew for each reply: equal noise in two of them would be gone in their difference.
         drawn_from = secrets.randbits(63) if seed is None else seed
-        where = (drawn_from, int(cast(int, told)), client)
+        where = (drawn_from, int(cast(int, round)), client)
         update = Update(tensors=floating, kind="weights")
         protected = _protected(update, before, defenses, where, context)
         reply.content[key] = ArrayRecord({**after, **dict(protected.tensors)})

@@ -78,8 +78,8 @@ class HonestButCurious(Wrapper):
         self._sent = {}
         for message in messages:
             (sent,) = message.content.array_records.values()
-            (told,) = message.content.config_records.values()
-            self._sent[message.metadata.dst_node_id] = (sent, ConfigRecord(dict(told)))
+            (config,) = message.content.config_records.values()
+            self._sent[message.metadata.dst_node_id] = (sent, ConfigRecord(dict(config)))
         self.campaign.observer("training", round=server_round, clients=len(messages))
         return messages
 
@@ -95,7 +95,7 @@ class HonestButCurious(Wrapper):
             kept = list(replies)
             replies = sorted(kept, key=lambda r: self._number(r.metadata.src_node_id))
         spool = Spool(self.campaign.ledger.folder)
-        caught: list[Interception] = []
+        interceptions: list[Interception] = []
         failed: dict[int, str] = {}
         arrays: dict[int, dict[str, Tensor]] = {}
         for reply in replies:
@@ -106,7 +106,7 @@ class HonestButCurious(Wrapper):
             try:
                 if node not in self._sent:
                     raise UpdateRefused("it was not asked for an update this round")
-                sent, told = self._sent[node]
+                sent, config = self._sent[node]
                 if id(sent) not in arrays:
                     arrays[id(sent)] = dict(sent.to_torch_state_dict())
                 before = arrays[id(sent)]
@@ -115,7 +115,7 @@ class HonestButCurious(Wrapper):
                 clients = self._added_up(reply) or clients
                 campaign = self.campaign
                 update = read_update(
-                    reply, told, campaign.scenario.training, campaign.trained, campaign.optimizer
+                    reply, config, campaign.scenario.training, campaign.trained, campaign.optimizer
                 )
                 update.check(before)
                 self._check_size(reply, update, len(clients))
@@ -125,16 +125,16 @@ class HonestButCurious(Wrapper):
             else:
                 spool.take(reply)
                 update = waiting(update, reply)
-                caught.append(Interception(server_round, clients, before, update))
+                interceptions.append(Interception(server_round, clients, before, update))
             if not reply.has_error():
                 self.taken_part.update(clients)
-        heard = {*failed, *(client for one in caught for client in one.clients)}
+        answered = {*failed, *(client for one in interceptions for client in one.clients)}
         failed |= {
             client: "ClientError: no reply"
             for client in map(self._number, self._sent)
-            if client not in heard
+            if client not in answered
         }
-        self.campaign.intercept(server_round, caught, failed)
+        self.campaign.intercept(server_round, interceptions, failed)
         if failed and self.on_failure != "pass":
             named = "\n".join(f"  client {c}: {why}" for c, why in sorted(failed.items()))
             if self.on_failure == "stop":
@@ -235,7 +235,7 @@ def _scalars(metrics: MetricRecord | None) -> dict[str, float]:
 
 def read_update(
     reply: Message,
-    told: ConfigRecord,
+    config: ConfigRecord,
     training: Training,
     trained: Collection[str] | None = None,
     optimizer: str = UNKNOWN,
@@ -268,7 +268,7 @@ def read_update(
     count = int(examples)
     if UPDATE_KEY not in content.config_records:
         stated = training.model_fields_set
-        lr = told.get("lr", told.get("learning-rate"))
+        lr = config.get("lr", config.get("learning-rate"))
         if not isinstance(lr, int | float):
             lr = training.lr if "lr" in stated else None
         if "batch_size" in stated:
@@ -286,9 +286,9 @@ def read_update(
             steps=training.local_steps,
             num_examples=count,
         )
-    said = dict(content.config_records[UPDATE_KEY])
+    fields = dict(content.config_records[UPDATE_KEY])
     try:
-        meaning = validated(Meaning, said, UPDATE_KEY)
+        meaning = validated(Meaning, fields, UPDATE_KEY)
         buffers = {name: tensors.pop(name) for name in meaning.buffers}
     except (ScenarioError, KeyError) as error:
         raise UpdateRefused(f"what it says of its arrays is broken: {error}") from error

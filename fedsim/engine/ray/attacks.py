@@ -30,14 +30,16 @@ class _Stored:
     """An attack whose interceptions and global arrays lie in the object store."""
 
     attack: Attack
-    caught: Any
+    interception: Any
     before: Any
     past: list[Any]
 
     def whole(self) -> Attack:
         """The attack with everything in it again."""
-        caught: Interception = replace(ray.get(self.caught), before=ray.get(self.before))
-        return replace(self.attack, interception=caught, history=tuple(ray.get(self.past)))
+        interception: Interception = replace(
+            ray.get(self.interception), before=ray.get(self.before)
+        )
+        return replace(self.attack, interception=interception, history=tuple(ray.get(self.past)))
 
 
 class _AttackWorker:
@@ -47,7 +49,7 @@ class _AttackWorker:
         torch.set_num_threads(1)
         built = build(Scenario.model_validate_json(scenario))
         self._runner = AttackRunner(built, point)
-        self._tell = functools.partial(Board.write, board, index)
+        self._report = functools.partial(Board.write, board, index)
         self._runner.warm()
 
     def ready(self) -> None:
@@ -55,7 +57,7 @@ class _AttackWorker:
 
     def perform(self, group: list[_Stored]) -> list[Outcome]:
         """A group of attacks; raises `GroupFailed`."""
-        with watched(self._runner.progress, self._tell):
+        with watched(self._runner.progress, self._report):
             return self._runner.perform_together([one.whole() for one in group])
 
 
@@ -115,10 +117,12 @@ class RayExecutor:
             return stored[key]
 
         def store(attack: Attack) -> _Stored:
-            caught = attack.interception
-            before = put(dict(caught.before), id(caught.before))
-            light = put(replace(caught, before={}), id(caught))
-            stub = replace(caught, before={}, update=caught.update.replace(tensors={}, buffers={}))
+            interception = attack.interception
+            before = put(dict(interception.before), id(interception.before))
+            light = put(replace(interception, before={}), id(interception))
+            stub = replace(
+                interception, before={}, update=interception.update.replace(tensors={}, buffers={})
+            )
             past = [self._past.get(id(one)) or self._keep(one) for one in attack.history]
             alone = replace(attack, interception=stub, history=())
             return _Stored(alone, light, before, past)

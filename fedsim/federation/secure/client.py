@@ -32,15 +32,23 @@ def secured(message: Message, context: Context, call_next: Answer) -> Message:
         return secaggplus.answer(message, context, lambda m, c: _train(m, c, call_next))
     if ROUND_KEY not in records:
         return call_next(message, context)
-    asked = Round.read(records[ROUND_KEY])
+    parameters = Round.read(records[ROUND_KEY])
     if message.metadata.message_type.startswith("query"):
-        masks = mask(asked.seed, asked.round, asked.client, asked.partners, asked.size)
+        masks = mask(
+            parameters.seed,
+            parameters.round,
+            parameters.client,
+            parameters.partners,
+            parameters.size,
+        )
         content = RecordDict({MASKED_KEY: ArrayRecord({"masks": Array(masks)})})
         return Message(content, reply_to=message)
     plain = _train(message, context, call_next)
     values = np.concatenate([[1.0], plain.values])
-    masked = encode(values, plain.examples, asked.clients)
-    masked = masked + mask(asked.seed, asked.round, asked.client, asked.partners, len(masked))
+    masked = encode(values, plain.examples, parameters.clients)
+    masked = masked + mask(
+        parameters.seed, parameters.round, parameters.client, parameters.partners, len(masked)
+    )
     arrays = ArrayRecord({"masked": Array(masked)})
     content = RecordDict({MASKED_KEY: arrays, UPDATE_KEY: plain.meaning})
     return Message(content, reply_to=message)
@@ -61,7 +69,7 @@ def _train(message: Message, context: Context, call_next: Answer) -> Plain:
     Update(tensors=after, kind="weights", num_examples=examples).check(before)
     if not math.isfinite(loss):
         raise UpdateRefused(f"its training loss is {loss}")
-    said = reply.content.config_records[UPDATE_KEY].items()
-    meaning = ConfigRecord({key: value for key, value in said if key != "num_examples"})
+    fields = reply.content.config_records[UPDATE_KEY].items()
+    meaning = ConfigRecord({key: value for key, value in fields if key != "num_examples"})
     values = flatten({name: value.numpy() for name, value in after.items()}, loss)
     return Plain(values, examples, meaning)

@@ -70,11 +70,11 @@ class SecureGrid(Through):
     def _aggregate(self, messages: Sequence[Message], timeout: float | None) -> list[Message]:
         by_node = {message.metadata.dst_node_id: message for message in messages}
         (sent,) = messages[0].content.array_records.values()
-        (told,) = messages[0].content.config_records.values()
+        (config,) = messages[0].content.config_records.values()
         failed: dict[int, str] = {}
         mean, missing = None, "no reply"
         try:
-            mean = self._conduct(by_node, sent, told, failed, timeout)
+            mean = self._conduct(by_node, sent, config, failed, timeout)
         except ClientError as reason:
             missing = str(reason)
         added = mean.nodes if mean is not None else ()
@@ -89,7 +89,7 @@ class SecureGrid(Through):
         self,
         messages: Mapping[int, Message],
         sent: ArrayRecord,
-        told: ConfigRecord,
+        config: ConfigRecord,
         failed: dict[int, str],
         timeout: float | None,
     ) -> Mean:
@@ -97,7 +97,7 @@ class SecureGrid(Through):
             raise ClientError("one client was asked, and the sum of one update is that update")
         terms = Terms(
             seed=self._seed,
-            round=int(cast(int, told["server-round"])),
+            round=int(cast(int, config["server-round"])),
             size=1 + sum(math.prod(array.shape) for array in sent.values()),
             timeout=timeout,
             most=self._most,

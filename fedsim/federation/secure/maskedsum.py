@@ -78,18 +78,18 @@ def masked_sum(
         client: Round(terms.seed, terms.round, client, len(graph), partners, size + 1)
         for client, partners in graph.items()
     }
-    asked = [with_round(messages[node_of[client]], rounds[client]) for client in graph]
+    requests = [with_round(messages[node_of[client]], rounds[client]) for client in graph]
     masked: dict[int, Masked] = {}
-    said: dict[int, ConfigRecord] = {}
-    for reply in grid.send_and_receive(asked, timeout=timeout):
+    meanings: dict[int, ConfigRecord] = {}
+    for reply in grid.send_and_receive(requests, timeout=timeout):
         node = reply.metadata.src_node_id
         try:
             vector = _read(reply, "masked", size + 1)
-            said[node] = _meaning(reply)
+            meanings[node] = _meaning(reply)
             masked[clients[node]] = vector
         except ClientError as reason:
             failed[node] = str(reason)
-    meaning = agreed(said, failed)
+    meaning = agreed(meanings, failed)
     left = {client for client in masked if node_of[client] not in failed}
     total = np.zeros(size + 1, dtype=np.uint64)
     for client in _unmasked(grid, graph, rounds, left, node_of, failed, total, timeout):
@@ -132,49 +132,50 @@ def _unmasked(
                 "each group's sum would show, so this round is not aggregated"
             )
         lost = {client: set(graph[client]) - left for client in left}
-        asked = []
+        requests = []
         for client in sorted(left):
             if lost[client]:
                 query = replace(rounds[client], partners=tuple(sorted(lost[client])))
                 content = RecordDict({ROUND_KEY: query.record()})
-                asked.append(Message(content, node_of[client], MessageType.QUERY))
-        silent = {node_of[client] for client in left if lost[client]}
+                requests.append(Message(content, node_of[client], MessageType.QUERY))
+        missing = {node_of[client] for client in left if lost[client]}
         masks = []
-        for reply in grid.send_and_receive(asked, timeout=timeout) if asked else []:
+        for reply in grid.send_and_receive(requests, timeout=timeout) if requests else []:
             try:
                 masks.append(_read(reply, "masks", len(total)))
-                silent.discard(reply.metadata.src_node_id)
+                missing.discard(reply.metadata.src_node_id)
             except ClientError as reason:
                 failed[reply.metadata.src_node_id] = str(reason)
-        if not silent:
+        if not missing:
             for each in masks:
                 total -= each
             return sorted(left)
-        left -= {client for client in left if node_of[client] in silent}
+        left -= {client for client in left if node_of[client] in missing}
 
 
-def agreed(said: Mapping[int, ConfigRecord], failed: dict[int, str]) -> ConfigRecord:
+def agreed(meanings: Mapping[int, ConfigRecord], failed: dict[int, str]) -> ConfigRecord:
     """What most clients say that their arrays mean; those who say otherwise have `failed`.
 
     Clients may have taken different numbers of steps: the largest is told. Arrays that mean
     different things (a gradient here, weights there) cannot be added up.
     """
-    if not said:
+    if not meanings:
         return ConfigRecord()
     alike = {
-        node: repr(sorted((k, v) for k, v in r.items() if k != "steps")) for node, r in said.items()
+        node: repr(sorted((k, v) for k, v in r.items() if k != "steps"))
+        for node, r in meanings.items()
     }
     ((most, _),) = Counter(alike.values()).most_common(1)
-    kept = [node for node in said if alike[node] == most]
-    for node in said.keys() - kept:
+    kept = [node for node in meanings if alike[node] == most]
+    for node in meanings.keys() - kept:
         failed[node] = "UpdateRefused: it says that its arrays mean what the others' do not"
-    steps = [said[node].get("steps", 1) for node in kept]
-    return ConfigRecord({**said[kept[0]], "steps": max(s for s in steps if isinstance(s, int))})
+    steps = [meanings[node].get("steps", 1) for node in kept]
+    return ConfigRecord({**meanings[kept[0]], "steps": max(s for s in steps if isinstance(s, int))})
 
 
-def with_round(message: Message, asked: Round) -> Message:
+def with_round(message: Message, parameters: Round) -> Message:
     """The message, with what the client has to know of the protocol."""
-    return with_content(message, RecordDict({**message.content, ROUND_KEY: asked.record()}))
+    return with_content(message, RecordDict({**message.content, ROUND_KEY: parameters.record()}))
 
 
 def _meaning(reply: Message) -> ConfigRecord:

@@ -33,14 +33,14 @@ class Round:
 
     def record(self) -> ConfigRecord:
         """As it travels."""
-        told = {name: getattr(self, name) for name in self.__slots__}
-        return ConfigRecord({**told, "partners": list(self.partners)})
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        return ConfigRecord({**fields, "partners": list(self.partners)})
 
     @classmethod
     def read(cls, record: ConfigRecord) -> "Round":
         """From a message; inverse of `record`."""
-        told = {key: int(cast(int, record[key])) for key in cls.__slots__ if key != "partners"}
-        return cls(**told, partners=tuple(cast(list[int], record["partners"])))
+        fields = {key: int(cast(int, record[key])) for key in cls.__slots__ if key != "partners"}
+        return cls(**fields, partners=tuple(cast(list[int], record["partners"])))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -85,9 +85,9 @@ def answer(
         )
 
     stage = message.content.config_records[SECAGGPLUS_KEY].get("stage")
-    told = message.content.config_records.get(ROUND_KEY)
+    parameters = message.content.config_records.get(ROUND_KEY)
     # Flower's mod rounds at random, and draws from numpy's global generator to do so.
-    where = Round.read(told) if told is not None else Round(0, 0, 0, 0, (), 0)
+    where = Round.read(parameters) if parameters else Round(0, 0, 0, 0, (), 0)
     try:
         with isolated(where.seed, "secagg+", where.round, where.client):
             reply = secaggplus_mod(message, context, call_next)
@@ -143,8 +143,8 @@ def secagg_plus(
             tap.collects = name == "collecting"
             if tap.collects:  # the strategy's messages in the place of the legacy server's
                 for node, message in messages.items():
-                    told = Round(seed, round, clients[node], number, (), size)
-                    state.nid_to_fitins[node] = with_round(message, told).content
+                    parameters = Round(seed, round, clients[node], number, (), size)
+                    state.nid_to_fitins[node] = with_round(message, parameters).content
             if name == "unmasking":  # who falls silent from here on is in the sum already
                 nodes = sorted(state.active_node_ids, key=lambda node: clients[node])
                 tap.failed = {}
@@ -160,7 +160,7 @@ def secagg_plus(
                     f"clients are left, and each needs {state.threshold} of those that it shares "
                     "keys with, itself included"
                 )
-    meaning = agreed({node: tap.said[node] for node in nodes}, {})
+    meaning = agreed({node: tap.meanings[node] for node in nodes}, {})
     return Mean(tuple(nodes), outcome.values, outcome.examples, meaning)
 
 
@@ -198,7 +198,7 @@ class _Tap:
 
     def __init__(self, grid: Grid, failed: dict[int, str], size: int, most: int) -> None:
         self.grid = cast(Grid, self)  # the one method of a Grid that the workflow uses
-        self.said: dict[int, ConfigRecord] = {}
+        self.meanings: dict[int, ConfigRecord] = {}
         self.collects = False
         self._grid, self.failed = grid, failed
         self._size, self._most = size, most
@@ -206,9 +206,9 @@ class _Tap:
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[Message]:
-        asked = sorted(messages, key=lambda m: m.metadata.dst_node_id)
+        requests = sorted(messages, key=lambda m: m.metadata.dst_node_id)
         kept = []
-        for reply in self._grid.send_and_receive(asked, timeout=timeout):
+        for reply in self._grid.send_and_receive(requests, timeout=timeout):
             try:
                 self._check(reply)
                 kept.append(reply)
@@ -216,7 +216,7 @@ class _Tap:
                 self.failed[reply.metadata.src_node_id] = str(reason)
         kept.sort(key=lambda reply: reply.metadata.src_node_id)
         if self.collects:
-            agreed(self.said, self.failed)
+            agreed(self.meanings, self.failed)
             kept = [reply for reply in kept if reply.metadata.src_node_id not in self.failed]
         return kept
 
@@ -239,4 +239,4 @@ class _Tap:
             raise UpdateRefused(f"its masked vectors are {found}, expected {expected}")
         if not isinstance(examples, int) or not 1 <= examples <= self._most:
             raise UpdateRefused(f"it claims {examples!r:.80} examples, expected 1 to {self._most}")
-        self.said[reply.metadata.src_node_id] = records[UPDATE_KEY]
+        self.meanings[reply.metadata.src_node_id] = records[UPDATE_KEY]
