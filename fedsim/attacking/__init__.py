@@ -1,1 +1,1 @@
-"""Attacks on what was intercepted: whom to attack, one attack, its time limit and its progress."""
+"""Attacks on interceptions: choice of victims, one attack, its time limit and its progress."""

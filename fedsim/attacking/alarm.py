@@ -1,4 +1,4 @@
-"""A limit of time for code that never says how far it is."""
+"""A time limit for attacks that report no progress."""
 
 import signal
 import threading
@@ -10,14 +10,17 @@ __all__ = ["Alarm", "alarm"]
 
 
 class Alarm(BaseException):
-    """Time is up. No `Exception`, so that an attack that catches everything hears it too."""
+    """The time limit is over. Not an `Exception`, so that no attack catches it by accident."""
 
 
 @contextmanager
 def alarm(seconds: float) -> Iterator[None]:
-    """Stop an attack that never reports progress: raises `Alarm` in it, and again every second.
+    """Raise `Alarm` in the code within, a second after its time limit and again every second.
 
-    The first a second after its time, in seconds. Works in a process's main thread only.
+    It works in the main thread of a process only.
+
+    Args:
+        seconds: The time limit.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -27,7 +30,7 @@ def alarm(seconds: float) -> Iterator[None]:
         raise Alarm(f"over its limit of {seconds:g} s, without reporting progress")
 
     previous = signal.signal(signal.SIGALRM, ring)
-    # A second later than the job's own deadline, which ends an attack more gently; then again.
+    # A second later than the job's own deadline, which ends an attack that reports progress.
     signal.setitimer(signal.ITIMER_REAL, seconds + 1, 1.0)
     try:
         yield

@@ -1,6 +1,6 @@
-"""One attack: run an adversary on what it may see, score its claim, render it, make the rows.
+"""One attack: run an adversary on an observation, score and render its reconstruction.
 
-Truth is re-derived here, after the attack, and never reaches the adversary.
+The truth is derived here, after the attack, and never reaches the adversary.
 """
 
 import math
@@ -28,14 +28,20 @@ from fedsim.seeds import derive, isolated, torch_generator
 __all__ = ["Attack", "AttackRunner", "Bench", "GroupFailed", "Outcome", "one_by_one"]
 
 REMEMBERED = 10_000
-"""Baselines that a runner keeps."""
+"""The number of baselines that a runner caches."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Attack:
-    """One adversary against one victim. refused: why there is nothing to attack, if so.
+    """One adversary against one victim.
 
-    caution: what the user should be told when it has ended.
+    Attributes:
+        interception: The victim's update.
+        adversary: The adversary's place in the scenario.
+        inclusion: The probability with which the victim was chosen.
+        refused: Why the update cannot be attacked, "" if it can.
+        history: Earlier interceptions of the victim, for `HISTORY`.
+        caution: A warning for the user when the attack has ended.
     """
 
     interception: Interception
@@ -48,7 +54,15 @@ class Attack:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcome:
-    """What came of an attack: rows, files by path in the run folder, and its diagnostics."""
+    """The result of an attack.
+
+    Attributes:
+        round: The round of its victim.
+        findings: Rows of the run's table.
+        files: Contents by path in the run folder.
+        caution: A warning for the user.
+        diagnostics: The adversary's diagnostics as JSON values.
+    """
 
     round: int
     findings: tuple[Finding, ...]
@@ -58,11 +72,11 @@ class Outcome:
 
 
 class GroupFailed(Exception):
-    """A group of attacks came to nothing as a whole. Carries why; empty where it was denied."""
+    """A group of attacks failed as a whole. The argument is the reason, "" if it was denied."""
 
 
 def one_by_one(group: Sequence[Attack], why: str) -> list[list[Attack]]:
-    """A failed group as groups of one; the first tells the user why."""
+    """Split a failed group into single attacks; the first carries the reason as its caution."""
     first, *rest = group
     text = ""
     if why:
@@ -71,13 +85,13 @@ def one_by_one(group: Sequence[Attack], why: str) -> list[list[Attack]]:
 
 
 class AttackRunner:
-    """Runs and scores the attacks of a run, in whichever process it was built.
+    """Runs and scores the attacks of a run, in any process.
 
     Attributes:
-        built: The run.
-        point: The point of the sweep, for the findings.
-        batch_size_stated: Whether the scenario states the clients' batch size. If not, as many
-            examples as the update says belong to its truth.
+        built: The scenario's task and plugins.
+        point: The name of the sweep's point, "" without a sweep.
+        batch_size_stated: Whether the scenario states the clients' batch size. If not, the number
+            of examples in the truth is taken from the update.
     """
 
     def __init__(self, built: BuiltRun, point: str = "", *, batch_size_stated: bool = True) -> None:
@@ -89,16 +103,16 @@ class AttackRunner:
         self._running: tuple[str, Sequence[Job]] = ("", ())
 
     def warm(self) -> None:
-        """Load data and model now, so that no attack's time is spent on it."""
+        """Load data and model, so that this does not count as time of the first attack."""
         self.task.num_examples(0)
         self.task.victim({})
 
     def groups(self, attacks: Sequence[Attack]) -> list[list[Attack]]:
-        """A round's attacks as they are to be performed: those of one adversary in groups.
+        """Put the attacks of a round into groups, each of one adversary.
 
-        A group holds as many as the adversary likes at once, however many workers there are: sums
-        over more victims are rounded otherwise, and every engine is to find the same. What cannot
-        be attacked is left alone.
+        A group is as large as the adversary's `group`, whatever the number of workers: results
+        depend on the size by rounding, and are the same on every engine. Attacks that are refused
+        form groups of their own.
         """
         found: list[list[Attack]] = []
         for index, (_, _, adversary) in enumerate(self.adversaries):
@@ -110,16 +124,16 @@ class AttackRunner:
         return found
 
     def limit(self, attacks: Sequence[Attack]) -> float:
-        """Seconds that attacks of one adversary may take together."""
+        """The time limit in seconds for a group of attacks of one adversary."""
         _, plan, _ = self.adversaries[attacks[0].adversary]
         return len(attacks) * (plan.timeout or self.scenario.threat.timeout)
 
     def progress(self) -> AttackProgress | None:
-        """How far the attacks are that run now, as far as they tell; for another thread."""
+        """The progress of the attacks that run now; for another thread."""
         return progress(*self._running)
 
     def perform(self, attack: Attack) -> Outcome:
-        """Attack, score, render. Whatever an adversary does, a row comes of it."""
+        """Attack, score and render. There is a row whatever the adversary does."""
         call, claimed = _Call(), Reconstruction()
         status: Status = "failed" if attack.refused else "ok"
         error = attack.refused
@@ -155,7 +169,7 @@ class AttackRunner:
         ]
 
     def _claims(self, attacks: Sequence[Attack], call: "_Call") -> list[Reconstruction]:
-        """What the adversary claims of each victim; raises whatever it raises."""
+        """Call the adversary on one or several victims; raises what it raises."""
         label, _, adversary = self.adversaries[attacks[0].adversary]
         limit, alone = self.limit(attacks), len(attacks) == 1
         try:
@@ -181,7 +195,7 @@ class AttackRunner:
         return claims
 
     def _place(self, attack: Attack) -> tuple[Any, ...]:
-        """The arguments by which an attack's randomness is its own: seed, purpose, where."""
+        """The arguments that seed an attack's random numbers: seed, purpose, round, clients."""
         label, _, _ = self.adversaries[attack.adversary]
         interception = attack.interception
         return (self.scenario.seed, f"attack.{label}", interception.round, *interception.clients)
@@ -225,7 +239,7 @@ class AttackRunner:
     def _baselines(
         self, metric: metrics.Metric, truth: Truth, interception: Interception, guess: metrics.Guess
     ) -> tuple[float | None, float | None]:
-        """`metrics.baselines`, once a victim: what a guess scores is the same for all attacks."""
+        """`metrics.baselines`, computed once a victim, as they are the same for all attacks."""
         key = (interception.victim, metric.name)
         if key not in self._chances:
             if len(self._chances) >= REMEMBERED:
@@ -288,7 +302,7 @@ class AttackRunner:
             held = truth.num_examples // (settings.local_steps * len(interception.clients)) or 1
         rows = []
         guess = metrics.remembering(self.task.guess)
-        # A claim that no metric scores is still an outcome.
+        # A reconstruction that no metric scores has a row, too.
         scored: Sequence[metrics.Metric | None] = measured or [None]
         for metric in scored:
             chance: float | None = None
@@ -326,7 +340,7 @@ class AttackRunner:
             )
         diagnostics = {}
         if status == "ok":
-            with suppress(Exception):  # what cannot be told costs no row
+            with suppress(Exception):  # broken diagnostics do not cost the row
                 diagnostics = as_json(claimed.diagnostics)
         return Outcome(interception.round, tuple(rows), files, attack.caution, diagnostics)
 
@@ -337,14 +351,14 @@ Bench = AttackRunner
 
 @dataclass(slots=True)
 class _Call:
-    """One call of an adversary: its jobs, and when it began."""
+    """The jobs of one call of an adversary, and when it began."""
 
     jobs: list[Job] = field(default_factory=list)
     started: float = field(default_factory=time.perf_counter)
 
     @property
     def seconds(self) -> float:
-        """Time since it began."""
+        """Seconds since it began."""
         return time.perf_counter() - self.started
 
 

@@ -1,7 +1,6 @@
-"""Schedule victims and attacks, run them beside the training, write the findings.
+"""Choose victims, have them attacked while training goes on, and record the findings.
 
-The campaign decides who is attacked and keeps the books; an `Executor`, handed in by the engine,
-decides where an attack runs.
+The campaign chooses the victims and records results; an `Executor` of the engine runs the attacks.
 """
 
 from collections import Counter, defaultdict, deque
@@ -32,34 +31,39 @@ from fedsim.task import Task
 __all__ = ["Campaign", "Executor", "InlineExecutor", "Observer"]
 
 UNKNOWN = "unknown"
-"""A local optimizer that nobody named."""
+"""The name of a local optimizer that is not stated."""
 
 LOCAL = ("algorithm", "rounds", "batch_size", "local_steps", "lr", "momentum", "weight_decay")
-"""Keys of `training` that say how clients train; in someone's own project they may be unknown."""
+"""Keys of `training` on how clients train, which may be unknown in another Flower project."""
 
 Observer = Callable[..., None]
-"""observer(event, **fields): told what happens, for progress displays and the log."""
+"""observer(event, **fields): called with each event, for progress displays and the log."""
 
 
 class Executor(Protocol):
     """Where attacks run."""
 
     def submit(self, attacks: Sequence[Attack]) -> None:
-        """Take attacks; must not block a round."""
+        """Accept attacks, without waiting for them."""
 
     def collect(self, *, wait: bool) -> Iterator[Outcome]:
-        """Outcomes so far; with `wait`, all that are still to come."""
+        """Outcomes of the attacks that have ended; with `wait`, of all attacks."""
 
     @property
     def pending(self) -> int:
-        """Attacks taken and not yet collected."""
+        """The number of attacks that were submitted and not collected."""
 
     def cancel(self) -> None:
-        """Drop what has not started and stop what runs; what ended can still be collected."""
+        """Drop attacks that have not ended. Those that have can still be collected."""
 
 
 class InlineExecutor:
-    """Runs attacks in this process, when they are collected; tells how far they are."""
+    """Runs attacks in this process, when they are collected.
+
+    Args:
+        runner: Runs and scores the attacks.
+        observer: Called with their progress.
+    """
 
     def __init__(
         self, runner: AttackRunner, observer: Observer = lambda event, **fields: None
@@ -69,12 +73,12 @@ class InlineExecutor:
         self._pending = 0
 
     def submit(self, attacks: Sequence[Attack]) -> None:
-        """Queue them for the end of the round."""
+        """Queue attacks for the end of the round."""
         self._queue.extend(self._runner.groups(attacks))
         self._pending += len(attacks)
 
     def collect(self, *, wait: bool) -> Iterator[Outcome]:
-        """Run the queue, group by group."""
+        """Run the queued attacks, group by group."""
         while self._queue:
             group = self._queue.popleft()
             try:
@@ -92,7 +96,7 @@ class InlineExecutor:
 
     @property
     def pending(self) -> int:
-        """Attacks queued."""
+        """The number of queued attacks."""
         return self._pending
 
     def cancel(self) -> None:
@@ -102,7 +106,15 @@ class InlineExecutor:
 
 
 class Campaign:
-    """Decides who is attacked in each round, and writes down what came of it."""
+    """Chooses the victims of each round, and records the outcomes of their attacks.
+
+    Args:
+        built: The scenario's task and plugins.
+        ledger: The run folder.
+        executor: Runs the attacks.
+        point: The name of the sweep's point, "" without a sweep.
+        observer: Called with each event.
+    """
 
     def __init__(
         self,
@@ -122,7 +134,7 @@ class Campaign:
         self._open: Counter[int] = Counter()
         self.trained: frozenset[str] | None = None
         self.optimizer = UNKNOWN
-        """The clients' local optimizer, of clients that do not say it with their updates."""
+        """The local optimizer of clients whose updates do not name it."""
         self._history: dict[int, list[Interception]] = defaultdict(list)
         self._keeps_history = Knowledge.HISTORY in built.threat.granted
 
@@ -135,15 +147,15 @@ class Campaign:
         out: str | Path = "runs/audit",
         **settings: Any,
     ) -> "Campaign":
-        """A campaign of its own, in this process, for someone's own Flower project.
+        """Make a campaign for another Flower project, with attacks in this process.
 
-        The second adversary of a kind is called `llg 2`, and so on.
+        The label of the second adversary of a kind is `llg 2`, and so on.
 
         Args:
-            adversaries: What attacks.
+            adversaries: The adversaries.
             task: What the clients train.
-            out: The run folder. What nobody stated is "unknown" in it.
-            **settings: Tables of a scenario (seed, threat, training, defenses) that say what the
+            out: The run folder, in which settings that are not stated are "unknown".
+            **settings: Tables of a scenario (seed, threat, training, defenses) that state what the
                 server knows and how the clients train. `training` may also name the clients'
                 `optimizer`, such as "sgd" or "adam".
 
@@ -201,7 +213,7 @@ class Campaign:
         return campaign
 
     def finish(self) -> Path:
-        """Wait for the attacks that are still out, close the run folder, write its report."""
+        """Wait for all attacks, close the run folder and write its report; returns its path."""
         self.collect(wait=True)
         self.ledger.finish()
         return write_report(self.ledger.folder)
@@ -212,9 +224,13 @@ class Campaign:
         interceptions: Sequence[Interception],
         refused: Mapping[int, str] | None = None,
     ) -> None:
-        """Take in a round's interceptions and queue the attacks on them.
+        """Queue the attacks on a round's interceptions.
 
-        refused: by client, why its reply could not be used; its attacks are recorded as failed.
+        Args:
+            round: The number of the round.
+            interceptions: The updates that the server received.
+            refused: Why a client's reply could not be used, by client. Its attacks are recorded as
+                failed.
         """
         refused = refused or {}
         by_client = {one.clients: one for one in interceptions}
@@ -249,10 +265,10 @@ class Campaign:
     def _victims(
         self, round: int, present: Sequence[tuple[int, ...]], plan: AttackPlan
     ) -> list[tuple[tuple[int, ...], float]]:
-        """Who is attacked, with the probability of having been chosen.
+        """The victims of an adversary, each with the probability of being chosen.
 
-        Clients are ranked once a round by a permutation that depends on (seed, round) alone, so
-        that a victim is never chosen for what it sent.
+        Clients are ranked once a round by a permutation that depends on (seed, round) alone, and
+        not on their updates.
         """
         threat = self.scenario.threat
         rounds = threat.rounds if plan.rounds is None else plan.rounds
@@ -266,14 +282,14 @@ class Campaign:
         rng = torch_generator(self.scenario.seed, "victims", round)
         places = torch.randperm(self.scenario.training.clients, generator=rng).tolist()
         rank = dict(enumerate(places))
-        last = len(rank)  # a node that does not say which client it is
+        last = len(rank)  # for nodes whose client is not known
         chosen = sorted(
             sorted(present, key=lambda one: min(rank.get(c, last) for c in one))[:victims]
         )
         return [(one, min(1.0, victims / len(present))) for one in chosen]
 
     def collect(self, *, wait: bool = False) -> None:
-        """Write down finished attacks; with `wait`, all of them."""
+        """Record the attacks that have ended; with `wait`, all of them."""
         for outcome in self.executor.collect(wait=wait):
             for path, content in outcome.files.items():
                 self.ledger.artifact(path, content)
@@ -288,16 +304,16 @@ class Campaign:
             self.observer("findings", findings=outcome.findings, pending=self.executor.pending)
 
     def settled(self, round: int) -> bool:
-        """Whether every attack on this round and the earlier ones is written down."""
+        """Whether every attack on this round and the earlier ones is recorded."""
         return not any(count and open <= round for open, count in self._open.items())
 
     def cancel(self) -> None:
-        """Stop attacking; what was found stays."""
+        """Stop all attacks. Findings so far are kept."""
         self.executor.cancel()
 
 
 def _stated(scenario: Scenario, table: Mapping[str, Any], task: Task) -> dict[str, Any]:
-    """A scenario as a table, without the defaults that say something of another's project."""
+    """A scenario as a table, without defaults that may be wrong for another Flower project."""
     stated = scenario.to_dict()
     stated["training"] = {key: stated["training"][key] for key in table["training"]}
     if "defenses" not in table:

@@ -1,4 +1,4 @@
-"""Diagnostics of an attack as the log of a run holds them."""
+"""Diagnostics of an attack, as JSON for the log of a run."""
 
 import math
 from collections.abc import Mapping
@@ -9,11 +9,11 @@ from torch import Tensor
 __all__ = ["as_json"]
 
 MOST_VALUES = 100
-"""Values of one diagnostic that a run's log holds."""
+"""The largest number of values of one diagnostic in the log."""
 
 
 def as_json(value: Any) -> Any:
-    """Of diagnostics, what JSON can hold: large tensors as their shapes, long texts cut off."""
+    """Diagnostics as JSON values: large tensors by their shapes, long lists and texts cut off."""
     if isinstance(value, Tensor):
         return value.tolist() if value.numel() <= MOST_VALUES else f"tensor of {tuple(value.shape)}"
     if isinstance(value, Mapping):

@@ -1,6 +1,6 @@
-"""How far an attack is, told while it runs by whoever watches it.
+"""The progress of attacks, read from their jobs while they run.
 
-The attack itself only fills its job's trace: nothing that it can reach leads to who listens.
+An attack only fills the trace of its job, from which it cannot reach its observers.
 """
 
 import dataclasses
@@ -18,14 +18,18 @@ from fedsim.adversary import Job
 __all__ = ["AttackProgress", "Board", "progress", "watched"]
 
 EVERY = 1.0
-"""Seconds between two looks."""
+"""Seconds between two readings."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttackProgress:
-    """Of the attacks that one call makes: whose, on how many victims, and the last they told.
+    """The progress of the attacks of one call of an adversary.
 
-    iteration: the largest of them. objective: the mean of what each told last.
+    Attributes:
+        adversary: The adversary's label.
+        victims: The number of victims.
+        iteration: The largest iteration of the attacks.
+        objective: The mean of their latest objectives.
     """
 
     adversary: str
@@ -39,7 +43,7 @@ class AttackProgress:
 
 
 def progress(adversary: str, jobs: Sequence[Job]) -> AttackProgress | None:
-    """How far these jobs of one call are; None where none has told anything."""
+    """The progress of the jobs of one call; None if no job has reported any."""
     last = [job.trace[-1] for job in jobs if job.trace]
     if not last:
         return None
@@ -51,7 +55,12 @@ def progress(adversary: str, jobs: Sequence[Job]) -> AttackProgress | None:
 def watched(
     look: Callable[[], AttackProgress | None], report: Callable[[AttackProgress], None]
 ) -> Iterator[None]:
-    """Meanwhile look every second, in a thread, and tell what is new."""
+    """Read progress every second, in a thread, while the code within runs.
+
+    Args:
+        look: Reads the progress.
+        report: Called with progress that has changed.
+    """
     over, before = threading.Event(), [look()]
 
     def watch() -> None:
@@ -71,7 +80,7 @@ def watched(
 
 
 class Board:
-    """A folder of this machine where its workers write how far they are, each over its last.
+    """A folder where the workers of this machine write their progress, one file each.
 
     Workers on other machines do not find it, and write nothing.
     """
@@ -82,19 +91,19 @@ class Board:
 
     @property
     def folder(self) -> str:
-        """Its path."""
+        """The path of the folder."""
         return self._folder.name
 
     @staticmethod
     def write(folder: str, worker: int, now: AttackProgress) -> None:
-        """What a worker says; where the folder is not there, nothing."""
+        """Write the progress of a worker, if the folder exists."""
         path = Path(folder) / str(worker)
         with suppress(OSError):
             path.with_suffix(".part").write_text(json.dumps(dataclasses.asdict(now)))
             os.replace(path.with_suffix(".part"), path)
 
     def read(self) -> list[AttackProgress]:
-        """What was written since it was read last."""
+        """The progress that was written since the last call."""
         found = []
         for path in sorted(Path(self.folder).glob("[0-9]*")):
             with suppress(OSError, ValueError):
@@ -105,5 +114,5 @@ class Board:
         return found
 
     def close(self) -> None:
-        """Remove it."""
+        """Remove the folder."""
         self._folder.cleanup()

@@ -1,11 +1,11 @@
-"""Engines: where clients and attacks run.
+"""Engines, which decide where clients and attacks run.
 
     inline    in this process, one after the other
     ray       groups of clients, and attacks, on long-lived Ray actors
     flower    Flower's own simulation engine, unchanged
 
-The first two are Flower `Grid`s that call the ClientApp themselves: the public way to an engine
-that is deterministic and does not pay for polling. All three give the same findings for a seed.
+The first two are Flower `Grid`s that call the ClientApp themselves, which makes them deterministic
+and saves the time that polling takes. All three give the same findings for a seed.
 """
 
 import contextlib
@@ -21,7 +21,17 @@ __all__ = ["Engine", "engine_name", "knock", "open_engine", "workers"]
 
 @contextlib.contextmanager
 def open_engine(scenario: Scenario) -> Iterator[Engine]:
-    """The scenario's engine, closed in the end; raises `EngineError`."""
+    """Start the engine of a scenario, and close it in the end.
+
+    Args:
+        scenario: The scenario, for its `engine` table and its number of clients.
+
+    Yields:
+        The engine.
+
+    Raises:
+        EngineError: The engine cannot start.
+    """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     name = engine_name(scenario)

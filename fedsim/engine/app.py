@@ -1,7 +1,7 @@
-"""The ServerApp of `flwr run`: one scenario, on whichever nodes Flower has.
+"""The ServerApp of `flwr run`, which runs one scenario on the SuperNodes that are connected.
 
-Run config (`[tool.flwr.app.config]`): `scenario` (name or path), `overrides` (as for --set,
-separated by spaces), `out`, `data`. The number of clients is the number of SuperNodes.
+The run config (`[tool.flwr.app.config]`) holds `scenario` (name or path), `overrides` (as for
+--set, separated by spaces), `out` and `data`. The number of clients is the number of SuperNodes.
 """
 
 import contextlib
@@ -91,7 +91,19 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def _settled(grid: Grid, *, quiet: float = 3.0, patience: float = 120.0) -> int:
-    """How many nodes there are, once no new one has come for a while."""
+    """Wait until no new node connects.
+
+    Args:
+        grid: Reaches the nodes.
+        quiet: Seconds without a new node.
+        patience: Seconds to wait for the first one.
+
+    Returns:
+        The number of nodes.
+
+    Raises:
+        EngineError: No node connected.
+    """
     seen, since, start = 0, time.monotonic(), time.monotonic()
     while seen == 0 or time.monotonic() - since < quiet:
         now = len(list(grid.get_node_ids()))

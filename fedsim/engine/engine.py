@@ -1,4 +1,4 @@
-"""What an engine is, and which one a scenario runs on."""
+"""The base class of engines, and the choice of one for a scenario."""
 
 import os
 import socket
@@ -14,18 +14,25 @@ __all__ = ["Engine", "engine_name", "knock", "workers"]
 
 
 class Engine(ABC):
-    """Runs one scenario after the other (the points of a sweep), keeping its workers."""
+    """Runs scenarios one after the other (the points of a sweep) on the same workers."""
 
     @abstractmethod
     def run(self, built: BuiltRun, ledger: Ledger, point: str, observer: Observer) -> None:
-        """Train, intercept, attack; findings and utility go to the ledger."""
+        """Train, intercept and attack.
+
+        Args:
+            built: The scenario's task and plugins.
+            ledger: The run folder that findings and utility are written to.
+            point: The name of the sweep's point, "" without a sweep.
+            observer: Called with each event.
+        """
 
     def close(self) -> None:  # noqa: B027 - only an engine with workers has some to give back
-        """Give the workers back."""
+        """Stop the workers."""
 
 
 def workers(scenario: Scenario) -> int:
-    """How many clients are trained at a time."""
+    """The number of clients that are trained at a time."""
     asked = scenario.engine.workers
     if asked != "auto":
         return asked
@@ -34,7 +41,14 @@ def workers(scenario: Scenario) -> int:
 
 
 def knock(address: str) -> None:
-    """Raise `EngineError` at once where nobody listens; Ray itself tries for minutes."""
+    """Check that a Ray cluster accepts connections; Ray itself would try for minutes.
+
+    Args:
+        address: `engine.address`. Only HOST:PORT is checked.
+
+    Raises:
+        EngineError: Nothing accepts connections there.
+    """
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not port.isdigit():
         return
@@ -48,7 +62,7 @@ def knock(address: str) -> None:
 
 
 def engine_name(scenario: Scenario) -> str:
-    """Which engine a scenario runs on: Ray for more than one worker, unless it names one."""
+    """The engine that a scenario names, or else Ray if it has more than one worker."""
     if scenario.engine.name != "auto":
         return scenario.engine.name
     return "ray" if workers(scenario) > 1 or scenario.engine.address else "inline"

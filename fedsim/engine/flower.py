@@ -1,7 +1,7 @@
-"""The flower engine: Flower's own simulation engine, unchanged, in a process of its own.
+"""The engine that runs Flower's own simulation engine, unchanged, in a process of its own.
 
-In a process of its own, because it cannot be interrupted (its server thread goes on after
-Ctrl-C), shuts down whatever Ray session the process has, and grows with every run.
+Flower's simulation cannot be interrupted (its server thread goes on after Ctrl-C), shuts down the
+Ray session of its process, and uses more memory with every run.
 """
 
 import dataclasses
@@ -28,10 +28,10 @@ MARK = "\x1efedsim "
 
 
 class FlowerEngine(Engine):
-    """Starts a simulation process, listens to its events, and ends it on Ctrl-C."""
+    """Starts a simulation process, reads its events, and ends it on Ctrl-C."""
 
     def run(self, built: BuiltRun, ledger: Ledger, point: str, observer: Observer) -> None:
-        """Clients on Flower's Ray backend; attacks in the server's process, after each round."""
+        """Run clients on Flower's Ray backend, and attacks in the server's process."""
         command = [sys.executable, "-m", "fedsim.engine.flower", str(ledger.folder), point]
         quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
         with tempfile.TemporaryFile("w+") as errors:
@@ -73,7 +73,14 @@ class FlowerEngine(Engine):
 
 
 def _child(folder: Path, point: str) -> None:
-    """Run one point on Flower's engine; events go to standard output, one a line."""
+    """Run one point of a sweep on Flower's engine, in this process.
+
+    The scenario is read from standard input. Events go to standard output, one line of JSON each.
+
+    Args:
+        folder: The run folder.
+        point: The name of the point.
+    """
     from flwr.app import Context
     from flwr.serverapp import Grid, ServerApp
     from flwr.simulation import run_simulation

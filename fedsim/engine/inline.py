@@ -1,4 +1,4 @@
-"""The inline engine: clients and attacks one after the other, in this process."""
+"""The engine that runs clients and attacks one after the other in this process."""
 
 from collections.abc import Iterator, Sequence
 
@@ -18,22 +18,29 @@ __all__ = ["InlineEngine", "InlineGrid"]
 
 
 class InlineGrid(LocalGrid):
-    """Clients answer one after the other. client_app: anyone's; fedsim's where left out."""
+    """A Grid whose clients answer one after the other.
+
+    Args:
+        clients: The number of clients.
+        client_app: The ClientApp that answers, fedsim's by default.
+    """
 
     def __init__(self, clients: int, client_app: object = app) -> None:
         super().__init__(clients)
         self._app = client_app
 
     def exchange(self, messages: Sequence[Message]) -> Iterator[Message]:
+        """Replies in the order of the messages, each made when it is taken."""
         for message in messages:
             context = self.contexts[message.metadata.dst_node_id]
             yield answer(self._app, message, context)  # type: ignore[arg-type]
 
 
 class InlineEngine(Engine):
-    """Everything in one process; attacks run at the end of each round."""
+    """Runs everything in one process, attacks at the end of each round."""
 
     def run(self, built: BuiltRun, ledger: Ledger, point: str, observer: Observer) -> None:
+        """Train, intercept and attack."""
         share(built)
         runner = AttackRunner(built, point)
         grid = InlineGrid(built.scenario.training.clients)

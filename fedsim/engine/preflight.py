@@ -1,4 +1,4 @@
-"""Everything that can go wrong before a run, found before there is a run folder."""
+"""Checks of a scenario on this machine, made before a run folder is created."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ __all__ = ["preflight"]
 def preflight(
     scenario: Scenario, *, after: BuiltRun | None = None, nodes_decide: bool = False
 ) -> tuple[BuiltRun, list[str]]:
-    """Build a scenario, load its data, build its model and strategy, rehearse its defenses.
+    """Check that a scenario can run: load its data, build its model, prepare its defenses.
 
     Args:
         scenario: One point of a sweep, or a scenario without one.
@@ -33,7 +33,7 @@ def preflight(
             victims than clients are then a warning.
 
     Returns:
-        The run, its data loaded, and what the user should be warned of.
+        The run, with its data loaded, and warnings for the user.
 
     Raises:
         ScenarioError: The scenario cannot be run as written, or not on this machine.
@@ -97,7 +97,7 @@ def _rehearse(scenario: Scenario, task: Task, module: nn.Module) -> None:
 
 
 def _check_gpus(scenario: Scenario, *, clients_too: bool) -> None:
-    """GPUs that are asked for must be here, unless a Ray cluster elsewhere has them."""
+    """Refuse GPUs that this machine does not have, unless a Ray cluster provides them."""
     engine = scenario.engine
     elsewhere = engine.address and engine_name(scenario) == "ray"
     for key in ("gpus_per_attack", *["gpus_per_client"] * clients_too):
@@ -110,7 +110,7 @@ def _check_gpus(scenario: Scenario, *, clients_too: bool) -> None:
 
 
 def _too_many_victims(scenario: Scenario) -> list[str]:
-    """Numbers of victims above the number of clients that take part in a round."""
+    """One message for each number of victims above the number of clients in a round."""
     most = scenario.training.per_round
     asked: dict[str, Any] = {}
     for index, plan in enumerate(scenario.adversaries):
@@ -127,7 +127,7 @@ def _too_many_victims(scenario: Scenario) -> list[str]:
 
 
 def _check_client_half(built: BuiltRun) -> None:
-    """Two of Flower's strategies count on clients that clip."""
+    """Refuse strategies of Flower that need clients to clip, if these do not."""
     asked = built.scenario.training.strategy
     settings = {"name": asked} if isinstance(asked, str) else asked
     name, norm = str(settings.get("name", "")), settings.get("clipping_norm")

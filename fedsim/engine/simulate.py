@@ -1,4 +1,4 @@
-"""The main job: run a federation, intercept every update, attack it, see what leaks."""
+"""Run a scenario: train, intercept every update, attack it, write the report."""
 
 import contextlib
 import hashlib
@@ -34,13 +34,22 @@ def simulate(
     points: Sequence[str] | None = None,
     observer: Observer = lambda event, **fields: None,
 ) -> Path:
-    """Run a scenario, all points of its sweep, into the run folder `out`; returns the report.
+    """Run a scenario, with all points of its sweep, and write a run folder.
 
-    resume: continue an interrupted run; finished attacks are not repeated. points: only these
-    points of the sweep, by name. observer: told what happens, as it happens.
+    If the run ends early (Ctrl-C, a failing client), the findings so far are kept and reported.
 
-    Whatever ends the run (Ctrl-C, a failing client), what was found is kept and reported. Raises
-    what is in `fedsim.errors`.
+    Args:
+        scenario: The scenario.
+        out: The run folder.
+        resume: Whether to continue an interrupted run. Finished attacks are not repeated.
+        points: The names of the points to run, all by default.
+        observer: Called with each event as it happens.
+
+    Returns:
+        The path of the report.
+
+    Raises:
+        FedsimError: The scenario cannot be run, or a client failed; see `fedsim.errors`.
     """
     chosen = scenario.points()
     if points:
@@ -50,7 +59,7 @@ def simulate(
             if name not in chosen:
                 raise ScenarioError(f"no point '{name}' in the sweep. {did_you_mean(name, chosen)}")
         chosen = {name: chosen[name] for name in points}
-    # Whatever cannot be run is an error before there is any folder.
+    # A scenario that cannot run is an error before its folder is created.
     built, cautions = None, {}
     for name, point in chosen.items():
         built, cautions[name] = preflight(point, after=built)
@@ -66,7 +75,7 @@ def simulate(
         run_points(scenario, chosen.items(), ledger, notify, cautions, after=built)
     except BaseException as error:
         notify("ended", status="interrupted", reason=f"{type(error).__name__}: {error}")
-        # What ended the run matters more than a report that has nothing to tell yet.
+        # The error that ended the run matters more than that of a report without rows.
         with contextlib.suppress(FedsimError):
             ledger.finish()
             write_report(ledger.folder)
@@ -84,7 +93,18 @@ def open_ledger(
     growing: Collection[str] = (),
     after: BuiltRun | None = None,
 ) -> Ledger:
-    """A run folder with its provenance; see `Ledger.create`. Raises `RunFolderError`."""
+    """Open a run folder and write its provenance.
+
+    Args:
+        scenario: The scenario.
+        out: The folder.
+        resume: Whether to continue the run that the folder holds.
+        growing: Keys of the scenario that may differ from those of the folder.
+        after: The run that this process built before; see `build`.
+
+    Raises:
+        RunFolderError: The folder cannot be used; see `Ledger.create`.
+    """
     task = build(scenario, after=after).task
     fingerprint, weights = task.fingerprint(), task.arrays(task.module())
     ledger = Ledger.create(out, scenario, resume=resume, growing=growing)
@@ -112,11 +132,11 @@ def run_points(
 
     Args:
         scenario: The scenario, for its seed and engine.
-        points: The points by name, which may be made as they are asked for.
-        ledger: The run folder. Points that ended are recorded in it (`Ledger.ended`).
-        notify: Called with what happens.
-        cautions: By point, what to warn of.
-        after: The run that was built before, whose data are kept if they are the same.
+        points: The points with their names; an iterator may make them one at a time.
+        ledger: The run folder. Points that have ended are recorded in it (`Ledger.ended`).
+        notify: Called with each event.
+        cautions: Warnings by the name of a point.
+        after: The run that this process built before; see `build`.
     """
     with (
         quiet(),
@@ -139,7 +159,7 @@ play = run_points
 
 
 def device_name(scenario: Scenario) -> str:
-    """What attacks run on: the GPU's name, or the processor's."""
+    """The name of the GPU or processor that attacks run on."""
     if scenario.engine.gpus_per_attack and torch.cuda.is_available():
         return str(torch.cuda.get_device_name())
     with contextlib.suppress(OSError):  # not on every system
@@ -158,7 +178,7 @@ def _hash(arrays: dict[str, Tensor]) -> str:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Keep torch to one thread: sums then add up in the same order on every engine."""
+    """Limit torch to one thread, so that sums are rounded alike on every engine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

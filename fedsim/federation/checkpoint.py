@@ -1,9 +1,10 @@
-"""Where a run can be taken up again: global arrays, strategy state, every client's state.
+"""Checkpoints, from which an interrupted run continues.
 
     checkpoint/global.safetensors     NAME  strategy/FIELD/KEY  client/N/RECORD/NAME
 
-The global arrays under their own names, then what the strategy and the clients carry from round
-to round. A round is kept once every attack on it has ended, so that taking up after it loses none.
+The file holds the global arrays under their own names, and the state that the strategy and the
+clients carry from round to round. A checkpoint of a round is written once every attack on it has
+ended, so that a run that continues after it misses none.
 """
 
 import json
@@ -34,14 +35,20 @@ STATE: dict[str, tuple[str, ...]] = {
     "FedAvgM": ("momentum_vector",),
     **dict.fromkeys(["FedAdagrad", "FedAdam", "FedYogi"], ("m_t", "v_t")),
 }
-"""Fields that a strategy carries from round to round, for those that are known."""
+"""Fields that a strategy carries from round to round, by the name of its class."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Checkpoint:
-    """The state after a round. complete: whether a run can be taken up from it.
+    """The state of a run after a round.
 
-    taken_part: by client, the rounds it took part in.
+    Attributes:
+        round: The number of the round.
+        complete: Whether a run can continue from it.
+        arrays: The global arrays by name.
+        strategy: The strategy's fields by name: a list of arrays, or arrays by key.
+        clients: The `Context.state` of each client that has one.
+        taken_part: The number of rounds that each client took part in.
     """
 
     round: int
@@ -52,7 +59,7 @@ class Checkpoint:
     taken_part: dict[int, int]
 
     def write(self, ledger: Ledger, folder: str) -> None:
-        """Replace the checkpoint in a run folder, in one step."""
+        """Replace the checkpoint of a run folder atomically."""
         tensors = dict(self.arrays)
         for field, value in self.strategy.items():
             keyed = value.items() if isinstance(value, dict) else enumerate(value or [])
@@ -74,7 +81,7 @@ class Checkpoint:
 
     @classmethod
     def read(cls, ledger: Ledger, folder: str) -> "Checkpoint | None":
-        """The checkpoint in a run folder; None where there is none, or it is no use."""
+        """The checkpoint of a run folder; None if there is none or it cannot be read."""
         try:
             with safe_open(ledger.folder / folder / FILE, framework="pt") as file:
                 meta = file.metadata()
@@ -113,9 +120,18 @@ def capture(
     contexts: Mapping[int, Context] | None,
     taken_part: Mapping[int, int],
 ) -> Checkpoint:
-    """The state after a round; not complete where strategy or clients keep more than is known.
+    """Take the state of a run after a round.
 
-    contexts: every client's, by number; None where the engine does not show them.
+    Args:
+        round: The number of the round.
+        arrays: The global arrays by name.
+        strategy: The strategy.
+        contexts: The context of every client by number; None if the engine does not provide them.
+        taken_part: The number of rounds that each client took part in.
+
+    Returns:
+        The checkpoint. It is not complete if the strategy's fields are not known, or clients keep
+        records other than arrays.
     """
     inner = _inner(strategy)
     fields = STATE.get(type(inner).__name__)
@@ -131,7 +147,7 @@ def capture(
 
 
 def restore(kept: Checkpoint, strategy: Strategy, contexts: Mapping[int, Context]) -> None:
-    """Put strategy and clients back where they were."""
+    """Restore the state of the strategy and the clients from a checkpoint."""
     for field, value in kept.strategy.items():
         setattr(_inner(strategy), field, value)
     for client, state in kept.clients.items():
@@ -149,13 +165,19 @@ def _inner(strategy: Strategy) -> Strategy:
 
 
 class Later(Wrapper):
-    """A strategy whose first round is not round 1: what it wraps is told the true number."""
+    """Continues after a number of finished rounds: the strategy inside sees true round numbers.
+
+    Args:
+        strategy: The strategy.
+        done: The number of rounds that are finished.
+    """
 
     def __init__(self, strategy: Strategy, done: int) -> None:
         self.strategy = strategy
         self._done = done
 
     def round(self, server_round: int) -> int:
+        """The true number of a round."""
         return server_round + self._done
 
     def start(self, *args: Any, **settings: Any) -> Result:

@@ -1,6 +1,6 @@
-"""The Flower ClientApp: load the global model, train locally, protect the update, reply.
+"""The Flower ClientApp, which trains the global model locally and replies with a defended update.
 
-Also `defend`, the mod that adds fedsim's defenses to anyone's ClientApp.
+`defend` is a mod that adds fedsim's defenses to another ClientApp.
 """
 
 import secrets
@@ -30,7 +30,7 @@ app = ClientApp()
 
 
 def _open(message: Message) -> tuple[Session, dict[str, Tensor], int]:
-    """The session with the server's model in it, the arrays that were sent, and the round."""
+    """The session, loaded with the server's model, the arrays of the message, and the round."""
     config = message.content.config_records["config"]
     session = session_of(str(config["scenario"]))
     before = session.load(message.content.array_records["arrays"])
@@ -39,7 +39,7 @@ def _open(message: Message) -> tuple[Session, dict[str, Tensor], int]:
 
 @app.train(mods=[secured])
 def train(message: Message, context: Context) -> Message:
-    """One client's round: the update as an ArrayRecord, what it means as a ConfigRecord."""
+    """Train locally, and reply with the update and a record of what its arrays mean."""
     session, before, round = _open(message)
     scenario, task, module = session.built.scenario, session.built.task, session.module
     config = message.content.config_records["config"]
@@ -69,7 +69,7 @@ def train(message: Message, context: Context) -> Message:
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
-    """The global model's loss and metrics on the client's own examples."""
+    """Reply with the global model's loss and metrics on the client's own examples."""
     session, _, _ = _open(message)
     utility = session.built.task.evaluate(session.module, client_number(context))
     examples = int(utility.pop("num_examples"))
@@ -79,18 +79,18 @@ def evaluate(message: Message, context: Context) -> Message:
 
 @app.query(mods=[secured])
 def query(message: Message, context: Context) -> Message:
-    """Which client this node is."""
+    """Reply with the client's number."""
     record = ConfigRecord({"client": client_number(context)})
     return Message(RecordDict({"client": record}), reply_to=message)
 
 
 def client_number(context: Context) -> int:
-    """The number of the client that a node plays, from 0."""
+    """The number of a node's client, from 0."""
     return int(context.node_config["partition-id"])
 
 
 def _signature(client: int, defenses: Sequence[Defense], state: RecordDict) -> ConfigRecord:
-    """Which client a reply is from, and how many of its rounds its defenses remember, if any."""
+    """The client's number, and the number of rounds that its defenses have kept state over."""
     signature: dict[str, Any] = {"client": client}
     if any(defense.remembers for defense in defenses):
         kept = state.array_records.get(MEMORY_KEY)
@@ -107,7 +107,7 @@ def _protected(
     where: tuple[int, int, int],
     context: Context,
 ) -> Update:
-    """`protect`, with the defenses' state in the node's context, kept from round to round."""
+    """Apply `protect`, with the defenses' state kept in the node's context between rounds."""
     records = context.state.array_records
     ours = [key for key in records if key.startswith(f"{STATE_KEY}.")]
     states: dict[str, ClientState] = {key: dict(records[key].to_torch_state_dict()) for key in ours}
@@ -137,27 +137,26 @@ def _reply(update: Update, metrics: dict[str, float]) -> RecordDict:
 def defend(
     *defenses: Defense, seed: int | None = None
 ) -> Callable[[Message, Context, Callable[[Message, Context], Message]], Message]:
-    """A Flower mod that applies defenses, in listed order, to what a ClientApp is about to send.
+    """Make a Flower mod that applies defenses, in listed order, to the replies of a ClientApp.
 
         @app.train(mods=[defend(GaussianNoise(sigma=0.01))])
 
-    The reply's one ArrayRecord is read as new weights, and the defenses work on the difference to
-    the weights that were received. A defense that has to take part in the training itself
-    (`prepare`) cannot be added from outside. The reply also says which client it is from
-    (`partition-id`), which Flower's node ids do not tell; for that alone, `defend()` without a
-    defense will do.
+    The reply's only ArrayRecord is read as new weights, and the defenses change its difference from
+    the weights that were received. A defense that takes part in the training itself (`prepare`)
+    cannot be added in this way. The mod also adds the client's number (`partition-id`) to the
+    reply, which Flower's node ids lack; `defend()` without a defense does that alone.
 
     Args:
-        defenses: What to apply.
-        seed: Where the defenses' noise comes from, with the round and the client. None draws one
-            from the operating system for each reply, which nobody else knows. Whoever knows the
-            seed can subtract the noise and has the weights without it: give one in tests only.
+        defenses: The defenses.
+        seed: The seed, with round and client, of the defenses' noise. By default a secret one is
+            drawn from the operating system for each reply. Whoever knows the seed can subtract the
+            noise and has the weights without it, so give one in tests only.
 
     Returns:
         A mod for `ClientApp.train`.
 
     Raises:
-        PluginError: a defense changes the training itself.
+        PluginError: A defense changes the training itself.
     """
     for defense in defenses:
         if type(defense).prepare is not Defense.prepare:
@@ -198,7 +197,7 @@ def defend(
                 )
         configs = message.content.config_records.values()
         round = next((one["server-round"] for one in configs if "server-round" in one), 0)
-        # Drawn anew for each reply: equal noise in two of them would be gone in their difference.
+        # A new seed for each reply: equal noise would cancel in the difference of two replies.
         drawn_from = secrets.randbits(63) if seed is None else seed
         where = (drawn_from, int(cast(int, round)), client)
         update = Update(tensors=floating, kind="weights")

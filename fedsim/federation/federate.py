@@ -1,4 +1,4 @@
-"""One federation, trained on a Grid with a campaign beside it; every engine ends up here."""
+"""The rounds of one run on a Grid, with attacks beside the training; every engine calls this."""
 
 import contextlib
 
@@ -30,7 +30,16 @@ def run(
     point: str,
     observer: Observer,
 ) -> None:
-    """Train one point of a run on a Grid, the campaign beside it."""
+    """Train one scenario on a Grid, and attack every update.
+
+    Args:
+        built: The scenario's task and plugins.
+        ledger: The run folder.
+        grid: Reaches the clients.
+        executor: Runs the attacks.
+        point: The name of the sweep's point, "" without a sweep.
+        observer: Called with each event.
+    """
     scenario, task = built.scenario, built.task
     settings, seed = scenario.training, scenario.seed
     module = task.module()
@@ -44,7 +53,7 @@ def run(
     found = Checkpoint.read(ledger, folder)
     done = found if found and found.complete and found.round and contexts else None
     if Knowledge.HISTORY in built.threat.granted:
-        done = None  # what was seen in earlier rounds has to be seen again
+        done = None  # attacks need the interceptions of earlier rounds again
     ledger.rewind(point, done.round if done else 0)
     if found:
         observer("resumed", round=done.round if done else 0, of=settings.rounds)
@@ -58,22 +67,24 @@ def run(
     waiting: list[Checkpoint] = []
 
     def keep() -> None:
-        """Write the last round whose attacks have all ended; forget the ones before it."""
+        """Write a checkpoint of the last round whose attacks have all ended."""
         settled = [kept for kept in waiting if campaign.settled(kept.round)]
         if settled:
             settled[-1].write(ledger, folder)
             del waiting[: len(settled)]
 
     def after_round(round: int, arrays: ArrayRecord) -> MetricRecord:
-        """Utility on the test split; then seed what Flower's strategies draw from, so that a
-        round depends on (seed, round) and on nothing that ran before it."""
+        """Record utility, and seed the generators that Flower's strategies draw from.
+
+        A round then depends on (seed, round) alone, and on nothing that ran before it.
+        """
         state = dict(arrays.to_torch_state_dict())
         load_arrays(module, state)
         utility = task.evaluate(module)
         utility.pop("num_examples")
         values = {**utility, **curious.metrics, **budget.spent(round, curious.taken_part)}
         ledger.utility(round, values, point, sync=round > 0)
-        if round:  # before the first there is nothing that a run could not begin with
+        if round:  # a run needs no checkpoint to begin with round 1
             waiting.append(capture(round, state, strategy, contexts, curious.taken_part))
             keep()
         observer("round", round=round, of=settings.rounds, point=point, **values)
@@ -110,7 +121,7 @@ play = run
 
 
 def _contexts(grid: Grid) -> dict[int, Context] | None:
-    """Every client's context by number, where the Grid keeps them."""
+    """The context of every client by number; None if the Grid does not keep them."""
     if not isinstance(grid, LocalGrid):
         return None
     return {client: grid.contexts[node] for node, client in grid.clients.items()}

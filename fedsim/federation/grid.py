@@ -1,4 +1,4 @@
-"""Grids: how messages reach clients."""
+"""Grids, which carry messages between the server and its clients."""
 
 import time
 from abc import abstractmethod
@@ -28,21 +28,21 @@ RAISED = 2
 
 
 def message(content: RecordDict) -> Message:
-    """A training message that is never sent, for code that takes nothing but messages."""
+    """A training message that is never sent, for functions that take messages only."""
     try:
         return Message(content, FIRST_NODE, MessageType.TRAIN)
-    except RuntimeError:  # nobody has said yet who this process is
+    except RuntimeError:  # the sender is not set yet
         _introduce()
         return Message(content, FIRST_NODE, MessageType.TRAIN)
 
 
 def _introduce() -> None:
-    """The one private touch: `Message()` asks who is sending."""
+    """Set the sender that `Message()` requires, with a private class of Flower."""
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
 
 
 def answer(app: ClientApp, message: Message, context: Context) -> Message:
-    """One client's reply; an error reply where its app raised."""
+    """One client's reply, or an error reply if its app raised."""
     try:
         return app(message, context)
     except (Exception, SystemExit) as error:
@@ -51,11 +51,14 @@ def answer(app: ClientApp, message: Message, context: Context) -> Message:
 
 
 class LocalGrid(Grid):
-    """A Grid that has a ClientApp answer, without a SuperLink between.
+    """A Grid that calls a ClientApp without a SuperLink between them.
 
-    Client i is node 1000 + i. Replies come in the order of the messages; to training messages, one
-    after the other as they are asked for, so that nobody has to hold a round's. clients: client by
-    node.
+    Client i is node 1000 + i. Replies come in the order of the messages. Those to training messages
+    are made one at a time, when they are taken, so that a round's replies need not fit in memory.
+
+    Attributes:
+        clients: The client of each node.
+        contexts: The context of each node.
     """
 
     def __init__(self, clients: int) -> None:
@@ -76,13 +79,15 @@ class LocalGrid(Grid):
 
     @abstractmethod
     def exchange(self, messages: Sequence[Message]) -> Iterable[Message]:
-        """Replies, in the order of the messages, each made when it is due; updates `contexts`."""
+        """Replies in the order of the messages, each made when it is taken; updates `contexts`."""
 
     def set_run(self, run: Any) -> None:
+        """Set the run that messages belong to."""
         self._run = run
 
     @property
     def run(self) -> Any:
+        """The run that messages belong to."""
         return self._run
 
     def create_message(
@@ -93,24 +98,29 @@ class LocalGrid(Grid):
         group_id: str,
         ttl: float | None = None,
     ) -> Message:
+        """A message to a node."""
         return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
 
     def get_node_ids(self) -> Iterable[int]:
+        """The ids of all nodes."""
         return list(self.clients)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Queue messages; returns their ids."""
         first = len(self._queue)
         pushed = {str(first + i): message for i, message in enumerate(messages)}
         self._queue |= pushed
         return list(pushed)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Replies to queued messages, by the ids of those."""
         asked = [self._queue.pop(key) for key in message_ids if key in self._queue]
         return list(self.exchange(asked))
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
+        """Replies to messages."""
         asked = [_private(message) for message in messages]
         replies = self.exchange(asked)
         training = any(m.metadata.message_type.split(".")[0] == MessageType.TRAIN for m in asked)
@@ -118,7 +128,12 @@ class LocalGrid(Grid):
 
 
 class _Replies(Sequence[Message]):
-    """Replies that are made when they are first asked for. number: how many there will be."""
+    """Replies that are made when they are first taken.
+
+    Args:
+        source: Makes the replies.
+        number: The number of replies.
+    """
 
     def __init__(self, source: Iterable[Message], number: int) -> None:
         self._source, self._number = iter(source), number
@@ -137,7 +152,7 @@ class _Replies(Sequence[Message]):
 
 
 def _private(message: Message) -> Message:
-    """A copy whose records a client may take apart; the arrays themselves are shared."""
+    """A copy whose records a client may change; the arrays themselves are shared."""
     content = RecordDict()
     for key, record in message.content.items():
         copied: Any = record
@@ -158,42 +173,58 @@ def with_content(message: Message, content: RecordDict) -> Message:
 
 
 class Through(Grid):
-    """Delegates everything to the Grid inside. clients: client by node."""
+    """Delegates everything to another Grid.
+
+    Attributes:
+        clients: The client of each node.
+    """
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
         self.clients: dict[int, int] = dict(getattr(grid, "clients", {}))
 
     def set_run(self, run: Any) -> None:
+        """Set the run that messages belong to."""
         self._grid.set_run(run)
 
     @property
     def run(self) -> Any:
+        """The run that messages belong to."""
         return self._grid.run
 
     def create_message(self, *args: Any, **settings: Any) -> Message:
+        """A message to a node."""
         return self._grid.create_message(*args, **settings)
 
     def get_node_ids(self) -> Iterable[int]:
+        """The ids of all nodes."""
         return list(self.clients)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Queue messages; returns their ids."""
         return self._grid.push_messages(messages)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Replies to queued messages, by the ids of those."""
         return self._grid.pull_messages(message_ids)
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
+        """Replies to messages."""
         return self._grid.send_and_receive(messages, timeout=timeout)
 
 
 class OrderedGrid(Through):
-    """Makes a stock Grid deterministic: waits for all nodes, names them, keeps their order.
+    """Makes a Grid of Flower's deterministic: waits for all nodes, and keeps them in order.
 
-    Stock node ids are random and come as a set, replies arrive in any order, and the server starts
-    before all nodes have registered. expected: number of clients. patience: seconds to wait.
+    Flower's node ids are random and unordered, replies arrive in any order, and the server starts
+    before all nodes have registered.
+
+    Args:
+        grid: The Grid.
+        expected: The number of clients.
+        patience: Seconds to wait for them.
     """
 
     def __init__(self, grid: Grid, expected: int, *, patience: float = 120.0) -> None:
@@ -226,6 +257,7 @@ class OrderedGrid(Through):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
+        """Replies to messages, in the order of the messages."""
         messages = list(messages)
         order = {m.metadata.dst_node_id: place for place, m in enumerate(messages)}
         replies = self._grid.send_and_receive(messages, timeout=timeout)

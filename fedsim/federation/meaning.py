@@ -1,4 +1,4 @@
-"""What a client says of the arrays in its reply: the record that travels beside them."""
+"""The record that describes the arrays of a client's reply."""
 
 from flwr.app import ConfigRecord
 from pydantic import BaseModel
@@ -8,14 +8,14 @@ from fedsim.records import Kind, Reduction, Update
 __all__ = ["CLIENT_KEY", "UPDATE_KEY", "Meaning", "update_record"]
 
 UPDATE_KEY = "fedsim.update"
-"""In a reply: what its arrays mean, a `Meaning`."""
+"""Key of a reply's record that describes its arrays, a `Meaning`."""
 
 CLIENT_KEY = "fedsim.client"
-"""In a reply: the client's number, and how many rounds its defenses remember."""
+"""Key of a reply's record with the client's number and the rounds that its defenses remember."""
 
 
 class Meaning(BaseModel):
-    """The fields of an `Update` that are no arrays; `buffers` are names."""
+    """The fields of an `Update` other than its arrays; `buffers` are names of arrays."""
 
     kind: Kind
     optimizer: str
@@ -29,7 +29,7 @@ class Meaning(BaseModel):
 
 
 def update_record(update: Update) -> ConfigRecord:
-    """What an update's arrays mean, as it travels beside them."""
+    """The record that describes an update's arrays."""
     fields = {name: getattr(update, name) for name in Meaning.model_fields}
     meaning = Meaning(**{**fields, "buffers": list(update.buffers)})
     return ConfigRecord(meaning.model_dump(exclude_none=True))

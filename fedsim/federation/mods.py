@@ -1,6 +1,6 @@
-"""Flower's own privacy mods as defenses, by name.
+"""Flower's own privacy mods as defenses.
 
-Flower is imported where a mod is run: a run that used one is read where Flower is not installed.
+Flower is imported when a mod runs, so that runs can be read where Flower is not installed.
 """
 
 import math
@@ -21,13 +21,13 @@ __all__ = ["FixedClipping", "LocalDP"]
 
 
 class _Mod(Defense):
-    """Runs a Flower mod on an update: to it the server sent zeros, and the client answers."""
+    """Runs a Flower mod on an update, as if it were the reply to a model of zeros."""
 
     clipping_norm: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     """Bound of the update's L2 norm."""
 
     def protect(self, update: Update, rng: torch.Generator, state: ClientState) -> Update:
-        """What the mod makes of the update; its noise is seeded by `rng`."""
+        """Apply the mod to the update, with its noise seeded by `rng`."""
         from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 
         from fedsim.federation.grid import message
@@ -73,9 +73,9 @@ class _Mod(Defense):
 class FixedClipping(_Mod):
     """Flower's `fixedclipping_mod`: scales an update down to an L2 norm of at most clipping_norm.
 
-    The client's half of `DifferentialPrivacyClientSideFixedClipping`, which adds the noise on the
-    server: name that as `training.strategy`, with the same clipping_norm. By itself it bounds, and
-    hides nothing.
+    It is the client's half of `DifferentialPrivacyClientSideFixedClipping`, which adds noise on the
+    server: set that as `training.strategy`, with the same clipping_norm. By itself it bounds an
+    update, and hides nothing.
     """
 
     name: ClassVar[str] = "flower-fixed-clipping"
@@ -116,7 +116,7 @@ class LocalDP(_Mod):
         return LocalDpMod(self.clipping_norm, self.sensitivity, self.epsilon, self.delta)
 
     def spent(self, exposure: Exposure) -> Mapping[str, float]:
-        """Epsilon and delta of all updates of the most exposed client, against the server."""
+        """Epsilon and delta, against the server, of all updates of the most exposed client."""
         if exposure.buffers or not all(self.covers(name) for name in exposure.trained):
             return {"epsilon": math.inf, "delta": self.delta}
         sigma = self.sensitivity * math.sqrt(2 * math.log(1.25 / self.delta)) / self.epsilon
@@ -127,7 +127,7 @@ class LocalDP(_Mod):
         }
 
     def cautions(self, exposure: Exposure) -> Sequence[str]:
-        """A delta that promises nothing; a sensitivity below what clipping leaves."""
+        """Warnings of a delta that is too large, and of a sensitivity below clipping_norm."""
         found = weak_delta(self.name, self.delta, exposure.clients, "clients")
         if self.sensitivity >= self.clipping_norm:
             return found

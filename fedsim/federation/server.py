@@ -1,7 +1,7 @@
-"""The server: an honest-but-curious wrapper around any Flower strategy.
+"""The honest-but-curious server, a wrapper around any Flower strategy.
 
-The server is honest: what it sends and how it aggregates are the wrapped strategy's, bit for bit.
-It is curious: it keeps what it sent, and hands what comes back to a campaign.
+The server is honest: the wrapped strategy decides what is sent and how it is aggregated, bit for
+bit. It is curious: it keeps what it sent, and passes what it receives to a campaign of attacks.
 """
 
 import contextlib
@@ -31,18 +31,21 @@ __all__ = ["FedSGD", "HonestButCurious", "read_update"]
 
 
 class HonestButCurious(Wrapper):
-    """Runs any Flower strategy unchanged, and has adversaries attack every update it receives.
+    """Runs any Flower strategy unchanged, and attacks every update that it receives.
 
         strategy = HonestButCurious(FedAvg(...), adversaries=[LLG()], task=Images(clients=10))
 
-    strategy: the one to wrap; this wrapper goes outermost, because server-side differential
-    privacy, say, changes replies in place. task: what the clients train, from which models and
-    truth are re-derived. settings: tables of a scenario that say more (seed=7,
-    threat={"grants": "white-box", "victims": 2}, training={"batch_size": 8}), and out, the run
-    folder. campaign: a ready one, instead of adversaries, task and settings.
-    on_failure: what becomes of a client's error or broken update, besides its recorded rows:
-    "pass" leaves it to the strategy, "drop" keeps it from the strategy, "stop" raises
-    `ClientError`.
+    Args:
+        strategy: The strategy to wrap. This wrapper goes outermost, because server-side
+            differential privacy, for example, changes replies in place.
+        adversaries: The adversaries.
+        task: What the clients train; models and truth are derived from it.
+        campaign: A campaign, instead of adversaries, task and settings.
+        on_failure: What happens to a client's error or broken update, beside its recorded rows:
+            "pass" leaves it to the strategy, "drop" keeps it from the strategy, "stop" raises
+            `ClientError`.
+        **settings: Tables of a scenario (seed=7, threat={"grants": "white-box", "victims": 2},
+            training={"batch_size": 8}), and `out`, the run folder.
     """
 
     def __init__(
@@ -68,11 +71,11 @@ class HonestButCurious(Wrapper):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The strategy's messages; remembers what each node is about to get."""
+        """The strategy's messages; keeps what each node is sent."""
         messages = list(super().configure_train(server_round, arrays, config, grid))
         self._known = hasattr(grid, "clients")
         if self._known or not self._clients:
-            # Beyond every true number until a node has said which client it is.
+            # Beyond every true number until a node has named its client.
             first = 0 if self._known else self.campaign.scenario.training.clients
             self._clients = {node: first + rank for node, rank in clients_of(grid).items()}
         self._sent = {}
@@ -86,12 +89,12 @@ class HonestButCurious(Wrapper):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Intercept the replies as they come, then aggregate them as the strategy would have.
+        """Intercept the replies, then aggregate them as the strategy does.
 
-        What is too much for memory waits on disk; see `fedsim.federation.spool`.
+        Replies beyond a limit of memory wait on disk; see `fedsim.federation.spool`.
         """
         kept: list[Message] = []
-        if not self._known:  # nor does it say that replies come in the same order every time
+        if not self._known:  # such a Grid may return replies in any order
             kept = list(replies)
             replies = sorted(kept, key=lambda r: self._number(r.metadata.src_node_id))
         spool = Spool(self.campaign.ledger.folder)
@@ -151,14 +154,14 @@ class HonestButCurious(Wrapper):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """As the strategy does; the round is over, so finished attacks are written down."""
+        """As the strategy does; records the attacks that have ended."""
         metrics = super().aggregate_evaluate(server_round, replies)
         self.metrics |= {f"client_{name}": value for name, value in _scalars(metrics).items()}
         self.campaign.collect()
         return metrics
 
     def start(self, *args: Any, **settings: Any) -> Result:
-        """Train as Flower does; a campaign of its own ends with its run folder's report."""
+        """Train as Flower does; a campaign of its own ends with a report."""
         try:
             result = super().start(*args, **settings)
         except BaseException:
@@ -172,7 +175,7 @@ class HonestButCurious(Wrapper):
         return result
 
     def _added_up(self, reply: Message) -> tuple[int, ...]:
-        """Whose updates secure aggregation added up in a reply; empty without it."""
+        """Clients whose updates secure aggregation added up in a reply; empty without it."""
         if reply.has_error() or not self.campaign.scenario.training.secure_aggregation:
             return ()
         record = reply.content.config_records.get(CLIENTS_KEY)
@@ -184,7 +187,7 @@ class HonestButCurious(Wrapper):
         return tuple(sorted(cast(list[int], record["clients"])))
 
     def _check_size(self, reply: Message, update: Update, clients: int) -> None:
-        """Clients of fedsim's cannot have used more examples than they were told to."""
+        """Refuse updates of fedsim's clients that claim more examples than their steps hold."""
         training = self.campaign.scenario.training
         most = training.batch_size * training.local_steps * clients
         if UPDATE_KEY in reply.content.config_records and update.num_examples > most:
@@ -195,9 +198,9 @@ class HonestButCurious(Wrapper):
             )
 
     def _check_memory(self, reply: Message, clients: tuple[int, ...]) -> None:
-        """A client whose defense remembers must remember every round it took part in.
+        """Refuse a client whose defense has lost state of a round that it took part in.
 
-        A sum does not tell.
+        Replies of secure aggregation do not contain that number.
         """
         rounds = reply.content.config_records.get(CLIENT_KEY, ConfigRecord()).get("remembers")
         before = self.taken_part[clients[0]]
@@ -210,7 +213,7 @@ class HonestButCurious(Wrapper):
             )
 
     def _identify(self, reply: Message) -> None:
-        """Learn which client a node is, where the Grid cannot say, from the reply itself."""
+        """Read the client's number from its reply if the Grid does not know clients."""
         if self._known or reply.has_error():
             return
         number = reply.content.config_records.get(CLIENT_KEY, ConfigRecord()).get("client")
@@ -240,14 +243,22 @@ def read_update(
     trained: Collection[str] | None = None,
     optimizer: str = UNKNOWN,
 ) -> Update:
-    """The update in a reply; raises `ClientError` for an error, `UpdateRefused` for a broken one.
+    """Read the update in a reply.
 
-    A client of fedsim's says what its arrays mean. From any other they are taken for the new
-    weights after training as `training` has it: its local steps, momentum and weight decay, the
-    learning rate that the server told the client or else `training` states, and, where `training`
-    states a batch size, that many examples a step instead of the reply's `num-examples`. trained:
-    which of its arrays are parameters, the others being buffers; all of them where left out.
-    optimizer: what made the steps; "unknown" where nobody named it.
+    Clients of fedsim describe their arrays. The arrays of other clients are read as new weights,
+    after training as `training` states.
+
+    Args:
+        reply: The reply.
+        config: The config that the server sent, which may hold the learning rate.
+        training: The clients' local steps, momentum, weight decay and learning rate, if `config`
+            has none. A batch size that it states counts before the reply's `num-examples`.
+        trained: Names of the arrays that are parameters, the others being buffers; all by default.
+        optimizer: The optimizer of the local steps, "unknown" if it is not stated.
+
+    Raises:
+        ClientError: The reply is an error.
+        UpdateRefused: The update is broken.
     """
     if reply.has_error():
         raise ClientError(reply.error.reason or f"error code {reply.error.code}")

@@ -1,4 +1,4 @@
-"""What a process keeps for its clients between two messages of the server.
+"""A process's run and model for its clients, kept between two messages of the server.
 
 Flower calls a ClientApp with a message and a context alone, so the built run is looked up by the
 scenario's text, which every message carries.

@@ -1,10 +1,10 @@
-"""Updates that wait on disk: a round of many clients and a large model needs no more memory.
+"""A round's updates on disk, so that many clients with a large model need little memory.
 
-A strategy wants all replies of a round at once, and attacks come after it. So replies stay what
-they are, but what their arrays hold is read when it is asked for. A strategy that adds up one
-client after the other (the weighted means: FedSGD, FedAvg, FedProx, FedAdam and their kin) then
-has one update in memory, of the very bytes that were sent. One that compares them (medians, Krum)
-or changes them (server-side differential privacy) still has them all.
+A strategy takes all replies of a round at once, and attacks follow. Replies beyond a limit keep
+their arrays on disk, and an array is read each time it is used. A strategy that adds up one client
+after the other (the weighted means: FedSGD, FedAvg, FedProx, FedAdam and others) then holds one
+update in memory, with exactly the bytes that were sent. One that compares updates (medians, Krum)
+or changes them (server-side differential privacy) still holds them all.
 """
 
 import tempfile
@@ -22,15 +22,15 @@ from fedsim.runs.ledger import writing
 __all__ = ["HELD", "Spool", "waiting"]
 
 HELD = 256 * 2**20
-"""Bytes of a round's replies that are held in memory (as sent, and once more as tensors that are
-attacked); those that come later wait on disk."""
+"""Bytes of a round's replies that stay in memory, as sent and again as the attacked tensors."""
 
 
 class Spool:
-    """The replies of one round: the first `HELD` bytes stay in memory, the others go to a file.
+    """Moves the replies of one round to a file, once `HELD` bytes of them are in memory.
 
-    folder: where the file is made. It has no name, and is gone with the last reply or attack that
-    reads from it, or with the process.
+    Args:
+        folder: Where the file is made. It has no name, and is deleted with the last reply or attack
+            that reads from it, or with the process.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -39,9 +39,13 @@ class Spool:
         self._file: _File | None = None
 
     def take(self, reply: Message) -> None:
-        """Count a reply in; move its arrays to disk, in place, if too much is held already.
+        """Count a reply, and move its arrays to disk, in place, if the limit is reached.
 
-        Raises `RunFolderError` where the disk is full.
+        Args:
+            reply: The reply.
+
+        Raises:
+            RunFolderError: The disk is full.
         """
         records = list(reply.content.array_records.values())
         self._taken += sum(record.count_bytes() for record in records)
@@ -56,7 +60,7 @@ class Spool:
 
 
 def waiting(update: Update, reply: Message) -> Update:
-    """The update that was read from a reply, its tensors on disk if the reply's arrays are."""
+    """The update of a reply, with its tensors on disk if the reply's arrays are."""
     (record,) = reply.content.array_records.values()
     if not all(isinstance(array, _Stored) for array in record.values()):
         return update
@@ -86,7 +90,7 @@ class _File:
 
 
 class _Stored(Array):
-    """An array of Flower's whose bytes are read from a file whenever they are asked for."""
+    """An array of Flower's whose bytes are read from a file each time they are used."""
 
     def __init__(self, array: Array, file: _File, at: int, size: int) -> None:
         self.dtype, self.shape, self.stype = array.dtype, array.shape, array.stype
@@ -102,7 +106,7 @@ class _Stored(Array):
 
 
 class _Waiting(Mapping[str, Tensor]):
-    """The tensors of a record, read from disk at each access; sent elsewhere, a plain dict."""
+    """The tensors of a record, read from disk at each access; pickled as a plain dict."""
 
     def __init__(self, record: ArrayRecord, tensors: Mapping[str, Tensor]) -> None:
         self._arrays = {name: (record[name], value.dtype) for name, value in tensors.items()}

@@ -1,4 +1,4 @@
-"""Strategies: FedSGD, wrappers around any Flower strategy, and strategies by name."""
+"""FedSGD, wrappers around any Flower strategy, and strategies by name."""
 
 import contextlib
 import inspect
@@ -27,15 +27,15 @@ __all__ = [
 
 
 AVERAGING = ("FedAdagrad", "FedAdam", "FedAvg", "FedAvgM", "FedProx", "FedSGD", "FedYogi")
-"""Strategies that need no more of a round than the mean update, weighted by examples."""
+"""Strategies that need only the mean update of a round, weighted by examples."""
 
 
 PRIVATE = "DifferentialPrivacy"
-"""How the names of Flower's differential-privacy wrappers begin."""
+"""Prefix of the names of Flower's differential-privacy wrappers."""
 
 
 class Wrapper(Strategy):
-    """Delegates everything to the strategy inside."""
+    """Delegates everything to another strategy."""
 
     def __init__(self, strategy: Strategy) -> None:
         if type(strategy).start is not Strategy.start:
@@ -52,24 +52,29 @@ class Wrapper(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
+        """Delegate to the strategy inside."""
         return self.strategy.configure_train(self.round(server_round), arrays, config, grid)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Delegate to the strategy inside."""
         return self.strategy.aggregate_train(self.round(server_round), replies)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
+        """Delegate to the strategy inside."""
         return self.strategy.configure_evaluate(self.round(server_round), arrays, config, grid)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
+        """Delegate to the strategy inside."""
         return self.strategy.aggregate_evaluate(self.round(server_round), replies)
 
     def summary(self) -> None:
+        """Delegate to the strategy inside."""
         self.strategy.summary()
 
     def __getattr__(self, name: str) -> Any:
@@ -79,7 +84,7 @@ class Wrapper(Strategy):
 
 
 def clients_of(grid: Grid) -> dict[int, int]:
-    """Client number by node id; by rank of the node id where the grid does not know."""
+    """Client number by node id; the rank of the node id if the Grid does not know clients."""
     known: Mapping[int, int] | None = getattr(grid, "clients", None)
     if known is not None:
         return dict(known)
@@ -87,11 +92,14 @@ def clients_of(grid: Grid) -> dict[int, int]:
 
 
 class FedSGD(FedAvg):
-    """Federated SGD (McMahan et al., 2017): clients send gradients, the server takes the step.
+    """Federated SGD (McMahan et al., 2017): clients send gradients, and the server takes the step.
 
     w <- w - lr * (mean of the clients' gradients, weighted by examples). Buffers are averaged.
-    lr: the server's learning rate. buffers: names of arrays that are no gradients.
-    settings: those of `FedAvg`.
+
+    Args:
+        lr: The server's learning rate.
+        buffers: Names of arrays that are not gradients.
+        **settings: Those of `FedAvg`.
     """
 
     def __init__(self, lr: float = 0.1, buffers: Collection[str] = (), **settings: Any) -> None:
@@ -103,7 +111,7 @@ class FedSGD(FedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """As FedAvg; remembers the weights to step from."""
+        """As FedAvg does; keeps the weights to step from."""
         self._arrays = arrays
         return super().configure_train(server_round, arrays, config, grid)
 
@@ -123,11 +131,15 @@ class FedSGD(FedAvg):
 
 
 class Following(Wrapper):
-    """Makes some clients take part every round, each in the place of one that was sampled.
+    """Makes some clients take part every round (`threat.follow`).
 
-    A followed client takes the message of the last sampled client that is not followed itself, so
-    the number of participants stays. Changes who trains, as the scenario asks; not part of the
-    honest wrapper.
+    A followed client that was not sampled gets the message of the last sampled client that is not
+    followed, so that the number of participants stays the same. This changes which clients train,
+    and is therefore not a part of `HonestButCurious`.
+
+    Args:
+        strategy: The strategy that samples clients.
+        clients: The numbers of the followed clients.
     """
 
     def __init__(self, strategy: Strategy, clients: Sequence[int]) -> None:
@@ -137,6 +149,7 @@ class Following(Wrapper):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
+        """The messages of the strategy inside, some of them to followed clients."""
         messages = list(super().configure_train(server_round, arrays, config, grid))
         node_of = {client: node for node, client in clients_of(grid).items()}
         followed = [node_of[client] for client in self.followed]
@@ -157,10 +170,22 @@ class Following(Wrapper):
 
 
 def build_strategy(scenario: Scenario, buffers: Collection[str] = ()) -> Strategy:
-    """The scenario's strategy by name, with its settings; raises `ScenarioError`.
+    """Make the strategy that a scenario names.
 
-    `strategy = "FedAvg"`, or a table `{name = "FedTrimmedAvg", beta = 0.1}`. A server-side
-    differential-privacy wrapper takes the strategy it wraps as `inner`.
+    `training.strategy` is a name such as "FedAvg", or a table such as
+    `{name = "FedTrimmedAvg", beta = 0.1}`. A server-side differential-privacy wrapper takes the
+    strategy that it wraps as `inner`.
+
+    Args:
+        scenario: The scenario.
+        buffers: Names of the arrays that are not trained.
+
+    Returns:
+        The strategy, with its own settings and those that follow from `training`.
+
+    Raises:
+        ScenarioError: There is no such strategy, it refuses a setting, or it does not suit the
+            algorithm or secure aggregation.
     """
     training = scenario.training
     asked = training.strategy
@@ -234,7 +259,7 @@ def build_strategy(scenario: Scenario, buffers: Collection[str] = ()) -> Strateg
 def _check_private(
     name: str, settings: Mapping[str, Any], scenario: Scenario, buffers: Collection[str]
 ) -> None:
-    """Flower's differential-privacy wrappers, which take a lot on trust."""
+    """Check what Flower's differential-privacy wrappers do not check themselves."""
     where = f"training.strategy ({name})"
     if "num_sampled_clients" in settings:
         raise ScenarioError(
@@ -249,7 +274,7 @@ def _check_private(
 
 
 def strategy_names() -> list[str]:
-    """Strategies that a scenario can name: fedsim's and Flower's."""
+    """Names of the strategies that a scenario can use, fedsim's and Flower's, sorted."""
     flower = [
         name
         for name, cls in vars(flower_strategies).items()
@@ -270,7 +295,7 @@ def _strategy_class(name: str) -> Callable[..., Strategy]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Flower's log down to errors, unless FEDSIM_DEBUG is set."""
+    """Reduce Flower's log to errors, unless FEDSIM_DEBUG is set."""
     logger = logging.getLogger("flwr")
     before = logger.level
     logger.setLevel(logging.DEBUG if os.environ.get("FEDSIM_DEBUG") else logging.ERROR)

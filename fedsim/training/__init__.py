@@ -1,1 +1,1 @@
-"""Local training on a client, and what its defenses have spent; free of Flower."""
+"""Local training, the chain of defenses, and privacy budgets, without Flower."""

@@ -1,4 +1,4 @@
-"""What a run's defenses have spent of their privacy budgets, round by round."""
+"""The privacy budgets that a run's defenses have spent, round by round."""
 
 import functools
 from collections.abc import Mapping
@@ -13,23 +13,27 @@ PLAIN_MEAN = ("FedAvg", "FedProx", "FedSGD")
 
 
 class Budget:
-    """Counts for every defense what `Defense.spent` asks for."""
+    """Counts the exposure of clients, from which defenses compute what they have spent."""
 
     def __init__(self, built: BuiltRun) -> None:
         self.scenario, self.task, self.defenses = built.scenario, built.task, built.defenses
 
     @functools.cached_property
     def _names(self) -> tuple[frozenset[str], frozenset[str]]:
-        """What is trained, and the buffers that travel with it."""
+        """Names of the trained parameters, and of the buffers that are sent with them."""
         module = self.task.module()
         trained = self.task.trained(module)
         return trained, frozenset(self.task.arrays(module)) - trained
 
     def spent(self, rounds: int, taken_part: Mapping[int, int]) -> dict[str, float]:
-        """Epsilon, delta and what else defenses report after so many rounds.
+        """Epsilon, delta and other quantities that defenses report.
 
-        taken_part: by client, the rounds it took part in. Where several defenses report, their
-        names stand before the quantities.
+        Args:
+            rounds: The number of rounds so far.
+            taken_part: The number of rounds that each client took part in.
+
+        Returns:
+            The quantities by name. If several defenses report, a name begins with the defense's.
         """
         reports = {
             position: dict(defense.spent(self._exposure(position, rounds, taken_part)))
@@ -45,10 +49,10 @@ class Budget:
         }
 
     def cautions(self) -> list[str]:
-        """What the defenses have to say before a run, as if one client took part in every round."""
+        """Warnings of the defenses before a run, for a client that takes part in every round."""
         rounds = self.scenario.training.rounds
         taken_part = dict.fromkeys(range(self.scenario.training.clients), rounds)
-        self.spent(rounds, taken_part)  # an accountant that fails does so before any training
+        self.spent(rounds, taken_part)  # a failing accountant is an error before training
         return [
             caution
             for position, defense in enumerate(self.defenses)
@@ -60,7 +64,7 @@ class Budget:
         held = {client: self.task.num_examples(client) for client in range(training.clients)}
         fewest = min(number for client, number in held.items() if defense.guards(client))
         everyone = all(map(defense.guards, held))
-        # What comes later may take most of the noise away again before it is added up.
+        # A later defense may remove most of the noise before updates are added up.
         last = not any(
             overlap(defense, later) and type(later).protect is not Defense.protect
             for later in self.defenses[position + 1 :]
@@ -69,7 +73,7 @@ class Budget:
         name = training.strategy
         name = str(name.get("name", "FedAvg")) if isinstance(name, dict) else name
         sampled = not self.scenario.threat.follow
-        # Where clients may be dropped, one may be left; of a secure sum two at least.
+        # If clients may be dropped, a single one may be left, or two of a secure sum.
         hidden = bool(training.secure_aggregation)
         added = training.per_round if training.on_failure == "stop" else 1 + hidden
         return Exposure(

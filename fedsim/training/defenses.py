@@ -1,4 +1,4 @@
-"""The chain of defenses between local training and the server, free of Flower."""
+"""The chain of defenses that an update passes before it is sent, without Flower."""
 
 from collections.abc import Mapping, MutableMapping, Sequence
 
@@ -27,9 +27,9 @@ def protect(
     defense touched stays bit-identical.
 
     Args:
-        update: What local training gave.
+        update: The update of local training.
         before: The weights that the server sent, by parameter name.
-        defenses: What to apply.
+        defenses: The defenses, including those that do not run on this client.
         where: (seed, round, client), from which each defense's generator is derived.
         states: The client's own state of each defense, by `STATE_KEY`.POSITION; changed in place.
 

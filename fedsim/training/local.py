@@ -1,4 +1,4 @@
-"""Training on a client: the steps of FedSGD and FedAvg, whoever asks for them."""
+"""Training on a client: the local steps of FedSGD and FedAvg."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,16 @@ def local_training(
     rng: torch.Generator,
     defenses: Sequence[Defense],
 ) -> Training:
-    """A client's training as the scenario has it, prepared by its defenses."""
+    """A client's local training as the scenario states it, prepared by its defenses.
+
+    Args:
+        scenario: The scenario, for its `training` table.
+        task: The task, for its loss and the names of trained parameters.
+        module: The model.
+        batches: One batch a local step.
+        rng: The generator of the training's random numbers.
+        defenses: The defenses that run on this client.
+    """
     settings = scenario.training
     device = next(module.parameters()).device
     loss = functools.partial(batch_loss, task.loss)
@@ -57,11 +66,18 @@ def train_locally(
     reduction: Reduction = "example",
     proximal_mu: float = 0.0,
 ) -> tuple[Update, float]:
-    """FedSGD: the gradient of the first batch. FedAvg: SGD over the batches, the new weights.
+    """Take the gradient of the first batch (FedSGD), or steps of SGD over all batches (FedAvg).
 
-    reduction: what the loss is a mean over.
-    proximal_mu: weight of FedProx's term mu/2 ||w - w_0||^2 (Li et al., 2020), which the strategy
-    sends. Returns the update and the mean training loss.
+    Args:
+        training: The model, batches, algorithm and settings of SGD.
+        before: The weights that the server sent, by parameter name.
+        trained: Names of the trained parameters.
+        reduction: What the loss is a mean over.
+        proximal_mu: The weight of FedProx's term mu/2 ||w - w_0||^2 (Li et al., 2020), which the
+            strategy sends.
+
+    Returns:
+        The update, a gradient or new weights, and the mean training loss.
     """
     module = training.module
     examples = sum(len(batch) for batch in training.batches)

@@ -1,4 +1,4 @@
-"""The Ray engine: groups of clients, and attacks beside them, on long-lived actors of a session."""
+"""The engine that runs groups of clients, and attacks beside them, on long-lived Ray actors."""
 
 import contextlib
 import logging
@@ -27,11 +27,11 @@ from fedsim.scenario.built import BuiltRun
 __all__ = ["RayEngine"]
 
 _STARTED: set[int] = set()
-"""This process, while it has a Ray session that fedsim started and may end."""
+"""The id of this process, while it has a Ray session that fedsim started and may end."""
 
 
 class RayEngine(Engine):
-    """One Ray session, kept for all points of a run."""
+    """Keeps one Ray session and its client workers for all points of a run."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._clients = workers(scenario)
@@ -80,7 +80,7 @@ class RayEngine(Engine):
         }
 
     def _shortage(self) -> str:
-        """What Ray lacks, so that an actor would wait for ever; empty where there is room."""
+        """Why actors would wait for resources for ever; empty if Ray has enough."""
         there: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
         for kind, need in self._needs().items():
             if need > there.get(kind, 0):
@@ -101,7 +101,7 @@ class RayEngine(Engine):
         return ray.remote(ClientWorker).options(**resources).remote()
 
     def run(self, built: BuiltRun, ledger: Ledger, point: str, observer: Observer) -> None:
-        """Clients on their actors; attacks on theirs, while training goes on."""
+        """Run attacks on actors of their own while the clients' actors train."""
         runner = AttackRunner(built, point)
         grid = RayGrid(built.scenario.training.clients, self._pool, self._new_client)
         gpus = built.scenario.engine.gpus_per_attack
@@ -112,17 +112,16 @@ class RayEngine(Engine):
             executor.cancel()
 
     def close(self) -> None:
-        """Kill the actors; the session stays for the process's next run."""
+        """Kill the actors. The session stays for the next run of this process."""
         for actor in self._pool:
             with contextlib.suppress(Exception):
                 ray.kill(actor)
 
 
 def kill_session() -> None:
-    """Kill the session that fedsim started, all its processes; for a program about to exit.
+    """Kill all processes of the Ray session that fedsim started, before a program exits.
 
-    Saying goodbye (`ray.shutdown`) takes Ray many seconds, and a program that just leaves may leave
-    some of Ray's agents behind.
+    `ray.shutdown` takes many seconds, and without it some of Ray's agents may outlive the program.
     """
     if not _STARTED:
         return

@@ -1,4 +1,4 @@
-"""Attacks on Ray's actors, beside the clients, while training goes on."""
+"""An executor that runs attacks on Ray actors while training goes on."""
 
 import contextlib
 import functools
@@ -22,12 +22,12 @@ from fedsim.scenario.built import build
 __all__ = ["RayExecutor"]
 
 GRACE = 10.0
-"""Seconds past its limit after which the worker of an attack that does not stop is killed."""
+"""Seconds beyond its time limit after which the worker of an attack is killed."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """An attack whose interceptions and global arrays lie in the object store."""
+    """An attack whose interceptions and global arrays are in Ray's object store."""
 
     attack: Attack
     interception: Any
@@ -35,7 +35,7 @@ class _Stored:
     past: list[Any]
 
     def whole(self) -> Attack:
-        """The attack with everything in it again."""
+        """The attack with its interceptions, fetched from the object store."""
         interception: Interception = replace(
             ray.get(self.interception), before=ray.get(self.before)
         )
@@ -43,7 +43,7 @@ class _Stored:
 
 
 class _AttackWorker:
-    """Performs attacks, a group at a time."""
+    """An actor that performs attacks, a group at a time."""
 
     def __init__(self, scenario: str, point: str, index: int, board: str) -> None:
         torch.set_num_threads(1)
@@ -53,10 +53,10 @@ class _AttackWorker:
         self._runner.warm()
 
     def ready(self) -> None:
-        """Answers once data and model are loaded; until then no attack's time runs."""
+        """Return once data and model are loaded. Time limits of attacks count from then on."""
 
     def perform(self, group: list[_Stored]) -> list[Outcome]:
-        """A group of attacks; raises `GroupFailed`."""
+        """Perform a group of attacks; raises `GroupFailed`."""
         with watched(self._runner.progress, self._report):
             return self._runner.perform_together([one.whole() for one in group])
 
@@ -69,9 +69,15 @@ class _Running:
 
 
 class RayExecutor:
-    """Attacks on workers of their own, a group at a time each; the rest wait in the object store.
+    """Runs groups of attacks on workers of their own; the others wait in the object store.
 
-    A group that fails, or that its worker does not survive, is queued again one by one.
+    If a group fails or its worker dies, its attacks are queued again one by one.
+
+    Args:
+        runner: The runner of this process, which groups attacks and records those that are lost.
+        number: The number of workers.
+        gpus: GPUs of each worker.
+        observer: Called with the progress of attacks.
     """
 
     def __init__(
@@ -106,7 +112,7 @@ class RayExecutor:
         return worker
 
     def submit(self, attacks: Sequence[Attack]) -> None:
-        """Put each interception, and a round's arrays, into the object store once."""
+        """Queue attacks, with each interception and global model stored once."""
         if not self._workers and attacks:
             self._workers = [self._new(index) for index in range(self._number)]
         stored: dict[int, Any] = {}
@@ -132,7 +138,7 @@ class RayExecutor:
         self._fill()
 
     def _keep(self, earlier: Interception) -> Any:
-        """An earlier interception as an object that every later attack refers to."""
+        """Store an earlier interception once for all later attacks that see it."""
         self._past[id(earlier)] = ray.put(earlier)
         return self._past[id(earlier)]
 
@@ -145,7 +151,7 @@ class RayExecutor:
                 self._running[task] = _Running(group, index, time.monotonic())
 
     def collect(self, *, wait: bool) -> Iterator[Outcome]:
-        """Outcomes as they come; waits in short steps, so that Ctrl-C is heard."""
+        """Outcomes as attacks end. Waits in short steps, so that Ctrl-C takes effect."""
         while self._running:
             done, _ = ray.wait(list(self._running), timeout=0.5 if wait else 0)
             for task in done:
@@ -183,7 +189,7 @@ class RayExecutor:
                 yield from outcomes
 
     def _again(self, running: _Running, why: str) -> list[Outcome]:
-        """Queue a failed group one by one, before all others; no outcome yet."""
+        """Queue the attacks of a failed group one by one, before all others."""
         stored = running.group
         attacks = one_by_one([one.attack for one in stored], why)
         groups = [
@@ -193,7 +199,7 @@ class RayExecutor:
         return []
 
     def _lost(self, running: _Running, why: str, status: str = "failed") -> list[Outcome]:
-        """A new worker in the place of one that is gone, and rows for the attack that it had."""
+        """Replace a worker that died, and record or repeat the attacks that it had."""
         if self._workers:
             with contextlib.suppress(Exception):
                 ray.kill(self._workers[running.worker])
@@ -211,7 +217,7 @@ class RayExecutor:
         return sum(map(len, groups))
 
     def cancel(self) -> None:
-        """Drop the queue and kill the workers; attacks that have ended can still be collected."""
+        """Drop the queue and kill the workers. Attacks that have ended can still be collected."""
         self._queue.clear()
         with contextlib.suppress(Exception):
             tasks = list(self._running)

@@ -1,4 +1,4 @@
-"""Flower's messages to groups of clients, on Ray's actors."""
+"""A Grid that sends messages to groups of clients on Ray actors."""
 
 import math
 from collections import deque
@@ -16,11 +16,11 @@ from fedsim.federation.grid import RAISED, LocalGrid, answer
 __all__ = ["ClientWorker", "RayGrid"]
 
 SHARE = 64 * 2**20
-"""Bytes of models that an actor is sent, and answers, at a time; at least one model."""
+"""Bytes of models in one call of an actor, and in its answer; at least one model."""
 
 
 class ClientWorker:
-    """Answers groups of messages; keeps data and model between them."""
+    """An actor that answers groups of messages, and keeps data and model between them."""
 
     def __init__(self) -> None:
         torch.set_num_threads(1)
@@ -28,7 +28,7 @@ class ClientWorker:
     def answer(
         self, messages: list[Message], contexts: list[Context]
     ) -> list[tuple[Message, RecordDict]]:
-        """Replies, each with the client's state after it."""
+        """The replies, each with the state that the client has after it."""
         return [
             (answer(app, message, context), context.state)
             for message, context in zip(messages, contexts, strict=True)
@@ -36,10 +36,15 @@ class ClientWorker:
 
 
 class RayGrid(LocalGrid):
-    """Messages go to actors in groups, the global model pickled once a group.
+    """Sends messages to actors in groups, so that the global model is pickled once a group.
 
-    A worker that dies is replaced and its clients are asked again, one by one, so that the client
-    that killed it is named and the others are not lost.
+    A worker that dies is replaced and gets its messages again one by one, so that the client that
+    killed it is identified and the others answer.
+
+    Args:
+        clients: The number of clients.
+        pool: The actors.
+        new: Makes another actor.
     """
 
     def __init__(self, clients: int, pool: list[Any], new: Any) -> None:
@@ -47,6 +52,7 @@ class RayGrid(LocalGrid):
         self._pool, self._new = pool, new
 
     def exchange(self, messages: Sequence[Message]) -> Iterator[Message]:
+        """Replies in the order of the messages; two groups an actor are under way at a time."""
         shares, pool = self._shares(messages), self._pool
         tasks: deque[Any] = deque()
         for number, share in enumerate(shares):
@@ -63,14 +69,14 @@ class RayGrid(LocalGrid):
                 yield reply
 
     def _shares(self, messages: Sequence[Message]) -> list[Sequence[Message]]:
-        """Messages as they go to the actors in turn: many small models or a few large ones."""
+        """Split messages into groups, by the size of their models and evenly over the actors."""
         sent = messages[0].content.array_records.values() if messages else ()
         size = max(1, SHARE // max(1, sum(record.count_bytes() for record in sent)))
         size = min(size, math.ceil(len(messages) / len(self._pool)) or 1)
         return [messages[at : at + size] for at in range(0, len(messages), size)]
 
     def _again(self, index: int, message: Message) -> tuple[Message, RecordDict]:
-        """Ask one client alone, on a new worker if the old one is gone."""
+        """Send a message alone, to a new worker if the old one has died."""
         context = self.contexts[message.metadata.dst_node_id]
         for _ in range(2):
             try:

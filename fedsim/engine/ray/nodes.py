@@ -1,4 +1,4 @@
-"""Whether every node of a Ray cluster runs the same code as this process."""
+"""Check that every node of a Ray cluster runs the same code as this process."""
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError

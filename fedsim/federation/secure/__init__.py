@@ -1,22 +1,22 @@
-"""Secure aggregation: the server learns the sum of the clients' updates, and no update.
+"""Secure aggregation, by which the server learns the sum of the clients' updates alone.
 
 masking.py      fixed point, pairwise masks and who shares them; numpy alone
 client.py       the client's part, as a Flower mod
 maskedsum.py    the server's part of "masked-sum", an emulation
 secaggplus.py   both parts of "secagg+", Flower's own protocol
-grid.py         SecureGrid, which conducts a protocol and hands on the one mean
+grid.py         SecureGrid, which runs a protocol and passes on the mean
 """
 
 __all__ = ["CLIENTS_KEY", "MASKED_KEY", "ROUND_KEY", "SECAGGPLUS_KEY"]
 
 ROUND_KEY = "fedsim.secure"
-"""In a message: what a client has to know to take part in the protocol this round."""
+"""Key of a message's record with the protocol's parameters for one client and round."""
 
 MASKED_KEY = "fedsim.masked"
-"""In a reply: the masked vector."""
+"""Key of a reply's record with the masked vector."""
 
 CLIENTS_KEY = "fedsim.clients"
-"""In the reply that a `SecureGrid` makes: whose updates were added up."""
+"""Key of the record, in the reply of a `SecureGrid`, with the clients whose updates are in it."""
 
 SECAGGPLUS_KEY = "secaggplus_configs"
-"""In messages and replies of SecAgg+: the name that Flower's protocol gives its own record."""
+"""Key of the record that Flower's SecAgg+ uses in messages and replies."""

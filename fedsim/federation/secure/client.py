@@ -1,4 +1,4 @@
-"""The client's part of secure aggregation: the last thing done to an update before it leaves."""
+"""The client's part of secure aggregation, which masks an update before it is sent."""
 
 import math
 from collections.abc import Callable
@@ -20,10 +20,10 @@ Answer = Callable[[Message, Context], Message]
 
 
 def secured(message: Message, context: Context, call_next: Answer) -> Message:
-    """A Flower mod, for train and query, that lets an update out under masks only.
+    """A Flower mod, for train and query, that replies with a masked update.
 
-    Messages that ask for no secure aggregation are passed on. Of all that `train` replies, only
-    the record that says what its arrays mean stays in the clear, without the number of examples.
+    Messages without secure aggregation are passed on. Of the reply of `train`, only the record that
+    describes its arrays stays unmasked, without the number of examples.
     """
     records = message.content.config_records
     if SECAGGPLUS_KEY in records:
@@ -55,7 +55,7 @@ def secured(message: Message, context: Context, call_next: Answer) -> Message:
 
 
 def _train(message: Message, context: Context, call_next: Answer) -> Plain:
-    """Train, and refuse here what the server will not be able to see in a sum."""
+    """Train, and refuse an update that is broken, which the server cannot see in a sum."""
     (sent,) = message.content.array_records.values()
     before = dict(sent.to_torch_state_dict())
     reply = call_next(message, context)

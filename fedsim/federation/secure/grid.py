@@ -1,4 +1,4 @@
-"""A Grid that aggregates securely: between the clients and a strategy that sees no update."""
+"""A Grid that aggregates securely, between the clients and a strategy."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,15 +28,17 @@ __all__ = ["SecureGrid"]
 
 
 class SecureGrid(Through):
-    """Answers a round's training messages with one reply: the mean of the clients' updates.
+    """Answers a round's training messages with one reply, the mean of the clients' updates.
 
-    The mean is weighted by examples, and the reply names the clients in it; error replies name
-    those that are not. Whoever holds this Grid's replies, a strategy or a curious server, never
-    holds a single update, and a strategy that averages works as it is. All but training messages
-    pass through.
+    The mean is weighted by examples, and the reply names its clients; the other clients get error
+    replies. Neither the strategy nor a curious server ever holds a single update, and a strategy
+    that averages works unchanged. Other messages pass through.
 
-    grid: reaches the clients. protocol: "secagg+" or "masked-sum". seed: the run's. most: examples
-    behind the largest update that there can be.
+    Args:
+        grid: Reaches the clients.
+        protocol: "secagg+" or "masked-sum".
+        seed: The seed of the run.
+        most: The largest number of examples of an update.
     """
 
     def __init__(
@@ -47,8 +49,11 @@ class SecureGrid(Through):
         self._protocol, self._seed, self._most = protocol, seed, most
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """As the Grid inside; raises `EngineError` for training messages, whose replies could be
-        pulled one by one."""
+        """Queue messages other than training messages; returns their ids.
+
+        Raises:
+            EngineError: There are training messages, whose replies could be pulled one by one.
+        """
         messages = list(messages)
         if any(map(_trains, messages)):
             raise EngineError(
@@ -60,7 +65,7 @@ class SecureGrid(Through):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Replies to all but training messages; for those, the mean and the errors."""
+        """Replies to messages; to training messages, their mean and the errors."""
         messages = list(messages)
         others = [message for message in messages if not _trains(message)]
         training = [message for message in messages if _trains(message)]

@@ -1,11 +1,10 @@
-"""The server's part of "masked-sum": an emulation of secure aggregation.
+"""The server's part of "masked-sum", an emulation of secure aggregation.
 
-What travels, what adds up and what survives a dropout are those of the protocols of Bonawitz et
-al. (2017) and Bell et al. (2020). What makes it an emulation: the secrets that pairs of clients
-share are derived from the run's seed instead of agreed upon by a key exchange, so that runs
-repeat, and a server that read the seed could unmask everyone. Nor is there the second mask that
-protects a client whose vector arrives after it was taken for dropped: this server forgets such a
-vector.
+Messages, sums and the handling of dropouts are those of the protocols of Bonawitz et al. (2017)
+and Bell et al. (2020). It is an emulation because pairs of clients derive their shared secrets from
+the run's seed, and not by a key exchange: runs repeat, but a server that read the seed could unmask
+every client. There is no second mask either, which protects a client whose vector arrives after it
+was counted as dropped; this server discards such a vector.
 """
 
 from collections import Counter
@@ -28,10 +27,14 @@ __all__ = ["Mean", "Terms", "agreed", "masked_sum", "with_round"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mean:
-    """What a protocol brings out. nodes: whose updates are in it. examples: of them all.
+    """The result of a protocol.
 
-    values (1 + size,): means, weighted by examples, of the training loss and of the arrays by
-    sorted name. meaning: what the arrays are.
+    Attributes:
+        nodes: The nodes whose updates are in it.
+        values: Means, weighted by examples, of the training loss and of the arrays by sorted name,
+            of shape (1 + size,), float64.
+        examples: The number of examples of all nodes.
+        meaning: The record that describes the arrays.
     """
 
     nodes: tuple[int, ...]
@@ -42,14 +45,14 @@ class Mean:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What server and clients agree on before a round.
+    """The parameters of the protocol in one round.
 
     Attributes:
-        seed: The run's.
-        round: Number of the round.
-        size: Values of the vector behind an update.
-        timeout: Seconds that clients have for an answer, None: no limit.
-        most: Examples behind the largest update that there can be.
+        seed: The seed of the run.
+        round: The number of the round.
+        size: The number of values of an update.
+        timeout: Seconds that clients have for an answer, None for no limit.
+        most: The largest number of examples of an update.
     """
 
     seed: int
@@ -66,10 +69,20 @@ def masked_sum(
     failed: dict[int, str],
     terms: Terms,
 ) -> Mean:
-    """Conduct one round; raises `ClientError` where the sum would say too much, or nothing.
+    """Run the protocol for one round.
 
-    messages: the round's, by node. clients: client by node. failed: gets, by node, why a client
-    is not in the sum.
+    Args:
+        grid: Reaches the clients.
+        messages: The round's messages by node.
+        clients: The client of each node.
+        failed: Receives, by node, why a client is not in the sum.
+        terms: The protocol's parameters.
+
+    Returns:
+        The mean of the updates.
+
+    Raises:
+        ClientError: The sum would reveal single updates, or is wrong.
     """
     size, timeout = terms.size, terms.timeout
     node_of = {clients[node]: node for node in messages}
@@ -115,10 +128,12 @@ def _unmasked(
     total: Masked,
     timeout: float | None,
 ) -> list[int]:
-    """Take out of `total` the masks that those who are `left` share with those who are gone.
+    """Subtract from `total` the masks that remaining clients share with those that dropped out.
 
-    A client that does not tell its masks is gone too, and the others are asked again. Returns
-    those who remain.
+    A client that does not send its masks counts as dropped out, and the others are asked again.
+
+    Returns:
+        The clients that remain.
     """
     while True:
         if len(left) < 2:
@@ -154,10 +169,10 @@ def _unmasked(
 
 
 def agreed(meanings: Mapping[int, ConfigRecord], failed: dict[int, str]) -> ConfigRecord:
-    """What most clients say that their arrays mean; those who say otherwise have `failed`.
+    """The description of arrays that most clients give; the other clients are added to `failed`.
 
-    Clients may have taken different numbers of steps: the largest is told. Arrays that mean
-    different things (a gradient here, weights there) cannot be added up.
+    Arrays of different kinds (a gradient and weights, say) cannot be added up. Numbers of local
+    steps may differ, and the largest is returned.
     """
     if not meanings:
         return ConfigRecord()
@@ -174,7 +189,7 @@ def agreed(meanings: Mapping[int, ConfigRecord], failed: dict[int, str]) -> Conf
 
 
 def with_round(message: Message, parameters: Round) -> Message:
-    """The message, with what the client has to know of the protocol."""
+    """The message with the protocol's parameters for its client."""
     return with_content(message, RecordDict({**message.content, ROUND_KEY: parameters.record()}))
 
 
@@ -186,7 +201,7 @@ def _meaning(reply: Message) -> ConfigRecord:
 
 
 def _read(reply: Message, name: str, size: int) -> Masked:
-    """The one masked vector of a reply; raises `ClientError` for anything else."""
+    """The masked vector of a reply; raises `ClientError` if there is none or it is broken."""
     if reply.has_error():
         raise ClientError(reply.error.reason or f"error code {reply.error.code}")
     record = reply.content.array_records.get(MASKED_KEY)

@@ -1,12 +1,12 @@
-"""Fixed point and pairwise masks: vectors that say nothing one by one, and add up to the sum.
+"""Fixed-point vectors under pairwise masks, which cancel in the sum of all clients.
 
 After Bonawitz et al. (Practical Secure Aggregation for Privacy-Preserving Machine Learning, CCS
 2017): clients i < j share a mask, i adds it, j subtracts it, and in the sum of all clients every
 mask is gone. After Bell et al. (Secure Single-Server Aggregation with (Poly)Logarithmic Overhead,
 CCS 2020): a client shares masks with O(log m) of the m clients instead of all.
 
-A vector is what a client sends, flat: values (size,) float64, masked (size,) uint64. Arithmetic
-is modulo 2^64, in which numpy's uint64 wraps around.
+A client's vector is flat: values of shape (size,), float64; masked, of shape (size,), uint64.
+Arithmetic is modulo 2^64, as numpy's uint64 wraps around.
 """
 
 import math
@@ -34,19 +34,19 @@ Vector = NDArray[np.float64]
 Masked = NDArray[np.uint64]
 
 RESOLUTION = 2.0**-36
-"""What one unit of the fixed point is worth: sums up to 1.3e8, each value to within 7.3e-12."""
+"""One unit of the fixed point: sums reach 1.3e8, and a value is exact to within 7.3e-12."""
 
 LARGEST_SUM = 2.0**63 * RESOLUTION
 
 
 def flatten(arrays: Mapping[str, NDArray[np.floating]], *more: float) -> Vector:
-    """Arrays of any shape, by sorted name, after `more` numbers: one vector."""
+    """Flatten arrays of any shape, by sorted name, into one vector that begins with `more`."""
     parts = [np.asarray(arrays[name], dtype=np.float64).ravel() for name in sorted(arrays)]
     return np.concatenate([np.asarray(more, dtype=np.float64), *parts])
 
 
 def split(values: Vector, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Vector]:
-    """The arrays behind a vector, with the shapes they had; inverse of `flatten`."""
+    """Split a vector into arrays of their shapes, by sorted name; the inverse of `flatten`."""
     names = sorted(shapes)
     ends = np.cumsum([math.prod(shapes[name]) for name in names])
     parts = np.split(values, ends[:-1])
@@ -54,9 +54,18 @@ def split(values: Vector, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Ve
 
 
 def encode(values: Vector, weight: int, clients: int) -> Masked:
-    """weight * values in fixed point, so that a sum over `clients` cannot overflow.
+    """Encode weight * values in fixed point.
 
-    Raises `UpdateRefused` for values that do not fit.
+    Args:
+        values: Of shape (size,), float64.
+        weight: The number of examples.
+        clients: The number of vectors that are added up.
+
+    Returns:
+        The encoded values, of shape (size,), uint64.
+
+    Raises:
+        UpdateRefused: A sum over `clients` could overflow.
     """
     weighted = values * weight
     limit = LARGEST_SUM / clients
@@ -70,14 +79,14 @@ def encode(values: Vector, weight: int, clients: int) -> Masked:
 
 
 def decode(total: Masked) -> Vector:
-    """The sum of weighted values behind the sum of encoded ones."""
+    """The sum of weighted values, from the sum of their encodings."""
     return total.view(np.int64).astype(np.float64) * RESOLUTION
 
 
 def mask(seed: int, round: int, client: int, partners: Iterable[int], size: int) -> Masked:
-    """The sum of the masks that a client shares with some others, (size,) uint64, signed.
+    """The signed sum of the masks that a client shares with its partners, of shape (size,), uint64.
 
-    Each is uniform over all uint64, derived from (seed, round, pair).
+    Each mask is uniform over all uint64, and is derived from (seed, round, pair).
     """
     total = np.zeros(size, dtype=np.uint64)
     for partner in partners:
@@ -89,12 +98,12 @@ def mask(seed: int, round: int, client: int, partners: Iterable[int], size: int)
 
 
 def reach(clients: int) -> int:
-    """With how many clients to either side, on a ring of so many, a client shares masks."""
+    """The number of clients to each side, on a ring of clients, that a client shares masks with."""
     return min(math.ceil(math.log2(clients)), clients // 2)
 
 
 def neighbours(clients: Sequence[int]) -> dict[int, tuple[int, ...]]:
-    """By client, with whom it shares masks: the `reach` next to it on a ring; all, where few."""
+    """The partners of each client: the `reach` clients to each side on a ring, or all if few."""
     ring, near = sorted(clients), reach(len(clients))
     found = {}
     for place, client in enumerate(ring):
@@ -104,9 +113,9 @@ def neighbours(clients: Sequence[int]) -> dict[int, tuple[int, ...]]:
 
 
 def connected(graph: Mapping[int, Collection[int]], among: Collection[int]) -> bool:
-    """Whether masks tie all of `among` together.
+    """Whether the graph of shared masks connects all of `among`.
 
-    If not, some of them add up without the others: masks hide less than the whole sum.
+    If not, masks cancel within each component, and the components' sums are revealed.
     """
     left = set(among)
     queue = [left.pop()] if left else []

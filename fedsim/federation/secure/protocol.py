@@ -32,13 +32,13 @@ class Round:
     size: int
 
     def record(self) -> ConfigRecord:
-        """As it travels."""
+        """The record of a message."""
         fields = {name: getattr(self, name) for name in self.__slots__}
         return ConfigRecord({**fields, "partners": list(self.partners)})
 
     @classmethod
     def read(cls, record: ConfigRecord) -> "Round":
-        """From a message; inverse of `record`."""
+        """Read from a message's record; the inverse of `record`."""
         fields = {key: int(cast(int, record[key])) for key in cls.__slots__ if key != "partners"}
         return cls(**fields, partners=tuple(cast(list[int], record["partners"])))
 

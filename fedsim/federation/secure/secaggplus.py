@@ -1,8 +1,8 @@
-"""Both parts of "secagg+": Flower's own SecAgg+ protocol, driven from the message API.
+"""Both parts of "secagg+", which is Flower's SecAgg+ protocol on the message API.
 
 Flower has SecAgg+ (after Bell et al., CCS 2020) as a workflow of its legacy server and a mod of
-its clients. Here the workflow's stages run for one round at a time: they send and mask, while the
-messages and updates are those of the strategy and of fedsim's clients.
+its clients. Here the workflow's stages run for one round: they send and mask, and the messages and
+updates are those of the strategy and of fedsim's clients.
 """
 
 import io
@@ -32,8 +32,8 @@ from fedsim.seeds import isolated
 __all__ = ["CLIPPING", "answer", "error_bound", "secagg_plus"]
 
 CLIPPING = 64.0
-"""Values are quantised in [-64, 64]: weights, gradients and running statistics of trained
-networks lie within, and the modulus leaves bits enough for steps of 1e-7 with few clients."""
+"""Values are quantised in [-64, 64], which holds weights, gradients and running statistics of
+trained networks; with few clients the modulus then allows steps of 1e-7."""
 
 MODULUS = 2**32
 """The largest modulus that Flower's workflow documents."""
@@ -43,15 +43,20 @@ STATE_KEY = "secaggplus_state"
 
 
 def quantisation(clients: int) -> int:
-    """Into how many levels [-64, 64] is cut: as many as so many clients can add up to 2^32."""
+    """The number of levels of [-64, 64], such that the sum over all clients is below 2^32."""
     return int(MODULUS >> clients.bit_length())
 
 
 def error_bound(clients: int, examples: int, most: int) -> float:
-    """How far a mean of SecAgg+ can be from the exact one, in each value.
+    """The largest error of each value of a mean that SecAgg+ computes.
 
-    A client rounds each value to one of the two levels next to it, and its weight, examples /
-    most, to the nearest level. examples: of all clients together. most: of the largest.
+    A client rounds each value to one of the two nearest levels, and its weight, examples / most, to
+    the nearest level.
+
+    Args:
+        clients: The number of clients.
+        examples: The number of examples of all clients.
+        most: The largest number of examples of an update.
     """
     level = 2 * CLIPPING / quantisation(clients)
     return 1.5 * level * clients * most / examples
@@ -60,10 +65,10 @@ def error_bound(clients: int, examples: int, most: int) -> float:
 def answer(
     message: Message, context: Context, train: Callable[[Message, Context], Plain]
 ) -> Message:
-    """One stage of the client's part; trains in the one that collects the masked vectors."""
+    """Run one stage of the client's part; the stage that collects masked vectors trains."""
 
     def call_next(message: Message, context: Context) -> Message:
-        """Train, and reply as the clients of Flower's legacy server do."""
+        """Train, and reply in the format of Flower's legacy server."""
         plain = train(message, context)
         largest = float(np.abs(plain.values).max())
         if largest > CLIPPING:
@@ -106,9 +111,10 @@ def secagg_plus(
     failed: dict[int, str],
     terms: Terms,
 ) -> Mean:
-    """Conduct one round; raises `ClientError` where too few clients are left.
+    """Run the protocol for one round; arguments and result are those of `masked_sum`.
 
-    As `masked_sum`.
+    Raises:
+        ClientError: Too few clients are left.
     """
     seed, round, size = terms.seed, terms.round, terms.size
     near, number = reach(len(messages)), len(messages)
@@ -165,9 +171,9 @@ def secagg_plus(
 
 
 def _forget(state: WorkflowState, gone: set[int]) -> None:
-    """Clients that never shared keys have masked nothing.
+    """Remove clients that never shared keys from the protocol's state.
 
-    Flower's last stage would ask the others for shares of their keys, which nobody has.
+    Flower's last stage would otherwise request shares of their keys, which no client has.
     """
     state.sampled_node_ids = state.sampled_node_ids - gone
     for neighbours in state.nid_to_neighbours.values():
@@ -176,7 +182,7 @@ def _forget(state: WorkflowState, gone: set[int]) -> None:
 
 @dataclass(slots=True, eq=False)
 class _Outcome:
-    """In the place of a legacy strategy: chooses the round's nodes, keeps the mean."""
+    """Stands in for a legacy strategy: selects the round's nodes, and keeps the mean."""
 
     nodes: list[int]
     values: Any = None
@@ -194,7 +200,7 @@ class _Outcome:
 
 
 class _Tap:
-    """Between the workflow and the Grid: a fixed order, and no reply that would break the sum."""
+    """Stands between the workflow and the Grid: sorts replies, and drops broken ones."""
 
     def __init__(self, grid: Grid, failed: dict[int, str], size: int, most: int) -> None:
         self.grid = cast(Grid, self)  # the one method of a Grid that the workflow uses
