@@ -212,7 +212,7 @@ def test_the_truth_of_several_steps_holds_every_example(tmp_path):
     runner = AttackRunner(build(run))
     one = intercepted(run, 2)
     assert one.update.num_examples == 6
-    assert len(runner._truth(one).labels) == 6
+    assert len(runner._scorer.truth(one).labels) == 6
     row = runner.perform(Attack(one, 0, 0.25)).findings[0]
     assert (row.batch_size, row.local_steps, row.inclusion) == (2, 3, 0.25)
 

@@ -6,7 +6,7 @@ from support.rogues import Historian
 from support.secure_rounds import PROTOCOLS, arrays, conducted, secure, unequal
 from support.tiny import rows
 
-from fedsim.attacking.attack import AttackRunner
+from fedsim.attacking.scoring import Scorer
 from fedsim.engine.simulate import simulate
 from fedsim.runs.tape import Tape
 from fedsim.scenario import Scenario
@@ -42,7 +42,7 @@ def test_attacks_run_on_the_aggregate_and_name_all_its_clients(protocol, tmp_pat
         assert {row["inclusion"] for row in own} == {"1.0"}
         assert {row["batch_size"] for row in own} == {"2"}
         union = [task.batches(c, one.round, batch_size=2, steps=1)[0] for c in one.clients]
-        truth = AttackRunner(build(run))._truth(one)
+        truth = Scorer(build(run), "", batch_size_stated=True).truth(one)
         assert torch.equal(truth.labels, torch.cat([batch.labels for batch in union]))
         assert name in page.read_text()
     assert len({row["round"] for row in found}) == 2

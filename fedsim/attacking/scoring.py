@@ -1,0 +1,201 @@
+"""Scores and pictures of a reconstruction, against a truth that is derived after the attack."""
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedsim import metrics
+from fedsim.attacking.diagnostics import as_json
+from fedsim.plugin import title
+from fedsim.records import Finding, Interception, Reconstruction, Status, Truth
+from fedsim.runs.ledger import place
+from fedsim.scenario.built import BuiltRun
+from fedsim.seeds import derive
+
+__all__ = ["Attack", "Outcome", "Scorer"]
+
+REMEMBERED = 10_000
+"""The number of baselines that a scorer caches."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Attack:
+    """One adversary against one victim.
+
+    Attributes:
+        interception: The victim's update.
+        adversary: The adversary's place in the scenario.
+        inclusion: The probability with which the victim was chosen.
+        refused: Why the update cannot be attacked, "" if it can.
+        history: Earlier interceptions of the victim, for `HISTORY`.
+        caution: A warning for the user when the attack has ended.
+    """
+
+    interception: Interception
+    adversary: int
+    inclusion: float
+    refused: str = ""
+    history: tuple[Interception, ...] = ()
+    caution: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outcome:
+    """The result of an attack.
+
+    Attributes:
+        round: The round of its victim.
+        findings: Rows of the run's table.
+        files: Contents by path in the run folder.
+        caution: A warning for the user.
+        diagnostics: The adversary's diagnostics as JSON values.
+    """
+
+    round: int
+    findings: tuple[Finding, ...]
+    files: Mapping[str, bytes]
+    caution: str = ""
+    diagnostics: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Scorer:
+    """Scores the attacks of a run. The truth that it derives never reaches an adversary.
+
+    Args:
+        built: The scenario's task and plugins.
+        point: The name of the sweep's point, "" without a sweep.
+        batch_size_stated: Whether the scenario states the clients' batch size. If not, the number
+            of examples in the truth is taken from the update.
+    """
+
+    def __init__(self, built: BuiltRun, point: str, *, batch_size_stated: bool) -> None:
+        self.built, self.point, self.batch_size_stated = built, point, batch_size_stated
+        self.scenario, self.task = built.scenario, built.task
+        self._chances: dict[tuple[str, str], tuple[float | None, float | None]] = {}
+
+    def truth(self, interception: Interception) -> Truth:
+        """Derive the examples of the victim from seed, clients and round."""
+        settings = self.scenario.training
+        size, steps = settings.batch_size, settings.local_steps
+        if not self.batch_size_stated:
+            size = max(1, interception.update.num_examples // steps)
+        return self.task.truth(
+            interception.clients, interception.round, batch_size=size, steps=steps
+        )
+
+    def _baselines(
+        self, metric: metrics.Metric, truth: Truth, interception: Interception, guess: metrics.Guess
+    ) -> tuple[float | None, float | None]:
+        """`metrics.baselines`, computed once a victim, as they are the same for all attacks."""
+        key = (interception.victim, metric.name)
+        if key not in self._chances:
+            if len(self._chances) >= REMEMBERED:
+                self._chances.clear()
+            seed = derive(self.scenario.seed, "baseline", interception.round, *interception.clients)
+            self._chances[key] = metrics.baselines(metric, truth, self.task.spec, guess, seed)
+        return self._chances[key]
+
+    def score(
+        self,
+        attack: Attack,
+        claimed: Reconstruction,
+        status: Status,
+        error: str,
+        seconds: float,
+        iterations: int,
+    ) -> Outcome:
+        """Score and render a reconstruction. There is a row for each metric, or an empty one.
+
+        Args:
+            attack: The attack.
+            claimed: The adversary's reconstruction, empty if it made none.
+            status: How the attack ended.
+            error: Why it failed, was denied or timed out.
+            seconds: How long it took.
+            iterations: How many iterations it reported.
+        """
+        label, plan, adversary = self.built.adversaries[attack.adversary]
+        scenario, interception = self.scenario, attack.interception
+        steps = scenario.training.local_steps
+        truth = Truth()
+        files: dict[str, bytes] = {}
+        values: dict[str, float | None] = {}
+        try:
+            fields = adversary.fills()
+        except Exception as reason:
+            fields = adversary.recovers
+            if status == "ok":
+                status, error = "failed", f"fills() raised {type(reason).__name__}: {reason}"
+        measured = metrics.applicable(fields, self.task.spec, self.built.metrics)
+        try:
+            truth = self.truth(interception)
+        except Exception as reason:
+            if status == "ok":
+                status = "failed"
+                error = f"its truth cannot be re-derived: {type(reason).__name__}: {reason}"
+        known = truth.labels is not None or truth.inputs is not None
+        if status == "ok":
+            try:
+                for each in measured:
+                    value = each.score(claimed, truth, self.task.spec)
+                    values[each.name] = None if math.isnan(value) else value
+            except Exception as reason:
+                status, values = "failed", {}
+                error = f"its reconstruction cannot be scored: {type(reason).__name__}: {reason}"
+        folder = f"{place('artifacts', self.point)}/{interception.victim}/{label}"
+        if status == "ok":
+            try:
+                rendered = self.task.render(claimed, truth)
+                files = {f"{folder}/{name}": content for name, content in rendered.items()}
+            except Exception as reason:
+                error = f"it cannot be shown: {type(reason).__name__}: {reason}"
+        shown = [path for path in files if path.startswith(f"{folder}/reconstruction")] or [*files]
+        artifact = folder if len(shown) > 1 else "".join(shown)
+        held = scenario.training.batch_size
+        if truth.num_examples:
+            held = truth.num_examples // (steps * len(interception.clients)) or 1
+        rows = []
+        guess = metrics.remembering(self.task.guess)
+        # A reconstruction that no metric scores has a row, too.
+        scored: Sequence[metrics.Metric | None] = measured or [None]
+        for metric in scored:
+            chance: float | None = None
+            informed: float | None = None
+            try:
+                if known and metric is not None:
+                    chance, informed = self._baselines(metric, truth, interception, guess)
+            except Exception as reason:
+                error = error or f"no baseline: {type(reason).__name__}: {reason}"
+            rows.append(
+                Finding(
+                    scenario=scenario.name,
+                    point=self.point,
+                    seed=scenario.seed,
+                    round=interception.round,
+                    client="+".join(map(str, interception.clients)),
+                    victim=interception.victim,
+                    adversary=title("adversaries", plan.name),
+                    metric=metric.name if metric else "",
+                    value=values.get(metric.name) if metric else None,
+                    baseline=chance,
+                    baseline_prior=informed,
+                    status=status,
+                    error=error[:2000],
+                    attempt=1,
+                    seconds=round(seconds, 4),
+                    iterations=iterations,
+                    granted="|".join(self.built.threat.granted.names()),
+                    label=label,
+                    batch_size=held,
+                    local_steps=steps,
+                    inclusion=attack.inclusion,
+                    artifact=artifact,
+                )
+            )
+        diagnostics = {}
+        if status == "ok":
+            with suppress(Exception):  # broken diagnostics do not cost the row
+                diagnostics = as_json(claimed.diagnostics)
+        return Outcome(interception.round, tuple(rows), files, attack.caution, diagnostics)
