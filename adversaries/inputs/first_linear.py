@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedsim.adversary import Adversary, Job
-from fedsim.gradients import rank_above
+from fedsim.gradients import rank_of
 from fedsim.knowledge import Knowledge
 from fedsim.records import Observation, Reconstruction
 from fedsim.spec import ImageSpec, TabularSpec
@@ -89,7 +89,7 @@ class FirstLinear(Adversary):
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
         """At most as many inputs as examples; raises `ValueError` where no layer gives them."""
         name, rows = self._rows(seen)
-        count = seen.num_examples or rank_above(torch.linalg.svdvals(rows), relative=1e-5)
+        count = seen.num_examples or max(1, rank_of(rows))
         claims, units = [_ratio(rows)], [len(rows)]
         diagnostics: dict[str, object] = {"layer": name, "examples": count}
         if count > 1:

@@ -10,18 +10,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedsim.gradients import noise_threshold, rank_above
+from fedsim.gradients import filled_sides, numerical_rank, rank_above, rounding
 
 __all__ = ["Span", "spanned"]
 
-LOST = 1.5e-7
-"""Share of the largest singular value below which values are rounding, which reaches 5e-8."""
-
 FLAT = 0.1
 """Ratio of the smallest to the median singular value above which the values are noise."""
-
-EVEN = 0.8
-"""Ratio of consecutive singular values above which both are on one level."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,9 +56,7 @@ def spanned(
 ) -> Span | None:
     """The row space of the gradient of layers with the same input.
 
-    The rank is the number of singular values above rounding. If noise fills the gradient (also the
-    rounding of weights from which a gradient was computed), it is the number above the optimal
-    threshold for white noise (Gavish and Donoho, 2014).
+    `numerical_rank` decides its dimension.
 
     Args:
         layers: Names of the layers.
@@ -92,25 +84,11 @@ def spanned(
     _, values, right = torch.linalg.svd(factor, full_matrices=False)
     if rank is not None:
         return Span(tuple(layers), right[:rank].mT.contiguous(), noisy=False)
-    rank, most = rank_above(values, relative=LOST), rows.shape[1]
-    full = rank >= min(most - 1, len(rows))
-    even = not full and bool(values[rank] > EVEN * values[rank - 1])
-    flat = len(values) > 8 and bool(values[-1] > FLAT * values.median())
-    noisy = flat and (full or even)
-    if noisy or full:
-        rank = _above_noise(values, rows.shape) if noisy else most
-        if rank >= most // 2:
-            return None
+    most, level = rows.shape[1], rounding(rows)
+    above = rank_above(values, absolute=level)
+    full = above >= min(most - 1, len(rows))
+    rank = numerical_rank(values, filled_sides(rows), level, noisy=full)
+    noisy = rank < above and len(values) > 8 and bool(values[-1] > FLAT * values.median())
+    if (full and not noisy) or (noisy and rank >= most // 2):
+        return None
     return Span(tuple(layers), right[:rank].mT.contiguous(), noisy)
-
-
-def _above_noise(values: Tensor, shape: Sequence[int]) -> int:
-    """Number of singular values (k,) above white noise, whose level is estimated from the rest."""
-    rank = 0
-    for _ in range(4):
-        threshold = noise_threshold([side - rank for side in shape])
-        found = rank_above(values, absolute=threshold * float(values[rank:].median()))
-        if found in (rank, len(values)):
-            break
-        rank = found
-    return rank

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from adversaries.text.row_space import LOST
 from fedsim.adversary import Adversary, Job, Source
-from fedsim.gradients import rank_above
+from fedsim.gradients import rank_above, rounding
 from fedsim.knowledge import Knowledge
 from fedsim.records import Observation, Tokens
 from fedsim.spec import TextSpec
@@ -146,6 +145,6 @@ def _rank(seen: Observation, job: Job) -> int:
     for name, value in gradient.items():
         if value.ndim == 2 and name != model.words and not name.startswith(f"{seen.head}."):
             values = torch.linalg.svdvals(value.to(job.device).double())
-            rank = rank_above(values, relative=LOST)
+            rank = rank_above(values, absolute=rounding(value))
             ranks.append(0 if rank >= min(value.shape) else rank)
     return max(ranks)

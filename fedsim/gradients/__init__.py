@@ -28,18 +28,20 @@ from fedsim.gradients.distances import (
     squared_distance,
 )
 from fedsim.gradients.dummy import DummyGradients
-from fedsim.gradients.factored import (
-    Factored,
-    FactoredGradients,
-    Leading,
-    leading,
-    numerical_rank,
-)
+from fedsim.gradients.factored import Factored, FactoredGradients, Leading, leading
 from fedsim.gradients.ghost import GhostGradients
 from fedsim.gradients.head import HeadGradient, head_calls, head_gradient
 from fedsim.gradients.matching import Checks, Match, Objective, Restarts, Rules, minimise
 from fedsim.gradients.problem import DISTANCES, Comparison, Problem, in_groups
-from fedsim.gradients.rank import gap_ratios, noise_threshold, rank_above, rounding
+from fedsim.gradients.rank import (
+    filled_sides,
+    gap_ratios,
+    noise_threshold,
+    numerical_rank,
+    rank_above,
+    rank_of,
+    rounding,
+)
 from fedsim.gradients.sequences import LabelBag, SequenceProblem, keep_labels
 from fedsim.gradients.texts import TextDistance, TextMetric, nearest_tokens, norm_gap
 from fedsim.gradients.unrolled import local_steps, unrolled_gradient
@@ -76,6 +78,7 @@ __all__ = [
     "cosine_distance",
     "ctc_head_gradient",
     "ctc_loss",
+    "filled_sides",
     "frames_needed",
     "gap_ratios",
     "head_calls",
@@ -92,6 +95,7 @@ __all__ = [
     "norm_gap",
     "numerical_rank",
     "rank_above",
+    "rank_of",
     "rounding",
     "squared_distance",
     "to_gradient",

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedsim.gradients.rank import rank_above, rounding
+from fedsim.gradients.rank import numerical_rank, rounding
 from fedsim.victim import VictimModel
 
 __all__ = ["Factored", "FactoredGradients", "Leading", "leading", "numerical_rank", "rounding"]
@@ -71,19 +71,6 @@ def leading(matrix: Tensor, rank: int, rng: torch.Generator) -> Leading:
         basis = torch.linalg.qr(matrix @ torch.linalg.qr(matrix.mT @ basis)[0])[0]
     u, s, vh = torch.linalg.svd(basis.mT @ matrix, full_matrices=False)
     return Leading(basis @ u[:, :rank], s[:rank], vh[:rank].mT)
-
-
-def numerical_rank(matrix: Tensor, rng: torch.Generator) -> int:
-    """The rank of a matrix (m, n) whose entries were rounded to float32."""
-    exact, most = matrix.double(), min(matrix.shape)
-    tolerance = rounding(exact)
-    wanted = min(16, most)
-    while True:
-        s = leading(exact, wanted, rng).s
-        rank = rank_above(s, absolute=tolerance)
-        if rank < wanted or wanted == most:
-            return rank
-        wanted = min(2 * wanted, most)
 
 
 class FactoredGradients:

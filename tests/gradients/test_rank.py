@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim.gradients import gap_ratios, noise_threshold, rank_above, rounding
+from fedsim.gradients import (
+    filled_sides,
+    gap_ratios,
+    noise_threshold,
+    numerical_rank,
+    rank_above,
+    rank_of,
+    rounding,
+)
 
 
 @pytest.fixture
@@ -51,3 +59,43 @@ def test_what_rounding_adds_is_below_its_bound(rng):
     values = torch.linalg.svdvals(rounded)
     assert rank_above(values) > 5
     assert rank_above(values, absolute=rounding(rounded)) == 5
+
+
+def low_rank(rank, rows, columns, rng):
+    left = torch.randn(rows, rank, generator=rng, dtype=torch.float64)
+    return (left @ torch.randn(rank, columns, generator=rng, dtype=torch.float64)).float()
+
+
+@pytest.mark.parametrize("sent", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("scale", [1.0, 1e-6])
+def test_the_format_that_was_sent_is_recognised_in_float32(sent, scale, rng):
+    matrix = scale * low_rank(7, 60, 90, rng)
+    assert rank_of(matrix.to(sent).float()) == 7
+
+
+@pytest.mark.parametrize("level", [1e-7, 1e-6, 1e-4, 1e-2])
+@pytest.mark.parametrize("shape", [(60, 90), (90, 60), (200, 40)])
+def test_noise_of_any_level_is_not_counted(level, shape, rng):
+    matrix = low_rank(7, *shape, rng)
+    noise = level * float(matrix.std()) * torch.randn(shape, generator=rng)
+    assert rank_of(matrix + noise) == 7
+
+
+def test_rows_and_columns_of_zeros_are_no_sides(rng):
+    matrix = torch.zeros(50, 70)
+    matrix[5:25, 10:50] = low_rank(4, 20, 40, rng) + 1e-3 * torch.randn(20, 40, generator=rng)
+    assert filled_sides(matrix) == (20, 40)
+    assert rank_of(matrix) == 4
+
+
+def test_values_that_were_not_computed_count_as_zero():
+    values = np.array([8.0, 4.0, 1e-3])
+    assert numerical_rank(values, (50, 60), 1e-2) == 2
+    assert numerical_rank(values, (50, 60), 1e-2, noisy=True) == 2
+
+
+def test_errors_of_sums_are_beyond_those_of_what_was_sent(rng):
+    matrix = low_rank(5, 60, 90, rng)
+    assert rounding(matrix, sums=False) < rounding(matrix) / 4
+    sixteen = matrix.bfloat16().float()
+    assert rounding(sixteen, sums=False) == rounding(sixteen) > 1000 * rounding(matrix)

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.gradients import gap_ratios, noise_threshold, rank_above
+from fedsim.gradients import filled_sides, numerical_rank, rank_above, rounding
 
 __all__ = ["Rank", "Subspace", "leading"]
 
@@ -24,10 +24,6 @@ SKETCH = 64
 
 BLOCK = 2**17
 """Entries that are made float64 at once: a megabyte, which stays in the cache."""
-
-ROUNDING = 4.0
-"""Rounding errors of a sum, in those of its largest term: what several threads and fused
-operations were seen to leave, doubled."""
 
 FLAT = 0.1
 """Smallest over largest singular value from which on a full rank is that of the labels."""
@@ -86,37 +82,30 @@ def leading(
 ) -> Subspace:
     """The leading dimensions of a gradient (C, d), float32 or float64.
 
-    mode: "gap", where the singular values fall most, counting none for less than rounding; of a
-    gradient of full rank (zero rows and columns aside) or of few values, those above the optimal
-    threshold for white noise (Gavish and Donoho, 2014: .56 b^3 - .95 b^2 + 1.82 b + 1.43 times the
-    median, b the ratio of the sides).
+    mode: "gap", those above rounding and noise (`numerical_rank`).
     "tolerance": those above `tolerance` of the largest. "oracle": `told`.
     rng: of the random sketch, which is exact up to rounding where the rank is below its width.
     """
     known = told if mode == "oracle" else None
-    rows, columns, filled = _sums(weight)
-    # A matrix of independent errors is not larger than its longest row and column (Latala, 2005).
-    longest = float(rows.max().sqrt() + columns.max().sqrt())
-    floor = ROUNDING * torch.finfo(weight.dtype).eps / 2 * longest
+    floor = rounding(weight)
     projected, values, vectors = _spectrum(weight, floor, rng, known)
     above = rank_above(values, absolute=floor)
-    sent = (int(rows.count_nonzero()), int(columns.count_nonzero()))
+    sent = filled_sides(weight)
     full = above >= min(sent)
     # An exact gradient has no zeros outside rows and columns of zeros.
-    coarse = filled < FILLED * sent[0] * sent[1] or _few_values(weight, rows)
-    over = above
-    if full or coarse:
-        # Where all but a few rows were dropped, those may be the labels' own.
-        alone = sent[0] < len(weight) and values[above - 1] > FLAT * values[0]
-        over = above if alone and not coarse else _above_noise(values[:above], sent)
+    filled = int(weight.count_nonzero())
+    coarse = filled < FILLED * sent[0] * sent[1] or _few_values(weight)
+    over = numerical_rank(values, sent, floor, noisy=coarse)
+    # Where all but a few rows were dropped, those may be the labels' own.
+    alone = full and sent[0] < len(weight) and values[above - 1] > FLAT * values[0]
+    if alone and not coarse:
+        over = above
     if known is not None:
         size = known
     elif mode == "tolerance":
         size = rank_above(values, relative=tolerance)
-    elif full or coarse:
-        size = over
     else:
-        size = int(gap_ratios(values, floor)[:above].argmax()) + 1
+        size = over
     kept = max(1, min(size, above))
     following = values[kept] if kept < len(values) else 0.0
     return Subspace(
@@ -128,17 +117,6 @@ def leading(
         full=full,
         coarse=coarse,
     )
-
-
-def _sums(weight: Tensor) -> tuple[Tensor, Tensor, int]:
-    """Sums of squares of rows (C,) and of columns (d,), float64; how many entries are not zero."""
-    rows, columns, filled = [], weight.new_zeros(weight.shape[1], dtype=torch.float64), 0
-    for part in _blocks(weight):
-        squares = part.double().square_()
-        rows.append(squares.sum(dim=1))
-        columns += squares.sum(dim=0)
-        filled += int(part.count_nonzero())
-    return torch.cat(rows), columns, filled
 
 
 def _blocks(weight: Tensor) -> tuple[Tensor, ...]:
@@ -181,17 +159,10 @@ def _eigen(matrix: Array, floor: float) -> tuple[Array, Array]:
     return values, vectors[:, ::-1]
 
 
-def _few_values(weight: Tensor, rows: Tensor) -> bool:
+def _few_values(weight: Tensor) -> bool:
     """Whether entries were rounded to few values: an exact row has hardly one of them twice."""
+    rows = torch.linalg.vector_norm(weight, dim=1)
     longest = weight[rows.topk(min(8, len(rows))).indices]
     values = [row[row != 0].abs() for row in longest]
     total = sum(len(row) for row in values)
     return sum(len(row.unique()) for row in values) < FILLED / 2 * total
-
-
-def _above_noise(values: Array, shape: tuple[int, int]) -> int:
-    """How many exceed the threshold; values that are missing count as 0 in the median."""
-    every = np.zeros(max(len(values), min(shape)))
-    every[: len(values)] = values
-    threshold = noise_threshold(shape) * float(np.median(every))
-    return max(1, rank_above(values, absolute=threshold))

@@ -11,7 +11,7 @@ from adversaries.speech.first_frames.equal_lengths import told_apart
 from adversaries.speech.first_frames.noisy_windows import MOST, refined
 from adversaries.speech.first_frames.overlapping import Chain
 from fedsim.adversary import Adversary, Job
-from fedsim.gradients import gap_ratios
+from fedsim.gradients import filled_sides, numerical_rank, rounding
 from fedsim.knowledge import Knowledge
 from fedsim.records import Observation, Reconstruction
 from fedsim.spec import SpeechSpec
@@ -175,10 +175,9 @@ class FirstFrames(Adversary):
     ) -> tuple[Tensor, int, float]:
         """The projector on the complement of the row space, the rank, and the ratio at the gap."""
         _, values, right = torch.linalg.svd(rows, full_matrices=False)
-        fall = gap_ratios(values, ROUNDING * float(values[0]))[:-1]
-        if len(fall) > context and fall.max() < CLEAR:
-            fall[:context] = 1
-        rank, gap = int(fall.argmax()) + 1, float(fall.max())
+        rank = max(1, numerical_rank(values, filled_sides(rows), rounding(rows)))
+        least = ROUNDING * float(values[0])
+        gap = float(values[rank - 1]) / max(float(values[rank]), least)
         if gap < self.gap:
             raise ValueError(
                 f"the singular values of layer '{name}' nowhere fall by a factor of {self.gap}: "

@@ -221,7 +221,7 @@ class _Spectrum:
 
     Attributes:
         rows: Right singular vectors, (n, most).
-        above: Number of singular values above the rounding of float32.
+        above: Number of singular values above the rounding of what was sent.
         known: Number of the layer's inputs that do not depend on the context vector.
     """
 
@@ -243,5 +243,5 @@ class _Spectrum:
         # Small singular values matter; a Gram matrix or a sketch would lose them.
         reduced = torch.linalg.qr(exact, mode="r").R
         _, values, rows = torch.linalg.svd(reduced, full_matrices=False)
-        above = rank_above(values, absolute=rounding(exact))
+        above = rank_above(values, absolute=rounding(exact, sums=False))
         return cls(rows.mT, above, exact.shape[1] - unknown)

@@ -6,7 +6,8 @@ import pytest
 import torch
 from test_dager import claimed, seen, small
 
-from adversaries.text.row_space import LOST, spanned
+from adversaries.text.row_space import spanned
+from fedsim.gradients import rounding
 
 
 @pytest.mark.parametrize("hidden", ["attention.self", "attention.output"])
@@ -33,11 +34,10 @@ def test_a_level_of_noise_is_left_out_wherever_it_lies(level):
     width, inputs = 64, 7
     fed = torch.linalg.qr(torch.randn(width, inputs, generator=rng, dtype=torch.float64)).Q
     felt = torch.randn(3 * width, inputs, generator=rng, dtype=torch.float64)
-    clean = felt @ fed.mT
-    largest = float(torch.linalg.matrix_norm(clean, ord=2))
+    clean = (felt @ fed.mT).float().double()
     noise = torch.randn(clean.shape, generator=rng, dtype=torch.float64)
-    noise *= level * LOST * largest / float(torch.linalg.matrix_norm(noise, ord=2))
-    found = spanned(["layer"], {"layer.weight": clean + noise}, turned=False)
+    noise *= level * rounding(clean) / float(torch.linalg.matrix_norm(noise, ord=2))
+    found = spanned(["layer"], {"layer.weight": (clean + noise).float()}, turned=False)
     assert found.rank == inputs, "of 64, of which rounding's threshold would count some or all"
     assert found.noisy == (level > 1)
     assert float(found.off(fed.mT).max()) < 1e-3
