@@ -9,7 +9,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from fedsim.attacking.progress import AttackProgress
@@ -229,13 +229,18 @@ def _print_leakage(console: Console, rows: list[dict[str, Any]], measures: Measu
     groups: dict[str, list[dict[str, Any]]] = {}
     for row in sorted(rows, key=lambda row: (place[row["label"]], measures.rank(row["metric"]))):
         groups.setdefault(row["label"], []).append(row)
-    table = Table(title="What leaked", title_justify="left", title_style="bold", box=None)
-    table.add_column("adversary")
-    table.add_column("attacked")
-    table.add_column("measure")
-    table.add_column("leaked", justify="right")
-    table.add_column("by chance", justify="right")
-    table.add_column("")
+    numbers = (Column(name, justify="right") for name in ("leaked", "by chance"))
+    table = Table(
+        "adversary",
+        "attacked",
+        "measure",
+        *numbers,
+        "",
+        title="What leaked",
+        title_justify="left",
+        title_style="bold",
+        box=None,
+    )
     for label, group in groups.items():
         first = group[0]
         name, attacked = label, f"{first['attacks']} update{'' if first['attacks'] == 1 else 's'}"

@@ -10,14 +10,10 @@ __all__ = ["report"]
 
 def report(
     run_dirs: Annotated[list[Path], typer.Argument(help="One run folder or more")],
-    format: Annotated[str, typer.Option("--format", help="html or markdown")] = "html",
+    format: Annotated[Literal["html", "markdown"], typer.Option("--format")] = "html",
 ) -> None:
     """Write a run's report again, from its folder alone."""
-    from fedsim.errors import ScenarioError
     from fedsim.report import write_report
 
-    if format not in ("html", "markdown"):
-        raise ScenarioError(f"--format {format}: expected html or markdown")
-    kind: Literal["html", "markdown"] = "html" if format == "html" else "markdown"
     for folder in run_dirs:
-        typer.echo(write_report(folder, kind))
+        typer.echo(write_report(folder, format))

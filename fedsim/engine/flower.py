@@ -92,7 +92,7 @@ def _child(folder: Path, point: str) -> None:
     from fedsim.federation.grid import OrderedGrid
 
     scenario = Scenario.model_validate_json(sys.stdin.read())
-    ledger = Ledger.append_to(folder)
+    ledger = Ledger(folder)
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 

@@ -7,7 +7,6 @@ from another machine. The page holds its pictures and its one library, and asks 
 import contextlib
 import json
 import math
-import os
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from fedsim.errors import RunFolderError
 from fedsim.report.exhibits import Exhibits, scores
 from fedsim.report.leakage import main_metrics, summarise
-from fedsim.report.pages import render
+from fedsim.report.pages import render, write_page
 from fedsim.runs.measures import Measures, budget
-from fedsim.runs.reading import inside, read_findings, read_measures, read_rows
+from fedsim.runs.reading import inside, read_findings, read_measures, read_utility
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,18 +35,7 @@ def write_report(run_dir: Path, format: Literal["html", "markdown"] = "html") ->
     if format not in ("html", "markdown"):
         raise RunFolderError(f"no report format '{format}'; there are html and markdown")
     page = render(_content(Path(run_dir)), format)
-    path = Path(run_dir) / ("report.html" if format == "html" else "report.md")
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        draft.unlink(missing_ok=True)
-        with draft.open("x", encoding="utf-8", newline="\n") as file:
-            file.write(page)
-        draft.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
-        raise RunFolderError(f"'{path}' cannot be written: {error.strerror}") from error
-    return path
+    return write_page(Path(run_dir) / f"report.{'html' if format == 'html' else 'md'}", page)
 
 
 def summary(run_dir: Path) -> list[dict[str, Any]]:
@@ -84,16 +72,8 @@ def _findings(run_dir: Path) -> "tuple[pd.DataFrame, pd.DataFrame, list[str]]":
             f"'{run_dir}' is no run folder: none of {', '.join(known)} is there. "
             "Give the folder that `fedsim run` wrote."
         )
-    import pandas as pd
-
     rows, notes = read_findings(run_dir)
-    utility, more = read_rows(run_dir, "utility.csv", {"round", "metric", "value"})
-    for column in ("round", "metric", "value", "point"):
-        if column not in utility:
-            utility[column] = ""
-    for column in ("round", "value"):
-        utility[column] = pd.to_numeric(utility[column], errors="coerce").astype(float)
-    utility = utility.drop_duplicates(["point", "round", "metric"], keep="last")
+    utility, more = read_utility(run_dir)
     utility = utility[utility["round"].notna()].sort_values("round", kind="stable")
     if rows.empty and utility.empty:
         raise RunFolderError(

@@ -16,7 +16,11 @@ __all__ = ["figure"]
 
 # Told apart with the common colour blindnesses, and on white as well as on near-black.
 COLOURS = ("#d9660b", "#2f7ed8", "#1a9a76", "#9a6fd8", "#d6457a", "#9a8a12")
-UTILITY = "#7d8797"
+GREY = "#7d8797"
+LAYOUT = {
+    "margin": {"l": 66, "r": 16, "t": 10, "b": 90},
+    "legend": {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0},
+}
 ROW_PIXELS = 190
 TITLES = {"wer": "Word error rate", "mcc": "Matthews correlation"}
 """Of quantities of utility whose name is an abbreviation."""
@@ -44,7 +48,7 @@ def figure(
         # `loss`, `train_loss` and `client_loss` are one quantity, measured on different examples.
         part, (whose, _, quantity) = by_metric[metric], str(metric).rpartition("_")
         name = f"{quantity}: {WHOSE.get(whose, whose)}"
-        style = {"color": UTILITY, "width": 3 if not whose else 1.5}
+        style = {"color": GREY, "width": 3 if not whose else 1.5}
         if whose:
             style["dash"] = "dash" if whose == "train" else "longdashdot"
         line = _line(part["round"], part["value"], name, style)
@@ -90,8 +94,7 @@ def _stacked(panels: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     layout: dict[str, Any] = {
         "height": ROW_PIXELS * count + 110,
         "hovermode": "x",
-        "margin": {"l": 66, "r": 16, "t": 10, "b": 90},
-        "legend": {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0},
+        **LAYOUT,
         "xaxis": {
             "title": {"text": "Round"},
             "anchor": f"y{count}" if count > 1 else "y",

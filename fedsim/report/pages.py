@@ -1,12 +1,16 @@
 """The templates of a report, filled in; escaping is theirs, whatever a value holds."""
 
 import base64
+import contextlib
 import hashlib
+import os
 import re
 from pathlib import Path
 from typing import Any, Literal
 
-__all__ = ["render"]
+from fedsim.errors import RunFolderError
+
+__all__ = ["render", "write_page"]
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -49,6 +53,26 @@ def render(
         hashes=" ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests),
         style=Markup((TEMPLATES / "report.css").read_text("utf-8")),  # noqa: S704
     )
+
+
+def write_page(path: Path, text: str) -> Path:
+    """Write a page in one step, so that no reader meets half of it, and return its path.
+
+    Raises:
+        RunFolderError: The file cannot be written.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft.unlink(missing_ok=True)
+        with draft.open("x", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+        draft.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise RunFolderError(f"'{path}' cannot be written: {error.strerror}") from error
+    return path
 
 
 def _markdown(value: object) -> object:

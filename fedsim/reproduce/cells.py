@@ -12,7 +12,7 @@ from fedsim.report.intervals import FEWEST, interval
 from fedsim.reproduce.catalogue import GROWING
 from fedsim.runs.ledger import Ledger
 from fedsim.runs.measures import Measure, Measures
-from fedsim.runs.reading import read_findings, read_measures, read_rows
+from fedsim.runs.reading import read_findings, read_measures, read_rows, read_utility
 from fedsim.scenario import Scenario
 from fedsim.scenario.dotted import short
 from fedsim.scenario.paper import Paper
@@ -166,7 +166,7 @@ def measured(folder: Path, scenario: Scenario, *, compare: bool = True) -> list[
     if not (folder / "scenario.toml").is_file():
         return []
     if compare:
-        Ledger.append_to(folder).same_scenario(scenario, GROWING)
+        Ledger(folder).same_scenario(scenario, GROWING)
     return list(Rows(folder, scenario).cells())
 
 
@@ -174,22 +174,16 @@ class Rows:
     """The rows of one run folder, with seed, extra and place for columns."""
 
     def __init__(self, folder: Path, scenario: Scenario) -> None:
-        import pandas as pd
-
         self.paper, self.scenario = _paper(scenario), scenario
         self.places, self.measures = places(scenario), reading(folder)
         self._known = {
             point: _split(chosen, self.paper) for point, chosen in _chosen(scenario).items()
         }
         rows, _ = read_findings(folder)
-        rows["iterations"] = pd.to_numeric(rows["iterations"], errors="coerce")
         self.findings = self._placed(rows)
-        utility, _ = read_rows(folder, "utility.csv", {"round", "metric", "value", "point"})
+        utility, _ = read_utility(folder)
         ended, _ = read_rows(folder, "points.csv", {"point"})
         utility = utility[utility["point"].isin(set(ended["point"]) if len(ended) else set())]
-        for column in ("round", "value"):
-            utility[column] = pd.to_numeric(utility[column], errors="coerce").astype(float)
-        utility = utility.drop_duplicates(["point", "round", "metric"], keep="last")
         self.utility = self._placed(utility[utility["round"] > 0])
 
     def _placed(self, rows: "pd.DataFrame") -> "pd.DataFrame":

@@ -1,6 +1,7 @@
 """The terminal's side of `fedsim reproduce`: the listing, a bar a scenario, the tables."""
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -137,12 +138,8 @@ def _check_settings(
 
 def _order(chosen: Sequence[Figure]) -> list[tuple[Figure, Part]]:
     """The first scenario of every figure, then the second ones: what is added is often slow."""
-    return [
-        (figure, part)
-        for place in range(max(len(figure.parts) for figure in chosen))
-        for figure in chosen
-        for part in figure.parts[place : place + 1]
-    ]
+    several = ([(figure, part) for part in figure.parts] for figure in chosen)
+    return [one for places in itertools.zip_longest(*several) for one in places if one]
 
 
 def _pages(out: Path, scale: str, found: dict[str, Outcome]) -> list[Path]:
@@ -183,29 +180,16 @@ def _show(console: Console, found: Outcome) -> None:
 def _print(
     console: Console, head: Sequence[str], body: Sequence[Sequence[str]], title: str = ""
 ) -> None:
-    table = Table(title=escape(title) or None, title_justify="left", box=None)
-    for column in head:
-        table.add_column(escape(column), overflow="fold")
+    columns = (Column(escape(column), overflow="fold") for column in head)
+    table = Table(*columns, title=escape(title) or None, title_justify="left", box=None)
     for row in body:
         table.add_row(*map(escape, row))
     console.print(table)
 
 
-class _Bars:
-    """A bar a scenario, made when it is first heard of."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._tasks: dict[str, TaskID] = {}
-
-    def __call__(self, part: str, done: int, of: int, note: str) -> None:
-        if part not in self._tasks:
-            self._tasks[part] = self._progress.add_task(part, total=of, note="")
-        self._progress.update(self._tasks[part], completed=done, total=of, note=note)
-
-
 @contextlib.contextmanager
-def _bars(console: Console) -> Iterator[_Bars]:
+def _bars(console: Console) -> Iterator[driver.Progress]:
+    """Show a bar for each scenario, from the first report of its progress."""
     with Progress(
         TextColumn("{task.description:<24}"),
         BarColumn(bar_width=32),
@@ -216,4 +200,11 @@ def _bars(console: Console) -> Iterator[_Bars]:
         console=console,
         transient=True,
     ) as progress:
-        yield _Bars(progress)
+        bars: dict[str, TaskID] = {}
+
+        def update(part: str, done: int, of: int, note: str) -> None:
+            if part not in bars:
+                bars[part] = progress.add_task(part, note="")
+            progress.update(bars[part], completed=done, total=of, note=note)
+
+        yield update

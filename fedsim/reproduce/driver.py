@@ -69,7 +69,7 @@ def _play(scenario: Scenario, folder: Path, progress: Progress, name: str) -> st
     exists = (folder / "scenario.toml").exists()
     done: set[str] = set()
     if exists:
-        so_far = Ledger.append_to(folder)
+        so_far = Ledger(folder)
         so_far.same_scenario(scenario, GROWING)
         done = so_far.ended()
     left = [seed for seed in seeds if not {*_names(scenario, seed)} <= done]

@@ -1,7 +1,5 @@
 """A figure as it stands: what was measured, beside what is published, with a verdict on each."""
 
-import contextlib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +13,7 @@ from fedsim.reproduce.cells import Cell, Place, measured, places, reading, serie
 from fedsim.reproduce.driver import folder_of
 from fedsim.reproduce.gallery import Example, gallery
 from fedsim.reproduce.verdict import Judgement, Measured, judge, speaks_of
+from fedsim.runs import provenance
 from fedsim.runs.ledger import Ledger
 from fedsim.runs.measures import Measure, Measures
 from fedsim.scenario import Scenario, read_table
@@ -36,10 +35,10 @@ class Share:
 
     part: Part
     paper: Paper
-    places: tuple[Place, ...]
-    cells: tuple[Cell, ...]
-    judgements: tuple[Judgement, ...]
-    facts: tuple[tuple[str, str], ...]
+    places: tuple[Place, ...] = ()
+    cells: tuple[Cell, ...] = ()
+    judgements: tuple[Judgement, ...] = ()
+    facts: tuple[tuple[str, str], ...] = ()
     problem: str = ""
     examples: tuple[Example, ...] = ()
     measures: Measures = field(default_factory=Measures)
@@ -79,37 +78,21 @@ def outcome(
     problems: by scenario, why it could not be played just now. as_run: take each folder by the
     scenario that it was run with, whichever that was; otherwise another one is refused.
     """
-    return Outcome(
-        figure,
-        scale,
-        tuple(
-            _share(
-                part,
-                folder_of(out, figure, part, scale),
-                scale,
-                overrides,
-                data,
-                (problems or {}).get(part.name, ""),
-                as_run,
-            )
-            for part in figure.parts
-        ),
-    )
+    shares = []
+    for part in figure.parts:
+        folder = folder_of(out, figure, part, scale)
+        try:
+            scenario = part.scenario(scale, overrides, data)
+        except FedsimError as error:
+            share = Share(part, part.paper, problem=str(error), measures=reading(folder))
+        else:
+            problem = (problems or {}).get(part.name, "")
+            share = _share(part, scenario, folder, problem, as_run=as_run)
+        shares.append(share)
+    return Outcome(figure, scale, tuple(shares))
 
 
-def _share(
-    part: Part,
-    folder: Path,
-    scale: str,
-    overrides: Sequence[str],
-    data: str,
-    problem: str,
-    as_run: bool,
-) -> Share:
-    try:
-        scenario = part.scenario(scale, overrides, data)
-    except FedsimError as error:
-        return Share(part, part.paper, (), (), (), (), str(error), measures=reading(folder))
+def _share(part: Part, scenario: Scenario, folder: Path, problem: str, *, as_run: bool) -> Share:
     paper = scenario.paper or part.paper
     cells: list[Cell] = []
     examples: list[Example] = []
@@ -216,10 +199,7 @@ def _facts(scenario: Scenario, folder: Path | None) -> list[tuple[str, str]]:
 
     folder: None where it was refused; its hash and seeds belong to no number then.
     """
-    provenance: dict[str, Any] = {}
-    with contextlib.suppress(OSError, ValueError):
-        if folder:
-            provenance = json.loads((folder / "provenance.json").read_text(encoding="utf-8"))
+    known = provenance.read(folder) if folder else {}
     training = scenario.training
     facts = [
         ("data", str(scenario.task.get("data", "digits"))),
@@ -229,19 +209,19 @@ def _facts(scenario: Scenario, folder: Path | None) -> list[tuple[str, str]]:
             f"{training.algorithm}, clients {training.clients}, rounds {training.rounds}",
         ),
     ]
-    if not folder or not provenance:
+    if not folder or not known:
         return facts
     whole, part = _seeds(scenario, folder)
     facts += [(what, _ranges(s)) for what, s in (("seeds", whole), ("seeds in part", part)) if s]
-    facts[0] = ("data", f"{facts[0][1]} (sha256 {str(provenance['hashes']['data'])[:12]})")
-    versions = provenance.get("versions", {})
+    facts[0] = ("data", f"{facts[0][1]} (sha256 {str(known['hashes']['data'])[:12]})")
+    versions = known.get("versions", {})
     return [
         *facts,
-        ("device", str(provenance.get("device", "unknown"))),
+        ("device", str(known.get("device", "unknown"))),
         (
             "versions",
-            f"fedsim {provenance.get('fedsim')}, torch {versions.get('torch')}, "
-            f"flwr {versions.get('flwr')}, Python {provenance.get('python')}",
+            f"fedsim {known.get('fedsim')}, torch {versions.get('torch')}, "
+            f"flwr {versions.get('flwr')}, Python {known.get('python')}",
         ),
     ]
 
@@ -249,7 +229,7 @@ def _facts(scenario: Scenario, folder: Path | None) -> list[tuple[str, str]]:
 def _seeds(scenario: Scenario, folder: Path) -> tuple[set[int], set[int]]:
     """Seeds of which every point of the sweep has ended, and those of which some have."""
     ended: dict[str, set[int]] = {point: set() for point in scenario.combinations() or [""]}
-    for point in Ledger.append_to(folder).ended():
+    for point in Ledger(folder).ended():
         seed, _, rest = point.partition(",")
         if rest in ended:
             ended[rest].add(int(seed.removeprefix("seed=")))

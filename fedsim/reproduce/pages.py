@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from fedsim.errors import RunFolderError
+from fedsim.report import pages
 from fedsim.report.intervals import FEWEST
-from fedsim.report.pages import render
 from fedsim.reproduce.cells import Cell, axis
 from fedsim.reproduce.outcome import Outcome
 from fedsim.reproduce.picture import picture
@@ -26,15 +25,7 @@ Table = dict[str, Any]
 def write_page(path: Path, paper: str, scale: str, found: Sequence[Outcome]) -> Path:
     """Write PATH (.html or .md) in one step; returns it. Raises `RunFolderError`."""
     format: Literal["html", "markdown"] = "html" if path.suffix == ".html" else "markdown"
-    text = render(_content(paper, scale, found), format, TEMPLATE)
-    draft = path.with_name(f".{path.name}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_text(text, encoding="utf-8", newline="\n")
-        draft.replace(path)
-    except OSError as error:
-        raise RunFolderError(f"{path} cannot be written: {error.strerror}") from error
-    return path
+    return pages.write_page(path, pages.render(_content(paper, scale, found), format, TEMPLATE))
 
 
 def values(found: Outcome, measure: str) -> Table:
@@ -194,16 +185,7 @@ def _content(paper: str, scale: str, found: Sequence[Outcome]) -> dict[str, Any]
                 "measures": measures,
                 "statements": statements(one),
                 "tally": {kind: outcomes.count(kind) for kind in dict.fromkeys(outcomes)},
-                "shares": [
-                    {
-                        "name": share.part.name,
-                        "facts": share.facts,
-                        "problem": share.problem,
-                        "remark": share.paper.remark,
-                        "examples": share.examples,
-                    }
-                    for share in one.shares
-                ],
+                "shares": one.shares,
             }
         )
     return {"paper": paper, "scale": scale, "figures": figures, "pictures": pictures}

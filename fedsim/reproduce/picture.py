@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from fedsim.report.charts import COLOURS
+from fedsim.report.charts import COLOURS, GREY, LAYOUT
 from fedsim.reproduce.cells import Cell, axis
 from fedsim.reproduce.outcome import Outcome, Share
 from fedsim.reproduce.verdict import shown, speaks_of
@@ -117,8 +117,8 @@ def _chance(cells: Sequence[Cell]) -> Trace:
         "name": "random guess",
         "x": list(by_place),
         "y": [sum(values) / len(values) for values in by_place.values()],
-        "line": {"color": "#7d8797", "width": 2, "dash": "dot"},
-        "marker": {"color": "#7d8797", "symbol": "line-ew-open", "size": 12},
+        "line": {"color": GREY, "width": 2, "dash": "dot"},
+        "marker": {"color": GREY, "symbol": "line-ew-open", "size": 12},
         "hovertemplate": "%{y:.3~g}",
     }
 
@@ -145,8 +145,7 @@ def _layout(shares: Sequence[Share], measure: str) -> dict[str, Any]:
     return {
         "height": 420,
         "hovermode": "x" if at else "closest",
-        "margin": {"l": 66, "r": 16, "t": 10, "b": 90},
-        "legend": {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0},
+        **LAYOUT,
         "xaxis": below,
         "yaxis": y,
     }

@@ -19,7 +19,7 @@ import time
 import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from fedsim.errors import FedsimError, RunFolderError
 from fedsim.metrics.registry import described
@@ -52,7 +52,11 @@ def place(folder: str, point: str) -> str:
 
 
 class Ledger:
-    """One run folder, open for appending."""
+    """An existing run folder, open for appending; `create` makes one.
+
+    Args:
+        folder: A run folder that this or another process made.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -100,11 +104,6 @@ class Ledger:
         except OSError as error:
             raise _not_writable(folder, error) from error
         return ledger
-
-    @classmethod
-    def append_to(cls, folder: Path) -> "Ledger":
-        """A folder that another process made (the stock Flower engine runs in one of its own)."""
-        return cls(folder)
 
     def _begin(self, scenario: Scenario) -> None:
         (self.folder / "artifacts").mkdir(exist_ok=True)
@@ -290,16 +289,10 @@ class Ledger:
     def _write_parquet(self, table: bytes) -> None:
         import pandas as pd
 
-        kinds = {
-            field.name: field.type.__name__ if isinstance(field.type, type) else str(field.type)
-            for field in dataclasses.fields(Finding)
+        types = {
+            name: {int: "Int64", float: "Float64", float | None: "Float64"}.get(kind, "string")
+            for name, kind in get_type_hints(Finding).items()
         }
-        numbers = {
-            name: "Int64" if kind == "int" else "Float64"
-            for name, kind in kinds.items()
-            if kind in ("int", "float") or kind.startswith("float")
-        }
-        types = {name: numbers.get(name, "string") for name in kinds}
         frame = pd.read_csv(io.BytesIO(table), dtype=types, keep_default_na=False, na_values=_NA)
         partial = self.folder / "findings.parquet.part"
         frame.to_parquet(partial, index=False)

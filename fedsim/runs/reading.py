@@ -14,7 +14,15 @@ from fedsim.runs.measures import MEASURES, Measures, parse
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["COLUMNS", "STATUSES", "inside", "read_findings", "read_measures", "read_rows"]
+__all__ = [
+    "COLUMNS",
+    "STATUSES",
+    "inside",
+    "read_findings",
+    "read_measures",
+    "read_rows",
+    "read_utility",
+]
 
 COLUMNS = [
     "scenario", "point", "seed", "round", "client", "victim", "adversary", "metric", "value",
@@ -124,6 +132,26 @@ def read_findings(run_dir: Path) -> "tuple[pd.DataFrame, list[str]]":
     rows["counted"] = rows["value"].where(rows["status"] == "ok", rows["baseline"])
     rows["counted"] = rows["counted"].where(rows["status"] != "denied")
     return rows.reset_index(drop=True), notes
+
+
+def read_utility(run_dir: Path) -> "tuple[pd.DataFrame, list[str]]":
+    """Read utility.csv, one row for each round, metric and sweep point.
+
+    Returns:
+        The rows (columns round, metric, value, point), and notes on what had to be left out.
+
+    Raises:
+        RunFolderError: The file is no CSV, or not of a run.
+    """
+    import pandas as pd
+
+    rows, notes = read_rows(run_dir, "utility.csv", {"round", "metric", "value"})
+    for column in ("round", "metric", "value", "point"):
+        if column not in rows:
+            rows[column] = ""
+    for column in ("round", "value"):
+        rows[column] = pd.to_numeric(rows[column], errors="coerce").astype(float)
+    return rows.drop_duplicates(["point", "round", "metric"], keep="last"), notes
 
 
 def _one_row_a_metric(rows: "pd.DataFrame") -> "pd.DataFrame":

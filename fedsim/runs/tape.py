@@ -8,6 +8,7 @@ Tensors are stored as safetensors, never pickle.
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +21,7 @@ from fedsim.records import Interception, Update
 
 __all__ = ["Tape"]
 
-_META = (
-    "kind",
-    "optimizer",
-    "lr",
-    "momentum",
-    "weight_decay",
-    "steps",
-    "num_examples",
-    "reduction",
-)
+_META = [field.name for field in fields(Update) if field.name not in ("tensors", "buffers")]
 
 
 class Tape:

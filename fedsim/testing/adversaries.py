@@ -6,10 +6,11 @@ from typing import Any
 from fedsim.adversary import Adversary, Job
 from fedsim.errors import NotGranted
 from fedsim.knowledge import Knowledge
+from fedsim.libraries import brief
 from fedsim.records import FIELDS, Observation, Reconstruction
 from fedsim.seeds import torch_generator
 from fedsim.testing.examples import SPEC, example
-from fedsim.testing.watching import frozen, said, same, watched
+from fedsim.testing.watching import frozen, same, watched
 
 __all__ = ["CLAIMS", "adversary_complaints"]
 
@@ -35,7 +36,7 @@ def adversary_complaints(attack: Adversary, sample: Observation | None) -> list[
     try:
         filled = attack.fills()
     except Exception as error:
-        return [*found, f"fills() raises {said(error)}: name fields whatever the settings"]
+        return [*found, f"fills() raises {brief(error)}: name fields whatever the settings"]
     if unknown := sorted(filled - CLAIMS):
         found.append(f"fills() names {unknown}, which Reconstruction lacks: use {sorted(CLAIMS)}")
     if left := sorted(attack.recovers - filled):
@@ -47,7 +48,7 @@ def adversary_complaints(attack: Adversary, sample: Observation | None) -> list[
             pass
         except Exception as error:
             found.append(
-                f"with nothing granted it raises {said(error)}: read knowledge with "
+                f"with nothing granted it raises {brief(error)}: read knowledge with "
                 "seen.know(Knowledge.X), which raises NotGranted"
             )
         else:
@@ -71,7 +72,7 @@ def adversary_complaints(attack: Adversary, sample: Observation | None) -> list[
         refused = f"it refuses the sample: {error}"
         return found if sample is None else [*found, refused]
     except Exception as error:
-        return [*found, f"it raises {said(error)} on a small network with one image"]
+        return [*found, f"it raises {brief(error)} on a small network with one image"]
     if not isinstance(first, Reconstruction):
         return [*found, f"reconstruct returns {type(first).__name__}: return a Reconstruction"]
     for name in sorted(filled & CLAIMS):

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from fedsim.adversary import Adversary
 from fedsim.defense import Defense
 from fedsim.knowledge import Knowledge
+from fedsim.libraries import brief
 from fedsim.metric import Metric
 from fedsim.plugin import Plugin
 from fedsim.records import Observation
@@ -17,7 +18,6 @@ from fedsim.testing.adversaries import CLAIMS, adversary_complaints
 from fedsim.testing.defenses import defense_complaints
 from fedsim.testing.metrics import metric_complaints, metric_declarations
 from fedsim.testing.tasks import task_complaints
-from fedsim.testing.watching import said
 
 __all__ = ["conformance"]
 
@@ -51,7 +51,7 @@ def conformance(cls: type, sample: Observation | Task | None = None) -> list[str
     except Exception as error:
         return [
             *complaints,
-            f"{cls.__name__}() fails ({said(error)}): give every setting a default, and implement "
+            f"{cls.__name__}() fails ({brief(error)}): give every setting a default, and implement "
             "every abstract method",
         ]
     seen = sample if isinstance(sample, Observation) else None

@@ -5,10 +5,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from fedsim.defense import Defense, MeanGradient, Training
+from fedsim.libraries import brief
 from fedsim.records import Batch, Kind, Update
 from fedsim.seeds import torch_generator
 from fedsim.testing.examples import batch, network
-from fedsim.testing.watching import frozen, said, same, watched
+from fedsim.testing.watching import frozen, same, watched
 from fedsim.victim import VictimModel
 
 __all__ = ["defense_complaints"]
@@ -31,7 +32,7 @@ def defense_complaints(defense: Defense) -> list[str]:
             first, touched = watched(protect, 0)
             second, _ = watched(protect, 1)
         except Exception as error:
-            found.append(f"protect raises {said(error)} on a small {kind}")
+            found.append(f"protect raises {brief(error)} on a small {kind}")
             continue
         if not all(isinstance(one, Update) for one in first):
             found.append("protect does not return an Update: use update.replace(tensors=...)")
@@ -69,7 +70,7 @@ def _prepare(defense: Defense, model: VictimModel, examples: Batch) -> list[str]
         first, touched = watched(run, 0)
         second, _ = watched(run, 1)
     except Exception as error:
-        return [f"prepare, or the gradient it returns, raises {said(error)}"]
+        return [f"prepare, or the gradient it returns, raises {brief(error)}"]
     if first is None:
         return ["prepare does not return a Training: use training.replace(...)"]
     found = []

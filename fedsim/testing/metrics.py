@@ -12,13 +12,14 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 
 from fedsim.errors import FedsimError
+from fedsim.libraries import brief
 from fedsim.metric import Measure, Metric
 from fedsim.plugin import make, names
 from fedsim.records import UNKNOWN, Reconstruction, Spec, Truth
 from fedsim.seeds import torch_generator
 from fedsim.task import Task
 from fedsim.testing.adversaries import CLAIMS
-from fedsim.testing.watching import frozen, said, same, watched
+from fedsim.testing.watching import frozen, same, watched
 
 __all__ = ["metric_complaints", "metric_declarations", "true_claim"]
 
@@ -78,7 +79,7 @@ def metric_complaints(metric: Metric, sample: Task | None) -> list[str]:
                 raise
             continue  # a package that it needs is not there
         except Exception as error:
-            return [f"suits() raises {said(error)}: answer for every spec"]
+            return [f"suits() raises {brief(error)}: answer for every spec"]
         if fits:
             found = _scores(metric, task, spec)
             return list(dict.fromkeys(found))
@@ -133,7 +134,7 @@ def _of_victim(
             value, touched = watched(score, 0)
             again, _ = watched(score, 1)
         except Exception as error:
-            yield f"it raises {said(error)} for a claim of {claimed}: answer with a value or NaN"
+            yield f"it raises {brief(error)} for a claim of {claimed}: answer with a value or NaN"
             continue
         if not isinstance(value, float | int):
             yield f"it answers {type(value).__name__} for a claim of {claimed}: return a float"
@@ -153,7 +154,7 @@ def _of_victim(
     try:
         scores |= _chance(metric, truth, spec, task)
     except Exception as error:
-        yield f"chance() raises {said(error)}: return a value, NaN, or None for draws"
+        yield f"chance() raises {brief(error)}: return a value, NaN, or None for draws"
     yield from _order(metric, scores, single=single)
 
 

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedsim.libraries import brief
 from fedsim.records import Batch, Reconstruction, Spec, Truth
 from fedsim.seeds import torch_generator
 from fedsim.task import Task
-from fedsim.testing.watching import frozen, said, same, watched
+from fedsim.testing.watching import frozen, same, watched
 
 __all__ = ["task_complaints"]
 
@@ -34,7 +35,7 @@ def task_complaints(task: Task) -> list[str]:
         try:
             found += list(check(task))
         except Exception as error:
-            found.append(f"{check.__name__.strip('_')}: it raises {said(error)}")
+            found.append(f"{check.__name__.strip('_')}: it raises {brief(error)}")
     return found
 
 
@@ -87,7 +88,7 @@ def _purity(task: Task) -> Iterator[str]:
     try:
         other = pickle.loads(pickle.dumps(task))  # noqa: S301 - what was pickled a moment ago
     except Exception as error:
-        yield f"it cannot be sent to another process ({said(error)}): keep data out of settings"
+        yield f"it cannot be sent to another process ({brief(error)}): keep data out of settings"
         return
     if not same(frozen(_batch(other, steps=2)), frozen(again)):
         yield "batches: another process gets other ones from the same settings"

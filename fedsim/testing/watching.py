@@ -12,11 +12,7 @@ from torch import Tensor
 from fedsim.seeds import isolated
 from fedsim.victim import VictimModel
 
-__all__ = ["frozen", "said", "same", "watched"]
-
-
-def said(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+__all__ = ["frozen", "same", "watched"]
 
 
 def watched(call: Callable[[], Any], world: int) -> tuple[Any, str]:

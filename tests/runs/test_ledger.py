@@ -20,7 +20,7 @@ def test_a_row_is_on_disk_when_findings_returns(ledger, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda number: synced.append(number))
     ledger.findings([finding(), finding(metric="label_f1")])
     assert len(synced) == 1
-    assert [row["metric"] for row in Ledger.append_to(ledger.folder).rows()] == ["asr", "label_f1"]
+    assert [row["metric"] for row in Ledger(ledger.folder).rows()] == ["asr", "label_f1"]
 
 
 @pytest.mark.parametrize(

@@ -200,7 +200,7 @@ def test_resuming_imports_nothing_that_the_folder_alone_names(run):
 
 def test_a_report_imports_nothing(run):
     folder, _, mark = run
-    Ledger.append_to(folder).utility(1, {"accuracy": 0.5}, "")
+    Ledger(folder).utility(1, {"accuracy": 0.5}, "")
     assert CliRunner().invoke(app, ["report", str(folder)]).exit_code == 0
     assert (folder / "report.html").is_file()
     assert not mark.exists()
