@@ -58,7 +58,7 @@ class Entry:
             "any task" if Spec in self.cls.suits else ", ".join(o.modality for o in self.cls.suits)
         )
 
-    def says(self, word: str) -> bool:
+    def matches(self, word: str) -> bool:
         """Whether one of its terms, its summary or its citation has the word, or one so begun."""
         text = " ".join([*self.words, self.summary, getattr(self.cls, "cites", "")])
         return re.search(rf"\b{re.escape(_plain(word))}", _plain(text)) is not None
@@ -120,7 +120,7 @@ def entries(kinds: Iterable[str] = KINDS) -> list[Entry]:
 
 def matching(word: str) -> list[Entry]:
     """What has the word in its name, terms, summary or citation."""
-    return [entry for entry in entries() if entry.says(word)]
+    return [entry for entry in entries() if entry.matches(word)]
 
 
 def _of(kind: str) -> Iterator[Entry]:

@@ -40,8 +40,8 @@ def list_(
     tables: dict[str, dict[str, str]] = {}
     for entry in found:
         rows = tables.setdefault(entry.kind, {})
-        told = f"{entry.task}: {entry.summary}" if entry.task else entry.summary
-        rows[entry.name] = f"{rows[entry.name]}; {told}" if entry.name in rows else told
+        text = f"{entry.task}: {entry.summary}" if entry.task else entry.summary
+        rows[entry.name] = f"{rows[entry.name]}; {text}" if entry.name in rows else text
     if as_json:
         print_json(tables[word] if word in KINDS else tables)
         return

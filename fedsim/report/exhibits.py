@@ -53,13 +53,13 @@ class Exhibits:
                     }
                 )
             about = f"{artifact}/{ABOUT}"
-            told = self.embed(about) if inside(self.run_dir, about) else None
-            if told:
-                notes[told["text"]] = None
+            note = self.embed(about) if inside(self.run_dir, about) else None
+            if note:
+                notes[note["text"]] = None
         shown = [one for item in items for pair in item["pairs"] for one in pair if one]
         return {
             "items": items,
-            "heard": any(one["kind"] == "audio" for one in shown),
+            "has_audio": any(one["kind"] == "audio" for one in shown),
             "notes": [*notes],
             "shown": len(chosen),
             "total": len(order),

@@ -25,16 +25,16 @@ def marked(reconstruction: str, original: str) -> list[Segment]:
 def _line(ours: str, true: str) -> list[Segment]:
     parts = re.findall(r"\w+|\W+", ours)
     places = [at for at, part in enumerate(parts) if re.match(r"\w", part)]
-    said = [parts[at].casefold() for at in places]
+    words = [parts[at].casefold() for at in places]
     known = re.findall(r"\w+", true.casefold())
     marks = [""] * len(parts)
     left = Counter(known)
-    blocks = SequenceMatcher(None, said, known, autojunk=False).get_matching_blocks()
+    blocks = SequenceMatcher(None, words, known, autojunk=False).get_matching_blocks()
     for block in blocks:
         for at in range(block.a, block.a + block.size):
             marks[places[at]] = "run" if block.size > 1 else "word"
-            left[said[at]] -= 1
-    for at, word in zip(places, said, strict=True):
+            left[words[at]] -= 1
+    for at, word in zip(places, words, strict=True):
         if not marks[at] and left[word] > 0:
             marks[at] = "word"
             left[word] -= 1

@@ -63,7 +63,7 @@ class Figure:
         """The data sets it names, at smoke scale."""
         return list(dict.fromkeys(part.data for part in self.parts))
 
-    def said(self, field: str) -> str:
+    def words(self, field: str) -> str:
         """What its scenarios say of one thing: `needs` or `takes`."""
         return "; ".join(dict.fromkeys(filter(None, (getattr(p.paper, field) for p in self.parts))))
 

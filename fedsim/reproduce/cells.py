@@ -151,8 +151,8 @@ def _split(chosen: dict[str, Any], paper: Paper) -> tuple[float | str, str]:
     """A point's value on the axis, and its other values in words."""
     value = chosen.get(paper.x, "")
     numeric = isinstance(value, int | float) and not isinstance(value, bool)
-    told = {paper.x, *paper.pool}
-    others = ", ".join(short(other) for key, other in chosen.items() if key not in told)
+    apart = {paper.x, *paper.pool}
+    others = ", ".join(short(other) for key, other in chosen.items() if key not in apart)
     return float(value) if numeric else short(value), others
 
 

@@ -33,10 +33,10 @@ def listing(console: Console) -> None:
     table = Table(Column(no_wrap=True), *columns, box=None, show_header=False, pad_edge=False)
     for figure in figures().values():
         table.add_row(escape(figure.id), "", escape(figure.title))
-        facts = {"data": ", ".join(figure.data), **{k: figure.said(k) for k in ("needs", "takes")}}
-        for what, said in facts.items():
-            if said:
-                table.add_row("", what, escape(said), style="dim")
+        facts = {"data": ", ".join(figure.data), **{k: figure.words(k) for k in ("needs", "takes")}}
+        for what, text in facts.items():
+            if text:
+                table.add_row("", what, escape(text), style="dim")
     console.print(table)
 
 
@@ -162,18 +162,18 @@ def _show(console: Console, found: Outcome) -> None:
             made = values(found, name)
             if made["body"]:
                 _print(console, made["head"], made["body"], title=found.how(name).title)
-    told = statements(found)
-    if told["body"]:
+    made = statements(found)
+    if made["body"]:
         # The reasons of a verdict would fold a narrow column into dozens of lines: they come below.
         reasons: dict[str, int] = {}
-        first = len(told["notes"]) + 1
-        body = [list(row) for row in told["body"]]
+        first = len(made["notes"]) + 1
+        body = [list(row) for row in made["body"]]
         for row, one in zip(body, found.judgements, strict=False):
             if one.text != one.outcome:
                 number = reasons.setdefault(row[-1], first + len(reasons))
                 row[-1] = f"{'too few' if one.outcome == 'few' else one.outcome} ({number})"
-        _print(console, told["head"], body)
-        for line in [*told["notes"], *(f"({number}) {why}" for why, number in reasons.items())]:
+        _print(console, made["head"], body)
+        for line in [*made["notes"], *(f"({number}) {why}" for why, number in reasons.items())]:
             console.print(line, markup=False, highlight=False)
 
 

@@ -54,16 +54,16 @@ def play(
             return _play(scenario, folder, progress, part.name)
     except DataError as error:
         # Pages are shown around: they do not tell where somebody keeps data.
-        told = str(error).replace(str(Path(data).expanduser().resolve()), "--data") if data else ""
-        return (
-            f"needs {part.paper.needs}: {told or error}" if part.paper.needs else told or str(error)
-        )
+        reason = str(error)
+        if data:
+            reason = reason.replace(str(Path(data).expanduser().resolve()), "--data")
+        return f"needs {part.paper.needs}: {reason}" if part.paper.needs else reason
     except FedsimError as error:
         return str(error)
 
 
 def _play(scenario: Scenario, folder: Path, progress: Progress, name: str) -> str:
-    """Play the points that are left; returns why some of them could not be played."""
+    """Play the points that are left; returns why some of them could not be ended."""
     assert scenario.paper is not None  # noqa: S101 - the catalogue holds no other
     seeds = range(scenario.seed, scenario.seed + scenario.paper.repetitions)
     exists = (folder / "scenario.toml").exists()
@@ -74,8 +74,8 @@ def _play(scenario: Scenario, folder: Path, progress: Progress, name: str) -> st
         done = so_far.ended()
     left = [seed for seed in seeds if not {*_names(scenario, seed)} <= done]
     total = len(seeds) * len(_names(scenario, scenario.seed))
-    played = total - sum(len({*_names(scenario, seed)} - done) for seed in left)
-    progress(name, played, total, "")
+    ended = total - sum(len({*_names(scenario, seed)} - done) for seed in left)
+    progress(name, ended, total, "")
     if not left:
         return ""
     built = None
@@ -87,7 +87,7 @@ def _play(scenario: Scenario, folder: Path, progress: Progress, name: str) -> st
     here = Counter[str]()
 
     def waiting() -> Iterator[tuple[str, Scenario]]:
-        nonlocal played, current
+        nonlocal ended, current
         for seed in left:
             for point, own in _repetition(scenario, seed).points().items():
                 if point in done:
@@ -96,15 +96,15 @@ def _play(scenario: Scenario, folder: Path, progress: Progress, name: str) -> st
                 here.clear()
                 yield point, own
                 ledger.discard(place("checkpoint", point))
-                played += 1
-                progress(name, played, total, "")
+                ended += 1
+                progress(name, ended, total, "")
 
-    def tell(event: str, **fields: Any) -> None:
+    def report(event: str, **fields: Any) -> None:
         if event in ("attacks", "findings", "progress"):
             here[event] += fields.get("queued", 1)
             now = f"; {fields['progress']}" if event == "progress" else ""
             text = f"{here['findings']} of {here['attacks']} attacks{now}"
-            progress(name, played, total, text)
+            progress(name, ended, total, text)
         if event in ("point", "resumed", "caution"):
             ledger.event(event, **fields)
 
@@ -112,7 +112,7 @@ def _play(scenario: Scenario, folder: Path, progress: Progress, name: str) -> st
     try:
         while True:
             try:
-                simulation.run_points(scenario, points, ledger, tell, after=built)
+                simulation.run_points(scenario, points, ledger, report, after=built)
                 break
             except ClientError as error:  # of this point alone: an update with NaN, say
                 refused[current] = str(error)

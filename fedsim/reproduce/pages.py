@@ -70,7 +70,7 @@ def statements(found: Outcome) -> Table:
     notes = {remark: number for number, remark in enumerate(remarks, 1)}
     body = [_row(found, one, notes) for one in found.judgements]
     for share in found.shares if found.figure.parts[0].paper.kind == "table" else ():
-        told = {(one.measure, one.series, p) for one in share.judgements for p in one.places}
+        published = {(one.measure, one.series, p) for one in share.judgements for p in one.places}
         body += [
             [
                 *_where(found, [c]),
@@ -81,7 +81,7 @@ def statements(found: Outcome) -> Table:
                 "",
             ]
             for c in share.cells
-            if (c.measure, c.series, c.place.where) not in told
+            if (c.measure, c.series, c.place.where) not in published
         ]
     x = found.figure.parts[0].paper.x
     head = ["measure", "series", *([axis(x)] if x else []), "ours", "n", "by chance", "published"]
@@ -176,7 +176,7 @@ def _content(paper: str, scale: str, found: Sequence[Outcome]) -> dict[str, Any]
                     "values": values(one, name) if plain else None,
                 }
             )
-        outcomes = [judged.outcome for judged in one.judgements]
+        outcomes = [judgement.outcome for judgement in one.judgements]
         figures.append(
             {
                 "id": one.figure.id,

@@ -78,20 +78,20 @@ def _published(share: Share, measure: str, name: str, colour: str) -> list[Trace
         if of != measure or not ({"*", name} & {*statement.series}):
             continue
         x = [place.at for place in share.places if speaks_of(statement, place, share.paper.x)]
-        said = shown(statement, share.measures[measure])
+        number = shown(statement, share.measures[measure])
         for level, symbol in _levels(statement):
             traces.append(
                 {
                     "type": "scatter",
                     "mode": "lines+markers" if len(x) > 1 else "markers",
-                    "name": _plain(f"{name}: published {said}"),
+                    "name": _plain(f"{name}: published {number}"),
                     "legendgroup": name,
                     "showlegend": False,
                     "x": x,
                     "y": [level] * len(x),
                     "line": {"color": colour, "width": 1.5, "dash": "dash"},
                     "marker": {"color": colour, "symbol": symbol, "size": 10},
-                    "hovertemplate": _plain(f"published: {said}"),
+                    "hovertemplate": _plain(f"published: {number}"),
                 }
             )
     return traces

@@ -72,11 +72,12 @@ def judge(
     differing, few, agreeing = [], [], 0
     for cell in cells:
         off = gap(published, cell, ours.others.get(cell.place))
-        said = f"{_signed(off, ours.how)}" + (f" at {cell.place.where}" if cell.place.where else "")
+        at = f" at {cell.place.where}" if cell.place.where else ""
+        difference = f"{_signed(off, ours.how)}{at}"
         if cell.low is None:
-            few.append(f"{said}, n = {cell.n}" if off else "")
+            few.append(f"{difference}, n = {cell.n}" if off else "")
         elif off:
-            differing.append(said)
+            differing.append(difference)
         elif _a_guess(published, cell):
             few.append("")
         else:

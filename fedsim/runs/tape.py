@@ -61,10 +61,10 @@ class Tape:
 def _read(path: Path, before: Mapping[str, Tensor]) -> Interception:
     tensors = _load(path)
     with safe_open(path, framework="pt") as file:
-        told = (file.metadata() or {}).get("fedsim")
-    if told is None:
+        stored = (file.metadata() or {}).get("fedsim")
+    if stored is None:
         raise RunFolderError(f"{path} cannot be read: it was not recorded by fedsim")
-    meta: dict[str, Any] = json.loads(told)
+    meta: dict[str, Any] = json.loads(stored)
     buffers = {name: tensors.pop(name) for name in meta["buffers"]}
     update = Update(tensors=tensors, buffers=buffers, **{key: meta[key] for key in _META})
     return Interception(meta["round"], tuple(meta["clients"]), before, update)

@@ -78,8 +78,8 @@ def adversary_complaints(attack: Adversary, sample: Observation | None) -> list[
     for name in sorted(filled & CLAIMS):
         value = getattr(first, name)
         if value is None or (name == "attributes" and not value):
-            says = "recovers" if name in attack.recovers else "fills()"
-            found.append(f"{says} names '{name}', but the reconstruction leaves it empty")
+            where = "recovers" if name in attack.recovers else "fills()"
+            found.append(f"{where} names '{name}', but the reconstruction leaves it empty")
     if not same(before, frozen(seen)):
         found.append("it changes the observation: work on copies (tensor.clone())")
     if touched:
