@@ -1,4 +1,4 @@
-"""For plugin authors' tests: an `Observation` and a `Job` by hand, and a conformance check."""
+"""Tools for plugin authors' tests: hand-made observations and jobs, and a conformance check."""
 
 from fedsim.testing.contract import conformance
 from fedsim.testing.examples import SPEC, batch, example, job, network, observation

@@ -1,4 +1,4 @@
-"""Does an adversary keep its contract?"""
+"""Conformance check of adversaries."""
 
 import dataclasses
 from typing import Any
@@ -22,10 +22,25 @@ _FIELDS = {
 }
 
 BUDGET = 3
-"""Iterations that an adversary gets here: enough to run through, too few to succeed."""
+"""Iterations of an attack in this check: enough to run through, too few to succeed."""
 
 
 def adversary_complaints(attack: Adversary, sample: Observation | None) -> list[str]:
+    """List what is wrong with an adversary.
+
+    It is run twice on one observation, with the same seed for its own generator and other states of
+    the global generators. It must raise `NotGranted` without its knowledge, fill the fields that it
+    declares, leave the observation unchanged and return the same reconstruction twice.
+
+    Args:
+        attack: The adversary.
+        sample: An observation with everything granted; None for the one of `example`. An adversary
+            that does not suit the default sample, or refuses it with a `ValueError`, is checked for
+            its declarations only.
+
+    Returns:
+        One sentence for each complaint, with what to do about it.
+    """
     blind = Observation(granted=Knowledge(0), spec=SPEC, head="head")
     found = []
     if dropped := (attack.needs & ~attack.requires()).names():
@@ -90,13 +105,13 @@ def adversary_complaints(attack: Adversary, sample: Observation | None) -> list[
 
 
 def _attack(attack: Adversary, seen: Observation, world: int) -> tuple[Any, str]:
-    """One attack with seed 0, in a world of its own as to the global generators."""
+    """Attack with seed 0, and with global generators seeded by `world`."""
     job = Job(torch_generator(0, "conformance"), budget=BUDGET)
     return watched(lambda: attack.reconstruct(seen, job), world)
 
 
 def _withheld(seen: Observation, granted: Knowledge) -> dict[str, Any]:
-    """The observation's fields that must go when only this much is granted."""
+    """The fields to replace in an observation so that it holds no more than is granted."""
     gone: dict[str, Any] = {name: None for flag, name in _FIELDS.items() if flag not in granted}
     if Knowledge.GRADIENT not in granted:
         shown = Knowledge.HEAD_GRADIENT in granted

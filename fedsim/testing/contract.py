@@ -1,4 +1,4 @@
-"""Does a plugin class keep its contract? `conformance` answers with a list of complaints."""
+"""Conformance check of plugin classes: declarations first, then behaviour on a sample."""
 
 import re
 import typing
@@ -25,19 +25,20 @@ _SIGNS = r"[a-z0-9]+([-+*][a-z0-9]+)*[+*]?"
 
 
 def conformance(cls: type, sample: Observation | Task | None = None) -> list[str]:
-    """What is wrong with the class of an adversary, defense, metric or task.
+    """List what is wrong with the class of an adversary, defense, metric or task.
 
     Args:
         cls: The class.
-        sample: What it is tried on. For an adversary, an observation with everything granted:
-            without one it is `fedsim.testing.example()`, and an adversary that does not suit
-            images, or refuses these with a `ValueError`, is then only checked for its
-            declarations. For a metric, a task that it suits: without one it is the first installed
-            task that it suits, and a metric that suits none is then only checked for its
-            declarations. For a task, an instance with settings of its own.
+        sample: What the plugin is tried on.
+            For an adversary: an observation with everything granted. The default is
+            `fedsim.testing.example()`; an adversary that does not suit images, or refuses these
+            with a `ValueError`, is then checked for its declarations only.
+            For a metric: a task that it suits. The default is the first installed task that it
+            suits; a metric that suits none is checked for its declarations only.
+            For a task: an instance with other settings than the defaults.
 
     Returns:
-        Complaints, each with what to do about it; empty if nothing is wrong.
+        One sentence for each complaint, with what to do about it; empty if nothing is wrong.
     """
     if not (isinstance(cls, type) and issubclass(cls, Adversary | Defense | Metric | Task)):
         return [

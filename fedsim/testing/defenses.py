@@ -1,4 +1,4 @@
-"""Does a defense keep its contract?"""
+"""Conformance check of defenses."""
 
 from typing import Any
 
@@ -16,6 +16,18 @@ __all__ = ["defense_complaints"]
 
 
 def defense_complaints(defense: Defense) -> list[str]:
+    """List what is wrong with a defense.
+
+    `protect` is called on a gradient and on a weight difference (delta) of a small network, and
+    `prepare` on the training of that network, each twice with the same seed. Both must return what
+    they declare, leave their input unchanged, and repeat under a seed.
+
+    Args:
+        defense: The defense.
+
+    Returns:
+        One sentence for each complaint, with what to do about it.
+    """
     model, examples = network(), batch()
     gradient = {k: g.detach() for k, g in model.gradient(examples.inputs, examples.labels).items()}
     found = []

@@ -1,4 +1,4 @@
-"""An `Observation` and a `Job` by hand, and an example to attack."""
+"""Hand-made observations and jobs, and a small network with its gradient to attack."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -26,12 +26,21 @@ def observation(
     spec: Spec | None = None,
     **known: Any,
 ) -> Observation:
-    """An observation by hand, as a threat model would grant it; a test needs no run.
+    """Make an observation as a threat model would grant it, without a run.
 
-    gradient: by parameter name, mean over examples. head: the projection layer's name.
-    classes: how many; read off the head's weight (classes, features) where left out.
-    granted: defaults to what follows from the arguments given. known: any other field of
-    `Observation` (labels, num_examples, steps, lr, buffers, auxiliary, ...).
+    Args:
+        gradient: Gradients by parameter name, mean over examples.
+        head: The name of the last linear layer.
+        classes: Number of classes; by default the rows of the head's weight, whose shape is
+            (classes, features).
+        granted: What the threat model grants; by default what the arguments imply.
+        model: The model that the client started from.
+        spec: What examples look like; by default a `Spec` with `classes`.
+        **known: Any other field of `Observation`, such as labels, num_examples, steps, lr, buffers
+            or auxiliary.
+
+    Raises:
+        ValueError: The number of classes is neither given nor implied.
     """
     gradient = dict(gradient or {})
     if spec is None:
@@ -54,16 +63,22 @@ def observation(
 
 
 def job(*, seed: int = 0, budget: int | None = None, **settings: Any) -> Job:
-    """A job by hand; settings are those of `Job` (device, deadline, cancelled, on_progress)."""
+    """Make a job.
+
+    Args:
+        seed: Seeds the job's generator.
+        budget: Iterations that the attack may take; None for no limit.
+        **settings: Other fields of `Job`: device, deadline, cancelled, on_progress.
+    """
     return Job(torch_generator(seed, "test"), budget=budget, **settings)
 
 
 SPEC = ImageSpec(classes=10, input_shape=(1, 6, 6))
-"""What `network` and `batch` are made for."""
+"""What the examples of `network` and `batch` look like."""
 
 
 def network(seed: int = 0) -> VictimModel:
-    """A small sigmoid network: a convolution and a head with a bias, random weights."""
+    """Make a small sigmoid network with random weights: a convolution and a head with a bias."""
     with isolated(seed, "test", "network"):
         module = nn.Sequential()
         module.add_module("conv", nn.Conv2d(1, 3, 3, stride=2, padding=1))
@@ -78,16 +93,19 @@ def network(seed: int = 0) -> VictimModel:
 
 
 def batch(size: int = 1, seed: int = 0) -> Batch:
-    """Random images (size, 1, 6, 6) in [0, 1] with random labels out of ten."""
+    """Draw random images of shape (size, 1, 6, 6) in [0, 1] with labels from 0 to 9."""
     rng = torch_generator(seed, "test", "batch")
     inputs = torch.rand(size, *SPEC.input_shape, generator=rng)
     return Batch(inputs, torch.randint(SPEC.classes, (size,), generator=rng))
 
 
 def example(size: int = 1, seed: int = 0, model: VictimModel | None = None) -> Observation:
-    """The gradient of a model on `batch`, with everything granted that an image task has.
+    """Observe the gradient of a model on `batch`, with everything granted that an image task has.
 
-    model: `network(seed)` where left out; another must take the images of `SPEC`.
+    Args:
+        size: Number of examples.
+        seed: Seeds the examples, and the default model.
+        model: A model for the images of `SPEC`; by default `network(seed)`.
     """
     model, examples = model or network(seed), batch(size, seed)
     gradient = model.gradient(examples.inputs, examples.labels)

@@ -1,4 +1,4 @@
-"""Does a metric keep its contract?"""
+"""Conformance check of metrics."""
 
 import functools
 import math
@@ -26,11 +26,11 @@ __all__ = ["metric_complaints", "metric_declarations", "true_claim"]
 _FORMAT = TypeAdapter(dict[str, Measure])
 
 DRAWS = 8
-"""Random guesses whose mean stands for chance."""
+"""Random guesses that are averaged for the level of chance."""
 
 
 def metric_declarations(cls: type[Metric]) -> list[str]:
-    """What is wrong with what a metric says of itself.
+    """List what is wrong with the declarations of a metric: `fields` and `shown`.
 
     Args:
         cls: The metric's class.
@@ -63,12 +63,15 @@ _FILLED = {"share", "value", "hits", "n"}
 
 
 def metric_complaints(metric: Metric, sample: Task | None) -> list[str]:
-    """What is wrong with the values of a metric.
+    """List what is wrong with the values of a metric.
+
+    The truth itself, in another order, in part, twice, empty and with numbers that are not finite,
+    is scored as if an adversary had claimed it, and the scores must be ordered as `shown` declares.
 
     Args:
         metric: The metric.
-        sample: A task that it suits; without one each installed task with its default settings is
-            tried. Where it suits none, there are no complaints.
+        sample: A task that it suits; by default the first installed task that it suits, with its
+            default settings. There are no complaints if it suits none.
     """
     for task in (sample,) if sample is not None else _tasks():
         try:
@@ -94,7 +97,7 @@ def _tasks() -> Iterator[Task]:
 
 
 def _scores(metric: Metric, task: Task, spec: Spec) -> list[str]:
-    """Complaints about the scores of one victim with four examples, and of one with a single."""
+    """Complaints about the scores of a victim with four examples and of a victim with one."""
     found = []
     for size in (4, 1):
         truth = task.truth([0], 1, batch_size=size, steps=1)
@@ -159,7 +162,7 @@ def _of_victim(
 
 
 def _order(metric: Metric, scores: dict[str, float], *, single: bool) -> Iterator[str]:
-    """Complaints about how scores of claims stand to each other and to the declared bounds."""
+    """Complaints about the order of scores, and about scores outside the declared range."""
     shown, top = metric.shown, scores["the truth"]
     low, high = shown.range
     best, way = (low, "lower") if shown.lower else (high, "higher")
@@ -190,7 +193,7 @@ def _order(metric: Metric, scores: dict[str, float], *, single: bool) -> Iterato
 
 
 def _chance(metric: Metric, truth: Truth, spec: Spec, task: Task) -> dict[str, float]:
-    """What a random guess scores: in closed form, or the mean of draws; empty where neither is."""
+    """The score of a random guess: in closed form, or the mean of draws; empty if there is none."""
     value = metric.chance(truth, spec)
     if value is None:
         rngs = [torch_generator(0, "guess", draw) for draw in range(DRAWS)]
@@ -231,9 +234,12 @@ def true_claim(truth: Truth, spec: Spec) -> Reconstruction:
 
 
 def _each(claim: Reconstruction, change: Any, *, empty: bool = False) -> Reconstruction:
-    """A claim with what it holds of each example changed as a list; other fields are left out.
+    """A claim with its lists of examples changed; fields about all examples are left out.
 
-    empty: what is held of all examples together is there, with nothing in it.
+    Args:
+        claim: The claim.
+        change: Called with the list of each field that has an entry for each example.
+        empty: Whether to keep fields about all examples together, with nothing in them.
     """
     changed: dict[str, Any] = {"objective": claim.objective, "outcomes": claim.outcomes}
     for field in ("inputs", "sequences", "tokens", "text"):
@@ -252,7 +258,7 @@ def _each(claim: Reconstruction, change: Any, *, empty: bool = False) -> Reconst
 
 
 def _spoilt(values: Sequence[Any]) -> list[Any]:
-    """The same values with NaN for every number that can be one."""
+    """The same values with NaN in place of every floating-point number."""
     return [
         torch.full_like(value, math.nan)
         if isinstance(value, torch.Tensor) and value.is_floating_point()

@@ -1,4 +1,4 @@
-"""Does a task keep its contract?"""
+"""Conformance check of tasks."""
 
 import dataclasses
 import inspect
@@ -19,14 +19,20 @@ from fedsim.testing.watching import frozen, same, watched
 __all__ = ["task_complaints"]
 
 CLIENTS = 3
-"""Clients that the data is cut among here, unless the sample says more."""
+"""Clients that the data is divided among, unless the sample has more."""
 
 
 def task_complaints(task: Task) -> list[str]:
-    """What is wrong with a task.
+    """List what is wrong with a task.
+
+    Its data, model, loss, evaluation and guesses are checked, and that batches are a function of
+    seed, client and round alone.
 
     Args:
-        task: The task; its data is cut among three clients if it says one.
+        task: The task. Its data is divided among three clients if it has one.
+
+    Returns:
+        One sentence for each complaint, with what to do about it.
     """
     if task.clients == 1:
         task = task.model_copy(update={"clients": CLIENTS})
@@ -155,7 +161,7 @@ def _loss(task: Task) -> Iterator[str]:
 
 
 def _twice(task: Task, module: nn.Module, batch: Batch) -> Iterator[str]:
-    """Whether gradients can be matched: a gradient's own gradient reaches the inputs."""
+    """Check that gradients can be matched: the gradient's own gradient reaches the inputs."""
     inputs = batch.inputs.clone().requires_grad_(True)
     value = task.loss(module, inputs, batch.labels, lengths=batch.lengths)
     parameters = [p for p in module.parameters() if p.requires_grad]

@@ -1,4 +1,4 @@
-"""What a call returns, what it changes, and which global generators it draws from."""
+"""Check that calls are pure: what they return, change and draw from global generators."""
 
 import dataclasses
 import random
@@ -16,7 +16,15 @@ __all__ = ["frozen", "same", "watched"]
 
 
 def watched(call: Callable[[], Any], world: int) -> tuple[Any, str]:
-    """What a call returns, and which global generators it drew from."""
+    """Call a function and find the global random generators that it draws from.
+
+    Args:
+        call: The function.
+        world: Seeds the global generators around the call.
+
+    Returns:
+        What the call returned, and the names of the generators, separated by commas.
+    """
     with isolated(world, "conformance", "world"):
         before = _generators()
         result = call()
@@ -33,7 +41,7 @@ def _generators() -> dict[str, Any]:
 
 
 def frozen(value: Any) -> Any:
-    """A copy of everything in a record, to compare with later; a model is private, so left out."""
+    """Copy a record with everything in it, for a later comparison; models are left out."""
     if isinstance(value, Tensor):
         return value.detach().clone()
     if isinstance(value, VictimModel):
@@ -48,7 +56,7 @@ def frozen(value: Any) -> Any:
 
 
 def same(ours: Any, theirs: Any) -> bool:
-    """Equal all the way down; NaN equals NaN."""
+    """Whether two nested records are equal; NaN equals NaN."""
     if isinstance(ours, Tensor | np.ndarray):
         a, b = torch.as_tensor(ours), torch.as_tensor(theirs)
         return a.shape == b.shape and torch.allclose(
