@@ -1,4 +1,4 @@
-"""The command line, one file a command."""
+"""The command line, with one file for each command."""
 
 import os
 import sys
@@ -49,7 +49,7 @@ def options(
 
 
 def main() -> None:
-    """Run the command line; a mistake of the user's ends in one message, never a traceback."""
+    """Run the command line; an error of the user ends in one message, never a traceback."""
     import click
 
     from fedsim.errors import ClientError, EngineError, FedsimError, NotMeasured

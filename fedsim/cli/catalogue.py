@@ -1,4 +1,4 @@
-"""What is installed, by kind: found by name or word, described in facts."""
+"""The installed plugins, scenarios, models and data: search and description."""
 
 import inspect
 import math
@@ -27,7 +27,7 @@ KINDS = ("adversaries", "defenses", "scenarios", "tasks", "metrics", "models", "
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Something that a scenario can name.
+    """A plugin, scenario, model or data set that a scenario can name.
 
     Attributes:
         kind: One of `KINDS`.
@@ -45,7 +45,7 @@ class Entry:
 
     @property
     def words(self) -> Iterator[str]:
-        """Names and terms that it is found by."""
+        """The names and terms under which it is found."""
         yield self.name
         yield from getattr(self.cls, "keywords", ())
 
@@ -59,7 +59,7 @@ class Entry:
         )
 
     def matches(self, word: str) -> bool:
-        """Whether one of its terms, its summary or its citation has the word, or one so begun."""
+        """Whether a word of its terms, summary or citation begins with this word."""
         text = " ".join([*self.words, self.summary, getattr(self.cls, "cites", "")])
         return re.search(rf"\b{re.escape(_plain(word))}", _plain(text)) is not None
 
@@ -111,15 +111,15 @@ def _plain(text: str) -> str:
 
 
 def entries(kinds: Iterable[str] = KINDS) -> list[Entry]:
-    """Everything of these kinds, in their order.
+    """Find everything of these kinds, in their order.
 
-    Scenarios are those that are no figure of a paper: `fedsim reproduce` lists these.
+    Scenarios of papers' figures are left out: `fedsim reproduce` lists them.
     """
     return [entry for kind in kinds for entry in _of(kind)]
 
 
 def matching(word: str) -> list[Entry]:
-    """What has the word in its name, terms, summary or citation."""
+    """Find entries with the word in their name, terms, summary or citation."""
     return [entry for entry in entries() if entry.matches(word)]
 
 

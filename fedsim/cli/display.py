@@ -1,4 +1,4 @@
-"""What a person sees: progress while a run goes on, its last table, facts of a plugin."""
+"""Terminal output: progress of a run, its summary, and descriptions of plugins."""
 
 import math
 from collections import defaultdict
@@ -22,9 +22,13 @@ __all__ = ["Display", "print_facts", "print_summary"]
 
 
 class Display:
-    """An observer that shows rounds, clients, attacks in flight and leakage so far.
+    """An observer that shows rounds, clients, running attacks and leakage so far.
 
-    On a terminal a live display; otherwise a plain line a round, so that logs stay readable.
+    A terminal gets a live display, any other output a plain line for each round.
+
+    Args:
+        console: Where to print.
+        quiet: Whether to print nothing.
     """
 
     def __init__(self, console: Console, *, quiet: bool = False) -> None:
@@ -56,7 +60,7 @@ class Display:
             self._live.__exit__(*reason)
 
     def __call__(self, event: str, **fields: Any) -> None:
-        """Take in one event of a run."""
+        """Show an event of a run."""
         handle = getattr(self, f"_on_{event}", None)
         if handle is not None and not self._quiet:
             handle(**fields)
@@ -92,7 +96,7 @@ class Display:
         self._bars.update(self._attacks, completed=self._done, note=f"{pending} in flight")
         for row in findings:
             entry = self._sums[(row.label, row.metric)]
-            # As in the report: an attack that broke counts as a guess.
+            # As in the report, an attack that broke counts as a random guess.
             value = row.value if row.status == "ok" else row.baseline
             if row.status != "denied" and value is not None:
                 entry[0] += 1
@@ -112,7 +116,7 @@ class Display:
             self._say(f"round {round}/{of}  {utility}{so_far}")
 
     def _leakage(self) -> str:
-        """Each adversary's main metric so far, and what chance gives."""
+        """The mean of each adversary's main metric so far, beside chance."""
         measures = Measures({name: metric.shown for name, metric in installed().items()})
         main: dict[str, str] = {}
         for label, metric in self._sums:
@@ -128,7 +132,7 @@ class Display:
         return ", ".join(parts)
 
     def _say(self, text: str) -> None:
-        # Names in a line can come from clients: no markup, no control characters.
+        # Names in a line can come from clients, so markup and control characters are removed.
         clean = "".join(char for char in text if char.isprintable())
         self._console.print(escape(clean), highlight=False)
 
@@ -142,7 +146,7 @@ def _number(metric: str, value: float) -> str:
 
 
 def print_facts(console: Console, facts: dict[str, Any]) -> None:
-    """What `Entry.describe` found, for reading."""
+    """Print the description of a plugin (`Entry.describe`)."""
     kind = f"{facts['kind']} of {facts['task']}" if "task" in facts else facts["kind"]
     console.print(f"{facts['name']} ({kind})", style="bold", markup=False, highlight=False)
     for paragraph in facts["text"].split("\n\n"):
@@ -167,9 +171,9 @@ def print_facts(console: Console, facts: dict[str, Any]) -> None:
 
 
 def print_summary(console: Console, folder: Path) -> None:
-    """What leaked against what chance gives; of a sweep one line a point, with the model's utility.
+    """Print what leaked beside chance; for a sweep one line for each point, with the utility.
 
-    Of a single point the utility shows where defenses have spent a budget.
+    Without a sweep, the privacy that defenses have spent is printed too.
     """
     rows, utility, measures = summary(folder), final_utility(folder), read_measures(folder)[0]
     if len({*utility, *(row["point"] for row in rows)}) > 1:
@@ -185,7 +189,7 @@ def print_summary(console: Console, folder: Path) -> None:
 def _points(
     rows: list[dict[str, Any]], utility: dict[str, dict[str, float]], measures: Measures
 ) -> Table:
-    """A line for each point of a sweep: accuracy, privacy spent, every adversary's main measure."""
+    """A row for each point of a sweep: accuracy, privacy spent, each adversary's main metric."""
     points = list(dict.fromkeys([*utility, *(row["point"] for row in rows)]))
     keys = {point.partition("=")[0] for point in points}
     alone = len(keys) == 1 and not any("," in point.split("(")[0] for point in points)
@@ -224,7 +228,7 @@ def _utility(metric: str, value: float | None) -> str:
 
 
 def _print_leakage(console: Console, rows: list[dict[str, Any]], measures: Measures) -> None:
-    """Who was attacked, and the main measures of what leaked; the page has the others."""
+    """Print who was attacked and the main measures of what leaked; the report has the others."""
     place = {row["label"]: i for i, row in enumerate(rows)}
     groups: dict[str, list[dict[str, Any]]] = {}
     for row in sorted(rows, key=lambda row: (place[row["label"]], measures.rank(row["metric"]))):

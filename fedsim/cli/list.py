@@ -1,4 +1,4 @@
-"""`fedsim list`: what is installed, by kind or by a word."""
+"""`fedsim list`: plugins, scenarios, models and data, by kind or by word."""
 
 from typing import Annotated
 

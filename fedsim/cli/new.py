@@ -1,4 +1,4 @@
-"""`fedsim new`: a plugin package that works, to be made one's own."""
+"""`fedsim new`: a working plugin package to start from."""
 
 import importlib.util
 import keyword
@@ -12,7 +12,7 @@ __all__ = ["new"]
 
 
 class Kind(StrEnum):
-    """What a package can hold."""
+    """Kinds of plugins that a package can be made for."""
 
     adversary = "adversary"
     defense = "defense"

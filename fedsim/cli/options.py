@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 __all__ = ["AsJson", "Data", "Set", "Trust", "open_console", "print_json"]
 
 WIDE = 200
-"""Characters of a line where no window limits it."""
+"""Width of a line, in characters, if the output is no terminal."""
 
 Set = Annotated[
     list[str] | None,
@@ -35,7 +35,7 @@ def print_json(value: Any) -> None:
 
 
 def open_console(*, stderr: bool = False) -> "Console":
-    """A console for tables; in a pipe or a file it is wide, so that nothing is cut."""
+    """A console for tables, which is wide if the output is no terminal, so that nothing is cut."""
     from rich.console import Console
 
     console = Console(stderr=stderr)

@@ -1,4 +1,4 @@
-"""`fedsim show`: what something of `fedsim list` is, and its settings; or a scenario's text."""
+"""`fedsim show`: the description and settings of an entry of `fedsim list`, or a scenario."""
 
 from pathlib import Path
 from typing import Annotated

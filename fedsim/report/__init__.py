@@ -1,7 +1,7 @@
-"""A run folder as one page: who was attacked, what leaked, against what chance gives.
+"""The report of a run folder: one page with who was attacked and what leaked, beside chance.
 
-Reads the run folder and nothing else. Everything in it is treated as hostile text: it may come
-from another machine. The page holds its pictures and its one library, and asks no network for more.
+It is made from the run folder alone. All text in the folder is treated as hostile, since it may
+come from another machine. The page contains its pictures and its library, and loads nothing else.
 """
 
 import contextlib
@@ -28,9 +28,18 @@ ATTACKS, ERRORS, ERROR_LENGTH = 400, 12, 2000
 
 
 def write_report(run_dir: Path, format: Literal["html", "markdown"] = "html") -> Path:
-    """Write `report.html` (or `report.md`) into a run folder; returns its path.
+    """Write `report.html` or `report.md` into a run folder, in place of an earlier one.
 
-    An earlier report is replaced in one step. Raises `RunFolderError`.
+    Args:
+        run_dir: The run folder.
+        format: "html" or "markdown".
+
+    Returns:
+        The path of the report.
+
+    Raises:
+        RunFolderError: The format is unknown, the folder cannot be read or holds no results, or the
+            file cannot be written.
     """
     if format not in ("html", "markdown"):
         raise RunFolderError(f"no report format '{format}'; there are html and markdown")
@@ -39,21 +48,24 @@ def write_report(run_dir: Path, format: Literal["html", "markdown"] = "html") ->
 
 
 def summary(run_dir: Path) -> list[dict[str, Any]]:
-    """What leaked: a row for each sweep point, adversary label and metric.
+    """Summarise what leaked: a row for each sweep point, adversary label and metric.
 
-    Keys: point, label, adversary, metric; attacks and how they ended (ok, failed, timeout,
-    denied); n, mean, low, high (95 % interval, None below three values), baseline (a random
-    guess), baseline_prior, best, worst, lower_is_better, verdict and sentence; of the metric
-    `recovered` also successes (attacks that recovered every example) and the iterations that those
-    took to their end, failed starts included, iterations_median and iterations_mean. None where
-    there is no number. Failed and timed-out attacks count as the baseline, denied ones not at all.
+    Failed and timed-out attacks count as the baseline; denied attacks do not count.
+
+    Returns:
+        Rows with the keys point, label, adversary, metric; attacks and how they ended (ok, failed,
+        timeout, denied); n, mean, low, high (95 % interval, None with fewer than three values),
+        baseline (a random guess), baseline_prior, best, worst, lower_is_better, verdict and
+        sentence. For the metric `recovered`, successes is the number of attacks that recovered
+        every example; iterations_median and iterations_mean are the iterations that those took,
+        failed starts included. A value is None if there is no number.
     """
     rows = _findings(Path(run_dir))[0]
     return summarise(rows, read_measures(Path(run_dir))[0])
 
 
 def final_utility(run_dir: Path) -> dict[str, dict[str, float]]:
-    """By sweep point and metric, the utility after the last round: accuracy, epsilon, ..."""
+    """The utility after the last round (accuracy, epsilon, ...), by sweep point and metric."""
     utility = _findings(Path(run_dir))[1]
     return {
         str(point): {
@@ -84,7 +96,7 @@ def _findings(run_dir: Path) -> "tuple[pd.DataFrame, pd.DataFrame, list[str]]":
 
 
 def _content(run_dir: Path) -> dict[str, Any]:
-    """Everything the templates show, as plain values."""
+    """Everything that the templates show, as plain values."""
     rows, utility, notes = _findings(run_dir)
     measures, more = read_measures(run_dir)
     notes = notes + more
@@ -149,7 +161,7 @@ def _point(
     main: dict[str, str],
     exhibits: Exhibits,
 ) -> dict[str, Any]:
-    """One sweep point (or the whole run): its picture, tables and gallery."""
+    """The plot, tables and gallery of one sweep point, or of a run without a sweep."""
     from fedsim.report import charts
 
     adversaries = []
@@ -199,7 +211,7 @@ def _point(
 def _rounds(
     rows: "pd.DataFrame", utility: "pd.DataFrame", main: dict[str, str], measures: Measures
 ) -> dict[str, list[Any]]:
-    """The numbers behind the picture: a row a round."""
+    """The numbers behind the plot, a row for each round."""
     columns: dict[str, dict[float, str]] = {}
     for metric, part in utility.groupby("metric", sort=False):
         shown = [f"{value:.3g}" for value in part["value"]]
@@ -221,7 +233,7 @@ def _rounds(
 def _lead(
     rows: "pd.DataFrame", utility: "pd.DataFrame", scenario: dict[str, Any], points: int
 ) -> str:
-    """Who was attacked, in a sentence or two."""
+    """Two or three sentences about who was attacked."""
     parts = []
     if points > 1:
         parts.append(f"A sweep over {points} points; below, each on its own.")
@@ -255,7 +267,7 @@ def _lead(
 
 
 def _spent(utility: "pd.DataFrame") -> list[str]:
-    """What each defense has spent in the end, such as `epsilon = 3.1 at delta = 1e-05`."""
+    """The privacy that each defense has spent, such as `epsilon = 3.1 at delta = 1e-05`."""
     last = dict(utility.groupby("metric", sort=False)["value"].last())
     found = []
     for metric, value in last.items():

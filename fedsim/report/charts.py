@@ -1,6 +1,6 @@
-"""The picture of a report: utility and leakage against rounds, as a plotly figure in plain JSON.
+"""The plot of a report: utility and leakage against rounds, as a plotly figure in plain JSON.
 
-Colours of text and grid are left to the page, which follows the reader's light or dark scheme.
+The page sets the colours of text and grid, according to the reader's light or dark scheme.
 """
 
 import html
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["figure"]
 
-# Told apart with the common colour blindnesses, and on white as well as on near-black.
+# Distinct under the common colour vision deficiencies, on white and on near-black.
 COLOURS = ("#d9660b", "#2f7ed8", "#1a9a76", "#9a6fd8", "#d6457a", "#9a8a12")
 GREY = "#7d8797"
 LAYOUT = {
@@ -23,7 +23,7 @@ LAYOUT = {
 }
 ROW_PIXELS = 190
 TITLES = {"wer": "Word error rate", "mcc": "Matthews correlation"}
-"""Of quantities of utility whose name is an abbreviation."""
+"""Titles of utility metrics whose name is an abbreviation."""
 
 WHOSE = {"": "on the test set", "train": "in training", "client": "on clients' own data"}
 
@@ -31,9 +31,13 @@ WHOSE = {"": "on the test set", "train": "in training", "client": "on clients' o
 def figure(
     rows: "pd.DataFrame", utility: "pd.DataFrame", main: dict[str, str], measures: Measures
 ) -> dict[str, Any]:
-    """A plotly figure {"data", "layout"}: rows of charts that share the axis of rounds.
+    """Plot one sweep point as a plotly figure {"data", "layout"}: charts that share their x axis.
 
-    rows, utility: of one sweep point. main: the metric that stands for each adversary.
+    Args:
+        rows: The findings of the point.
+        utility: The utility of the point.
+        main: The main metric of each adversary, by label.
+        measures: How metrics are read.
     """
     panels: dict[str, list[dict[str, Any]]] = {}
     by_metric = dict(list(utility.groupby("metric", sort=False)))
@@ -89,7 +93,7 @@ def _line(x: Any, y: Any, name: str, line: dict[str, Any]) -> dict[str, Any]:
 
 
 def _stacked(panels: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """The panels one above the other, in order, with one axis of rounds below the last."""
+    """The panels one above the other, with the axis of rounds below the last."""
     count, data = len(panels), []
     layout: dict[str, Any] = {
         "height": ROW_PIXELS * count + 110,
@@ -129,11 +133,11 @@ def _stacked(panels: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
 
 
 def _number(value: Any) -> float | None:
-    """JSON knows neither NaN nor infinity: a gap in the line."""
+    """A number for JSON, which has neither NaN nor infinity; None is a gap in the line."""
     number = float(value)
     return number if math.isfinite(number) else None
 
 
 def _plain(text: str) -> str:
-    """Plotly reads some HTML in names; this makes it show what is there, and cuts it short."""
+    """Escape text for plotly, which interprets some HTML in names, and shorten it."""
     return html.escape(text if len(text) <= 60 else text[:59] + "…", quote=False)

@@ -1,4 +1,4 @@
-"""Originals beside reconstructions: files of a run folder, embedded in its report within limits."""
+"""Originals beside reconstructions: files of a run folder, embedded in its report up to a limit."""
 
 import base64
 import fnmatch
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Exhibits", "scores"]
 
-# What may be embedded, and nothing else: no SVG or HTML, which can carry scripts.
+# Only these may be embedded: SVG and HTML can contain scripts.
 KINDS = {
     ".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".webp": "image/webp",
     ".wav": "audio/wav", ".flac": "audio/flac", ".mp3": "audio/mpeg", ".txt": "text/plain",
@@ -29,13 +29,18 @@ Pair = tuple[Exhibit | None, Exhibit | None]
 
 
 class Exhibits:
-    """Embeds artifacts, and counts what it refused."""
+    """Embeds artifacts, and counts those that it refuses."""
 
     def __init__(self, run_dir: Path, measures: Measures) -> None:
         self.run_dir, self.measures, self.used, self.refused = run_dir, measures, 0, 0
 
     def of(self, order: "pd.DataFrame", rows: "pd.DataFrame") -> dict[str, Any]:
-        """Attacks in the given order, evenly chosen when there are too many to show."""
+        """Exhibits of attacks in the given order, evenly chosen if there are too many to show.
+
+        Args:
+            order: One row for each attack, in the order of the gallery.
+            rows: All rows of these attacks, for their scores.
+        """
         order = order[order["artifact"] != ""]
         step = max(1.0, (len(order) - 1) / (SHOWN - 1))
         chosen = order.iloc[[round(at * step) for at in range(min(len(order), SHOWN))]]
@@ -66,12 +71,12 @@ class Exhibits:
         }
 
     def _figures(self, artifact: str) -> list[list[Pair]]:
-        """The files of one attack, in figures: those that differ in their ending alone make one.
+        """The files of one attack, grouped into figures: files that differ only in their suffix.
 
-        The artifact is a file `reconstruction*`, or a folder of them, and of a note `about.txt`
-        to all of them; `original*` of the same ending stands beside it or one folder up, where
-        several adversaries share it. An image alone is a sheet: originals in the top row, what was
-        made of each below (`Task.render`).
+        The artifact is a file `reconstruction*`, or a folder of such files with a note `about.txt`
+        about all of them. The file `original*` with the same suffix stands beside it, or one folder
+        up if several adversaries share it. An image without an original is a sheet, with originals
+        in the top row and the reconstruction of each below (`Task.render`).
         """
         names = [artifact]
         if inside(self.run_dir, artifact, folder=True):
@@ -83,7 +88,7 @@ class Exhibits:
         return [[self._pair(name) for name in own] for own in [*figures.values()][:EACH]]
 
     def _pair(self, name: str) -> Pair:
-        """The original, and the reconstruction in the file of that name."""
+        """The original and the reconstruction, given the file name of the reconstruction."""
         folder, _, leaf = name.rpartition("/")
         twin = leaf.replace("reconstruction", "original")
         above = folder.rpartition("/")[0]
@@ -95,7 +100,7 @@ class Exhibits:
         return original, made
 
     def embed(self, relative: str) -> Exhibit | None:
-        """A file of the run folder, ready to be shown; None where it may not or cannot be."""
+        """Embed a file of the run folder; None if it is missing, too large or of another kind."""
         path = inside(self.run_dir, relative)
         kind = KINDS.get(path.suffix.lower()) if path else None
         try:
@@ -116,7 +121,11 @@ class Exhibits:
 def scores(rows: "pd.DataFrame", measures: Measures, *, details: bool = True) -> str:
     """The scores of one attack in one line, or how it ended.
 
-    details: measures of detail too, which are left out only where there are others.
+    Args:
+        rows: The rows of the attack.
+        measures: How metrics are read.
+        details: Whether to include measures of detail; if there are no others, they are always
+            included.
     """
     status = str(rows["status"].iloc[0])
     if status != "ok":

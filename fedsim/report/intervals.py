@@ -1,4 +1,4 @@
-"""95 % intervals of a mean: Student's t, Wilson's for yes or no, both also for clusters."""
+"""95 % intervals of a mean: Student's t, or Wilson's for yes/no values, also over clusters."""
 
 import math
 from collections.abc import Hashable, Sequence
@@ -8,7 +8,7 @@ from fedsim.runs.measures import Measure
 __all__ = ["FEWEST", "interval"]
 
 FEWEST = 3
-"""Values, or clusters of them, below which there is no interval."""
+"""The smallest number of values, or of clusters, that has an interval."""
 NORMAL = 1.96
 """The normal distribution's 97.5 % quantile."""
 
@@ -20,19 +20,23 @@ def interval(
     clusters: Sequence[Hashable] = (),
     weights: Sequence[float] = (),
 ) -> tuple[float | None, float | None]:
-    """95 % interval of the mean, within the measure's range; (None, None) below three values.
+    """The 95 % interval of a mean, within the measure's range.
 
-    Student's t, which covers what it says from three values on where a bootstrap falls short (75 %
-    of the time with three normal values, 86 % with five). Wilson's for yes or no, which stays
-    honest when all agree.
+    Student's t keeps its coverage with few values, where a bootstrap does not (75 % with three
+    normal values, 86 % with five). Wilson's interval for yes/no values has a width even if all
+    values are equal.
 
-    clusters: of each value, what it shares with others (the network of its seed, the one call that
-    timed it); there are to be three of them. For Student's t a cluster then counts as one value,
-    however many it holds. Wilson's takes Student's quantile for that many clusters, and for the
-    number of values the one that their spread between clusters speaks for (Kish's effective sample
-    size), all of them where clusters differ no more than chance has it.
+    Args:
+        values: The values.
+        how: How the measure is read.
+        clusters: For each value, what it shares with others, such as the network of its seed or
+            the call that timed it. For Student's t each cluster counts as one value. Wilson's
+            interval uses Student's quantile for the number of clusters and Kish's effective sample
+            size, estimated from the spread between clusters.
+        weights: The weight of each value; all equal by default.
 
-    weights: what each counts in the mean; all the same where left out.
+    Returns:
+        Both ends; (None, None) with fewer than three values or clusters.
     """
     from scipy.stats import t
 
@@ -45,12 +49,12 @@ def interval(
     quantile = float(t.ppf(0.975, groups - 1))
     lowest, highest = how.range
     if how.kind == "yes/no" and min(values) >= 0 and max(values) <= 1:
-        # Victims of one network that agree with each other say less than as many networks.
+        # Victims of one network that agree carry less information than victims of several.
         alone = sum(w * w for w in counted) / sum(counted) ** 2
         agreement = max(1.0, error**2 / (mean * (1 - mean) * alone)) if 0 < mean < 1 else 1.0
         return _wilson(mean, 1 / alone / agreement, quantile if clusters else NORMAL)
     half = quantile * error
-    # A plugin's measure may lie outside what such measures usually do.
+    # Values of a plugin's measure may lie outside its declared range.
     lowest, highest = min(lowest, *values), max(highest, *values)
     return max(lowest, mean - half), min(highest, mean + half)
 
@@ -61,10 +65,9 @@ def _error(
     clusters: Sequence[Hashable],
     weights: Sequence[float],
 ) -> tuple[float, int]:
-    """Standard error of a mean over clusters of any size, and how many clusters there are.
+    """The standard error of a mean over clusters of any size, and the number of clusters.
 
-    The sums of deviations cluster by cluster take the place of single deviations; with clusters of
-    one it is the usual s / sqrt(n).
+    Deviations are summed in each cluster first; for clusters of size one this is s / sqrt(n).
     """
     sums: dict[Hashable, float] = {}
     for value, cluster, weight in zip(values, clusters, weights, strict=True):

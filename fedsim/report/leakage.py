@@ -1,12 +1,12 @@
-"""Averages of the findings of a run folder, compared with chance and put into words.
+"""Averages of the findings of a run folder, compared with chance, and as sentences.
 
-How an average is taken (the report says the same to its readers):
+Averages are taken as follows (the report explains the same to its readers):
 
-- an attack that failed or ran out of time counts as what a random guess scores on the same victim:
-  an attacker whose attack breaks can still guess;
-- where chance has no level (how an attack's own search went), a broken attack has no number;
-- a denied attack never took place: it is counted and listed, and not averaged;
-- of an attack that a resumed run tried again, the last attempt counts.
+- an attack that failed or ran out of time counts as a random guess on the same victim, since an
+  attacker whose attack breaks can still guess;
+- if there is no level of chance (for measures of an attack's own search), it does not count;
+- a denied attack did not take place: it is listed and not averaged;
+- if a resumed run repeated an attack, its last attempt counts.
 """
 
 import math
@@ -26,7 +26,7 @@ GAIN = Measure("Gain on chance", "", "", signed=True)
 
 
 def main_metrics(rows: "pd.DataFrame", measures: Measures) -> dict[str, str]:
-    """The metric that stands for each adversary, by label."""
+    """The main metric of each adversary, by label."""
     return {
         str(label): min(metrics.unique(), key=measures.rank)
         for label, metrics in rows.groupby("label", sort=False)["metric"]
@@ -34,7 +34,7 @@ def main_metrics(rows: "pd.DataFrame", measures: Measures) -> dict[str, str]:
 
 
 def summarise(rows: "pd.DataFrame", measures: Measures) -> list[dict[str, Any]]:
-    """One row a sweep point, adversary label and metric; see `fedsim.report.summary`."""
+    """Make a row for each sweep point, adversary label and metric; see `fedsim.report.summary`."""
     found = []
     for (point, label, metric), part in rows.groupby(["point", "label", "metric"], sort=False):
         how = measures[str(metric)]
@@ -62,10 +62,10 @@ def summarise(rows: "pd.DataFrame", measures: Measures) -> list[dict[str, Any]]:
 
 
 def _successes(part: "pd.DataFrame") -> dict[str, int | float | None]:
-    """How many attacks recovered every example, and the iterations that those took to their end.
+    """The number of attacks that recovered every example, and the iterations that those took.
 
-    Failed starts count, and what comes after the examples are recognisable.
-    None for other metrics than `recovered`; the iterations also where none were counted.
+    Iterations include failed starts, and those after the examples are recognisable. The values are
+    None for metrics other than `recovered`; iterations are also None if they were not counted.
     """
     found: dict[str, int | float | None]
     found = dict.fromkeys(("successes", "iterations_median", "iterations_mean"))
@@ -84,10 +84,15 @@ def _mean(values: list[float]) -> float | None:
 
 
 def _verdict(row: Mapping[str, Any], how: Measure, gains: list[float]) -> str:
-    """Against chance on the same victims. gains: value - baseline, victim by victim.
+    """Compare a row with chance on the same victims.
 
-    Yes/no: whether Wilson's interval holds the mean baseline. Otherwise whether the t interval of
-    the gains holds zero: victims differ in what chance gives, so they are compared in pairs.
+    Yes/no values beat chance if Wilson's interval excludes the mean baseline. Others do if the t
+    interval of the gains excludes zero: chance differs between victims, so the test is paired.
+
+    Args:
+        row: The row.
+        how: How the metric is read.
+        gains: Value minus baseline for each victim.
     """
     if row["denied"] == row["attacks"]:
         return "denied"
@@ -109,13 +114,13 @@ def _verdict(row: Mapping[str, Any], how: Measure, gains: list[float]) -> str:
 
 
 def _ended(row: Mapping[str, Any]) -> list[str]:
-    """How many attacks ended without an answer, and how."""
+    """The numbers of attacks that failed or ran out of time, as text."""
     ways = {"failed": "failed", "timeout": "ran out of time"}
     return [f"{row[status]} {way}" for status, way in ways.items() if row[status]]
 
 
 def _sentence(row: Mapping[str, Any], how: Measure, scored: list[float], why: str) -> str:
-    """A row in words. why: the error of its first attack that has one."""
+    """A row as a sentence; `why` is the error of its first attack that has one."""
     if row["n"] == 0:
         if row["denied"] == row["attacks"]:
             return f"denied on all updates ({row['attacks']}){f': {why}' if why else ''}"

@@ -1,4 +1,4 @@
-"""Which words of a reconstructed text are words of the original."""
+"""Marks the words of a reconstructed text that occur in the original."""
 
 import re
 from collections import Counter
@@ -10,11 +10,11 @@ Segment = tuple[str, str]
 
 
 def marked(reconstruction: str, original: str) -> list[Segment]:
-    """The reconstruction in pieces (text, mark), which joined give it again.
+    """Split a reconstruction into segments (text, mark).
 
-    mark: "run" for words that stand in the original's line with a neighbour of theirs beside them,
-    "word" for words that are in it at all, as often as they are; "" for all else. Case does not
-    count. Texts of as many lines are compared line by line, others as a whole.
+    The mark is "run" for words that follow or precede the same neighbour in the original, "word"
+    for other words that occur in it, at most as often as they do, and "" for the rest. Case is
+    ignored. Texts with the same number of lines are compared line by line, others as a whole.
     """
     ours, true = reconstruction.splitlines(keepends=True), original.splitlines()
     if len(ours) != len(true):

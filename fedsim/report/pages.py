@@ -1,4 +1,4 @@
-"""The templates of a report, filled in; escaping is theirs, whatever a value holds."""
+"""Pages from templates, with every value escaped."""
 
 import base64
 import contextlib
@@ -20,10 +20,14 @@ def render(
     format: Literal["html", "markdown"],
     template: Path = TEMPLATES / "report",
 ) -> str:
-    """A page: HTML that escapes every value, or Markdown that does.
+    """Render a page as HTML or Markdown, with every value escaped.
 
-    template: its path without `.html.jinja` or `.md.jinja`. A page whose HTML has an element
-    `figures` (a JSON list of plotly figures) and elements with `data-figure` gets them drawn.
+    Args:
+        content: The values of the template.
+        format: "html" or "markdown".
+        template: The path of the template without `.html.jinja` or `.md.jinja`. If its HTML has an
+            element `figures` (a JSON list of plotly figures), each element with `data-figure`
+            shows one of them.
     """
     import jinja2
     from markupsafe import Markup
@@ -44,8 +48,8 @@ def render(
 
     scripts = [plotly.offline.get_plotlyjs(), (TEMPLATES / "report.js").read_text("utf-8")]
     scripts = [text.replace("\r\n", "\n").replace("</script", "<\\/script") for text in scripts]
-    # Only these two scripts may run, and nothing may be fetched: should any text of the run
-    # folder ever get past the escaping, it still does nothing.
+    # Only these two scripts may run, and nothing may be fetched, so that text of the run folder
+    # would do nothing even if it got past the escaping.
     digests = [hashlib.sha256(text.encode()).digest() for text in scripts]
     return environment.get_template(f"{template.name}.html.jinja").render(
         content,
@@ -76,7 +80,7 @@ def write_page(path: Path, text: str) -> Path:
 
 
 def _markdown(value: object) -> object:
-    """Escape a value for a line or a table cell of Markdown; `_fenced` text is done already."""
+    """Escape a value for a line or a table cell of Markdown, except for text from `_fenced`."""
     from markupsafe import Markup
 
     if isinstance(value, Markup):
@@ -87,7 +91,7 @@ def _markdown(value: object) -> object:
 
 
 def _fenced(text: str) -> str:
-    """Text as a Markdown code block that nothing in it can close."""
+    """Text as a Markdown code block, with a fence that is longer than any in the text."""
     from markupsafe import Markup
 
     ticks = max((len(run) for run in re.findall(r"`+", text)), default=0)

@@ -1,14 +1,14 @@
-"""Papers' figures and tables, ours beside published.
+"""Reproduction of papers' figures and tables: measured results beside the published numbers.
 
-catalogue    which there are: scenarios with a [paper] table
-driver       plays them, repetition after repetition, into run folders
-cells        the rows of a run folder, averaged
-verdict      a mean and its interval against a published statement
-outcome      a figure: cells, verdicts, what they rest on
-gallery      what was recovered, to look at
-picture      a plotly figure like the paper's
-pages        one page a paper, HTML and Markdown
-console      the same on a terminal
+catalogue    the figures that can be reproduced: scenarios with a [paper] table
+driver       runs their scenarios, one repetition after another, into run folders
+cells        means and intervals of the rows of a run folder
+verdict      compares a mean and its interval with a published statement
+outcome      the results of one figure: cells, verdicts, data, model and versions
+gallery      examples of recovered images
+picture      a plotly figure that resembles the paper's
+pages        one page for each paper, as HTML and Markdown
+console      the same tables on a terminal
 """
 
 from fedsim.reproduce.catalogue import choose, figures

@@ -1,4 +1,4 @@
-"""What can be reproduced: the figures and tables that scenarios with a `[paper]` table name."""
+"""The figures and tables that can be reproduced, named by scenarios' `[paper]` tables."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,16 +13,22 @@ from fedsim.scenario.paper import Paper
 __all__ = ["GROWING", "Figure", "Part", "choose", "figures"]
 
 GROWING = frozenset({"sweep", "victims"})
-"""Keys that may change between two calls, in any table of the scenario.
+"""Keys, in any table of the scenario, that may change between two calls.
 
-The points of a sweep are told apart by their names, and how many clients are attacked changes
-nothing that is found of any one of them.
+The points of a sweep are identified by their names, and the number of victims does not change the
+findings of any one victim.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One scenario of a figure. source: its name or path. table: the file as it is written."""
+    """One scenario of a figure.
+
+    Attributes:
+        source: The scenario's name or path.
+        paper: Its `[paper]` table.
+        table: The content of its file.
+    """
 
     source: str
     paper: Paper
@@ -30,48 +36,52 @@ class Part:
 
     @property
     def name(self) -> str:
-        """What its run folder is called: the file, or what a figure that comes with fedsim says."""
+        """The name of its run folder: the `name` of a shipped scenario, else that of the file."""
         if self.source.startswith("papers/") and "name" in self.table:
             return str(self.table["name"])
         return Path(self.source).name.removesuffix(".toml")
 
     @property
     def data(self) -> str:
-        """The data set it names, at smoke scale."""
+        """The data set at smoke scale."""
         task = self.table.get("task")
         return str(task.get("data", "digits")) if isinstance(task, dict) else "digits"
 
     def scenario(self, scale: str, overrides: Sequence[str] = (), data: str = "") -> Scenario:
-        """The scenario at a scale; raises `ScenarioError`."""
+        """Load the scenario at a scale; raises `ScenarioError`."""
         return Scenario.load(self.source, overrides, data=data or None, scale=scale)
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure or table of a paper: all scenarios that share its id, the plainest name first."""
+    """A figure or table of a paper: all scenarios that share its id, sorted by name."""
 
     id: str
     parts: tuple[Part, ...]
 
     @property
     def title(self) -> str:
-        """As its first scenario that has one calls it."""
+        """The title in the first scenario that has one."""
         return next((part.paper.title for part in self.parts if part.paper.title), self.id)
 
     @property
     def data(self) -> list[str]:
-        """The data sets it names, at smoke scale."""
+        """The data sets of its scenarios at smoke scale."""
         return list(dict.fromkeys(part.data for part in self.parts))
 
     def words(self, field: str) -> str:
-        """What its scenarios say of one thing: `needs` or `takes`."""
+        """The texts of its scenarios in one field of `[paper]`, such as `needs` or `takes`."""
         return "; ".join(dict.fromkeys(filter(None, (getattr(p.paper, field) for p in self.parts))))
 
 
 def figures(sources: Sequence[str] | None = None) -> dict[str, Figure]:
-    """Figures by id, of these scenarios or of all that come with fedsim.
+    """Find figures, by id.
 
-    Raises `ScenarioError` for a file that cannot be read, or a `[paper]` table with a mistake.
+    Args:
+        sources: Names or paths of scenarios; None for all that ship with fedsim.
+
+    Raises:
+        ScenarioError: A file cannot be read, or a `[paper]` table has a mistake.
     """
     found: dict[str, list[Part]] = {}
     for source in scenario_names() if sources is None else sources:
@@ -86,7 +96,11 @@ def figures(sources: Sequence[str] | None = None) -> dict[str, Figure]:
 
 
 def choose(which: str) -> list[Figure]:
-    """The figures of a paper ("llg"), one of them ("llg/fig4a"), or that of a TOML file."""
+    """Find the figures of a paper ("llg"), one figure ("llg/fig4a"), or the one of a TOML file.
+
+    Raises:
+        ScenarioError: There is no such figure, or the file has no `[paper]` table.
+    """
     if Path(which).is_file():
         own = list(figures([which]).values())
         if not own:

@@ -1,4 +1,4 @@
-"""What was measured: the rows of a run folder, averaged at each place of each series."""
+"""Means and intervals of the rows of a run folder, for each series and place on the axis."""
 
 import math
 from collections.abc import Iterator
@@ -46,24 +46,32 @@ KNOWN = {
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A place of the axis: a number where it is one, and all ways to write it."""
+    """A place on the axis: its value, a number if possible, and all ways to write it."""
 
     at: float | str
     names: frozenset[str]
 
     @property
     def where(self) -> str:
-        """In words."""
+        """The value as text."""
         return f"{self.at:g}" if isinstance(self.at, float) else self.at
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One mean.
+    """The mean of a measure for one series at one place.
 
-    n: values it is the mean of; seeds: how many those are of. low, high: the mean's 95 % interval,
-    None below three values. chance: what a random guess scores there. broken: attacks that failed
-    or ran out of time, and count as a guess.
+    Attributes:
+        measure: The name of the measure.
+        series: The name of the series.
+        place: The place on the axis.
+        n: Number of values.
+        mean: Their mean.
+        low: Lower end of the mean's 95 % interval; None with fewer than three values.
+        high: Upper end of the interval.
+        chance: The mean score of a random guess on the same victims; None if there is none.
+        broken: Number of attacks that failed or ran out of time, and count as a random guess.
+        seeds: Number of seeds that the values come from.
     """
 
     measure: str
@@ -79,19 +87,21 @@ class Cell:
 
 
 def axis(x: str) -> str:
-    """What an axis is called: `batch size` for training.batch_size."""
+    """The title of an axis, such as `batch size` for training.batch_size."""
     return x.rpartition(".")[2].replace("_", " ")
 
 
 def reading(folder: Path) -> Measures:
-    """How the measures of a run folder are read, those that are no metrics of attacks included."""
+    """How the measures of a run folder are read, including those that do not score attacks."""
     return Measures(read_measures(folder)[0] | KNOWN)
 
 
 def places(scenario: Scenario) -> dict[float | str, Place]:
-    """The places of a scenario's axis in order, by the sweep's value or the number of the bin.
+    """The places on a scenario's axis, in order.
 
-    Bins of rounds are those with rounds that are attacked.
+    Returns:
+        Places by the value of the sweep or, if rounds are the axis, by the number of the bin. Bins
+        without an attacked round are left out.
     """
     paper = _paper(scenario)
     if paper.x != "round":
@@ -109,7 +119,7 @@ def places(scenario: Scenario) -> dict[float | str, Place]:
 
 
 def series(scenario: Scenario, name: str) -> dict[tuple[str, str], str]:
-    """The series of a measure by (the sweep's other values in words, adversary label or "")."""
+    """Names of a measure's series, by (the sweep's other values as text, adversary label or "")."""
     paper = _paper(scenario)
     extras = list(dict.fromkeys(_split(c, paper)[1] for c in _chosen(scenario).values()))
     if not of_attacks(name, scenario):
@@ -123,15 +133,15 @@ def series(scenario: Scenario, name: str) -> dict[tuple[str, str], str]:
 
 
 def of_attacks(name: str, scenario: Scenario) -> bool:
-    """Whether a measure is one of attacks, and not of the model that is trained.
+    """Whether a measure scores attacks, and not the model that is trained.
 
-    Word error rates are both: where nobody attacks, they are the model's.
+    A word error rate can be either: without adversaries it is the model's.
     """
     return bool(scenario.adversaries) and (name in installed() or name in OF_ATTACKS)
 
 
 def _mean(values: list[float], weights: list[float]) -> float:
-    """NaN where there is nothing; values that are NaN do not count."""
+    """Weighted mean of the values that are not NaN; NaN if there are none."""
     known = [(v, w) for v, w in zip(values, weights, strict=True) if not math.isnan(v)]
     total = sum(weight for _, weight in known)
     return sum(value * weight for value, weight in known) / total if total else math.nan
@@ -148,7 +158,7 @@ def _chosen(scenario: Scenario) -> dict[str, dict[str, Any]]:
 
 
 def _split(chosen: dict[str, Any], paper: Paper) -> tuple[float | str, str]:
-    """A point's value on the axis, and its other values in words."""
+    """A point's value on the axis, and its other values as text."""
     value = chosen.get(paper.x, "")
     numeric = isinstance(value, int | float) and not isinstance(value, bool)
     apart = {paper.x, *paper.pool}
@@ -157,11 +167,18 @@ def _split(chosen: dict[str, Any], paper: Paper) -> tuple[float | str, str]:
 
 
 def measured(folder: Path, scenario: Scenario, *, compare: bool = True) -> list[Cell]:
-    """The cells of a scenario's run folder, in the order of measures, series and places.
+    """Compute the cells of a scenario's run folder, in the order of measures, series and places.
 
-    Empty where nothing was run yet. Rows of points that the scenario's sweep does not hold are
-    left out. Raises `RunFolderError` for a folder that cannot be read or, with `compare`, is of
-    another scenario.
+    Args:
+        folder: The run folder.
+        scenario: The scenario. Rows of points that are not in its sweep are left out.
+        compare: Whether to refuse a folder of another scenario.
+
+    Returns:
+        The cells; none if nothing was run yet.
+
+    Raises:
+        RunFolderError: The folder cannot be read, or is of another scenario.
     """
     if not (folder / "scenario.toml").is_file():
         return []
@@ -171,7 +188,7 @@ def measured(folder: Path, scenario: Scenario, *, compare: bool = True) -> list[
 
 
 class Rows:
-    """The rows of one run folder, with seed, extra and place for columns."""
+    """The rows of one run folder, with added columns seed, extra (other values) and place."""
 
     def __init__(self, folder: Path, scenario: Scenario) -> None:
         self.paper, self.scenario = _paper(scenario), scenario
@@ -200,7 +217,7 @@ class Rows:
         return rows
 
     def cells(self) -> Iterator[Cell]:
-        """Of all measures, series and places."""
+        """The cells of all measures, series and places."""
         for name in self.paper.measure:
             yield from (
                 self._attacks(name) if of_attacks(name, self.scenario) else self._utility(name)
@@ -225,9 +242,9 @@ class Rows:
     def _cell(self, name: str, called: str, place: Place, part: "pd.DataFrame") -> Cell:
         """The cell of these attacks' rows.
 
-        Victims of one seed have a network in common, and attacks made in one call its seconds:
-        they count once for the interval. With fewer than three seeds victims are taken for
-        independent, as there is no other way to tell anything.
+        Victims of one seed share a network, and attacks made in one call share its seconds, so
+        each seed, or call, is one cluster of the interval. With fewer than three seeds the victims
+        are treated as independent, since no interval over networks can be computed.
         """
         values, seeds = part["counted"].tolist(), part["seed"].nunique()
         weights = self._weights(part)
@@ -252,9 +269,9 @@ class Rows:
         )
 
     def _weights(self, part: "pd.DataFrame") -> list[float]:
-        """What each attack counts: labels of its victim, repetitions aside, or all the same.
+        """The weight of each attack: 1, or the number of different labels of its victim.
 
-        The share of all classes that occur is what a random guess scores in label precision.
+        A random guess has a label precision proportional to that number, so its score is used.
         """
         if self.paper.weights != "labels":
             return [1.0] * len(part)
@@ -288,7 +305,7 @@ class Rows:
                     yield self._trained(name, called, place, change)
 
     def _trained(self, name: str, called: str, place: Place, values: list[float]) -> Cell:
-        """The cell of a model's utility: a value a seed."""
+        """The cell of a model's utility, with one value for each seed."""
         mean = sum(values) / len(values) if values else math.nan
         low, high = interval(values, self.measures[name])
         return Cell(name, called, place, len(values), mean, low, high, seeds=len(values))

@@ -1,4 +1,4 @@
-"""The terminal's side of `fedsim reproduce`: the listing, a bar a scenario, the tables."""
+"""Terminal output of `fedsim reproduce`: list of figures, progress bars and tables."""
 
 import contextlib
 import itertools
@@ -28,7 +28,7 @@ __all__ = ["listing", "reproduce"]
 
 
 def listing(console: Console) -> None:
-    """What can be reproduced: id, title, data, what else it needs, roughly how long it takes."""
+    """Print the figures that can be reproduced: id, title, data, other needs, approximate time."""
     columns = [Column(overflow="fold") for _ in range(2)]
     table = Table(Column(no_wrap=True), *columns, box=None, show_header=False, pad_edge=False)
     for figure in figures().values():
@@ -51,28 +51,28 @@ def reproduce(
     console: Console | None = None,
     strict: bool = False,
 ) -> list[Path]:
-    """Play what is left of a paper or figure, print its tables, write its paper's pages.
+    """Run what is left of a paper or figure, print its tables and write its paper's pages.
 
-    A figure that cannot be measured (its data is missing, say) stops no other. Ctrl-C leaves the
-    pages of what there is.
+    A figure that cannot be measured, for example because its data is missing, does not stop the
+    others. After Ctrl-C the pages are written with the results so far.
 
     Args:
-        which: "llg", "llg/fig4a", or a TOML file with a [paper] table.
-        out: The folder of all reproductions.
+        which: A paper ("llg"), a figure ("llg/fig4a"), or a TOML file with a [paper] table.
+        out: The folder for all reproductions.
         scale: "smoke" or "paper".
         overrides: Settings as for `--set`, KEY=VALUE.
         data: The folder of local data sets.
-        play: False runs nothing and shows what is there; so does a figure that another process is
-            playing.
-        console: Where to print; nowhere if None.
-        strict: Raise if there is not one measured row in the end.
+        play: Whether to run anything; if False, or while another process runs the figure, the
+            results so far are shown.
+        console: Where to print; None prints nothing.
+        strict: Raise if there is no measured row in the end.
 
     Returns:
-        The pages that were written, Markdown before HTML.
+        The paths of the pages, Markdown before HTML.
 
     Raises:
-        ScenarioError: nothing is called so, or none of the scenarios takes the settings.
-        NotMeasured: `strict`, and there is not one row; the pages have been written.
+        ScenarioError: There is no such figure, or none of the scenarios takes the settings.
+        NotMeasured: `strict` is set and there is no row; the pages have been written.
     """
     if scale not in SCALES:
         raise ScenarioError(f"--scale {scale}: expected {' or '.join(SCALES)}")
@@ -121,9 +121,9 @@ def reproduce(
 def _check_settings(
     chosen: Sequence[Figure], scale: str, overrides: Sequence[str], data: str
 ) -> None:
-    """Raise `ScenarioError` where no scenario takes the settings.
+    """Raise `ScenarioError` if no scenario takes the settings.
 
-    Of a paper's scenarios some may lack a key that others have.
+    Some of a paper's scenarios may lack a key that others have.
     """
     mistakes = []
     for part in (part for figure in chosen for part in figure.parts):
@@ -137,7 +137,7 @@ def _check_settings(
 
 
 def _order(chosen: Sequence[Figure]) -> list[tuple[Figure, Part]]:
-    """The first scenario of every figure, then the second ones: what is added is often slow."""
+    """The first scenario of every figure, then the second ones, which are often slow additions."""
     several = ([(figure, part) for part in figure.parts] for figure in chosen)
     return [one for places in itertools.zip_longest(*several) for one in places if one]
 
@@ -164,7 +164,7 @@ def _show(console: Console, found: Outcome) -> None:
                 _print(console, made["head"], made["body"], title=found.how(name).title)
     made = statements(found)
     if made["body"]:
-        # The reasons of a verdict would fold a narrow column into dozens of lines: they come below.
+        # In a narrow column a reason would take dozens of lines, so reasons are printed below.
         reasons: dict[str, int] = {}
         first = len(made["notes"]) + 1
         body = [list(row) for row in made["body"]]

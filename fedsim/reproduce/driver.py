@@ -1,9 +1,9 @@
-"""Play a figure's scenarios, repetition after repetition, so that stopping costs precision only.
+"""Run a figure's scenarios, one repetition after another, so that stopping costs only precision.
 
     OUT/PAPER/FIGURE/SCALE/SCENARIO/    a run folder; its points: `seed=13,training.batch_size=8`
 
-A second call goes on where the first ended: points that were played to the end are skipped, more
-repetitions and longer sweeps are added to what is there.
+A second call continues where the first one stopped: it skips finished points, and adds further
+repetitions and points to the run folder.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from fedsim.scenario import Scenario
 __all__ = ["folder_of", "locked", "play"]
 
 Progress = Callable[[str, int, int, str], None]
-"""progress(scenario, points played, points in all, how far the attacks of this one are)"""
+"""progress(scenario, finished points, all points, progress of the current point's attacks)"""
 
 
 def folder_of(out: Path, figure: Figure, part: Part, scale: str) -> Path:
@@ -40,10 +40,21 @@ def play(
     data: str = "",
     progress: Progress = lambda part, done, of, note: None,
 ) -> str:
-    """Play what is left of one scenario of a figure; returns why it could not be measured, or "".
+    """Run what is left of one scenario of a figure.
 
-    Whatever is wrong with it (its data is not there, say) is told and not raised, so that it does
-    not stop the others.
+    An error, such as missing data, is returned and not raised, so that the other scenarios go on.
+
+    Args:
+        figure: The figure.
+        part: Its scenario.
+        out: The folder for all reproductions.
+        scale: "smoke" or "paper".
+        overrides: Settings as for `--set`, KEY=VALUE.
+        data: The folder of local data sets.
+        progress: Called after each step.
+
+    Returns:
+        Why the scenario could not be measured, or "".
     """
     folder = folder_of(out, figure, part, scale)
     try:
@@ -53,7 +64,7 @@ def play(
                 return "another process is at it; this is what there is so far"
             return _play(scenario, folder, progress, part.name)
     except DataError as error:
-        # Pages are shown around: they do not tell where somebody keeps data.
+        # Pages are shared: they must not contain the local path of the data.
         reason = str(error)
         if data:
             reason = reason.replace(str(Path(data).expanduser().resolve()), "--data")
@@ -63,7 +74,7 @@ def play(
 
 
 def _play(scenario: Scenario, folder: Path, progress: Progress, name: str) -> str:
-    """Play the points that are left; returns why some of them could not be ended."""
+    """Run the points that are left, and return why some of them failed, or ""."""
     assert scenario.paper is not None  # noqa: S101 - the catalogue holds no other
     seeds = range(scenario.seed, scenario.seed + scenario.paper.repetitions)
     exists = (folder / "scenario.toml").exists()
@@ -136,7 +147,7 @@ def _names(scenario: Scenario, seed: int) -> list[str]:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[bool]:
-    """Hold a lock file for this process; yields False where another process holds it already."""
+    """Hold a lock file for this process; yields False if another process holds it already."""
     try:
         import fcntl
     except ImportError:  # Windows: two calls at once are the user's care

@@ -1,6 +1,6 @@
-"""What was recovered, to look at: of each place and series the attack in the middle.
+"""Examples of recovered images: the median attack of each series and place.
 
-Neither the best nor the worst: what half of the victims fare better than, and half worse.
+The median is shown because the best attack would overstate, and the worst understate, the leakage.
 """
 
 from dataclasses import dataclass
@@ -13,14 +13,16 @@ from fedsim.scenario import Scenario
 __all__ = ["Example", "gallery"]
 
 OF_IMAGES = ("mse", "recovered")
-"""Measures of images, in figures of which pictures say something."""
+"""Measures of images; figures with one of them have examples."""
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One attack's sheet, originals above and what was recovered below. uri: a data URI.
+    """The picture of one attack, originals above and reconstructions below.
 
-    words: its series, place and scores.
+    Attributes:
+        words: Its series, place and scores.
+        uri: The picture as a data URI.
     """
 
     words: str
@@ -28,7 +30,7 @@ class Example:
 
 
 def gallery(folder: Path, scenario: Scenario) -> list[Example]:
-    """The examples of a run folder, as far as it holds PNGs of them; none of other figures."""
+    """The examples in a run folder that holds PNG files; none for figures not about images."""
     paper = scenario.paper
     if paper is None or not {*OF_IMAGES} & {*paper.measure}:
         return []

@@ -1,4 +1,4 @@
-"""A figure as it stands: what was measured, beside what is published, with a verdict on each."""
+"""The results of a figure beside the published statements, with a verdict on each."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -22,15 +22,23 @@ from fedsim.scenario.paper import Paper
 __all__ = ["Outcome", "Share", "outcome"]
 
 IN_A_CELL = 60
-"""Characters of a problem that stand in every verdict; a longer one only above the table."""
+"""Length, in characters, up to which a problem is repeated in every verdict of a table."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one scenario adds to a figure.
+    """The results of one scenario of a figure.
 
-    facts: what its numbers rest on, as (what, value). problem: why it was not measured, or "".
-    examples: what was recovered, of figures about images. measures: how measures are read.
+    Attributes:
+        part: The scenario.
+        paper: Its `[paper]` table at this scale.
+        places: The places on the axis.
+        cells: The means.
+        judgements: The published statements beside the means.
+        facts: Data, model, seeds, device and versions behind the means, as (what, value).
+        problem: Why it was not measured, or "".
+        examples: Recovered images, for figures about images.
+        measures: How measures are read.
     """
 
     part: Part
@@ -46,7 +54,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A figure at one scale."""
+    """The results of a figure at one scale."""
 
     figure: Figure
     scale: str
@@ -54,11 +62,11 @@ class Outcome:
 
     @property
     def judgements(self) -> list[Judgement]:
-        """Of all its scenarios."""
+        """The judgements of all its scenarios."""
         return [one for share in self.shares for one in share.judgements]
 
     def how(self, measure: str) -> Measure:
-        """How a measure is read, by the first scenario that measures it."""
+        """How a measure is read, according to the first scenario that measures it."""
         own = (share.measures for share in self.shares if measure in share.paper.measure)
         return next(own, self.shares[0].measures)[measure]
 
@@ -73,10 +81,17 @@ def outcome(
     problems: Mapping[str, str] | None = None,
     as_run: bool = False,
 ) -> Outcome:
-    """A figure from its run folders alone, whatever is there of them.
+    """Collect the results of a figure from its run folders, as far as they exist.
 
-    problems: by scenario, why it could not be played just now. as_run: take each folder by the
-    scenario that it was run with, whichever that was; otherwise another one is refused.
+    Args:
+        figure: The figure.
+        out: The folder of all reproductions.
+        scale: "smoke" or "paper".
+        overrides: Settings as for `--set`, KEY=VALUE.
+        data: The folder of local data sets.
+        problems: Why scenarios could not be run just now, by name.
+        as_run: Whether to read each folder by the scenario that it was run with; otherwise a folder
+            of another scenario is refused.
     """
     shares = []
     for part in figure.parts:
@@ -113,7 +128,7 @@ def _share(part: Part, scenario: Scenario, folder: Path, problem: str, *, as_run
 
 
 def _recorded(folder: Path, scenario: Scenario) -> Scenario:
-    """The scenario that a folder was run with, with today's `[paper]` table; this one if none."""
+    """The scenario that a folder was run with, or this one, with the current `[paper]` table."""
     path = folder / "scenario.toml"
     if not path.is_file():
         return scenario
@@ -124,7 +139,7 @@ def _recorded(folder: Path, scenario: Scenario) -> Scenario:
 
 
 def _placeless(problem: str, folder: Path) -> str:
-    """Without where the run folder is: pages are shown around."""
+    """The problem without the path of the run folder, since pages are shared."""
     return problem.replace(str(folder), folder.name)
 
 
@@ -171,9 +186,9 @@ def _judged(
 
 
 def _in_a_cell(problem: str) -> str:
-    """The part of a problem that stands in every verdict; all of it is told once, above the table.
+    """The part of a problem that is repeated in every verdict; the whole stands above the table.
 
-    A place that a reason begins with, such as a file's name, is not taken for the reason.
+    Only known forms are cut at the colon: a file name before another colon is not a reason.
     """
     if problem.startswith("needs "):
         problem = problem.partition(": ")[0]
@@ -183,7 +198,7 @@ def _in_a_cell(problem: str) -> str:
 
 
 def _model(task: Mapping[str, Any]) -> str:
-    """A task's model in words; of a folder its name alone: pages are shown around."""
+    """A task's model as text, a folder without its path, since pages are shared."""
     own = "cnn" if task.get("name", "images") == "images" else "the task's own"
     asked = task.get("model", own)
     if not isinstance(asked, dict):
@@ -195,9 +210,12 @@ def _model(task: Mapping[str, Any]) -> str:
 
 
 def _facts(scenario: Scenario, folder: Path | None) -> list[tuple[str, str]]:
-    """What the numbers rest on: data, model, seeds, device, versions.
+    """Data, model, seeds, device and versions behind the numbers.
 
-    folder: None where it was refused; its hash and seeds belong to no number then.
+    Args:
+        scenario: The scenario.
+        folder: Its run folder; None if it was refused, since its hash and seeds then belong to
+            other numbers.
     """
     known = provenance.read(folder) if folder else {}
     training = scenario.training
@@ -227,7 +245,7 @@ def _facts(scenario: Scenario, folder: Path | None) -> list[tuple[str, str]]:
 
 
 def _seeds(scenario: Scenario, folder: Path) -> tuple[set[int], set[int]]:
-    """Seeds of which every point of the sweep has ended, and those of which some have."""
+    """Seeds with all points of the sweep finished, and seeds with some of them finished."""
     ended: dict[str, set[int]] = {point: set() for point in scenario.combinations() or [""]}
     for point in Ledger(folder).ended():
         seed, _, rest = point.partition(",")
@@ -238,7 +256,7 @@ def _seeds(scenario: Scenario, folder: Path) -> tuple[set[int], set[int]]:
 
 
 def _ranges(seeds: set[int]) -> str:
-    """Such as `7 to 16, 20`."""
+    """Seeds as text, such as `7 to 16, 20`."""
     ends = [(one, one - 1 in seeds, one + 1 in seeds) for one in sorted(seeds)]
     firsts = [one for one, before, _ in ends if not before]
     lasts = [one for one, _, after in ends if not after]

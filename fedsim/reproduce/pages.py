@@ -1,6 +1,6 @@
-"""Outcomes for readers: one page a paper, as HTML with pictures and as Markdown; tables for both.
+"""Results as pages: one page for each paper, as HTML with plots or as Markdown, and their tables.
 
-A page is a pure function of the run folders, and lists every figure of the paper, measured or not.
+A page depends on the run folders alone, and lists every figure of the paper, measured or not.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,26 +19,30 @@ __all__ = ["statements", "values", "write_page"]
 
 TEMPLATE = Path(__file__).parent / "templates" / "paper"
 Table = dict[str, Any]
-"""head: column titles; body: rows of text; of statements also notes below."""
+"""A table with `head` (column titles) and `body` (rows of text); statements also have `notes`."""
 
 
 def write_page(path: Path, paper: str, scale: str, found: Sequence[Outcome]) -> Path:
-    """Write PATH (.html or .md) in one step; returns it. Raises `RunFolderError`."""
+    """Write a page to a path that ends in .html or .md, and return the path.
+
+    Raises:
+        RunFolderError: The file cannot be written.
+    """
     format: Literal["html", "markdown"] = "html" if path.suffix == ".html" else "markdown"
     return pages.write_page(path, pages.render(_content(paper, scale, found), format, TEMPLATE))
 
 
 def values(found: Outcome, measure: str) -> Table:
-    """Ours: a row a place of the axis, a column a series; chance, and how many values.
+    """Tabulate a measure: a row for each place, a column for each series, chance and n.
 
-    A cell reads `mean [95 % interval]`, and says its n where the others of its row have another.
+    A cell reads `mean [95 % interval]`, followed by its n if that differs within the row.
     """
     cells = [c for s in found.shares for c in s.cells if c.measure == measure]
     names = list(dict.fromkeys(cell.series for cell in cells))
     every = {place.where: place for s in found.shares for place in s.places}
     shown_axis = sorted(
         every.values(), key=lambda p: p.at if isinstance(p.at, float) else 0.0
-    )  # text keeps its order
+    )  # Text is not sorted.
     x = found.figure.parts[0].paper.x
     guessed = any(cell.chance is not None for cell in cells)
     body = []
@@ -62,9 +66,9 @@ def values(found: Outcome, measure: str) -> Table:
 
 
 def statements(found: Outcome) -> Table:
-    """Ours beside what is published: a row a statement and series.
+    """Tabulate measured beside published values: a row for each statement and series.
 
-    `notes`: remarks on statements, by the number in brackets after a verdict.
+    `notes` holds the remarks on statements; a number in brackets after a verdict refers to one.
     """
     remarks = dict.fromkeys(o.published.remark for o in found.judgements if o.published.remark)
     notes = {remark: number for number, remark in enumerate(remarks, 1)}
@@ -93,10 +97,10 @@ def statements(found: Outcome) -> Table:
 
 
 def number(cell: Cell, how: Measure, *, with_n: bool = False) -> str:
-    """A mean with its interval, such as `98.1 % [97, 98.9]`, and the number of failed attacks.
+    """Format a mean with its interval, such as `98.1 % [97, 98.9]`, and the failed attacks.
 
-    With fewer than three seeds the interval is one over victims, which share a network, and the
-    text says so: it does not cover how much other networks would differ.
+    With fewer than three seeds the interval is over victims of the same networks, and is labelled
+    so: it does not cover the variation between networks.
     """
     show = how.show
     text = show(cell.mean)
@@ -146,7 +150,7 @@ def _chance(found: Outcome, cells: Sequence[Cell]) -> str:
 
 
 def _counts(cells: Sequence[Cell]) -> str:
-    """How many values, and of how many seeds where that is another number: `20, 2 seeds`."""
+    """The number of values and, if it differs, the number of seeds, such as `20, 2 seeds`."""
     values, seeds = _span([cell.n for cell in cells]), _span([cell.seeds for cell in cells])
     if all(cell.n == cell.seeds for cell in cells):
         return values

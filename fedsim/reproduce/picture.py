@@ -1,4 +1,4 @@
-"""A picture like the paper's: our curves with 95 % bands, chance dotted, the published marked."""
+"""A plot that resembles the paper's: our curves with 95 % bands, chance, published numbers."""
 
 import html
 import math
@@ -17,7 +17,7 @@ Trace = dict[str, Any]
 
 
 def picture(found: Outcome, measure: str) -> dict[str, Any]:
-    """A plotly figure {"data", "layout"} of one measure; no data where nothing was measured."""
+    """Plot one measure as a plotly figure {"data", "layout"}; no data if nothing was measured."""
     shares = [share for share in found.shares if measure in share.paper.measure]
     names = list(dict.fromkeys(c.series for s in shares for c in s.cells if c.measure == measure))
     traces: list[Trace] = []
@@ -71,7 +71,7 @@ def _series(name: str, cells: Sequence[Cell], colour: str, kind: str) -> list[Tr
 
 
 def _published(share: Share, measure: str, name: str, colour: str) -> list[Trace]:
-    """Numbers as open diamonds, limits as dashed lines."""
+    """Published numbers as open diamonds, and limits as open triangles, joined by dashed lines."""
     traces = []
     for statement in share.paper.published:
         of = statement.measure or share.paper.measure[0]
@@ -152,5 +152,5 @@ def _layout(shares: Sequence[Share], measure: str) -> dict[str, Any]:
 
 
 def _plain(text: str) -> str:
-    """Plotly reads some HTML in names; this makes it show what is there."""
+    """Escape text for plotly, which interprets some HTML in names."""
     return html.escape(text, quote=False)

@@ -1,8 +1,8 @@
-"""Ours against the published statement: agrees, differs and by how much, or not known.
+"""Verdicts: whether a measured mean agrees with a published statement, and the difference.
 
-A cell agrees with a statement when its 95 % interval touches the numbers that the statement allows,
-its tolerance included. Below three values there is no interval, and no verdict; nor where the
-interval also holds what a random guess scores, and that is not what is published.
+A cell agrees with a statement if its 95 % interval touches the numbers that the statement allows,
+tolerance included. There is no verdict with fewer than three values, which have no interval, or if
+the interval also contains the score of a random guess and the statement excludes that score.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ Outcome = Literal["agrees", "differs", "few", "not measured"]
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What was measured of a series that a statement is about.
+    """The results of a series that a statement is about.
 
     Attributes:
         measure: The name of the measure.
@@ -45,7 +45,14 @@ class Measured:
 class Judgement:
     """One published statement beside one of our series.
 
-    text: the verdict in words, without the statement's own remark: that stands below the table.
+    Attributes:
+        published: The statement.
+        measure: The name of the measure.
+        series: The name of the series.
+        places: All places that the statement is about.
+        cells: The means at the places that were measured.
+        outcome: The verdict.
+        text: The verdict in words, without the statement's own remark, which is below the table.
     """
 
     published: Published
@@ -65,7 +72,7 @@ def judge(
     Args:
         published: The statement.
         ours: What was measured of one series.
-        remark: Why the figure differs, in a person's words, unless the statement has its own.
+        remark: Why the figure differs, by its scenario; ignored if the statement has a remark.
         problem: Why something was not measured.
     """
     cells, fruitless, missing = ours.cells, ours.fruitless, ours.missing
@@ -113,9 +120,12 @@ def judge(
 
 
 def gap(published: Published, cell: Cell, other: float | None = None) -> float:
-    """How far the mean lies outside what is published, signed; 0 where the cell agrees.
+    """The signed distance of the mean from the published range; 0 if the cell agrees.
 
-    other: the mean of the series that it is to be like.
+    Args:
+        published: The statement.
+        cell: The mean.
+        other: The mean of the series that this one is published to be like.
     """
     low, high = published.bounds(cell.chance, other)
     down, up = (cell.mean, cell.mean) if cell.low is None or cell.high is None else (
@@ -130,7 +140,7 @@ def gap(published: Published, cell: Cell, other: float | None = None) -> float:
 
 
 def _a_guess(published: Published, cell: Cell) -> bool:
-    """Whether a cell that agrees is as well what guessing scores, which would not."""
+    """Whether the interval of a cell that agrees also contains chance, which does not agree."""
     if cell.chance is None or cell.low is None or cell.high is None or published.like is not None:
         return False
     low, high = published.bounds(cell.chance)
@@ -138,7 +148,7 @@ def _a_guess(published: Published, cell: Cell) -> bool:
 
 
 def speaks_of(published: Published, place: Place, x: str) -> bool:
-    """Whether a statement is about a place of the axis."""
+    """Whether a statement is about a place on the axis."""
     if x not in published.at:
         return True
     wanted = published.at[x]
@@ -149,7 +159,7 @@ def speaks_of(published: Published, place: Place, x: str) -> bool:
 
 
 def shown(published: Published, how: Measure) -> str:
-    """The published number, such as `≥ 98 %`."""
+    """The published number as text, such as `≥ 98 %`."""
     show, guess = how.show, "a random guess"
     if published.like is not None:
         text = f"as {published.like}"
@@ -165,7 +175,7 @@ def shown(published: Published, how: Measure) -> str:
 
 
 def _signed(value: float, how: Measure) -> str:
-    """A difference; of shares in points of a hundred."""
+    """A difference as text; shares in percentage points."""
     if how.kind == "number":
         return f"{value:+.3g}"
     return f"{100 * value:+.1f} points"

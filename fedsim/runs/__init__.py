@@ -1,1 +1,1 @@
-"""The run folder: read by `reading` and `measures`, written by `ledger` and `tape`."""
+"""The run folder: `reading` and `measures` read it, `ledger` and `tape` write it."""

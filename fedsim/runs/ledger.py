@@ -1,10 +1,10 @@
-"""The run folder, written so that a kill loses nothing.
+"""The writing half of the run folder. A process that is killed loses no finished row.
 
     scenario.toml  findings.csv  findings.parquet  utility.csv  metrics.json  points.csv  tape/
     artifacts/  checkpoint/  report.html  log.jsonl  provenance.json
 
-Rows are appended and synced while the run goes on. `finish` sorts them, so that a run's table does
-not depend on which attack ended first, nor on whether the run was interrupted and resumed.
+Rows are appended and synced during the run. `finish` sorts them, so that a run's table depends
+neither on which attack ended first nor on interruptions.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ __all__ = ["COLUMNS", "SCHEMA", "Ledger", "place", "writing"]
 
 POINT, ROUND, VICTIM, LABEL = (COLUMNS.index(n) for n in ("point", "round", "victim", "label"))
 ATTACK = (POINT, VICTIM, LABEL)
-"""Places of the columns that tell one attack of a run from another."""
+"""Positions of the columns that identify an attack of a run."""
 UTILITY_COLUMNS = ["round", "metric", "value", "point"]
 TABLES = {
     "findings.csv": COLUMNS,
@@ -72,10 +72,18 @@ class Ledger:
         resume: bool = False,
         growing: Collection[str] = (),
     ) -> "Ledger":
-        """Make the folder, or with `resume` take up an existing one; raises `RunFolderError`.
+        """Make a run folder or, with `resume`, open an existing one.
 
-        growing: keys of any table of the scenario that may differ from what the folder began with,
-        such as "sweep", whose points are told apart by their names.
+        Args:
+            folder: The folder.
+            scenario: The scenario of the run.
+            resume: Whether the folder holds a run to continue.
+            growing: Keys, in any table of the scenario, that may differ from the run so far, such
+                as "sweep", whose points are identified by their names.
+
+        Raises:
+            RunFolderError: The folder cannot be written, holds something else than it should, or
+                is of another scenario.
         """
         ledger = cls(folder)
         if "\0" in str(folder):
@@ -113,7 +121,7 @@ class Ledger:
         self._describe_metrics(scenario)
 
     def _describe_metrics(self, scenario: Scenario) -> None:
-        """Say in metrics.json how the metrics of this run are read, wherever it is opened."""
+        """Write to metrics.json how the metrics of this run are read."""
         path, before = self.folder / "metrics.json", {}
         with contextlib.suppress(OSError, ValueError):  # of a run that began with other metrics
             before = json.loads(path.read_text(encoding="utf-8"))
@@ -123,7 +131,7 @@ class Ledger:
         self._replace(path.name, content.encode())
 
     def same_scenario(self, scenario: Scenario, growing: Collection[str] = ()) -> None:
-        """Raises `RunFolderError` where the folder is of another scenario; `growing`: `create`."""
+        """Raise `RunFolderError` for a folder of another scenario; see `create` for `growing`."""
         path = self.folder / "scenario.toml"
         try:
             before = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -162,10 +170,10 @@ class Ledger:
                 self._replace(name, encoded(columns, rows))
 
     def rewind(self, point: str, done: int) -> None:
-        """Make ready to train on from round `done` (0: from the start).
+        """Prepare to continue training after round `done` (0: from the start).
 
-        Drops the utility of later rounds, and the rows of the attack written last if it is of a
-        later round: a kill may have left only some of them. Other finished attacks stay.
+        Drops the utility of later rounds. Drops the rows of the attack that was written last if it
+        is of a later round, since some of its rows may be missing; other attacks stay.
         """
         rounds = self._so_far("utility.csv", UTILITY_COLUMNS)
         kept = [row for row in rounds if row[3] != point or (done and int(row[0]) <= done)]
@@ -185,19 +193,19 @@ class Ledger:
         ]
 
     def finished(self, point: str) -> set[tuple[str, str]]:
-        """(victim, adversary label) of the attacks that ended; they are not run again."""
+        """The attacks that ended, which are not run again, as (victim, adversary label)."""
         rows = self._so_far("findings.csv", COLUMNS)
         return {(row[VICTIM], row[LABEL]) for row in rows if row[POINT] == point}
 
     def ended(self) -> set[str]:
-        """The points that were played to the end, all attacks written down."""
+        """The points that are finished, with all attacks written."""
         path = self.folder / "points.csv"
         return (
             {row[0] for row in read_table(path, TABLES[path.name])[0]} if path.exists() else set()
         )
 
     def end(self, point: str, seconds: float) -> None:
-        """Write down that a point was played to the end, and how long it took."""
+        """Record that a point is finished, and how long it took."""
         if not (self.folder / "points.csv").exists():
             self._replace("points.csv", line(TABLES["points.csv"]).encode())
         self._append("points.csv", line([point, f"{seconds:.3f}"]))
@@ -207,9 +215,9 @@ class Ledger:
         shutil.rmtree(self.folder / folder, ignore_errors=True)
 
     def _so_far(self, name: str, columns: Sequence[str]) -> list[list[str]]:
-        """The whole rows of a table that only this process writes, each read once.
+        """The complete rows of a table that only this process writes, each read once.
 
-        A run of a thousand points would otherwise spend its time on reading what it wrote.
+        Reading the whole table at each of a thousand points would take most of the run's time.
         """
         rows, end = self._known.get(name, ([], 0))
         path = self.folder / name
@@ -231,15 +239,19 @@ class Ledger:
     def utility(
         self, round: int, values: Mapping[str, float], point: str, *, sync: bool = True
     ) -> None:
-        """Append a round's utility, one row a metric.
+        """Append a round's utility, one row for each metric.
 
-        sync: False to have it on disk with the next round's.
+        Args:
+            round: The round.
+            values: Values by metric.
+            point: The point of the sweep.
+            sync: Whether to wait until the rows are on disk.
         """
         rows = [cells([round, metric, float(v), point]) for metric, v in values.items()]
         self._append("utility.csv", "".join(map(line, rows)), sync=sync)
 
     def artifact(self, path: str, content: bytes) -> None:
-        """Write a file under the run folder; missing folders are made, and none above it."""
+        """Write a file below the run folder, and missing folders; paths outside are refused."""
         if not (self.folder / path).resolve().is_relative_to(self.folder.resolve()):
             raise RunFolderError(f"'{path}' lies outside the run folder {self.folder}")
         self._replace(path, content)
@@ -254,13 +266,17 @@ class Ledger:
     ) -> None:
         """Write what the run depends on: versions, seed, hashes of scenario, data and model.
 
-        device: where it runs; where it ran before, if that was elsewhere, stays beside it.
+        Args:
+            scenario: The scenario.
+            hashes: Fingerprints by what they are of, such as "data".
+            device: Where it runs; devices of earlier parts of the run are kept.
+            **more: Further entries of provenance.json.
         """
         content = provenance.of(scenario, hashes, provenance.read(self.folder), device)
         self._replace(provenance.FILE, json.dumps({**content, **more}, indent=2).encode())
 
     def same_data(self, fingerprint: str) -> None:
-        """Refuse to go on with other data than the run began with; raises `RunFolderError`."""
+        """Raise `RunFolderError` if the data differ from those that the run began with."""
         hashes = provenance.read(self.folder).get("hashes")
         if not isinstance(hashes, dict) or "data" not in hashes:
             return  # killed before it was written, so before any training
@@ -271,7 +287,7 @@ class Ledger:
             )
 
     def finish(self) -> None:
-        """Sort the findings and write them as parquet too."""
+        """Sort the findings, and write them as Parquet as well."""
         rows = self.rows()
         rows.sort(
             key=lambda r: (
@@ -327,9 +343,9 @@ def _without(keys: Collection[str], value: Any) -> Any:
 
 
 def _not_writable(folder: Path, error: OSError) -> RunFolderError:
-    """Why a run folder cannot be made; a permission that is missing is one of a certain user.
+    """Why a run folder cannot be made, with the user's number if a permission is missing.
 
-    In a container the user is a number, and a mounted folder is often another one's.
+    A folder that is mounted into a container often belongs to another user.
     """
     mine = f", or a folder that user {os.getuid()} may write to" if hasattr(os, "getuid") else ""
     return RunFolderError(

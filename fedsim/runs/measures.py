@@ -1,4 +1,4 @@
-"""How the metrics of a run are read: as its run folder says, else as fedsim knows them."""
+"""How the metrics of a run are read: from its metrics.json, or from fedsim's own table."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ _FORMAT = TypeAdapter(dict[str, Measure])
 
 
 class Measures(dict[str, Measure]):
-    """How each metric is read, by its name; any other has its name for a title."""
+    """How each metric is read, by name; the title of an unknown metric is its name."""
 
     def __missing__(self, metric: str) -> Measure:
         return Measure(
@@ -22,12 +22,12 @@ class Measures(dict[str, Measure]):
         )
 
     def rank(self, metric: str) -> float:
-        """How early a metric is chosen as an adversary's main one; lowest first."""
+        """The rank of a metric; the one with the lowest rank is an adversary's main metric."""
         return self[metric].rank
 
 
 def parse(text: bytes) -> Measures:
-    """Read metrics.json; metrics that it does not hold are read as fedsim's own.
+    """Parse metrics.json; metrics that it lacks are read as in fedsim's own table.
 
     Raises:
         ValueError: The text is not such a file.
@@ -45,9 +45,9 @@ def measure(metric: str) -> Measure:
 
 
 def budget(metric: str) -> str | None:
-    """Which part of a privacy budget a column of utility.csv is: "epsilon", "delta" ...; or None.
+    """Which part of a privacy budget a metric of utility.csv is: "epsilon", "delta" ...; or None.
 
-    Where several defenses report, theirs stand before it: `client-dp.1 epsilon`.
+    If several defenses report, the name of the defense comes first: `client-dp.1 epsilon`.
     """
     part = metric.rpartition(" ")[2]
     return part if part in ("epsilon", "epsilon_released", "delta") else None

@@ -14,18 +14,18 @@ __all__ = ["FILE", "SCHEMA", "of", "read", "results", "scenario_hash"]
 
 FILE = "provenance.json"
 SCHEMA = 1
-"""Number of the run folder's format."""
+"""Version number of the run folder's format."""
 ASIDE = frozenset({"data_dir", "engine", "description", "paper", "search_dirs"})
-"""Keys of a scenario that say where it runs or what for, and not what comes out."""
+"""Keys of a scenario that do not affect results: where it runs, and what for."""
 THEN = ", then "
-"""Between the devices of a run that went on elsewhere."""
+"""Separates the devices of a run that was continued elsewhere."""
 PACKAGES = ["flwr", "numpy", "ray", "torch", "transformers"]
 
 
 def of(
     scenario: Scenario, hashes: Mapping[str, str], before: Mapping[str, Any], device: str
 ) -> dict[str, Any]:
-    """The provenance of a run.
+    """Collect the provenance of a run.
 
     Args:
         scenario: What runs.
@@ -51,7 +51,7 @@ def of(
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """The provenance in a run folder; empty where there is none that can be read."""
+    """Read the provenance of a run folder; empty if there is none that can be read."""
     try:
         found = json.loads((folder / FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -60,12 +60,12 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def results(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a scenario that results depend on."""
+    """The keys of a scenario that results depend on, with their values."""
     return {key: value for key, value in table.items() if key not in ASIDE}
 
 
 def scenario_hash(scenario: Scenario) -> str:
-    """A hash of the resolved scenario, without where it ran and where data was found."""
+    """A hash of the resolved scenario, without its device and the location of its data."""
     table = results(scenario.to_dict())
     return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
 

@@ -1,7 +1,7 @@
-"""The reading half of the run folder: tables and files of a run that anybody may have written.
+"""The reading half of the run folder: its tables and files.
 
-Needs neither torch nor the plugins of the run. Everything read is treated as hostile: the folder
-may come from another machine.
+It needs neither torch nor the plugins of the run. Everything in the folder is treated as hostile,
+since it may come from another machine.
 """
 
 import io
@@ -36,10 +36,13 @@ STATUSES = ("ok", "failed", "timeout", "denied")
 
 
 def inside(run_dir: Path, relative: str, *, folder: bool = False) -> Path | None:
-    """The regular file (or the folder) at a relative path in the run folder, or None.
+    """Find the regular file, or the folder, at a relative path in the run folder.
 
-    Refuses absolute paths, `..` and symbolic links: a run folder may come from someone else, and
-    a report made of it must not carry files of this machine away.
+    Absolute paths, `..` and symbolic links are refused: a run folder may come from someone else,
+    and its report must not contain other files of this machine.
+
+    Returns:
+        The path, or None if there is no such file or it is refused.
     """
     parts = relative.replace("\\", "/").split("/")
     if not relative or "\0" in relative or ":" in relative or ".." in parts or parts[0] == "":
@@ -56,7 +59,19 @@ def inside(run_dir: Path, relative: str, *, folder: bool = False) -> Path | None
 
 
 def read_rows(run_dir: Path, name: str, needed: set[str]) -> "tuple[pd.DataFrame, list[str]]":
-    """A CSV of the run folder as text columns, and notes on what had to be left out of it."""
+    """Read a CSV file of the run folder as text columns.
+
+    Args:
+        run_dir: The run folder.
+        name: The name of the file.
+        needed: Columns that the file must have.
+
+    Returns:
+        The rows, none if there is no such file, and notes on what had to be left out.
+
+    Raises:
+        RunFolderError: The file is no CSV, or lacks a column.
+    """
     import pandas as pd
 
     path = inside(run_dir, name)
@@ -87,7 +102,7 @@ def read_rows(run_dir: Path, name: str, needed: set[str]) -> "tuple[pd.DataFrame
 
 
 def _last_whole_row(text: str) -> int:
-    """Where the last complete row ends: a newline with every quote before it closed."""
+    """The end of the last complete row: a newline with an even number of quotes before it."""
     end, quotes = text.rfind("\n"), text.count('"')
     quotes -= text.count('"', end + 1)
     while end >= 0 and quotes % 2:
@@ -155,7 +170,7 @@ def read_utility(run_dir: Path) -> "tuple[pd.DataFrame, list[str]]":
 
 
 def _one_row_a_metric(rows: "pd.DataFrame") -> "pd.DataFrame":
-    """An attack that broke may have left one row without a metric: it counts in every metric."""
+    """Copy the single row of a broken attack, which has no metric, to each of its metrics."""
     known: dict[str, list[str]] = {}
     for label, metric in zip(rows["label"], rows["metric"], strict=True):
         if metric and metric not in known.setdefault(label, []):
@@ -168,7 +183,7 @@ def _one_row_a_metric(rows: "pd.DataFrame") -> "pd.DataFrame":
 
 
 def read_measures(run_dir: Path) -> tuple[Measures, list[str]]:
-    """How the metrics of a run folder are read, and a note if its metrics.json is unreadable."""
+    """How the metrics of a run folder are read, and a note if its metrics.json cannot be read."""
     path = inside(run_dir, "metrics.json")
     if path is None:
         return MEASURES, []

@@ -1,4 +1,4 @@
-"""Tables of a run folder: rows as lines of CSV, written durably, read without a torn last line."""
+"""Tables of a run folder: rows as lines of CSV, read without an incomplete last line."""
 
 import contextlib
 import csv
@@ -14,7 +14,7 @@ __all__ = ["cells", "encoded", "line", "read_table", "writing"]
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """A full disk is the user's to mend: one message, not a traceback."""
+    """Turn an `OSError`, such as a full disk, into a `RunFolderError` with one message."""
     try:
         yield
     except OSError as error:
@@ -22,24 +22,31 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def cells(values: Sequence[Any]) -> list[str]:
-    """One line a row, so that a torn last line is told by its missing end."""
+    """Values as text without line breaks, so that a row is one line."""
     return ["" if v is None else str(v).replace("\r", " ").replace("\n", " ") for v in values]
 
 
 def line(cells: Sequence[str]) -> str:
-    """One row as a line of CSV."""
+    """Format a row as a line of CSV."""
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerow(cells)
     return out.getvalue()
 
 
 def encoded(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> bytes:
-    """A table, its header first, as a file holds it."""
+    """Format a table with its header as the content of a CSV file."""
     return (line(columns) + "".join(map(line, rows))).encode()
 
 
 def read_table(path: Path, columns: Sequence[str]) -> tuple[list[list[str]], bool]:
-    """The whole rows of a table, and whether its last line was torn by a kill."""
+    """Read the complete rows of a table.
+
+    Returns:
+        The rows, and whether the last line was incomplete, as after a kill.
+
+    Raises:
+        RunFolderError: The file cannot be read, or has other columns.
+    """
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:

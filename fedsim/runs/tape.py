@@ -1,7 +1,7 @@
-"""Record interceptions, and read them back: a new adversary costs no retraining.
+"""Recorded interceptions, which further adversaries can attack without training again.
 
-    tape/SCENE/r0003/before.safetensors          the global arrays of the round
-    tape/SCENE/r0003/c0017.safetensors           one update; what it means in the file's metadata
+    tape/POINT/r0003/before.safetensors          the global arrays of the round
+    tape/POINT/r0003/c0017.safetensors           one update, described in the file's metadata
 
 Tensors are stored as safetensors, never pickle.
 """
@@ -31,7 +31,7 @@ class Tape:
         self.folder = folder
 
     def record(self, interception: Interception) -> None:
-        """Write one interception; the round's global arrays are written once."""
+        """Write an interception; the global arrays of a round are written once."""
         place = self.folder / f"r{interception.round:04d}"
         place.mkdir(parents=True, exist_ok=True)
         before = place / "before.safetensors"
@@ -51,7 +51,7 @@ class Tape:
         )
 
     def __iter__(self) -> Iterator[Interception]:
-        """Every interception, by round and client; raises `RunFolderError` where unreadable."""
+        """Read all interceptions, by round and client; raises `RunFolderError`."""
         for place in sorted(self.folder.glob("r*")):
             before = _load(place / "before.safetensors")
             for path in sorted(place.glob("c*.safetensors")):
