@@ -74,7 +74,11 @@ RUNS: dict[str, tuple[list[str], list[str], bool]] = {
     "secure-ray": (["run", SECURE], ["engine.workers=2"], False),
     "llg": (["reproduce", "llg/fig4a"], ONE, True),
     "dlg": (["reproduce", "dlg/size"], ONE, True),
-    "rlg": (["reproduce", "rlg/table2"], [*ONE, "training.clients=20"], True),
+    "rlg": (
+        ["reproduce", "rlg/table2"],
+        [*ONE, "training.clients=20", "training.clients_per_round=20"],
+        True,
+    ),
     "dager": (["reproduce", "dager/encoder"], [*ONE, "training.clients=4"], True),
     "hfgm": (
         ["reproduce", "hfgm/batch-dropout"],
