@@ -59,7 +59,7 @@ name = "llg"
 name = "rlg"
 """
 
-ONE = ["paper.repetitions=1"]
+ONE = ["paper.repetitions=1", "threat.victims=all"]
 RUNS: dict[str, tuple[list[str], list[str], bool]] = {
     "quickstart": (["run", "quickstart"], [], False),
     "quickstart-ray": (["run", "quickstart"], ["engine.workers=2"], False),
