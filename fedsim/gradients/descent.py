@@ -9,30 +9,30 @@ from torch import Tensor
 __all__ = ["LBFGS", "Adam", "Optimizer"]
 
 SUFFICIENT = 1e-4
-"""Share of the promised fall that a step must bring (Armijo)."""
+"""Share of the predicted decrease that a step must bring (Armijo)."""
 
 SHRINK = 0.25
 REJECTIONS = 6
-"""Rejected steps in a row after which a row forgets its curvature and goes downhill."""
+"""Rejected steps in a row after which a row drops its history and follows the gradient."""
 
 CURVED = 1e-10
 """Least cosine between a step s and the change of gradient y of a pair worth keeping."""
 
 
 class Optimizer(Protocol):
-    """Proposes a point for every row, and is told the value and gradient there."""
+    """An optimizer of R independent problems, which proposes a point for each at a time."""
 
     def point(self) -> Tensor:
         """Where to evaluate next, (R, n)."""
 
     def tell(self, values: Tensor, gradients: Tensor) -> None:
-        """values (R,), gradients (R, n) at `point()`; where undefined a value of Inf."""
+        """Take values (R,) and gradients (R, n) at `point()`; an undefined value is Inf."""
 
     def at(self, row: int) -> Tensor:
         """The point (n,) that a row has reached."""
 
     def restart(self, row: int, start: Tensor) -> None:
-        """Begin anew from start (n,), as if nothing had been before."""
+        """Start a row anew from a point (n,), without any state."""
 
     def keep(self, rows: Tensor) -> None:
         """Drop all rows but these (int64)."""
@@ -41,13 +41,41 @@ class Optimizer(Protocol):
         """Rows that no step can better, (R,) bool."""
 
 
-class Adam:
-    """Adam (Kingma and Ba, 2015); `signed`: on the sign of the gradient (Geiping et al., 2020).
+class _Rows:
+    """What both optimizers keep for each row: its point, and whether no step can better it."""
 
-    starts: (R, n). lr: step length; schedule: its factor by step, from 0. After every step the
-    first `clamped` coordinates of a row are put back between low and high, and `revise` may put
-    points elsewhere: it is given points (R, n), which of the starts each is (R,) int64, and the
-    steps it has taken (R,) int64, and returns points.
+    _x: Tensor
+    _stuck: Tensor
+
+    def at(self, row: int) -> Tensor:
+        """The point (n,) that a row has reached."""
+        return self._x[row].clone()
+
+    def keep(self, rows: Tensor) -> None:
+        """Drop all rows but these (int64)."""
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                setattr(self, name, value[rows])
+
+    def stuck(self) -> Tensor:
+        """Rows that no step can better, (R,) bool."""
+        return self._stuck
+
+
+class Adam(_Rows):
+    """Adam (Kingma and Ba, 2015), optionally on the sign of the gradient (Geiping et al., 2020).
+
+    Args:
+        starts: Starting points (R, n).
+        lr: Step length.
+        schedule: Factor of the step length by step, from 0.
+        signed: Use the sign of the gradient.
+        low: Lower bound of the clamped coordinates.
+        high: Upper bound of the clamped coordinates.
+        clamped: The first `clamped` coordinates of a row are clamped after every step.
+        revise: Called after every step with points (R, n), the index of the start of each row (R,)
+            int64 and the number of steps it has taken (R,) int64; it returns the points to go on
+            from.
     """
 
     def __init__(
@@ -73,9 +101,11 @@ class Adam:
         self._stuck = torch.zeros(len(starts), dtype=torch.bool, device=starts.device)
 
     def point(self) -> Tensor:
+        """Where to evaluate next, (R, n)."""
         return self._x
 
     def tell(self, values: Tensor, gradients: Tensor) -> None:
+        """Take values (R,) and gradients (R, n) at `point()`; an undefined value is Inf."""
         self._stuck |= values.isinf()
         g = gradients.sign() if self._signed else gradients
         factors = [self._schedule(step) for step in self._steps.tolist()]
@@ -92,30 +122,26 @@ class Adam:
         if self._revise is not None:
             self._x = self._revise(self._x, self._rows, self._steps)
 
-    def at(self, row: int) -> Tensor:
-        return self._x[row].clone()
-
     def restart(self, row: int, start: Tensor) -> None:
+        """Start a row anew from a point (n,), without any state."""
         self._x[row] = start
         self._mean[row] = self._square[row] = 0.0
         self._steps[row] = 0
         self._stuck[row] = False
 
-    def keep(self, rows: Tensor) -> None:
-        _keep(self, rows)
 
-    def stuck(self) -> Tensor:
-        return self._stuck
+class LBFGS(_Rows):
+    """Limited-memory BFGS, which computes the directions of all rows in one batched product.
 
-
-class LBFGS:
-    """Limited-memory BFGS, the directions of all rows from one batched product.
-
-    The inverse Hessian comes in its compact form (Byrd, Nocedal and Schnabel, Representations of
+    The inverse Hessian is in its compact form (Byrd, Nocedal and Schnabel, Representations of
     quasi-Newton matrices, 1994): two products with the history instead of a recursion over it.
-    starts: (R, n). history: pairs that are remembered. backtracking: a step that
-    does not bring 1e-4 of the promised fall is cut to a quarter; after six cuts the row forgets
-    its history and goes down the gradient. Without it every step has length 1, as in DLG's code.
+
+    Args:
+        starts: Starting points (R, n).
+        history: Number of pairs of steps and changes of gradient that a row keeps.
+        backtracking: Cut a step to a quarter if it brings less than 1e-4 of the predicted decrease
+            (Armijo); after six cuts the row drops its history and follows the negative gradient.
+            Without it every step has length 1, as in DLG's code.
     """
 
     def __init__(self, starts: Tensor, *, history: int = 100, backtracking: bool = True) -> None:
@@ -135,10 +161,12 @@ class LBFGS:
         self._count = starts.new_zeros(rows, dtype=torch.int64)
 
     def point(self) -> Tensor:
+        """Where to evaluate next, (R, n)."""
         trial: Tensor = self._x + self._t[:, None] * self._d
         return trial
 
     def tell(self, values: Tensor, gradients: Tensor) -> None:
+        """Take values (R,) and gradients (R, n) at `point()`; an undefined value is Inf."""
         promised = SUFFICIENT * self._t * (self._g * self._d).sum(dim=1)
         taken = values <= self._f + promised
         first = self._f.isinf()
@@ -215,28 +243,14 @@ class LBFGS:
         direction: Tensor = -(gamma.to(s) * self._g + (weights[:, None] @ self._pairs)[:, 0])
         return direction
 
-    def at(self, row: int) -> Tensor:
-        return self._x[row].clone()
-
     def restart(self, row: int, start: Tensor) -> None:
+        """Start a row anew from a point (n,), without any state."""
         self._x[row] = start
         self._f[row] = torch.inf
         self._g[row] = self._d[row] = 0.0
         self._t[row] = 0.0
         self._cuts[row] = self._count[row] = 0
         self._steep[row] = self._stuck[row] = False
-
-    def keep(self, rows: Tensor) -> None:
-        _keep(self, rows)
-
-    def stuck(self) -> Tensor:
-        return self._stuck
-
-
-def _keep(state: object, rows: Tensor) -> None:
-    for name, value in vars(state).items():
-        if isinstance(value, Tensor):
-            setattr(state, name, value[rows])
 
 
 def _shifted(matrices: Tensor, rows: Tensor) -> Tensor:

@@ -49,12 +49,13 @@ class Leading:
         outside = left - a @ self.u.mT
         return (
             inside
-            + (_gram(a) * _gram(beyond)).sum(dim=(-2, -1))
-            + (_gram(outside) * _gram(right)).sum(dim=(-2, -1))
+            + (gram(a) * gram(beyond)).sum(dim=(-2, -1))
+            + (gram(outside) * gram(right)).sum(dim=(-2, -1))
         )
 
 
-def _gram(rows: Tensor) -> Tensor:
+def gram(rows: Tensor) -> Tensor:
+    """Inner products (..., k, k) of rows (..., k, n)."""
     return rows @ rows.mT
 
 

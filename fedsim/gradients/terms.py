@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsim.gradients.factored import Factored, Leading, leading
+from fedsim.gradients.factored import Factored, Leading, gram, leading
 
 __all__ = ["Terms", "observed_terms"]
 
@@ -40,7 +40,7 @@ class Terms:
             squares = ours.square().sum(dim=2)
         else:
             left, right = ours
-            squares = (_gram(left) * _gram(right)).sum(dim=(2, 3))
+            squares = (gram(left) * gram(right)).sum(dim=(2, 3))
             if isinstance(self.theirs, Leading):
                 pulled = _product(left, self.theirs.u * self.theirs.s.unsqueeze(2), victims)
                 dots = (pulled * _product(right, self.theirs.v, victims)).sum(dim=(2, 3))
@@ -140,10 +140,6 @@ def _joined(members: Sequence[Tensor | Leading], dtype: torch.dtype) -> Tensor |
             *(torch.stack([getattr(one, key) for one in matrices]).to(dtype) for key in "usv")
         )
     return torch.stack([one for one in members if isinstance(one, Tensor)]).to(dtype)
-
-
-def _gram(rows: Tensor) -> Tensor:
-    return rows @ rows.mT
 
 
 def _of(theirs: Tensor, victims: Tensor) -> Tensor:

@@ -29,10 +29,6 @@ CLOSE, NOTHING = 1.25, 0.9
 """For a single utterance: the factor of the least misfit that the number of frames given by the
 rank may have, and the largest misfit it may have at all (frames of zeros have 1)."""
 
-CLEAR = 100.0
-"""Ratio of singular values above which a gap is not due to noise. Smaller gaps among the first
-values are ignored, because an utterance has more frames than half a window."""
-
 
 class FirstFrames(Adversary):
     """Recovers utterances from the gradient of a layer whose inputs are windows of frames.
@@ -117,7 +113,7 @@ class FirstFrames(Adversary):
         """
         name, rows, features = self._rows(seen)
         context = (rows.shape[1] - 1) // features // 2
-        away, rank, gap = self._away(name, rows, features, context)
+        away, rank, gap = self._away(name, rows, features)
         chain = Chain(away, features, context, rank + 1)
         diagnostics: dict[str, Any] = {"layer": name, "rank": rank, "gap": gap}
         lengths = self._lengths(chain.misfits, diagnostics, alone=seen.num_examples == 1)
@@ -170,9 +166,7 @@ class FirstFrames(Adversary):
                 kept.append(length)
         return sorted(kept)
 
-    def _away(
-        self, name: str, rows: Tensor, features: int, context: int
-    ) -> tuple[Tensor, int, float]:
+    def _away(self, name: str, rows: Tensor, features: int) -> tuple[Tensor, int, float]:
         """The projector on the complement of the row space, the rank, and the ratio at the gap."""
         _, values, right = torch.linalg.svd(rows, full_matrices=False)
         rank = max(1, numerical_rank(values, filled_sides(rows), rounding(rows)))
