@@ -21,23 +21,34 @@ __all__ = ["Supplier", "ThreatModel", "to_gradient"]
 
 
 class Supplier(Protocol):
-    """What the threat model asks a task for, when it grants it."""
+    """The part of a task that a threat model uses for what it grants."""
 
     @property
-    def spec(self) -> Spec: ...
+    def spec(self) -> Spec:
+        """What examples look like."""
+
     @property
-    def head(self) -> str: ...
-    def victim(self, arrays: Mapping[str, Tensor]) -> VictimModel: ...
-    def auxiliary(self) -> Batch | None: ...
-    def prior(self) -> Any: ...
+    def head(self) -> str:
+        """Name of the projection layer."""
+
+    def victim(self, arrays: Mapping[str, Tensor]) -> VictimModel:
+        """A private copy of the model with these weights and buffers."""
+
+    def auxiliary(self) -> Batch | None:
+        """Labelled data that no client holds, if there is any."""
+
+    def prior(self) -> Any:
+        """A language prior, if the task has one."""
 
 
 @dataclass(frozen=True, slots=True)
 class ThreatModel:
     """Which parts of an interception an adversary gets.
 
-    granted: the knowledge; source: the task that supplies models and auxiliary data;
-    defenses: names of the defenses that the intercepted clients run, told under `DEFENSE`.
+    Attributes:
+        granted: The knowledge that is granted.
+        source: The task, which supplies models and auxiliary data.
+        defenses: Names of the intercepted clients' defenses, granted by `DEFENSE`.
     """
 
     granted: Knowledge
@@ -51,12 +62,18 @@ class ThreatModel:
         truth: Truth | None = None,
         history: Sequence[Observation] = (),
     ) -> Observation:
-        """An observation with private copies of what is granted, and nothing else.
+        """Make an observation: private copies of what is granted, and nothing else.
 
-        truth: only its labels and lengths are read, and only when `LABELS` or `LENGTHS` is
-        granted (LAMP and HFGM assume that they are known). They are granted as a bag, sorted: not
-        which example was in which local step, nor whose it was. Where both are granted, a label
-        stays with its length.
+        Args:
+            interception: The update as the server received it.
+            truth: The client's examples. Only labels and lengths are read, and only if `LABELS` or
+                `LENGTHS` is granted (LAMP and HFGM assume that they are known). They are granted
+                as a sorted bag, which does not show the local step or the client of an example.
+                If both are granted, a label stays with its length.
+            history: Earlier observations of the same client, granted by `HISTORY`.
+
+        Returns:
+            The observation.
         """
         granted, update = self.granted.closed(), interception.update
         head = self.source.head
@@ -101,9 +118,9 @@ class ThreatModel:
 
 
 def _bag(truth: Truth, granted: Knowledge) -> tuple[Tensor | None, list[int] | None]:
-    """Labels and lengths as far as they are granted, examples sorted by what is granted of them.
+    """Labels and lengths as far as they are granted, sorted.
 
-    A label an example, or a row of labels, padded with -100 as in a training batch.
+    Labels are (B,), or (B, L) padded with -100 as in a training batch.
     """
     labels = (truth.sequences or truth.labels) if Knowledge.LABELS in granted else None
     lengths = truth.lengths if Knowledge.LENGTHS in granted else None
@@ -134,17 +151,24 @@ def to_gradient(
     lr: float | None = None,
     steps: int | None = None,
 ) -> tuple[dict[str, Tensor], bool]:
-    """The gradient behind an update, by parameter name, and whether it is exact.
-
-    before: the weights the client started from, needed for kind "weights" and for weight decay.
-    lr, steps: what the observer knows of the local optimizer; None where it does not. Without lr
-    the gradient comes up to a positive factor; without steps a single one is assumed.
+    """Compute the gradient behind an update.
 
     For one plain SGD step w' = w - lr (g + decay w) the gradient is recovered exactly (up to
     float32 cancellation in w' - w). For K steps, and for momentum m, the sum of the steps is
     divided by the weight that SGD gives them, sum_k (1 - m^(K - k)) / (1 - m): the average
     gradient along the local path, exact only if it did not turn. Any optimizer other than SGD, and
-    one that nobody named, is treated alike and never exact.
+    an unknown one, is treated alike and never exact.
+
+    Args:
+        update: What the client sent.
+        before: Weights from which the client started, needed for kind "weights" and for weight
+            decay.
+        lr: Learning rate, if the observer knows it; None: the gradient is known up to a positive
+            factor.
+        steps: Number of local steps, if the observer knows it; None: 1.
+
+    Returns:
+        The gradient by parameter name, and whether it is exact.
     """
     if update.kind == "gradient":
         return {name: value.detach().clone() for name, value in update.tensors.items()}, True
@@ -161,7 +185,7 @@ def to_gradient(
 
 
 def _step_weight(steps: int, momentum: float) -> float:
-    """How many times the mean gradient enters K steps of SGD with momentum, from a cold start."""
+    """Weight of the mean gradient in K steps of SGD with momentum that starts from zero."""
     if not momentum:
         return float(steps)
     return sum((1 - momentum ** (steps - k)) / (1 - momentum) for k in range(steps))

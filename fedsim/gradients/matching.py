@@ -1,4 +1,4 @@
-"""The one matching loop: many victims, and new starts of them, in one batched optimisation."""
+"""The matching loop: one batched optimisation for many victims and their restarts."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -13,31 +13,45 @@ from fedsim.gradients.descent import Optimizer
 __all__ = ["Checks", "Match", "Objective", "Resources", "Restarts", "Rules", "minimise"]
 
 Objective = Callable[[Tensor, Tensor], Tensor]
-"""objective(points (R, n), victims (R,) int64) -> values (R,), to be differentiated; a row's
-value depends on its own point and victim alone."""
+"""Values (R,) of points (R, n) of victims (R,) int64, differentiable.
+
+The value of a row depends on its own point and victim only."""
 
 
 class Resources(Protocol):
-    """What the loop asks of a victim's `Job`."""
+    """The part of a victim's `Job` that the matching loop uses."""
 
     iterations: int
 
     @property
-    def budget(self) -> int | None: ...
+    def budget(self) -> int | None:
+        """Number of iterations at most; None: no limit."""
+
     @property
-    def rng(self) -> torch.Generator: ...
-    def progress(self, step: int, objective: float) -> None: ...
+    def rng(self) -> torch.Generator:
+        """The victim's generator."""
+
+    def progress(self, step: int, objective: float) -> None:
+        """Report a step and the lowest value so far; raises `Cancelled` or `AttackTimeout`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
     """When a start ends.
 
-    iterations: of `evaluations` evaluations each. matched: value below which a victim is done.
-    floor: value below which a start that stalls has come as far as rounding lets it. hopeless:
-    value beyond which a start is given up after `checked` iterations. A start stalls when its
-    value falls by less than `fall` (a share) in `patience` iterations, and when what its point
-    says has been the same for `unchanged` iterations (0: never).
+    A start stalls if its value decreases by less than a share `fall` in `patience` iterations, or
+    if what its point stands for (`Checks.reading`) has not changed for `unchanged` iterations.
+
+    Attributes:
+        iterations: Number of iterations at most.
+        evaluations: Evaluations of the objective in an iteration.
+        matched: Value below which the victim has a match.
+        floor: Value below which a start that stalls is a match up to rounding.
+        hopeless: Value above which a start is given up after `checked` iterations.
+        checked: Iterations after which `hopeless` applies.
+        fall: Share by which the value has to decrease.
+        patience: Iterations in which it has to.
+        unchanged: Iterations without a change after which a start stalls; 0: never.
     """
 
     iterations: int
@@ -53,7 +67,7 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Restarts:
-    """How often a victim's search starts anew, and which of its points are compared.
+    """How often the search for a victim is restarted, and which of its points are compared.
 
     Attributes:
         number: New starts of a victim whose start diverged, stalled or ran out of steps.
@@ -84,12 +98,15 @@ class Checks:
 
 @dataclass(slots=True)
 class Match:
-    """What came of one victim.
+    """The result of the search for one victim.
 
-    point: (n,), the one with the lowest value over all starts, or of those that they ended at.
-    outcomes: how each start ended, "matched", "stalled", "diverged", "steps" or "budget"; ends:
-    where, each (n,), in the same order.
-    evaluations: of the objective with its gradient, all starts together.
+    Attributes:
+        point: The point (n,) with the lowest value over all starts, or, with `Restarts.ends`, of
+            those at which starts ended.
+        value: Its value.
+        outcomes: How each start ended: "matched", "stalled", "diverged", "steps" or "budget".
+        ends: The points (n,) at which they ended, in the same order.
+        evaluations: Evaluations of the objective with its gradient, over all starts.
     """
 
     point: Tensor
@@ -101,9 +118,16 @@ class Match:
 
 @dataclass(slots=True)
 class _Start:
-    """A row: one start of one victim. recent: the lowest value after each iteration.
+    """One start of one victim, a row of the batch.
 
-    matched: whether it has. said: what its point says. same: evaluations since that changed.
+    Attributes:
+        victim: Index of the victim.
+        lowest: Lowest value so far.
+        matched: Whether the start has matched.
+        evaluations: Evaluations so far.
+        recent: Lowest value after each iteration.
+        said: What its point stands for (`Checks.reading`).
+        same: Evaluations since that changed.
     """
 
     victim: int
@@ -223,7 +247,7 @@ def minimise(
 
 
 def _judge(row: _Start, rule: Rules, job: Resources, stuck: bool, broken: bool) -> str:
-    """How a start has ended after an iteration; empty where it goes on."""
+    """How a start has ended after an iteration; "" if it continues."""
     job.iterations += 1
     row.recent.append(row.lowest)
     job.progress(job.iterations, row.lowest)
@@ -248,7 +272,7 @@ def _finish(
     found: Sequence[Match],
     state: Optimizer,
 ) -> None:
-    """Look at where starts ended, which no step has evaluated yet, unless a match is booked."""
+    """Compare the points at which starts without a match ended, which were not evaluated yet."""
     at = [index for index in ended if not rows[index].matched]
     if not at:
         return
@@ -269,7 +293,7 @@ def _settle(
     state: Optimizer,
     start: Callable[[int], Tensor],
 ) -> list[int]:
-    """Book what ended, begin new starts in the same rows; returns the rows that go on."""
+    """Record the starts that ended and restart their rows; returns the rows that continue."""
     for index, outcome in ended.items():
         best = found[rows[index].victim]
         best.outcomes.append(outcome)

@@ -1,4 +1,4 @@
-"""Gradient matching as an objective: which dummy batch has the gradient that was observed?"""
+"""Gradient matching as an objective: how far a dummy batch's gradient is from an observed one."""
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -44,10 +44,17 @@ DISTANCES: dict[DistanceName, Distance] = {
 
 
 def parameter_weights(names: Sequence[str], wanted: Mapping[str, float]) -> dict[str, float]:
-    """What each parameter counts: the weight of the first pattern that fits its name.
+    """Weight of each parameter in a distance: that of the first pattern that fits its name.
 
-    wanted: weights by shell pattern, such as {"head.*": 1.0}. A name that none fits is left out.
-    Raises `ValueError` for a pattern that fits no name, and when nothing is left.
+    Args:
+        names: Names of the parameters.
+        wanted: Weights by shell pattern, such as {"head.*": 1.0}.
+
+    Returns:
+        Weights above 0 by name. A parameter that no pattern fits is left out.
+
+    Raises:
+        ValueError: A pattern fits no name, or no parameter is left.
     """
     for pattern in wanted:
         if not any(fnmatchcase(name, pattern) for name in names):
@@ -181,13 +188,13 @@ class Problem:
         return self.classes if self.labels is None else int(self.shuffled)
 
     def start(self, victim: int, rng: torch.Generator) -> Tensor:
-        """A victim's new starting point (n,), N(0, 1) in every coordinate that is sought."""
+        """Draw a starting point (n,) of a victim, N(0, 1) in every coordinate to be optimised."""
         sought = self.pixels if self.shuffled else self.size
         point = torch.randn(sought, generator=rng).to(self.device, self.dtype)
         return torch.cat([point, self.order(victim, rng)]) if self.shuffled else point
 
     def order(self, victim: int, rng: torch.Generator) -> Tensor:
-        """A victim's given labels in a random order, as the end of a `shuffled` point has them."""
+        """Draw an order of a victim's given labels, as the end of a `shuffled` point holds them."""
         if self.labels is None:
             raise ValueError("no labels are given that could be put in an order")
         order = torch.randperm(self.inputs_shape[0], generator=rng).to(self.device)
@@ -204,6 +211,7 @@ class Problem:
         return inputs, logits.softmax(dim=2)
 
     def __call__(self, points: Tensor, victims: Tensor) -> Tensor:
+        """Distances (R,) of the gradients of points (R, n) from those of victims (R,) int64."""
         inputs, targets = self.split(points, victims)
         ours = self._gradients(inputs, targets)
         theirs = {name: value[victims] for name, value in self._theirs.items()}
@@ -212,7 +220,17 @@ class Problem:
     def claim(
         self, victim: int, match: Match, trace: Sequence[tuple[int, float]], **diagnostics: Any
     ) -> Reconstruction:
-        """What a match claims: one float32 input an example, its label, how the starts ended."""
+        """The reconstruction that a match stands for.
+
+        Args:
+            victim: Index of the victim.
+            match: Its match.
+            trace: Pairs of iteration and objective.
+            **diagnostics: Added to the reconstruction's diagnostics.
+
+        Returns:
+            A float32 input and a label for each example, and how the starts ended.
+        """
         inputs, soft = self.split(match.point[None], torch.tensor([victim], device=self.device))
         labels = soft[0].argmax(dim=1).cpu()
         return Reconstruction(
@@ -227,7 +245,7 @@ class Problem:
         )
 
     def blocks(self) -> Tensor:
-        """Which coordinates of a point belong to each example, (B, n) bool."""
+        """Coordinates of a point that belong to each example, (B, n) bool."""
         size = self.inputs_shape[0]
         each = (self.pixels // size, self._tail)
         of = torch.cat([torch.arange(size).repeat_interleave(count) for count in each])
@@ -241,10 +259,17 @@ def in_groups(
     *,
     most: Callable[[int], int] | None = None,
 ) -> list[Reconstruction]:
-    """What `attack` claims about each victim; it is given positions that fit one `Problem`.
+    """Attack victims in groups that fit one `Problem`.
 
-    keys: what must agree in a group besides the model. most: how many one optimisation may hold,
-    by the position of one of them.
+    Args:
+        models: The victims' models.
+        keys: What has to be equal in a group besides the model, one a victim.
+        attack: Attacks the victims at some positions and returns a reconstruction of each.
+        most: Number of victims that one optimisation may hold, by the position of one of them;
+            None: no limit.
+
+    Returns:
+        The reconstruction of each victim, in the order of `models`.
     """
     found: dict[int, Reconstruction] = {}
     for group in alike(models, keys):
@@ -256,9 +281,14 @@ def in_groups(
 
 
 def alike(models: Sequence[VictimModel], keys: Sequence[Hashable]) -> list[list[int]]:
-    """Which victims fit into one `Problem`, by position: the same weights, and equal keys.
+    """Group victims that fit into one `Problem`: with the same weights and equal keys.
 
-    keys: what else must agree, such as the number of examples.
+    Args:
+        models: The victims' models.
+        keys: What has to be equal besides, such as the number of examples.
+
+    Returns:
+        Positions of the victims of each group.
     """
     found: list[list[int]] = []
     for index, (model, key) in enumerate(zip(models, keys, strict=True)):

@@ -1,4 +1,4 @@
-"""Gradient matching of a decoded sequence: which context vectors and labels sent this gradient?"""
+"""Gradient matching of a decoded sequence, by its context vectors and labels."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -128,6 +128,7 @@ class SequenceProblem:
         return self.bag[self.split(points)[1].argmax(dim=2)]
 
     def __call__(self, points: Tensor, victims: Tensor) -> Tensor:
+        """Values (R,) of points (R, n), the penalty included; `victims` is not read."""
         distance = self.distance(points, victims)
         if not self.free:
             return distance

@@ -1,4 +1,4 @@
-"""Gradient matching of texts: how far dummy embeddings' gradients are from those observed."""
+"""Gradient matching of texts: the distance of dummy embeddings' gradients from observed ones."""
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -108,6 +108,7 @@ class TextDistance:
                 raise ValueError("the gradient is zero throughout: there is nothing to match")
 
     def __call__(self, embedded: Tensor, victims: Tensor) -> Tensor:
+        """Distances (R,) of embeddings (R, B, L, d) from the gradients of victims (R,) int64."""
         if embedded.requires_grad and torch.is_grad_enabled():
             return self._apart(embedded, victims, differentiable=True)
         rows = self.together(embedded[0])
