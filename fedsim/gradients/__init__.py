@@ -1,21 +1,21 @@
-"""Gradients: what an update says of them, how far two are apart, and how to match one.
+"""Tools for attacks on gradients: the head's gradient, rank, distances and gradient matching.
 
-head        the projection layer's gradient
-distances   between gradients, of many dummy batches at a time
-whitening   the distance in which small directions count like large ones
-dummy       the gradients of many dummy batches in one pass
-rank        how many singular values of a gradient exceed rounding or noise
-factored    those of many dummy sequences, as sums of outer products
-ghost       those of a transformer that is fed embeddings, in factors too
-terms       what parameters of one shape add to a distance
-texts       how far the gradients of dummy texts are from those observed
-unrolled    what several local steps on dummy examples would have sent
-problem     gradient matching as an objective
-ctc         the loss of unaligned labels, differentiable twice
-utterances  the head's gradient under that loss, of many guesses in one pass
-sequences   the same for a decoded sequence, from context vectors and smooth labels
-descent     optimizers of many independent problems at a time
-matching    the one matching loop, for many victims and restarts at a time
+head        gradient of the projection layer
+rank        numerical rank: the singular values above rounding and noise
+distances   distances of the gradients of many dummy batches from observed ones
+whitening   a distance in which small singular directions count like large ones
+dummy       gradients of many dummy batches in one pass
+factored    gradients of many dummy sequences, as sums of outer products
+ghost       gradients of transformers that are fed embeddings, as sums of outer products
+terms       the part of a distance that parameters of one shape contribute
+unrolled    the average gradient of several simulated local steps
+problem     gradient matching of inputs and labels as an objective
+texts       gradient matching of token embeddings as an objective
+sequences   gradient matching of a decoded sequence as an objective
+ctc         CTC loss that can be differentiated twice
+utterances  gradients of a recogniser's head under CTC
+descent     optimizers for many independent problems at a time
+matching    the matching loop, for many victims and restarts at a time
 """
 
 from fedsim.gradients.ctc import BLANK, ctc_loss, frames_needed

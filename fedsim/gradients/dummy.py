@@ -13,21 +13,25 @@ from fedsim.victim import VictimModel
 __all__ = ["DummyGradients"]
 
 AGREES = 1e-3
-"""Largest difference between the two ways, as a share of the gradient's norm, that is rounding."""
+"""Largest difference of the two computations that is rounding, as a share of the norm."""
 
 
 class DummyGradients:
-    """The gradient of the loss for each of R dummy batches, by parameter name.
+    """The gradients of the loss for R dummy batches, by parameter name.
 
-    One forward and one backward pass serve all R: a layer's weight gradient for one batch is the
-    product of what went into the layer and the loss's gradient at what came out of it. That
-    needs linear layers and plain 2-d convolutions, each used once, and examples that do not see
-    one another (no batch statistics). For every other model the batches take turns. `batched`
-    tells which; it is not assumed but tried on two random batches.
+    One forward and one backward pass compute all R: the weight gradient of a layer for one batch is
+    the product of the layer's inputs and the loss's gradient at its outputs. This needs linear
+    layers and plain 2-d convolutions, each used once, and examples that are independent of one
+    another (no batch statistics). With any other model the batches are computed one by one.
+    `batched` says which; it is tested on two random batches.
 
-    model: used in the mode it is in; its parameters are not changed. names: parameters whose
-    gradients are wanted. shape: of one input, without the batch; classes: of a soft label. Where a
-    batch holds one example, a linear layer's weight is answered with an `Outer` product.
+    If a batch holds one example, the weight gradient of a linear layer is an `Outer` product.
+
+    Args:
+        model: The victim's model, which is used in its present mode and not changed.
+        names: Names of the parameters.
+        shape: Shape of one input, without the batch.
+        classes: Number of classes of a soft label.
     """
 
     def __init__(
@@ -39,7 +43,15 @@ class DummyGradients:
         self.batched = self._layers is not None and self._agrees(shape, classes)
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Gradients:
-        """inputs (R, B, ...), targets (R, B, classes) soft or (R, B) hard -> (R, *shape) each."""
+        """Compute the gradients of R batches.
+
+        Args:
+            inputs: (R, B, ...).
+            targets: Soft labels (R, B, classes), or hard ones (R, B) int64.
+
+        Returns:
+            By name, tensors (R, *shape) or `Outer` products.
+        """
         if self.batched:
             return self._together(inputs, targets)
         return self._in_turn(inputs, targets)
@@ -104,7 +116,7 @@ class DummyGradients:
         return [(key, p) for key, p in own if key in self.names]
 
     def _agrees(self, shape: tuple[int, ...], classes: int) -> bool:
-        """Whether the fast way gives what autograd gives, on two batches of two."""
+        """Whether one pass gives the gradients of autograd, for two batches of two."""
         like = next(self.model.module.parameters())
         rng = torch.Generator().manual_seed(0)
         inputs = torch.rand((2, 2, *shape), generator=rng).to(like)

@@ -1,8 +1,8 @@
-"""Gradients of sequences as sums of outer products, a term a step: never C x d, however large.
+"""Gradients of sequences as sums of outer products, one term for each step.
 
-A weight that L steps share has a gradient of rank L at most, sum_i delta_i x_i'. Both what a dummy
-sequence sends and what was observed are kept in factors, so that a head of 16k word pieces costs
-L (C + d) and not C d.
+A weight that L steps share has the gradient sum_i delta_i x_i', whose rank is L at most. Gradients
+of dummy sequences and observed ones are kept in factors, so that a head of C = 16,000 word pieces
+costs L (C + d) operations instead of C d.
 """
 
 from collections.abc import Iterable
@@ -22,14 +22,17 @@ Factored = tuple[Tensor, Tensor]
 
 OVERSAMPLED = 8
 POWERS = 3
-"""Of the randomised range finder: more columns than asked for, and power iterations."""
+"""Additional columns and power iterations of the randomised range finder."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Leading:
-    """The leading part U diag(s) V' of a matrix: u (out, r), s (r,) descending, v (in, r).
+    """The leading part U diag(s) V' of a matrix, or of several matrices.
 
-    Or of several, dimensions in front, that go with those of what is compared to them.
+    Attributes:
+        u: Left singular vectors (..., out, r).
+        s: Singular values (..., r), largest first.
+        v: Right singular vectors (..., in, r).
     """
 
     u: Tensor
@@ -37,10 +40,16 @@ class Leading:
     v: Tensor
 
     def squared_distance(self, ours: Factored) -> Tensor:
-        """||left' right - U diag(s) V'||^2 for each of R, (R,); differentiable.
+        """Compute ||left' right - U diag(s) V'||^2 for each of R products; differentiable.
 
-        Cut into what lies in U and V, and what lies outside: four orthogonal parts, each a sum of
-        squares, so that nothing cancels near a match.
+        The difference is split into four orthogonal parts, inside and outside U and V, each of
+        which is a sum of squares, so that nothing cancels near a match.
+
+        Args:
+            ours: Factors left (R, k, out) and right (R, k, in).
+
+        Returns:
+            Squared distances (R,).
         """
         left, right = ours
         a, b = left @ self.u, right @ self.v
@@ -60,10 +69,15 @@ def gram(rows: Tensor) -> Tensor:
 
 
 def leading(matrix: Tensor, rank: int, rng: torch.Generator) -> Leading:
-    """The leading `rank` singular triplets of a matrix, or fewer where it has no more.
+    """Compute the leading singular triplets of a matrix by random projections.
 
-    By random projections (Halko, Martinsson and Tropp, 2011), exact to rounding where the rank
-    is no larger.
+    Source: Halko, Martinsson and Tropp, Finding structure with randomness, 2011. The result is
+    exact up to rounding if the matrix has no larger rank.
+
+    Args:
+        matrix: Matrix (out, in).
+        rank: Number of triplets at most.
+        rng: Draws the projection.
     """
     width = min(rank + OVERSAMPLED, *matrix.shape)
     start = torch.randn(matrix.shape[1], width, generator=rng, dtype=torch.float64)
@@ -75,11 +89,18 @@ def leading(matrix: Tensor, rank: int, rng: torch.Generator) -> Leading:
 
 
 class FactoredGradients:
-    """The gradient of the loss for each of R dummy sequences, a pass for all, in factors.
+    """The gradients of the loss for R dummy sequences, in factors, computed in one pass.
 
-    For parameters of linear layers and of embeddings that are fed smooth labels, each used any
-    number of times. model: used in the mode it is in, unchanged. names: the parameters.
-    Raises `ValueError` for a parameter of another kind of layer.
+    Parameters must belong to linear layers, or to embeddings that are fed smooth labels; a layer
+    may be used any number of times.
+
+    Args:
+        model: The victim's model, which is used in its present mode and not changed.
+        names: Names of the parameters.
+        at: The point at which inputs are fed.
+
+    Raises:
+        ValueError: A parameter belongs to another kind of layer.
     """
 
     def __init__(self, model: VictimModel, names: Iterable[str], *, at: str = "input") -> None:
@@ -95,7 +116,15 @@ class FactoredGradients:
                 )
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> dict[str, Tensor | Factored]:
-        """inputs (R, L, ...), smooth targets (R, L, C) -> factors of each weight, biases (R, n)."""
+        """Compute the gradients of R sequences.
+
+        Args:
+            inputs: (R, L, ...).
+            targets: Smooth labels (R, L, C).
+
+        Returns:
+            By name, factors of each weight and tensors (R, n) of each bias.
+        """
         seen: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in self._layers}
 
         def keep(name: str) -> Any:

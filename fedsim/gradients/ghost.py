@@ -1,8 +1,8 @@
-"""Gradients of transformers fed embeddings, in factors: no weight gradient is ever formed.
+"""Gradients of transformers that are fed embeddings, in factors: no weight gradient is formed.
 
-What a layer with weight W sees of T tokens makes its gradient sum_t delta_t a_t', delta what the
-loss's gradient is at the layer's output and a what went in. Inner products and norms of such sums
-need delta and a alone (the "ghost norms" of per-example clipping, Li et al., ICLR 2022, section 4).
+The weight gradient of a layer over T tokens is sum_t delta_t a_t', with a_t the layer's input and
+delta_t the loss's gradient at its output. Inner products and norms of such sums need only delta and
+a (the "ghost norms" of per-example clipping; Li et al., ICLR 2022, section 4).
 """
 
 from collections.abc import Iterable
@@ -18,20 +18,25 @@ from fedsim.victim import VictimModel
 __all__ = ["GhostGradients"]
 
 PADDING = -100
-"""A target of no account."""
+"""A target that the loss ignores."""
 
 
 class GhostGradients:
-    """The gradient of the loss for each of R dummy batches, one pass for all, in factors.
+    """The gradients of the loss for R dummy batches, in factors, computed in one pass.
 
-    For models whose rows do not see one another, and parameters of linear layers, transposed ones
-    (`Conv1D` of transformers), normalisations (`LayerNorm`, and the `RMSNorm` of Llama and others)
-    and embeddings of positions and token types, each used any number of times. The loss is a mean
-    over examples, or over the tokens whose target is not -100.
+    Examples must be independent of one another. Parameters must belong to linear layers, transposed
+    ones (`Conv1D` of transformers), normalisations (`LayerNorm`, and the `RMSNorm` of Llama and
+    others) or embeddings of positions and token types; a layer may be used any number of times. The
+    loss is a mean over examples, or over the tokens whose target is not -100.
 
-    model: used in the mode it is in, unchanged. names: the parameters; not the word embeddings,
-    which nothing passes where their vectors are fed. at: the point where inputs are fed. Raises
-    `ValueError` for a parameter of another kind of layer.
+    Args:
+        model: The victim's model, which is used in its present mode and not changed.
+        names: Names of the parameters, without the word embeddings, which are not used if their
+            vectors are fed.
+        at: The point at which inputs are fed.
+
+    Raises:
+        ValueError: A parameter belongs to another kind of layer.
     """
 
     def __init__(self, model: VictimModel, names: Iterable[str], *, at: str = "embedding") -> None:
@@ -64,11 +69,17 @@ class GhostGradients:
         lengths: Tensor | None = None,
         create_graph: bool = True,
     ) -> dict[str, Tensor | Factored]:
-        """Factors (R, T, out) and (R, T, in) of each matrix (out, in), tensors (R, n) of the rest.
+        """Compute the gradients of R batches.
 
-        inputs (R, B, L, d); targets (R, B) or (R, B, L) int64, soft ones with one more
-        dimension; lengths (R, B) int64, tokens of each text. T is the number of tokens that the
-        layer sees, B L or B. create_graph: to differentiate in the inputs.
+        Args:
+            inputs: Embeddings (R, B, L, d).
+            targets: (R, B) or (R, B, L) int64, or soft ones with one more dimension.
+            lengths: Number of tokens of each text, (R, B) int64.
+            create_graph: Whether the gradients are differentiated with respect to the inputs.
+
+        Returns:
+            By name, factors (R, T, out) and (R, T, in) of each matrix (out, in), and tensors (R, n)
+            of all else. T is the number of tokens in the layer, B L or B.
         """
         rows, size = inputs.shape[:2]
         uses: list[tuple[nn.Module, Tensor]] = []
@@ -132,9 +143,9 @@ def _known(layer: nn.Module) -> bool:
 
 
 def _by_rms(layer: nn.Module) -> bool:
-    """Whether a layer divides by the root mean square: torch's own, or that of Llama and its like.
+    """Whether a layer divides by the root mean square: torch's own, or that of Llama and others.
 
-    Gemma's adds one to its weight, which changes nothing of the weight's gradient.
+    Gemma's adds one to its weight, which does not change the weight's gradient.
     """
     if not type(layer).__name__.endswith("RMSNorm"):
         return False
@@ -152,12 +163,12 @@ def _over_rms(layer: nn.Module, entered: Tensor) -> Tensor:
 
 
 def _transposed(layer: nn.Module) -> bool:
-    """Whether a layer is GPT-2's: a linear one whose weight is (in, out)."""
+    """Whether a layer is a `Conv1D` of GPT-2: linear, with a weight (in, out)."""
     return type(layer).__name__ == "Conv1D" and hasattr(layer, "nf")
 
 
 def _counted(targets: Tensor) -> Tensor:
-    """What the loss of each of R batches is a mean over, (R,)."""
+    """Number of terms in the mean that is the loss of each of R batches, (R,)."""
     if targets.ndim == 3 and targets.is_floating_point():
         return torch.full((len(targets),), targets.shape[1], device=targets.device)
     if targets.is_floating_point():
