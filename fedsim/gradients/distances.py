@@ -1,7 +1,7 @@
-"""Distances between gradients, of many dummy batches at a time.
+"""Distances between gradients, of R dummy batches at a time.
 
-Gradients come by parameter name, R at a time: tensors (R, *shape), or `Outer` products where a
-linear layer saw a single example. Every distance is (R,) and can be differentiated.
+Gradients are given by parameter name, as tensors (R, *shape), or as `Outer` products for a linear
+layer and a single example. Every distance is (R,) and differentiable.
 """
 
 from collections.abc import Mapping
@@ -14,15 +14,19 @@ from torch import Tensor
 __all__ = ["Gradients", "Outer", "cosine_distance", "l1_l2_distance", "squared_distance"]
 
 ALIKE = 1e-6
-"""A matrix within this share of its norm of an outer product is one, but for float32 rounding."""
+"""Largest distance from an outer product that is float32 rounding, as a share of the norm."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outer:
-    """Weight gradients left x right of a linear layer: left (R, out), right (R, in).
+    """Weight gradients of a linear layer for one example each, as outer products.
 
-    One example's gradient of a linear layer has rank 1, so that norms and inner products cost
-    out + in operations, not out x in.
+    Such a gradient has rank 1, so that norms and inner products cost out + in operations instead
+    of out x in.
+
+    Attributes:
+        left: Gradients at the layer's outputs, (R, out).
+        right: Inputs of the layer, (R, in).
     """
 
     left: Tensor
@@ -30,7 +34,7 @@ class Outer:
 
     @property
     def dense(self) -> Tensor:
-        """(R, out, in)."""
+        """The products as matrices (R, out, in)."""
         return self.left.unsqueeze(2) * self.right.unsqueeze(1)
 
     def __getitem__(self, rows: Tensor) -> "Outer":
@@ -38,7 +42,7 @@ class Outer:
 
     @classmethod
     def of(cls, matrices: Tensor) -> "Outer | None":
-        """The factors of matrices (R, out, in) that all have rank 1, None if one has not."""
+        """The factors of matrices (R, out, in), or None if one of them has another rank than 1."""
         rows = matrices.square().sum(dim=2).argmax(dim=1)
         right = matrices[torch.arange(len(matrices)), rows]
         square = right.square().sum(dim=1, keepdim=True)
@@ -58,7 +62,10 @@ def squared_distance(
 ) -> Tensor:
     """Sum over parameters of ||g' - g||^2 (Zhu et al., DLG, Eq. 4), (R,); a sum, not a mean.
 
-    weights: by parameter name, what its term counts; 1 where left out.
+    Args:
+        ours: Gradients g' of R dummy batches by name.
+        theirs: Observed gradients g, one for each of the R.
+        weights: Weight of a parameter's term by name; 1 if left out.
     """
     total: Tensor | None = None
     for name, mine in ours.items():
@@ -73,7 +80,10 @@ def cosine_distance(
 ) -> Tensor:
     """1 - cosine of the two gradients, all parameters concatenated, (R,) (Geiping et al., Eq. 4).
 
-    weights: by parameter name, what its inner products count; 1 where left out.
+    Args:
+        ours: Gradients of R dummy batches by name.
+        theirs: Observed gradients, one for each of the R.
+        weights: Weight of a parameter's inner products by name; 1 if left out.
     """
     dot, mine_square, their_square = (
         sum(
@@ -93,7 +103,14 @@ def l1_l2_distance(
     *,
     l1: float = 0.01,
 ) -> Tensor:
-    """||g' - g||^2 + l1 ||g' - g||_1, summed over parameters, (R,) (TAG, Deng et al.)."""
+    """||g' - g||^2 + l1 ||g' - g||_1, summed over parameters, (R,) (Deng et al., TAG).
+
+    Args:
+        ours: Gradients g' of R dummy batches by name.
+        theirs: Observed gradients g, one for each of the R.
+        weights: Weight of a parameter's term by name; 1 if left out.
+        l1: Weight of the L1 norm.
+    """
     total = squared_distance(ours, theirs, weights)
     for name, mine in ours.items():
         gap = (_dense(mine) - _dense(theirs[name])).abs().flatten(1).sum(dim=1)

@@ -1,4 +1,4 @@
-"""The projection layer's gradient, found by name and turned the right way."""
+"""The gradient of the projection layer, found by name."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -25,11 +25,19 @@ class HeadGradient:
 
 
 def head_gradient(gradient: Mapping[str, Tensor], head: str, classes: int) -> HeadGradient:
-    """The head's gradient out of all, with classes along the first dimension.
+    """Find the head's gradient, with classes along the first dimension.
 
-    A transposed weight (features, classes) is turned. Raises `ValueError` when the head is not
-    there (the message lists the candidates), is no matrix with a side of `classes`, holds whole
-    numbers, NaN or Inf, or is zero throughout: nothing can be read from such a gradient.
+    Args:
+        gradient: Gradients by parameter name.
+        head: Name of the projection layer.
+        classes: Number of classes; a weight (features, classes) is transposed.
+
+    Returns:
+        The gradients of weight and bias.
+
+    Raises:
+        ValueError: There is no gradient of that name (the message lists candidates), it is no
+            matrix with a side of `classes`, holds integers, NaN or Inf, or is zero.
     """
     weight = gradient.get(f"{head}.weight")
     if weight is None:
@@ -68,7 +76,7 @@ def head_gradient(gradient: Mapping[str, Tensor], head: str, classes: int) -> He
 
 @contextmanager
 def head_calls(model: VictimModel) -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """Input and output of the head, of every time it is called meanwhile."""
+    """Record the input and output of the head at each of its calls."""
     calls: list[tuple[Tensor, Tensor]] = []
 
     def keep(_: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:

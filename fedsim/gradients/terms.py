@@ -1,4 +1,4 @@
-"""What parameters add to a distance between gradients: those of one shape all at once."""
+"""The part of a distance between gradients that parameters of one shape contribute."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from fedsim.gradients.factored import Factored, Leading, gram, leading
 __all__ = ["Terms", "observed_terms"]
 
 ALIKE = 1e-5
-"""A matrix within this share of its norm of one of rank T is one, but for float32 rounding."""
+"""Largest distance from a matrix of rank T that is float32 rounding, as a share of the norm."""
 
 TILE = 1 << 17
 """Elements of a weight gradient that are formed at a time: two such tiles fit a core's cache."""
@@ -22,8 +22,11 @@ TILE = 1 << 17
 class Terms:
     """K parameters of one shape, and their gradients as V victims sent them.
 
-    theirs: vectors (K, V, n); or K V matrices (out, in), in factors where they have no more than T
-    ranks. norms (K, V): how long each is. weights (K, V): what its term counts.
+    Attributes:
+        names: Names of the parameters.
+        theirs: Vectors (K, V, n); or K V matrices (out, in), in factors if their rank is T at most.
+        norms: Norms of the gradients, (K, V).
+        weights: Weights of their terms, (K, V).
     """
 
     names: list[str]
@@ -32,7 +35,7 @@ class Terms:
     weights: Tensor
 
     def cosine(self, gradients: Mapping[str, Tensor | Factored], victims: Tensor) -> Tensor:
-        """sum_k w_k (1 - cosine of ours and theirs), (R,); what is zero does not count."""
+        """Sum over k of w_k (1 - cosine of ours and theirs), (R,), without gradients of zero."""
         ours = self._stacked(gradients)
         if isinstance(ours, Tensor):
             assert isinstance(self.theirs, Tensor)  # noqa: S101 - both are vectors
@@ -55,7 +58,7 @@ class Terms:
     def gap(
         self, gradients: Mapping[str, Tensor | Factored], victims: Tensor, *, l1: float
     ) -> Tensor:
-        """sum_k w_k (||g' - g||^2 + l1 ||g' - g||_1), (R,); factors know no ||.||_1."""
+        """Sum over k of w_k (||g' - g||^2 + l1 ||g' - g||_1), (R,); l1 must be 0 for factors."""
         ours = self._stacked(gradients)
         if isinstance(ours, Tensor):
             assert isinstance(self.theirs, Tensor)  # noqa: S101 - both are vectors
@@ -87,10 +90,17 @@ def observed_terms(
     dtype: torch.dtype,
     factored: bool,
 ) -> list[Terms]:
-    """Observed gradients (V, *shape) by name, parameters of one shape together.
+    """Group observed gradients by the shape of their parameters.
 
-    like: gradients of dummies, by which the number of tokens T that a layer sees is known.
-    factored: matrices are kept in factors, where that is shorter and loses nothing.
+    Args:
+        observed: Gradients (V, *shape) by name.
+        like: Gradients of dummies, which show the number of tokens T in a layer.
+        weights: Weight of each parameter.
+        dtype: Of the result.
+        factored: Whether matrices are kept in factors, if that is smaller and loses nothing.
+
+    Returns:
+        One record for each shape.
     """
     groups: dict[tuple[Any, ...], dict[str, Tensor | Leading]] = {}
     for name, ours in like.items():
@@ -119,7 +129,7 @@ def observed_terms(
 
 
 def _factors(matrices: Tensor, rank: int) -> Leading | None:
-    """(V, out, in) in factors of at most `rank` ranks; None where that is longer, or loses some."""
+    """Matrices (V, out, in) in factors of at most `rank`; None if that is larger or inexact."""
     rows, columns = matrices.shape[1:]
     if rank * (rows + columns) > rows * columns:
         return None

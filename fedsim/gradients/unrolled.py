@@ -1,4 +1,4 @@
-"""What an honest client's local steps on dummy examples would have sent: FedAvg, unrolled."""
+"""The update of several local steps of SGD on dummy examples, differentiable (unrolled FedAvg)."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -14,7 +14,7 @@ __all__ = ["local_steps", "unrolled_gradient"]
 
 
 class _TrainingLoss(nn.Module):
-    """A victim's training loss as a module, so that its model's weights can be exchanged."""
+    """A victim's training loss as a module, so that `functional_call` can replace the weights."""
 
     def __init__(self, model: VictimModel) -> None:
         super().__init__()
@@ -35,23 +35,33 @@ def unrolled_gradient(
     at: str = "input",
     names: Iterable[str] | None = None,
 ) -> dict[str, Tensor]:
-    """The average gradient (w_0 - w_K) / (lr K) of K = `steps` plain SGD steps, by parameter name.
+    """Compute the average gradient (w_0 - w_K) / (lr K) of K plain SGD steps.
 
-    It is what `to_gradient` reads off a client that took these steps, and can be differentiated
-    with respect to inputs and soft targets, through all steps (Geiping et al., Inverting
-    Gradients, NeurIPS 2020, section 6; first used for matching in Dimitrov et al., Data Leakage in
-    Federated Averaging, TMLR 2022). Memory grows with K times the parameters.
+    This is the gradient that `to_gradient` computes from the update of a client that took these
+    steps. It can be differentiated with respect to inputs and soft targets, through all steps
+    (Geiping et al., Inverting Gradients, NeurIPS 2020, section 6; first used for matching in
+    Dimitrov et al., Data Leakage in Federated Averaging, TMLR 2022). Memory grows with K times the
+    parameters. Momentum and weight decay are left out, since no observation has them; with them
+    the result is approximate. The model is not changed: weights and buffers are copied.
 
-    inputs: (N, ...), N >= K; target: hard (N,) int64 or soft (N, classes). They are cut into K
-    batches in the order in which they come, of N / K examples or one more: a true order is not
-    known, so a dummy example makes itself at home in whichever step it stands. A hard label cannot,
-    so that several orders of labels are worth trying. An example that a client used in two steps
-    counts as two here. lr: of the local optimizer. Momentum and weight decay are left out, since no
-    observation carries them: with them the result is approximate. at: where the model is fed.
-    names: parameters that are returned; all are trained.
+    Examples are split into K batches in their order, of N / K examples or one more. The true order
+    is unknown: an optimised example adapts to its step, but a hard label cannot, so that several
+    orders of labels are worth trying. An example that a client used in two steps is two here.
 
-    The model is left as it is: weights and buffers (batch statistics) live in copies. Raises
-    `ValueError` where there are fewer examples than steps.
+    Args:
+        model: The victim's model.
+        inputs: (N, ...), N >= K.
+        target: Hard labels (N,) int64, or soft ones (N, classes).
+        lr: Learning rate of the local steps.
+        steps: Their number K.
+        at: The point at which inputs are fed.
+        names: Parameters whose gradient is returned; all are trained.
+
+    Returns:
+        The average gradient by parameter name.
+
+    Raises:
+        ValueError: There are fewer examples than steps.
     """
     if not 1 <= steps <= len(inputs):
         raise ValueError(
@@ -82,7 +92,7 @@ def unrolled_gradient(
 def local_steps(
     steps: int, lr: float
 ) -> Callable[[VictimModel, list[str]], Callable[[Tensor, Tensor], Gradients]]:
-    """What `Problem` asks for: the average gradients of local steps on dummy batches."""
+    """The `simulate` argument of `Problem` for local steps: average gradients of dummy batches."""
 
     def simulate(model: VictimModel, names: list[str]) -> Callable[[Tensor, Tensor], Gradients]:
         def gradients(inputs: Tensor, targets: Tensor) -> Gradients:

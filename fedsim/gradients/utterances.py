@@ -1,4 +1,4 @@
-"""The gradient of a recogniser's head, from what enters it and what comes out, in closed form."""
+"""The gradient of a recogniser's head under CTC, in closed form from its inputs and outputs."""
 
 import torch
 from torch import Tensor
@@ -13,12 +13,19 @@ __all__ = ["ctc_head_gradient", "head_passes"]
 def ctc_head_gradient(
     features: Tensor, logits: Tensor, target: Tensor, *, create_graph: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Gradients (K, C, h) and (K, C) of a linear head's weight and bias, of K guesses one by one.
+    """Compute the gradients of a linear head under CTC for K utterances, independently.
 
-    features: (K, T, h), what enters the head; logits: (K, T, C). target: (L,) or (K, L) int64, as
-    `ctc_loss` takes it. With G = d CTC / d logits, which one backward pass through the loss alone
-    gives for all, they are G' H and the sum of G over frames; nothing else is differentiated.
-    create_graph: to differentiate them in turn, with respect to what features and logits came of.
+    With G = d CTC / d logits, for which one backward pass through the loss suffices, they are G' H
+    and the sum of G over frames; the rest of the model is not differentiated.
+
+    Args:
+        features: Inputs H of the head, (K, T, h).
+        logits: Outputs of the head, (K, T, C).
+        target: Labels (L,) or (K, L) int64, as for `ctc_loss`.
+        create_graph: Whether the gradients are differentiated with respect to features and logits.
+
+    Returns:
+        Gradients of the weight (K, C, h) and of the bias (K, C).
     """
     rows = target.expand(len(logits), -1) if target.ndim == 1 else target
     scores = logits if create_graph else logits.detach().requires_grad_()
@@ -29,10 +36,18 @@ def ctc_head_gradient(
 
 
 def head_passes(model: VictimModel, frames: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Inputs (K, T, h) and outputs (K, T, C) of the head for utterances (K, T, F) of one length.
+    """Compute the inputs and outputs of the head for utterances of one length.
 
-    target: (L,) int64, what the loss is asked with. Raises `ValueError` where the head is called
-    other than once, or on anything but frames.
+    Args:
+        model: The victim's model.
+        frames: Utterances (K, T, F).
+        target: Labels (L,) int64 with which the loss is called.
+
+    Returns:
+        Inputs (K, T, h) and outputs (K, T, C).
+
+    Raises:
+        ValueError: The head is not called exactly once, or not on frames.
     """
     with head_calls(model) as passes:
         model.loss(frames, target.expand(len(frames), -1))

@@ -1,4 +1,4 @@
-"""A distance of gradients in which small directions of the observed one count like large ones."""
+"""A distance of gradients in which small singular directions count like large ones."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,8 +13,13 @@ __all__ = ["WhitenedDistance"]
 class _Matrix:
     """An observed gradient G = U diag(s) V' of unit norm, (m, n), and its whitening.
 
-    out: (m, m), (U (s + floor) U')^-1/2 with the floor alone outside U. right: V (n, r);
-    inner: (r,), what (s + floor)^-1/2 is beyond floor^-1/2. rest: floor^-1/2.
+    Attributes:
+        observed: G.
+        out: (U (s + floor) U')^-1/2, (m, m), with the floor alone outside U.
+        right: V, (n, r).
+        inner: (s + floor)^-1/2 - floor^-1/2, (r,).
+        rest: floor^-1/2.
+        count: Number of singular values r.
     """
 
     observed: Tensor
@@ -36,7 +41,7 @@ class _Matrix:
         return cls(matrix, out.to(kind), right.T.to(kind), scale.to(kind), rest, len(values))
 
     def distance(self, ours: Tensor) -> Tensor:
-        """(R,) of ours (R, m, n)."""
+        """Distances (R,) of gradients (R, m, n)."""
         size = ours.flatten(1).norm(dim=1)[:, None, None]
         apart = self.out @ (ours / size - self.observed)
         within = apart @ self.right
@@ -51,16 +56,20 @@ class _Matrix:
 class WhitenedDistance:
     """|| L (g'/|g'| - g/|g|) R ||^2 / r, with L = (g g')^-1/4 and R = (g' g)^-1/4, over matrices.
 
-    A gradient of few frames, or of a softmax, has a few large singular values and many small ones;
-    in its Euclidean norm, and so in the cosine, only the large ones count, and a match of those is
-    a plateau on which nothing else moves. L and R, Shampoo's preconditioners (Gupta et al., 2018)
-    with the observed gradient in place of a sum over steps, make all of them count. `floor`, a
-    share of the largest singular value, is added to each, so that rounding and noise below it stay
-    small; r is the number of singular values.
+    The gradient of few frames, or of a softmax, has a few large singular values and many small
+    ones. Only the large ones affect its Euclidean norm, and so the cosine, and matching stops
+    on a plateau once they match. L and R, Shampoo's preconditioners (Gupta et al., 2018) with the
+    observed gradient in place of a sum over steps, give weight to all; r is the number of singular
+    values. A matrix includes its bias as one more column (`x.bias` of `x.weight`, and an LSTM's);
+    tensors of other shapes are flattened to a matrix.
 
-    theirs: the observed gradient by parameter name. A matrix is taken with its bias as one more
-    column (`x.bias` of `x.weight`, and an LSTM's); tensors of other shapes flattened to a matrix.
-    Raises `ValueError` where a matrix is zero.
+    Args:
+        theirs: The observed gradient by parameter name.
+        floor: Share of the largest singular value that is added to each, so that rounding and noise
+            below it keep little weight.
+
+    Raises:
+        ValueError: A matrix is zero.
     """
 
     def __init__(self, theirs: Mapping[str, Tensor], floor: float = 0.01) -> None:
