@@ -1,4 +1,4 @@
-"""RLG: which labels an update was computed from, and how many, from the head's gradient alone."""
+"""RLG: the set and the number of labels behind an update, from the head's gradient alone."""
 
 from typing import Any, ClassVar, Literal
 
@@ -26,24 +26,24 @@ FRAMES = (
 )
 
 UNBALANCED = 1e-3
-"""Length of the columns' sum, in that of all columns together, which is no longer rounding."""
+"""Norm of the columns' sum, as a share of the gradient's norm, above which it is not rounding."""
 
 
 class RLG(Adversary):
     """The classes whose column of dW a hyperplane through the origin separates from all others.
 
-    With cross-entropy dW = H' G, features x classes: a row of G, one an example (a label of a
-    sequence, in every local step), is negative in its own label's place and positive elsewhere. So
-    S, the number of rows, is the rank of dW (Remark 2), and of dW = P Sigma Q every label's column
-    q_c has an r with r.q_c < 0 <= r.q_j for all j != c (Remark 4). The reverse does not hold: what
-    is separable need not be a label, and with few classes often is not.
+    With cross-entropy dW = H' G, (features, classes). G has a row for each example (each label of
+    a sequence) in each local step, which is negative at its own label and positive elsewhere. So
+    the number of rows S is the rank of dW (Remark 2), and in dW = P Sigma Q each label's column q_c
+    has an r with r.q_c < 0 <= r.q_j for all j != c (Remark 4). The converse does not hold: a
+    separable class need not be a label, and with few classes it often is not.
 
-    `accept` says which classes are claimed: `strict`, separable ones; `margin`, those that point
-    away from the rest, which endures noise, dropped coordinates and few bits; `authors`, what the
-    paper's own code accepts, as far as it is known.
+    `accept` selects the classes to claim: `strict`, the separable ones; `margin`, those that point
+    away from the rest, which is robust to noise, dropped coordinates and low precision; `authors`,
+    those that the paper's code accepts, as far as it is known.
 
-    Assumes cross-entropy over a softmax, local steps of SGD, S < min(d, C). Any activation before
-    the head, any sign and scale of dW: r and -r do the same. Labels have no counts.
+    Assumes cross-entropy over a softmax, local steps of SGD and S < min(d, C). The activation
+    before the head does not matter, nor do sign and scale of dW. Labels have no counts.
     """
 
     name: ClassVar[str] = "rlg"
@@ -80,12 +80,12 @@ class RLG(Adversary):
     """What a class must be separable from: "all" others, or the 500 longest columns."""
 
     def requires(self) -> Knowledge:
-        """Beside `needs`, the number of labels where it is to be told."""
+        """Also the number of examples if S is given by the threat model."""
         told = self.rank_mode == "oracle"
         return super().requires() | (Knowledge.BATCH_SIZE if told else Knowledge(0))
 
     def cautions(self, model: VictimModel) -> list[str]:
-        """CTC, tied embeddings, and heads too small for the rank to say anything."""
+        """CTC, tied embeddings, and heads too small for the rank to show the number of labels."""
         weight = model.module.get_parameter(f"{model.head}.weight")
         found = [_said_of_ties(names)] if (names := tied(model)) else []
         if hasattr(model.module, "blank"):
@@ -100,7 +100,8 @@ class RLG(Adversary):
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
         """Claim a label set and S.
 
-        Raises `ValueError` where there is no gradient to read, or S of CTC is to be told.
+        Raises:
+            ValueError: The head's gradient is missing or zero, or S is to be given with CTC.
         """
         gradient = seen.know(Knowledge.HEAD_GRADIENT)
         head = head_gradient(gradient, seen.head, seen.spec.classes)
@@ -113,7 +114,7 @@ class RLG(Adversary):
         }
         if notes["accept"] == "margin":
             plain = weight.double().cpu().numpy()
-            # Noise lies in all dimensions alike, but what dropping and rounding leave does not.
+            # Noise is equal in all dimensions; dropped and rounded entries are not.
             angles = plain if found.coarse else found.halfway
             labels = by_margin(angles, np.linalg.norm(plain, axis=1), found.size)
         elif notes["accept"] == "authors":
@@ -149,7 +150,7 @@ class RLG(Adversary):
                 'rank_mode = "oracle" is told how many labels there are, and with CTC the rows of '
                 'dW are frames: use rank_mode = "gap"'
             )
-        # Every label of a sequence is a row; how many there are is what the paper grants as S.
+        # Each label of a sequence is a row; the paper grants their number as S.
         return int((seen.know(Knowledge.LABELS) >= 0).sum())
 
     def _separable(self, found: Subspace) -> Verdict:
@@ -167,7 +168,7 @@ class RLG(Adversary):
     def _doubts(
         self, seen: Observation, head: HeadGradient, found: Subspace, labels: frozenset[int]
     ) -> list[str]:
-        """What makes the answer doubtful, as far as can be seen, each with what it may be."""
+        """Reasons to doubt the claim, each with its possible cause."""
         doubts, bias = [], head.bias
         (n, d), size = head.weight.shape, found.size
         # The columns of a softmax sum to zero: C classes give a rank of C - 1 at most.
@@ -197,8 +198,8 @@ class RLG(Adversary):
             absent = torch.ones(n, dtype=torch.bool)
             absent[sorted(labels)] = False
             told = bias if bias is not None and bias.shape == (n,) else head.weight
-            # Of a class that is not there the bias has p > 0, and the weight p h, which only h >= 0
-            # gives a sign; a class that is there may have either.
+            # The bias gradient of an absent class is p > 0; its weight's is p h, which has a sign
+            # only if h >= 0. Those of a present class may have either sign.
             if (told.cpu()[absent] < 0).any() and not (told.cpu()[absent] > 0).any():
                 doubts.append(
                     "the gradient is negative at every class that is not claimed: a delta was "
@@ -208,14 +209,14 @@ class RLG(Adversary):
 
 
 def tied(model: VictimModel) -> list[str]:
-    """Other names of the head's weight in the model: layers that share it, such as embeddings."""
+    """Names of other parameters that share the head's weight, such as embeddings."""
     name = f"{model.head}.weight"
     every = dict(model.module.named_parameters(remove_duplicate=False))
     return sorted(k for k, value in every.items() if k != name and value is every.get(name))
 
 
 def _has_blank(seen: Observation) -> bool:
-    """Whether labels are CTC's, as far as can be seen."""
+    """Whether the task is known to train with CTC."""
     if isinstance(seen.spec, SpeechSpec) and seen.spec.has_blank:
         return True
     return seen.model is not None and hasattr(seen.model.module, "blank")

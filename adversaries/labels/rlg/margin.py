@@ -1,9 +1,9 @@
-"""Labels as the columns that point away from all others: a rule for perturbed gradients.
+"""Label sets from perturbed gradients: the columns that point away from all others.
 
-Separability asks for signs only, so that thousands of small columns, turned by noise or by
-rounding to few bits, count as much as those of the labels; under enough of it nothing is
-separable. But columns of classes that are not in the batch are sums of p h with p > 0, and lie
-about one direction; a label's column holds -h and lies across.
+Separability depends on signs only, so that thousands of small columns, perturbed by noise or low
+precision, count as much as those of labels, and under enough noise no class is separable. But
+columns of classes that are not in the batch are sums of p h with p > 0 and cluster around one
+direction, while a label's column contains -h and points away from it.
 """
 
 import numpy as np
@@ -15,27 +15,33 @@ Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 FAINT = 1e-6
-"""Of the largest column's length: shorter ones are never claimed."""
+"""Share of the longest column's norm below which columns are never claimed."""
 
 APART = 3.0
-"""Standard deviations of the background's scores: a gap as wide below the claimed ones is none of
-its own, wherever on the scale it lies."""
+"""Gap below the claimed scores, in standard deviations of the background's, that sets them apart
+whatever their sign."""
 
 ROUNDS = 6
-"""How often the background is taken anew."""
+"""Iterations of the background's estimate, at most."""
 
 
 def by_margin(columns: Array, lengths: Array, size: int) -> frozenset[int]:
-    """Classes that point away from the rest, at most `size`.
+    """Find the classes that point away from the rest.
 
-    columns (C, k): a class a row, of which the angles are taken. lengths (C,): of the gradient's
-    own columns; zero where nothing was sent.
+    The score of a class is minus its mean cosine to the background, which is all classes at first
+    and then those that are not claimed. Scores above Otsu's threshold (1979), which splits them
+    into two groups of least variance, are claimed if they are above 0, or if a gap of three
+    standard deviations of the background's scores separates them. If few columns are left (2 S at
+    most, the others zero), their norms decide: all are claimed if they are S or fewer, otherwise
+    those above Otsu's threshold.
 
-    A class's score is minus the mean cosine to the background, which is all classes at first and
-    then those not claimed. Claimed are scores above Otsu's threshold (1979), which splits them into
-    two groups of the least variance within, and above 0, unless a gap of three standard deviations
-    of the background's scores sets them apart. A gradient of which few columns are left (no more
-    than 2 S, the others zero) is told by their lengths: all of up to S, of more Otsu's part.
+    Args:
+        columns: A row (k,) for each class, whose direction is used, (C, k).
+        lengths: Norms of the gradient's columns (C,), zero if nothing was sent.
+        size: Number of classes that are claimed at most, S.
+
+    Returns:
+        The claimed classes.
     """
     sent = lengths > 0
     if not sent.all() and sent.sum() <= 2 * size:

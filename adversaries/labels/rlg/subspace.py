@@ -1,7 +1,7 @@
-"""How many labels a head's gradient holds, and its columns in as many dimensions.
+"""The number of labels behind a head's gradient, and its columns in as many dimensions.
 
-Examples, local steps and the labels of a sequence add a matrix of rank one each to dW; so its rank
-is S, their number, as long as S < min(d, C) (Dang et al., Remarks 1 and 2).
+Each example, local step or label of a sequence adds a matrix of rank one to dW. So the rank of dW
+is their number S if S < min(d, C) (Dang et al., Remarks 1 and 2).
 """
 
 from dataclasses import dataclass
@@ -20,30 +20,33 @@ Array = NDArray[np.float64]
 Rank = Literal["gap", "tolerance", "oracle"]
 
 SKETCH = 64
-"""Dimensions of the first random sketch; the second has four times as many, the third is exact."""
+"""Dimensions of the first random sketch. The second has four times as many; then all are used."""
 
 BLOCK = 2**17
-"""Entries that are made float64 at once: a megabyte, which stays in the cache."""
+"""Entries that are converted to float64 at once: a megabyte, which fits the cache."""
 
 FLAT = 0.1
-"""Smallest over largest singular value from which on a full rank is that of the labels."""
+"""Ratio of the smallest to the largest singular value above which a full rank is the labels'."""
 
 FILLED = 0.99
-"""Share of entries that are not zero in an exact gradient, rows and columns of zeros aside."""
+"""Share of nonzero entries of an exact gradient, without rows and columns of zeros."""
 
 PRECISE = 1e-6
-"""Singular values below this share of the largest are lost in a Gram matrix of float64."""
+"""Share of the largest singular value below which values are lost in a float64 Gram matrix."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Subspace:
     """The leading S dimensions of a gradient.
 
-    columns (S, C): U' dW, a column a class. values: singular values of dW, largest first, as many
-    as were computed. size: S as estimated or told; of it, S rows exceed rounding. signal: of these,
-    how many exceed noise, where there is any. gap: the S-th singular value over the next (infinite
-    where nothing but rounding is left). full: rows and columns of zeros aside, no value is as small
-    as rounding. coarse: entries were dropped or rounded to few values.
+    Attributes:
+        columns: U' dW, (S, C), a column for each class.
+        values: Singular values of dW, largest first, as many as were computed.
+        size: S, estimated or given. `columns` has fewer rows if fewer exceed rounding.
+        signal: Number of rows that exceed noise.
+        gap: Ratio of the S-th singular value to the next; infinite if the next is rounding.
+        full: Whether all values exceed rounding, without rows and columns of zeros.
+        coarse: Whether entries were dropped or rounded to few values.
     """
 
     columns: Array
@@ -61,7 +64,7 @@ class Subspace:
 
     @property
     def halfway(self) -> Array:
-        """The dimensions above noise over the roots of their values, (C, signal), a class a row."""
+        """Dimensions above noise divided by the roots of their values, (C, signal)."""
         found: Array = self.columns[: self.signal].T / np.sqrt(self.values[: self.signal])
         return found
 
@@ -72,7 +75,7 @@ class Subspace:
 
     @property
     def clean(self) -> bool:
-        """Whether nothing but rounding is outside, as of an update that nobody perturbed."""
+        """Whether the other dimensions are small, as in an update that was not perturbed."""
         tail = self.values[len(self.columns) :]
         return not (self.full or self.coarse) and bool((tail < 1e-5 * self.values[0]).all())
 
@@ -80,11 +83,15 @@ class Subspace:
 def leading(
     weight: Tensor, mode: Rank, rng: torch.Generator, *, told: int | None, tolerance: float
 ) -> Subspace:
-    """The leading dimensions of a gradient (C, d), float32 or float64.
+    """Compute the leading dimensions of a gradient.
 
-    mode: "gap", those above rounding and noise (`numerical_rank`).
-    "tolerance": those above `tolerance` of the largest. "oracle": `told`.
-    rng: of the random sketch, which is exact up to rounding where the rank is below its width.
+    Args:
+        weight: Gradient (C, d), float32 or float64.
+        mode: Where S comes from: "gap": singular values above rounding and noise
+            (`numerical_rank`); "tolerance": those above a share of the largest; "oracle": `told`.
+        rng: Draws the random sketch, which is exact up to rounding if the rank is below its width.
+        told: S, for "oracle".
+        tolerance: The share, for "tolerance".
     """
     known = told if mode == "oracle" else None
     floor = rounding(weight)
@@ -96,7 +103,7 @@ def leading(
     filled = int(weight.count_nonzero())
     coarse = filled < FILLED * sent[0] * sent[1] or _few_values(weight)
     over = numerical_rank(values, sent, floor, noisy=coarse)
-    # Where all but a few rows were dropped, those may be the labels' own.
+    # If all but a few rows were dropped, the rest may be the rows of the labels.
     alone = full and sent[0] < len(weight) and values[above - 1] > FLAT * values[0]
     if alone and not coarse:
         over = above
@@ -126,11 +133,11 @@ def _blocks(weight: Tensor) -> tuple[Tensor, ...]:
 def _spectrum(
     weight: Tensor, floor: float, rng: torch.Generator, known: int | None
 ) -> tuple[Array, Array, Array]:
-    """projected (C, k), singular values (k,), and right singular vectors (k, k) of projected."""
+    """Projected gradient (C, k), its singular values (k,) and right singular vectors (k, k)."""
     shortest = min(weight.shape)
     widths = [SKETCH, 4 * SKETCH]
     for width in widths:
-        # Of rank k the sketch must be wider; a wide one costs more than all of the matrix.
+        # The sketch must be wider than the rank; a wide one costs more than the whole matrix.
         if width > shortest / 2 or (known or 0) + 8 > width:
             continue
         mix = torch.randn(len(weight), width, generator=rng, dtype=weight.dtype)
@@ -142,7 +149,7 @@ def _spectrum(
             return projected, values, vectors
     whole = weight.double().cpu().numpy()
     if whole.shape[1] > whole.shape[0]:
-        # As many classes at most: an orthonormal basis of the rows does not change the rest.
+        # In an orthonormal basis of the rows the matrix is smaller and its spectrum the same.
         whole = np.linalg.qr(whole.T)[1].T
     values, vectors = _eigen(whole, floor)
     return whole, values, vectors
@@ -160,7 +167,7 @@ def _eigen(matrix: Array, floor: float) -> tuple[Array, Array]:
 
 
 def _few_values(weight: Tensor) -> bool:
-    """Whether entries were rounded to few values: an exact row has hardly one of them twice."""
+    """Whether entries were rounded to few values; an exact row hardly repeats a value."""
     rows = torch.linalg.vector_norm(weight, dim=1)
     longest = weight[rows.topk(min(8, len(rows))).indices]
     values = [row[row != 0].abs() for row in longest]
