@@ -29,9 +29,10 @@ class Knowledge(enum.Flag):
 
     @classmethod
     def parse(cls, grants: str | Iterable[str]) -> "Knowledge":
-        """From a preset's name, or a list of knowledge names; raises `ScenarioError`.
+        """Read a preset's name or a list of knowledge names; GRADIENT includes HEAD_GRADIENT.
 
-        Whoever sees the whole gradient sees the head's.
+        Raises:
+            ScenarioError: There is no preset or knowledge of that name.
         """
         if isinstance(grants, str):
             if grants not in PRESETS:
@@ -51,7 +52,7 @@ class Knowledge(enum.Flag):
         return granted.closed()
 
     def closed(self) -> "Knowledge":
-        """With what follows from it: the whole gradient includes the head's."""
+        """Add what follows: the whole gradient includes the head's."""
         return self | Knowledge.HEAD_GRADIENT if Knowledge.GRADIENT in self else self
 
     def names(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""The victim's model, as a white-box adversary gets it."""
+"""The victim's model, as a white-box adversary receives it."""
 
 import copy
 from collections.abc import Callable, Iterable, Mapping
@@ -18,11 +18,15 @@ Loss = Callable[..., Tensor]
 class VictimModel:
     """A private copy of the model as the client had it: weights, mode and buffers.
 
-    module: the network; an adversary may do to it whatever it likes.
-    head: name of the projection layer. trained: names of the parameters that are trained and
-    sent. words: name of the parameter that holds the word embeddings, else None.
-    points: where inputs can be fed, besides "input". spec: what the task's examples look like,
-    where there is a task.
+    An adversary may change it freely.
+
+    Attributes:
+        module: The network.
+        head: Name of the projection layer.
+        trained: Names of the parameters that are trained and sent.
+        words: Name of the word embeddings' parameter, or None.
+        points: Points at which inputs can be fed, "input" among them.
+        spec: What the task's examples look like; None without a task.
     """
 
     def __init__(
@@ -53,7 +57,7 @@ class VictimModel:
 
     @property
     def drops(self) -> bool:
-        """Whether it drops units at random, in the mode in which it is."""
+        """Whether it drops units at random in its present mode."""
         return any(
             isinstance(part, nn.Dropout) and part.training and part.p > 0
             for part in self.module.modules()
@@ -62,10 +66,14 @@ class VictimModel:
     def loss(
         self, inputs: Tensor, target: Tensor, *, lengths: Any = None, at: str = "input"
     ) -> Tensor:
-        """The training loss, a scalar, differentiable in inputs, target and weights.
+        """Compute the training loss, a scalar, differentiable in inputs, target and weights.
 
-        target: hard labels (B,) int64, or soft ones (B, classes) that sum to one, or sequences
-        where the task has them. at: one of `points`.
+        Args:
+            inputs: (B, ...).
+            target: Hard labels (B,) int64, soft ones (B, classes) that sum to one, or sequences,
+                depending on the task.
+            lengths: Lengths of the inputs, if the task has them.
+            at: One of `points`.
         """
         if at not in self.points:
             raise ValueError(f"no point '{at}' to feed inputs at; there are {self.points}")
@@ -85,7 +93,19 @@ class VictimModel:
         names: Iterable[str] | None = None,
         create_graph: bool = False,
     ) -> dict[str, Tensor]:
-        """Gradient of the loss by parameter name; `create_graph` to differentiate through it."""
+        """Compute the gradient of the loss.
+
+        Args:
+            inputs: As for `loss`.
+            target: As for `loss`.
+            lengths: As for `loss`.
+            at: As for `loss`.
+            names: Parameters; None: all that are trained.
+            create_graph: Whether the gradient itself is differentiated.
+
+        Returns:
+            The gradient by parameter name.
+        """
         parameters = self.parameters()
         if names is not None:
             parameters = {name: parameters[name] for name in names}
@@ -96,7 +116,7 @@ class VictimModel:
         return dict(zip(parameters, grads, strict=True))
 
     def to(self, device: torch.device | str) -> "VictimModel":
-        """Moved to a device, in place; returns itself."""
+        """Move it to a device, in place, and return it."""
         self.module.to(device)
         return self
 

@@ -1,4 +1,4 @@
-"""DLG: the training images themselves, by matching the shared gradient."""
+"""DLG: the training inputs and labels, by matching the shared gradient."""
 
 import math
 from collections.abc import Sequence
@@ -18,40 +18,39 @@ from fedsim.victim import VictimModel
 __all__ = ["DLG"]
 
 RELATIVE = {"float64": 1e-9, "float32": 5e-9}
-"""Share of the gradient's squared norm that a match must fall below, besides `tolerance`: as a
-model is trained its gradients shrink, and an absolute threshold soon means nothing."""
+"""Share of the gradient's squared norm below which a match must be, besides `tolerance`. Gradients
+shrink as a model is trained, so that an absolute threshold alone means nothing."""
 
 FLOOR = 1e-8
 """A start that stalls below this share has reached the rounding of what was sent, not failed."""
 
 ORDER = {"l2": 1.0, "cosine": 1.0, "l1+l2": 0.5}
-"""Near a match a distance falls with the square of the error, or with its size: a share of the one
-is the square of a share of the other."""
+"""Exponent that converts a share of a squared distance to a share of this one: near a match "l2"
+and "cosine" decrease with the square of the error, "l1+l2" with the error."""
 
 MEMORY = 2**30
-"""Bytes that the L-BFGS history of one optimisation may take, all its victims together."""
+"""Bytes that the L-BFGS history of one optimisation may take, for all its victims together."""
 
 
 class DLG(Adversary):
-    """Inputs and labels of a batch, found by making a dummy batch whose gradient is the same.
+    """Reconstruct the inputs and labels of a batch by optimising a dummy batch's gradient.
 
     Dummy inputs x' and label logits y' start from N(0, 1); L-BFGS minimises D = sum over
     parameters of ||dL(x', softmax(y'))/dW - dL(x, y)/dW||^2. A start that diverges (D is NaN, Inf,
-    or beyond `diverged` of a gradient of zeros' after 10 outer steps) or stalls (D falls by
-    less than 5 % in 25 outer steps) is given up for a new one; the restart with the lowest D is
-    kept. The truth has no say in that. Victims of one round are attacked in one batched
-    optimisation, with the answers of one by one.
+    or above `diverged` times that of a gradient of zeros after 10 outer steps) or stalls (D falls
+    by less than 5 % in 25 outer steps) is restarted; the restart with the lowest D is kept. Victims
+    of one round are attacked in one batched optimisation, which does not change any result.
 
-    The authors' code takes steps of length 1 (`line_search = "none"`), and one start; the default
-    here backtracks (Armijo), which saves most starts.
+    The authors' code takes steps of length 1 (`line_search = "none"`) and one start; the default
+    here backtracks (Armijo), so that most starts converge.
 
     Needs the whole gradient, the model the client started from (twice differentiable: sigmoid or
     tanh, no ReLU or max-pooling for good results) and the number of examples. Assumes that the
     gradient is the mean over one batch; after several local steps it is matched as if the whole
     were one batch at the initial weights, an approximation that gets worse with every step.
 
-    Claims one float32 tensor of `spec.input_shape` an example, not clamped to the input range, and
-    its label. The order of the examples cannot be told.
+    Claims one float32 tensor of `spec.input_shape` for each example, not clamped to the input
+    range, and its label. The order of the examples is unknown.
     """
 
     name: ClassVar[str] = "dlg"
@@ -180,7 +179,7 @@ class DLG(Adversary):
         ]
 
     def cautions(self, model: VictimModel) -> list[str]:
-        """What stands in the way of matching by second derivatives, as far as its modules tell."""
+        """Layers that hinder matching by second derivatives."""
         kinds = {type(part).__name__ for part in model.module.modules()}
         flat = sorted(
             kinds & {"ReLU", "ReLU6", "LeakyReLU", "PReLU", "RReLU", "Hardtanh", "Threshold"}

@@ -1,4 +1,4 @@
-"""inverting-gradients: images by the direction of the gradient, and the smoothness of images."""
+"""inverting-gradients: images by matching the gradient's direction, with total variation."""
 
 import math
 from collections.abc import Sequence
@@ -30,32 +30,32 @@ DECAYS = (3 / 8, 5 / 8, 7 / 8)
 """Shares of the iterations after which the step length is cut to a tenth (the paper's schedule)."""
 
 DRAWS = 4
-"""Random orders that are drawn for each different one that is wanted: some come twice."""
+"""Random orders drawn for each distinct one, as some repeat."""
 
 
 class InvertingGradients(Adversary):
-    """Images whose gradient points the same way as the victim's, and that look like images.
+    """Reconstruct images by cosine similarity of gradients and total variation.
 
     Minimises 1 - cos(g', g) + `tv` TV(x) over dummy inputs x, where g' is the gradient of x, g
     the victim's, all parameters concatenated, and TV the mean absolute difference of neighbouring
-    pixels. The cosine leaves out the gradient's length, which falls as a model is trained; sign
-    and direction are what its data decide. Adam on the sign of the gradient, `lr` a step, a tenth
-    of that from 3/8, 5/8 and 7/8 of the iterations on; after every step inputs are put back into
-    the input range, in which they start uniformly. All restarts are run, and the lowest objective
-    is claimed.
+    pixels. The cosine does not depend on the gradient's norm, which decreases as a model is
+    trained. The optimizer is Adam on the sign of the gradient, with step length `lr`, divided by
+    ten after 3/8, 5/8 and 7/8 of the iterations. Inputs start uniformly in the input range and
+    are clamped to it after every step. All restarts are run, and the lowest objective is claimed.
 
-    Needs the whole gradient, the model and the number of examples. Only first derivatives of g'
-    are asked for, which ReLU and max-pooling have almost everywhere: the gradient is piecewise
-    smooth in x, and a sign descent crosses the kinks where DLG's L-BFGS is misled by them.
+    Needs the whole gradient, the model and the number of examples. ReLU and max-pooling are no
+    obstacle: the gradient g' is piecewise smooth in x, and descent by signs crosses the kinks that
+    mislead DLG's L-BFGS.
 
-    Labels come first, by default from LLG; right labels matter more than any other setting.
-    After K local steps, K and the learning rate known, g' is what K steps on the dummy examples
-    would have sent (`unroll`), cut into batches in their own order. Which label was in which step
-    is not known: every start deals them out at random, in `orders` ways, and begins with the one
-    whose g' is nearest. Otherwise all steps count as one batch at the first weights.
+    Labels are inferred first, by default by LLG; right labels matter more than any other setting.
+    If K local steps were taken, and K and the learning rate are known, g' is the average gradient
+    of K simulated steps on the dummy examples (`unroll`), split into batches in their order. The
+    step of each label is unknown: every start draws `orders` random orders of the labels, and
+    begins with the one of the lowest objective. Otherwise all steps count as one batch at the
+    initial weights.
 
-    Claims one float32 tensor of `spec.input_shape` an example, within the input range, and its
-    label. The order of the examples cannot be told.
+    Claims one float32 tensor of `spec.input_shape` for each example, within the input range, and
+    its label. The order of the examples is unknown.
     """
 
     name: ClassVar[str] = "inverting-gradients"

@@ -1,6 +1,6 @@
-"""Language priors: how likely a text is, by what is publicly known of the language.
+"""Language priors: how likely a text is, estimated from public data.
 
-prior   what a prior is, and the sentences that it is made of
+prior   the base class, and how texts are split into sentences
 ngram   n-grams of the victim's tokens, fitted to public texts
 causal  any causal language model of `transformers`
 """
@@ -28,7 +28,7 @@ __all__ = [
 
 NGRAM = "n-gram"
 KEPT = 4
-"""Priors that a process keeps: a campaign has one or two."""
+"""Priors that a process caches; a campaign uses one or two."""
 
 
 def language_prior(
@@ -37,11 +37,16 @@ def language_prior(
     tokens: Tokens,
     device: torch.device | str = "cpu",
 ) -> LanguagePrior:
-    """The prior of this name; made once a process, and kept.
+    """Make a prior, or return the one that this process has cached.
 
-    name: "n-gram", a folder with a causal language model, or "hub:NAME". texts: public ones, as
-    `Observation.prior` holds them, for "n-gram" alone. tokens: the victim's. device: of a model.
-    Raises `DataError` for "n-gram" without texts, and for a model that cannot be loaded.
+    Args:
+        name: "n-gram", a folder with a causal language model, or "hub:NAME".
+        texts: Public texts, as in `Observation.prior`, for "n-gram" only.
+        tokens: The victim's tokens.
+        device: Device of a model.
+
+    Raises:
+        DataError: There are no texts for "n-gram", or a model cannot be loaded.
     """
     fitted = name == NGRAM
     return _made(

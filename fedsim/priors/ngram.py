@@ -19,16 +19,18 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 LEAST = 0.05
-"""The least that is taken off a count: else what was never seen would be impossible."""
+"""Smallest discount of a count, so that unseen n-grams have a probability above 0."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Level:
     """The n-grams of one order.
 
-    keys: sorted; of an n-gram, the place of its first n - 1 tokens among those of that order,
-    times V + 1, plus its last token. values: (count - discount) / count of the context, an n-gram.
-    backoff: what is left for the order below, by the place of the context; 1 for one never seen.
+    Attributes:
+        keys: Sorted keys. The key of an n-gram is the index of its first n - 1 tokens in the order
+            below, times V + 1, plus its last token.
+        values: (count - discount) / count of the context, for each n-gram.
+        backoff: Weight of the order below, by the index of the context; 1 for an unseen one.
     """
 
     keys: Ints
@@ -36,7 +38,7 @@ class _Level:
     backoff: Floats
 
     def places(self, wanted: Ints) -> Ints:
-        """Where n-grams stand by their keys; -1 for those never seen, and negative keys."""
+        """Indices of n-grams by their keys; -1 for unseen ones and negative keys."""
         found = np.searchsorted(self.keys, wanted)
         found[found == len(self.keys)] = 0
         return np.where(self.keys[found] == wanted, found, -1)
@@ -45,8 +47,8 @@ class _Level:
 class NGramPrior(LanguagePrior):
     """Interpolated n-grams with modified Kneser-Ney smoothing (Chen and Goodman, 1999, eq. 22-27).
 
-    The highest order counts how often an n-gram occurs; lower ones in how many contexts, or how
-    often at the beginning of a text. Below the single tokens stands the uniform distribution.
+    The highest order counts how often an n-gram occurs; lower orders count its contexts, or how
+    often it begins a text. Single tokens are interpolated with the uniform distribution.
     """
 
     def __init__(
@@ -57,14 +59,20 @@ class NGramPrior(LanguagePrior):
 
     @classmethod
     def fit(cls, texts: Iterable[str], tokens: Tokens, order: int = 3) -> Self:
-        """A model of so many tokens at a time; raises `DataError` where there is no text.
+        """Fit a model to public texts.
 
-        texts: public texts; long ones are split into sentences. tokens: the victim's.
+        Args:
+            texts: Public texts; long ones are split into sentences.
+            tokens: The victim's tokens.
+            order: Length of the longest n-grams.
+
+        Raises:
+            DataError: There is no text.
         """
         if order < 1:
             raise ValueError(f"order = {order}; expected 1 or more")
         framed, size = bool(tokens.prefix), len(tokens.pieces)
-        # Where nothing stands before a text, an id of no token does.
+        # If no token begins every text, an id outside the vocabulary does.
         start = [] if framed else [size]
         rows = [np.array([*start, *ids], dtype=np.int64) for ids in sentences(texts, tokens)]
         if not rows:

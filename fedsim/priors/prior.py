@@ -1,4 +1,4 @@
-"""What a language prior is, and the texts that it is made of."""
+"""The base class of language priors, and the sentences to which they are fitted."""
 
 import re
 from abc import ABC, abstractmethod
@@ -12,18 +12,20 @@ from fedsim.records import Tokens
 __all__ = ["LanguagePrior", "counted", "sentences"]
 
 LONG = 32
-"""A text of more words is split into its sentences: victims' texts are a sentence or a few."""
+"""Words above which a text is split into sentences; victims' texts are a few sentences at most."""
 
 END_OF_SENTENCE = re.compile(r"""(?<=[.!?…])(["'”’)\]]*)\s+""")
 TOGETHER = 4096
-"""Texts that a tokenizer is given at a time."""
+"""Texts that are tokenized at a time."""
 
 
 class LanguagePrior(ABC):
-    """How likely a text is, by what is publicly known of the language.
+    """An estimate of how likely a text is, from public data.
 
-    description: what it is, for diagnostics. deviation: whether it reads the text in other tokens
-    than the victim's, where LAMP (Balunovic et al., NeurIPS 2022, section 4) has a model of those.
+    Attributes:
+        description: What the prior is, for diagnostics.
+        deviation: Whether its tokens differ from the victim's, for which LAMP has a model
+            (Balunovic et al., NeurIPS 2022, section 4).
     """
 
     description: str
@@ -31,19 +33,36 @@ class LanguagePrior(ABC):
 
     @abstractmethod
     def surprise(self, ids: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Mean negative log-likelihood a token in nats, (R,) float32, on the device of `ids`.
+        """Compute the mean negative log-likelihood per token.
 
-        ids: token ids (R, L) int64 with those around every text. lengths: (R,) int64, what counts
-        of each row; None for all of it. The first token, where every text begins with the same, is
-        given and not counted. Raises `ValueError` for ids outside the vocabulary or an empty row.
+        If every text begins with the same token, that token is given and not counted.
+
+        Args:
+            ids: Token ids (R, L) int64, with those that frame every text.
+            lengths: Number of tokens that count in each row, (R,) int64; None: all.
+
+        Returns:
+            Means in nats, (R,) float32, on the device of `ids`.
+
+        Raises:
+            ValueError: An id is outside the vocabulary, or a row is empty.
         """
 
 
 def counted(ids: Tensor, lengths: Tensor | None, size: int) -> tuple[Tensor, Tensor]:
-    """Ids (R, L) with 0 beyond the lengths, and lengths (R,), both int64 on the CPU.
+    """Check token ids and their lengths.
 
-    size: of the vocabulary. Raises `ValueError` for an id that counts and is outside it, for rows
-    that are no rows, and for a length that no row can have.
+    Args:
+        ids: Token ids (R, L).
+        lengths: Number of tokens that count in each row, (R,); None: all.
+        size: Size of the vocabulary.
+
+    Returns:
+        Ids with 0 beyond the lengths, and lengths, both int64 on the CPU.
+
+    Raises:
+        ValueError: The ids are not (R, L), an id that counts is outside the vocabulary, or a length
+            does not fit a row.
     """
     if ids.ndim != 2 or ids.is_floating_point():
         raise ValueError(f"ids {tuple(ids.shape)} {ids.dtype}; expected (R, L) int64")
