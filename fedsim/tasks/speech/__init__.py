@@ -26,7 +26,7 @@ from fedsim.tasks.speech.rendering import public_level, render_transcripts
 from fedsim.tasks.speech.segments import select_by_duration
 from fedsim.tasks.speech.settings import SpeechSettings
 from fedsim.tasks.speech.spectrograms import Level, render_frames
-from fedsim.tasks.speech.utterances import Recordings, frames
+from fedsim.tasks.speech.utterances import Recordings, Utterance, frames
 from fedsim.tasks.speech.voices import RATE
 from fedsim.tasks.transcripts import public_text
 from fedsim.tasks.wordpieces import WordPieces, learn
@@ -112,13 +112,13 @@ class Speech(SpeechSettings):
         """The labels, the sample rate, the size of a frame, and the public speakers."""
         names, speakers = self.pieces.names, self.recordings.speakers
         _, public, private = self.splits
-        whom = candidates(*([speakers[i] for i in one.tolist()] for one in (public, private)))
+        known = candidates(*([speakers[i] for i in one.tolist()] for one in (public, private)))
         return SpeechSpec(
             len(names),
             sample_rate=RATE,
             features=self.features.size,
             pieces=names,
-            attributes={"speaker": whom} if whom else {},
+            attributes={"speaker": known} if known else {},
         )
 
     def batches(self, client: int, round: int, *, batch_size: int, steps: int) -> list[Batch]:
@@ -165,16 +165,15 @@ class Speech(SpeechSettings):
             for drawn in self.drawn(client, round, batch_size, steps)
             for i in drawn.tolist()
         ]
-        spoken = [self.recordings[i] for i in index]
-        inputs = [frames(one, self.features).clone() for one in spoken]
-        sequences = [self.pieces.encode(one.text) for one in spoken]
+        utterances = [self.recordings[i] for i in index]
+        inputs, sequences = self._examples(utterances)
         return Truth(
-            inputs=inputs,
+            inputs=[one.clone() for one in inputs],
             labels=torch.cat(sequences),
             sequences=sequences,
             lengths=[len(one) for one in inputs],
-            text=[one.text for one in spoken],
-            attributes={"speaker": [one.speaker for one in spoken]},
+            text=[one.text for one in utterances],
+            attributes={"speaker": [one.speaker for one in utterances]},
         )
 
     def auxiliary(self) -> Batch | None:
@@ -188,14 +187,17 @@ class Speech(SpeechSettings):
         speakers = tuple(self.recordings[i].speaker for i in index)
         return replace(self._batch(index), attributes={"speaker": speakers})
 
+    def _examples(self, utterances: Sequence[Utterance]) -> tuple[list[Tensor], list[Tensor]]:
+        """The frames of utterances, shared and not to be written to, and their labels."""
+        inputs = [frames(one, self.features) for one in utterances]
+        return inputs, [self.pieces.encode(one.text) for one in utterances]
+
     def _batch(self, index: Sequence[int]) -> Batch:
-        spoken = [self.recordings[i] for i in index]
-        heard = [frames(one, self.features) for one in spoken]
-        said = [self.pieces.encode(one.text) for one in spoken]
+        inputs, labels = self._examples([self.recordings[i] for i in index])
         return Batch(
-            inputs=pad_sequence(heard, batch_first=True),
-            labels=pad_sequence(said, batch_first=True, padding_value=PADDING),
-            lengths=torch.tensor([len(one) for one in heard]),
+            inputs=pad_sequence(inputs, batch_first=True),
+            labels=pad_sequence(labels, batch_first=True, padding_value=PADDING),
+            lengths=torch.tensor([len(one) for one in inputs]),
         )
 
     # --- model ------------------------------------------------------------------------------
@@ -247,8 +249,8 @@ class Speech(SpeechSettings):
                 most = int(lengths.max())
                 if self.model.units == "wordpieces":
                     most = most // 2 + 1
-                heard = self.model.transcribe(module, batch.inputs, lengths, most)
-                for i, sequence in zip(part.tolist(), heard, strict=True):
+                transcripts = self.model.transcribe(module, batch.inputs, lengths, most)
+                for i, sequence in zip(part.tolist(), transcripts, strict=True):
                     original = self.recordings[i].text
                     wrong += word_errors(spec.spell(sequence.tolist()), original)
                     words += len(original.split())

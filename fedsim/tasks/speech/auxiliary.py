@@ -44,8 +44,8 @@ def held_out(
         names = [names[i] for i in torch.randperm(len(names), generator=rng)[:known].tolist()]
     owned = {name: [i for i, one in enumerate(speakers) if one == name] for name in names}
     if each is None:
-        those = sorted(i for own in owned.values() for i in own)
-        chosen = those[: int(fraction * len(those))]
+        available = sorted(i for own in owned.values() for i in own)
+        chosen = available[: int(fraction * len(available))]
     else:
         for name, own in owned.items():
             if len(own) <= each:
@@ -60,15 +60,15 @@ def held_out(
     return held
 
 
-def candidates(heard: Sequence[str], others: Sequence[str]) -> tuple[str, ...]:
+def candidates(public: Sequence[str], others: Sequence[str]) -> tuple[str, ...]:
     """The speakers that an attack can name: those of public utterances, sorted.
 
     Args:
-        heard: The speakers of the public utterances.
+        public: The speakers of the public utterances.
         others: The speakers of the clients' utterances. If any is not public, `UNKNOWN` is added.
 
     Returns:
         The names; empty if there are no public speakers.
     """
-    names = sorted(set(heard) - {UNKNOWN})
+    names = sorted(set(public) - {UNKNOWN})
     return (*names, UNKNOWN) if names and set(others) - set(names) else tuple(names)

@@ -28,36 +28,36 @@ work."""
 @functools.lru_cache(maxsize=4)
 def cautions(recordings: Recordings, features: Features) -> tuple[str, ...]:
     """What a user should know about recordings before a run, one sentence each."""
-    told = list[str]()
+    found = list[str]()
     total = len(recordings)
     if dropped := [one.dropped for one in recordings if one.dropped]:
         signs = ", ".join(sorted(set().union(*dropped))[:8])
-        told.append(
+        found.append(
             f"{len(dropped)} of {total} transcripts have characters that are left out ({signs}), "
-            "though they may be said: spell them out in words"
+            "though they may be spoken: spell them out in words"
         )
     headers = [one.header() for one in recordings[:LOOKED_AT] if one.header is not None]
     if not headers:
-        return tuple(told)
+        return tuple(found)
     of = f"of {total}" if total <= LOOKED_AT else f"of the first {LOOKED_AT}"
     rates = Counter(one.rate for one in headers if one.rate != RATE)
     if rates:
         known = ", ".join(f"{rate} Hz" for rate, _ in rates.most_common(4))
-        told.append(f"{rates.total()} {of} recordings are resampled to {RATE} Hz, from {known}")
+        found.append(f"{rates.total()} {of} recordings are resampled to {RATE} Hz, from {known}")
     if several := sum(one.channels > 1 for one in headers):
-        told.append(f"{several} {of} recordings have several channels, which are averaged")
+        found.append(f"{several} {of} recordings have several channels, which are averaged")
     short = [index for index, one in enumerate(headers) if one.resampled < features.window]
     if short:
-        told.append(
+        found.append(
             f"{len(short)} {of} recordings are shorter than a window of {features.window} samples "
             f"and filled up with zeros, the first {recordings[short[0]].name}"
         )
     if silent := _silent(recordings, headers):
-        told.append(
+        found.append(
             f"{len(silent)} of the first recordings are silent: all their frames are equal, and "
             f"say nothing. Leave them out; the first is {silent[0].name}"
         )
-    return tuple(told)
+    return tuple(found)
 
 
 def check_lengths(

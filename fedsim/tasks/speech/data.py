@@ -139,7 +139,7 @@ def _voices(text: str, folder: Path | None, limits: Limits) -> Recordings:
             + f"; {speakers} speakers are to read {count}. Lower task.utterances or task.speakers"
         )
 
-    def spoken(index: int, text: str) -> Utterance:
+    def synthesised(index: int, text: str) -> Utterance:
         who = index % speakers
 
         def sound() -> Tensor:
@@ -155,7 +155,7 @@ def _voices(text: str, folder: Path | None, limits: Limits) -> Recordings:
             name=f"utterance {index}",
         )
 
-    return Recordings(spoken(n, shuffled[i]) for n, i in enumerate(fitting[:count]))
+    return Recordings(synthesised(n, shuffled[i]) for n, i in enumerate(fitting[:count]))
 
 
 # --- local recordings -----------------------------------------------------------------------
@@ -274,15 +274,15 @@ def _hub(name: str) -> Recordings:
         )
     # Decoded by soundfile, like files: the library's own decoder is a package of its own.
     parts = [part.cast_column(audio, datasets.Audio(decode=False)) for part in loaded.values()]
-    whole = datasets.concatenate_datasets(parts)
+    rows = datasets.concatenate_datasets(parts)
     tests = [key == "test" for key, part in loaded.items() for _ in range(len(part))]
-    texts, speakers = list(whole[text]), list(whole[who])
+    texts, speakers = list(rows[text]), list(rows[who])
     if text == "label":
         texts = [features[text].names[label] for label in texts]
 
     def hosted(index: int) -> Utterance:
         def content() -> bytes:
-            stored = whole[index][audio]
+            stored = rows[index][audio]
             return bytes(stored["bytes"] or Path(stored["path"]).read_bytes())
 
         return _recorded(
@@ -295,5 +295,5 @@ def _hub(name: str) -> Recordings:
         )
 
     # Speech Commands has noise among its words: `_silence_`, by nobody.
-    heard = (i for i, who in enumerate(speakers) if text != "label" or who is not None)
-    return Recordings(map(hosted, heard))
+    used = (i for i, who in enumerate(speakers) if text != "label" or who is not None)
+    return Recordings(map(hosted, used))

@@ -33,8 +33,8 @@ def public_level(recordings: Recordings, auxiliary: Tensor, features: Features) 
         sounds = [recordings[i].sound() for i in index]
         return estimate_level(features, sounds, f"{len(index)} utterances that no client holds")
     sentences = [text for text in public_text(SENTENCES, None) if len(text) < READABLE]
-    spoken = [torch.from_numpy(speak(text, who)) for who, text in enumerate(sentences[:PUBLIC])]
-    return estimate_level(features, spoken, f"{len(spoken)} synthetic voices")
+    sounds = [torch.from_numpy(speak(text, who)) for who, text in enumerate(sentences[:PUBLIC])]
+    return estimate_level(features, sounds, f"{len(sounds)} synthetic voices")
 
 
 def render_transcripts(claimed: Reconstruction, truth: Truth, spec: SpeechSpec) -> dict[str, bytes]:

@@ -81,9 +81,9 @@ def estimate_level(features: Features, sounds: Sequence[Tensor], source: str) ->
         source: Which sounds these are, in words.
     """
     raw = features.model_copy(update={"normalised": False})
-    heard = [raw.of(one).double() for one in sounds]
-    means = torch.stack([one.mean(dim=0) for one in heard])
-    spreads = torch.stack([one.std(dim=0, correction=0) for one in heard])
+    frames = [raw.of(one).double() for one in sounds]
+    means = torch.stack([one.mean(dim=0) for one in frames])
+    spreads = torch.stack([one.std(dim=0, correction=0) for one in frames])
     return Level(means.mean(dim=0), spreads.mean(dim=0), source)
 
 
@@ -110,25 +110,21 @@ def render_frames(
     """
     files: dict[str, bytes] = {}
     longest = SECONDS * RATE // features.stride
-    for number, pair in enumerate([*zip(originals, claims, strict=True)][:SHOWN], 1):
-        logs = [
-            log_mel_energies(
-                one[:longest] if public is None else public.put_back(one[:longest]), features
-            )
-            for one in pair
-            if one is not None
-        ]
-        if len(logs) < len(pair):
+    for number, (true, claim) in enumerate([*zip(originals, claims, strict=True)][:SHOWN], 1):
+        if claim is None:
             continue
-        original, claim = (one[:longest].detach().cpu().double() for one in pair if one is not None)
+        original, claimed = (one[:longest].detach().cpu().double() for one in (true, claim))
+        logs = [
+            log_mel_energies(one if public is None else public.put_back(one), features)
+            for one in (original, claimed)
+        ]
         missed = original.clone()
-        missed[: len(claim)] -= claim
+        missed[: len(claimed)] -= claimed
         errors = missed.abs().mean(dim=1) / max(float(original.abs().mean()), 1e-9)
         files[f"reconstruction-{number}.png"] = spectrogram_png(logs[0], logs[1], errors)
         for name, one in zip(("original", "reconstruction"), logs, strict=True):
-            heard = griffin_lim(one, features)
-            if heard is not None:
-                files[f"{name}-{number}.wav"] = _wav(heard)
+            if (sound := griffin_lim(one, features)) is not None:
+                files[f"{name}-{number}.wav"] = _wav(sound)
     if files:
         files["about.txt"] = _about(features, public).encode()
     return files
@@ -248,9 +244,9 @@ def _palette() -> list[int]:
     return [value for colour in (*ramp, (128, 128, 128), (255, 255, 255)) for value in colour]
 
 
-def _wav(heard: Tensor) -> bytes:
+def _wav(sound: Tensor) -> bytes:
     """A WAV file of 16-bit PCM; all have the same peak."""
-    loud = heard / max(float(heard.abs().max()), 1e-5) * PEAK
+    loud = sound / max(float(sound.abs().max()), 1e-5) * PEAK
     stream = io.BytesIO()
     pcm = (loud * 32767).round().short().numpy()
     soundfile().write(stream, pcm, RATE, format="WAV", subtype="PCM_16")
@@ -258,15 +254,15 @@ def _wav(heard: Tensor) -> bytes:
 
 
 def _about(features: Features, public: Level | None) -> str:
-    told = (
+    about = (
         "Spectra in mel bands, and sounds made from them, the originals' too: Griffin-Lim phases. "
         "Bars: the error of each frame; the line is what silence has on average."
     )
     if features.kind == "mfcc":
-        told += f" {features.size} cosine coefficients leave a smoothed spectrum."
+        about += f" {features.size} cosine coefficients leave a smoothed spectrum."
     if public is not None:
-        told += (
+        about += (
             " Normalised frames have lost their means and variances; both sides are given those of "
             f"{public.source}."
         )
-    return f"{told} {SECONDS} s at most, all at one loudness."
+    return f"{about} {SECONDS} s at most, all at one loudness."

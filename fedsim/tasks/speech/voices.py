@@ -76,8 +76,8 @@ SILENT_E = re.compile(r"(?<=[a-z]{2})(?<=[^aeiou])e\b")
 def phones(text: str) -> list[str]:
     """Convert a normalised text to the names of the phones that it is read as."""
     spelled = SILENT_E.sub("", DOUBLED.sub(r"\1", text))
-    spoken = [SPELLINGS[grapheme].split() for grapheme in GRAPHEME.findall(spelled)]
-    return ["_", *itertools.chain(*spoken), "_"]
+    units = [SPELLINGS[grapheme].split() for grapheme in GRAPHEME.findall(spelled)]
+    return ["_", *itertools.chain(*units), "_"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,8 +216,8 @@ def _filtered(sound: Array, centres: list[Array], widths: list[Array], *, peak: 
     window = 0.5 - 0.5 * np.cos(np.pi * np.arange(2 * BLOCK) / BLOCK)
     padded = np.concatenate([sound, np.zeros(BLOCK)])
     pieces = np.lib.stride_tricks.sliding_window_view(padded, 2 * BLOCK)[::BLOCK]
-    heard = np.fft.rfft(pieces * (window * a.prod(axis=0)[:, None]), SPAN)
-    parts = np.fft.irfft(heard / poles, SPAN)
+    spectra = np.fft.rfft(pieces * (window * a.prod(axis=0)[:, None]), SPAN)
+    parts = np.fft.irfft(spectra / poles, SPAN)
     made = np.zeros(len(sound) + SPAN)
     for block, part in enumerate(parts):
         made[block * BLOCK : block * BLOCK + SPAN] += part

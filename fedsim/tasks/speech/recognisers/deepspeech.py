@@ -77,13 +77,13 @@ class DeepSpeechNetwork(nn.Module):
         """
         if lengths is None:
             lengths = torch.full((len(inputs),), inputs.shape[1])
-        heard = self.dense(windows(inputs, self.context))
-        packed = pack_padded_sequence(heard, lengths.cpu(), batch_first=True, enforce_sorted=False)
+        hidden = self.dense(windows(inputs, self.context))
+        packed = pack_padded_sequence(hidden, lengths.cpu(), batch_first=True, enforce_sorted=False)
         # cuDNN's LSTM cannot be differentiated twice, which attacks ask for.
         with torch.backends.cudnn.flags(enabled=False):
             packed, _ = self.recurrent(packed)
-        heard, _ = pad_packed_sequence(packed, batch_first=True, total_length=inputs.shape[1])
-        logits: Tensor = self.head(self.joint(heard))
+        hidden, _ = pad_packed_sequence(packed, batch_first=True, total_length=inputs.shape[1])
+        logits: Tensor = self.head(self.joint(hidden))
         return logits
 
 
@@ -170,7 +170,7 @@ class DeepSpeech(Recogniser):
             Sequence[int],
             [scores.shape[1]] * len(scores) if lengths is None else lengths.tolist(),
         )
-        heard = [one[:count] for one, count in zip(scores, frames, strict=True)]
+        unpadded = [one[:count] for one, count in zip(scores, frames, strict=True)]
         if self.beam == 1:
-            return [best_path(one)[:longest] for one in heard]
-        return [best_of_beam(one, self.beam)[:longest] for one in heard]
+            return [best_path(one)[:longest] for one in unpadded]
+        return [best_of_beam(one, self.beam)[:longest] for one in unpadded]

@@ -112,15 +112,15 @@ class _Speller(nn.Module):
     def start(self, like: Tensor) -> list[State]:
         return [cell.start(like) for cell in self.layers()]
 
-    def step(self, spoken: Tensor, context: Tensor, states: list[State]) -> list[State]:
+    def step(self, embedded: Tensor, context: Tensor, states: list[State]) -> list[State]:
         """Advance all layers by one step.
 
         Args:
-            spoken: The embedding of the previous label, of shape (B, e).
+            embedded: The embedding of the previous label, of shape (B, e).
             context: The previous context vector, of shape (B, d_A).
             states: The state of each layer.
         """
-        below, new = torch.cat([spoken, context], dim=1), []
+        below, new = torch.cat([embedded, context], dim=1), []
         for cell, state in zip(self.layers(), states, strict=True):
             new.append(cell(cell.inward(below), state))
             below = new[-1][0]
@@ -172,15 +172,15 @@ class ListenAttendSpell(nn.Module):
         """
         if lengths is None:
             lengths = torch.full((len(inputs),), inputs.shape[1])
-        heard, left = self.listener(inputs, lengths)
-        there = torch.arange(heard.shape[1]) < left.cpu()[:, None]
-        return heard, self.key(heard), there.to(heard.device)
+        encoded, left = self.listener(inputs, lengths)
+        present = torch.arange(encoded.shape[1]) < left.cpu()[:, None]
+        return encoded, self.key(encoded), present.to(encoded.device)
 
-    def attend(self, output: Tensor, heard: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    def attend(self, output: Tensor, encoded: tuple[Tensor, Tensor, Tensor]) -> Tensor:
         """Weight frames by softmax <query(s), key(h)>: the context vector, of shape (B, d_A)."""
-        frames, keys, there = heard
+        frames, keys, present = encoded
         energies = (keys @ self.query(output)[:, :, None])[:, :, 0]
-        weights = energies.masked_fill(~there, -torch.inf).softmax(dim=1)
+        weights = energies.masked_fill(~present, -torch.inf).softmax(dim=1)
         context: Tensor = (weights[:, None] @ frames)[:, 0]
         return context
 
@@ -201,14 +201,14 @@ class ListenAttendSpell(nn.Module):
         if at == "context":
             logits: Tensor = self.speller(inputs, before)
             return logits
-        heard = self.listen(inputs, lengths)
-        spoken = self.speller.embedding(before)
-        states = self.speller.start(spoken)
-        context = spoken.new_zeros(len(spoken), self.context_size)
+        encoded = self.listen(inputs, lengths)
+        embedded = self.speller.embedding(before)
+        states = self.speller.start(embedded)
+        context = embedded.new_zeros(len(embedded), self.context_size)
         outputs, contexts = [], []
-        for step in range(spoken.shape[1]):
-            states = self.speller.step(spoken[:, step], context, states)
-            context = self.attend(states[-1][0], heard)
+        for step in range(embedded.shape[1]):
+            states = self.speller.step(embedded[:, step], context, states)
+            context = self.attend(states[-1][0], encoded)
             outputs.append(states[-1][0])
             contexts.append(context)
         return self.speller.logits(torch.stack(outputs, dim=1), torch.stack(contexts, dim=1))
@@ -285,17 +285,17 @@ class LAS(Recogniser):
     ) -> list[Tensor]:
         """Transcribe by the most probable word piece at each step, up to label 0."""
         assert isinstance(module, ListenAttendSpell)  # noqa: S101 - `build` made it
-        speller, heard = module.speller, module.listen(inputs, lengths)
+        speller, encoded = module.speller, module.listen(inputs, lengths)
         label = torch.full((len(inputs),), END, device=inputs.device)
         states = speller.start(inputs)
         context = inputs.new_zeros(len(inputs), module.context_size)
-        said: list[Tensor] = []
+        labels: list[Tensor] = []
         ended = torch.zeros_like(label, dtype=torch.bool)
-        while len(said) < longest and not bool(ended.all()):
+        while len(labels) < longest and not bool(ended.all()):
             states = speller.step(speller.embedding(label), context, states)
-            context = module.attend(states[-1][0], heard)
+            context = module.attend(states[-1][0], encoded)
             label = speller.logits(states[-1][0], context).argmax(dim=1)
             ended |= label == END
-            said.append(label.masked_fill(ended, END))
-        rows = torch.stack(said, dim=1) if said else label.new_zeros(len(inputs), 0)
+            labels.append(label.masked_fill(ended, END))
+        rows = torch.stack(labels, dim=1) if labels else label.new_zeros(len(inputs), 0)
         return [row[row != END] for row in rows]
