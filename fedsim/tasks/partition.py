@@ -75,7 +75,7 @@ class Partition(BaseModel):
             raise DataError(
                 f"partition '{self.kind}' leaves {len(empty)} of {clients} clients without an "
                 f"example (client {named}). Lower training.clients, use more data, or choose a "
-                f"milder partition{self._remedy()}."
+                f"milder partition{' (a larger alpha)' if hasattr(self, 'alpha') else ''}."
             )
         return shares
 
@@ -109,9 +109,6 @@ class Partition(BaseModel):
             np.asarray(partitioner.load_partition(client)[:]["index"], dtype=np.int64)
             for client in range(clients)
         )
-
-    def _remedy(self) -> str:
-        return " (a larger alpha)" if "alpha" in type(self).model_fields else ""
 
 
 @functools.lru_cache(maxsize=8)

@@ -153,7 +153,7 @@ class Speech(SpeechSettings):
         if self.seconds is not None and self.features.trim is not None:
             found.append(
                 "task.seconds is the length of recordings before task.features.trim cuts silence "
-                "off their ends: what clients hear, and LENGTHS grants, is shorter"
+                "off their ends: clients train on shorter ones, and LENGTHS grants those lengths"
             )
         return found
 

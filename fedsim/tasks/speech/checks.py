@@ -54,8 +54,8 @@ def cautions(recordings: Recordings, features: Features) -> tuple[str, ...]:
         )
     if silent := _silent(recordings, headers):
         found.append(
-            f"{len(silent)} of the first recordings are silent: all their frames are equal, and "
-            f"say nothing. Leave them out; the first is {silent[0].name}"
+            f"{len(silent)} of the first recordings are silent: all their frames are equal, "
+            f"without information. Leave them out; the first is {silent[0].name}"
         )
     return tuple(found)
 
@@ -79,12 +79,12 @@ def check_lengths(
     Raises:
         DataError: A recording has too few frames.
     """
-    wrong, read, heard = list[tuple[Utterance, int, int]](), 0, 0
+    wrong, read, decoded = list[tuple[Utterance, int, int]](), 0, 0
     for one in recordings[:LOOKED_AT]:
         header = None if one.header is None else one.header()
         read += len(one.sound()) if header is None else header.samples
         if (features.trim is not None or header is None) and read <= DECODED:
-            count, heard = len(frames(one, features)), heard + 1
+            count, decoded = len(frames(one, features)), decoded + 1
         elif header is not None:
             count = header.frames(features)
         else:
@@ -101,11 +101,11 @@ def check_lengths(
             f"that are equal): its CTC loss would be infinite (recordings like it: {len(wrong)}). "
             f"Use a smaller task.features.stride than {features.stride}, or leave them out"
         )
-    if features.trim is None or heard == len(recordings):
+    if features.trim is None or decoded == len(recordings):
         return ()
     return (
-        f"{heard} of {len(recordings)} recordings were heard after task.features.trim: others may "
-        "have too few frames left for their transcripts, and an infinite CTC loss",
+        f"{decoded} of {len(recordings)} recordings were decoded and trimmed (task.features.trim): "
+        "others may have too few frames left for their transcripts, and an infinite CTC loss",
     )
 
 

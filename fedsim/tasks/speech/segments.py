@@ -46,17 +46,17 @@ def select_by_duration(found: Recordings, seconds: tuple[float, float], cut: boo
 
     # Pieces of one recording are asked for one after the other.
     @functools.lru_cache(maxsize=1)
-    def heard(one: Utterance) -> Tensor:
+    def sound_of(one: Utterance) -> Tensor:
         return one.sound()
 
     kept = list[Utterance]()
     for one in found:
-        length = len(heard(one)) if one.header is None else one.samples
+        length = len(sound_of(one)) if one.header is None else one.samples
         if low <= length < high:
-            kept.append(_part(one, WHOLE, one.text, heard))
+            kept.append(_part(one, WHOLE, one.text, sound_of))
         elif cut and length >= high:
-            for begin, end, words in _pieces(heard(one), one.text, low, high):
-                kept.append(_part(one, slice(begin, end), words, heard))
+            for begin, end, words in _pieces(sound_of(one), one.text, low, high):
+                kept.append(_part(one, slice(begin, end), words, sound_of))
     if len(kept) < 3:
         raise DataError(
             f"of {len(found)} utterances {len(kept)} last {seconds[0]:g} to {seconds[1]:g} s; "
@@ -66,7 +66,7 @@ def select_by_duration(found: Recordings, seconds: tuple[float, float], cut: boo
 
 
 def _part(
-    whole: Utterance, part: slice, words: str, heard: Callable[[Utterance], Tensor]
+    whole: Utterance, part: slice, words: str, sound_of: Callable[[Utterance], Tensor]
 ) -> Utterance:
     """A part of an utterance, in samples at 16 kHz, and the words said in it."""
     name, header = whole.name, whole.header
@@ -75,7 +75,7 @@ def _part(
     return replace(
         whole,
         text=words,
-        sound=lambda: heard(whole)[part],
+        sound=lambda: sound_of(whole)[part],
         content=lambda: repr((part.start, part.stop)).encode() + whole.content(),
         name=name,
         header=header and (lambda: _shorter(header(), part)),

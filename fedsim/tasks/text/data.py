@@ -155,10 +155,9 @@ def _numbered(name: str, part: _Part, labelled: bool) -> tuple[Any, tuple[str, .
     """The labels as integers from 0, int64 of shape (N,), and their names."""
     if part.labels is None:
         return np.zeros(len(part.texts), dtype=np.int64), ("text",)
-    bad = next((i for i, one in enumerate(part.labels) if one is None or one == ""), None)
-    if bad is not None:
-        raise DataError(f"data '{name}': text {bad} has no label")
     for index, one in enumerate(part.labels):
+        if one is None or one == "":
+            raise DataError(f"data '{name}': text {index} has no label")
         if isinstance(one, float) and not one.is_integer():
             raise DataError(
                 f"data '{name}': text {index} has the label {one}; expected an integer from 0 or a "

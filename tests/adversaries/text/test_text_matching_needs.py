@@ -56,7 +56,7 @@ def test_public_texts_are_needed_only_where_a_prior_is_fitted_on_them(settings, 
         (
             "longformer",
             {"attention_window": 8},
-            "computes nothing from word embeddings, which this",
+            "cannot start from word embeddings, which this",
         ),
     ],
 )

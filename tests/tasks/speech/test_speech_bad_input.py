@@ -246,7 +246,9 @@ def test_frames_are_counted_after_trimming(set_of, monkeypatch):
         preflight(scenario(folder, "deepspeech", features={"trim": 40.0}))
     monkeypatch.setattr(speech_checks, "DECODED", 0)
     (told,) = warned(folder, "deepspeech", features={"trim": 40.0})
-    assert told.startswith("0 of 9 recordings were heard after task.features.trim: others may")
+    assert told.startswith(
+        "0 of 9 recordings were decoded and trimmed (task.features.trim): others"
+    )
     assert warned(folder, features={"trim": 40.0}) == [], "word pieces need no frame each"
 
 

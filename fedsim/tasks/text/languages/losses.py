@@ -45,8 +45,8 @@ def logits(module: nn.Module, inputs: Tensor, *, lengths: Any = None, at: str = 
         if at == "input":
             raise
         raise ValueError(
-            f"{type(module).__name__} computes nothing from word embeddings, which this attack "
-            f"feeds; token-leak feeds none. Its own words: {error}"
+            f"{type(module).__name__} cannot start from word embeddings, which this attack needs; "
+            f"token-leak does not need them. The model's error: {error}"
         ) from error
     if score is None:
         found: Tensor = made.logits
