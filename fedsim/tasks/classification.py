@@ -1,4 +1,4 @@
-"""Classification of inputs of one shape: what the tasks of images and of tables share."""
+"""Classification of inputs of one shape: the common part of the images and tabular tasks."""
 
 import functools
 from abc import ABC, abstractmethod
@@ -21,6 +21,7 @@ from fedsim.victim import Loss
 __all__ = ["Classification", "Examples", "cross_entropy"]
 
 EVALUATED_AT_ONCE = 512
+"""The number of examples in a batch of an evaluation."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -56,34 +57,35 @@ class Examples(ABC):
 class Classification(Labelled):
     """A classifier of inputs of one shape, trained with cross-entropy.
 
-    A client's batches in a round, with n examples of its own and B = min(batch_size, n):
+    A client has n examples, and its batches have B = min(batch_size, n). In a round they are:
 
-    - natural: slices of B from a random permutation of its examples, in which none repeats; when
-      fewer than B are left, they are skipped and a new permutation begins.
-    - unbalanced (LLG, section 5): B // 2 examples of one label, B // 4 of another where it has
-      one, the rest drawn from all its other examples. Both labels are drawn once a round, so that
-      several local steps are as unbalanced together as each of them.
-    - balanced: its labels in random order, one example of each in turn until there are B, so that
-      counts differ by at most one.
+    - natural: slices of a random permutation of its examples, so that none repeats. If fewer than B
+      are left, they are skipped and a new permutation begins.
+    - unbalanced (LLG, section 5): B // 2 examples of one label, B // 4 of another if it has one,
+      and the rest drawn from all its other examples. Both labels are drawn once a round, so that
+      several local steps together are as unbalanced as each of them.
+    - balanced: its labels in random order, with one example of each in turn until there are B, so
+      that counts differ by at most one.
 
-    In the last two an example repeats within a batch only where a label has too few.
+    In the last two, an example repeats within a batch only if its label has too few examples.
     """
 
     data: str = Field(min_length=1)
-    """The name of the data set."""
+    """Name of the data set."""
 
     auxiliary_from: Literal["train", "test"] = "train"
-    """Split that auxiliary examples are taken from; "test": that share of the test examples,
-    which no evaluation uses then."""
+    """Split that auxiliary examples are taken from. With "test" they are that share of the test
+    examples, and evaluations do not use them."""
 
     partition: Annotated[SerializeAsAny[Partition], BeforeValidator(as_partition)] = Iid()
-    """How data is cut, such as {kind = "dirichlet", alpha = 0.5}."""
+    """How examples are divided among clients, such as {kind = "dirichlet", alpha = 0.5}."""
 
     model: Annotated[SerializeAsAny[Architecture], BeforeValidator(as_architecture)]
-    """a name, a function of your own ("module:make"), or a table with either and settings."""
+    """Model to train: a name, a function of your own ("module:make"), or a table with either and
+    its settings."""
 
     classes: int | None = Field(default=None, ge=2)
-    """Outputs of the model, where they are more than the data's labels."""
+    """Number of outputs of the model, if it is larger than the number of labels."""
 
     # --- data -------------------------------------------------------------------------------
 
@@ -99,7 +101,7 @@ class Classification(Labelled):
 
     @functools.cached_property
     def held_out(self) -> tuple[Tensor, Tensor]:
-        """Indices (int64) of the auxiliary examples, and of those left for the clients."""
+        """Indices of the auxiliary examples and of those left for the clients, int64."""
         kept = sample(self.examples.train, self.train_examples, self.seed, "training examples")
         if self.auxiliary_from == "test":
             return self._test_split[0], kept
@@ -107,25 +109,29 @@ class Classification(Labelled):
 
     @functools.cached_property
     def _test_split(self) -> tuple[Tensor, Tensor]:
-        """Indices of auxiliary examples among the test examples, and of those that judge."""
+        """Indices of the test examples that are auxiliary, and of those that evaluations use."""
         share = self.auxiliary_fraction if self.auxiliary_from == "test" else 0.0
         return divide(self.examples.test, share, self.seed)
 
     @functools.cached_property
     def tested(self) -> Tensor:
-        """Indices (int64) of the test examples."""
+        """Indices of the test examples that evaluations use, int64."""
         return sample(self._test_split[1], self.test_examples, self.seed, "test examples")
 
     @functools.cached_property
     def shares(self) -> tuple[Tensor, ...]:
-        """Indices (int64) of each client's examples."""
+        """For each client the indices of its examples, int64."""
         rest = self.held_out[1]
         cut = self.partition.cut(self.examples.labels[rest].numpy(), self.clients, self.seed)
         return tuple(rest[torch.tensor(share)] for share in cut)
 
     @property
     def outputs(self) -> int:
-        """How many classes the model tells apart; raises `DataError` for fewer than labels."""
+        """The number of the model's outputs.
+
+        Raises:
+            DataError: The setting `classes` is smaller than the number of labels.
+        """
         if self.classes is not None and self.classes < self.examples.classes:
             raise DataError(
                 f"task.classes = {self.classes}, and data '{self.data}' has "
@@ -134,10 +140,12 @@ class Classification(Labelled):
         return self.classes or self.examples.classes
 
     def batches(self, client: int, round: int, *, batch_size: int, steps: int) -> list[Batch]:
-        """`steps` batches, composed as the class says: a pure function of (seed, client, round).
+        """Compose the client's training batches; a pure function of (seed, client, round).
 
-        The first batches are the same however many steps are asked for. Raises `DataError` for a
-        client that does not exist.
+        The first batches are the same for any number of steps.
+
+        Raises:
+            DataError: There is no such client.
         """
         return [self._batch(index) for index in self.drawn(client, round, batch_size, steps)]
 
@@ -146,7 +154,10 @@ class Classification(Labelled):
         return self.examples.fingerprint()
 
     def auxiliary(self) -> Batch | None:
-        """The training examples that no client holds, new tensors at every call; None if none."""
+        """The examples that no client holds; None if there are none.
+
+        Their tensors are new at every call.
+        """
         index = self.held_out[0]
         return self._batch(index) if len(index) else None
 
@@ -156,7 +167,7 @@ class Classification(Labelled):
     # --- model ------------------------------------------------------------------------------
 
     def build(self) -> nn.Module:
-        """A new model, its weights drawn from torch's global generator."""
+        """Build a model, its weights drawn from torch's global generator."""
         shape = self.examples.shape
         if self.model.images_only and len(shape) != 3:
             raise DataError(
@@ -167,7 +178,7 @@ class Classification(Labelled):
 
     @functools.cached_property
     def head(self) -> str:
-        """Name of the final linear layer."""
+        """The name of the final linear layer."""
         return self.model.find_head(self.module(), self.examples.shape, self.outputs)
 
     @property
@@ -176,9 +187,9 @@ class Classification(Labelled):
         return cross_entropy
 
     def evaluate(self, module: nn.Module, client: int | None = None) -> dict[str, float]:
-        """Mean loss and accuracy on the test split, or on all of one client's examples.
+        """Compute mean loss and accuracy on the test split or on all of one client's examples.
 
-        The module is evaluated in evaluation mode, on its own device, and gets its modes back.
+        The module is put into evaluation mode, stays on its device, and gets its modes back.
         """
         index = self.tested if client is None else self.share(client)
         loss = hits = 0.0
@@ -209,14 +220,16 @@ class Classification(Labelled):
 
     @abstractmethod
     def noise(self, count: int, rng: torch.Generator) -> Tensor:
-        """Random inputs of shape (count, *shape), as a guess that knows nothing has them."""
+        """Random inputs of shape (count, *shape), which an uninformed guess claims."""
 
     def guess(self, truth: Truth, rng: torch.Generator, *, informed: bool) -> Reconstruction:
-        """As many labels and inputs as there are examples, drawn without having seen an update.
+        """A random guess: as many labels and inputs as there are examples.
 
-        Not informed: uniform labels, normal scores, and `noise`. Informed: labels and scores by the
-        auxiliary examples' frequencies, and their mean input; raises `NotImplementedError` where
-        there are none.
+        Labels are uniform, scores standard normal and inputs `noise`. If informed, labels and
+        scores follow the frequencies among auxiliary examples, and inputs are their mean.
+
+        Raises:
+            NotImplementedError: An informed guess is asked for and there are no auxiliary examples.
         """
         count = len(truth.labels) if truth.labels is not None else len(truth.inputs or ())
         if informed:
@@ -240,7 +253,15 @@ def cross_entropy(
     lengths: Any = None,
     at: str = "input",
 ) -> Tensor:
-    """Mean cross-entropy of a classifier; target (B,) int64, or soft (B, classes)."""
+    """Cross-entropy of a classifier, mean over examples.
+
+    Args:
+        module: The model.
+        inputs: Inputs of shape (B, ...).
+        target: Labels, int64 of shape (B,), or soft labels of shape (B, classes).
+        lengths: Not used.
+        at: Always "input".
+    """
     if at != "input":
         raise ValueError(f"no point '{at}' to feed inputs at; there is 'input'")
     return functional.cross_entropy(module(inputs), target)

@@ -39,13 +39,16 @@ class Images(Classification):
     }
 
     data: str = Field(default="digits", min_length=1)
-    """ "digits", the stem of an npz under --data, or "hub:OWNER/SET[/CONFIG]"."""
+    """Data set: "digits" (embedded), the stem of an npz file in the folder of --data, or
+    "hub:OWNER/SET[/CONFIG]"."""
 
     size: int | None = Field(default=None, ge=4, le=1024)
-    """Height and width in pixels to resize images to."""
+    """Height and width in pixels that images are resized to; by default they are left as they are.
+    """
 
     model: Annotated[SerializeAsAny[Architecture], BeforeValidator(as_architecture)] = CNN()
-    """a name, a function of your own ("module:make"), or a table with either and settings."""
+    """Model to train: a name, a function of your own ("module:make"), or a table with either and
+    its settings."""
 
     @functools.cached_property
     def images(self) -> ImageData:
@@ -65,7 +68,7 @@ class Images(Classification):
 
     @property
     def spec(self) -> ImageSpec:
-        """Classes, shape (C, H, W) and range of the images."""
+        """The number of classes and the shape (C, H, W) of the images."""
         return ImageSpec(self.outputs, self.images.shape)
 
     def noise(self, count: int, rng: torch.Generator) -> Tensor:
@@ -73,10 +76,10 @@ class Images(Classification):
         return torch.rand(count, *self.images.shape, generator=rng)
 
     def render(self, claimed: Reconstruction, truth: Truth) -> dict[str, bytes]:
-        """A PNG: up to 16 originals in the top row, what was matched to each of them below.
+        """A PNG of up to 16 originals, with what was matched to each of them below it.
 
-        A grey tile stands for an original to which nothing was matched. No file where either
-        side has no images.
+        A grey tile stands below an original to which nothing was matched. There is no file if
+        either side has no images.
         """
         if not claimed.inputs or not truth.inputs:
             return {}

@@ -23,10 +23,10 @@ class Architecture(BaseModel, ABC):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     name: str
-    """Name under which a scenario asks for it."""
+    """Name of the architecture in a scenario."""
 
     head: str | None = None
-    """Name of the final linear layer; found by itself unless there are several."""
+    """Name of the final linear layer, which is found automatically unless there are several."""
 
     @abstractmethod
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:

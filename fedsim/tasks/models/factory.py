@@ -31,7 +31,7 @@ class Factory(BaseModel):
     """ "module:function"."""
 
     head: str | None = None
-    """Name of the final linear layer; found by itself unless there are several."""
+    """Name of the final linear layer, which is found automatically unless there are several."""
 
     def make(self, **sizes: Any) -> nn.Module:
         """Call the function, its weights drawn from torch's global generator.

@@ -39,10 +39,10 @@ class MLP(Architecture):
 
     name: str = "mlp"
     hidden: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(256,), min_length=1)
-    """Units of each hidden layer, from the input on."""
+    """Number of units of each hidden layer, starting at the input."""
 
     activation: Literal["relu", "sigmoid"] = "relu"
-    """Sigmoid is twice differentiable everywhere."""
+    """Activation function; sigmoid is twice differentiable everywhere."""
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """Build the network for inputs of any shape."""

@@ -66,10 +66,10 @@ class ResNet(Architecture):
 
     name: Literal["resnet20", "resnet56"] = "resnet20"
     activation: Literal["relu", "sigmoid"] = "relu"
-    """Sigmoid is twice differentiable everywhere."""
+    """Activation function; sigmoid is twice differentiable everywhere."""
 
     strides: bool = True
-    """Halve height and width between stages, as the paper does."""
+    """Whether height and width are halved between stages, as in the paper."""
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """Build the network for images of any height and width."""
