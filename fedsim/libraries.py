@@ -34,7 +34,7 @@ def quiet() -> Iterator[None]:
 
     library: Any = transformers().logging
     verbosity, bars = library.get_verbosity(), library.is_progress_bar_enabled()
-    # Without a network the Hub would tell of every retry; the error says it once.
+    # Without a network the Hub would report every retry; the error reports it once.
     hub.set_verbosity_error()  # type: ignore[no-untyped-call]
     library.set_verbosity_error()
     library.disable_progress_bar()

@@ -45,7 +45,7 @@ class _Finder(MetaPathFinder, Loader):
         module.__path__ = []  # a package that only this finder looks into
 
         def ask(name: str) -> Any:
-            # With the new one's __path__ its modules would be loaded a second time.
+            # With the new module's __path__ its submodules would be loaded a second time.
             if name.startswith("__"):
                 raise AttributeError(f"module '{module.__name__}' has no attribute '{name}'")
             return getattr(there, name)

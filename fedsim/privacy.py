@@ -53,7 +53,7 @@ def epsilon(
     counting.history = [(noise_multiplier, sample_rate, steps)]
     try:
         with warnings.catch_warnings():
-            # At the edge of the orders it tries, the bound holds and is only looser.
+            # If the best order is at the edge of those tried, the bound holds but is looser.
             warnings.filterwarnings("ignore", message="Optimal order is the", category=UserWarning)
             return max(0.0, float(counting.get_epsilon(delta=delta)))
     except (ArithmeticError, MemoryError, RuntimeError, ValueError) as error:

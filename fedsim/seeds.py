@@ -70,7 +70,7 @@ def isolated(seed: int, purpose: str, *where: int | str) -> Iterator[None]:
             torch.set_grad_enabled(gradients)
             torch.set_default_dtype(dtype)
             torch.set_num_threads(threads)
-            # Asked first, because setting it imports torch's compiler, which takes seconds.
+            # The setter imports torch's compiler, which takes seconds, so call it only if needed.
             if torch.are_deterministic_algorithms_enabled() != deterministic:
                 torch.use_deterministic_algorithms(deterministic)
             os.chdir(directory)
@@ -83,7 +83,7 @@ def reseed(value: int) -> None:
     """
     random.seed(value)
     np.random.seed(value % 2**32)
-    # Not torch.manual_seed: without a GPU it keeps every call, with its stack, until CUDA is
+    # torch.manual_seed would, without a GPU, keep every call with its stack until CUDA is
     # initialised, and a long run seeds once a client.
     torch.default_generator.manual_seed(value)
     if torch.cuda.is_available():

@@ -63,8 +63,8 @@ class Task(Plugin, ABC):
     folder: Path | None = None
     """Folder in which local data sets are looked up."""
 
-    # What a task has worked out from its settings is neither copied (with other settings it would
-    # be wrong) nor sent: whoever gets the settings can work it out again.
+    # What a task has computed from its settings is neither copied, because it may not fit changed
+    # settings, nor sent, because the receiver can compute it from the settings.
 
     def __copy__(self) -> Self:
         copied = super().__copy__()
@@ -80,8 +80,6 @@ class Task(Plugin, ABC):
     def same_as(self, other: "Task") -> bool:
         """Whether another task has the same class and settings, and so the same data and model."""
         return type(self) is type(other) and self.model_dump() == other.model_dump()
-
-    # --- data -------------------------------------------------------------------------------
 
     @property
     @abstractmethod
@@ -157,8 +155,6 @@ class Task(Plugin, ABC):
     def prior(self) -> Any:
         """Data that a prior over the inputs is estimated from, such as public texts, or None."""
         return None
-
-    # --- model ------------------------------------------------------------------------------
 
     @abstractmethod
     def build(self) -> nn.Module:
@@ -258,8 +254,6 @@ class Task(Plugin, ABC):
             points=self.points,
             spec=self.spec,
         )
-
-    # --- what a reader sees -----------------------------------------------------------------
 
     def guess(self, truth: Truth, rng: torch.Generator, *, informed: bool) -> Reconstruction:
         """Draw what an adversary without an update would claim, for the baselines of metrics.

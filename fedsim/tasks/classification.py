@@ -87,8 +87,6 @@ class Classification(Labelled):
     classes: int | None = Field(default=None, ge=2)
     """Number of outputs of the model, if it is larger than the number of labels."""
 
-    # --- data -------------------------------------------------------------------------------
-
     @property
     @abstractmethod
     def examples(self) -> Examples:
@@ -164,8 +162,6 @@ class Classification(Labelled):
     def _batch(self, index: Tensor) -> Batch:
         return Batch(inputs=self.examples.inputs(index), labels=self.examples.labels[index])
 
-    # --- model ------------------------------------------------------------------------------
-
     def build(self) -> nn.Module:
         """Build a model, its weights drawn from torch's global generator."""
         shape = self.examples.shape
@@ -201,8 +197,6 @@ class Classification(Labelled):
                 hits += int((logits.argmax(dim=1) == labels).sum())
         total = len(index)
         return {"loss": loss / total, "accuracy": hits / total, "num_examples": float(total)}
-
-    # --- what a reader sees -----------------------------------------------------------------
 
     @functools.cached_property
     def public(self) -> tuple[Tensor, Tensor]:

@@ -24,13 +24,13 @@ def splits(name: str, otherwise: str) -> Any:
     import datasets
     from huggingface_hub.utils import logging
 
-    # Without a network it would tell of every retry; the error below says it once.
+    # Without a network it would report every retry; the error below reports it once.
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     owner, _, rest = name.removeprefix(HUB).partition("/")
     repository, _, config = rest.partition("/")
     try:
         return datasets.load_dataset(f"{owner}/{repository}" if rest else owner, config or None)
-    # Whatever stops a download, from the resolver to the decoder, has the same two ways out.
+    # Any failure, from name resolution to decoding, has the same two remedies.
     except Exception as error:
         reason = (str(error).strip() or "no message").splitlines()[0]
         raise DataError(

@@ -55,7 +55,7 @@ class Partition(BaseModel):
                 "needs one. Lower training.clients, or use more data."
             )
         with isolated(seed, "partition"), warnings.catch_warnings():
-            # Its warnings repeat, attempt by attempt, what the final error says.
+            # The library warns at every attempt of what its final error says.
             warnings.simplefilter("ignore")
             try:
                 shares = _shares(
@@ -88,7 +88,7 @@ class Partition(BaseModel):
         from flwr_datasets import partitioner as library
 
         order = numpy_generator(seed, "partition order").permutation(len(labels))
-        # One of the partitioners takes for granted that labels run from 0 without a gap.
+        # One of the partitioners assumes that labels run from 0 without a gap.
         dense = np.unique(labels, return_inverse=True)[1]
         table = datasets.Dataset.from_dict({"label": dense[order], "index": order})
         cls = getattr(library, self.kind.title().replace("-", "") + "Partitioner")
@@ -267,7 +267,7 @@ class ByLength(Partition):
 
     def _cut(self, labels: NDArray[Any], clients: int, seed: int) -> tuple[Indices, ...]:
         rng = numpy_generator(seed, "partition order")
-        order = rng.permutation(len(labels))  # equal lengths in any order
+        order = rng.permutation(len(labels))  # so that equal lengths are in random order
         order = order[np.argsort(labels[order], kind="stable")]
         if self.each is None:
             runs = np.array_split(order, clients)

@@ -124,7 +124,7 @@ class TransformersModel(BaseModel):
         changes = {k: v for k, v in fitting.items() if k in known} | dict(self.settings)
         try:
             if not self.stored:
-                # Built anew, because settings that follow from others are worked out on the way.
+                # A new configuration also computes the settings that follow from others.
                 return AutoConfig.for_model(self.place, **always, **changes)
             for key, value in {**always, **changes}.items():
                 setattr(config, key, value)
@@ -161,7 +161,7 @@ class TransformersModel(BaseModel):
                 )
         except (OSError, ValueError, RuntimeError, ImportError) as error:
             raise DataError(f"{self.label} cannot be built: {brief(error)}") from error
-        # Those of another shape stand with their shapes.
+        # Mismatched weights are listed with their shapes in some versions of the library.
         others = [one if isinstance(one, str) else one[0] for one in loaded["mismatched_keys"]]
         body = f"{model.base_model_prefix}."
         drawn = sorted(

@@ -88,7 +88,7 @@ def train_tokenizer(
     """
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-    # Without a prefix for the rest of a word, whose order differs from process to process.
+    # There is no prefix for continuations: the order of such pieces differs between processes.
     model = Tokenizer(models.BPE(unk_token=unknown))
     if normalizer is not None:
         model.normalizer = normalizer

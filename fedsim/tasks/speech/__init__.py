@@ -60,8 +60,6 @@ class Speech(SpeechSettings):
         "hub:OWNER/SET[/CONFIG]": "A data set of the Hugging Face Hub with sound and transcripts",
     }
 
-    # --- data -------------------------------------------------------------------------------
-
     @functools.cached_property
     def recordings(self) -> Recordings:
         """All utterances that the settings select; their sound is decoded when it is needed."""
@@ -200,8 +198,6 @@ class Speech(SpeechSettings):
             lengths=torch.tensor([len(one) for one in inputs]),
         )
 
-    # --- model ------------------------------------------------------------------------------
-
     def build(self) -> nn.Module:
         """Build a recogniser of these frames, its weights drawn from torch's global generator."""
         return self.model.build(self.features.size, len(self.pieces.names))
@@ -255,8 +251,6 @@ class Speech(SpeechSettings):
                     wrong += word_errors(spec.spell(sequence.tolist()), original)
                     words += len(original.split())
         return {"loss": loss / summed, "wer": wrong / words, "num_examples": float(len(index))}
-
-    # --- what a reader sees -----------------------------------------------------------------
 
     def guess(self, truth: Truth, rng: torch.Generator, *, informed: bool) -> Reconstruction:
         """A random guess: as many labels as there are, in as many sequences of the same lengths.

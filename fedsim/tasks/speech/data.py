@@ -120,9 +120,6 @@ def _limited(found: Recordings, limits: Limits) -> Recordings:
     return Recordings(kept)
 
 
-# --- synthetic voices -----------------------------------------------------------------------
-
-
 def _voices(text: str, folder: Path | None, limits: Limits) -> Recordings:
     """Sentences read by synthetic voices: shuffled, then dealt to the speakers in turn."""
     pool = public_text(text, folder)
@@ -145,7 +142,7 @@ def _voices(text: str, folder: Path | None, limits: Limits) -> Recordings:
         def sound() -> Tensor:
             return torch.from_numpy(speak(text, who))
 
-        # The rest of a speaker's utterances follow from the text and the same voice.
+        # A speaker's first utterance stands for the others, which follow from text and voice.
         first = index < speakers
         return Utterance(
             f"voice{who:03d}",
@@ -156,9 +153,6 @@ def _voices(text: str, folder: Path | None, limits: Limits) -> Recordings:
         )
 
     return Recordings(synthesised(n, shuffled[i]) for n, i in enumerate(fitting[:count]))
-
-
-# --- local recordings -----------------------------------------------------------------------
 
 
 def _local(name: str, folder: Path | None) -> Recordings:
@@ -249,9 +243,6 @@ def _recorded(
     )
 
 
-# --- the Hub --------------------------------------------------------------------------------
-
-
 def _hub(name: str) -> Recordings:
     import datasets
 
@@ -259,7 +250,7 @@ def _hub(name: str) -> Recordings:
     loaded = splits(name, layout)
     features = next(iter(loaded.values())).features
     audio = next((key for key, kind in features.items() if isinstance(kind, datasets.Audio)), None)
-    # As Speech Commands has it; other labels, an emotion say, are no transcripts.
+    # These are Speech Commands' columns. Other labels, such as emotions, are no transcripts.
     commands = {"label", "is_unknown"} <= features.keys()
     text = next(
         (k for k in ("text", "transcript", "transcription", "sentence") if k in features),
@@ -272,7 +263,7 @@ def _hub(name: str) -> Recordings:
             "transcript, transcription, sentence, or label and is_unknown) and a speaker "
             "(speaker_id, speaker, client_id)"
         )
-    # Decoded by soundfile, like files: the library's own decoder is a package of its own.
+    # soundfile decodes them, as it does files: the library's decoder is a separate package.
     parts = [part.cast_column(audio, datasets.Audio(decode=False)) for part in loaded.values()]
     rows = datasets.concatenate_datasets(parts)
     tests = [key == "test" for key, part in loaded.items() for _ in range(len(part))]
@@ -294,6 +285,6 @@ def _hub(name: str) -> Recordings:
             tests[index],
         )
 
-    # Speech Commands has noise among its words: `_silence_`, by nobody.
+    # Speech Commands contains noise without a speaker, under the label `_silence_`.
     used = (i for i, who in enumerate(speakers) if text != "label" or who is not None)
     return Recordings(map(hosted, used))

@@ -78,7 +78,7 @@ class Features(BaseModel):
             if self.normalised:
                 apart = frames - frames.mean(dim=0)
                 spread = apart.square().mean(dim=0).sqrt()
-                # What only rounding moves, as in silence, is constant, and says nothing.
+                # Values that vary by rounding errors only, as in silence, are constant.
                 still = spread <= 1e-6 * frames.abs().amax(dim=0)
                 frames = torch.where(still, 0.0, apart / spread.clamp(min=1e-5))
         return frames.float()

@@ -44,7 +44,7 @@ def select_by_duration(found: Recordings, seconds: tuple[float, float], cut: boo
     """
     low, high = (round(bound * RATE) for bound in seconds)
 
-    # Pieces of one recording are asked for one after the other.
+    # The pieces of a recording are read one after the other, so one sound is kept.
     @functools.lru_cache(maxsize=1)
     def sound_of(one: Utterance) -> Tensor:
         return one.sound()

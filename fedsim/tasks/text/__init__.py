@@ -64,8 +64,6 @@ class Text(TextSettings):
         "hub:OWNER/SET[/CONFIG]": "A data set of the Hugging Face Hub with texts and labels",
     }
 
-    # --- data -------------------------------------------------------------------------------
-
     @functools.cached_property
     def texts(self) -> Texts:
         """All texts; loaded when first used."""
@@ -111,7 +109,7 @@ class Text(TextSettings):
     @functools.cached_property
     def tokenizer(self) -> Any:
         """The tokenizer of `transformers`, loaded or learned from public texts when first used."""
-        # A few auxiliary texts alone have too few word pieces.
+        # A few auxiliary texts contain too few word pieces, so embedded messages are added.
         read = tuple(dict.fromkeys((*self.public_texts, *public_messages())))
         return self.model.read(read, self.vocabulary)
 
@@ -232,8 +230,6 @@ class Text(TextSettings):
             lengths=torch.tensor([len(one) for one in ids]),
         )
 
-    # --- model ------------------------------------------------------------------------------
-
     def build(self) -> nn.Module:
         """Build a model, weights that are not stored drawn from torch's global generator."""
         classes = len(self.texts.names)
@@ -298,8 +294,6 @@ class Text(TextSettings):
 
             found["mcc"] = float(matthews_corrcoef(labels.numpy(), claimed.numpy()))
         return found
-
-    # --- what a reader sees -----------------------------------------------------------------
 
     @functools.cached_property
     def frequencies(self) -> tuple[Tensor, Tensor]:

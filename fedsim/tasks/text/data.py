@@ -271,7 +271,7 @@ def _hub(name: str, columns: tuple[str | None, str | None], labelled: bool) -> _
     def judges(part: Any) -> bool:
         return label is None or min(part[label]) != -1
 
-    # Benchmarks hide the labels of their test split.
+    # Benchmarks such as GLUE hide the labels of their test split.
     judge = next((k for k in ("test", "validation") if k in parts and judges(parts[k])), None)
     chosen = [parts["train"], *([parts[judge]] if judge else [])]
     texts = tuple(str(one) for part in chosen for one in part[text])

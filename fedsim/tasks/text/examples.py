@@ -85,7 +85,7 @@ def encode_texts(
     found = tokens.tokenizer([texts[i] for i in index], verbose=False)["input_ids"]
     unknown = tokens.special.get("unk")
     for at, one in zip(index, found, strict=True):
-        # Spelling takes time, and only these can come to nothing.
+        # Spelling is slow, and only these ids can give an empty text.
         doubtful = unknown is None or unknown in one or len(one) < 4
         if doubtful and not tokens.spell(one):
             raise DataError(

@@ -82,7 +82,7 @@ def beam_decoder(classes: int, width: int) -> Any:
             f"({libraries.brief(error)})"
         ) from error
     names = [str(label) for label in range(classes)]
-    # The blank stands for silence as well: another label would be added at both ends.
+    # The blank is also the label of silence; another label would be added at both ends.
     return make(
         lexicon=None,
         tokens=names,

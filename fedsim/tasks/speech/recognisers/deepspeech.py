@@ -79,7 +79,7 @@ class DeepSpeechNetwork(nn.Module):
             lengths = torch.full((len(inputs),), inputs.shape[1])
         hidden = self.dense(windows(inputs, self.context))
         packed = pack_padded_sequence(hidden, lengths.cpu(), batch_first=True, enforce_sorted=False)
-        # cuDNN's LSTM cannot be differentiated twice, which attacks ask for.
+        # Attacks differentiate twice, which cuDNN's LSTM does not support.
         with torch.backends.cudnn.flags(enabled=False):
             packed, _ = self.recurrent(packed)
         hidden, _ = pad_packed_sequence(packed, batch_first=True, total_length=inputs.shape[1])

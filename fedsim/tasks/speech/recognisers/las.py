@@ -47,7 +47,7 @@ class _Listener(nn.Module):
                 inputs = functional.pad(inputs, (0, 0, 0, odd))
                 inputs = torch.cat([inputs[:, ::2], inputs[:, 1::2]], dim=2)
                 lengths = (lengths + 1) // 2
-            # cuDNN's LSTM cannot be differentiated twice, which attacks ask for.
+            # Attacks differentiate twice, which cuDNN's LSTM does not support.
             packed = pack_padded_sequence(
                 inputs, lengths.cpu(), batch_first=True, enforce_sorted=False
             )

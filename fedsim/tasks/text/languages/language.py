@@ -139,7 +139,7 @@ class Language(TransformersModel):
         try:
             own = load_tokenizer(self._own_tokenizer)
         except DataError:
-            return  # stored without one: the user's word is all there is
+            return  # no tokenizer is stored, so the user's is taken
         if len(own) > len(own.all_special_ids) and own.get_vocab() != tokenizer.get_vocab():
             raise DataError(
                 f"tokenizer '{self.tokenizer}' has {len(tokenizer)} tokens, and those of "
@@ -153,12 +153,12 @@ class Language(TransformersModel):
         positions = getattr(module.config, "max_position_embeddings", None)
         for name, layer in module.named_modules():
             if isinstance(layer, nn.Embedding) and "position" in name.rpartition(".")[2]:
-                # RoBERTa counts positions from the one after its padding's.
+                # RoBERTa numbers positions from the one after the padding's.
                 offset = 0 if layer.padding_idx is None else layer.padding_idx + 1
                 positions = layer.num_embeddings - offset
                 break
         bounds = [int(tokenizer.model_max_length)]
-        if positions is None or int(positions) < 1:  # XLNet says -1: any number
+        if positions is None or int(positions) < 1:  # XLNet has -1, for no limit
             return min(bounds)
         return min([*bounds, int(positions)])
 

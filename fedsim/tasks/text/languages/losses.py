@@ -51,8 +51,8 @@ def logits(module: nn.Module, inputs: Tensor, *, lengths: Any = None, at: str = 
     if score is None:
         found: Tensor = made.logits
         return found
-    # A decoder classifies by its last token, which transformers looks for by the padding's id and
-    # so cannot find among embeddings.
+    # A decoder classifies by its last token. transformers finds it by the id of the padding, which
+    # embeddings do not have.
     states: Tensor = made[0]
     last = (ends - 1).view(-1, 1, 1).expand(-1, 1, states.shape[2])
     scores: Tensor = score(states.gather(1, last).squeeze(1))
