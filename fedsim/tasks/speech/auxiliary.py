@@ -38,7 +38,7 @@ def held_out(
         if known > len(names):
             raise DataError(
                 f"task.auxiliary_speakers = {known}, and {len(names)} speakers have training "
-                "utterances; expected so many at most"
+                "utterances; expected at most that many"
             )
         rng = torch_generator(seed, "auxiliary speakers")
         names = [names[i] for i in torch.randperm(len(names), generator=rng)[:known].tolist()]
