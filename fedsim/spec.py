@@ -2,13 +2,17 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = [
     "BLANK_PIECE",
     "END",
     "UNKNOWN",
     "WORD_START",
+    "Column",
     "ImageSpec",
     "Spec",
     "SpeechSpec",
@@ -190,10 +194,60 @@ class SpeechSpec(Spec):
         return " ".join("".join(spelled).replace(WORD_START, " ").split())
 
 
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table, and the values of a row that encode it.
+
+    A number is standardised to (number - mean) / scale, one value of the row; a category is
+    one-hot, a value for each category.
+
+    Attributes:
+        name: The column's name.
+        categories: The categories; empty for a column of numbers.
+        mean: Mean of the numbers in the training split.
+        scale: Standard deviation of the numbers in the training split.
+    """
+
+    name: str
+    categories: tuple[str, ...] = ()
+    mean: float = 0.0
+    scale: float = 1.0
+
+    @property
+    def width(self) -> int:
+        """How many values of a row encode the column."""
+        return len(self.categories) or 1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TabularSpec(Spec):
-    """Rows of a table, as vectors of one length."""
+    """Rows of a table, as vectors of one length.
+
+    Attributes:
+        columns: The columns, in the order in which they are encoded.
+        input_shape: The length of a row, (F,).
+    """
 
     modality: ClassVar[str] = "tables"
 
-    input_shape: tuple[int, ...]
+    columns: tuple[Column, ...]
+    input_shape: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "input_shape", (sum(one.width for one in self.columns),))
+
+    def cells(self, row: "Tensor") -> "list[float | str]":
+        """Decode a row: the number or the likeliest category of each column.
+
+        Args:
+            row: The encoded row, of shape (F,).
+        """
+        found, at = list[float | str](), 0
+        for column in self.columns:
+            values = row[at : at + column.width]
+            at += column.width
+            if column.categories:
+                found.append(column.categories[int(values.argmax())])
+            else:
+                found.append(float(values) * column.scale + column.mean)
+        return found

@@ -277,8 +277,8 @@ class Task(Plugin, ABC):
         """Files that show originals and reconstructions to a reader, by name; by default none.
 
         A report shows files named `reconstruction*` beside those with `original` at the same place
-        in the name. Files whose names differ in their suffix alone are shown together. `about.txt`
-        holds what a reader should know of all of them. An exception costs the files, and not the
-        scores.
+        in the name; a text without such a file shows both. Files whose names differ in their suffix
+        alone are shown together. `about.txt` holds what a reader should know of all of them. An
+        exception costs the files, and not the scores.
         """
         return {}

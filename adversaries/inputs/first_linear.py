@@ -107,7 +107,9 @@ class FirstLinear(Adversary):
         """Up to `count` claims, the units behind each, and the units within the input range."""
         ratios = rows[:, :-1] / rows[:, -1:]
         low, high = bounds or (float(ratios.min()), float(ratios.max()))
-        apart = self.tolerance * (high - low) * ratios.shape[1] ** 0.5
+        # Without a range that is known, the largest ratio is often a mixture far from all inputs.
+        span = high - low if bounds else 2 * float(ratios.abs().median())
+        apart = self.tolerance * span * ratios.shape[1] ** 0.5
         beyond = torch.maximum(low - ratios, ratios - high).amax(dim=1)
         within = torch.nonzero(beyond <= BEYOND * (high - low)).flatten()
         if not len(within):

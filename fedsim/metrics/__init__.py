@@ -2,6 +2,7 @@
 
     labels         sets, counts and distributions of labels
     images         pixel errors and similarity of claimed images
+    tables         errors of the cells of claimed rows, by kind of column
     frames         errors of claimed speech features
     words          word errors of claimed transcripts
     attributes     rank of an attribute of an example, such as its speaker
@@ -32,6 +33,7 @@ from fedsim.metrics.registry import (
     register,
     remembering,
 )
+from fedsim.metrics.tables import TABLES
 from fedsim.metrics.text import TEXT
 from fedsim.metrics.text_pairs import read
 from fedsim.metrics.words import WORDS, word_errors, worded
@@ -60,7 +62,7 @@ __all__ = [
     "worded",
 ]
 
-BUILT_IN = (*LABELS, *IMAGES, LPIPS, *ATTRIBUTES, *FRAMES, *WORDS, *TEXT, *OPTIMISATION)
+BUILT_IN = (*LABELS, *IMAGES, LPIPS, *ATTRIBUTES, *FRAMES, *WORDS, *TEXT, *TABLES, *OPTIMISATION)
 """fedsim's own metrics, in the order in which findings list them."""
 
 

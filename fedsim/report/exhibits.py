@@ -76,7 +76,8 @@ class Exhibits:
         The artifact is a file `reconstruction*`, or a folder of such files with a note `about.txt`
         about all of them. The file `original*` with the same suffix stands beside it, or one folder
         up if several adversaries share it. An image without an original is a sheet, with originals
-        in the top row and the reconstruction of each below (`Task.render`).
+        in the top row and the reconstruction of each below (`Task.render`); a text
+        without one shows both as well.
         """
         names = [artifact]
         if inside(self.run_dir, artifact, folder=True):

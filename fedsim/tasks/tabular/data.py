@@ -1,0 +1,229 @@
+"""Tables: those of scikit-learn, and CSV or Parquet files under --data."""
+
+import functools
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedsim.errors import DataError, did_you_mean
+from fedsim.seeds import numpy_generator
+from fedsim.spec import Column
+from fedsim.tasks.classification import Examples
+from fedsim.tasks.local_data import data_folder
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Table", "load"]
+
+EMBEDDED = ("breast-cancer", "wine")
+MOST_CATEGORIES = 256
+"""A column with more categories is a name or an identifier of the row."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Table(Examples):
+    """A labelled table, all splits together.
+
+    Attributes:
+        columns: The columns that are not the label.
+        rows: The encoded rows, float32 of shape (N, F).
+        names: The names of the labels.
+    """
+
+    columns: tuple[Column, ...]
+    rows: Tensor
+    names: tuple[str, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The length of a row, (F,)."""
+        return tuple(self.rows.shape[1:])
+
+    def inputs(self, index: Tensor) -> Tensor:
+        """The encoded rows with these indices."""
+        return self.rows[index]
+
+    def fingerprint(self) -> str:
+        """SHA-256 of columns, rows and labels."""
+        digest = hashlib.sha256(repr((self.columns, self.names)).encode())
+        for tensor in (self.rows, self.labels):
+            digest.update(tensor.numpy().tobytes())
+        return digest.hexdigest()
+
+
+def load(
+    name: str,
+    folder: Path | None,
+    *,
+    test: str | None,
+    label: str | None,
+    categorical: Sequence[str],
+    test_fraction: float,
+    seed: int,
+) -> Table:
+    """Load a table by name, and encode its rows.
+
+    Args:
+        name: "breast-cancer", "wine", or the stem of a CSV or Parquet file.
+        folder: Where files are looked up, there or in its subfolder `tables`.
+        test: The name of another table, whose rows are the test split.
+        label: The column with the label; None for the one called "label", else the last one.
+        categorical: Columns of numbers that are categories.
+        test_fraction: The share that becomes the test split if `test` is None.
+        seed: Draws that test split.
+
+    Raises:
+        DataError: There is no such table, or it cannot be used.
+    """
+    import pandas as pd
+
+    frame = _frame(name, folder)
+    label = label or ("label" if "label" in frame else str(frame.columns[-1]))
+    for column in (label, *categorical):
+        if column not in frame:
+            raise DataError(
+                f"data '{name}' has no column '{column}'. {did_you_mean(column, frame.columns)}"
+            )
+    if test is None:
+        order = numpy_generator(seed, "test split").permutation(len(frame))
+        tests = np.zeros(len(frame), dtype=bool)
+        tests[order[: max(1, round(test_fraction * len(frame)))]] = True
+        known = frame
+    else:
+        known, other = frame, _frame(test, folder)
+        if lacking := [column for column in map(str, frame) if column not in other]:
+            raise DataError(f"data '{test}' lacks the columns {', '.join(lacking)} of '{name}'")
+        frame = pd.concat([known, other[known.columns]], ignore_index=True)
+        tests = np.arange(len(frame)) >= len(known)
+    _check(name, frame, label)
+    classes, labels = _codes(f"the label column '{label}'", name, known[label], frame[label])
+    described, parts = list[Column](), list[np.ndarray[Any, Any]]()
+    for column in frame.columns.drop(label):
+        values, where = frame[column], f"column '{column}'"
+        if column in categorical or not _is_number(values):
+            found, codes = _codes(where, name, known[column], values)
+            if len(found) > MOST_CATEGORIES:
+                raise DataError(
+                    f"data '{name}': {where} has {len(found)} categories; expected "
+                    f"{MOST_CATEGORIES} or fewer. Leave the column out"
+                )
+            described.append(Column(column, categories=found))
+            parts.append(np.eye(len(found))[codes])
+        else:
+            mean, scale = float(values[~tests].mean()), float(values[~tests].std(ddof=0))
+            if scale == 0:
+                raise _constant(where, name, values[~tests].iloc[0])
+            described.append(Column(column, mean=mean, scale=scale))
+            parts.append(((values - mean) / scale).to_numpy()[:, None])
+    if not described:
+        raise DataError(f"data '{name}' has no column but the label '{label}'")
+    return Table(
+        columns=tuple(described),
+        rows=torch.from_numpy(np.concatenate(parts, axis=1).astype(np.float32)),
+        labels=torch.from_numpy(labels),
+        names=classes,
+        classes=len(classes),
+        train=torch.from_numpy(np.flatnonzero(~tests)),
+        test=torch.from_numpy(np.flatnonzero(tests)),
+    )
+
+
+def _frame(name: str, folder: Path | None) -> "pd.DataFrame":
+    import pandas as pd
+
+    if name in EMBEDDED:
+        from sklearn import datasets
+
+        found = getattr(datasets, f"load_{name.replace('-', '_')}")(as_frame=True)
+        labels = found.target_names[found.target.to_numpy()]
+        return pd.DataFrame(found.data).assign(label=labels)
+    folder = data_folder(folder, what=f"data '{name}'", use='data = "breast-cancer"')
+    files = {
+        path.stem: path
+        for place in (folder, folder / "tables")
+        for ending in ("csv", "parquet")
+        for path in place.glob(f"*.{ending}")
+    }
+    if name not in files:
+        raise DataError(
+            f"no data '{name}' in {folder} (as {name}.csv or {name}.parquet, there or in its "
+            f"folder tables). {did_you_mean(name, [*files, *EMBEDDED])}"
+        )
+    return _file(files[name], files[name].stat().st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=2)
+def _file(path: Path, written: int) -> "pd.DataFrame":
+    """A file's table, read once in a process; `written` so that a changed file is read again."""
+    import pandas as pd
+
+    try:
+        frame = pd.read_csv(path) if path.suffix == ".csv" else pd.read_parquet(path)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+    return pd.DataFrame(frame).rename(columns=str)
+
+
+def _check(name: str, frame: "pd.DataFrame", label: str) -> None:
+    """Refuse what no model can be trained on: too few rows, and missing values."""
+    if len(frame) < 3:
+        raise DataError(f"data '{name}' has {len(frame)} rows; expected 3 or more")
+    for column, values in frame.items():
+        missing = values.isna() | values.isin([np.inf, -np.inf])
+        if missing.any():
+            raise DataError(
+                f"data '{name}': column '{column}' has no value in {int(missing.sum())} rows, the "
+                f"first is row {int(missing.argmax())}. Fill them in or drop these rows"
+            )
+    if _is_number(frame[label]) and (frame[label] % 1 != 0).any():
+        raise DataError(
+            f"data '{name}': the label column '{label}' holds fractions; expected classes. Name "
+            "another column in task.label"
+        )
+
+
+def _is_number(values: "pd.Series[Any]") -> bool:
+    return values.dtype.kind in "iuf"
+
+
+def _codes(
+    where: str, name: str, known: "pd.Series[Any]", values: "pd.Series[Any]"
+) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+    """Number categories in their order.
+
+    Args:
+        where: What holds them, for messages.
+        name: The data, for messages.
+        known: The values whose categories are known.
+        values: The values to number; none of them may be new.
+
+    Returns:
+        The categories, and the number of each value's category.
+    """
+    import pandas as pd
+
+    categories = pd.Index(np.unique(known.to_numpy() if _is_number(known) else known.astype(str)))
+    codes = categories.get_indexer(pd.Index(values if _is_number(known) else values.astype(str)))
+    if (codes < 0).any():
+        raise DataError(
+            f"{where} of the test rows has '{values[codes < 0].iloc[0]}', which no row of data "
+            f"'{name}' has; expected one of {', '.join(map(str, categories[:10]))}"
+        )
+    if len(categories) < 2:
+        raise _constant(where, name, categories[0])
+    return tuple(map(str, categories)), codes.astype(np.int64)
+
+
+def _constant(where: str, name: str, value: object) -> DataError:
+    return DataError(
+        f"data '{name}': {where} is {value} in every training row, and says nothing. Leave the "
+        "column out, or name another one in task.label if it is the label"
+    )

@@ -1,0 +1,239 @@
+"""Tables: columns are encoded, bad ones are refused, rows are recovered and scored by column."""
+
+import csv
+import io
+from collections import defaultdict
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from support.tiny import rows
+
+from fedsim import Scenario, Spec, TabularSpec, simulate, testing
+from fedsim.errors import DataError, ScenarioError
+from fedsim.metrics import METRICS, applicable, baselines
+from fedsim.plugin import make
+from fedsim.records import Reconstruction, Truth
+from fedsim.spec import Column
+from fedsim.tasks.tabular import Tabular
+
+
+def patients(count: int = 60, seed: int = 0) -> pd.DataFrame:
+    """A table with numbers, categories, codes and a label."""
+    rng = np.random.default_rng(seed)
+    return pd.DataFrame(
+        {
+            "age": rng.integers(20, 80, count),
+            "ward": rng.choice(["east", "north", "west"], count),
+            "code": rng.integers(1, 4, count),
+            "fever": rng.random(count) < 0.5,
+            "dose": rng.random(count),
+            "outcome": rng.choice(["well", "ill"], count),
+        }
+    )
+
+
+def task(folder, frame, name="patients", **settings) -> Tabular:
+    frame.to_csv(folder / f"{name}.csv", index=False)
+    made = make("tasks", "tabular", {"data": name, "folder": folder, "clients": 3, **settings})
+    assert isinstance(made, Tabular)
+    return made
+
+
+@pytest.fixture
+def mixed(tmp_path) -> Tabular:
+    return task(tmp_path, patients(), categorical=["code"])
+
+
+def test_columns_are_encoded_by_what_they_hold(mixed):
+    table, spec = mixed.examples, mixed.spec
+    assert [column.categories for column in spec.columns] == [
+        (), ("east", "north", "west"), ("1", "2", "3"), ("False", "True"), (),
+    ]  # fmt: skip
+    assert (spec.classes, spec.input_shape, table.names) == (2, (10,), ("ill", "well"))
+    held = table.rows[table.train]
+    for at in (0, 9):
+        assert held[:, at].mean().item() == pytest.approx(0, abs=1e-6)
+        assert held[:, at].std(correction=0).item() == pytest.approx(1, abs=1e-6)
+    decoded = [spec.cells(row) for row in table.rows]
+    expected = patients().drop(columns="outcome").astype(dict.fromkeys(("code", "fever"), str))
+    for ours, true in zip(decoded, expected.itertuples(index=False), strict=True):
+        assert ours[1:4] == list(true[1:4])
+        assert ours[0] == pytest.approx(true[0], abs=1e-3)
+        assert ours[4] == pytest.approx(true[4], abs=1e-6)
+
+
+def test_a_parquet_file_holds_the_same_table(mixed, tmp_path):
+    (tmp_path / "tables").mkdir()
+    patients().to_parquet(tmp_path / "tables" / "stored.parquet")
+    stored = Tabular(data="stored", folder=tmp_path, categorical=("code",))
+    assert stored.fingerprint() == mixed.fingerprint()
+    assert Tabular(data="stored", folder=tmp_path).fingerprint() != mixed.fingerprint()
+
+
+def test_the_label_is_the_column_so_called_or_the_last_or_the_one_named(mixed, tmp_path):
+    named = task(tmp_path, patients().rename(columns={"ward": "label"}))
+    assert named.examples.names == ("east", "north", "west")
+    assert task(tmp_path, patients(), label="fever").examples.names == ("False", "True")
+    coded = task(tmp_path, patients(), label="code").examples
+    assert coded.names == ("1", "2", "3")
+    assert coded.labels.tolist() == [code - 1 for code in patients()["code"]]
+
+
+def test_another_table_can_be_the_test_split(tmp_path):
+    patients(20, seed=1).to_csv(tmp_path / "later.csv", index=False)
+    split = task(tmp_path, patients(), test_data="later").examples
+    assert (split.train.tolist(), split.test.tolist()) == (list(range(60)), list(range(60, 80)))
+    alone = task(tmp_path, patients()).examples
+    assert split.columns[0].mean == pytest.approx(patients()["age"].mean())
+    assert split.columns[0].mean != alone.columns[0].mean
+
+
+BAD = {
+    "missing": (lambda f: f.assign(age=[None, *f["age"][1:]]), {}, "'age' has no value in 1 rows"),
+    "infinite": (lambda f: f.assign(dose=np.inf), {}, "'dose' has no value in 60 rows"),
+    "no label": (lambda f: f, {"label": "outcom"}, "has no column 'outcom'. Did you mean 'outcome"),
+    "no category": (lambda f: f, {"categorical": ["wards"]}, "has no column 'wards'. Did you mean"),
+    "one class": (lambda f: f.assign(outcome="ill"), {}, "label column 'outcome' is ill in every"),
+    "constant": (lambda f: f.assign(dose=1.5), {}, "column 'dose' is 1.5 in every training row"),
+    "one category": (lambda f: f.assign(ward="east"), {}, "column 'ward' is east in every"),
+    "fractions": (lambda f: f, {"label": "dose"}, "'dose' holds fractions; expected classes"),
+    "few rows": (lambda f: f[:2], {}, "has 2 rows; expected 3 or more"),
+    "label alone": (lambda f: f[["outcome"]], {}, "has no column but the label"),
+    "names": (
+        lambda f: pd.concat([f] * 5).assign(ward=[f"w{i}" for i in range(300)]), {},
+        "column 'ward' has 300 categories; expected 256 or fewer",
+    ),
+    "unseen category": (
+        lambda f: f.replace("north", "east"), {"test_data": "later"},
+        "column 'ward' of the test rows has 'north', which no row of data 'patients' has",
+    ),
+    "unseen label": (
+        lambda f: f.replace({"outcome": {"ill": "sick"}}), {"test_data": "later"},
+        "label column 'outcome' of the test rows has 'ill'",
+    ),
+    "test columns": (
+        lambda f: f.assign(more=f["age"]), {"test_data": "later"}, "'later' lacks the columns more"
+    ),
+    "not there": (lambda f: f, {"data": "patient"}, r"no data 'patient' in .*mean 'patients'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "settings", "message"), BAD.values(), ids=BAD)
+def test_what_cannot_be_trained_on_is_refused_with_the_fix(change, settings, message, tmp_path):
+    patients(30, seed=2).to_csv(tmp_path / "later.csv", index=False)
+    with pytest.raises(DataError, match=message):
+        _ = task(tmp_path, change(patients()), **settings).examples
+
+
+def test_a_file_that_is_no_table_is_one_clear_error(tmp_path):
+    (tmp_path / "odd.csv").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "odd2.parquet").write_text("no parquet")
+    for name in ("odd", "odd2"):
+        with pytest.raises(DataError, match=rf"{name}\.\w+ cannot be read"):
+            _ = Tabular(data=name, folder=tmp_path).examples
+
+
+def test_models_of_images_are_refused():
+    with pytest.raises(DataError, match=r"'cnn' takes images.*shape \(30,\). Use mlp"):
+        _ = Tabular(model="cnn").head
+    with pytest.raises(ScenarioError, match="inverting-gradients attacks images, and task 'tabula"):
+        Scenario.parse(
+            {"task": {"name": "tabular"}, "adversaries": [{"name": "inverting-gradients"}]}
+        )
+
+
+def test_scikit_learns_tables_are_built_in():
+    wine, cancer = Tabular(data="wine").examples, Tabular().examples
+    assert (wine.classes, wine.shape, len(wine.rows)) == (3, (13,), 178)
+    assert (cancer.names, cancer.shape, len(cancer.rows)) == (("benign", "malignant"), (30,), 569)
+
+
+# --- metrics --------------------------------------------------------------------------------
+
+SPEC = TabularSpec(
+    2, columns=(Column("age", mean=50, scale=10), Column("ward", ("east", "north", "west")))
+)
+TRUE = Truth(inputs=[torch.tensor([1.0, 0, 1, 0]), torch.tensor([-1.0, 1, 0, 0])])
+
+
+@pytest.mark.parametrize(
+    ("claims", "exact", "error", "matched"),
+    [
+        ([[1, 0, 1, 0], [-1, 1, 0, 0]], 1, 0, 1),
+        ([[-1, 1, 0, 0], [1, 0, 1, 0]], 1, 0, 1),
+        ([[1, 0, 0.6, 0.5], [-1.005, 3, 2, 0]], 1, 0.0025, 1),
+        ([[1.5, 0, 1, 0], [-1, 0, 0, 1]], 0, 0.25, 0.5),
+        ([[1, 0, 1, 0]], 0.5, 0.5, 0.5),
+        ([[float("nan")] * 4, [1, 0, 1, 0]], 0.5, 0.5, 0.5),
+        ([[0, 0, 0, 1]] * 2 + [[1, 0, 1, 0]] * 2, 0, 1, 0),
+        ([], 0, 1, 0),
+    ],
+)
+def test_rows_are_scored_by_column(claims, exact, error, matched):
+    claim = Reconstruction(inputs=[torch.tensor(one).float() for one in claims])
+    found = [
+        METRICS[m].score(claim, TRUE, SPEC) for m in ("row_exact", "column_error", "column_match")
+    ]
+    assert found == pytest.approx([exact, error, matched], abs=1e-6)
+
+
+def test_metrics_are_those_of_the_columns_that_there_are(mixed):
+    def names(spec):
+        return {m.name for m in applicable({"inputs"}, spec)}
+
+    assert names(SPEC) == {"row_exact", "column_error", "column_match"}
+    assert names(TabularSpec(2, columns=SPEC.columns[:1])) == {"row_exact", "column_error"}
+    assert names(TabularSpec(2, columns=SPEC.columns[1:])) == {"row_exact", "column_match"}
+    assert not names(SPEC) & names(Spec(2, (4,)))
+    for name in names(SPEC):
+        assert testing.conformance(type(METRICS[name]), mixed) == []
+
+
+def test_the_task_keeps_its_contract_with_categories(mixed):
+    assert testing.conformance(Tabular, mixed) == []
+
+
+def test_a_guess_from_public_rows_beats_a_blind_one(tmp_path):
+    known = task(tmp_path, patients(300), auxiliary_fraction=0.3)
+    truth = known.truth([0], 1, batch_size=1, steps=1)
+    blind, informed = baselines(METRICS["column_error"], truth, known.spec, known.guess, seed=0)
+    assert informed < blind
+
+
+# --- attacks --------------------------------------------------------------------------------
+
+
+def test_the_shipped_scenario_recovers_labels_and_rows(tmp_path):
+    simulate(Scenario.load("tabular"), out=tmp_path / "run")
+    found = defaultdict(list)
+    for row in rows(tmp_path / "run"):
+        assert row["status"] == "ok", row["error"]
+        found[row["label"], row["metric"]].append(float(row["value"]))
+    assert found["llg", "asr"] == [1.0] * 12
+    assert found["first-linear", "row_exact"] == [1.0] * 12
+    assert found["dlg", "row_exact"] == [1.0] * 6
+    assert "Rows recovered" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_categories_are_recovered_and_shown_beside_the_original(tmp_path):
+    patients().to_csv(tmp_path / "patients.csv", index=False)
+    table = {
+        "task": {"name": "tabular", "data": "patients"},
+        "training": {"algorithm": "fedsgd", "rounds": 1, "clients": 3, "batch_size": 1},
+        "adversaries": [{"name": "first-linear"}, {"name": "rlg"}],
+        "data_dir": str(tmp_path),
+        "engine": {"workers": 1},
+    }
+    simulate(Scenario.parse(table), out=tmp_path / "run")
+    found = {(r["label"], r["metric"]): float(r["value"]) for r in rows(tmp_path / "run")}
+    for metric in ("row_exact", "column_match"):
+        assert found["first-linear", metric] == 1
+    [folder, *_] = sorted((tmp_path / "run").glob("artifacts/*/first-linear"))
+    files = {path.name: path.read_text() for path in folder.iterdir()}
+    cells = {r["column"]: r for r in csv.DictReader(io.StringIO(files["cells.csv"]))}
+    ward = cells["ward"]["original"]
+    assert ward == cells["ward"]["reconstruction"] in ("east", "north", "west")
+    assert f"ward: {ward} → {ward}\n" in files["reconstruction.txt"]
+    assert list(cells) == ["age", "ward", "code", "fever", "dose"]
