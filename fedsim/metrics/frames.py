@@ -21,14 +21,15 @@ HOPELESS = 1e12
 """Cap of the errors that are matched, because the solver takes no values near infinity."""
 
 
-def _error(claim: Tensor, original: Tensor) -> float:
-    """Mean absolute error over the values of the original; both are (T, F)."""
-    if claim.shape[1:] != original.shape[1:] or not bool(torch.isfinite(claim).all()):
-        return float(original.abs().mean())
+def _differences(claim: Tensor | None, original: Tensor) -> Tensor:
+    """Absolute differences of a claim (T', F), cut or padded with zeros, from an original (T, F).
+
+    A claim that is missing, has another number of features or is not finite counts as zeros.
+    """
     ours = torch.zeros_like(original)
-    shared = claim[: len(original)]
-    ours[: len(shared)] = shared
-    return float((ours - original).abs().mean())
+    if claim is not None and claim.shape[1:] == original.shape[1:] and claim.isfinite().all():
+        ours[: len(claim)] = claim[: len(original)]
+    return (ours - original).abs()
 
 
 def _originals(truth: Truth) -> list[Tensor]:
@@ -50,7 +51,9 @@ def pair(claimed: Reconstruction, truth: Truth) -> tuple[list[int], float]:
     originals = _originals(truth)
     claims = [one.detach().cpu().double() for one in claimed.inputs or ()][: len(originals)]
     claims += [torch.zeros(0, *originals[0].shape[1:])] * (len(originals) - len(claims))
-    errors = torch.tensor([[_error(claim, one) for claim in claims] for one in originals])
+    errors = torch.tensor(
+        [[float(_differences(claim, one).mean()) for claim in claims] for one in originals]
+    )
     order = assigned(errors.clamp(max=HOPELESS).tolist())
     return order, float(errors[range(len(order)), order].mean())
 
@@ -84,13 +87,8 @@ def by_frame(claimed: Reconstruction, truth: Truth) -> list[Tensor]:
     Raises:
         ValueError: The truth has no inputs.
     """
-    found = []
-    for original, claim in zip(_originals(truth), framed(claimed, truth), strict=True):
-        ours = torch.zeros_like(original)
-        if claim is not None:
-            ours[: len(claim)] = claim
-        found.append((ours - original).abs().flatten(start_dim=1).mean(dim=1))
-    return found
+    both = zip(framed(claimed, truth), _originals(truth), strict=True)
+    return [_differences(*pair).flatten(start_dim=1).mean(dim=1) for pair in both]
 
 
 class _FrameError(Metric):

@@ -20,6 +20,11 @@ class _Direction:
     inputs: Tensor
     recurrent: Tensor
     bias: Tensor
+    backwards: bool
+
+    def turn(self, values: Tensor, dim: int) -> Tensor:
+        """Bring values in the order of time into that of the direction, or back."""
+        return values.flip(dim) if self.backwards else values
 
 
 class ChangedFrames:
@@ -61,15 +66,9 @@ class ChangedFrames:
         # (features, places in a window, units): the contribution of a frame to a unit
         shares = first.weight.detach().view(-1, self.seen, features)
         self.shares = shares.permute(2, 1, 0).contiguous()
-        names = [""] + ["_reverse"] * recurrent.bidirectional
         self.directions = [
-            _Direction(
-                getattr(recurrent, f"weight_ih_l0{name}").detach(),
-                getattr(recurrent, f"weight_hh_l0{name}").detach(),
-                getattr(recurrent, f"bias_ih_l0{name}").detach()
-                + getattr(recurrent, f"bias_hh_l0{name}").detach(),
-            )
-            for name in names
+            _Direction(inputs.detach(), hidden.detach(), (bias + other).detach(), at > 0)
+            for at, (inputs, hidden, bias, other) in enumerate(recurrent.all_weights)
         ]
 
     @torch.no_grad()
@@ -78,15 +77,13 @@ class ChangedFrames:
         padded = functional.pad(frames, (0, 0, self.context, self.context))
         windows = padded.unfold(0, self.seen, 1).transpose(1, 2).flatten(1)
         self.before = self.first(windows)
-        heard = self.rest(self.before)
-        self.gates = [functional.linear(heard, way.inputs, way.bias) for way in self.directions]
+        entered, ways = self.rest(self.before), self.directions
+        self.gates = [way.turn(functional.linear(entered, way.inputs, way.bias), 0) for way in ways]
         self.states = [
-            _states(gates if forward else gates.flip(0), way.recurrent)
-            for forward, gates, way in zip((True, False), self.gates, self.directions, strict=False)
+            _states(gates, way.recurrent) for gates, way in zip(self.gates, ways, strict=True)
         ]
         outputs = [
-            states[0, 1:] if forward else states[0, 1:].flip(0)
-            for forward, states in zip((True, False), self.states, strict=False)
+            way.turn(states[0, 1:], 0) for states, way in zip(self.states, ways, strict=True)
         ]
         self.outputs = torch.cat(outputs, dim=1)
         self.features = self.joint(self.outputs)
@@ -114,19 +111,15 @@ class ChangedFrames:
 
         outputs = self.outputs.expand(count, -1, -1).clone()
         touched = torch.zeros(count, frames, dtype=torch.bool, device=at.device)
-        width = self.directions[0].recurrent.shape[1]
-        for turn, (way, gates, states) in enumerate(
-            zip(self.directions, self.gates, self.states, strict=True)
+        parts = outputs.chunk(len(self.directions), dim=2)
+        for way, gates, states, part in zip(
+            self.directions, self.gates, self.states, parts, strict=True
         ):
             own = functional.linear(changed, way.inputs, way.bias)
-            view, seen, marked = outputs[..., turn * width : (turn + 1) * width], rows, touched
-            if turn:
-                view, seen, marked = view.flip(1), rows.flip(1), touched.flip(1)
-                gates = gates.flip(0)
-            self._recur(way, gates, states, own, seen, view, marked)
-            if turn:
-                outputs[..., turn * width :] = view.flip(1)
-                touched = marked.flip(1)
+            turned, marked = way.turn(part, 1), way.turn(touched, 1)
+            self._recur(way, gates, states, own, way.turn(rows, 1), turned, marked)
+            part.copy_(way.turn(turned, 1))
+            touched = way.turn(marked, 1)
         features = self.features.expand(count, -1, -1).clone()
         logits = self.logits.expand(count, -1, -1).clone()
         features[touched] = self.joint(outputs[touched])
