@@ -36,9 +36,9 @@ class TimeEstimate:
             seconds = (now - self.began) / TIMED
             if seconds * (self.least - TIMED) > self.job.remaining:
                 raise ValueError(
-                    f"an iteration takes {seconds:.3g} s, and the least number of iterations, "
-                    f"{self.least:.0f}, {seconds * self.least:.3g} s: longer than the time limit "
-                    f"allows, of which {self.job.remaining:.3g} s are left. Raise threat.timeout, "
-                    f"or lower {self.remedy}"
+                    f"an iteration takes {seconds:.3g} s, and the least number of iterations for "
+                    f"all candidates, {self.least:.0f}, {seconds * self.least:.3g} s: longer than "
+                    f"the time limit allows, of which {self.job.remaining:.3g} s are left. Raise "
+                    f"threat.timeout, or lower {self.remedy}"
                 )
         self.begun += 1

@@ -290,7 +290,7 @@ def test_the_time_of_all_cases_is_looked_at_before_the_first_is_searched():
     seen = observed(recogniser(), voice(0, 5), labels=None)
     HFGM(transcripts=["abc"], iterations=6).reconstruct(seen, testing.job())  # warm
     job = testing.job(deadline=30.0)
-    with pytest.raises(ValueError, match="least number of iterations, 800000"):
+    with pytest.raises(ValueError, match="least number of iterations for all candidates, 800000"):
         HFGM(transcripts=["abc"] * 8, iterations=100_000, schedule="cosine").reconstruct(seen, job)
     assert job.iterations <= 6
 
