@@ -190,7 +190,7 @@ class TextMatching(TextAttack):
             restarts=Restarts(self.restarts, together=True, ends=self.ends),
             checks=Checks(proof=texts.proof),
         )
-        told = [
+        finished = [
             self.finished(match, candidate, texts, views[candidate], own[candidate])
             for candidate, match in enumerate(matches)
         ]
@@ -204,7 +204,7 @@ class TextMatching(TextAttack):
                 "cases": len(mine),
                 "labels": candidates[best].labels.tolist(),
                 "lengths": candidates[best].lengths.tolist(),
-                **told[best],
+                **finished[best],
             }
             found.append(self._claim(matches[best], best, texts, one, job, more))
         return found

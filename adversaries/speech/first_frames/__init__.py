@@ -7,7 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from adversaries.speech.first_frames.equal_lengths import told_apart
+from adversaries.speech.first_frames.equal_lengths import separated
 from adversaries.speech.first_frames.noisy_windows import MOST, refined
 from adversaries.speech.first_frames.overlapping import Chain
 from fedsim.adversary import Adversary, Job
@@ -121,7 +121,7 @@ class FirstFrames(Adversary):
         for length in lengths:
             fit = chain.fit(length)
             count = 1 + len(fit.free)
-            own = told_apart(fit, job.rng) if self.normalised and count > 1 else []
+            own = separated(fit, job.rng) if self.normalised and count > 1 else []
             together += count - max(len(own), 1)
             claims += (own + [fit.frames] * count)[:count]
         frames = sum(map(len, claims))
@@ -143,21 +143,22 @@ class FirstFrames(Adversary):
             },
         )
 
-    def _lengths(self, misfits: Tensor, told: dict[str, Any], *, alone: bool) -> list[int]:
+    def _lengths(self, misfits: Tensor, diagnostics: dict[str, Any], *, alone: bool) -> list[int]:
         """The numbers of frames that fit, in ascending order; `alone`: there is one utterance."""
         found: list[int] = (torch.nonzero(misfits <= self.tolerance).flatten() + 1).tolist()
-        best, rank = int(misfits.argmin()) + 1, int(told["rank"])
+        best, rank = int(misfits.argmin()) + 1, int(diagnostics["rank"])
         # Under noise none fits well, but the true number is the best one and equals the rank.
         nearly = alone and float(misfits[rank - 1]) <= min(NOTHING, CLOSE * float(misfits.min()))
         if not found and (best == rank or nearly):
             return [rank]
         if not found:
             raise ValueError(
-                f"layer '{told['layer']}' has a gradient of rank {told['rank']} (singular values "
-                f"fall by {told['gap']:.3g}), and no number of frames fits: {best} are best, with "
-                f"a misfit of {float(misfits.min()):.3g}, expected {self.tolerance} at most. The "
-                "update is too noisy or no sum of gradients, holds more frames than the layer has "
-                "units or inputs, or the layer does not see frames between their neighbours"
+                f"layer '{diagnostics['layer']}' has a gradient of rank {rank} (singular values "
+                f"fall by {diagnostics['gap']:.3g}), and no number of frames fits: {best} are "
+                f"best, with a misfit of {float(misfits.min()):.3g}, expected {self.tolerance} at "
+                "most. The update is too noisy or no sum of gradients, holds more frames than the "
+                "layer has units or inputs, or the layer does not see frames between their "
+                "neighbours"
             )
         # If frames are nearly as many as a window has values, wrong numbers fit almost as well.
         kept = list[int]()
@@ -216,11 +217,12 @@ class FirstFrames(Adversary):
             and self.layer in (None, key)
         ]
         if not fitting:
-            told = ", ".join(f"{key} ({value.shape[1]} inputs)" for key, value in matrices.items())
+            sizes = (f"{key} ({value.shape[1]} inputs)" for key, value in matrices.items())
+            present = ", ".join(sizes)
             wanted = f"'{self.layer}'" if self.layer else "no layer"
             raise ValueError(
                 f"{wanted} is a fully connected layer with a bias that sees an odd number of "
-                f"frames of {features} values, 3 at least; there are: {told or 'none'}. "
+                f"frames of {features} values, 3 at least; there are: {present or 'none'}. "
                 "Set `layer` to it"
             )
         return fitting[0], features

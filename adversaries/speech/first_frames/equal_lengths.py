@@ -5,13 +5,13 @@ from torch import Tensor
 
 from adversaries.speech.first_frames.overlapping import Fit
 
-__all__ = ["told_apart"]
+__all__ = ["separated"]
 
 STARTS = 64
 """Number of random starts for each utterance."""
 
 
-def told_apart(fit: Fit, rng: torch.Generator) -> list[Tensor]:
+def separated(fit: Fit, rng: torch.Generator) -> list[Tensor]:
     """Find the normalised utterances of an affine family.
 
     Solves for X = M + sum_k a_k V_k with variance 1 in each of F values: F equations for a. The

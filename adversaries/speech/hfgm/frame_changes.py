@@ -98,12 +98,12 @@ class HeadOnly(FrameChanges):
     def _look(self, frames: Tensor) -> None:
         self.model.module.requires_grad_(True)  # the check of another utterance has turned it off
         with torch.enable_grad():
-            told = self.model.gradient(frames[None], self.target[None], names=self.names)
+            expected = self.model.gradient(frames[None], self.target[None], names=self.names)
         self.model.module.requires_grad_(False)
         features, logits = self._passes(frames[None])
         self.width = features.shape[2]
         ours = self._gradients(features, logits)
-        for name, value in told.items():
+        for name, value in expected.items():
             if float((ours[name][0] - value).norm()) > CTC * (float(value.norm()) or 1.0):
                 raise ValueError(
                     f"the gradient of '{name}' is not what CTC on the head's outputs has: expected "

@@ -71,17 +71,17 @@ class SpanDecoding(TranscriptAttack):
                 the decoder is too narrow for the number of labels.
         """
         model, gradient = self.decoder(seen)
-        revealed, told, source = self.bag(seen, job)
+        revealed, number, source = self.bag(seen, job)
         bag = torch.tensor(sorted(revealed | {END}))
         walk = Walk(model, gradient, bag, device=job.device)
         ended = _Ended(model, gradient, walk.matched, job.device)
         found: list[tuple[float, int, Tensor, float]] = []
         # If noise hides the number of labels, its neighbours are tried as well.
-        for length in (n for n in (told + by for by in MISJUDGED) if n > 0):
+        for length in (n for n in (number + by for by in MISJUDGED) if n > 0):
             try:
                 counted = walk.cut(length)
             except ValueError:
-                if length == told:
+                if length == number:
                     raise
                 continue
             kept = walk.start()
@@ -103,7 +103,7 @@ class SpanDecoding(TranscriptAttack):
             trace=tuple(job.trace),
             diagnostics={
                 "bag": len(bag),
-                "labels_told": told,
+                "labels_told": number,
                 "told_by": source,
                 "residual": residual,
                 "exact_gradient": seen.exact,

@@ -142,20 +142,20 @@ class SpeakerInference(Adversary):
                 f"inputs_from = '{source}' claims no inputs; use an adversary that "
                 "claims frames, such as first-frames"
             )
-        rankings, unheard = self.rank(claimed.inputs, seen, job)
-        if len(unheard) == len(claimed.inputs):
-            told = "; ".join(sorted(set(unheard.values()))) or "there are none"
-            raise ValueError(f"none of the utterances from '{source}' is heard: {told}")
+        rankings, skipped = self.rank(claimed.inputs, seen, job)
+        if len(skipped) == len(claimed.inputs):
+            reasons = "; ".join(sorted(set(skipped.values()))) or "there are none"
+            raise ValueError(f"none of the utterances from '{source}' can be encoded: {reasons}")
         return dataclasses.replace(
             claimed,
             attributes={"speaker": rankings},
             diagnostics={
                 source: dict(claimed.diagnostics),
                 "named": [
-                    None if i in unheard else max(one, key=lambda who: one[who])
+                    None if i in skipped else max(one, key=lambda who: one[who])
                     for i, one in enumerate(rankings)
                 ],
-                "not heard": unheard,
+                "not heard": skipped,
                 **self._threshold(seen),
             },
         )
@@ -180,21 +180,21 @@ class SpeakerInference(Adversary):
         prints = self.listen(seen, job)
         features, shortest = prints.network.features, prints.network.shortest
         names = [*prints.enrolled, *([UNKNOWN] if prints.stranger is not None else [])]
-        rankings, unheard = list[dict[str, float]](), dict[int, str]()
+        rankings, skipped = list[dict[str, float]](), dict[int, str]()
         for index, frames in enumerate(utterances):
             if why := _unfit(frames, features, shortest):
-                unheard[index] = why
+                skipped[index] = why
                 rankings.append(dict.fromkeys(names, math.nan))
             else:
                 rankings.append(prints.scores(frames.detach().cpu().float()))
-        return rankings, unheard
+        return rankings, skipped
 
     def _threshold(self, seen: Observation) -> dict[str, str]:
         """How the score of "unknown" was estimated, if it is a candidate."""
         if UNKNOWN not in seen.spec.attributes.get("speaker", ()):
             return {}
-        how = "by encoders that never heard a third of the public speakers each"
-        given = "by the loaded encoder, which may have heard all public speakers"
+        how = "by encoders trained without a third of the public speakers each"
+        given = "by the loaded encoder, which may have been trained on all public speakers"
         return {"threshold": given if self.encoder else how}
 
     def listen(self, seen: Observation, job: Job) -> Voiceprints:
@@ -237,18 +237,18 @@ def _utterances(seen: Observation, shortest: int) -> Utterances:
             "have to be public (task.auxiliary_utterances)"
         )
     lengths = [public.inputs.shape[1]] * len(public) if public.lengths is None else public.lengths
-    heard = [
+    usable = [
         (str(name), frames[: int(length)].cpu().float())
         for name, frames, length in zip(speakers, public.inputs, lengths, strict=True)
         if int(length) >= shortest and name != UNKNOWN
     ]
-    if not heard:
+    if not usable:
         raise ValueError(
             f"none of the {len(public)} public utterances has {shortest} frames, which the "
             "encoder's stages take: give it fewer stages (widths), or the task a smaller "
             "features.stride"
         )
-    return heard
+    return usable
 
 
 def _unfit(frames: Tensor, features: int, shortest: int) -> str:

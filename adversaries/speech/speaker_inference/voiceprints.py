@@ -150,13 +150,13 @@ def voiceprints(
         return _KNOWN[key]
 
     def encode(some: Utterances) -> DeepSpeaker:
-        names, heard = [name for name, _ in some], [frames for _, frames in some]
+        names, frames = [name for name, _ in some], [one for _, one in some]
         if isinstance(encoder, Path):
-            return loaded(encoder, heard[0].shape[1], device)
+            return loaded(encoder, frames[0].shape[1], device)
         with isolated(0, "deep speaker", key):
-            network = encoder.network(heard[0].shape[1]).to(device)
+            network = encoder.network(frames[0].shape[1]).to(device)
         rng = torch_generator(0, "triplets", key)
-        train(network, heard, names, encoder, rng=rng, progress=progress)
+        train(network, frames, names, encoder, rng=rng, progress=progress)
         return network
 
     stranger = between(utterances, encode) if strangers else None

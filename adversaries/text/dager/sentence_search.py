@@ -219,9 +219,9 @@ class Search:
         alone = list[Found]()
         for ids, residuals in self._grown():
             for one, residual in zip(ids, residuals.tolist(), strict=True):
-                told = len(self.vector(one.tolist()))
-                kept = self.found if told == len(one) else alone
-                kept.append(Found(one[:told].cpu(), residual))
+                length = len(self.vector(one.tolist()))
+                kept = self.found if length == len(one) else alone
+                kept.append(Found(one[:length].cpu(), residual))
         begun = {int(one.ids[0]) for one in self.found}
         self.found += [one for one in alone if int(one.ids[0]) not in begun]
 

@@ -71,9 +71,9 @@ def candidates(
     """
     # Without position embeddings, the input of a token is the same at every position.
     placed = first.placed
-    longest, told = (min(longest, span.rank),) * 2 if placed else (longest, 1)
+    longest, distinct = (min(longest, span.rank),) * 2 if placed else (longest, 1)
     off = _Sums.of(first, span, words, longest) or _Fed(first, span, len(words))
-    parts = [off(p, min(p + POSITIONS, told)) for p in range(0, told, POSITIONS)]
+    parts = [off(p, min(p + POSITIONS, distinct)) for p in range(0, distinct, POSITIONS)]
     residuals = torch.where(allowed, torch.cat(parts), torch.inf).expand(longest, -1)
     bounds = torch.full((longest, 1), tolerance, device=residuals.device, dtype=residuals.dtype)
     if span.noisy:

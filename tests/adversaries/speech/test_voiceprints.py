@@ -165,9 +165,9 @@ def test_how_the_threshold_was_found_is_told(auxiliary, tmp_path):
     frames = heard("we walked", 1)
     seen = observed(frames, auxiliary=auxiliary, spec=open_set)
     found = attacked(seen, steps=2).diagnostics["threshold"]
-    assert found == "by encoders that never heard a third of the public speakers each"
+    assert found == "by encoders trained without a third of the public speakers each"
     found = attacked(seen, encoder=str(tmp_path)).diagnostics["threshold"]
-    assert found == "by the loaded encoder, which may have heard all public speakers"
+    assert found == "by the loaded encoder, which may have been trained on all public speakers"
     closed = observed(frames, auxiliary=auxiliary)
     assert "threshold" not in attacked(closed, encoder=str(tmp_path)).diagnostics
 
