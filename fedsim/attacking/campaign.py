@@ -70,12 +70,10 @@ class InlineExecutor:
     ) -> None:
         self._runner, self._observer = runner, observer
         self._queue: deque[list[Attack]] = deque()
-        self._pending = 0
 
     def submit(self, attacks: Sequence[Attack]) -> None:
         """Queue attacks for the end of the round."""
         self._queue.extend(self._runner.groups(attacks))
-        self._pending += len(attacks)
 
     def collect(self, *, wait: bool) -> Iterator[Outcome]:
         """Run the queued attacks, group by group."""
@@ -87,9 +85,7 @@ class InlineExecutor:
             except GroupFailed as reason:
                 self._queue.extendleft(reversed(one_by_one(group, str(reason))))
                 continue
-            for outcome in outcomes:
-                self._pending -= 1
-                yield outcome
+            yield from outcomes
 
     def _report(self, now: AttackProgress) -> None:
         self._observer("progress", progress=now)
@@ -97,12 +93,11 @@ class InlineExecutor:
     @property
     def pending(self) -> int:
         """The number of queued attacks."""
-        return self._pending
+        return sum(map(len, self._queue))
 
     def cancel(self) -> None:
         """Drop the queue."""
         self._queue.clear()
-        self._pending = 0
 
 
 class Campaign:

@@ -4,7 +4,6 @@ The run config (`[tool.flwr.app.config]`) holds `scenario` (name or path), `over
 --set, separated by spaces), `out` and `data`. The number of clients is the number of SuperNodes.
 """
 
-import contextlib
 import os
 import shlex
 import time
@@ -17,11 +16,11 @@ from flwr.serverapp import Grid, ServerApp
 from fedsim.attacking.attack import AttackRunner
 from fedsim.attacking.campaign import InlineExecutor
 from fedsim.engine.preflight import preflight
-from fedsim.engine.simulate import one_thread
-from fedsim.errors import EngineError, FedsimError, ScenarioError
+from fedsim.engine.simulate import one_thread, reporting
+from fedsim.errors import EngineError, ScenarioError
 from fedsim.federation import federate
 from fedsim.federation.grid import OrderedGrid
-from fedsim.report import summary, write_report
+from fedsim.report import summary
 from fedsim.runs.ledger import Ledger
 from fedsim.scenario import Scenario
 from fedsim.seeds import isolated
@@ -74,20 +73,12 @@ def main(grid: Grid, context: Context) -> None:
 
     for caution in cautions:
         notify("caution", text=caution)
-    try:
-        with one_thread(), isolated(scenario.seed, "simulation"):
-            executor = InlineExecutor(AttackRunner(built))
-            federate.run(built, ledger, OrderedGrid(grid, nodes), executor, "", notify)
-    except BaseException:
-        with contextlib.suppress(FedsimError):
-            ledger.finish()
-            write_report(ledger.folder)
-        raise
-    ledger.finish()
-    report = write_report(ledger.folder)
+    with reporting(ledger), one_thread(), isolated(scenario.seed, "simulation"):
+        executor = InlineExecutor(AttackRunner(built))
+        federate.run(built, ledger, OrderedGrid(grid, nodes), executor, "", notify)
     for row in summary(ledger.folder):
         print(f"{row['label']}: {row['sentence']}", flush=True)  # noqa: T201
-    print(f"report: {report.resolve()}", flush=True)  # noqa: T201
+    print(f"report: {ledger.folder.resolve() / 'report.html'}", flush=True)  # noqa: T201
 
 
 def _settled(grid: Grid, *, quiet: float = 3.0, patience: float = 120.0) -> int:

@@ -23,7 +23,7 @@ from fedsim.scenario import Scenario
 from fedsim.scenario.built import BuiltRun, build
 from fedsim.seeds import isolated
 
-__all__ = ["one_thread", "open_ledger", "play", "run_points", "simulate"]
+__all__ = ["one_thread", "open_ledger", "play", "reporting", "run_points", "simulate"]
 
 
 def simulate(
@@ -71,18 +71,29 @@ def simulate(
         observer(event, **fields)
 
     notify("started", scenario=scenario.name, points=list(chosen), engine=engine_name(scenario))
+    with reporting(ledger):
+        try:
+            run_points(scenario, chosen.items(), ledger, notify, cautions, after=built)
+        except BaseException as error:
+            notify("ended", status="interrupted", reason=f"{type(error).__name__}: {error}")
+            raise
+        notify("ended", status="finished")
+    return ledger.folder / "report.html"
+
+
+@contextlib.contextmanager
+def reporting(ledger: Ledger) -> Iterator[None]:
+    """Finish a run folder and write its report when the code within ends, for whatever reason."""
     try:
-        run_points(scenario, chosen.items(), ledger, notify, cautions, after=built)
-    except BaseException as error:
-        notify("ended", status="interrupted", reason=f"{type(error).__name__}: {error}")
+        yield
+    except BaseException:
         # The error that ended the run matters more than that of a report without rows.
         with contextlib.suppress(FedsimError):
             ledger.finish()
             write_report(ledger.folder)
         raise
-    notify("ended", status="finished")
     ledger.finish()
-    return write_report(ledger.folder)
+    write_report(ledger.folder)
 
 
 def open_ledger(

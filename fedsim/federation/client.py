@@ -61,9 +61,18 @@ def train(message: Message, context: Context) -> Message:
         )
         where = (seed, round, client)
         update = _protected(update, before, session.built.defenses, where, context)
-    metrics = {"num-examples": update.num_examples, "train_loss": loss}
-    content = _reply(update, metrics)
-    content[CLIENT_KEY] = _signature(client, defenses, context.state)
+    arrays = {
+        name: value.detach().contiguous()
+        for name, value in {**update.tensors, **update.buffers}.items()
+    }
+    content = RecordDict(
+        {
+            "arrays": ArrayRecord(arrays),
+            "metrics": MetricRecord({"num-examples": update.num_examples, "train_loss": loss}),
+            UPDATE_KEY: update_record(update),
+            CLIENT_KEY: _signature(client, defenses, context.state),
+        }
+    )
     return Message(content, reply_to=message)
 
 
@@ -118,20 +127,6 @@ def _protected(
         kept = {name: value.contiguous() for name, value in state.items()}
         context.state[key] = ArrayRecord(kept)
     return protected
-
-
-def _reply(update: Update, metrics: dict[str, float]) -> RecordDict:
-    arrays = {
-        name: value.detach().contiguous()
-        for name, value in {**update.tensors, **update.buffers}.items()
-    }
-    return RecordDict(
-        {
-            "arrays": ArrayRecord(arrays),
-            "metrics": MetricRecord(cast(Any, metrics)),
-            UPDATE_KEY: update_record(update),
-        }
-    )
 
 
 def defend(

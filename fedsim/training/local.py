@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -80,19 +79,10 @@ def train_locally(
         The update, a gradient or new weights, and the mean training loss.
     """
     module = training.module
-    examples = sum(len(batch) for batch in training.batches)
-    common: dict[str, Any] = {
-        "lr": training.lr,
-        "momentum": training.momentum,
-        "weight_decay": training.weight_decay,
-        "steps": len(training.batches),
-        "num_examples": examples,
-        "reduction": reduction,
-    }
     parameters = {name: p for name, p in module.named_parameters() if name in trained}
     if training.algorithm == "fedsgd":
         tensors, loss = training.gradient(module, training.batches[0])
-        losses, kind = [loss], "gradient"
+        losses = [loss]
     else:
         optimizer = torch.optim.SGD(
             parameters.values(),
@@ -100,7 +90,7 @@ def train_locally(
             momentum=training.momentum,
             weight_decay=training.weight_decay,
         )
-        losses, kind = [], "weights"
+        losses = []
         for batch in training.batches:
             gradient, loss = training.gradient(module, batch)
             losses.append(loss)
@@ -115,6 +105,15 @@ def train_locally(
         optimizer.zero_grad()
     present = dict(module.named_buffers())
     buffers = {name: present[name].cpu().clone() for name in before if name in present}
-    tensors = {name: value.cpu() for name, value in tensors.items()}
-    update = Update(tensors=tensors, kind=cast(Any, kind), buffers=buffers, **common)
+    update = Update(
+        tensors={name: value.cpu() for name, value in tensors.items()},
+        kind="gradient" if training.algorithm == "fedsgd" else "weights",
+        buffers=buffers,
+        lr=training.lr,
+        momentum=training.momentum,
+        weight_decay=training.weight_decay,
+        steps=len(training.batches),
+        num_examples=sum(map(len, training.batches)),
+        reduction=reduction,
+    )
     return update, sum(losses) / len(losses)

@@ -46,7 +46,12 @@ class SecureGrid(Through):
     ) -> None:
         super().__init__(grid)
         self.clients = clients_of(grid)
-        self._protocol, self._seed, self._most = protocol, seed, most
+        self._seed, self._most = seed, most
+        self._protocol = masked_sum
+        if protocol == "secagg+":
+            from fedsim.federation.secure import secaggplus  # imports Flower's legacy server
+
+            self._protocol = secaggplus.secagg_plus
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Queue messages other than training messages; returns their ids.
@@ -76,10 +81,19 @@ class SecureGrid(Through):
         by_node = {message.metadata.dst_node_id: message for message in messages}
         (sent,) = messages[0].content.array_records.values()
         (config,) = messages[0].content.config_records.values()
+        terms = Terms(
+            seed=self._seed,
+            round=int(cast(int, config["server-round"])),
+            size=1 + sum(math.prod(array.shape) for array in sent.values()),
+            timeout=timeout,
+            most=self._most,
+        )
         failed: dict[int, str] = {}
         mean, missing = None, "no reply"
         try:
-            mean = self._conduct(by_node, sent, config, failed, timeout)
+            if len(messages) < 2:
+                raise ClientError("one client was asked, and the sum of one update is that update")
+            mean = self._protocol(self._grid, by_node, self.clients, failed, terms)
         except ClientError as reason:
             missing = str(reason)
         added = mean.nodes if mean is not None else ()
@@ -89,31 +103,6 @@ class SecureGrid(Through):
             for node, message in by_node.items()
             if node not in added
         ]
-
-    def _conduct(
-        self,
-        messages: Mapping[int, Message],
-        sent: ArrayRecord,
-        config: ConfigRecord,
-        failed: dict[int, str],
-        timeout: float | None,
-    ) -> Mean:
-        if len(messages) < 2:
-            raise ClientError("one client was asked, and the sum of one update is that update")
-        terms = Terms(
-            seed=self._seed,
-            round=int(cast(int, config["server-round"])),
-            size=1 + sum(math.prod(array.shape) for array in sent.values()),
-            timeout=timeout,
-            most=self._most,
-        )
-        if self._protocol == "masked-sum":
-            return masked_sum(self._grid, messages, self.clients, failed, terms)
-        from fedsim.federation.secure.secaggplus import (
-            secagg_plus,  # Flower's legacy server comes with it
-        )
-
-        return secagg_plus(self._grid, messages, self.clients, failed, terms)
 
     def _reply(self, mean: Mean, messages: Mapping[int, Message], sent: ArrayRecord) -> Message:
         loss, values = float(mean.values[0]), mean.values[1:]
