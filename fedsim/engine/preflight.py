@@ -128,9 +128,8 @@ def _too_many_victims(scenario: Scenario) -> list[str]:
 
 def _check_client_half(built: BuiltRun) -> None:
     """Refuse strategies of Flower that need clients to clip, if these do not."""
-    asked = built.scenario.training.strategy
-    settings = {"name": asked} if isinstance(asked, str) else asked
-    name, norm = str(settings.get("name", "")), settings.get("clipping_norm")
+    settings = built.scenario.training.strategy_table
+    name, norm = str(settings["name"]), settings.get("clipping_norm")
     where = f"training.strategy ({name})"
     if name.endswith("ClientSideAdaptiveClipping"):
         raise ScenarioError(

@@ -220,12 +220,12 @@ class HonestButCurious(Wrapper):
         total, node = self.campaign.scenario.training.clients, reply.metadata.src_node_id
         if not isinstance(number, int) or not 0 <= number < total:
             raise ClientError(
-                f"which client this is, it does not say (found {number!r}, expected 0 to "
-                f"{total - 1}), so its attacks cannot be scored. Add the mod defend() to the "
+                f"its reply does not name its client (found {number!r}, expected 0 to "
+                f"{total - 1}), so attacks on it cannot be scored. Add the mod defend() to the "
                 "ClientApp's train function"
             )
         if any(other == number and n != node for n, other in self._clients.items()):
-            raise ClientError(f"it says it is client {number}, as another node does")
+            raise ClientError(f"it names client {number}, as another node does")
         self._clients[node] = number
 
     def _number(self, node: int) -> int:
@@ -302,10 +302,10 @@ def read_update(
         meaning = validated(Meaning, fields, UPDATE_KEY)
         buffers = {name: tensors.pop(name) for name in meaning.buffers}
     except (ScenarioError, KeyError) as error:
-        raise UpdateRefused(f"what it says of its arrays is broken: {error}") from error
+        raise UpdateRefused(f"the description of its arrays is broken: {error}") from error
     if meaning.num_examples != count:
         raise UpdateRefused(
-            f"what it says of its arrays is broken: {meaning.num_examples} examples, and "
+            f"the description of its arrays is broken: {meaning.num_examples} examples, and "
             f"num-examples is {count}"
         )
     return Update(tensors=tensors, **{**dict(meaning), "buffers": buffers})

@@ -188,9 +188,8 @@ def build_strategy(scenario: Scenario, buffers: Collection[str] = ()) -> Strateg
             algorithm or secure aggregation.
     """
     training = scenario.training
-    asked = training.strategy
-    settings = {"name": asked} if isinstance(asked, str) else dict(asked)
-    name = str(settings.pop("name", "FedAvg"))
+    settings = training.strategy_table
+    name = str(settings.pop("name"))
     if training.algorithm == "fedsgd" and name == "FedAvg":
         name = "FedSGD"  # FedAvg of gradients: the average, and a step along it
     inner = settings.pop("inner", "FedAvg")

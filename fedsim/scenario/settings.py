@@ -87,6 +87,12 @@ class Training(Table):
         return values
 
     @property
+    def strategy_table(self) -> dict[str, Any]:
+        """The strategy as a table that has a `name`; a new one at each access."""
+        named = {"name": self.strategy} if isinstance(self.strategy, str) else self.strategy
+        return {"name": "FedAvg", **named}
+
+    @property
     def per_round(self) -> int:
         """Clients that take part in a round; all of them where it is not set."""
         return self.clients_per_round or self.clients

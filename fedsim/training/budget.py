@@ -70,8 +70,7 @@ class Budget:
             for later in self.defenses[position + 1 :]
         )
         adds_up = fewest >= training.batch_size and everyone and last
-        name = training.strategy
-        name = str(name.get("name", "FedAvg")) if isinstance(name, dict) else name
+        name = training.strategy_table["name"]
         sampled = not self.scenario.threat.follow
         # If clients may be dropped, a single one may be left, or two of a secure sum.
         hidden = bool(training.secure_aggregation)

@@ -183,7 +183,7 @@ class RayExecutor:
             if time.monotonic() - running.since > limit + GRACE:
                 del self._running[task]
                 outcomes = self._lost(
-                    running, f"over its limit of {limit:g} s, and deaf to being stopped", "timeout"
+                    running, f"over its limit of {limit:g} s, and its worker was killed", "timeout"
                 )
                 self._fill()
                 yield from outcomes

@@ -183,7 +183,9 @@ def agreed(meanings: Mapping[int, ConfigRecord], failed: dict[int, str]) -> Conf
     ((most, _),) = Counter(alike.values()).most_common(1)
     kept = [node for node in meanings if alike[node] == most]
     for node in meanings.keys() - kept:
-        failed[node] = "UpdateRefused: it says that its arrays mean what the others' do not"
+        failed[node] = (
+            "UpdateRefused: the description of its arrays differs from the other clients'"
+        )
     steps = [meanings[node].get("steps", 1) for node in kept]
     return ConfigRecord({**meanings[kept[0]], "steps": max(s for s in steps if isinstance(s, int))})
 
