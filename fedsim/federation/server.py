@@ -81,8 +81,8 @@ class HonestButCurious(Wrapper):
         self._sent = {}
         for message in messages:
             (sent,) = message.content.array_records.values()
-            (config,) = message.content.config_records.values()
-            self._sent[message.metadata.dst_node_id] = (sent, ConfigRecord(dict(config)))
+            (settings,) = message.content.config_records.values()
+            self._sent[message.metadata.dst_node_id] = (sent, ConfigRecord(dict(settings)))
         self.campaign.observer("training", round=server_round, clients=len(messages))
         return messages
 
