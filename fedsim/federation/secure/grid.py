@@ -82,24 +82,27 @@ class SecureGrid(Through):
         (sent,) = messages[0].content.array_records.values()
         (config,) = messages[0].content.config_records.values()
         terms = Terms(
+            grid=self._grid,
+            messages=by_node,
+            clients=self.clients,
+            failed={},
             seed=self._seed,
             round=int(cast(int, config["server-round"])),
             size=1 + sum(math.prod(array.shape) for array in sent.values()),
             timeout=timeout,
             most=self._most,
         )
-        failed: dict[int, str] = {}
         mean, missing = None, "no reply"
         try:
             if len(messages) < 2:
                 raise ClientError("one client was asked, and the sum of one update is that update")
-            mean = self._protocol(self._grid, by_node, self.clients, failed, terms)
+            mean = self._protocol(terms)
         except ClientError as reason:
             missing = str(reason)
         added = mean.nodes if mean is not None else ()
         replies = [] if mean is None else [self._reply(mean, by_node, sent)]
         return replies + [
-            Message(Error(code=RAISED, reason=failed.get(node, missing)), reply_to=message)
+            Message(Error(code=RAISED, reason=terms.failed.get(node, missing)), reply_to=message)
             for node, message in by_node.items()
             if node not in added
         ]

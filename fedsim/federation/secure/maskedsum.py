@@ -8,7 +8,7 @@ was counted as dropped; this server discards such a vector.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -43,11 +43,15 @@ class Mean:
     meaning: ConfigRecord
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Terms:
-    """The parameters of the protocol in one round.
+    """The clients and the parameters of the protocol in one round.
 
     Attributes:
+        grid: Reaches the clients.
+        messages: The round's messages by node.
+        clients: The client of each node.
+        failed: Receives, by node, why a client is not in the sum.
         seed: The seed of the run.
         round: The number of the round.
         size: The number of values of an update.
@@ -55,6 +59,10 @@ class Terms:
         most: The largest number of examples of an update.
     """
 
+    grid: Grid
+    messages: Mapping[int, Message]
+    clients: Mapping[int, int]
+    failed: dict[int, str]
     seed: int
     round: int
     size: int
@@ -62,30 +70,14 @@ class Terms:
     most: int
 
 
-def masked_sum(
-    grid: Grid,
-    messages: Mapping[int, Message],
-    clients: Mapping[int, int],
-    failed: dict[int, str],
-    terms: Terms,
-) -> Mean:
+def masked_sum(terms: Terms) -> Mean:
     """Run the protocol for one round.
-
-    Args:
-        grid: Reaches the clients.
-        messages: The round's messages by node.
-        clients: The client of each node.
-        failed: Receives, by node, why a client is not in the sum.
-        terms: The protocol's parameters.
-
-    Returns:
-        The mean of the updates.
 
     Raises:
         ClientError: The sum would reveal single updates, or is wrong.
     """
-    size, timeout = terms.size, terms.timeout
-    node_of = {clients[node]: node for node in messages}
+    size, messages, failed = terms.size, terms.messages, terms.failed
+    node_of = {terms.clients[node]: node for node in messages}
     graph = neighbours(list(node_of))
     rounds = {
         client: Round(terms.seed, terms.round, client, len(graph), partners, size + 1)
@@ -94,18 +86,18 @@ def masked_sum(
     requests = [with_round(messages[node_of[client]], rounds[client]) for client in graph]
     masked: dict[int, Masked] = {}
     meanings: dict[int, ConfigRecord] = {}
-    for reply in grid.send_and_receive(requests, timeout=timeout):
+    for reply in terms.grid.send_and_receive(requests, timeout=terms.timeout):
         node = reply.metadata.src_node_id
         try:
             vector = _read(reply, "masked", size + 1)
             meanings[node] = _meaning(reply)
-            masked[clients[node]] = vector
+            masked[terms.clients[node]] = vector
         except ClientError as reason:
             failed[node] = str(reason)
     meaning = agreed(meanings, failed)
     left = {client for client in masked if node_of[client] not in failed}
     total = np.zeros(size + 1, dtype=np.uint64)
-    for client in _unmasked(grid, graph, rounds, left, node_of, failed, total, timeout):
+    for client in _unmasked(terms, node_of, rounds, left, total):
         total += masked[client]
     mean = decode(total)
     examples = int(np.rint(mean[0]))
@@ -119,14 +111,11 @@ def masked_sum(
 
 
 def _unmasked(
-    grid: Grid,
-    graph: Mapping[int, Sequence[int]],
+    terms: Terms,
+    node_of: Mapping[int, int],
     rounds: Mapping[int, Round],
     left: set[int],
-    node_of: Mapping[int, int],
-    failed: dict[int, str],
     total: Masked,
-    timeout: float | None,
 ) -> list[int]:
     """Subtract from `total` the masks that remaining clients share with those that dropped out.
 
@@ -135,6 +124,7 @@ def _unmasked(
     Returns:
         The clients that remain.
     """
+    graph = {client: round.partners for client, round in rounds.items()}
     while True:
         if len(left) < 2:
             raise ClientError(
@@ -155,12 +145,13 @@ def _unmasked(
                 requests.append(Message(content, node_of[client], MessageType.QUERY))
         missing = {node_of[client] for client in left if lost[client]}
         masks = []
-        for reply in grid.send_and_receive(requests, timeout=timeout) if requests else []:
+        replies = terms.grid.send_and_receive(requests, timeout=terms.timeout) if requests else []
+        for reply in replies:
             try:
                 masks.append(_read(reply, "masks", len(total)))
                 missing.discard(reply.metadata.src_node_id)
             except ClientError as reason:
-                failed[reply.metadata.src_node_id] = str(reason)
+                terms.failed[reply.metadata.src_node_id] = str(reason)
         if not missing:
             for each in masks:
                 total -= each

@@ -6,7 +6,7 @@ updates are those of the strategy and of fedsim's clients.
 """
 
 import io
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
@@ -104,19 +104,13 @@ def answer(
     return reply
 
 
-def secagg_plus(
-    grid: Grid,
-    messages: Mapping[int, Message],
-    clients: Mapping[int, int],
-    failed: dict[int, str],
-    terms: Terms,
-) -> Mean:
-    """Run the protocol for one round; arguments and result are those of `masked_sum`.
+def secagg_plus(terms: Terms) -> Mean:
+    """Run the protocol for one round.
 
     Raises:
         ClientError: Too few clients are left.
     """
-    seed, round, size = terms.seed, terms.round, terms.size
+    seed, round, clients, messages = terms.seed, terms.round, terms.clients, terms.messages
     near, number = reach(len(messages)), len(messages)
     workflow = SecAggPlusWorkflow(
         num_shares=1.0 if 2 * near + 1 >= number else 2 * near + 1,
@@ -127,7 +121,7 @@ def secagg_plus(
         modulus_range=MODULUS,
         timeout=terms.timeout,
     )
-    tap = _Tap(grid, failed, size, terms.most)
+    tap = _Tap(terms)
     outcome = _Outcome(list(messages))
     context = LegacyContext(
         Context(run_id=0, node_id=0, node_config={}, state=RecordDict(), run_config={}),
@@ -149,7 +143,7 @@ def secagg_plus(
             tap.collects = name == "collecting"
             if tap.collects:  # the strategy's messages in the place of the legacy server's
                 for node, message in messages.items():
-                    parameters = Round(seed, round, clients[node], number, (), size)
+                    parameters = Round(seed, round, clients[node], number, (), terms.size)
                     state.nid_to_fitins[node] = with_round(message, parameters).content
             if name == "unmasking":  # who falls silent from here on is in the sum already
                 nodes = sorted(state.active_node_ids, key=lambda node: clients[node])
@@ -202,19 +196,18 @@ class _Outcome:
 class _Tap:
     """Stands between the workflow and the Grid: sorts replies, and drops broken ones."""
 
-    def __init__(self, grid: Grid, failed: dict[int, str], size: int, most: int) -> None:
+    def __init__(self, terms: Terms) -> None:
         self.grid = cast(Grid, self)  # the one method of a Grid that the workflow uses
         self.meanings: dict[int, ConfigRecord] = {}
         self.collects = False
-        self._grid, self.failed = grid, failed
-        self._size, self._most = size, most
+        self._terms, self.failed = terms, terms.failed
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[Message]:
         requests = sorted(messages, key=lambda m: m.metadata.dst_node_id)
         kept = []
-        for reply in self._grid.send_and_receive(requests, timeout=timeout):
+        for reply in self._terms.grid.send_and_receive(requests, timeout=timeout):
             try:
                 self._check(reply)
                 kept.append(reply)
@@ -240,9 +233,11 @@ class _Tap:
             steps = records[UPDATE_KEY].get("steps", 1)
         except Exception as error:  # whatever a client put there
             raise UpdateRefused(f"its masked vector cannot be read: {error!r}") from error
-        expected = [("int64", (1,)), ("int64", (self._size,))]
+        expected = [("int64", (1,)), ("int64", (self._terms.size,))]
         if found != expected or not isinstance(steps, int):
             raise UpdateRefused(f"its masked vectors are {found}, expected {expected}")
-        if not isinstance(examples, int) or not 1 <= examples <= self._most:
-            raise UpdateRefused(f"it claims {examples!r:.80} examples, expected 1 to {self._most}")
+        if not isinstance(examples, int) or not 1 <= examples <= self._terms.most:
+            raise UpdateRefused(
+                f"it claims {examples!r:.80} examples, expected 1 to {self._terms.most}"
+            )
         self.meanings[reply.metadata.src_node_id] = records[UPDATE_KEY]
