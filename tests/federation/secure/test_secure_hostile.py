@@ -73,7 +73,7 @@ def more_records(reply):
         (unreadable, "cannot be read"),
         (more_records, "no masked vector"),
         (unmeant, "does not say what"),
-        (other_kind, "mean what the others' do not"),
+        (other_kind, "the description of its arrays differs"),
     ],
 )
 def test_a_hostile_masked_reply_costs_only_itself(change, why):
@@ -143,7 +143,7 @@ def raises_at(stage):
         (garbled, "cannot be read"),
         (shorter, "its masked vectors are"),
         (boastful, "claims 5 examples"),
-        (other_kind, "mean what the others' do not"),
+        (other_kind, "the description of its arrays differs"),
         (raises_at("setup"), "gone"),
         (raises_at("share_keys"), "gone"),
     ],
