@@ -162,7 +162,7 @@ def test_the_task_does_what_it_says(tmp_path):
     assert "first-linear: needs" in said["fedsim check audit.toml"]
     rows = findings(tmp_path / "project/wine/runs/audit")
     assert {row["status"] for row in rows} == {"ok"}
-    for label, metric in (("llg", "asr"), ("first-linear", "recovered")):
+    for label, metric in (("llg", "asr"), ("first-linear", "row_exact")):
         values = [float(r["value"]) for r in rows if (r["label"], r["metric"]) == (label, metric)]
         assert values == [1.0] * 4, label
 
