@@ -21,6 +21,7 @@ from fedsim.tasks.partition import PARTITIONS
 from fedsim.tasks.speech import Speech
 from fedsim.tasks.speech.features import Features
 from fedsim.tasks.speech.recognisers import RECOGNISERS
+from fedsim.tasks.tabular import Tabular
 from fedsim.tasks.text import Text
 from fedsim.tasks.text.languages import Language
 
@@ -56,10 +57,12 @@ SPEECH = (
     *(("task.model.", recogniser) for recogniser in RECOGNISERS.values()),
 )
 TEXT = {"task.": Text, "task.model.": Language}
+TABLES = {"task.": Tabular}
 PLACES = [
     *(("scenarios.md", prefix, model) for prefix, model in SECTIONS.items()),
     *(("speech.md", prefix, model) for prefix, model in SPEECH),
     *(("text.md", prefix, model) for prefix, model in TEXT.items()),
+    *(("tables.md", prefix, model) for prefix, model in TABLES.items()),
 ]
 
 
@@ -83,7 +86,12 @@ def test_every_key_of_a_scenario_is_documented_with_its_default(page, prefix, mo
 
 
 def test_no_key_is_documented_that_does_not_exist():
-    pages = (("scenarios.md", SECTIONS.items()), ("speech.md", SPEECH), ("text.md", TEXT.items()))
+    pages = (
+        ("scenarios.md", SECTIONS.items()),
+        ("speech.md", SPEECH),
+        ("text.md", TEXT.items()),
+        ("tables.md", TABLES.items()),
+    )
     for page, sections in pages:
         known = {prefix + key for prefix, model in sections for key in model.model_fields}
         prefixes = tuple(prefix for prefix, _ in sections if prefix)

@@ -197,9 +197,14 @@ def test_the_task_keeps_its_contract_with_categories(mixed):
 
 def test_a_guess_from_public_rows_beats_a_blind_one(tmp_path):
     known = task(tmp_path, patients(300), auxiliary_fraction=0.3)
-    truth = known.truth([0], 1, batch_size=1, steps=1)
-    blind, informed = baselines(METRICS["column_error"], truth, known.spec, known.guess, seed=0)
-    assert informed < blind
+    found = []
+    for client in range(3):
+        for round in range(1, 9):
+            truth = known.truth([client], round, batch_size=1, steps=1)
+            metric = METRICS["column_error"]
+            found.append(baselines(metric, truth, known.spec, known.guess, seed=round))
+    blind, informed = torch.tensor(found).mean(dim=0).tolist()
+    assert informed < 0.9 * blind
 
 
 # --- attacks --------------------------------------------------------------------------------
