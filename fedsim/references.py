@@ -15,7 +15,7 @@ from typing import Any
 
 from fedsim.errors import PluginError, did_you_mean
 
-__all__ = ["is_reference", "look_in", "references", "resolve"]
+__all__ = ["is_reference", "look_in", "references", "resolve", "search_folders"]
 
 _FOLDERS: list[str] = []
 """Where modules are looked up first."""
@@ -45,6 +45,11 @@ def look_in(folders: Iterable[str | Path]) -> None:
     """Look modules up in these folders before all others, in this process from now on."""
     first = list(dict.fromkeys(map(str, folders)))
     _FOLDERS[:] = first + [folder for folder in _FOLDERS if folder not in first]
+
+
+def search_folders() -> list[Path]:
+    """The folders of `look_in`, the first ones first."""
+    return [Path(folder) for folder in _FOLDERS]
 
 
 def resolve(reference: str) -> Any:

@@ -1,15 +1,31 @@
-"""Local data sets: files found by name in the folder that `--data` or `FEDSIM_DATA` names."""
+"""Local data sets: files found by name in the folder that `--data` or `FEDSIM_DATA` names.
+
+Also by a path relative to the scenario, and what a function of the user's own returns.
+"""
 
 import contextlib
 import csv
+import functools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedsim.errors import DataError, did_you_mean
+from fedsim.libraries import brief
+from fedsim.references import resolve, search_folders
 
-__all__ = ["data_folder", "find_file", "read_rows", "read_text"]
+__all__ = [
+    "as_rows",
+    "call_loader",
+    "data_folder",
+    "files_by_label",
+    "find_file",
+    "find_path",
+    "inside_folder",
+    "read_rows",
+    "read_text",
+]
 
 
 def data_folder(folder: Path | None, *, what: str, use: str) -> Path:
@@ -60,6 +76,10 @@ def find_file(
     Raises:
         DataError: There is no such file.
     """
+    if (path := find_path(name, folder)) is not None:
+        if path.suffix in endings:
+            return path
+        raise DataError(f"data '{name}' is {path}; expected a file that ends in {_either(endings)}")
     folder = data_folder(folder, what=f"data '{name}'", use=f'data = "{built_in}"')
     files = {
         path.stem: path
@@ -69,10 +89,105 @@ def find_file(
     }
     if name not in files:
         raise DataError(
-            f"no data '{name}' in {folder} (as {name}{' or '.join(endings)}, there or in "
+            f"no data '{name}' in {folder} (as {name}{_either(endings)}, there or in "
             f"its folder {inside}). {did_you_mean(name, [*files, built_in])}"
         )
     return files[name]
+
+
+def _either(endings: Sequence[str]) -> str:
+    return " or ".join(endings)
+
+
+def find_path(name: str, folder: Path | None, *, inside: str = "") -> Path | None:
+    """Find a file by a path, or a folder by a path or its name.
+
+    Args:
+        name: The path, with a slash in it: absolute, or relative to the data folder, the scenario
+            or the current folder. The name of a folder is looked up in the data folder alone.
+        folder: The data folder.
+        inside: A folder in the data folder that is searched first for a folder's name.
+
+    Returns:
+        What was found; None if there is nothing, or if a name without a slash is no folder's.
+    """
+    given = [] if folder is None else [folder / inside, folder]
+    if "/" not in name:
+        found = (place / name for place in given)
+        return next((path for path in found if path.is_dir()), None) if inside else None
+    own = Path(name).expanduser()
+    found = (place / own for place in [*given, *search_folders(), Path.cwd()])
+    return next((path for path in found if path.exists()), None)
+
+
+def inside_folder(folder: Path, name: str | Path) -> Path:
+    """The file of a data set that an index or a folder names.
+
+    Args:
+        folder: The data set's folder.
+        name: The file's path, relative to the folder.
+
+    Raises:
+        DataError: The path is absolute, or leads out of the folder ("..", or a link).
+    """
+    path = folder / name
+    if Path(name).is_absolute() or not path.resolve().is_relative_to(folder.resolve()):
+        raise DataError(
+            f"'{name}' lies outside {folder}: files of a data set are read from its own folder "
+            "only. Put the file there, and name it by its path from there"
+        )
+    return path
+
+
+def files_by_label(folder: Path, endings: Sequence[str]) -> dict[str, list[Path]]:
+    """The files in the subfolders of a folder, by the name of the subfolder, both sorted.
+
+    Args:
+        folder: The folder.
+        endings: The suffixes of files that count, in lower case.
+
+    Raises:
+        DataError: A file is a link that leads out of the folder.
+    """
+    found = {
+        label.name: sorted(
+            inside_folder(folder, path.relative_to(folder))
+            for path in label.rglob("*")
+            if path.suffix.lower() in endings
+        )
+        for label in sorted(path for path in folder.iterdir() if path.is_dir())
+    }
+    return {label: files for label, files in found.items() if files}
+
+
+def call_loader(reference: str, expected: str) -> Any:
+    """Call a function of the user's own that loads data, once in a process.
+
+    Args:
+        reference: "module:function".
+        expected: What it has to return, for the error message.
+
+    Raises:
+        PluginError: There is no such function.
+        DataError: It raises, or returns nothing.
+    """
+    function = resolve(reference)
+    if not callable(function):
+        raise DataError(f"task.data: '{reference}' is {function!r:.80}; expected a function")
+    try:
+        found = _called(function)
+    except Exception as error:
+        raise DataError(
+            f"task.data: {reference}() raised {brief(error)}; expected it to return {expected}"
+        ) from error
+    if found is None:
+        raise DataError(f"task.data: {reference}() returned nothing; expected {expected}")
+    return found
+
+
+@functools.lru_cache(maxsize=4)
+def _called(function: Callable[[], Any]) -> Any:
+    return function()
 
 
 def read_text(path: Path) -> str:
@@ -86,11 +201,16 @@ def read_text(path: Path) -> str:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Read the rows of a csv, tsv or jsonl file, each by the names of its columns.
+    """Read the rows of a csv, tsv, jsonl or parquet file, each by the names of its columns.
 
     Raises:
         DataError: The file cannot be read, or a line of jsonl is not an object.
     """
+    if path.suffix == ".parquet":
+        import pandas as pd
+
+        with _reading(path):
+            return as_rows(pd.read_parquet(path))
     with _reading(path), path.open(encoding="utf-8", newline="") as file:
         if path.suffix == ".jsonl":
             rows = [json.loads(line) for line in file if line.strip()]
@@ -102,10 +222,25 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         return list(csv.DictReader(file))
 
 
+def as_rows(table: Any) -> list[dict[str, Any]]:
+    """Anything that pandas takes as a table, as rows by the names of its columns.
+
+    Args:
+        table: A DataFrame, a list of dictionaries, or columns by name.
+
+    Raises:
+        ValueError: Columns differ in length.
+    """
+    import pandas as pd
+
+    return [{str(key): value for key, value in row.items()}
+            for row in pd.DataFrame(table).to_dict("records")]  # fmt: skip
+
+
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[None]:
     """Say in the error which file could not be read."""
     try:
         yield
-    except (OSError, UnicodeDecodeError, csv.Error, json.JSONDecodeError) as error:
+    except (OSError, ValueError, csv.Error) as error:
         raise DataError(f"{path} cannot be read: {error}") from error

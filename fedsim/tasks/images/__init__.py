@@ -35,11 +35,14 @@ class Images(Classification):
     sources: ClassVar[Mapping[str, str]] = {
         "digits": "1,797 handwritten digits of 8 x 8 pixels, from scikit-learn; built in",
         "NAME": "NAME.npz under --data: images and their labels",
+        "FOLDER": "Images in one subfolder a label: a folder under --data, or a path",
+        "module:function": "A function of your own that returns images and labels",
         "hub:OWNER/SET[/CONFIG]": "A data set of the Hugging Face Hub with images and labels",
     }
 
     data: str = Field(default="digits", min_length=1)
-    """Data set: "digits" (embedded), the stem of an npz file in the folder of --data, or
+    """Data set: "digits" (embedded), the stem of an npz file or a folder of images in the folder of
+    --data, a path, "module:function", or
     "hub:OWNER/SET[/CONFIG]"."""
 
     size: int | None = Field(default=None, ge=4, le=1024)

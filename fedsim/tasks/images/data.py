@@ -1,36 +1,37 @@
-"""Image data sets: scikit-learn's digits, npz files in a folder, or data sets of the Hub."""
+"""Image data sets: scikit-learn's digits, npz files, folders of images, the Hub, or your own."""
 
 import functools
 import hashlib
 import itertools
 import zipfile
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
 from fedsim.errors import DataError
 from fedsim.libraries import HUB
+from fedsim.references import is_reference
 from fedsim.seeds import numpy_generator
 from fedsim.tasks.classification import Examples
 from fedsim.tasks.hub import splits
-from fedsim.tasks.local_data import find_file
+from fedsim.tasks.images.arrays import (
+    EXPECTED,
+    Arrays,
+    checked,
+    decoded,
+    folder_arrays,
+    joined,
+    own_arrays,
+    stored_arrays,
+)
+from fedsim.tasks.local_data import find_file, find_path
 
 __all__ = ["ImageData", "load"]
-
-NAMES = ("label_names", "fine_label_names", "names")
-EXPECTED = (
-    "x_train, y_train, x_test and y_test, or x and y: images uint8 (N, H, W) or "
-    "(N, H, W, C) with 1 or 3 channels, or floats in [0, 1] so shaped; labels integers (N,)"
-)
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -74,33 +75,15 @@ class ImageData(Examples):
         return digest.hexdigest()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Arrays:
-    """The checked content of a source.
-
-    Attributes:
-        x: Images of shape (N, C, H, W).
-        y: Labels of shape (N,).
-        tests: How many examples at the end are the test split; None if the source has none.
-        white: The value of a white pixel.
-        label_names: The names of the labels.
-    """
-
-    x: Array
-    y: Array
-    tests: int | None
-    white: float
-    label_names: tuple[str, ...] = ()
-
-
 def load(
     name: str, folder: Path | None, *, size: int | None, test_fraction: float, seed: int
 ) -> ImageData:
     """Load images by name. Only a "hub:" name uses the network.
 
     Args:
-        name: "digits", the stem of an npz file, or "hub:OWNER/SET[/CONFIG]".
-        folder: Where npz files are looked up.
+        name: "digits", the stem of an npz file, a folder of images or its path,
+            "hub:OWNER/SET[/CONFIG]", or "module:function".
+        folder: Where npz files and folders are looked up.
         size: Height and width to resize to, in pixels.
         test_fraction: The share that becomes the test split if the source has none.
         seed: Draws that test split.
@@ -112,6 +95,10 @@ def load(
         found = _digits()
     elif name.startswith(HUB):
         found = _hub(name, size)
+    elif is_reference(name):
+        found = own_arrays(name)
+    elif (place := find_path(name, folder, inside="images")) is not None and place.is_dir():
+        found = folder_arrays(place, size)
     else:
         path = find_file(name, folder, inside="images", endings=[".npz"], built_in="digits")
         found = _npz(path, path.stat().st_mtime_ns)
@@ -151,11 +138,11 @@ def load(
     )
 
 
-def _digits() -> _Arrays:
+def _digits() -> Arrays:
     from sklearn.datasets import load_digits
 
     digits = load_digits()
-    return _Arrays(
+    return Arrays(
         x=digits.images.astype(np.uint8)[:, None],
         y=digits.target,
         tests=None,
@@ -165,7 +152,7 @@ def _digits() -> _Arrays:
 
 
 @functools.lru_cache(maxsize=2)
-def _npz(path: Path, written: int) -> _Arrays:
+def _npz(path: Path, written: int) -> Arrays:
     """The content of an npz file, read once in a process and never written to.
 
     Args:
@@ -175,17 +162,9 @@ def _npz(path: Path, written: int) -> _Arrays:
     try:
         # Opened here, because numpy leaves a file open that turns out to be no archive.
         with path.open("rb") as file, np.load(_zip(file), allow_pickle=False) as stored:
-            split = {"x_train", "y_train", "x_test", "y_test"} <= set(stored.files)
-            if not split and not {"x", "y"} <= set(stored.files):
-                raise DataError(
-                    f"{path} holds {', '.join(stored.files) or 'nothing'}; expected {EXPECTED}"
-                )
-            parts = [("x_train", "y_train"), ("x_test", "y_test")] if split else [("x", "y")]
-            read = [_checked(stored[x], stored[y], f"{path} ({x}, {y})") for x, y in parts]
-            names = next((stored[key] for key in NAMES if key in stored.files), ())
+            return stored_arrays({key: stored[key] for key in stored.files}, str(path))
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
-    return _joined(read, tuple(str(name) for name in names), str(path))
 
 
 def _zip(file: BinaryIO) -> BinaryIO:
@@ -196,39 +175,7 @@ def _zip(file: BinaryIO) -> BinaryIO:
     return file
 
 
-def _checked(x: Array, y: Array, where: str) -> tuple[Array, Array]:
-    """Validate images, returned as (N, C, H, W) uint8 or float32, and labels of shape (N,)."""
-    found = f"{where}: images {x.dtype} {x.shape}, labels {y.dtype} {y.shape}; expected {EXPECTED}"
-    if x.ndim == 3:
-        x = x[..., None]
-    if x.ndim != 4 or x.shape[3] not in (1, 3) or 0 in x.shape:
-        raise DataError(found)
-    if y.shape != x.shape[:1] or y.dtype.kind not in "iu":
-        raise DataError(found)
-    if x.dtype.kind == "f":
-        if not (np.isfinite(x).all() and x.min() >= 0 and x.max() <= 1):
-            raise DataError(f"{found}; these floats run from {x.min()} to {x.max()}")
-        x = x.astype(np.float32)
-    elif x.dtype != np.uint8:
-        raise DataError(found)
-    return x.transpose(0, 3, 1, 2), y.astype(np.int64)
-
-
-def _joined(parts: list[tuple[Array, Array]], names: tuple[str, ...], where: str) -> _Arrays:
-    images = [x for x, _ in parts]
-    if len({(x.shape[1:], x.dtype) for x in images}) > 1:
-        shown = " and ".join(f"{x.dtype} {x.shape}" for x in images)
-        raise DataError(f"{where}: train and test images differ in shape or type: {shown}")
-    return _Arrays(
-        x=np.concatenate(images),
-        y=np.concatenate([y for _, y in parts]),
-        tests=len(parts[1][1]) if len(parts) > 1 else None,
-        white=255.0 if images[0].dtype == np.uint8 else 1.0,
-        label_names=names,
-    )
-
-
-def _hub(name: str, size: int | None) -> _Arrays:
+def _hub(name: str, size: int | None) -> Arrays:
     import datasets
 
     loaded = splits(name, f"as an npz under --data and name that: {EXPECTED}")
@@ -245,25 +192,6 @@ def _hub(name: str, size: int | None) -> _Arrays:
     label = (known or labels)[0]
     parts = []
     for split in dict.fromkeys(key for key in (train, test) if key is not None):
-        x = _decoded(loaded[split][images[0]], size, f"{name} ({split})")
-        parts.append(_checked(x, np.asarray(loaded[split][label]), f"{name} ({split})"))
-    return _joined(parts, tuple(features[label].names), name)
-
-
-def _decoded(images: Iterable[Any], size: int | None, where: str) -> Array:
-    """PIL images as one uint8 array of shape (N, H, W) or (N, H, W, 3)."""
-    from PIL import Image
-
-    arrays = [
-        np.asarray(image.convert("L" if image.mode in ("1", "L") else "RGB")) for image in images
-    ]
-    if any(array.ndim == 3 for array in arrays):
-        arrays = [a if a.ndim == 3 else np.repeat(a[..., None], 3, axis=2) for a in arrays]
-    if len({array.shape for array in arrays}) > 1:
-        if size is None:
-            raise DataError(f"{where}: images differ in size; set task.size to resize them")
-        arrays = [
-            np.asarray(Image.fromarray(array).resize((size, size), Image.Resampling.BILINEAR))
-            for array in arrays
-        ]
-    return np.stack(arrays)
+        x = decoded(loaded[split][images[0]], size, f"{name} ({split})")
+        parts.append(checked(x, np.asarray(loaded[split][label]), f"{name} ({split})"))
+    return joined(parts, tuple(features[label].names), name)

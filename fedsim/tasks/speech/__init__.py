@@ -56,6 +56,8 @@ class Speech(SpeechSettings):
         "voices": "Synthetic voices that read sentences; built in",
         "NAME": "NAME.csv under --data: sound files, speakers, transcripts; or a folder NAME in "
         "the layout of LibriSpeech",
+        "FOLDER": "Sound files in one subfolder a word: a folder under --data, or a path",
+        "module:function": "A function of your own that returns samples, transcripts and speakers",
         "speech-commands": "Spoken words in the layout of Speech Commands, under --data",
         "hub:OWNER/SET[/CONFIG]": "A data set of the Hugging Face Hub with sound and transcripts",
     }

@@ -1,34 +1,28 @@
 """Speech data sets: synthetic voices, local recordings, or data sets of the Hub."""
 
-import contextlib
 import functools
 import importlib.util
 import io
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedsim.errors import DataError, did_you_mean
+from fedsim.errors import DataError
 from fedsim.libraries import HUB, installing
+from fedsim.references import is_reference
 from fedsim.seeds import numpy_generator
 from fedsim.tasks.hub import splits
-from fedsim.tasks.local_data import data_folder, read_rows, read_text
-from fedsim.tasks.speech.sound_files import decode, read_header
-from fedsim.tasks.speech.speech_commands import COMMANDS, list_recordings
+from fedsim.tasks.speech.local import COLUMNS, VOICES, local_recordings, own_recordings, recorded
 from fedsim.tasks.speech.utterances import Recordings, Utterance
 from fedsim.tasks.speech.voices import speak
-from fedsim.tasks.transcripts import dropped_characters, normalise, public_text, select_by_length
+from fedsim.tasks.transcripts import public_text, select_by_length
 
 __all__ = ["READABLE", "VOICES", "Limits", "frequent_speakers", "load"]
 
-VOICES = "voices"
 PACKAGES = ("jiwer", "soundfile", "tokenizers", "torchaudio")
-COLUMNS = ("file", "speaker", "transcript")
 SPEAKERS, EACH = 20, 12
 """The number of synthetic speakers and of utterances of each, unless the scenario says otherwise.
 """
@@ -59,9 +53,9 @@ def load(data: str, folder: Path | None, text: str, limits: Limits) -> Recording
     """Load utterances by name; cached in each process.
 
     Args:
-        data: "voices"; the stem of a csv, a folder in LibriSpeech's layout, or "speech-commands",
-            in `folder` or its subfolder `audio`; or "hub:OWNER/SET[/CONFIG]", the only one that
-            uses the network.
+        data: "voices"; the stem of a csv, a folder in LibriSpeech's layout or with one subfolder
+            a word, or "speech-commands", in `folder` or its subfolder `audio`; a path;
+            "module:function"; or "hub:OWNER/SET[/CONFIG]", the only one that uses the network.
         folder: Where local data sets are looked up.
         text: The text that synthetic voices read; see `public_text`.
         limits: Which utterances are used.
@@ -73,7 +67,10 @@ def load(data: str, folder: Path | None, text: str, limits: Limits) -> Recording
         raise DataError(f"speech needs {', '.join(lacking)}: {installing('audio')}")
     if data == VOICES:
         return _voices(text, folder, limits)
-    found = _hub(data) if data.startswith(HUB) else _local(data, folder)
+    if is_reference(data):
+        found = own_recordings(data)
+    else:
+        found = _hub(data) if data.startswith(HUB) else local_recordings(data, folder)
     for index, one in enumerate(found):
         if not one.text:
             signs = ", ".join(sorted(one.dropped)) or "nothing that is spoken"
@@ -155,94 +152,6 @@ def _voices(text: str, folder: Path | None, limits: Limits) -> Recordings:
     return Recordings(synthesised(n, shuffled[i]) for n, i in enumerate(fitting[:count]))
 
 
-def _local(name: str, folder: Path | None) -> Recordings:
-    folder = data_folder(folder, what=f"data '{name}'", use='data = "voices"')
-    places = [place for place in (folder / "audio", folder) if place.is_dir()]
-    for place in places:
-        if (place / f"{name}.csv").is_file():
-            return _table(place / f"{name}.csv")
-        if (place / name).is_dir() and (found := sorted((place / name).rglob("*.trans.txt"))):
-            return _librispeech(found)
-    if name == COMMANDS:
-        return Recordings(_file(*one) for one in list_recordings(places))
-    known = [name for place in places for name in _readable(place) if folder / name not in places]
-    raise DataError(
-        f"no data '{name}' in {folder} (as {name}.csv or audio/{name}.csv with the columns "
-        f"{', '.join(COLUMNS)}, or as a folder in LibriSpeech's layout). "
-        f"{did_you_mean(name, {*known, COMMANDS, VOICES})}"
-    )
-
-
-def _readable(place: Path) -> Iterator[str]:
-    """The names of the data sets in a folder that have one of the two layouts."""
-    for path in place.glob("*.csv"):
-        with contextlib.suppress(DataError):
-            _table(path)
-            yield path.stem
-    yield from (p.name for p in place.iterdir() if p.is_dir() and any(p.rglob("*.trans.txt")))
-
-
-def _table(path: Path) -> Recordings:
-    rows = read_rows(path)
-    if not rows or not set(COLUMNS) <= rows[0].keys():
-        found = ", ".join(rows[0]) if rows else "no rows"
-        raise DataError(f"{path} has {found}; expected the columns {', '.join(COLUMNS)}")
-    for number, row in enumerate(rows, 1):
-        if None in row.values():
-            raise DataError(f"{path}: row {number} has fewer cells than the header")
-    split = "split" in rows[0]
-    return Recordings(
-        _file(
-            path.parent / row["file"],
-            row["speaker"],
-            row["transcript"],
-            row["split"] == "test" if split else None,
-        )
-        for row in rows
-    )
-
-
-def _librispeech(lists: Sequence[Path]) -> Recordings:
-    """Recordings beside their transcripts: SPEAKER/CHAPTER/SPEAKER-CHAPTER.trans.txt."""
-    found = []
-    for path in lists:
-        for line in read_text(path).splitlines():
-            name, _, text = line.partition(" ")
-            file = next((f for f in (path.parent / f"{name}{e}" for e in (".flac", ".wav"))
-                         if f.is_file()), None)  # fmt: skip
-            if file is None:
-                raise DataError(f"{path} tells of '{name}', and there is no {name}.flac beside it")
-            found.append(_file(file, path.parent.parent.name, text))
-    return Recordings(found)
-
-
-def _file(path: Path, speaker: str, text: str, test: bool | None = None) -> Utterance:
-    if not path.is_file():
-        raise DataError(f"there is no recording {path}")
-    return _recorded(speaker, text, lambda: path, path.read_bytes, str(path), test)
-
-
-def _recorded(
-    speaker: Any,
-    text: str,
-    source: Callable[[], Any],
-    content: Callable[[], bytes],
-    name: str,
-    test: bool | None,
-) -> Utterance:
-    """An utterance that soundfile decodes; `source` returns a path or a stream."""
-    return Utterance(
-        str(speaker),
-        normalise(text),
-        sound=lambda: decode(source(), name),
-        content=content,
-        name=name,
-        test=test,
-        header=lambda: read_header(source(), name),
-        dropped=dropped_characters(text),
-    )
-
-
 def _hub(name: str) -> Recordings:
     import datasets
 
@@ -276,7 +185,7 @@ def _hub(name: str) -> Recordings:
             stored = rows[index][audio]
             return bytes(stored["bytes"] or Path(stored["path"]).read_bytes())
 
-        return _recorded(
+        return recorded(
             speakers[index],
             texts[index],
             lambda: io.BytesIO(content()),

@@ -26,8 +26,9 @@ class SpeechSettings(Partitioned):
     """Fields of the speech task; they are those of a scenario's `task` table."""
 
     data: str = Field(default="voices", min_length=1)
-    """Data set: "voices" (synthetic), a csv, a folder in LibriSpeech's layout or "speech-commands"
-    in the folder of --data, or "hub:OWNER/SET[/CONFIG]"."""
+    """Data set: "voices" (synthetic), a csv, a folder in LibriSpeech's layout or with one subfolder
+    a word, or "speech-commands" in the folder of --data; a path; "module:function"; or
+    "hub:OWNER/SET[/CONFIG]"."""
 
     text: str = Field(default="sentences", min_length=1)
     """Text that word pieces are learned from and that synthetic voices read: "sentences"

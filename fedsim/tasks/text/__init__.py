@@ -60,7 +60,8 @@ class Text(TextSettings):
     models: ClassVar[Mapping[str, type[BaseModel]]] = {"transformers": Language}
     sources: ClassVar[Mapping[str, str]] = {
         MESSAGES: "Short messages about access, health, money and plans, by sender; built in",
-        "NAME": "NAME.jsonl, .csv or .tsv under --data: a column of texts, one of labels",
+        "NAME": "NAME.jsonl, .csv, .tsv or .parquet under --data: a column of texts, one of labels",
+        "module:function": "A function of your own that returns texts and labels",
         "hub:OWNER/SET[/CONFIG]": "A data set of the Hugging Face Hub with texts and labels",
     }
 

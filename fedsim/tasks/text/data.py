@@ -14,9 +14,10 @@ from torch import Tensor
 
 from fedsim.errors import DataError, did_you_mean
 from fedsim.libraries import HUB, installing
+from fedsim.references import is_reference
 from fedsim.seeds import numpy_generator
 from fedsim.tasks.hub import splits
-from fedsim.tasks.local_data import find_file, read_rows, read_text
+from fedsim.tasks.local_data import as_rows, call_loader, find_file, read_rows, read_text
 from fedsim.tasks.text.messages import TOPICS, messages, public_messages
 from fedsim.tasks.transcripts import text_files
 
@@ -29,7 +30,7 @@ LABEL = ("label", "labels", "class", "category", "topic")
 SENDER = ("sender", "author", "user", "speaker")
 """The names of columns that are looked for, in this order."""
 
-ENDINGS = (".jsonl", ".csv", ".tsv")
+ENDINGS = (".jsonl", ".csv", ".tsv", ".parquet")
 EXPECTED = (
     f"a column of texts ({', '.join(TEXT)}) and one of labels ({', '.join(LABEL)}), integers from "
     "0 or names"
@@ -90,7 +91,8 @@ def load(
     """Load texts by name.
 
     Args:
-        name: "messages", a table under `folder`, or "hub:OWNER/SET[/CONFIG]".
+        name: "messages", a table under `folder` or its path, "hub:OWNER/SET[/CONFIG]", or
+            "module:function".
         folder: Where tables are looked up.
         test: The name of another table, whose rows are the test split.
         columns: The names of the columns of texts and of labels, if they are not the usual ones.
@@ -212,6 +214,8 @@ def _part(
         return _Part(texts, topics, senders, names=TOPICS)
     if name.startswith(HUB):
         return _hub(name, columns, labelled)
+    if is_reference(name):
+        return _own(name, columns, labelled)
     path = find_file(name, folder, inside="text", endings=ENDINGS, built_in=MESSAGES)
     return _table(path, path.stat().st_mtime_ns, columns, labelled)
 
@@ -220,14 +224,35 @@ def _part(
 def _table(
     path: Path, changed: int, columns: tuple[str | None, str | None], labelled: bool
 ) -> _Part:
-    rows = read_rows(path)
+    return _read(read_rows(path), str(path), columns, labelled)
+
+
+def _own(name: str, columns: tuple[str | None, str | None], labelled: bool) -> _Part:
+    """What a function of the user's own returns: (texts, labels), or a table."""
+    found = call_loader(name, f"(texts, labels), or a table with {EXPECTED}")
+    if isinstance(found, tuple) and len(found) == 2:
+        found = {"text": list(found[0]), "label": np.asarray(found[1])}
+    try:
+        rows = as_rows(found)
+    except (ValueError, TypeError) as error:
+        raise DataError(
+            f"{name}() returned no table: {error}; expected (texts, labels) of the same length, or "
+            f"a DataFrame, a list of dictionaries or columns by name with {EXPECTED}"
+        ) from error
+    return _read(rows, f"{name}()", columns, labelled)
+
+
+def _read(
+    rows: list[dict[str, Any]], where: str, columns: tuple[str | None, str | None], labelled: bool
+) -> _Part:
+    """The texts, labels and senders in the rows of a table."""
     if not rows:
-        raise DataError(f"{path} has no rows; expected {EXPECTED}")
-    text, label = _columns(str(path), rows[0], columns, labelled)
+        raise DataError(f"{where} has no rows; expected {EXPECTED}")
+    text, label = _columns(where, rows[0], columns, labelled)
     for number, row in enumerate(rows):
         if not isinstance(row.get(text), str) or (label and row.get(label) is None):
             raise DataError(
-                f"{path}: row {number} has {dict(row)}; expected a text in '{text}'"
+                f"{where}: row {number} has {dict(row)}; expected a text in '{text}'"
                 + (f" and a label in '{label}'" if label else "")
             )
     sender = next((key for key in SENDER if key in rows[0]), None)

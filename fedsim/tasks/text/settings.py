@@ -20,8 +20,8 @@ class TextSettings(Labelled):
     """Fields of the text task; they are those of a scenario's `task` table."""
 
     data: str = Field(default=MESSAGES, min_length=1)
-    """Data set: "messages" (embedded), a jsonl, csv or tsv file in the folder of --data, or
-    "hub:OWNER/SET[/CONFIG]"."""
+    """Data set: "messages" (embedded), a jsonl, csv, tsv or parquet file in the folder of --data or
+    its path, "module:function", or "hub:OWNER/SET[/CONFIG]"."""
 
     test_data: str | None = None
     """Another table in the folder of --data, whose rows are the test split."""
