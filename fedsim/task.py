@@ -63,6 +63,15 @@ class Task(Plugin, ABC):
     folder: Path | None = None
     """Folder in which local data sets are looked up."""
 
+    @classmethod
+    def local_data(cls, folder: Path) -> list[str]:
+        """The names of the data sets in a folder that `data` can name, for `fedsim list data`.
+
+        Args:
+            folder: What `--data` or `FEDSIM_DATA` names.
+        """
+        return []
+
     # What a task has computed from its settings is neither copied, because it may not fit changed
     # settings, nor sent, because the receiver can compute it from the settings.
 

@@ -26,9 +26,10 @@ DEFENSE = DOCS / "write-a-defense.md"
 FLOWER = DOCS / "in-your-flower-project.md"
 METRIC = DOCS / "write-a-metric.md"
 TASK = DOCS / "write-a-task.md"
+OWN = DOCS / "your-model-and-data.md"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *DOCS.rglob("*.md")]
 PAGES.append(ROOT / "docker" / "README.md")
-OTHERS = [page for page in PAGES if page not in (TUTORIAL, DEFENSE, FLOWER, METRIC, TASK)]
+OTHERS = [page for page in PAGES if page not in (TUTORIAL, DEFENSE, FLOWER, METRIC, TASK, OWN)]
 KNOWN_HOSTS = {"flower.ai", "www.ray.io", "docs.ray.io", "keepachangelog.com"}
 
 
@@ -165,6 +166,20 @@ def test_the_task_does_what_it_says(tmp_path):
     for label, metric in (("llg", "asr"), ("first-linear", "row_exact")):
         values = [float(r["value"]) for r in rows if (r["label"], r["metric"]) == (label, metric)]
         assert values == [1.0] * 4, label
+
+
+@pytest.mark.timeout(600)
+def test_ones_own_model_and_data_are_used_as_the_page_says(tmp_path):
+    said = followed(OWN, tmp_path / "project")
+    assert "llg: needs" in said["fedsim check shapes.toml --set task.data=./pictures"]
+    listed = said["fedsim list data --data ."].splitlines()
+    assert any(re.search(r"pictures\s+images\s+in \.", line) for line in listed)
+    rows = findings(tmp_path / "project/runs/shapes")
+    scores = [
+        (float(row["value"]), float(row["baseline"])) for row in rows if row["metric"] == "asr"
+    ]
+    assert len(scores) == 8
+    assert all(value == 1 > 0.5 > chance for value, chance in scores)
 
 
 @pytest.mark.timeout(600)

@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 from pydantic import BaseModel
@@ -110,20 +111,24 @@ def _plain(text: str) -> str:
     return " ".join(re.findall(r"\w+", text.lower().replace("_", " ")))
 
 
-def entries(kinds: Iterable[str] = KINDS) -> list[Entry]:
+def entries(kinds: Iterable[str] = KINDS, data: Path | None = None) -> list[Entry]:
     """Find everything of these kinds, in their order.
 
     Scenarios of papers' figures are left out: `fedsim reproduce` lists them.
+
+    Args:
+        kinds: Some of `KINDS`.
+        data: A folder whose data sets are listed, too.
     """
-    return [entry for kind in kinds for entry in _of(kind)]
+    return [entry for kind in kinds for entry in _of(kind, data)]
 
 
-def matching(word: str) -> list[Entry]:
+def matching(word: str, data: Path | None = None) -> list[Entry]:
     """Find entries with the word in their name, terms, summary or citation."""
-    return [entry for entry in entries() if entry.matches(word)]
+    return [entry for entry in entries(data=data) if entry.matches(word)]
 
 
-def _of(kind: str) -> Iterator[Entry]:
+def _of(kind: str, data: Path | None = None) -> Iterator[Entry]:
     if kind == "scenarios":
         for name in scenario_names(papers=False):
             yield Entry(kind, name, Scenario.load(name).description)
@@ -150,3 +155,5 @@ def _of(kind: str) -> Iterator[Entry]:
             else:
                 for name, text in task.sources.items():
                     yield Entry(kind, name, text, None, owner.name)
+                for name in task.local_data(data) if data is not None and data.is_dir() else ():
+                    yield Entry(kind, name, f"in {data}", None, owner.name)

@@ -1,10 +1,11 @@
 """`fedsim list`: plugins, scenarios, models and data, by kind or by word."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fedsim.cli.options import AsJson, open_console, print_json
+from fedsim.cli.options import AsJson, Data, open_console, print_json
 
 __all__ = ["list_"]
 
@@ -18,6 +19,7 @@ def list_(
             "look for, such as pruning",
         ),
     ] = None,
+    data: Data = "",
     as_json: AsJson = False,
 ) -> None:
     """List what is installed, of a kind or under a word; everything by default."""
@@ -30,7 +32,11 @@ def list_(
     from fedsim.errors import ScenarioError
 
     word = " ".join(what or ())
-    found = entries([word] if word in KINDS else KINDS) if word in ("", *KINDS) else matching(word)
+    folder = Path(data) if data else None
+    if word in ("", *KINDS):
+        found = entries([word] if word else KINDS, folder)
+    else:
+        found = matching(word, folder)
     if not found:
         # The case of terms is that of the field; the case of the word is the user's.
         terms = {term.lower(): term for each in entries() for term in each.words}

@@ -65,6 +65,11 @@ def preflight(
     cautions = too_many + task.cautions() + Budget(built).cautions()
     if built.adversaries:
         model = task.victim({})
+        if references(scenario.task) and model.drops:
+            cautions.append(
+                "task.model drops units at random, by masks that no adversary knows: attacks that "
+                "match gradients recover less. Set p = 0 to see what leaks without it"
+            )
         for label, _, adversary in built.adversaries:
             cautions += [f"{label}: {text}" for text in adversary.cautions(model)]
     return built, cautions

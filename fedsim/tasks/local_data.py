@@ -23,6 +23,7 @@ __all__ = [
     "find_file",
     "find_path",
     "inside_folder",
+    "names_in",
     "read_rows",
     "read_text",
 ]
@@ -158,6 +159,31 @@ def files_by_label(folder: Path, endings: Sequence[str]) -> dict[str, list[Path]
         for label in sorted(path for path in folder.iterdir() if path.is_dir())
     }
     return {label: files for label, files in found.items() if files}
+
+
+def names_in(
+    folder: Path, *, inside: str, endings: Sequence[str], labelled: Sequence[str] = ()
+) -> list[str]:
+    """The names of data sets in the data folder, sorted.
+
+    Args:
+        folder: The data folder.
+        inside: A folder in it that is searched as well.
+        endings: The suffixes of files that are data sets.
+        labelled: The suffixes of files that make a folder with subfolders a data set.
+    """
+    listed = [
+        path for place in (folder, folder / inside) if place.is_dir() for path in place.iterdir()
+    ]
+    return sorted(
+        {path.stem for path in listed if path.suffix in endings and path.is_file()}
+        | {
+            path.name
+            for path in listed
+            if path.is_dir() and any(file.suffix.lower() in labelled for file in path.glob("*/*"))
+        }
+        - {inside}
+    )
 
 
 def call_loader(reference: str, expected: str) -> Any:

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, ClassVar
 
 import torch
@@ -11,8 +12,10 @@ from torch import Tensor
 from fedsim.records import Reconstruction, Truth
 from fedsim.spec import ImageSpec
 from fedsim.tasks.classification import Classification, cross_entropy
+from fedsim.tasks.images.arrays import IMAGES
 from fedsim.tasks.images.data import ImageData, load
 from fedsim.tasks.images.pictures import side_by_side
+from fedsim.tasks.local_data import names_in
 from fedsim.tasks.models import FACTORY, MODELS, Architecture, as_architecture
 from fedsim.tasks.models.cnn import CNN
 from fedsim.tasks.models.factory import Classifier
@@ -52,6 +55,11 @@ class Images(Classification):
     model: Annotated[SerializeAsAny[Architecture], BeforeValidator(as_architecture)] = CNN()
     """Model to train: a name, a function of your own ("module:make"), or a table with either and
     its settings."""
+
+    @classmethod
+    def local_data(cls, folder: Path) -> list[str]:
+        """The npz files and the folders of images in a folder."""
+        return names_in(folder, inside="images", endings=[".npz"], labelled=IMAGES)
 
     @functools.cached_property
     def images(self) -> ImageData:

@@ -15,6 +15,7 @@ from fedsim.tasks.local_data import call_loader, files_by_label
 
 __all__ = [
     "EXPECTED",
+    "IMAGES",
     "Array",
     "Arrays",
     "checked",

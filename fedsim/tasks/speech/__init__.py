@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import ClassVar, cast
 
 import numpy as np
@@ -21,6 +22,7 @@ from fedsim.tasks.speech.auxiliary import candidates, held_out
 from fedsim.tasks.speech.characters import Characters, characters
 from fedsim.tasks.speech.checks import cautions, check_lengths
 from fedsim.tasks.speech.data import Limits, frequent_speakers, load
+from fedsim.tasks.speech.local import recordings_in
 from fedsim.tasks.speech.recognisers import PADDING, RECOGNISERS
 from fedsim.tasks.speech.rendering import public_level, render_transcripts
 from fedsim.tasks.speech.segments import select_by_duration
@@ -61,6 +63,11 @@ class Speech(SpeechSettings):
         "speech-commands": "Spoken words in the layout of Speech Commands, under --data",
         "hub:OWNER/SET[/CONFIG]": "A data set of the Hugging Face Hub with sound and transcripts",
     }
+
+    @classmethod
+    def local_data(cls, folder: Path) -> list[str]:
+        """The recordings in a folder."""
+        return recordings_in(folder)
 
     @functools.cached_property
     def recordings(self) -> Recordings:

@@ -15,6 +15,7 @@ from fedsim.tasks.local_data import (
     files_by_label,
     find_path,
     inside_folder,
+    names_in,
     read_rows,
     read_text,
 )
@@ -24,7 +25,7 @@ from fedsim.tasks.speech.speech_commands import COMMANDS, list_recordings
 from fedsim.tasks.speech.utterances import Recordings, Utterance
 from fedsim.tasks.transcripts import dropped_characters, normalise
 
-__all__ = ["COLUMNS", "VOICES", "local_recordings", "own_recordings", "recorded"]
+__all__ = ["COLUMNS", "VOICES", "local_recordings", "own_recordings", "recorded", "recordings_in"]
 
 VOICES = "voices"
 COLUMNS = ("file", "speaker", "transcript")
@@ -68,6 +69,13 @@ def local_recordings(name: str, folder: Path | None) -> Recordings:
         f"no data '{name}' in {folder} or its folder audio: expected {layouts}. "
         f"{did_you_mean(name, {*known, COMMANDS, VOICES})}"
     )
+
+
+def recordings_in(folder: Path) -> list[str]:
+    """The names of the data sets in the data folder, sorted."""
+    places = [place for place in (folder / "audio", folder) if place.is_dir()]
+    listed = {name for place in places for name in _readable(place)}
+    return sorted(listed | set(names_in(folder, inside="audio", endings=(), labelled=SOUNDS)))
 
 
 def own_recordings(name: str) -> Recordings:

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import torch
@@ -15,9 +16,10 @@ from fedsim.records import Batch, Reconstruction, Reduction, Tokens, Truth
 from fedsim.seeds import torch_generator
 from fedsim.spec import TextSpec
 from fedsim.task import evaluating
+from fedsim.tasks.local_data import names_in
 from fedsim.tasks.partitioned import divide, sample
 from fedsim.tasks.text import examples
-from fedsim.tasks.text.data import MESSAGES, Texts, load, public_texts
+from fedsim.tasks.text.data import ENDINGS, MESSAGES, Texts, load, public_texts
 from fedsim.tasks.text.languages import Language
 from fedsim.tasks.text.languages.language import embedding_name, padding_id, sent_parameters
 from fedsim.tasks.text.languages.losses import (
@@ -64,6 +66,11 @@ class Text(TextSettings):
         "module:function": "A function of your own that returns texts and labels",
         "hub:OWNER/SET[/CONFIG]": "A data set of the Hugging Face Hub with texts and labels",
     }
+
+    @classmethod
+    def local_data(cls, folder: Path) -> list[str]:
+        """The tables in a folder."""
+        return names_in(folder, inside="text", endings=ENDINGS)
 
     @functools.cached_property
     def texts(self) -> Texts:
