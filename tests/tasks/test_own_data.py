@@ -14,6 +14,7 @@ from fedsim.tasks.images.data import load
 from fedsim.tasks.local_data import inside_folder
 from fedsim.tasks.speech.data import Limits
 from fedsim.tasks.speech.data import load as load_speech
+from fedsim.tasks.tabular import Tabular
 from fedsim.tasks.text.data import load as load_texts
 
 LOADERS = """
@@ -88,6 +89,14 @@ def missing_text():
     return ["one text", None, "a third"], [0, 1, 0]
 
 
+def table():
+    return {"size": range(12), "shop": ["north", "south"] * 6, "label": list("aabb") * 3}
+
+
+def uneven():
+    return {"size": [1, 2, 3], "label": ["a", "b"]}
+
+
 def sounds():
     return [(np.sin(np.arange(4000) / 5), 8000, "hello there", f"s{n % 2}") for n in range(6)]
 
@@ -142,6 +151,13 @@ def test_texts_come_from_a_function_as_two_lists_or_rows(own):
     pair, rows = texts(f"{own}:texts"), texts(f"{own}:rows")
     assert (len(pair), pair.names) == (9, ("0", "1"))
     assert (rows.names, rows.senders) == (("a", "b"), ("me",) * 9)
+
+
+def test_a_table_comes_from_a_function(own):
+    found = Tabular(data=f"{own}:table", clients=2).examples
+    assert (found.rows.shape, found.names) == ((12, 3), ("a", "b"))
+    with pytest.raises(DataError, match=r"returned no table: .*same length; expected a DataFrame"):
+        Tabular(data=f"{own}:uneven", clients=2).examples  # noqa: B018 - loads it
 
 
 def test_sound_comes_from_a_function(own):

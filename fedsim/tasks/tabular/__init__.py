@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, ClassVar
 
 import torch
@@ -11,10 +12,11 @@ from torch import Tensor
 from fedsim.records import Reconstruction, Truth
 from fedsim.spec import TabularSpec
 from fedsim.tasks.classification import Classification
+from fedsim.tasks.local_data import names_in
 from fedsim.tasks.models import FACTORY, Architecture, as_architecture
 from fedsim.tasks.models.factory import Classifier
 from fedsim.tasks.models.mlp import MLP
-from fedsim.tasks.tabular.data import Table, load
+from fedsim.tasks.tabular.data import ENDINGS, Table, load
 from fedsim.tasks.tabular.rendering import side_by_side
 
 __all__ = ["Tabular"]
@@ -36,10 +38,12 @@ class Tabular(Classification):
         "breast-cancer": "569 tumours, 30 measurements each, from scikit-learn; built in",
         "wine": "178 wines of three growers, 13 measurements each, from scikit-learn; built in",
         "NAME": "NAME.csv or NAME.parquet under --data: a column of labels, and others",
+        "module:function": "A function of your own that returns a table",
     }
 
     data: str = Field(default="breast-cancer", min_length=1)
-    """ "breast-cancer", "wine", or the stem of a CSV or Parquet file under --data."""
+    """ "breast-cancer", "wine", the stem of a CSV or Parquet file under --data or its path, or
+    "module:function"."""
 
     test_data: str | None = Field(default=None, min_length=1)
     """Another table, whose rows are the test split."""
@@ -54,6 +58,11 @@ class Tabular(Classification):
         hidden=(64,)
     )
     """ "mlp", a function of your own ("module:make"), or a table with either and settings."""
+
+    @classmethod
+    def local_data(cls, folder: Path) -> list[str]:
+        """The tables in a folder."""
+        return names_in(folder, inside="tables", endings=ENDINGS)
 
     @functools.cached_property
     def examples(self) -> Table:

@@ -13,17 +13,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.errors import DataError, did_you_mean
+from fedsim.references import is_reference
 from fedsim.seeds import numpy_generator
 from fedsim.spec import Column
 from fedsim.tasks.classification import Examples
-from fedsim.tasks.local_data import data_folder
+from fedsim.tasks.local_data import call_loader, find_file
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Table", "load"]
+__all__ = ["ENDINGS", "Table", "load"]
 
 EMBEDDED = ("breast-cancer", "wine")
+ENDINGS = (".parquet", ".csv")
 MOST_CATEGORIES = 256
 """A column with more categories is a name or an identifier of the row."""
 
@@ -72,7 +74,8 @@ def load(
     """Load a table by name, and encode its rows.
 
     Args:
-        name: "breast-cancer", "wine", or the stem of a CSV or Parquet file.
+        name: "breast-cancer", "wine", the stem or path of a CSV or Parquet file, or
+            "module:function".
         folder: Where files are looked up, there or in its subfolder `tables`.
         test: The name of another table, whose rows are the test split.
         label: The column with the label; None for the one called "label", else the last one.
@@ -145,19 +148,21 @@ def _frame(name: str, folder: Path | None) -> "pd.DataFrame":
         found = getattr(datasets, f"load_{name.replace('-', '_')}")(as_frame=True)
         labels = found.target_names[found.target.to_numpy()]
         return pd.DataFrame(found.data).assign(label=labels)
-    folder = data_folder(folder, what=f"data '{name}'", use='data = "breast-cancer"')
-    files = {
-        path.stem: path
-        for place in (folder, folder / "tables")
-        for ending in ("csv", "parquet")
-        for path in place.glob(f"*.{ending}")
-    }
-    if name not in files:
-        raise DataError(
-            f"no data '{name}' in {folder} (as {name}.csv or {name}.parquet, there or in its "
-            f"folder tables). {did_you_mean(name, [*files, *EMBEDDED])}"
-        )
-    return _file(files[name], files[name].stat().st_mtime_ns)
+    if is_reference(name):
+        return _own(name)
+    path = find_file(name, folder, inside="tables", endings=ENDINGS, built_in=EMBEDDED[0])
+    return _file(path, path.stat().st_mtime_ns)
+
+
+def _own(name: str) -> "pd.DataFrame":
+    """What a function of the user's own returns: anything that pandas takes as a table."""
+    import pandas as pd
+
+    expected = "a DataFrame, a list of dictionaries, or columns by name, of the same length"
+    try:
+        return pd.DataFrame(call_loader(name, expected)).rename(columns=str)
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{name}() returned no table: {error}; expected {expected}") from error
 
 
 @functools.lru_cache(maxsize=2)
