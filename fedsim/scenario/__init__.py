@@ -10,10 +10,10 @@ import copy
 import itertools
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Self, cast
+from typing import Any, Self, cast
 
 import tomli_w
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from fedsim.adversary import Adversary
 from fedsim.defense import Defense, contradictions
@@ -24,27 +24,21 @@ from fedsim.plugin import find, make, validated
 from fedsim.references import is_reference, look_in
 from fedsim.scenario.dotted import assign, set_by, short
 from fedsim.scenario.files import locate, read_table, scenario_names, search_dirs
-from fedsim.scenario.paper import SCALES, Paper
+from fedsim.scenario.paper import Paper, scaled
 from fedsim.scenario.settings import (
     AttackPlan,
     Engine,
     PlainName,
+    Sweep,
     Table,
     Threat,
     Training,
     default_strategy,
+    planned,
 )
 from fedsim.task import Task
 
 __all__ = ["AttackPlan", "Scenario", "locate", "read_table", "scenario_names"]
-
-
-def _quoted(value: Any) -> Any:
-    for key, options in value.items() if isinstance(value, dict) else ():
-        if isinstance(options, dict):
-            dotted = ".".join([key, *list(options)[:1]])
-            raise ValueError(f'a key of the sweep goes in quotes, such as "{dotted}" = [...]')
-    return value
 
 
 class Scenario(Table):
@@ -61,7 +55,7 @@ class Scenario(Table):
     engine: Engine = Engine()
     metrics: list[str] = Field(default=[])
     """Metrics beside the installed ones, each as "module:Class"."""
-    sweep: Annotated[dict[str, list[Any]], BeforeValidator(_quoted)] = Field(default={})
+    sweep: Sweep = Field(default={})
     paper: Paper | None = None
     data_dir: str = ""
     search_dirs: list[str] = Field(default=[])
@@ -93,7 +87,7 @@ class Scenario(Table):
         path = locate(source)
         table = read_table(path)
         table.setdefault("name", path.stem)
-        for key, value in _changes(table, scale).items():
+        for key, value in scaled(table, scale).items():
             assign(table, key, value)
         for override in overrides:
             set_by(table, override)
@@ -141,7 +135,7 @@ class Scenario(Table):
             if key in rest:
                 values[key] = attempt(key, model, rest.pop(key))
         values["adversaries"] = [
-            attempt(f"adversaries.{i}", AttackPlan, _fold(entry))
+            attempt(f"adversaries.{i}", AttackPlan, planned(entry))
             for i, entry in enumerate(rest.pop("adversaries", []))
         ]
         if complaints:
@@ -353,24 +347,3 @@ class Scenario(Table):
     def to_toml(self) -> str:
         """As TOML, resolved."""
         return tomli_w.dumps(self.to_dict())
-
-
-def _changes(table: dict[str, Any], scale: str) -> dict[str, Any]:
-    """What a scale changes: values by dotted key, in the units of the file."""
-    if scale not in SCALES:
-        raise ScenarioError(f"no scale '{scale}'. {did_you_mean(scale, SCALES)}")
-    paper = table.get("paper")
-    if scale == "smoke" or not isinstance(paper, dict):
-        return {}
-    changed = validated(Paper, paper, "paper").scale
-    return copy.deepcopy(changed.get("paper", {}))
-
-
-def _fold(entry: Any) -> Any:
-    """Move an adversary's own settings into `settings`, beside the keys that plan the attack."""
-    if not isinstance(entry, dict) or not isinstance(entry.get("settings", {}), dict):
-        return entry
-    plan = {key: value for key, value in entry.items() if key in AttackPlan.model_fields}
-    own = {key: value for key, value in entry.items() if key not in plan}
-    plan["settings"] = {**entry.get("settings", {}), **own}
-    return plan

@@ -3,15 +3,18 @@
 Commentary, not settings: nothing in it changes what a run computes.
 """
 
+import copy
 import re
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from fedsim.errors import ScenarioError, did_you_mean
+from fedsim.plugin import validated
 from fedsim.scenario.settings import Table
 
-__all__ = ["SCALES", "Paper", "Published"]
+__all__ = ["SCALES", "Paper", "Published", "scaled"]
 
 SCALES = ("smoke", "paper")
 """Smoke: the scenario as written, minutes on a CPU. Paper: with `paper.scale.paper` on top."""
@@ -166,3 +169,22 @@ class Paper(Table):
                     f"{', '.join(self.measure)}"
                 )
         return found
+
+
+def scaled(table: dict[str, Any], scale: str) -> dict[str, Any]:
+    """The values that a scale changes, by dotted key.
+
+    Args:
+        table: A scenario as its file has it.
+        scale: One of `SCALES`.
+
+    Raises:
+        ScenarioError: There is no such scale, or the `[paper]` table is wrong.
+    """
+    if scale not in SCALES:
+        raise ScenarioError(f"no scale '{scale}'. {did_you_mean(scale, SCALES)}")
+    paper = table.get("paper")
+    if scale == "smoke" or not isinstance(paper, dict):
+        return {}
+    changed = validated(Paper, paper, "paper").scale
+    return copy.deepcopy(changed.get("paper", {}))

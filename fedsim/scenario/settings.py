@@ -8,7 +8,17 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from fedsim.adversary import Adversary
 from fedsim.plugin import make, title
 
-__all__ = ["AttackPlan", "Engine", "PlainName", "Table", "Threat", "Training", "default_strategy"]
+__all__ = [
+    "AttackPlan",
+    "Engine",
+    "PlainName",
+    "Sweep",
+    "Table",
+    "Threat",
+    "Training",
+    "default_strategy",
+    "planned",
+]
 
 
 def _plain(value: str) -> str:
@@ -153,3 +163,25 @@ class AttackPlan(Table):
         made = cast(Adversary, make("adversaries", self.name, dict(self.settings), where))
         made.parts(where)  # so that a mistake in them is told by its place
         return made
+
+
+def planned(entry: Any) -> Any:
+    """Move an adversary's own settings into `settings`, beside the keys that plan the attack."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("settings", {}), dict):
+        return entry
+    plan = {key: value for key, value in entry.items() if key in AttackPlan.model_fields}
+    own = {key: value for key, value in entry.items() if key not in plan}
+    plan["settings"] = {**entry.get("settings", {}), **own}
+    return plan
+
+
+def _quoted(value: Any) -> Any:
+    for key, options in value.items() if isinstance(value, dict) else ():
+        if isinstance(options, dict):
+            dotted = ".".join([key, *list(options)[:1]])
+            raise ValueError(f'a key of the sweep goes in quotes, such as "{dotted}" = [...]')
+    return value
+
+
+Sweep = Annotated[dict[str, list[Any]], BeforeValidator(_quoted)]
+"""The values of each key of a sweep, by its dotted path."""
