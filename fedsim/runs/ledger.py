@@ -10,7 +10,6 @@ neither on which attack ended first nor on interruptions.
 import contextlib
 import csv
 import dataclasses
-import hashlib
 import io
 import json
 import os
@@ -28,7 +27,7 @@ from fedsim.references import references
 from fedsim.runs import provenance
 from fedsim.runs.provenance import SCHEMA
 from fedsim.runs.reading import COLUMNS
-from fedsim.runs.tables import cells, encoded, line, read_table, writing
+from fedsim.runs.tables import cells, encoded, line, place, read_table, writing
 from fedsim.scenario import Scenario
 
 __all__ = ["COLUMNS", "SCHEMA", "Ledger", "place", "writing"]
@@ -42,13 +41,6 @@ TABLES = {
     "utility.csv": UTILITY_COLUMNS,
     "points.csv": ["point", "seconds"],
 }
-
-
-def place(folder: str, point: str) -> str:
-    """The path of a sweep point's files: `folder`, or a folder of its own within."""
-    if not point:
-        return folder
-    return f"{folder}/{hashlib.sha256(point.encode()).hexdigest()[:12]}"
 
 
 class Ledger:

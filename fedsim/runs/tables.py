@@ -1,7 +1,8 @@
-"""Tables of a run folder: rows as lines of CSV, read without an incomplete last line."""
+"""Tables of a run folder, as lines of CSV read without an incomplete last line, and its paths."""
 
 import contextlib
 import csv
+import hashlib
 import io
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -9,7 +10,14 @@ from typing import Any
 
 from fedsim.errors import RunFolderError
 
-__all__ = ["cells", "encoded", "line", "read_table", "writing"]
+__all__ = ["cells", "encoded", "line", "place", "read_table", "writing"]
+
+
+def place(folder: str, point: str) -> str:
+    """The path of a sweep point's files: `folder`, or a folder of its own within."""
+    if not point:
+        return folder
+    return f"{folder}/{hashlib.sha256(point.encode()).hexdigest()[:12]}"
 
 
 @contextlib.contextmanager

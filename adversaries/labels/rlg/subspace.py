@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.gradients import filled_sides, numerical_rank, rank_above, rounding
+from fedsim.gradients import filled_sides, gap_ratios, numerical_rank, rank_above, rounding
 
 __all__ = ["Rank", "Subspace", "leading"]
 
@@ -107,6 +107,10 @@ def leading(
     alone = full and sent[0] < len(weight) and values[above - 1] > FLAT * values[0]
     if alone and not coarse:
         over = above
+    # Columns of a softmax head's gradient add up to zero, so that C - 1 is the largest rank. At
+    # that rank there may be more labels than directions; the largest fall separates theirs.
+    if not (full or coarse) and above == len(weight) - 1:
+        over = int(gap_ratios(values, floor)[:above].argmax()) + 1
     if known is not None:
         size = known
     elif mode == "tolerance":

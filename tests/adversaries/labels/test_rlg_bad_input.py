@@ -74,7 +74,7 @@ def test_ctc_whose_rows_are_frames_is_cautioned_of_and_its_labels_are_not_counte
     seen = recognised.observed(model, recognised.voice(0, 20))
     for told in (
         dataclasses.replace(seen, model=None),
-        dataclasses.replace(seen, spec=dataclasses.replace(seen.spec, pieces=None)),
+        dataclasses.replace(seen, spec=dataclasses.replace(seen.spec, pieces=())),
     ):
         assert "CTC" in RLG().reconstruct(told, testing.job()).diagnostics["note"]
         with pytest.raises(ValueError, match="rows of dW are frames"):
