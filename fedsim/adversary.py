@@ -1,4 +1,4 @@
-"""What an adversary is: one method to write, `reconstruct`."""
+"""The base class of adversaries, whose authors write one method, and the resources of an attack."""
 
 import json
 import math
@@ -23,11 +23,16 @@ __all__ = ["Adversary", "Job", "Source"]
 
 
 class Job:
-    """One attack's resources: randomness, a device, an iteration budget, and a way to be stopped.
+    """Resources of one attack: randomness, a device, an iteration budget and a time limit.
 
-    rng: the only randomness an attack may draw from (a CPU generator). device: where to compute.
-    budget: iterations allowed in all, restarts included; None leaves it to the attack's settings.
-    deadline: seconds of wall clock, a safety stop only: a result must not depend on it.
+    Args:
+        rng: The only generator that an attack may draw from, on the CPU.
+        device: Device of the computation.
+        budget: Largest number of iterations, all restarts together; None leaves the number to the
+            attack's settings.
+        deadline: Wall-clock limit in seconds. It is a safety stop: no result may depend on it.
+        cancelled: Returns whether the run is being stopped.
+        on_progress: Called with the iteration and the objective.
     """
 
     def __init__(
@@ -52,11 +57,18 @@ class Job:
 
     @property
     def remaining(self) -> float:
-        """Seconds of wall clock until the deadline, to refuse at once what would never end."""
+        """Seconds until the deadline; infinite without one.
+
+        An attack that cannot finish in this time can refuse at once.
+        """
         return math.inf if self._stop_at is None else self._stop_at - time.monotonic()
 
     def steps(self, limit: int) -> Iterator[int]:
-        """Count from 0 to `limit`, or until the budget is used up: `for step in job.steps(300)`."""
+        """Count iterations from 0: `for step in job.steps(300)`.
+
+        Args:
+            limit: Number of iterations, fewer if the budget is used up before.
+        """
         for step in range(limit):
             if self.budget is not None and self.iterations >= self.budget:
                 return
@@ -65,7 +77,11 @@ class Job:
 
     @contextmanager
     def portion(self, of: int) -> Iterator[None]:
-        """For the next of `of` searches that share the budget: its part of the iterations left."""
+        """Limit the budget to one search of several that share it.
+
+        Args:
+            of: Number of searches that still share the iterations left, this one included.
+        """
         whole = self.budget
         if whole is not None:
             self.budget = self.iterations + -(-max(0, whole - self.iterations) // of)
@@ -75,9 +91,15 @@ class Job:
             self.budget = whole
 
     def progress(self, step: int, objective: float | Tensor) -> None:
-        """Report the objective, of a tensor its value; call it every iteration or so.
+        """Report the objective; an attack calls this about once an iteration.
 
-        Raises `Cancelled` when the run is being stopped, `AttackTimeout` past the deadline.
+        Args:
+            step: Number of the iteration.
+            objective: Value of the attack's loss.
+
+        Raises:
+            Cancelled: The run is being stopped.
+            AttackTimeout: The deadline has passed.
         """
         objective = float(objective.item() if isinstance(objective, Tensor) else objective)
         self.trace.append((int(step), objective))
@@ -90,24 +112,25 @@ class Job:
 
 
 Source = str | dict[str, Any]
-"""Another adversary: its name, or a table of `name` and settings. "given": the threat model."""
+"""Another adversary, as its name or a table of `name` and settings; "given": the threat model."""
 
 
 class Adversary(Plugin, ABC):
-    """Turns what the threat model lets it see into what it claims about the victim's data.
+    """Base class of attacks: from an observation to a claim about the victim's data.
 
-    needs: knowledge it cannot do without, whatever its settings; one whose settings ask for more
-    overrides `requires`. recovers: the fields of `Reconstruction` it fills, which decides what it
-    is scored on. suits: the modalities of the tasks that it attacks, any by default. cites: the
-    paper.
+    An adversary may run another one first. A setting whose name ends in `_from`, of type `Source`,
+    names it: `labels_from = "llg"`, or `labels_from = {name = "llg", variant = "llg+"}`. Its needs
+    are inherited. "given" takes the value from the observation instead. If the setting may be
+    None, "none" stands for it, because TOML has no null.
 
-    Composition: a setting whose name ends in `_from`, a `Source`, names another adversary to run
-    first, such as `labels_from = "llg"` or `{name = "llg", variant = "llg+"}`; its needs are
-    inherited. "given" takes the value from the observation instead, and "none" is None, which TOML
-    cannot say, where the setting may be that.
-
-    group: observations of one round that `reconstruct_many` likes to be handed at once, at most;
-    1 where it is not overridden.
+    Attributes:
+        needs: Knowledge that the attack needs with any settings. If some settings need more, the
+            class overrides `requires`.
+        recovers: Fields of `Reconstruction` that the attack fills, on which it is scored.
+        suits: Modalities of the tasks that it attacks; any by default.
+        cites: The paper, with equation or section.
+        group: Largest number of one round's observations that `reconstruct_many` attacks at once;
+            1 if that method is not overridden.
     """
 
     needs: ClassVar[Knowledge]
@@ -125,36 +148,64 @@ class Adversary(Plugin, ABC):
 
     @abstractmethod
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
-        """Attack one observation. Leave it unchanged; draw only from `job.rng`."""
+        """Attack one observation.
+
+        Args:
+            seen: What the threat model grants; it must not be changed.
+            job: Resources of the attack. All randomness must come from `job.rng`.
+
+        Returns:
+            The claim about the victim's examples.
+        """
 
     def reconstruct_many(
         self, seen: Sequence[Observation], jobs: Sequence[Job]
     ) -> list[Reconstruction]:
-        """Attack many observations; a batched override must give the same answers as one by one.
+        """Attack several observations of one round.
 
-        For batched attacks, which set `group`. Each job has its own generator and budget, all have
-        one deadline: that of one attack times their number. Whatever this raises costs no victim
-        its row: all are attacked again one by one.
+        Batched attacks override this method and set `group`. Results must equal those of attacking
+        one observation at a time. If the method raises an error, the observations are attacked
+        again one by one.
+
+        Args:
+            seen: Observations, at most `group`.
+            jobs: Resources of each attack. Each has its own generator and budget; all share one
+                deadline, that of one attack times their number.
+
+        Returns:
+            A claim for each observation.
         """
         return [self.reconstruct(one, job) for one, job in zip(seen, jobs, strict=True)]
 
     def fills(self) -> frozenset[str]:
-        """The fields of `Reconstruction` that it fills as it is set, on which it is scored.
+        """Return the fields of `Reconstruction` that are filled with the present settings.
 
-        Those it `recovers`; one that hands on more of what a part claims overrides this.
+        The attack is scored on them. By default they are `recovers`; an adversary that passes on
+        further fields from one of its `parts` overrides this.
         """
         return self.recovers
 
     def cautions(self, model: VictimModel) -> list[str]:
-        """What a user should be told before a run: what in this model makes the attack weak.
+        """Return warnings to show before a run: properties of the model that weaken the attack.
 
-        By default what its parts say. May raise `DataError` for what it could not attack without.
+        By default these are the warnings of the adversaries that it runs first.
+
+        Args:
+            model: The victim's model.
+
+        Raises:
+            DataError: The attack is impossible, because something that it needs is missing.
         """
         return [caution for part in self.parts().values() for caution in part.cautions(model)]
 
     @classmethod
     def attacks(cls, kind: type[Spec]) -> bool:
-        """Whether it attacks tasks of a modality; one that a task leaves open is not refused."""
+        """Return whether the adversary attacks tasks of a modality.
+
+        Args:
+            kind: A task's `spec_type`. A base class of a suitable modality is accepted, because
+                the task's modality is then not known yet.
+        """
         return any(issubclass(kind, one) or issubclass(one, kind) for one in cls.suits)
 
     def unsuited(self, kind: type[Spec], task: str) -> list[str]:
@@ -184,9 +235,17 @@ class Adversary(Plugin, ABC):
         ]
 
     def parts(self, where: str = "") -> dict[str, "Adversary"]:
-        """Adversaries this one runs first, by the setting that names them.
+        """Make the adversaries that this one runs first.
 
-        where: the place of this one in the scenario, for messages.
+        Args:
+            where: Place of this adversary in the scenario, for messages.
+
+        Returns:
+            Adversaries by the setting that names them.
+
+        Raises:
+            PluginError: A setting names no adversary.
+            ScenarioError: Its settings are invalid.
         """
         found = {}
         for setting in type(self).model_fields:
@@ -199,20 +258,28 @@ class Adversary(Plugin, ABC):
                     part = cast(Adversary, make("adversaries", chosen["name"], settings, place))
                 except PluginError as error:
                     raise PluginError(f"{place}: {error}") from error
-                part.parts(place)  # so that a mistake in theirs is told by its place too
+                part.parts(place)  # so that an error in theirs names its place, too
                 found[setting] = part
         return found
 
     def source(self, setting: str) -> str:
-        """Whom a `_from` setting names: an adversary, or "given"."""
+        """Return the name in a `_from` setting: that of an adversary, or "given"."""
         value: Source = getattr(self, setting)
         return value if isinstance(value, str) else str(value["name"])
 
     def labels(self, seen: Observation, job: Job) -> Tensor | None:
-        """Labels (N,) from where the setting `labels_from` says, None where it names nothing.
+        """Return the labels from the source that the setting `labels_from` names.
 
-        Their order tells nothing: which example was in which local step is not known.
-        Raises `ValueError` when what it names does not find one label an example.
+        Args:
+            seen: The observation.
+            job: Resources of the attack, also for the adversary that infers the labels.
+
+        Returns:
+            Labels (N,) int64, None without such a setting. Their order shows nothing: it is not
+            known in which local step an example was used.
+
+        Raises:
+            ValueError: The source does not give one label for each example.
         """
         if getattr(self, "labels_from", None) is None:
             return None
@@ -229,7 +296,11 @@ class Adversary(Plugin, ABC):
         return found
 
     def requires(self) -> Knowledge:
-        """Its own needs, those of its parts, and `LABELS` or `LENGTHS` where they are "given"."""
+        """Return the knowledge that the attack needs with the present settings.
+
+        It consists of `needs`, the needs of the adversaries that run first, and the knowledge
+        (`LABELS`, `LENGTHS`) of each `_from` setting that is "given".
+        """
         required = self.needs
         for part in self.parts().values():
             required |= part.requires()
@@ -240,7 +311,10 @@ class Adversary(Plugin, ABC):
 
     @classmethod
     def by_default(cls) -> Knowledge:
-        """What it needs with its default settings, without what that implies."""
+        """Return the knowledge that the attack needs with default settings.
+
+        Knowledge that `needs` implies is left out.
+        """
         try:
             more = cls().requires()
         except ValidationError:  # it has settings without a default
@@ -249,10 +323,13 @@ class Adversary(Plugin, ABC):
 
     @classmethod
     def asking_more(cls) -> "dict[str, Adversary]":
-        """The adversary by each setting that asks for more than by default, all others left alone.
+        """Find the settings for which the attack needs more knowledge than by default.
 
-        Keys read as in a scenario: `variant = "llg*"`. Only settings with a list of choices (a
-        `Literal`) are looked through.
+        Only settings with a list of choices (a `Literal`) are tried, one at a time.
+
+        Returns:
+            The adversary with that setting, by the setting as a scenario writes it, such as
+            `variant = "llg*"`.
         """
         found, usual = {}, cls.by_default()
         for setting, field in cls.model_fields.items():
@@ -261,7 +338,7 @@ class Adversary(Plugin, ABC):
                     try:
                         chosen = cls.model_validate({setting: value})
                     except ValidationError:
-                        continue  # not without another setting, which is its author's to say
+                        continue  # this choice is only valid along with another setting
                     if chosen.requires() & ~usual.closed():
                         found[f"{setting} = {json.dumps(value)}"] = chosen
         return found

@@ -1,11 +1,10 @@
-"""The records that walk the one-way path.
+"""The frozen records that pass from the client to the findings, in one direction only.
 
     Update -> Interception -> Observation -> Reconstruction -> Finding
 
-Each is frozen and made in one place: the client makes an `Update`, the curious server an
-`Interception`, the threat model an `Observation`, an adversary a `Reconstruction`, the campaign a
-`Finding`. None flows back. `Truth` never walks it: the scorer re-derives it from
-(seed, client, round).
+The client makes an `Update`, the curious server an `Interception`, the threat model an
+`Observation`, an adversary a `Reconstruction`, and the campaign a `Finding`. `Truth` is not on this
+path: the scorer derives it again from (seed, client, round).
 """
 
 import dataclasses
@@ -44,23 +43,24 @@ Reduction = Literal["example", "token", "sequence"]
 Status = Literal["ok", "denied", "failed", "timeout"]
 
 LARGEST = 1e15
-"""A value above this is refused: its square overflows float32, and no honest client sends one."""
+"""Largest absolute value in an update: larger squares overflow, and no honest client sends one."""
 
 MOST = 1_000_000
-"""More examples or steps than this behind one update are refused: attacks count them out."""
+"""Largest number of examples or local steps of one update: attacks allocate memory for each."""
 
 MOST_NAMED = 16
-"""Clients that the key of an interception names one by one."""
+"""Largest number of clients that the key of an interception names one by one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """A training batch: inputs (B, ...) float32, labels (B,) int64, lengths (B,) int64 or None.
+    """A batch of B training examples.
 
-    Of sequences, inputs are (B, T, F), padded with 0 beyond their lengths, and labels (B, L),
-    padded with -100. Of text, inputs are token ids (B, L) int64, padded beyond their lengths;
-    labels (B,), or (B, L) with -100 wherever nothing is to be told. attributes: of public
-    examples, what else is known, one value an example (who speaks, say).
+    Attributes:
+        inputs: float32 (B, ...); speech: frames (B, T, F), padded with 0; text: ids (B, L) int64.
+        labels: int64 (B,), or (B, L) with -100 for padding and for tokens that are not predicted.
+        lengths: Frames or tokens of each example, (B,) int64; None if inputs have a fixed shape.
+        attributes: What else is known of public examples (the speaker): lists by attribute.
     """
 
     inputs: Tensor
@@ -72,21 +72,24 @@ class Batch:
         return len(self.labels)
 
     def to(self, device: torch.device | str) -> "Batch":
-        """The batch on another device."""
+        """Return the batch with all tensors on another device."""
         lengths = None if self.lengths is None else self.lengths.to(device)
         return Batch(self.inputs.to(device), self.labels.to(device), lengths, self.attributes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Update:
-    """One client's contribution to a round, by parameter name.
+    """What one client sends to the server in one round.
 
-    tensors: trained parameters: gradient of the loss, `delta` (after - before) or new weights.
-    buffers: floating-point buffers as the client leaves them (running statistics).
-    lr, momentum, weight_decay, steps: the local optimizer's settings; lr None when not known.
-    optimizer: "sgd", another name, or "unknown" where nobody named it.
-    num_examples: examples that went into the update, all steps together, with multiplicity.
-    reduction: what the training loss is a mean over.
+    Attributes:
+        tensors: Gradient of the loss, delta (after - before) or new weights, by parameter name.
+        kind: Which of these three the tensors are.
+        buffers: Floating-point buffers after local training (running statistics), by name.
+        optimizer: Local optimizer: "sgd", another name, or "unknown".
+        lr: Its learning rate; None if not known. `momentum`, `weight_decay`: as in SGD.
+        steps: Number of local steps.
+        num_examples: Number of examples in all steps, repeated ones counted each time.
+        reduction: What the training loss is a mean over.
     """
 
     tensors: Mapping[str, Tensor]
@@ -101,15 +104,18 @@ class Update:
     reduction: Reduction = "example"
 
     def replace(self, **changes: Any) -> "Update":
-        """A copy with some fields changed (a defense returns one)."""
+        """Return a copy with some fields changed, as a defense does."""
         return dataclasses.replace(self, **changes)
 
     def check(self, before: Mapping[str, Tensor]) -> None:
         """Refuse a hostile or broken update.
 
-        before: the global arrays that were sent; names and shapes must agree with them.
-        Raises `UpdateRefused` for missing, extra or wrongly shaped tensors, NaN, Inf, values
-        beyond 1e15, and for step or example counts below 1.
+        Args:
+            before: Global arrays that the client received; names and shapes must agree with them.
+
+        Raises:
+            UpdateRefused: A tensor is missing, extra, wrongly shaped, not floating point, or holds
+                NaN, Inf or values beyond 1e15; or counts or settings are out of range.
         """
         found = {**self.tensors, **self.buffers}
         if missing := sorted(before.keys() - found.keys()):
@@ -148,9 +154,10 @@ class Update:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Interception:
-    """What the curious server saw of one client (several under secure aggregation) in a round.
+    """An update as the honest-but-curious server received it.
 
-    before: the global arrays the client started from, parameters and buffers by name.
+    `clients` holds several numbers under secure aggregation. `before` is the global model from
+    which the client started: parameters and buffers by name.
     """
 
     round: int
@@ -160,10 +167,10 @@ class Interception:
 
     @property
     def victim(self) -> str:
-        """A key that joins everything about this interception, such as `r0003-c0017`.
+        """Key of this interception in tables and file names, such as `r0003-c0017`.
 
-        It names files, which hold 255 characters: of more than 16 clients it names the first and
-        a hash of them all.
+        File names hold 255 characters at most: for more than 16 clients the key holds the first
+        client, the number of the others, and a hash of all.
         """
         clients = "+".join(f"{client:04d}" for client in self.clients)
         if len(self.clients) > MOST_NAMED:
@@ -174,12 +181,12 @@ class Interception:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Truth:
-    """The examples behind an interception, re-derived by the scorer; no adversary gets this.
+    """The N examples behind an interception, derived again by the scorer; no adversary gets it.
 
-    inputs: one tensor an example; labels (N,) int64; sequences: one (L,) int64 tensor an example,
-    in which case labels are those of all sequences, one after the other, -100 left out. lengths:
-    frames or tokens of each input. tokens: of text, the ids of each example before any was masked.
-    text: a transcript, or the text, an example. attributes: a list, one value an example.
+    `inputs` holds one tensor for each example, `lengths` its frames or tokens. `labels` is (N,)
+    int64; with label `sequences`, one (L,) int64 tensor for each example, it joins them without
+    -100. `tokens` are ids before masking, `text` is the transcript or text, and `attributes` holds
+    lists of one value for each example.
     """
 
     inputs: Sequence[Tensor] | None = None
@@ -192,29 +199,30 @@ class Truth:
 
     @property
     def num_examples(self) -> int:
-        """How many examples there are; 0 where nothing is known of them."""
+        """Number of examples; 0 if nothing about them is known."""
         known = (self.sequences, self.labels, self.inputs)
         return next((len(each) for each in known if each is not None), 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Observation:
-    """All that an adversary ever sees: the parts of an interception that the threat model grants.
+    """The parts of an interception that the threat model grants: all that an adversary sees.
 
-    gradient: gradient of the loss, mean over examples, by parameter name, float32; only the
-        head's parameters under `HEAD_GRADIENT` alone. Positive direction is uphill, whatever the
-        client sent.
-    exact: whether that gradient is exact; False once several local steps were taken.
-    head: name of the projection layer, so that its weight is `gradient[f"{head}.weight"]`.
-    model: the victim's model before the round. labels (N,) int64, or (N, L) padded with -100 where
-        they are sequences. lengths (N,): frames or tokens of each input. Both are sorted, labels
-        first, a label with its length: their order tells nothing.
-    num_examples: examples behind the update. steps, lr: local steps and learning rate.
-    auxiliary: examples disjoint from every victim's. prior: of text, public texts, none of them a
-        victim's.
-    defenses: what the clients run, by name. history: earlier observations of the same client.
+    A field that was not granted is None (or empty); `know` raises an error instead.
 
-    What was not granted is None (or empty); `know` raises instead.
+    Attributes:
+        gradient: Gradient of the loss, mean over examples, float32, by parameter name, whatever
+            the client sent. Under `HEAD_GRADIENT` alone, only the head's parameters.
+        exact: Whether it is exact; it is not after several local steps, for example.
+        head: Name of the projection layer, whose weight is `gradient[f"{head}.weight"]`.
+        model: The victim's model before the round.
+        labels: int64 (N,), or (N, L) padded with -100; sorted, so that the order shows nothing.
+        lengths: Frames or tokens of each input; sorted, or in the order of `labels` if granted.
+        num_examples: Number of examples behind the update; `steps`, `lr`: of local training.
+        auxiliary: Labelled examples, none of them a victim's.
+        prior: For text, public texts, none of them a victim's.
+        defenses: Names of the clients' defenses.
+        history: Earlier observations of the same client.
     """
 
     granted: Knowledge
@@ -235,7 +243,7 @@ class Observation:
     history: "tuple[Observation, ...] | None" = None
 
     def know(self, what: Knowledge) -> Any:
-        """The value of one kind of knowledge; raises `NotGranted` where it is withheld."""
+        """Return the value of one kind of knowledge, or raise `NotGranted` if it is withheld."""
         if what not in self.granted:
             raise NotGranted(
                 f"this attack asked for {what.name}; the threat model grants "
@@ -248,7 +256,7 @@ class Observation:
             value = self.gradient
         elif name == "head_gradient":
             own = {k: v for k, v in self.gradient.items() if k.startswith(f"{self.head}.")}
-            value = own or self.gradient  # of a head that is not there, what could be it
+            value = own or self.gradient  # without a head of that name, all that could be it
         else:
             value = getattr(self, FIELDS.get(name, name))
         if value is None:
@@ -262,24 +270,26 @@ FIELDS = {
     "learning_rate": "lr",
     "defense": "defenses",
 }
-"""The field of `Observation` by the name of the knowledge, where the two differ."""
+"""Fields of `Observation` whose names differ from that of the knowledge, by the latter."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reconstruction:
-    """What an adversary claims about the victim's examples; a metric says which field it scores.
+    """What an adversary claims about the victim's examples; each metric scores one field.
 
-    label_set: labels present. label_counts: how often each. labels (N,): one an example.
-    label_scores (classes,): an estimate of every count before it is made a whole number.
-    sequences: label sequences. num_labels: how many labels in all. inputs: one tensor an example.
-    tokens, text: one an example. token_counts: how often each token, all examples together; of a
-    set, once each. attributes: of a speaker, say, one ranking an example, in the order of `inputs`
-    if there are such: a score by candidate.
-    objective: the attack's own final loss, infinite where it never was finite.
-    trace: (iteration, objective) pairs.
-    outcomes: how each start of an optimisation ended: "matched" the gradient, "diverged",
-        "stalled", or ran out of "steps" or "budget".
-    diagnostics: whatever explains the outcome, or why there is none.
+    Attributes:
+        label_set: Labels that occur; `label_counts`: how often; `labels`: one an example, (N,).
+        label_scores: Estimated count of every class before rounding, (classes,).
+        sequences: Label sequences, one (L,) tensor an example; `num_labels`: labels in total.
+        inputs: One tensor an example. `tokens`, `text`: token ids and text of each example.
+        token_counts: Occurrences of each token in all examples; 1 each if a set is claimed.
+        attributes: Such as the speaker: a score by candidate for each example, in the order of
+            `inputs` if these are claimed too.
+        objective: Final value of the attack's own loss; infinite if it never was finite.
+        outcomes: How each start ended: "matched", "diverged", "stalled", "steps" or "budget" (the
+            limit that it reached).
+        trace: Pairs (iteration, objective).
+        diagnostics: Whatever explains the result, or why there is none.
     """
 
     label_set: frozenset[int] | None = None
@@ -303,14 +313,13 @@ class Reconstruction:
 class Finding:
     """One metric of one attack on one victim: a row of `findings.csv`.
 
-    point: which point of a sweep. client: the client's number, joined by + for an aggregate.
-    victim: the interception's key. value: the score, None unless `status` is ok.
-    baseline: what a random guess scores on the same victim. baseline_prior: what a guess from
-    public data scores. attempt: which try this was (1, as none is repeated yet). seconds: wall
-    clock of the attack. granted: knowledge, joined by |. label: the adversary's own name in the
-    scenario.
-    inclusion: probability that this victim was attacked, among the round's participants.
-    artifact: path in the run folder of what was reconstructed.
+    `point` is the sweep's point. `client` is the client's number, or several joined by + under
+    secure aggregation; `victim` is the interception's key. `value` is None unless `status` is
+    "ok". `baseline` is the score of a random guess on the same victim, `baseline_prior` that of a
+    guess from public data. `attempt` is always 1, because attacks are not repeated. `seconds` is
+    the attack's wall-clock time. `granted` joins knowledge by |. `label` is the adversary's name
+    in the scenario. `inclusion` is the probability that this victim was attacked, among the
+    round's participants. `artifact` is the reconstruction's path in the run folder.
     """
 
     scenario: str
