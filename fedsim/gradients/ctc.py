@@ -1,8 +1,8 @@
-"""Connectionist temporal classification that can be differentiated twice.
+"""Connectionist temporal classification (CTC) that can be differentiated twice.
 
-`torch.nn.functional.ctc_loss` has no second derivative, which gradient matching asks for. So the
-forward algorithm (Graves et al., ICML 2006, section 4.1) is written out in logarithms, a step a
-frame for all utterances and states at once, and autograd does the rest.
+Gradient matching needs a second derivative, and `torch.nn.functional.ctc_loss` has none. The
+forward algorithm (Graves et al., ICML 2006, section 4.1) is therefore written in log space with
+differentiable operations, one step a frame for all utterances and states at once.
 """
 
 from typing import Any
@@ -16,28 +16,41 @@ from fedsim.errors import DataError
 __all__ = ["BLANK", "ctc_loss", "frames_needed"]
 
 BLANK = 0
-"""The label that says nothing, and keeps two equal labels in a row apart."""
+"""CTC's blank label: it stands for no output, and separates two equal labels in a row."""
 
 IMPOSSIBLE = -1e30
-"""Log-probability of what cannot be; finite, because the gradient at minus infinity is NaN."""
+"""Log-probability of an impossible state; finite, because at minus infinity the gradient is NaN."""
 
 
 def frames_needed(labels: Tensor) -> int:
-    """Frames that a label sequence (L,) takes at least: one a label, one between two equal ones."""
+    """Return the smallest number of frames to which CTC can align a label sequence.
+
+    Each label takes one frame, and two equal labels in a row need a blank between them.
+
+    Args:
+        labels: Labels (L,) int64.
+    """
     return len(labels) + int((labels[1:] == labels[:-1]).sum())
 
 
 def ctc_loss(logits: Tensor, target: Tensor, lengths: Tensor | None = None) -> Tensor:
-    """-log p(target | frames) of each utterance, (B,), summed over all alignments.
+    """Compute the CTC loss, -log p(target | frames), of each utterance, twice differentiable.
 
-    logits: (B, T, C) scores of the labels in every frame, label 0 the blank. target: (B, L) int64
-    labels from 1 on, padded with negative values. lengths: (B,) int64 frames, None where all are
-    full; what logits holds beyond them does not matter.
+    The loss sums over all alignments and is not divided by the number of labels. If no graph of
+    the gradient is needed, torch's own CTC computes it, because it is faster.
 
-    Not divided by the number of labels. Twice differentiable in logits; torch's own CTC, which is
-    faster, does the work wherever no graph of the gradient is asked for. Raises `DataError` for a
-    target without labels, with a label that is the blank or no class, and for one that takes more
-    frames than there are, whose loss would be infinite.
+    Args:
+        logits: Scores of the labels in every frame, (B, T, C); label 0 is the blank.
+        target: Labels (B, L) int64 from 1, padded with negative values.
+        lengths: Number of frames of each utterance, (B,) int64; None if all have T. Logits beyond
+            it are ignored.
+
+    Returns:
+        Losses (B,) in nats.
+
+    Raises:
+        DataError: A target has no label, a label that is the blank or not a class, or needs more
+            frames than there are, so that its loss would be infinite.
     """
     if lengths is None:
         lengths = torch.full((len(logits),), logits.shape[1])
@@ -47,7 +60,7 @@ def ctc_loss(logits: Tensor, target: Tensor, lengths: Tensor | None = None) -> T
 
 
 class _CTC(torch.autograd.Function):
-    """torch's CTC, and where a gradient is to be differentiated the one that is written out."""
+    """torch's CTC, replaced by the differentiable one if its gradient is differentiated again."""
 
     @staticmethod
     def forward(
@@ -80,10 +93,10 @@ def _given(logits: Tensor, target: Tensor, lengths: Tensor, sizes: list[int]) ->
 
 
 def _written_out(logits: Tensor, target: Tensor, lengths: Tensor, sizes: list[int]) -> Tensor:
-    """The forward algorithm; states are blank, label, blank, label, ..., blank."""
+    """Run the forward algorithm on the states blank, label, blank, label, ..., blank."""
     states = target.new_full((len(target), 2 * target.shape[1] + 1), BLANK)
     states[:, 1::2] = target.clamp(min=BLANK)
-    # A label may follow another one directly, unless they are equal.
+    # A label may follow the one before it without a blank, unless the two are equal.
     jumps = torch.zeros_like(states, dtype=torch.bool)
     jumps[:, 2:] = (states[:, 2:] != BLANK) & (states[:, 2:] != states[:, :-2])
     scores = logits.log_softmax(dim=2)
@@ -95,7 +108,7 @@ def _written_out(logits: Tensor, target: Tensor, lengths: Tensor, sizes: list[in
         before = functional.pad(forward, (2, 0), value=IMPOSSIBLE)
         jumped = before[:, :-2].masked_fill(~jumps, IMPOSSIBLE)
         stepped = torch.stack([forward, before[:, 1:-1], jumped]).logsumexp(dim=0) + now
-        # Three impossible ways share a slope of 3, which over many frames would overflow.
+        # Where all three predecessors are impossible, gradients would add up and overflow.
         stepped = stepped.masked_fill(stepped < IMPOSSIBLE / 2, IMPOSSIBLE)
         forward = torch.where((t < lengths)[:, None], stepped, forward)
     ends = torch.tensor([[2 * size - 1, 2 * size] for size in sizes], device=states.device)
@@ -103,7 +116,7 @@ def _written_out(logits: Tensor, target: Tensor, lengths: Tensor, sizes: list[in
 
 
 def _sizes(target: Tensor, lengths: list[int], classes: int) -> list[int]:
-    """The labels in each row of a target, which is refused where CTC cannot say it."""
+    """Return the number of labels in each row of a target; raise if CTC cannot align them."""
     found = []
     for index, (row, frames) in enumerate(zip(target, lengths, strict=True)):
         labels = row[row >= 0]

@@ -1,4 +1,4 @@
-"""Gradients of many dummy batches in one pass, through which one can differentiate."""
+"""Gradients of many dummy batches in one differentiable pass."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -13,7 +13,7 @@ from fedsim.victim import VictimModel
 __all__ = ["DummyGradients"]
 
 AGREES = 1e-3
-"""Largest difference of the two computations that is rounding, as a share of the norm."""
+"""Largest difference from autograd's gradient, relative to its norm, that counts as rounding."""
 
 
 class DummyGradients:
@@ -116,7 +116,7 @@ class DummyGradients:
         return [(key, p) for key, p in own if key in self.names]
 
     def _agrees(self, shape: tuple[int, ...], classes: int) -> bool:
-        """Whether one pass gives the gradients of autograd, for two batches of two."""
+        """Test on two random batches of two whether one pass gives autograd's gradients."""
         like = next(self.model.module.parameters())
         rng = torch.Generator().manual_seed(0)
         inputs = torch.rand((2, 2, *shape), generator=rng).to(like)
@@ -140,7 +140,7 @@ def _dense(value: Tensor | Outer) -> Tensor:
 
 
 def _layers(module: nn.Module, names: list[str]) -> dict[str, nn.Module] | None:
-    """The layers that own the parameters, in the model's order; None if one is of another kind."""
+    """Return the layers of these parameters in the model's order; None if one is unsupported."""
     wanted = {name.rpartition(".")[0] for name in names}
     found: dict[str, nn.Module] = {}
     for name, layer in module.named_modules():

@@ -1,4 +1,4 @@
-"""Gradient matching of a decoded sequence, by its context vectors and labels."""
+"""Gradient matching for a decoder: search for a sequence's context vectors and labels."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ __all__ = ["LabelBag", "SequenceProblem", "keep_labels"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LabelBag:
-    """The labels that a sequence is made of.
+    """The labels that may occur in a sequence, without their order.
 
     Attributes:
         labels: (b,) int64, sorted.
         length: Steps S of the sequence.
-        last: The label of the last step.
+        last: Label of the last step.
     """
 
     labels: Tensor
@@ -32,21 +32,32 @@ class LabelBag:
 class SequenceProblem:
     """The distance between a decoder's gradient and those of dummy sequences of S steps.
 
-    A point is a flat vector: context vectors A, then smooth labels P over a bag of labels. Called
-    with points (R, n), as `minimise` does, it returns (R,); the victims it is handed with them are
-    one and the same. Of R starts each is answered as it would be alone.
+    A point of the search is a flat vector that holds context vectors A (S, d_A) and smooth labels
+    P (S, |bag|). With a `penalty`, A and P are the coordinates themselves, and the objective is
+    Eq. 8 of Dang et al. (RLG, NeurIPS 2021), ||g' - g|| + penalty sum_i |1 - ||p_i||_1|.
 
-    penalty: if given, A (S, d_A) and P (S, |bag|) are the coordinates themselves, and the value is
-    RLG's Eq. 8, ||g' - g|| + penalty sum_i |1 - ||p_i||_1|. Otherwise A is combined of S vectors,
-    P is a softmax of its coordinates, and the value ||g' - g||^2 / ||g||^2. A weight's gradient
-    sum_i delta_i x_i' has the rows x_i that entered the layer in its row space; those of a layer
-    that takes A hold the a_i, so that S vectors from it span them.
+    Without one, the search space is smaller: A is a combination of S basis vectors, P is a softmax
+    of its coordinates, and the objective is ||g' - g||^2 / ||g||^2. The basis comes from the
+    gradient: that of a weight, sum_i delta_i x_i', has the layer's inputs x_i in its row space. For
+    a layer that takes the context vectors as input, S vectors of that space span all a_i.
 
-    model: has the point "context", and says by `module.context_size` what d_A is; it is copied.
-    gradient: by parameter name, of one sequence of `bag.length` steps; of each matrix the leading S
-    singular vectors count, which is all of it but for noise. normalise: "set" leaves only the
-    bag's labels in the softmax (L_BoW). comparison: its distance is not read. Raises `ValueError`
-    where gradient and model do not fit.
+    The object is a problem of `minimise`. Restarts are independent: batching does not change any
+    result. All restarts belong to one victim.
+
+    Args:
+        model: The victim's model, which accepts inputs at the point "context" and gives d_A as
+            `module.context_size`; it is copied.
+        gradient: Gradient of one sequence of `bag.length` steps, by parameter name. Only the
+            leading S singular vectors of each matrix are used: the rest is noise.
+        head: Name of the projection layer.
+        bag: The labels, the number of steps and the last label.
+        rng: Generator on the CPU.
+        penalty: Factor of the penalty; None for the smaller search space.
+        normalise: Labels in the softmax: "all", or "set" for those of the bag alone (L_BoW).
+        comparison: Weights of parameters, device and dtype; its distance is not used.
+
+    Raises:
+        ValueError: Gradient and model do not fit.
     """
 
     def __init__(
@@ -86,7 +97,7 @@ class SequenceProblem:
         self.penalty, self.free = penalty or 0.0, penalty is not None
         context = int(own.module.context_size)  # type: ignore[arg-type]
         self.basis = torch.eye(context, device=device, dtype=dtype)
-        """Vectors (k, d_A) that context vectors are combined of."""
+        """Vectors (k, d_A) of which context vectors are linear combinations."""
         if not self.free:
             self.basis = self._span(rng)
         self.size = length * (len(self.basis) + len(self.bag))
@@ -108,13 +119,21 @@ class SequenceProblem:
         )
 
     def start(self, rng: torch.Generator, spread: float = 1.0) -> Tensor:
-        """A new point (n,): what makes the context vectors N(0, spread^2), labels U(0, 1)."""
+        """Draw a starting point.
+
+        Args:
+            rng: Generator on the CPU.
+            spread: Standard deviation of the context vectors' coordinates, which are normal.
+
+        Returns:
+            A point (n,). The labels' coordinates are uniform in [0, 1).
+        """
         contexts = spread * torch.randn(self.length * len(self.basis), generator=rng)
         labels = torch.rand(self.length * len(self.bag), generator=rng)
         return torch.cat([contexts, labels]).to(self.basis)
 
     def split(self, points: Tensor) -> tuple[Tensor, Tensor]:
-        """Context vectors (R, S, d_A) and smooth labels (R, S, |bag|)."""
+        """Split points (R, n) into context vectors (R, S, d_A) and smooth labels (R, S, |bag|)."""
         cut = self.length * len(self.basis)
         contexts = points[:, :cut].view(len(points), self.length, -1) @ self.basis
         labels = points[:, cut:].view(len(points), self.length, -1)
@@ -124,11 +143,11 @@ class SequenceProblem:
         return contexts, torch.cat([labels[:, :-1], end], dim=1)
 
     def read(self, points: Tensor) -> Tensor:
-        """The sequences (R, S) int64: the heaviest label of each step."""
+        """Return label sequences (R, S) int64: the label of largest weight in each step."""
         return self.bag[self.split(points)[1].argmax(dim=2)]
 
     def __call__(self, points: Tensor, victims: Tensor) -> Tensor:
-        """Values (R,) of points (R, n), the penalty included; `victims` is not read."""
+        """Compute the objective (R,) of points (R, n), with the penalty; `victims` is not used."""
         distance = self.distance(points, victims)
         if not self.free:
             return distance
@@ -137,14 +156,16 @@ class SequenceProblem:
         return distance + self.penalty * excess
 
     def distance(self, points: Tensor, victims: Tensor) -> Tensor:
-        """The value (R,) without the penalty."""
+        """Compute the objective (R,) of points (R, n) without the penalty."""
         contexts, labels = self.split(points)
         full = labels
         if self.classes != len(self.bag):
             full = labels.new_zeros(*labels.shape[:2], self.classes)
             full = full.index_copy(2, self.bag, labels)
         distance = torch.zeros_like(points[:, 0])
-        with torch.enable_grad():  # the gradient's own, whether or not the value's is sought
+        with (
+            torch.enable_grad()
+        ):  # the dummy's gradient needs a graph even if the objective's does not
             gradients = self._gradients(contexts, full)
         for name, ours in gradients.items():
             theirs = self._theirs[name]
@@ -163,7 +184,14 @@ class SequenceProblem:
 def keep_labels(
     model: VictimModel, head: str, bag: Tensor, gradient: dict[str, Tensor] | None = None
 ) -> None:
-    """Leave only a bag's labels (b,) int64 in head, embeddings and their gradients; in place."""
+    """Restrict the head, the label embeddings and their gradients to a bag of labels, in place.
+
+    Args:
+        model: The model that is changed.
+        head: Name of the projection layer.
+        bag: Labels (b,) int64 whose rows are kept.
+        gradient: Gradient by parameter name, restricted to the same rows if given.
+    """
     gradient = {} if gradient is None else gradient
     classes = len(model.module.get_submodule(head).get_parameter("weight"))
     for name, layer in model.module.named_modules():

@@ -1,4 +1,4 @@
-"""Gradient matching of texts: the distance of dummy embeddings' gradients from observed ones."""
+"""Gradient matching for texts: compare the gradients of dummy embeddings with observed ones."""
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -19,34 +19,44 @@ TextMetric = DistanceName
 COSINE = Comparison("cosine", dtype=torch.float32)
 
 KEY_BIASES = ("*key.bias", "*key_proj.bias", "*k_proj.bias", "*k_lin.bias")
-"""Names of key projections' biases. Attention does not change when all keys move alike, so that
-their gradient is zero, and what is sent of it rounding noise."""
+"""Names of the biases of key projections.
+
+Attention does not change if all keys are shifted by the same vector. The gradient of these biases
+is therefore zero, and its observed value is rounding noise.
+"""
 
 AGREES = 1e-3
-"""Largest difference to autograd's gradient, as a share of its norm, that is rounding."""
+"""Largest difference from autograd's gradient, relative to its norm, that counts as rounding."""
 
 CPU_TOKENS, GPU_TOKENS = 512, 16_384
-"""Tokens in a pass that nothing is differentiated through; more do not fit a CPU's caches."""
+"""Tokens in one pass without gradients, on a CPU and a GPU; more do not fit a CPU's caches."""
 
 
 class TextDistance:
-    """The distance between V victims' gradients and those of dummy texts, fed as embeddings.
+    """The distance between V victims' gradients and those of dummy texts, given as embeddings.
 
-    Called with embeddings (R, B, L, d), before positions are added, and victims (R,) int64 it
-    returns (R,), each row as it would be alone. Differentiable in embeddings that require a
-    gradient; of others nothing is kept, and they pass a few rows at a time.
+    The distance is one of three:
 
-    distance: "cosine" is the mean over tensors of 1 - cosine (Balunovic et al., LAMP, Eq. 8), of
-    those that are not zero; "l2" the sum of ||g' - g||^2, without cancellation near a match;
-    "l1+l2" adds `l1` ||g' - g||_1 (Deng et al., TAG), for which alone weight gradients are formed,
-    one layer at a time, and not kept.
+    - "cosine": the mean of 1 - cosine over the tensors that are not zero (Balunovic et al., LAMP,
+      NeurIPS 2022, Eq. 8);
+    - "l2": the sum of ||g' - g||^2, computed without cancellation near a match;
+    - "l1+l2": additionally `l1` ||g' - g||_1 (Deng et al., TAG, EMNLP Findings 2021). Only this
+      distance needs whole weight gradients; they are formed one layer at a time, and not kept.
 
-    model: has the point "embedding"; it is copied. observed: each victim's gradient by name.
-    targets: each victim's labels (B,) or masked tokens (B, L) int64, or soft ones. lengths: tokens
-    of each victim's texts, (B,) int64; L is that of the longest, or more. comparison: of its
-    `parameters`, word embeddings and `KEY_BIASES` are left out whatever it says. Raises
-    `ValueError` where gradient and model do not fit, for NaN or Inf, and where the gradients in
-    factors are not the model's.
+    Word embeddings and `KEY_BIASES` are never compared.
+
+    Args:
+        model: The victims' model, which accepts inputs at the point "embedding"; it is copied.
+        observed: Gradient of each victim, by parameter name.
+        targets: For each victim, labels (B,) or masked tokens (B, L) int64, or soft ones.
+        lengths: For each victim, the number of tokens of its texts, (B,) int64. L is at least the
+            largest of them.
+        comparison: The distance, the weights of parameters, the device and the dtype.
+        l1: Factor of the L1 norm in "l1+l2".
+
+    Raises:
+        ValueError: Gradient and model do not fit, a gradient holds NaN or Inf or is zero, or the
+            gradients that are computed in factors differ from autograd's.
     """
 
     def __init__(
@@ -71,7 +81,7 @@ class TextDistance:
                 "victims with other numbers of texts apart"
             )
         own = model.copy().to(device)
-        own.module.to(dtype).eval()  # what units a client dropped nobody knows
+        own.module.to(dtype).eval()  # the client's dropout masks are unknown
         weights = _matched(own, observed, comparison.parameters)
         theirs = {name: torch.stack([one[name] for one in observed]).to(device) for name in weights}
         self.distance = distance
@@ -87,7 +97,7 @@ class TextDistance:
         own.module.requires_grad_(False)
         self.l1 = l1 if distance == "l1+l2" else 0.0
         self.zero_distance = torch.ones(len(observed), device=device, dtype=dtype)
-        """How far a gradient of zero is from each victim's, (V,)."""
+        """Distance between a gradient of zero and each victim's, (V,)."""
         if distance != "cosine":
             self.zero_distance = torch.stack(
                 [
@@ -108,7 +118,16 @@ class TextDistance:
                 raise ValueError("the gradient is zero throughout: there is nothing to match")
 
     def __call__(self, embedded: Tensor, victims: Tensor) -> Tensor:
-        """Distances (R,) of embeddings (R, B, L, d) from the gradients of victims (R,) int64."""
+        """Compute the distances of R dummy batches, each independent of the others.
+
+        Args:
+            embedded: Embeddings (R, B, L, d), before positions are added. If they require no
+                gradient, they are processed a few rows at a time, and no graph is kept.
+            victims: The victim of each batch, (R,) int64.
+
+        Returns:
+            Distances (R,), differentiable with respect to embeddings that require a gradient.
+        """
         if embedded.requires_grad and torch.is_grad_enabled():
             return self._apart(embedded, victims, differentiable=True)
         rows = self.together(embedded[0])
@@ -116,7 +135,7 @@ class TextDistance:
         return torch.cat([self._apart(*part, differentiable=False) for part in parts])
 
     def together(self, embedded: Tensor) -> int:
-        """How many batches (B, L, d) pass at a time where nothing is differentiated."""
+        """Return how many batches (B, L, d) one pass without gradients takes."""
         most = CPU_TOKENS if embedded.device.type == "cpu" else GPU_TOKENS
         return max(1, most // embedded.shape[:2].numel())
 
@@ -135,7 +154,7 @@ class TextDistance:
             return torch.stack(gaps).sum(dim=0)
 
     def _tried(self, own: VictimModel) -> dict[str, Tensor | Factored]:
-        """Gradients of two random dummies; raises where one is not what autograd says it is."""
+        """Compute the gradients of two random dummies; raise if one differs from autograd's."""
         words = own.embedding
         if words is None:
             raise ValueError("the model does not say which parameter holds its word embeddings")
@@ -177,7 +196,7 @@ def _matched(
     observed: Sequence[Mapping[str, Tensor]],
     parameters: Mapping[str, float] | None,
 ) -> dict[str, float]:
-    """What each parameter that is matched counts; raises where a gradient is not the model's."""
+    """Return the weight of each matched parameter; raise if a gradient does not fit the model."""
     sent = [name for name in own.parameters() if all(name in one for one in observed)]
     if not sent:
         raise ValueError("the gradient names none of the model's trained parameters")
@@ -205,10 +224,15 @@ def _matched(
 
 
 def norm_gap(embedded: Tensor, typical: float, *, lengths: Tensor | None = None) -> Tensor:
-    """(mean ||x|| - typical)^2 of embeddings (R, B, L, d), (R,): LAMP's regulariser (Eq. 9).
+    """Compute LAMP's regulariser of embeddings, (mean ||x|| - typical)^2 (Balunovic et al., Eq. 9).
 
-    typical: the mean norm of the vocabulary's embeddings. lengths: tokens of each text, (R, B) or
-    (B,) int64; what lies beyond does not count.
+    Args:
+        embedded: Embeddings (R, B, L, d).
+        typical: Mean norm of the vocabulary's embeddings.
+        lengths: Number of tokens of each text, (R, B) or (B,) int64; tokens beyond are ignored.
+
+    Returns:
+        Values (R,).
     """
     norms = embedded.norm(dim=3)
     if lengths is None:
@@ -222,9 +246,15 @@ def norm_gap(embedded: Tensor, typical: float, *, lengths: Tensor | None = None)
 def nearest_tokens(
     embedded: Tensor, words: Tensor, *, forbidden: Sequence[int] | Tensor = ()
 ) -> Tensor:
-    """The tokens (...) int64 whose embeddings have the largest cosine with these (..., d).
+    """Find the token whose embedding has the largest cosine with each of these.
 
-    words (V, d); a row of zeros is no token's. forbidden: ids that are not to be found.
+    Args:
+        embedded: Embeddings (..., d).
+        words: Embeddings of the vocabulary, (V, d). A row of zeros is never chosen.
+        forbidden: Ids that are never chosen.
+
+    Returns:
+        Token ids (...) int64.
     """
     norms = words.norm(dim=1)
     alike = (embedded.flatten(0, -2) @ words.mT) / norms.clamp(min=torch.finfo(norms.dtype).tiny)

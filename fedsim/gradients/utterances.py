@@ -1,4 +1,4 @@
-"""The gradient of a recogniser's head under CTC, in closed form from its inputs and outputs."""
+"""The gradient of a speech recogniser's head under CTC, from the head's inputs and outputs."""
 
 import torch
 from torch import Tensor
@@ -15,8 +15,8 @@ def ctc_head_gradient(
 ) -> tuple[Tensor, Tensor]:
     """Compute the gradients of a linear head under CTC for K utterances, independently.
 
-    With G = d CTC / d logits, for which one backward pass through the loss suffices, they are G' H
-    and the sum of G over frames; the rest of the model is not differentiated.
+    With G = d CTC / d logits, the gradients are G' H and the sum of G over frames. Only the loss is
+    differentiated, not the rest of the model.
 
     Args:
         features: Inputs H of the head, (K, T, h).

@@ -28,7 +28,7 @@ __all__ = [
 
 NGRAM = "n-gram"
 KEPT = 4
-"""Priors that a process caches; a campaign uses one or two."""
+"""Number of priors that a process caches; a campaign uses one or two."""
 
 
 def language_prior(
@@ -63,7 +63,7 @@ def language_prior(
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """A prior to be made; two are the same where all but the tokens' records are equal."""
+    """Key of the cache; equal if all fields but the `tokens` record are equal."""
 
     name: str
     texts: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Any causal language model of `transformers` as a prior."""
+"""Causal language models of `transformers` as priors."""
 
 import copy
 import functools
@@ -20,11 +20,11 @@ from fedsim.seeds import isolated
 __all__ = ["CausalPrior", "causal_model"]
 
 PASS = 16
-"""Texts at a time: logits of more do not fit the caches."""
+"""Texts in one pass: the logits of more do not fit a CPU's caches."""
 PASS_TOKENS = 1024
-"""Tokens at a time: logits are as wide as the vocabulary."""
+"""Tokens in one pass: the logits of each are as wide as the vocabulary."""
 SAME = 1e-3
-"""What a later word may change of the logits of an earlier one, by rounding."""
+"""Largest change of a token's logits by a later token that counts as rounding."""
 WAYS_OUT = (
     'Name a local folder that holds its weights (config.json, *.safetensors, tokenizer; "FOLDER"), '
     'or set prior = "n-gram", which is fitted to public texts'
@@ -32,12 +32,17 @@ WAYS_OUT = (
 
 
 class CausalPrior(LanguagePrior):
-    """A causal language model; it is put into evaluation mode, and never differentiated.
+    """A causal language model as a prior.
 
-    model: of `transformers`, on its device. tokenizer: its own. tokens: the victim's. name: for
-    messages. Where both vocabularies hold the same pieces, ids go in as they are; else texts are
-    spelled and tokenized anew, and their likelihood is shared among the victim's tokens, so that
-    no order of words gains by falling into more pieces.
+    If both vocabularies hold the same pieces, the victim's token ids are the model's inputs.
+    Otherwise texts are decoded and tokenized again, and the log-likelihood is divided by the
+    number of the victim's tokens, so that no word order gains by splitting into more pieces.
+
+    Args:
+        model: A model of `transformers`, on its device. It is put into evaluation mode.
+        tokenizer: The model's tokenizer.
+        tokens: The victim's tokens.
+        name: The model's name, for messages.
     """
 
     def __init__(self, model: Any, tokenizer: Any, tokens: Tokens, name: str) -> None:
@@ -51,15 +56,28 @@ class CausalPrior(LanguagePrior):
 
     @classmethod
     def load(cls, name: str, tokens: Tokens, device: torch.device | str = "cpu") -> Self:
-        """What `causal_model` loads, for a victim's tokens; raises `DataError` as that does."""
+        """Load a model as a prior for a victim's tokens.
+
+        Args:
+            name: A folder, or "hub:NAME", as for `causal_model`.
+            tokens: The victim's tokens.
+            device: Device of the model.
+
+        Raises:
+            DataError: The model cannot be loaded.
+        """
         model, tokenizer = causal_model(name)
         own = model if torch.device(device).type == "cpu" else copy.deepcopy(model).to(device)
         return cls(own, tokenizer, tokens, name)
 
     def surprise(self, ids: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """As the base class says. Raises `DataError` for a text longer than the model takes."""
+        """Compute the mean negative log-likelihood per token, as in the base class.
+
+        Raises:
+            DataError: A text is longer than the model's largest input.
+        """
         rows, sizes = counted(ids, lengths, len(self._tokens.pieces))
-        # Candidates are permutations of a few tokens: many of them are the same.
+        # Candidates are permutations of a few tokens, and many of them are equal.
         known, inverse = torch.unique(
             torch.cat([rows, sizes[:, None]], dim=1), dim=0, return_inverse=True
         )
@@ -73,7 +91,7 @@ class CausalPrior(LanguagePrior):
         return each.to(ids.device)
 
     def _own(self, text: list[int]) -> list[int]:
-        """What the model reads of a text, from the victim's ids: its first token is given."""
+        """Convert the victim's ids of a text to the model's, with a first token that is given."""
         special = self._tokenizer
         begin = [] if special.bos_token_id is None else [int(special.bos_token_id)]
         if not self.deviation:
@@ -83,13 +101,13 @@ class CausalPrior(LanguagePrior):
             text = text[len(start) :]
         if end and tuple(text[-len(end) :]) == end:
             text = text[: -len(end)]
-        # Marks inside a text are spelled out, because leaving them out would hide how odd it is.
+        # Marks inside a text are decoded, too: without them the text would seem more likely.
         found = list(special(self._tokens.spell(text, special=True), verbose=False)["input_ids"])
         framed = bool(found) and found[0] in special.all_special_ids
         return found if framed else [*begin, *found]
 
     def _totals(self, texts: list[Tensor]) -> Tensor:
-        """Negative log-likelihoods of texts (R,) float64, each without its first token."""
+        """Compute negative log-likelihoods of texts, (R,) float64, each without its first token."""
         longest = max((len(text) for text in texts), default=0)
         most = getattr(self._model.config, "max_position_embeddings", None)
         if most is not None and longest > most:
@@ -98,7 +116,7 @@ class CausalPrior(LanguagePrior):
                 'another, or set prior = "n-gram", or use shorter texts (task.longest)'
             )
         found = torch.zeros(len(texts), dtype=torch.float64)
-        # Longest first, so that texts of one pass need little padding.
+        # Texts are sorted by length, so that those of one pass need little padding.
         order = sorted(
             (i for i, text in enumerate(texts) if len(text) > 1), key=lambda i: -len(texts[i])
         )
@@ -117,7 +135,7 @@ class CausalPrior(LanguagePrior):
         ids = ids.to(device)
         mask = None if bool(inside.all()) else inside.long()
         logits = self._model(ids[:, :-1], attention_mask=mask, use_cache=False).logits
-        # Flat, because over a dimension in the middle the softmax is several times slower.
+        # Flattened, because a softmax over a middle dimension is several times slower.
         each = functional.cross_entropy(
             logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none"
         ).view(inside.shape)
@@ -127,11 +145,19 @@ class CausalPrior(LanguagePrior):
 
 @functools.lru_cache(maxsize=1)
 def causal_model(name: str) -> tuple[Any, Any]:
-    """The model and tokenizer in a folder, or of the Hub ("hub:NAME"), float32, on the CPU.
+    """Load a causal language model and its tokenizer, float32, on the CPU.
 
-    The last one is kept: it is not to be changed. Weights are read from safetensors alone, and no
-    code that comes with a model runs. Raises `DataError` for what cannot be loaded, lacks weights,
-    or is not a causal language model.
+    The last model is cached, so callers must not change it. Weights are read from safetensors
+    alone, and code that comes with a model does not run.
+
+    Args:
+        name: A local folder, or "hub:NAME" for a model of the Hugging Face Hub.
+
+    Returns:
+        The model in evaluation mode, and the tokenizer.
+
+    Raises:
+        DataError: The model cannot be loaded, lacks weights, or is not a causal language model.
     """
     place, local = name.removeprefix(HUB), not name.startswith(HUB)
     if local and not (Path(place) / "config.json").is_file():
@@ -153,7 +179,7 @@ def causal_model(name: str) -> tuple[Any, Any]:
                 output_loading_info=True,
                 **common,
             )
-    # Whatever stops a download or a file from being read has the same two ways out.
+    # Any error of a download or a file has the same two remedies.
     except Exception as error:
         raise DataError(
             f"prior '{name}' could not be loaded as a causal language model "
@@ -176,7 +202,7 @@ def causal_model(name: str) -> tuple[Any, Any]:
 
 @torch.no_grad()
 def _looks_ahead(model: Any) -> bool:
-    """Whether a later token changes what is said of an earlier one."""
+    """Return whether a token's logits depend on later tokens, as in a masked language model."""
     size = len(model.get_input_embeddings().weight)
     ids = torch.tensor([[1, 2, 3], [1, 2, 4]]) % size
     first, second = model(ids, use_cache=False).logits[:, :2]

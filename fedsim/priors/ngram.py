@@ -1,4 +1,4 @@
-"""An n-gram model of the victim's tokens, fitted to any plain text in seconds."""
+"""An n-gram language model of the victim's tokens, fitted to public texts in seconds."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -88,7 +88,7 @@ class NGramPrior(LanguagePrior):
         return cls(levels, size, framed=framed, description=said)
 
     def surprise(self, ids: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """As the base class says."""
+        """Compute the mean negative log-likelihood per token, as in the base class."""
         rows, sizes = counted(ids, lengths, self._vocabulary)
         start = torch.full((len(rows), 0 if self._framed else 1), self._vocabulary)
         likely = np.log(self._likelihoods(torch.cat([start, rows], dim=1).numpy()))
@@ -98,20 +98,27 @@ class NGramPrior(LanguagePrior):
         return torch.from_numpy(total).float().to(ids.device)
 
     def distribution(self, context: Tensor) -> Tensor:
-        """The probability of every token (V,) float64 after token ids (L,) int64, L >= 1."""
+        """Compute the probability of every next token.
+
+        Args:
+            context: Token ids (L,) int64, at least one.
+
+        Returns:
+            Probabilities (V,) float64.
+        """
         rows = torch.cat(
             [context.expand(self._vocabulary, -1), torch.arange(self._vocabulary)[:, None]], dim=1
         )
         return torch.from_numpy(self._likelihoods(rows.numpy())[:, -1])
 
     def _likelihoods(self, ids: Ints) -> Floats:
-        """Of each token but the first, (R, L - 1), given those before it; ids (R, L)."""
+        """Compute the probabilities (R, L - 1) of all tokens of ids (R, L) but the first."""
         lowest = self._levels[0]
         found: Floats = lowest.values[ids[:, 1:]] + lowest.backoff[0] / self._vocabulary
         context = ids[:, :-1]
         for n, level in enumerate(self._levels[1:], start=1):
             keys = np.where(context < 0, -1, context * (self._vocabulary + 1) + ids[:, n:])
-            # Candidates are permutations: most of their n-grams are the same.
+            # Candidates are permutations, and most of their n-grams are equal.
             wanted, inverse = np.unique(keys, return_inverse=True)
             places = level.places(wanted)[inverse].reshape(keys.shape)
             part = found[:, n - 1 :]
@@ -122,11 +129,18 @@ class NGramPrior(LanguagePrior):
 
 
 def _fitted(ids: Ints, at: Ints, order: int, size: int) -> tuple[_Level, ...]:
-    """The levels, from tokens (N,) of all texts in a row and their places in their texts (N,)."""
+    """Fit the levels to the N tokens of all texts, one text after the other.
+
+    Args:
+        ids: Token ids (N,).
+        at: Position of each token in its text, (N,).
+        order: Length of the longest n-grams.
+        size: Size of the vocabulary.
+    """
     base = size + 1
     keys: list[Ints] = [np.arange(base)]
     times: list[Ints] = [np.bincount(ids, minlength=base)]
-    # The place of the n-gram that ends at each token, -1 where the text is too short for one.
+    # Index of the n-gram that ends at each token; -1 if the text is too short for one.
     place = ids
     begin: list[Ints] = [np.bincount(ids[at == 0], minlength=base)]
     contexts: list[Ints] = [np.zeros(base, dtype=np.int64)]
@@ -135,7 +149,7 @@ def _fitted(ids: Ints, at: Ints, order: int, size: int) -> tuple[_Level, ...]:
         whole = np.flatnonzero(at >= n - 1)
         joined = place[whole - 1] * base + ids[whole]
         known, inverse, many = np.unique(joined, return_inverse=True, return_counts=True)
-        # Any occurrence of an n-gram tells its last n - 1 tokens.
+        # The last n - 1 tokens are those of any occurrence of the n-gram.
         suffix = np.empty(len(known), dtype=np.int64)
         suffix[inverse] = place[whole]
         suffixes.append(suffix)
@@ -149,10 +163,10 @@ def _fitted(ids: Ints, at: Ints, order: int, size: int) -> tuple[_Level, ...]:
     for n in range(1, order + 1):
         count = times[n - 1]
         if n < order:
-            # Nothing stands before a text, so what begins one is counted by how often it does.
+            # No token precedes a text: an n-gram that begins texts counts each of them.
             count = np.bincount(suffixes[n - 1], minlength=len(count)) + begin[n - 1]
         if n == 1:
-            # The first token of a text is given.
+            # The first token of a text is given, so it is not counted.
             count = count - begin[0]
             count[size:] = 0
         below = 1 if n == 1 else len(keys[n - 2])
@@ -161,7 +175,14 @@ def _fitted(ids: Ints, at: Ints, order: int, size: int) -> tuple[_Level, ...]:
 
 
 def _level(keys: Ints, count: Ints, context: Ints, contexts: int) -> _Level:
-    """Of n-grams' counts and the places of their contexts (G,), of which there are so many."""
+    """Make the level of G n-grams of one order.
+
+    Args:
+        keys: Sorted keys (G,).
+        count: Counts (G,).
+        context: Index of each n-gram's context in the order below, (G,).
+        contexts: Number of n-grams in the order below.
+    """
     off = _discounts(count)[np.minimum(count, 3)]
     total = np.bincount(context, weights=count, minlength=contexts)
     taken = np.bincount(context, weights=off, minlength=contexts)
@@ -171,10 +192,10 @@ def _level(keys: Ints, count: Ints, context: Ints, contexts: int) -> _Level:
 
 
 def _discounts(count: Ints) -> Any:
-    """What is taken off a count of 0, 1, 2, and of 3 and more, (4,) float64."""
+    """Compute the discounts of counts 0, 1, 2, and 3 or more, (4,) float64."""
     n1, n2, n3, n4 = (int((count == k).sum()) for k in (1, 2, 3, 4))
     if not (n1 and n2):
-        # Too little text to tell; the usual choice of absolute discounting.
+        # Too little text for an estimate: the usual constant of absolute discounting.
         return np.array([0, 0.75, 0.75, 0.75])
     share = n1 / (n1 + 2 * n2)
     if not (n3 and n4):

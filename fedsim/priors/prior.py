@@ -12,11 +12,11 @@ from fedsim.records import Tokens
 __all__ = ["LanguagePrior", "counted", "sentences"]
 
 LONG = 32
-"""Words above which a text is split into sentences; victims' texts are a few sentences at most."""
+"""Number of words above which a text is split into sentences, because victims' texts are short."""
 
 END_OF_SENTENCE = re.compile(r"""(?<=[.!?…])(["'”’)\]]*)\s+""")
 TOGETHER = 4096
-"""Texts that are tokenized at a time."""
+"""Number of texts that are tokenized at once."""
 
 
 class LanguagePrior(ABC):
@@ -85,10 +85,17 @@ def counted(ids: Tensor, lengths: Tensor | None, size: int) -> tuple[Tensor, Ten
 
 
 def sentences(texts: Iterable[str], tokens: Tokens) -> Iterator[list[int]]:
-    """The token ids of public texts, with those around every text.
+    """Split public texts into sentences and tokenize them.
 
     Texts of more than 32 words are split at the ends of sentences, because a victim's texts are
-    short, and what begins and ends them is worth knowing. A piece may still be of any length.
+    short, and a prior has to know how they begin and end. A sentence may have any length.
+
+    Args:
+        texts: Public texts.
+        tokens: The victim's tokens.
+
+    Yields:
+        Token ids of each sentence, with those that frame every text.
     """
     some: list[str] = []
     for text in texts:
@@ -100,7 +107,7 @@ def sentences(texts: Iterable[str], tokens: Tokens) -> Iterator[list[int]]:
 
 
 def _split(text: str) -> list[str]:
-    """The sentences of a text, closing quotes and brackets with the sentence that they end."""
+    """Split a text into sentences; closing quotes and brackets stay with the sentence."""
     parts = END_OF_SENTENCE.split(text)
     whole = [a + b for a, b in zip(parts[::2], [*parts[1::2], ""], strict=True)]
     return [part for part in whole if part.strip()]
