@@ -1,8 +1,8 @@
-"""Plugins: settings as typed fields, found through entry points.
+"""The base class of plugins, and how they are found, configured and validated.
 
-Nothing in fedsim imports an adversary, a defense or a task by name. Whoever installs a package
-with an entry point in one of the groups below has added one; the built-in ones come the same way.
-A class that is not installed is named by a reference, "module:Class".
+Nothing in fedsim imports an adversary, a defense, a metric or a task by name. A package adds one
+with an entry point in one of the groups below, as the built-in ones do. A class that is not
+installed is named by a reference, "module:Class".
 """
 
 import functools
@@ -31,7 +31,7 @@ EXPECTED = {
     "model_": "a table",
     "string_type": "a string",
 }
-"""What a type of a setting is called, by how the names of pydantic's complaints begin."""
+"""Names of types in messages, by the beginning of pydantic's error types."""
 
 GROUPS = {
     "adversaries": "fedsim.adversaries",
@@ -46,14 +46,14 @@ _BASES = {
     "metrics": "fedsim.metric:Metric",
     "tasks": "fedsim.task:Task",
 }
-"""The class that plugins of a kind derive from; named, because its module imports this one."""
+"""Base class of each kind of plugin, as a reference, because its module imports this one."""
 
 
 class Plugin(BaseModel):
-    """Base of adversaries, defenses, metrics and tasks: its fields are its settings.
+    """Base class of adversaries, defenses, metrics and tasks, whose fields are their settings.
 
-    A subclass sets `name`, the name it is registered under, and `keywords`. Settings are typed,
-    bounded, described, and frozen; unknown ones are errors.
+    A subclass sets `name`, under which it is registered, and `keywords`. Settings are typed,
+    bounded, described and frozen; unknown settings are errors.
     """
 
     model_config = ConfigDict(
@@ -63,11 +63,11 @@ class Plugin(BaseModel):
     name: ClassVar[str] = ""
 
     keywords: ClassVar[tuple[str, ...]] = ()
-    """Terms of the field under which `fedsim list WORD` finds it, beside its name and summary."""
+    """Terms of the field by which `fedsim list WORD` finds the plugin, besides name and summary."""
 
     @classmethod
     def summary(cls) -> str:
-        """The first line of the docstring."""
+        """Return the first line of the docstring."""
         return (cls.__doc__ or "").strip().splitlines()[0] if cls.__doc__ else ""
 
 
@@ -78,7 +78,7 @@ def _entry_points(kind: str) -> dict[str, importlib.metadata.EntryPoint]:
 
 
 def names(kind: str) -> list[str]:
-    """Names of the installed plugins of a kind ("adversaries", "defenses", "tasks"), sorted."""
+    """Return the names of the installed plugins of a kind, one of `GROUPS`, sorted."""
     return sorted(_entry_points(kind))
 
 
@@ -87,10 +87,10 @@ def find(kind: str, name: str) -> type[Plugin]:
 
     Args:
         kind: One of `GROUPS`, such as "adversaries".
-        name: The name that it is registered under, or a reference, "module:Class".
+        name: The name under which it is registered, or a reference, "module:Class".
 
     Raises:
-        PluginError: There is none, it cannot be imported, or it is of another kind.
+        PluginError: There is no such plugin, it cannot be imported, or it is of another kind.
     """
     if not isinstance(name, str):
         raise PluginError(f"{name!r} names none of the {kind}: expected a string")
@@ -114,21 +114,37 @@ def find(kind: str, name: str) -> type[Plugin]:
 
 
 def title(kind: str, name: str) -> str:
-    """What tables call a plugin: its name, or of a reference the name that its class has."""
+    """Return a plugin's name in tables; for a reference, the name that its class declares.
+
+    Args:
+        kind: One of `GROUPS`.
+        name: The registered name, or a reference.
+    """
     if not is_reference(name):
         return name
     return find(kind, name).name or name.rpartition(":")[2]
 
 
 def make(kind: str, name: str, settings: dict[str, Any], where: str = "") -> Plugin:
-    """A plugin by name with its settings; errors name the setting by its place in the scenario."""
+    """Make a plugin with its settings.
+
+    Args:
+        kind: One of `GROUPS`.
+        name: The registered name, or a reference.
+        settings: Settings by name.
+        where: Place of the settings in the scenario, for messages.
+
+    Raises:
+        PluginError: There is no such plugin.
+        ScenarioError: A setting is unknown, missing or invalid.
+    """
     return validated(find(kind, name), settings, where or f"{kind} '{name}'")
 
 
 def _table_at(
     model: type[pydantic.BaseModel], path: Sequence[int | str]
 ) -> type[pydantic.BaseModel]:
-    """The model of a table within a table, by the names and positions that lead there."""
+    """Return the model of a nested table, by the keys and list positions that lead to it."""
     for part in path:
         kind = model.model_fields[part].annotation if part in model.model_fields else None
         for inner in (kind, *get_args(kind)):
@@ -138,18 +154,27 @@ def _table_at(
 
 
 def validated(model: type[Model], values: dict[str, Any], where: str) -> Model:
-    """`model(**values)`, with pydantic's complaints turned into one readable `ScenarioError`."""
+    """Validate values by a pydantic model.
+
+    Args:
+        model: The model.
+        values: Its fields.
+        where: Place of the values in the scenario, for messages.
+
+    Raises:
+        ScenarioError: One line for each value that is unknown, missing or invalid.
+    """
     try:
         return model.model_validate(values)
     except pydantic.ValidationError as error:
-        # Each type of a union complains for itself: all of one place are told in one line.
+        # Each type of a union reports an error of its own: those of one place share a line.
         at: dict[tuple[int | str, ...], list[ErrorDetails]] = {}
         for problem in error.errors():
             at.setdefault(_place(problem, values), []).append(problem)
         lines = []
         for path, problems in at.items():
             if any(other[: len(path)] == path != other for other in at):
-                continue  # the type that fits best complains of something within
+                continue  # the type that fits best reports an error further within
             place = ".".join([where] * bool(where) + [str(part) for part in path])
             if problems[0]["type"] == "extra_forbidden":
                 known = _table_at(model, path[:-1]).model_fields
@@ -162,13 +187,13 @@ def validated(model: type[Model], values: dict[str, Any], where: str) -> Model:
                 said = ", or ".join(dict.fromkeys(map(_worded, problems)))
                 said = said.replace(", or expected ", ", or ")
                 found = problems[0]["input"]
-                whole = not path and isinstance(found, dict)  # what was wrong is said by name
+                whole = not path and isinstance(found, dict)  # the message names the wrong value
                 lines.append(f"{place}: {said}" + ("." if whole else f"; found {found!r:.80}."))
         raise ScenarioError("\n".join(lines)) from error
 
 
 def _place(problem: ErrorDetails, within: Any) -> tuple[int | str, ...]:
-    """Where a problem is, without the types of a union, which pydantic names among the keys."""
+    """Return the keys that lead to an error, without a union's types, which pydantic includes."""
     loc = problem["loc"]
     path = []
     for depth, part in enumerate(loc):
@@ -183,7 +208,7 @@ def _place(problem: ErrorDetails, within: Any) -> tuple[int | str, ...]:
 
 
 def _worded(problem: ErrorDetails) -> str:
-    """What pydantic says, in the words of a TOML file."""
+    """Rephrase a message of pydantic in the terms of a TOML file."""
     for kind, name in EXPECTED.items():
         if problem["type"].startswith(kind):
             return f"expected {name}"
@@ -195,9 +220,19 @@ def _worded(problem: ErrorDetails) -> str:
 
 
 def table(value: Any, where: str, *, key: str = "name", example: str) -> dict[str, Any]:
-    """Settings with what they are of under `key`, from a table that has it or from the name alone.
+    """Expand a name to a table of settings.
 
-    Raises `DataError` for anything else; `where` and `example` are for its message.
+    Args:
+        value: A name, or a table that holds a name and settings.
+        where: Place of the value in the scenario, for messages.
+        key: Key of the name in the table.
+        example: A valid table, for messages.
+
+    Returns:
+        The table, with the name under `key`.
+
+    Raises:
+        DataError: The value is neither.
     """
     settings = {key: value} if isinstance(value, str) else value
     if not isinstance(settings, dict) or not isinstance(settings.get(key), str):

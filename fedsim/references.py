@@ -1,7 +1,7 @@
-"""References to Python objects, "module:name": how a scenario names code of the user's own.
+"""References to Python objects, "module:name", by which a scenario names the user's own code.
 
-A module is looked up in the folders of `look_in` (a scenario's own, then the current one), then
-among what is installed. As everywhere in Python, a process holds one module of a name.
+A module is looked up in the folders of `look_in` (the scenario's, then the current one), then
+among the installed packages. As usual in Python, a process holds one module of each name.
 """
 
 import contextlib
@@ -18,14 +18,14 @@ from fedsim.errors import PluginError, did_you_mean
 __all__ = ["is_reference", "look_in", "references", "resolve", "search_folders"]
 
 _FOLDERS: list[str] = []
-"""Where modules are looked up first."""
+"""Folders in which modules are looked up first."""
 
 _RESERVED = ("hub:", "package:")
-"""What names of models and data sets begin with that are no references."""
+"""Prefixes of names of models and data sets that look like references but are not."""
 
 
 def is_reference(name: object) -> bool:
-    """Whether a name is of the form "module:name", such as "mypackage.attacks:Mine"."""
+    """Return whether a name has the form "module:name", such as "mypackage.attacks:Mine"."""
     return (
         isinstance(name, str)
         and not name.startswith(_RESERVED)
@@ -34,7 +34,7 @@ def is_reference(name: object) -> bool:
 
 
 def references(value: Any) -> list[str]:
-    """All references within plain tables and lists, in order."""
+    """Return all references within nested tables and lists, in order."""
     if isinstance(value, dict | list):
         inner = value.values() if isinstance(value, dict) else value
         return [name for one in inner for name in references(one)]
@@ -42,13 +42,13 @@ def references(value: Any) -> list[str]:
 
 
 def look_in(folders: Iterable[str | Path]) -> None:
-    """Look modules up in these folders before all others, in this process from now on."""
+    """Make this process look up modules in these folders before all others from now on."""
     first = list(dict.fromkeys(map(str, folders)))
     _FOLDERS[:] = first + [folder for folder in _FOLDERS if folder not in first]
 
 
 def search_folders() -> list[Path]:
-    """The folders of `look_in`, the first ones first."""
+    """Return the folders of `look_in`, in the order of look-up."""
     return [Path(folder) for folder in _FOLDERS]
 
 
@@ -60,7 +60,7 @@ def resolve(reference: str) -> Any:
 
     Raises:
         PluginError: There is no such module, it cannot be imported, it has no such name, or another
-            module of its name is imported already.
+            module of the same name is imported already.
     """
     module, _, name = reference.partition(":")
     with _first_on_the_path(_FOLDERS):
@@ -91,9 +91,10 @@ def resolve(reference: str) -> Any:
 
 @contextlib.contextmanager
 def _first_on_the_path(folders: list[str]) -> Iterator[None]:
-    """Import from these folders first; afterwards they stand last, for imports in functions.
+    """Put these folders first on the import path, and last afterwards.
 
-    Not first for good: a file of the user's called datasets.py, say, would hide the library.
+    They stay on the path because functions may import modules later. They do not stay first,
+    because a user's file such as `datasets.py` would hide the library of that name.
     """
     ahead = list(folders)
     sys.path[:0] = ahead

@@ -1,4 +1,4 @@
-"""What the examples of a task look like; every adversary may know it."""
+"""Public descriptions of a task's examples (modality, shape, classes, vocabulary, columns)."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -22,27 +22,32 @@ __all__ = [
 ]
 
 UNKNOWN = "unknown"
-"""The value of an attribute that is none of the known ones: a stranger's, say."""
+"""Value of an attribute that is not among the known ones, such as an unknown speaker."""
 
 WORD_START = "\u2581"
 """The mark before a piece that starts a word, as in SentencePiece's vocabularies."""
 
 END = 0
-"""The label that ends a sequence of word pieces, and that a decoder is given before the first."""
+"""Label that ends a sequence of word pieces; it is also a decoder's first input."""
 
 BLANK_PIECE = "<blank>"
-"""What label 0 stands for where it is CTC's blank instead, and sequences have no end."""
+"""Piece of label 0 if it is CTC's blank, so that sequences have no end label."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tokens:
-    """What the inputs of a text task are made of.
+    """The vocabulary and tokenizer of a text task.
 
-    pieces: what each id stands for, as its tokenizer writes it; one a word embedding. special: ids
-    by role ("pad", "unk", "cls", "sep", "mask", "bos", "eos"), those that there are. marks: all ids
-    that are no part of a text, these among them. prefix, suffix: ids around every text. longest:
-    tokens that an input can have, those around it included. embedding: name of the parameter that
-    holds the word embeddings (V, d). tokenizer: the tokenizer itself, of `transformers`.
+    Attributes:
+        pieces: The piece of each id as the tokenizer writes it, one for each word embedding.
+        special: Ids of special tokens, by role ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
+            as far as the tokenizer has them.
+        marks: All ids that are not part of a text, special tokens included.
+        prefix: Ids before every text.
+        suffix: Ids after every text.
+        longest: Largest number of tokens of an input, prefix and suffix included.
+        embedding: Name of the parameter that holds the word embeddings (V, d).
+        tokenizer: The tokenizer of `transformers`.
     """
 
     pieces: tuple[str, ...]
@@ -55,9 +60,11 @@ class Tokens:
     tokenizer: Any = field(repr=False)
 
     def spell(self, ids: Iterable[int], *, special: bool = False) -> str:
-        """The text that token ids stand for; with `special`, "[CLS]" and the like in it.
+        """Decode token ids to text.
 
-        Ids outside the vocabulary are left out.
+        Args:
+            ids: Token ids; those outside the vocabulary are left out.
+            special: Whether the text includes special tokens, such as "[CLS]".
         """
         known = [i for i in map(int, ids) if 0 <= i < len(self.pieces)]
         if not special:
@@ -65,30 +72,31 @@ class Tokens:
         return str(self.tokenizer.decode(known)).strip()
 
     def bare(self, ids: Iterable[int]) -> list[int]:
-        """The ids that are part of a text: without padding, separators and the unknown."""
+        """Return the ids that are part of a text: without padding, separators and unknown ones."""
         return [i for i in map(int, ids) if i not in self.marks]
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text alone, without what stands before and after every text."""
+        """Return the token ids of a text, without prefix and suffix."""
         return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What a task's examples look like; every adversary may know it.
+    """What a task's examples look like, which is public: every adversary knows it.
 
     A task of one of the built-in modalities returns a subclass, which an adversary may ask for
     (`Adversary.suits`). A task of another modality returns this class, or a subclass of its own.
 
     Attributes:
-        classes: Number of labels (or vocabulary entries) that the head tells apart.
+        classes: Number of outputs of the head (classes or vocabulary entries).
         input_shape: Shape of one input without the batch dimension, None if it varies.
         input_range: Smallest and largest value of an input, None if unbounded.
-        attributes: Known values of an attribute (a speaker, say), `UNKNOWN` if there are others.
+        attributes: Known values of each attribute (such as the speaker), by its name, with
+            `UNKNOWN` if there are others.
     """
 
     modality: ClassVar[str] = "other inputs"
-    """What the inputs are, for messages."""
+    """Name of the inputs, for messages."""
 
     classes: int
     input_shape: tuple[int, ...] | None = None
@@ -99,7 +107,7 @@ class Spec:
 
     @property
     def labels_are_tokens(self) -> bool:
-        """Whether an example has a label for each of its tokens, and not one for the whole."""
+        """Whether an example has a label for each token instead of a single one."""
         return False
 
     def require(self, kind: type["AnySpec"]) -> "AnySpec":
@@ -131,7 +139,7 @@ class TextSpec(Spec):
     """Texts as token ids, of different lengths.
 
     Attributes:
-        tokens: The vocabulary, and how it is spelled.
+        tokens: The vocabulary and the tokenizer.
     """
 
     modality: ClassVar[str] = "texts"
@@ -145,7 +153,7 @@ class TextSpec(Spec):
 
     @property
     def labels_are_tokens(self) -> bool:
-        """Whether the labels are masked words."""
+        """Whether the labels are masked tokens."""
         return self.classes == self.vocabulary
 
 
@@ -154,9 +162,9 @@ class SpeechSpec(Spec):
     """Utterances as frames (T, features) of different lengths, and their transcripts.
 
     Attributes:
-        features: Values of a frame.
-        sample_rate: Samples of sound per second, in Hz.
-        pieces: What each label stands for in a transcript, `WORD_START` before a new word.
+        features: Number of values of a frame.
+        sample_rate: Sample rate of the sound, in Hz.
+        pieces: Text of each label in a transcript, with `WORD_START` before a new word.
     """
 
     modality: ClassVar[str] = "speech"
@@ -172,7 +180,7 @@ class SpeechSpec(Spec):
 
     @property
     def labels_are_tokens(self) -> bool:
-        """Always: the labels are those of transcripts."""
+        """True: the labels are those of transcripts."""
         return True
 
     @property
@@ -181,9 +189,10 @@ class SpeechSpec(Spec):
         return self.pieces[:1] == (BLANK_PIECE,)
 
     def spell(self, labels: Iterable[int]) -> str:
-        """The words that a label sequence stands for, up to the first 0, which ends it.
+        """Decode a label sequence to words, up to the first 0, which ends it.
 
-        Labels outside the vocabulary are left out.
+        Args:
+            labels: Labels; those outside the vocabulary are left out.
         """
         spelled = []
         for label in map(int, labels):
@@ -215,7 +224,7 @@ class Column:
 
     @property
     def width(self) -> int:
-        """How many values of a row encode the column."""
+        """Number of values of a row that encode the column."""
         return len(self.categories) or 1
 
 

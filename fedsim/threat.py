@@ -1,8 +1,8 @@
-"""The threat model: from an interception to what an adversary may see of it.
+"""The threat model: which part of an interception an adversary observes.
 
-Sign and scale of the gradient are settled here, once for every adversary: it always sees the
-gradient of the loss (uphill), mean over examples. A delta has the opposite sign and a factor
-lr x steps; half of this field's bugs live there.
+Sign and scale of the gradient are normalised here, once for every adversary: it always receives
+the gradient of the loss, mean over examples. A delta of weights has the opposite sign and a factor
+lr x steps, which is a frequent source of bugs in implementations of attacks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,20 +25,20 @@ class Supplier(Protocol):
 
     @property
     def spec(self) -> Spec:
-        """What examples look like."""
+        """The task's description of its examples."""
 
     @property
     def head(self) -> str:
         """Name of the projection layer."""
 
     def victim(self, arrays: Mapping[str, Tensor]) -> VictimModel:
-        """A private copy of the model with these weights and buffers."""
+        """Make a private copy of the model with these weights and buffers, by name."""
 
     def auxiliary(self) -> Batch | None:
-        """Labelled data that no client holds, if there is any."""
+        """Return labelled examples that no client holds; None if there are none."""
 
     def prior(self) -> Any:
-        """A language prior, if the task has one."""
+        """Return data for a prior over the inputs, such as public texts; None without any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +118,15 @@ class ThreatModel:
 
 
 def _bag(truth: Truth, granted: Knowledge) -> tuple[Tensor | None, list[int] | None]:
-    """Labels and lengths as far as they are granted, sorted.
+    """Return labels and lengths as far as they are granted, sorted.
 
-    Labels are (B,), or (B, L) padded with -100 as in a training batch.
+    Args:
+        truth: The client's examples.
+        granted: The knowledge that is granted.
+
+    Returns:
+        Labels (N,), or (N, L) padded with -100 as in a training batch, and N lengths; None for
+        what is not granted.
     """
     labels = (truth.sequences or truth.labels) if Knowledge.LABELS in granted else None
     lengths = truth.lengths if Knowledge.LENGTHS in granted else None

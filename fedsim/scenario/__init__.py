@@ -1,9 +1,9 @@
-"""A scenario: everything a run depends on, in one TOML file.
+"""Scenarios: TOML files that contain everything a run depends on.
 
     task, training, threat, defenses, adversaries, metrics, engine, sweep
 
-Unknown keys are errors that name the nearest known one. `--set key=value` overrides any of them,
-by the dotted path it has in the file: `--set training.lr=0.05 --set adversaries.1.iterations=50`.
+Unknown keys are errors that name the nearest known one. `--set key=value` overrides a value by
+its dotted key in the file: `--set training.lr=0.05 --set adversaries.1.iterations=50`.
 """
 
 import copy
@@ -42,7 +42,7 @@ __all__ = ["AttackPlan", "Scenario", "locate", "read_table", "scenario_names"]
 
 
 class Scenario(Table):
-    """A run, resolved: every default filled in, every plugin known."""
+    """All settings of a run, with defaults filled in and plugins looked up."""
 
     name: PlainName = "scenario"
     description: str = ""
@@ -54,12 +54,12 @@ class Scenario(Table):
     adversaries: list[AttackPlan] = Field(default=[])
     engine: Engine = Engine()
     metrics: list[str] = Field(default=[])
-    """Metrics beside the installed ones, each as "module:Class"."""
+    """Metrics in addition to the installed ones, each as "module:Class"."""
     sweep: Sweep = Field(default={})
     paper: Paper | None = None
     data_dir: str = ""
     search_dirs: list[str] = Field(default=[])
-    """Folders in which "module:name" and relative paths of data are looked up; `load` sets it."""
+    """Folders in which "module:name" and relative paths of data are looked up, set by `load`."""
 
     @classmethod
     def load(
@@ -77,12 +77,12 @@ class Scenario(Table):
             source: The name or the path.
             overrides: `key=value` strings, values as in TOML, bare words as strings.
             data: Folder where local data sets are looked up.
-            scale: "smoke", as it is written, or "paper", with what `paper.scale.paper` changes.
+            scale: "smoke" (the file as written) or "paper" (with the changes of `paper.scale`).
             trust: Whether to import code that a run folder's scenario names as "module:name".
 
         Raises:
-            ScenarioError: There is no such scenario, it is mistaken, or it is a run folder's, names
-                code, and is not trusted.
+            ScenarioError: There is no such scenario, it is invalid, or it comes from a run folder
+                and names code, but is not trusted.
         """
         path = locate(source)
         table = read_table(path)
@@ -99,12 +99,12 @@ class Scenario(Table):
 
     @model_validator(mode="after")
     def _look_in_its_folders(self) -> Self:
-        look_in(self.search_dirs)  # in every process that is sent the scenario
+        look_in(self.search_dirs)  # also in each worker that receives the scenario
         return self
 
     @classmethod
     def parse(cls, table: Mapping[str, Any]) -> "Scenario":
-        """From plain tables, checked; raises `ScenarioError` with every complaint it has."""
+        """Make a scenario from nested tables; raise `ScenarioError` with a line for each error."""
         rest = copy.deepcopy(dict(table))
         values: dict[str, Any] = {}
         sections: dict[str, type[Table]] = {
@@ -145,7 +145,7 @@ class Scenario(Table):
         return scenario
 
     def check(self) -> None:
-        """Everything that can be said before any training; raises `ScenarioError`."""
+        """Check all that can be checked before training; raise `ScenarioError` with the errors."""
         t, threat = self.training, self.threat
         complaints = []
         if t.per_round > t.clients:
@@ -238,7 +238,7 @@ class Scenario(Table):
         self.denials()
 
     def _check_defenses(self) -> None:
-        """That they are there, do not undo each other, and are run by clients that exist."""
+        """Check that defenses exist, do not contradict each other, and name existing clients."""
         defenses = self.build_defenses()
         complaints = contradictions(defenses)
         for i, defense in enumerate(defenses):
@@ -252,11 +252,11 @@ class Scenario(Table):
             raise ScenarioError("\n".join(complaints))
 
     def knowledge(self) -> Knowledge:
-        """What the threat model grants."""
+        """Return the knowledge that the threat model grants."""
         return Knowledge.parse(self.threat.grants)
 
     def build_task(self) -> Task:
-        """The task with its settings, seed and number of clients; loads no data yet."""
+        """Make the task with its settings, seed and number of clients, without loading data."""
         settings = dict(self.task)
         name = settings.pop("name", "images")
         known = set(find("tasks", name).model_fields) - {"seed", "clients", "folder"}
@@ -272,7 +272,7 @@ class Scenario(Table):
         return cast(Task, make("tasks", name, settings, "task"))
 
     def build_defenses(self) -> list[Defense]:
-        """The clients' defenses, in listed order."""
+        """Make the clients' defenses, in listed order."""
         made = []
         for i, entry in enumerate(self.defenses):
             settings = dict(entry)
@@ -283,14 +283,14 @@ class Scenario(Table):
         return made
 
     def build_adversaries(self) -> list[tuple[str, AttackPlan, Adversary]]:
-        """(label, plan, adversary) in listed order."""
+        """Make the adversaries: tuples (label, plan, adversary) in listed order."""
         return [
             (plan.title, plan, plan.adversary(f"adversaries.{i} ({plan.name})"))
             for i, plan in enumerate(self.adversaries)
         ]
 
     def build_metrics(self) -> list[Metric]:
-        """The scenario's own metrics; those that are installed are measured beside them."""
+        """Make the scenario's own metrics, which are measured in addition to installed ones."""
         if registered := [name for name in self.metrics if not is_reference(name)]:
             raise ScenarioError(
                 f"metrics: expected module:Class; found {registered[0]!r}. Metrics that are "
@@ -302,7 +302,7 @@ class Scenario(Table):
         ]
 
     def denials(self) -> dict[str, Knowledge]:
-        """By adversary label, the knowledge it needs and the threat model withholds."""
+        """Return by adversary label the knowledge that it needs and the threat model withholds."""
         granted = self.knowledge()
         missing = {
             label: adversary.requires() & ~granted
@@ -311,23 +311,23 @@ class Scenario(Table):
         return {label: lacking for label, lacking in missing.items() if lacking}
 
     def points(self) -> dict[str, "Scenario"]:
-        """Every combination of the sweep's values, by a name such as `training.lr=0.1`."""
+        """Return a scenario for each point of the sweep, by a name such as `training.lr=0.1`."""
         if not self.sweep:
             return {"": self}
         found = {}
         for name, chosen in self.combinations().items():
             table = self.to_dict() | {"sweep": {}}
-            table.pop("paper", None)  # of the whole, not of a point
+            table.pop("paper", None)  # it describes the whole sweep, not one point
             training = table["training"]
             if training["strategy"] == default_strategy(training["algorithm"]):
-                del training["strategy"]  # another algorithm has another
+                del training["strategy"]  # a swept algorithm brings its own default
             for key, value in chosen.items():
                 assign(table, key, value)
             found[name] = Scenario.parse(table)
         return found
 
     def combinations(self) -> dict[str, dict[str, Any]]:
-        """By the name of a point, the values that it takes from the sweep."""
+        """Return the swept values of each point, by the point's name."""
         found = {}
         for values in itertools.product(*self.sweep.values()):
             chosen = dict(zip(self.sweep, values, strict=True))
@@ -335,9 +335,9 @@ class Scenario(Table):
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain tables that `parse` takes back."""
+        """Return the scenario as nested tables, which `parse` reads back."""
         table = self.model_dump(exclude_none=True)
-        for key in ("metrics", "search_dirs"):  # most scenarios name no code of their own
+        for key in ("metrics", "search_dirs"):  # left out if empty, as in most scenarios
             if not table[key]:
                 del table[key]
         for entry in table["adversaries"]:
@@ -345,5 +345,5 @@ class Scenario(Table):
         return table
 
     def to_toml(self) -> str:
-        """As TOML, resolved."""
+        """Return the scenario as TOML, with all defaults."""
         return tomli_w.dumps(self.to_dict())

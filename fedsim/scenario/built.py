@@ -1,4 +1,4 @@
-"""What a scenario describes, built once in a process and handed to everything that needs it."""
+"""The task, plugins and threat model of a scenario, built once in each process."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,12 +21,12 @@ class BuiltRun:
     """The task, plugins and threat model of one scenario (one point of a sweep).
 
     Attributes:
-        scenario: What was built.
-        task: Data, partition, model and loss. It loads them when they are first used.
+        scenario: The scenario from which all was built.
+        task: Data, partition, model and loss, which are loaded when first used.
         defenses: The clients' defenses, in listed order.
         adversaries: (label, plan, adversary) in listed order.
-        metrics: The scenario's own metrics; those that are installed are measured beside them.
-        threat: What the adversaries are granted.
+        metrics: The scenario's own metrics, measured in addition to the installed ones.
+        threat: The threat model, which grants knowledge to the adversaries.
     """
 
     scenario: Scenario
@@ -54,7 +54,7 @@ def build(
         adversaries: The adversaries, instead of the scenario's own.
 
     Returns:
-        The run, its data not loaded yet unless the task was taken over.
+        The run. Data are not loaded yet, unless the task was taken over.
 
     Raises:
         PluginError: A plugin is unknown.

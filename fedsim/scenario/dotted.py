@@ -1,4 +1,4 @@
-"""Dotted keys of plain tables: values set by them, and told as the name of a sweep's point."""
+"""Dotted keys of nested tables: setting a value, and naming the point of a sweep."""
 
 import tomllib
 from typing import Any
@@ -9,7 +9,15 @@ __all__ = ["assign", "set_by", "short"]
 
 
 def set_by(table: dict[str, Any], text: str) -> None:
-    """Set what `key=value` says: values as in TOML, bare words as strings."""
+    """Set one value of a table.
+
+    Args:
+        table: The table, changed in place.
+        text: `key=value` with a dotted key and a TOML value; a bare word is a string.
+
+    Raises:
+        ScenarioError: The text has no key or value, or the table no such place.
+    """
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise ScenarioError(f"--set {text}: expected key=value, such as training.lr=0.05")
@@ -21,7 +29,16 @@ def set_by(table: dict[str, Any], text: str) -> None:
 
 
 def assign(table: dict[str, Any], key: str, value: Any) -> None:
-    """Set a dotted key, list positions by number."""
+    """Set the value at a dotted key.
+
+    Args:
+        table: The table, changed in place. Missing tables are added.
+        key: Keys joined by dots, positions of a list as numbers from 0.
+        value: The new value.
+
+    Raises:
+        ScenarioError: The key leads through a value that is not a table, or past a list's end.
+    """
     *path, last = key.split(".")
     place: Any = table
     for done, part in enumerate(path):
@@ -46,7 +63,7 @@ def _position(items: list[Any], part: str, key: str) -> int:
 
 
 def short(value: Any) -> str:
-    """A value as a point's name has it; plugin tables by name, such as `sign(scale=0.1)`."""
+    """Format a value for the name of a sweep's point; a plugin's table as `sign(scale=0.1)`."""
     if isinstance(value, dict) and "name" in value:
         settings = " ".join(f"{k}={short(v)}" for k, v in value.items() if k != "name")
         return f"{value['name']}({settings})" if settings else str(value["name"])

@@ -1,4 +1,4 @@
-"""Scenario files: where those that come with fedsim lie, and how one is found and read."""
+"""Finding and reading scenario files."""
 
 import re
 import tomllib
@@ -14,11 +14,11 @@ __all__ = ["FOLDER", "locate", "read_table", "scenario_names", "search_dirs"]
 FOLDER = Path(__file__).resolve().parents[2] / "scenarios"
 
 _OF_A_RUN = ("provenance.json", "findings.csv")
-"""Files beside the scenario of a run folder."""
+"""Files whose presence beside a scenario shows that a run wrote it."""
 
 
 def read_table(path: Path) -> dict[str, Any]:
-    """A TOML file as plain tables; raises `ScenarioError`."""
+    """Read a TOML file as nested tables; raise `ScenarioError` if that fails."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
@@ -26,18 +26,22 @@ def read_table(path: Path) -> dict[str, Any]:
 
 
 def scenario_names(*, papers: bool = True) -> list[str]:
-    """Scenarios that come with fedsim, by name; those of papers' figures are many."""
+    """Return the names of fedsim's own scenarios, sorted.
+
+    Args:
+        papers: Whether to include those of papers' figures.
+    """
     found = (path.relative_to(FOLDER).with_suffix("") for path in FOLDER.rglob("*.toml"))
     return sorted(path.as_posix() for path in found if papers or path.parts[0] != "papers")
 
 
 def locate(source: str | Path) -> Path:
-    """The TOML file of a scenario, by name or path; raises `ScenarioError`."""
+    """Return the TOML file of a scenario, by name or path; raise `ScenarioError` without one."""
     path = Path(source)
     if path.is_file():
         return path
     builtin = FOLDER / f"{source}.toml"
-    # A figure's file stands in its paper's folder; its name is "papers/llg-fig4a" as well.
+    # The file "papers/llg/fig4a" is also found under its short name, "papers/llg-fig4a".
     figure = re.sub(r"^papers/([^/-]+)-", r"papers/\1/", str(source))
     for file in (builtin, FOLDER / f"{figure}.toml"):
         if file.is_file():
@@ -50,19 +54,19 @@ def locate(source: str | Path) -> Path:
 
 
 def search_dirs(table: dict[str, Any], path: Path, *, trust: bool) -> list[str]:
-    """Where the modules and relative paths that a scenario names are looked up.
+    """Return the folders in which a scenario's modules and relative paths are looked up.
 
     Args:
         table: The scenario.
-        path: Its file.
-        trust: Whether its code may be imported even if a run wrote the file.
+        path: The scenario's file.
+        trust: Whether code that it names may be imported even if a run wrote the file.
 
     Returns:
-        The folders that the file itself lists, or its own, then the current one; empty if it names
-        neither a module nor a path.
+        The folders that the file lists, or the file's own folder, then the current one; empty if
+        it names neither a module nor a path.
 
     Raises:
-        ScenarioError: A run wrote the file, it names code, and is not trusted.
+        ScenarioError: A run wrote the file, and it names code, but is not trusted.
     """
     sections = ("task", "defenses", "adversaries", "metrics", "sweep")
     named = references([table.get(key) for key in sections])

@@ -1,6 +1,6 @@
-"""The `[paper]` table of a scenario: which figure it reproduces, and what the paper says there.
+"""The `[paper]` table of a scenario: the reproduced figure, and the numbers published for it.
 
-Commentary, not settings: nothing in it changes what a run computes.
+The table is commentary: nothing in it changes what a run computes.
 """
 
 import copy
@@ -17,7 +17,8 @@ from fedsim.scenario.settings import Table
 __all__ = ["SCALES", "Paper", "Published", "scaled"]
 
 SCALES = ("smoke", "paper")
-"""Smoke: the scenario as written, minutes on a CPU. Paper: with `paper.scale.paper` on top."""
+"""Scales of a scenario: "smoke" is the file as written (minutes on a CPU), "paper" adds the changes
+of `paper.scale.paper`."""
 
 
 def _several(value: Any) -> Any:
@@ -36,35 +37,45 @@ def _figure(value: str) -> str:
 
 
 class Published(Table):
-    """One statement or point of the paper, about the mean of a measure; all values in its units.
+    """A published value or statement about the mean of a measure, in the measure's unit.
 
-    Exactly one of value, at_least, at_most, between and like says what is published. A limit may be
-    "chance": what a random guess scores on the same victims. Where a paper says that two series
-    hardly differ, the one is to be `like` the other, as that came out here.
+    Exactly one of `value`, `at_least`, `at_most`, `between` and `like` gives what is published. A
+    limit may be "chance": what a random guess scores on the same victims. `like` expresses that two
+    series hardly differ: the mean is compared with our mean of the other series.
     """
 
     series: Names = Field(default=["*"])
-    """Names of series, or "*" for all of them."""
+    """Names of the series that it is about; "*": all."""
 
     measure: str = ""
-    """The paper's first measure where left out."""
+    """Measure that it is about; the first one of the table if left out."""
 
     at: dict[str, Any] = Field(default={})
-    """Where on the axis: a value, or a list of them; left out: all along."""
+    """Place on the axis, by the axis' key: a value or a list of values; left out: everywhere."""
 
     value: float | None = None
+    """The published number."""
+
     at_least: float | Literal["chance"] | None = None
+    """Smallest number that agrees."""
+
     at_most: float | Literal["chance"] | None = None
+    """Largest number that agrees."""
+
     between: list[float] | None = Field(default=None, min_length=2, max_length=2)
+    """Smallest and largest number that agree."""
+
     like: str | None = None
-    """The series of ours that these are close to."""
+    """Name of the series whose mean in our runs should be equal."""
 
     tolerance: float = Field(default=0.0, ge=0)
-    """How far off a number may be, one read off a plot, say."""
+    """Largest difference that still agrees, such as the accuracy of reading a plot."""
 
     source: Literal["text", "plot", "table"] = "text"
+    """Part of the paper that the statement is taken from."""
+
     remark: str = ""
-    """What is to be known of it, whatever the verdict; below the table."""
+    """Remark printed below the table, whatever the verdict."""
 
     @model_validator(mode="after")
     def _one_statement(self) -> "Published":
@@ -78,9 +89,14 @@ class Published(Table):
     def bounds(
         self, chance: float | None = None, other: float | None = None
     ) -> tuple[float, float]:
-        """The interval that agrees with it, tolerance included; either end may be infinite.
+        """Return the interval of means that agree with the statement, tolerance included.
 
-        other: the mean of the series that it is to be like.
+        Args:
+            chance: Score of a random guess, for a limit of "chance".
+            other: Mean of the series that `like` names.
+
+        Returns:
+            Lower and upper end, which may be infinite.
         """
         low = high = self.value if self.like is None else other
         if self.between is not None:
@@ -96,56 +112,63 @@ class Published(Table):
 
 
 class Paper(Table):
-    """Which figure or table of which paper a scenario reproduces."""
+    """The `[paper]` table: the figure or table that a scenario reproduces."""
 
     id: Annotated[str, AfterValidator(_figure)]
-    """ "PAPER/FIGURE"; several scenarios may share one, each adding series to it."""
+    """Name "PAPER/FIGURE"; several scenarios may share one, and each adds series to it."""
 
     title: str = ""
-    """Of the figure; the first scenario with one names it."""
+    """Title of the figure; that of the first of its scenarios that has one is used."""
 
     measure: Names = Field(min_length=1)
-    """Metrics of the findings, "seconds" or "iterations_to_success" of an attack, utility
-    metrics such as "accuracy", or one with "_change" for its difference to the first point
-    of the axis."""
+    """Measures: metrics of the findings, "seconds" or "iterations_to_success" of an attack,
+    utility metrics such as "accuracy", or a utility metric with "_change" for its difference from
+    the first point of the axis."""
 
     x: str = ""
-    """The axis: a key of the sweep, or "round"; the other keys of the sweep and the
-    adversaries' labels make the series."""
+    """Axis: a key of the sweep, or "round". The other keys of the sweep and the adversaries'
+    labels distinguish the series."""
 
     pool: list[str] = Field(default=[])
-    """Keys of the sweep that neither axis nor series tells apart."""
+    """Keys of the sweep over which results are pooled: neither axis nor series shows them."""
 
     weights: Literal["attacks", "labels"] = "attacks"
-    """What counts the same in a mean: attacks, or "labels": an attack counts as often as its
-    victim has different labels, as if those of all updates were pooled."""
+    """Weights of a mean: "attacks" weights all attacks alike; "labels" weights an attack by the
+    number of different labels of its victim, as if the labels of all updates were pooled."""
 
     kind: Literal["curve", "bars", "table"] = "curve"
+    """Form of the figure."""
+
     repetitions: int = Field(default=5, ge=1)
-    """seeds: seed, seed + 1, ...; each with new weights and batches."""
+    """Number of runs with the seeds seed, seed + 1, ...; each has new weights and batches."""
 
     bin: int = Field(default=1, ge=1)
-    """Rounds averaged at each place of the axis, where x = "round"."""
+    """Number of rounds averaged at each place of the axis, if x = "round"."""
 
     last: int = Field(default=1, ge=1)
-    """Last rounds that a utility metric is the mean of."""
+    """Number of last rounds over which a utility metric is averaged."""
 
     needs: str = ""
-    """What it takes that not everybody has, in words."""
+    """Requirements that not everybody has, as text."""
 
     takes: str = ""
-    """Roughly how long, and on what, in words."""
+    """Rough duration and the hardware, as text."""
 
     remark: str = ""
-    """Why ours differs; written after measuring."""
+    """Explanation of differences from the paper, written after the runs."""
 
     scale: dict[Literal["paper"], dict[str, Any]] = Field(default={})
-    """By scale, what changes: dotted keys as for --set."""
+    """Changes of each scale: values by dotted key, as for --set."""
 
     published: list[Published] = Field(default=[])
+    """Published values and statements."""
 
     def complaints(self, sweep: Mapping[str, Collection[Any]]) -> list[str]:
-        """What does not fit the scenario's sweep, in words."""
+        """Return a message for each value that does not fit the scenario's sweep.
+
+        Args:
+            sweep: Values of the sweep, by dotted key.
+        """
         found = []
         if self.x not in ("", "round", *sweep):
             found.append(
@@ -172,14 +195,14 @@ class Paper(Table):
 
 
 def scaled(table: dict[str, Any], scale: str) -> dict[str, Any]:
-    """The values that a scale changes, by dotted key.
+    """Return the values that a scale changes, by dotted key.
 
     Args:
-        table: A scenario as its file has it.
+        table: A scenario as read from its file.
         scale: One of `SCALES`.
 
     Raises:
-        ScenarioError: There is no such scale, or the `[paper]` table is wrong.
+        ScenarioError: There is no such scale, or the `[paper]` table is invalid.
     """
     if scale not in SCALES:
         raise ScenarioError(f"no scale '{scale}'. {did_you_mean(scale, SCALES)}")

@@ -1,4 +1,4 @@
-"""The tables of a scenario: training, threat, engine, and one an adversary."""
+"""The tables of a scenario: `[training]`, `[threat]`, `[engine]` and `[[adversaries]]`."""
 
 import re
 from typing import Annotated, Any, Literal, cast
@@ -31,13 +31,13 @@ def _plain(value: str) -> str:
 
 
 PlainName = Annotated[str, AfterValidator(_plain)]
-"""What may name a file: no separators, control characters, leading dot, or great length."""
+"""A text that can name a file: no separator, control character or leading dot, not too long."""
 
 
 class Table(BaseModel):
-    """A table of a scenario: frozen, unknown keys are errors."""
+    """Base class of a scenario's tables, which are frozen and refuse unknown keys."""
 
-    # Infinity is a setting (no clipping), and must survive the trip to the clients.
+    # Infinity is a valid setting (no clipping) and must survive serialisation to the clients.
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, ser_json_inf_nan="constants"
     )
@@ -73,21 +73,47 @@ Protocol = Annotated[Literal[False, "secagg+", "masked-sum"], BeforeValidator(_w
 
 
 class Training(Table):
-    """How clients train and how the server combines them."""
+    """The `[training]` table: how clients train, and how the server combines their updates."""
 
     algorithm: Literal["fedsgd", "fedavg"] = "fedavg"
+    """What clients send: "fedsgd": the gradient of one batch; "fedavg": weights after training."""
+
     rounds: int = Field(default=5, ge=1)
+    """Number of rounds."""
+
     clients: int = Field(default=20, ge=1)
+    """Number of clients in all."""
+
     clients_per_round: int | None = Field(default=None, ge=1)
+    """Number of clients that take part in a round; all if left out."""
+
     batch_size: int = Field(default=8, ge=1)
+    """Number of examples in a local batch."""
+
     local_steps: int = Field(default=1, ge=1)
+    """Number of local steps in a round, with one batch each; always 1 under FedSGD."""
+
     lr: float = Field(default=0.1, gt=0, allow_inf_nan=False)
+    """Learning rate: the clients' under FedAvg, the server's under FedSGD."""
+
     momentum: float = Field(default=0.0, ge=0, lt=1)
+    """Momentum of local SGD; only under FedAvg."""
+
     weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """Weight decay of local SGD; only under FedAvg."""
+
     strategy: str | dict[str, Any] = "FedAvg"
+    """Name of a Flower strategy, or a table such as {name = "FedTrimmedAvg", beta = 0.1}."""
+
     evaluate_clients: int = Field(default=0, ge=0)
+    """Number of clients that evaluate the new model in each round."""
+
     on_failure: Literal["stop", "drop"] = "stop"
+    """If a client raises an error or sends NaN: "stop" the run, or "drop" that client."""
+
     secure_aggregation: Protocol = False
+    """Protocol by which the server receives only the sum of the updates: Flower's "secagg+" (or
+    true), or "masked-sum", an emulation."""
 
     @model_validator(mode="before")
     @classmethod
@@ -98,75 +124,113 @@ class Training(Table):
 
     @property
     def strategy_table(self) -> dict[str, Any]:
-        """The strategy as a table that has a `name`; a new one at each access."""
+        """The strategy as a table with a `name`, a new one at each access."""
         named = {"name": self.strategy} if isinstance(self.strategy, str) else self.strategy
         return {"name": "FedAvg", **named}
 
     @property
     def per_round(self) -> int:
-        """Clients that take part in a round; all of them where it is not set."""
+        """Number of clients that take part in a round: all unless set otherwise."""
         return self.clients_per_round or self.clients
 
 
 def default_strategy(algorithm: Any) -> str:
-    """How the server combines what this algorithm's clients send, where nothing is said."""
+    """Return the name of the strategy that an algorithm uses by default."""
     return "FedSGD" if algorithm == "fedsgd" else "FedAvg"
 
 
 class Threat(Table):
-    """What the curious server knows, and whom it attacks."""
+    """The `[threat]` table: what the curious server knows, and which updates it attacks."""
 
     grants: str | list[str] = "gradients"
+    """Knowledge of the adversaries: a preset, or a list of names of knowledge."""
+
     rounds: Rounds = "all"
+    """Rounds that are attacked: "all", or a list of them."""
+
     victims: Victims = "all"
+    """Updates attacked in each round: "all", a number drawn by the seed, or a list of clients."""
+
     follow: list[int] = []
+    """Clients that take part in every round."""
+
     timeout: float = Field(default=600.0, gt=0, allow_inf_nan=False)
+    """Time limit of an attack, in seconds for each victim."""
+
     record: bool = False
+    """Whether every interception is kept in the run folder."""
 
 
 class Engine(Table):
-    """Where clients and attacks run."""
+    """The `[engine]` table: where clients and attacks run."""
 
     name: Literal["auto", "inline", "ray", "flower"] = "auto"
+    """Engine; "auto" is "inline" for one worker and "ray" for several."""
+
     workers: Literal["auto"] | int = "auto"
+    """Number of clients trained at the same time; "auto": one for each CPU core."""
+
     attack_workers: Literal["auto"] | int = "auto"
+    """Number of attacks run at the same time by Ray; "auto": as many as workers."""
+
     cpus_per_client: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    """CPUs that Ray reserves for a worker."""
+
     gpus_per_client: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """GPUs, or a share of one, that Ray reserves for a worker."""
+
     gpus_per_attack: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """GPUs, or a share of one, that Ray reserves for an attack worker."""
+
     address: str = ""
+    """Address of an existing Ray cluster to join; a new one is started if empty."""
 
 
 class AttackPlan(Table):
-    """One `[[adversaries]]` table: which adversary, its settings, whom and how long it attacks.
+    """One `[[adversaries]]` table: an adversary with its settings, and the plan of its attacks.
 
-    label tells two settings of one adversary apart in the findings. victims, rounds, timeout:
-    those of `[threat]` where left out. budget: iterations allowed an attack.
+    `victims`, `rounds` and `timeout` are those of `[threat]` if left out.
     """
 
     name: str
     """The name of an adversary, or "module:Class"."""
 
     label: Annotated[str, AfterValidator(lambda text: text and _plain(text))] = ""
+    """Name in the findings, which distinguishes two settings of one adversary."""
+
     victims: Victims | None = None
+    """Updates that it attacks in each round."""
+
     rounds: Rounds | None = None
+    """Rounds that it attacks."""
+
     budget: int | None = Field(default=None, ge=1)
+    """Largest number of iterations of an attack, restarts included."""
+
     timeout: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Time limit of an attack, in seconds for each victim."""
+
     settings: dict[str, Any] = {}
+    """The adversary's own settings."""
 
     @property
     def title(self) -> str:
-        """What tables call it: its label, or else the adversary's name."""
+        """Name in tables: the label, or the adversary's name without one."""
         return self.label or title("adversaries", self.name)
 
     def adversary(self, where: str = "") -> Adversary:
-        """The configured plugin."""
+        """Make the adversary with its settings.
+
+        Args:
+            where: Place of its table in the scenario, for messages.
+        """
         made = cast(Adversary, make("adversaries", self.name, dict(self.settings), where))
-        made.parts(where)  # so that a mistake in them is told by its place
+        made.parts(where)  # so that an error in their settings names its place
         return made
 
 
 def planned(entry: Any) -> Any:
-    """Move an adversary's own settings into `settings`, beside the keys that plan the attack."""
+    """Move the keys of an `[[adversaries]]` table that are the adversary's own into `settings`."""
     if not isinstance(entry, dict) or not isinstance(entry.get("settings", {}), dict):
         return entry
     plan = {key: value for key, value in entry.items() if key in AttackPlan.model_fields}
