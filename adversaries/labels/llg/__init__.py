@@ -1,4 +1,4 @@
-"""LLG, LLG* and LLG+: the labels of a batch, with multiplicity, from the head's gradient."""
+"""LLG, LLG* and LLG+: infer the labels of a batch, with multiplicity, from the head's gradient."""
 
 from collections import Counter
 from typing import Any, ClassVar, Literal
@@ -17,38 +17,41 @@ from fedsim.records import Observation, Reconstruction, Spec
 __all__ = ["LLG"]
 
 LARGEST = 128
-"""Examples in a probe at most, the paper's largest batch: a probe is a mean, larger only costs."""
+"""Largest number of examples in a probe, the paper's largest batch.
+
+A probe is a mean over examples, so larger ones cost more and change little.
+"""
 
 
 class LLG(Adversary):
-    """Label counts of a batch from the sums of the last layer's gradient.
+    """Label counts of a batch from the row sums of the last layer's gradient.
 
-    With cross-entropy, dL/dW has a row (p_i - y_i) h' for each class i, averaged over examples.
-    Where the activations h before the head are non-negative, the row's sum g_i can only be
-    negative if class i occurs; and each occurrence lowers g_i by about the same amount, the
-    impact m, from an offset s_i that is the class's own: g_i = lambda_i m + s_i. So: emit every
-    class with g_i < 0 once and take m off; take s off; then keep emitting the smallest g_i, taking
-    m off each time, until |D| labels are out (Algorithm 1).
+    With cross-entropy, dL/dW has a row (p_i - y_i) h' for each of the n classes, averaged over
+    examples. If the activations h before the head are non-negative, the row's sum g_i can be
+    negative only if class i occurs. Each occurrence lowers g_i by about the same amount, the impact
+    m, from an offset s_i of the class: g_i = lambda_i m + s_i.
 
-    `variant` says what m and s are estimated from:
+    Algorithm 1 emits every class with g_i < 0 once and subtracts m from these g_i, then subtracts s
+    from g. It then emits the class of the smallest g_i, subtracting m from it each time, until |D|
+    labels are emitted. The variants (`variant`) estimate m and s differently:
 
-    - `llg`, the gradient alone: m = (1 + 1/n) / |D| * (sum of the negative g_i), Eq. 18, and
-      s = 0. A positive factor on the gradient changes nothing here.
+    - `llg` uses the gradient alone: m = (1 + 1/n) / |D| * (sum of the negative g_i), Eq. 18, and
+      s = 0. A positive factor on the gradient does not change the result.
 
-    - `llg*`, also the model: from the gradients of dummy batches that hold one label each,
-      m = (1 + 1/n) / (n B) * sum_i (mean of g_i where i is the label), Eq. 19, and s_i the mean of
-      g_i where it is not, Eq. 20. B is the size of one local step's batch.
+    - `llg*` also uses the model. From the gradients of dummy batches with one label each it
+      estimates m = (1 + 1/n) / (n B) * sum_i (mean of g_i if i is the label), Eq. 19, and s_i as
+      the mean of g_i if i is not the label, Eq. 20. B is the batch size of one local step.
 
-    - `llg+`, also auxiliary data: the same with real images.
+    - `llg+` also uses auxiliary data: it does the same with real images.
 
-    |D| counts all local steps, gamma B. After several, the paper's gradient is their sum; fedsim's,
-    their mean, is multiplied by gamma first. `scaling` is about m and s then; with one step its
-    choices agree.
+    |D| counts the examples of all local steps, gamma B. For several steps, the paper's gradient is
+    their sum; fedsim's is their mean, which is therefore multiplied by gamma. `scaling` chooses how
+    m and s are scaled then; with one step its choices agree.
 
-    Assumes cross-entropy, a non-negative activation before the head (sigmoid, ReLU), |D| known;
-    no bias. `label_scores` are (g_i - s_i) / m. Where more classes are negative than there are
-    examples (noise, a wrong |D|), Algorithm 1 would emit them all; here the |D| most negative are,
-    with either `fidelity`.
+    The attack assumes cross-entropy, a non-negative activation before the head (sigmoid, ReLU) and
+    a known |D|; the head needs no bias. `label_scores` are (g_i - s_i) / m. If more than |D|
+    classes are negative (noise, or a wrong |D|), Algorithm 1 would emit them all; this
+    implementation emits the |D| most negative ones, with either `fidelity`.
     """
 
     name: ClassVar[str] = "llg"
@@ -63,30 +66,34 @@ class LLG(Adversary):
     )
 
     variant: Literal["llg", "llg*", "llg+"] = "llg"
-    """What m and s come from: "llg": the gradient; "llg*": also the model; "llg+": also
+    """Source of the estimates m and s: "llg": the gradient; "llg*": also the model; "llg+": also
     auxiliary data."""
 
     dummy: Literal["data", "zeros", "ones", "random"] = "data"
-    """Inputs of LLG*: lowest ("zeros") or highest ("ones") value, "random" pixels, or "data":
-    the paper's choice, as far as the input's shape and classes tell."""
+    """Dummy inputs of LLG*: "zeros" (the lowest value), "ones" (the highest value), "random"
+    pixels, or "data": what the paper chooses for inputs of this shape and number of classes."""
 
     batches: int = Field(default=10, ge=1, le=1000)
-    """Probes for each class and size, of LLG* and LLG+."""
+    """Number of probes for each class and size, in LLG* and LLG+."""
 
     fidelity: Literal["paper", "authors"] = "paper"
     """Sizes of the probes for s: "paper": powers of two up to B; "authors": B alone."""
 
     scaling: Literal["paper", "authors", "consistent"] = "paper"
-    """For gamma local steps, LLG* and LLG+: "paper": m and s as estimated; "authors": m /
-    gamma; "consistent": gamma s."""
+    """Scaling of m and s after gamma local steps, in LLG* and LLG+: "paper": none; "authors": m is
+    divided by gamma; "consistent": s is multiplied by gamma."""
 
     def requires(self) -> Knowledge:
-        """Beside `needs`, LLG* asks for the model and LLG+ for auxiliary data as well."""
+        """Return `needs`, with the model for LLG*, and with model and auxiliary data for LLG+."""
         more = {"llg": Knowledge(0), "llg*": Knowledge.MODEL}
         return super().requires() | more.get(self.variant, Knowledge.MODEL | Knowledge.AUXILIARY)
 
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
-        """Emit |D| labels; raises `ValueError` where there is nothing to read or to probe with."""
+        """Infer |D| labels.
+
+        Raises:
+            ValueError: The gradient of the head is missing or unusable, or no probe can be made.
+        """
         size, n = int(seen.know(Knowledge.BATCH_SIZE)), seen.spec.classes
         g = head_gradient(seen.know(Knowledge.HEAD_GRADIENT), seen.head, n).class_sums()
         g = g.double().cpu()
@@ -126,7 +133,7 @@ class LLG(Adversary):
     def _estimate(
         self, seen: Observation, job: Job, size: int, notes: dict[str, Any]
     ) -> tuple[float, Tensor]:
-        """m of Eq. 19 and s (classes,) of Eq. 20, from probes of one label each."""
+        """Estimate m (Eq. 19) and s (classes,) (Eq. 20) from probes of one label each."""
         n, largest = seen.spec.classes, min(size, LARGEST)
         model = seen.know(Knowledge.MODEL).to(job.device)
         sizes, batches = [largest], self.batches
@@ -140,7 +147,7 @@ class LLG(Adversary):
         else:
             kind = suited(seen.spec) if self.dummy == "data" else self.dummy
             if kind != "random":
-                sizes, batches = sizes[:1], 1  # all others would be the same
+                sizes, batches = sizes[:1], 1  # constant inputs give the same probe each time
             images = dummies(kind, batches * largest, seen.spec, job.rng)
             held = dict.fromkeys(range(n), torch.arange(batches * largest) % len(images))
         probes = [draw(held, each, batches, job.rng) for each in sizes]
@@ -163,7 +170,17 @@ class LLG(Adversary):
 
 
 def emit(g: Tensor, m: float, s: Tensor, size: int) -> Counter[int]:
-    """Algorithm 1: `size` labels with their counts, from g and s (classes,) and m."""
+    """Run Algorithm 1.
+
+    Args:
+        g: Row sums of the head's gradient, (classes,).
+        m: Impact of one example, below 0.
+        s: Offsets, (classes,).
+        size: Number of labels to emit, |D|.
+
+    Returns:
+        Number of occurrences of each emitted label.
+    """
     negative = torch.nonzero(g < 0).flatten()
     present = negative[g[negative].argsort()][:size]
     emitted = Counter(present.tolist())
@@ -178,11 +195,11 @@ def emit(g: Tensor, m: float, s: Tensor, size: int) -> Counter[int]:
 
 
 def suited(spec: Spec) -> Literal["zeros", "ones", "random"]:
-    """What the paper's authors found to suit such data best, as far as the spec tells.
+    """Choose the dummy inputs that suit data of this shape best, by the paper's section 6.1.
 
-    Section 6.1: zeros for MNIST and CelebA, random pixels for SVHN, ones for CIFAR-100. So colour
-    images of 32 x 32 get ones with a hundred classes and random pixels otherwise (CIFAR-10, which
-    the paper leaves out, looks like SVHN), everything else zeros.
+    The paper uses zeros for MNIST and CelebA, random pixels for SVHN and ones for CIFAR-100.
+    Colour images of 32 x 32 therefore get ones if there are a hundred classes and random pixels
+    otherwise (CIFAR-10, which the paper leaves out, resembles SVHN); all others get zeros.
     """
     if spec.input_shape != (3, 32, 32):
         return "zeros"

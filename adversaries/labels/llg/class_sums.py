@@ -1,13 +1,14 @@
-"""The head's class sums for batches of one label each, by one forward pass wherever that is exact.
+"""Row sums of the head's gradient for probes of one label each, by forward passes if exact.
 
-With cross-entropy, mean over a batch, the head's gradient is the mean of (p_k - y_k) h_k', so that
-the sum of its row i is g_i = mean_k (p_ki - y_ki) H_k, where H_k is the sum of the head's input
-h_k. In a batch of one label c that is mean_k p_ki H_k, less mean_k H_k where i = c: the images'
-p_k H_k and H_k, from a forward pass, give g for every label and every batch drawn from them.
+With cross-entropy, mean over a batch, the head's gradient is the mean of (p_k - y_k) h_k'. The sum
+of its row i is g_i = mean_k (p_ki - y_ki) H_k, where H_k is the sum of the head's input h_k. In a
+batch of one label c this is mean_k p_ki H_k, minus mean_k H_k if i = c. One forward pass gives p_k
+and H_k of all images, and with them g for every label and every batch drawn from these images.
 
-Exact as long as images do not meet in a batch (batch normalisation), the forward pass is no draw
-(dropout), and the loss is that cross-entropy. So one probe is worked out by autograd too, and
-where it differs the next way is taken, each probe's batch on its own and at last autograd for all.
+This is exact if images of a batch do not interact (batch normalisation), the forward pass is not
+random (dropout), and the loss is that cross-entropy. One probe is therefore also computed by
+autograd. If the results differ, each probe's batch gets a forward pass of its own, and if these
+differ, too, all probes are computed by autograd.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,11 +29,13 @@ __all__ = ["Way", "class_sums"]
 Way = Literal["pooled", "batched", "autograd"]
 
 AT_ONCE = 256
-"""Images in one forward pass when they are pooled."""
+"""Number of images in one forward pass of the "pooled" way."""
 
 TOLERANCE = 1e-3
-"""Of the largest class sum: how far a probe may lie from autograd's. float32 rounds at 1e-6, and a
-GPU's convolutions at 1e-4 unless told otherwise."""
+"""Largest difference from autograd, relative to the largest class sum, that counts as rounding.
+
+float32 rounds at 1e-6, and convolutions of a GPU at 1e-4 by default.
+"""
 
 
 def class_sums(
@@ -44,18 +47,31 @@ def class_sums(
     seed: int,
     way: Way | None = None,
 ) -> tuple[list[Tensor], Way]:
-    """g_i of every probe, a tensor (R, classes) float64 for each size, and how they were found.
+    """Compute the row sums g_i of the head's gradient for every probe.
 
-    images: (N, ...) on the model's device. seed: of what the model itself draws (dropout).
-    way: "pooled" (all images in one pass), "batched" (one forward pass a probe) or "autograd" (one
-    backward pass a probe); left out, the first that agrees with autograd. The model's buffers are
-    put back as they were.
+    The model's buffers are restored afterwards.
+
+    Args:
+        model: The victim's model.
+        classes: Number of classes.
+        images: Images (N, ...) on the model's device, of which probes are made.
+        probes: Probes of each size.
+        seed: Seed of what the model itself draws (dropout).
+        way: "pooled" (all images in one pass), "batched" (a forward pass for each probe) or
+            "autograd" (a backward pass for each probe); None for the first that agrees with
+            autograd.
+
+    Returns:
+        For each size, sums (R, classes) float64; and the way in which they were computed.
+
+    Raises:
+        ValueError: The model's gradient holds NaN or Inf.
     """
     run = _Run(model, classes, images)
     if way is not None:
         with isolated(seed, "probes"):
             return run.by(way, probes), way
-    # A mean over a single example hides a loss that sums.
+    # With a single example a loss that is a sum would not differ from a mean.
     told = min(probes, key=lambda one: (one.members.shape[1] < 2, one.members.shape[1]))
     one = [Probes(told.labels[:1], told.members[:1])]
     with isolated(seed, "probes"):
@@ -65,7 +81,7 @@ def class_sums(
                 "the model's own gradient holds NaN or Inf: its weights do, or it overflows on the "
                 "probes, and no update of it can be told from another"
             )
-        # Among others, an image of each batch: so batch statistics and dropout show.
+        # Evaluated along with an image of each batch, so that batch statistics and dropout show.
         others = Probes(told.labels, told.members[:, :1].clone())
         if _agree(run.by("pooled", [*one, others]), expected):
             return run.by("pooled", probes), "pooled"
@@ -85,7 +101,7 @@ class _Run:
         self.model, self.classes, self.images = model, classes, images
 
     def by(self, way: Way, probes: Sequence[Probes]) -> list[Tensor]:
-        """Class sums in one of the ways; [] where it cannot."""
+        """Compute class sums in one of the ways; [] if the head's passes cannot be observed."""
         with _buffers_kept(self.model.module):
             if way == "autograd":
                 return [self._autograd(each) for each in probes]
@@ -114,13 +130,13 @@ class _Run:
         return found
 
     def _labelled(self, means: Tensor, labels: Tensor) -> Tensor:
-        """From (R, classes + 1), the means of p H and of H, to the class sums (R, classes)."""
+        """Compute class sums (R, classes) from (R, classes + 1), the means of p H and of H."""
         g = means[:, :-1].clone()
         g[torch.arange(len(g)), labels] -= means[:, -1]
         return g
 
     def _products(self, images: Tensor) -> Tensor:
-        """p_k H_k and, in the last column, H_k of every image, (b, classes + 1) float64."""
+        """Compute p_k H_k and, as last column, H_k of every image, (b, classes + 1) float64."""
         any_label = torch.zeros(len(images), dtype=torch.int64, device=images.device)
         with torch.no_grad(), head_calls(self.model) as passes:
             self.model.loss(images, any_label)
@@ -144,12 +160,12 @@ class _Run:
 
 
 class _HeadOutOfSight(Exception):
-    """The head's input and logits do not show in one call of the module of that name."""
+    """The head is not called exactly once with features and logits of the expected shapes."""
 
 
 @contextmanager
 def _buffers_kept(module: nn.Module) -> Iterator[None]:
-    """Running statistics go back to what they were: every way starts from the same."""
+    """Restore buffers afterwards, so that every way starts from the same running statistics."""
     before = [(buffer, buffer.clone()) for buffer in module.buffers()]
     try:
         yield
@@ -160,9 +176,9 @@ def _buffers_kept(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _channels_last(module: nn.Module) -> Iterator[None]:
-    """Filters lie with their channels side by side, and then as before.
+    """Store filters in the channels-last layout, and in the original one afterwards.
 
-    A quarter to a half faster on a CPU for ResNets, which are the models that come here.
+    For ResNets, which need this way, a CPU is a quarter to a half faster with it.
     """
     before = [(filters, filters.data) for filters in module.parameters() if filters.ndim == 4]
     for filters, value in before:

@@ -1,4 +1,4 @@
-"""What LLG* and LLG+ probe a model with: batches of one label, of dummies or public examples."""
+"""Probes of LLG* and LLG+: batches of one label, of dummy inputs or auxiliary examples."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,16 +13,29 @@ __all__ = ["Probes", "by_label", "draw", "dummies"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Probes:
-    """Batches of one size: labels (R,) int64, and members (R, b) int64, positions of images."""
+    """R batches of one size, each of a single label.
+
+    Attributes:
+        labels: Label of each batch, (R,) int64.
+        members: Indices of each batch's images, (R, b) int64.
+    """
 
     labels: Tensor
     members: Tensor
 
 
 def by_label(labels: Tensor, classes: int) -> dict[int, Tensor]:
-    """Positions (int64) of the examples of every label there is.
+    """Group examples by label.
 
-    Raises `ValueError` for labels outside 0 to classes - 1, and where there are no examples.
+    Args:
+        labels: Labels (N,) int64.
+        classes: Number of classes.
+
+    Returns:
+        Indices of the examples of each label that occurs, int64.
+
+    Raises:
+        ValueError: There is no example, or a label is outside 0 to classes - 1.
     """
     if not len(labels):
         raise ValueError("there is no auxiliary example; expected at least one, of any label")
@@ -35,10 +48,16 @@ def by_label(labels: Tensor, classes: int) -> dict[int, Tensor]:
 
 
 def draw(held: Mapping[int, Tensor], size: int, batches: int, rng: torch.Generator) -> Probes:
-    """So many batches of `size` for every label, of the examples `held` for it.
+    """Draw batches of every label.
 
-    They are cut from permutations of the label's examples, so that none repeats before all were
-    used.
+    Batches are cut from permutations of the label's examples, so that none repeats before all
+    have been used.
+
+    Args:
+        held: Indices of the examples of each label.
+        size: Number of examples in a batch.
+        batches: Number of batches for each label.
+        rng: Generator on the CPU.
     """
     rows = []
     for own in held.values():
@@ -50,9 +69,19 @@ def draw(held: Mapping[int, Tensor], size: int, batches: int, rng: torch.Generat
 
 
 def dummies(kind: str, count: int, spec: Spec, rng: torch.Generator) -> Tensor:
-    """Inputs (count, ...) float32, random within the range ([0, 1] where it is not known).
+    """Make dummy inputs within the input range, or within [0, 1] if it is not known.
 
-    Of "zeros", its lower end, and "ones", its upper, two stand for all.
+    Args:
+        kind: "random" for uniform values, "zeros" or "ones" for the lower or upper end.
+        count: Number of random inputs; of constant inputs two are returned.
+        spec: The task's spec.
+        rng: Generator on the CPU.
+
+    Returns:
+        Inputs (count, ...) or (2, ...) float32.
+
+    Raises:
+        ValueError: Inputs have no fixed shape.
     """
     if spec.input_shape is None:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Least squares with coefficients that are not negative, by an active set that may be given."""
+"""Non-negative least squares by an active-set method with a warm start."""
 
 import numpy as np
 from scipy.linalg.lapack import dpotrf, dpotrs
@@ -9,10 +9,16 @@ __all__ = ["nonnegative"]
 
 
 def nonnegative(a: Array, b: Array, start: Indices) -> tuple[Indices, Array, Array] | None:
-    """min |a x - b| over x >= 0 (Lawson and Hanson, 1974, chapter 23), from columns to start with.
+    """Minimise |a x - b| over x >= 0 (Lawson and Hanson, 1974, chapter 23).
 
-    Returns the columns with x > 0, their x, and the residual b - a x; None where columns are so
-    nearly dependent that it does not end.
+    Args:
+        a: Matrix (S, n).
+        b: Target (S,).
+        start: Indices of the columns with which the active set begins.
+
+    Returns:
+        Indices of the columns with x > 0, their x, and the residual b - a x (S,); None if columns
+        are so nearly dependent that the method does not converge.
     """
     gram, along = a.T @ a, a.T @ b
     scale = float(np.linalg.norm(b))
@@ -25,7 +31,7 @@ def nonnegative(a: Array, b: Array, start: Indices) -> tuple[Indices, Array, Arr
         if broke:
             return None
         z = dpotrs(factor, along[chosen])[0]
-        # Once more on the residual: the Gram matrix has lost half of the digits.
+        # One step of refinement on the residual: the Gram matrix has lost half of the digits.
         left = b - a[:, chosen] @ z
         again: Array = z + dpotrs(factor, a[:, chosen].T @ left)[0]
         return again
@@ -71,7 +77,7 @@ def nonnegative(a: Array, b: Array, start: Indices) -> tuple[Indices, Array, Arr
             if not passive[best]:
                 break
         if not passive[best]:
-            break  # the new column came and went: rounding
+            break  # rounding: the column that was added was removed again
     else:
         return None
     support = np.flatnonzero(passive)

@@ -1,6 +1,7 @@
-"""RLG as its authors' code decides: few columns, and for speech their two solvers as they end.
+"""RLG's decisions as in its authors' code, which compares with few columns and votes for speech.
 
-What it does is that of Dang et al.'s published scripts, for images and for speech.
+It follows the published scripts of Dang et al. (Revealing and Protecting Labels in Distributed
+Training, NeurIPS 2021) for images and for speech.
 """
 
 from typing import Any
@@ -13,13 +14,13 @@ from adversaries.labels.rlg.spanning import by_spanning
 __all__ = ["by_majority", "cvxopt"]
 
 IMAGES = 199
-"""Columns of the largest norm that their program for images separates from."""
+"""Number of columns, those of largest norm, that the linear program for images separates from."""
 
 SPEECH, SCREEN = 5000, 1000
-"""The same for speech, and the random columns that its perceptron screens against."""
+"""The same number for speech, and that of the random columns that its perceptron separates from."""
 
 BOUND = 1e-8
-"""r.q_c <= -BOUND in the program for speech: less than its solver tells from 0."""
+"""Bound r.q_c <= -BOUND of the linear program for speech, which is below its solver's tolerance."""
 
 MISSING = (
     'rlg with accept = "authors" on sequences needs their solver, cvxopt: pip install -e '
@@ -28,7 +29,7 @@ MISSING = (
 
 
 def cvxopt() -> Any:
-    """The solver of their linear programs. Raises `ModuleNotFoundError` that says how to get it."""
+    """Import the authors' LP solver; raise `ModuleNotFoundError` if it is not installed."""
     try:
         from cvxopt import matrix, solvers
     except ModuleNotFoundError as error:
@@ -37,14 +38,24 @@ def cvxopt() -> Any:
 
 
 def by_majority(q: Array, rng: np.random.Generator, *, speech: bool) -> tuple[frozenset[int], int]:
-    """Accepted classes, and how many of them by vote, from the right singular vectors q (S, C).
+    """Decide which classes are in the batch, as the authors' scripts do.
 
-    For images a class must be separable from the longest columns alone. For speech it must pass a
-    perceptron, and then a linear program returns a vector on whose positive side most of the
-    longest columns lie. That program is unbounded where the class is separable, and the vector a
-    ray. Elsewhere its bound is below the solver's tolerance: it ends with a vector of about that
-    size, on which the columns vote, or with none. How it ends is the solver's own affair, so it is
-    theirs that is asked; on images, where a vector must separate by .1, any exact one does.
+    For images, a class must be separable from the longest columns alone. A separator must do so by
+    .1 there, so that any exact solver decides alike.
+
+    For speech, a class must pass a perceptron. A linear program then returns a vector, and the
+    class is accepted if most of the longest columns lie on its positive side. If the class is
+    separable, the program is unbounded and the vector is a ray. Otherwise the program's bound is
+    below the solver's tolerance: the solver returns a vector of about that size, on which the
+    columns vote, or none. Because this depends on the solver, the authors' own one is used.
+
+    Args:
+        q: Right singular vectors (S, C).
+        rng: Draws the columns of the perceptrons.
+        speech: Whether to decide as the script for speech does.
+
+    Returns:
+        Accepted classes, and how many of them were accepted by vote.
     """
     lengths = np.linalg.norm(q, axis=0)
     longest = np.argsort(-lengths, kind="stable")
@@ -62,11 +73,12 @@ def by_majority(q: Array, rng: np.random.Generator, *, speech: bool) -> tuple[fr
 
 
 def _screened(q: Array, rng: np.random.Generator) -> Indices:
-    """Columns that scikit-learn's perceptron, with its intercept, separates from some others.
+    """Return the columns that scikit-learn's perceptron, with intercept, separates from others.
 
-    The columns' lengths of about .01 matter: a mistake costs little more than the intercept's step
-    of 1, and the fit ends once five epochs have saved less than 1e-3 a column, 1 in all. So it ends
-    after six, which find the labels, whose columns point away from all others, and few more.
+    Columns keep their lengths of about .01, which matters: a mistake costs little more than the
+    intercept's step of 1, and the fit stops when five epochs have improved the loss by less than
+    1e-3 a column, 1 in total. It therefore stops after six epochs. These suffice for the labels,
+    whose columns point away from all others, and for few other columns.
     """
     from sklearn import config_context
     from sklearn.linear_model import Perceptron
@@ -87,7 +99,12 @@ def _screened(q: Array, rng: np.random.Generator) -> Indices:
 
 
 def _program(q: Array, c: int, others: Indices) -> tuple[bool, Array | None]:
-    """The least r.q_c with r.q_c <= -BOUND and r.q_j >= 0: whether r is a ray, and all r.q_j."""
+    """Minimise r.q_c subject to r.q_c <= -BOUND and r.q_j >= 0.
+
+    Returns:
+        Whether r is a ray (the program is unbounded), and the products r.q_j with `others`, None
+        if the solver returns no vector.
+    """
     matrix, solvers = cvxopt()
     rows = np.vstack([q[:, [c]].T, -q[:, others].T])
     bound = np.repeat([-BOUND, 0.0], [1, len(others)])

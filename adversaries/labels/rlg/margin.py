@@ -1,7 +1,7 @@
-"""Label sets from perturbed gradients: the columns that point away from all others.
+"""Label sets from perturbed gradients, by the columns that point away from all others.
 
-Separability depends on signs only, so that thousands of small columns, perturbed by noise or low
-precision, count as much as those of labels, and under enough noise no class is separable. But
+Separability depends on signs only. Thousands of small columns, perturbed by noise or low precision,
+therefore count as much as those of labels, and with enough noise no class is separable. However,
 columns of classes that are not in the batch are sums of p h with p > 0 and cluster around one
 direction, while a label's column contains -h and points away from it.
 """
@@ -60,7 +60,7 @@ def by_margin(columns: Array, lengths: Array, size: int) -> frozenset[int]:
 
 
 def otsu(scores: Array) -> float:
-    """The threshold that splits scores (n,) into two groups of the least variance within."""
+    """Return Otsu's threshold (1979), which splits scores (n,) into groups of least variance."""
     ordered = np.sort(scores)
     below = np.arange(1, len(ordered))
     sums = np.cumsum(ordered)
@@ -70,12 +70,15 @@ def otsu(scores: Array) -> float:
 
 
 def _above(scores: Array, live: Mask, size: int, least: float = -np.inf) -> Mask:
-    """Live classes above the threshold and above `least`, the `size` highest at most."""
+    """Return a mask of the live classes above Otsu's threshold, the `size` highest at most.
+
+    Scores must also be above `least`, unless a gap separates them from all others.
+    """
     if live.sum() < 2:
         return live.copy()
     claimed: Mask = live & (scores > otsu(scores[live]))
     rest = scores[live & ~claimed]
-    if not claimed.any():  # all scores are the same, as far as rounding lets them
+    if not claimed.any():  # all scores are equal up to rounding
         return claimed
     if scores[claimed].min() - rest.max() < APART * rest.std():
         claimed &= scores > least

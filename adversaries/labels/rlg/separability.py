@@ -1,8 +1,10 @@
-"""Which columns a hyperplane through the origin separates from all others, by linear programs.
+"""Linear programs that find the columns separable from all others by a hyperplane (RLG, Eq. 4).
 
-Column q_c is separable iff some r has r.q_c < 0 and r.q_j >= 0 for every j != c, that is iff q_c is
-outside the convex cone of the other columns (Farkas). Lengths of columns do not matter, so all are
-normalised; a zero column is in every cone.
+Column q_c is separable if and only if some r has r.q_c < 0 and r.q_j >= 0 for every j != c. By
+Farkas' lemma this means that q_c is outside the convex cone of the other columns. Lengths of
+columns do not matter, so all are normalised; a zero column is in every cone.
+
+Source: Dang et al., Revealing and Protecting Labels in Distributed Training, NeurIPS 2021.
 """
 
 from collections.abc import Iterable
@@ -29,14 +31,14 @@ Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
 
 SCREEN = 500
-"""Columns of the largest norm that the paper's perceptron screens against."""
+"""Number of columns, those of largest norm, that the paper's perceptron separates from."""
 
 EPOCHS = 50
-"""Passes of the perceptron over them."""
+"""Largest number of passes of the perceptron over them."""
 
 
 class SolverError(RuntimeError):
-    """The LP solver ended in neither a solution nor a proof that there is none."""
+    """The LP solver found neither a solution nor a proof that there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +47,9 @@ class Verdict:
 
     Attributes:
         accepted: Separable columns.
-        margins: For accepted columns a proven lower bound for the sine of the angle to the cone of
-            all others, where the solver has one.
-        undecided: Columns left to the LP, because rounding could decide.
+        margins: For accepted columns, as far as the solver gives one, a proven lower bound of the
+            sine of the angle to the cone of all others.
+        undecided: Columns that only the LP could decide, because of rounding.
         failed: Undecided columns on which the LP ended in an error; never accepted.
         lps: Number of linear programs solved.
     """
@@ -60,16 +62,27 @@ class Verdict:
 
 
 def normalised(q: Array) -> Array:
-    """The columns of (S, C) at length 1; zero columns stay."""
+    """Scale the columns of a matrix (S, C) to length 1; zero columns stay zero."""
     lengths = np.linalg.norm(q, axis=0)
     return q / np.where(lengths > 0, lengths, 1)
 
 
 def separates(q: Array, c: int, others: Indices) -> Array | None:
-    """A separator r (S,) of column c from `others`, by one feasibility LP; None if there is none.
+    """Find a separator of one column from others by a feasibility LP.
 
-    r.q_c = -1 and -r.q_j <= 0: the minimum of Eq. 4 is unbounded wherever it is negative at all.
-    Raises `SolverError` unless HiGHS says optimal or infeasible, without presolving if need be.
+    The LP asks for r.q_c = -1 and -r.q_j <= 0, because the minimum of Eq. 4 is unbounded whenever
+    it is negative. If HiGHS does not finish, it runs again without presolving.
+
+    Args:
+        q: Columns (S, C) of length 1 or 0.
+        c: Index of the column.
+        others: Indices of the columns to separate it from; c among them is ignored.
+
+    Returns:
+        A separator r (S,), or None if there is none.
+
+    Raises:
+        SolverError: HiGHS found neither a solution nor a proof that there is none.
     """
     others = others[others != c]
     if not q[:, c].any():
@@ -98,9 +111,12 @@ def separates(q: Array, c: int, others: Indices) -> Array | None:
 def by_lp(
     q: Array, candidates: Iterable[int] | None = None, against: Iterable[int] | None = None
 ) -> Verdict:
-    """One feasibility LP (Eq. 4) a candidate, in q (S, C) with columns of length 1 or 0.
+    """Decide each candidate by one feasibility LP (Eq. 4).
 
-    candidates: all where left out. against: the columns to separate from, likewise.
+    Args:
+        q: Columns (S, C) of length 1 or 0.
+        candidates: Indices of the columns to decide; None: all.
+        against: Indices of the columns to separate from; None: all.
     """
     others = indices(q, against)
     accepted, failed, margins = set(), set(), {}
@@ -121,11 +137,16 @@ def by_lp(
 
 
 def by_perceptron(q: Array, lengths: Array, against: Iterable[int] | None = None) -> Verdict:
-    """The paper's two rounds: perceptrons screen, then one LP for each column that passed.
+    """Decide columns in the paper's two rounds: perceptrons first, an LP for each that passed.
 
-    q: (S, C), columns of length 1 or 0; lengths (C,): what they were, to screen against the 500
-    longest. A perceptron that finds no separator within its passes drops the column: of a small
-    margin it may be wrong, so this is no exact solver.
+    This solver is not exact: a perceptron that finds no separator within its passes rejects the
+    column, which is wrong for some columns of small margin.
+
+    Args:
+        q: Columns (S, C) of length 1 or 0.
+        lengths: Norms of the columns before they were normalised, (C,). Perceptrons separate from
+            the 500 longest.
+        against: Indices of the columns to separate from; None: all.
     """
     others = indices(q, against)
     largest = others[np.argsort(-lengths[others], kind="stable")[:SCREEN]]
@@ -133,7 +154,12 @@ def by_perceptron(q: Array, lengths: Array, against: Iterable[int] | None = None
 
 
 def screened(q: Array, against: Indices) -> Indices:
-    """The columns that a perceptron without bias, given 50 passes, separates from some others."""
+    """Return the columns that a perceptron without bias separates from others in 50 passes.
+
+    Args:
+        q: Columns (S, C) of length 1 or 0.
+        against: Indices of the columns to separate from.
+    """
     going = np.flatnonzero(q.any(axis=0))
     r, passed = -q[:, going].T.copy(), []
     for _ in range(EPOCHS):
@@ -153,7 +179,7 @@ def screened(q: Array, against: Indices) -> Indices:
 
 
 def indices(q: Array, chosen: Iterable[int] | None) -> Indices:
-    """The chosen columns of q in order, all of them for None."""
+    """Return the sorted indices of the chosen columns of q, all of them for None."""
     if chosen is None:
         return np.arange(q.shape[1])
     return np.array(sorted(chosen), dtype=np.intp)

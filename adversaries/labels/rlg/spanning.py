@@ -1,11 +1,13 @@
-"""The separable columns without linear programs: certificates that reject, projections that accept.
+"""Separable columns almost without linear programs, by certificates and projections.
 
 Columns that positively span the space (a basis B, and a combination of others that equals minus
-the sum of B) have every other column in their cone, which rejects it. The columns of a softmax's
-gradient sum to zero, so that there are such; two certificates leave few candidates. Rows of -B^-1
-are separators of B's own columns where no other column is on their wrong side. What is left is
-projected on the cone of the others (non-negative least squares): a residual separates, and its
-length is the margin; none rejects. Wherever rounding could decide, the linear program does.
+the sum of B) are a certificate: all other columns lie in their cone and are rejected. Such columns
+exist because the columns of a softmax's gradient sum to zero, and two certificates leave few
+candidates. Rows of -B^-1 are separators of B's own columns if no other column is on the wrong side.
+
+Each remaining column is projected onto the cone of the others (non-negative least squares). A
+residual is a separator, and its length is the margin; without a residual the column is rejected. If
+rounding could change a decision, the linear program makes it.
 """
 
 from collections.abc import Iterable
@@ -28,31 +30,37 @@ from adversaries.labels.rlg.separability import (
 __all__ = ["by_spanning"]
 
 SLACK = 1e-9
-"""How far below 0 a separator may have another column, where it has its own at -1. The LP, whose
-tolerance is 1e-7, accepts it then as well."""
+"""How far below 0 a separator's product with another column may be, if that with its own is -1.
+
+The LP, whose tolerance is 1e-7, accepts such a separator, too.
+"""
 
 LARGEST = 1e6
-"""Sum of a combination's coefficients, and length of a separator, beyond which rounding could
-decide: for the LP's tolerance is then worth a tenth of the column in question."""
+"""Sum of a combination's coefficients, and length of a separator, beyond which rounding may decide.
+
+The LP's tolerance then corresponds to a tenth of the column.
+"""
 
 RESIDUAL = 1e-10
-"""What may be left of a column, of length 1, that is a combination of others."""
+"""Largest residual of a column of length 1 that counts as a combination of others."""
 
 STEEP = 1e-7
-"""A pivot of a basis below this share of the first: its columns do not span the space."""
+"""Smallest pivot, relative to the first, of columns that count as a basis of the space."""
 
 BLOCK = 1024
-"""Columns compared with all others at once."""
+"""Number of columns that are compared with all others at once."""
 
 AT_ONCE = 8
-"""Columns that join the working set in a round: those furthest on the wrong side."""
+"""Number of columns, those furthest on the wrong side, that join the working set in a round."""
 
 
 def by_spanning(q: Array, lengths: Array, against: Iterable[int] | None = None) -> Verdict:
-    """What `by_lp` answers, mostly without it.
+    """Find the separable columns, as `by_lp` does, with few linear programs.
 
-    q: (S, C), columns of length 1 or 0. lengths (C,): what they were before, to try long ones
-    first. against: the columns to separate from; all where left out.
+    Args:
+        q: Columns (S, C) of length 1 or 0.
+        lengths: Norms of the columns before they were normalised, (C,); long ones are tried first.
+        against: Indices of the columns to separate from; None: all.
     """
     return _Search(q, lengths, indices(q, against)).verdict()
 
@@ -70,7 +78,7 @@ class _Search:
     def verdict(self) -> Verdict:
         spent = self._tried(self.live)
         if spent.size:
-            # Labels are the long columns: those stay, and all others must be new.
+            # Labels have long columns: these are kept, and all others must be new.
             spent = np.setdiff1d(spent, self.live[: len(self.q)])
             self._tried(self.live[~np.isin(self.live, spent)])
         elif len(self.live) > 1:
@@ -92,9 +100,13 @@ class _Search:
         )
 
     def _tried(self, pool: Indices) -> Indices:
-        """Accept and reject what a basis out of the pool (longest first) can.
+        """Accept and reject columns by one basis.
 
-        Returns the columns of the certificate that rejected, none where there is none.
+        Args:
+            pool: Indices of the columns that may form the certificate, longest first.
+
+        Returns:
+            Indices of the certificate's columns; empty if no certificate was found.
         """
         basis = self._basis(pool)
         if basis is None:
@@ -102,7 +114,7 @@ class _Search:
         inverse = np.linalg.inv(self.q[:, basis])
         a = inverse @ self.q
         reach = np.linalg.norm(inverse, axis=1)
-        # A column of the basis is on its own separator's wrong side, at 1.
+        # Each column of the basis is at 1 in its own row, and must be the only positive one.
         alone = (a > SLACK)[:, self.live].sum(axis=1) == 1
         for row in np.flatnonzero(alone & (reach < LARGEST) & self.open[basis]).tolist():
             self._accept(int(basis[row]), 1 / float(reach[row]))
@@ -119,17 +131,18 @@ class _Search:
         return used
 
     def _pointed(self) -> None:
-        """Accept corners of a cone within an open half-space v.q > 0, where there is such a v.
+        """Accept extreme rays if all columns lie in an open half-space v.q > 0.
 
-        There, x_j = q_j / v.q_j are points of a plane. Whatever lies furthest in some direction is
-        a corner, and most columns lie furthest in their own, seen from the middle of all.
+        The points x_j = q_j / v.q_j then lie in a plane. The point that lies furthest in some
+        direction is a corner of their hull, and most corners lie furthest in their own direction
+        from the mean of all points.
         """
         lifted = np.vstack([self.q, np.ones(self.q.shape[1])])
         top = np.eye(len(lifted))[-1]
         found = self._project(top, self.live, self.live[: len(self.work)], lifted)
         if found is None or found.separator is None:
             return
-        # The nearest point of the columns' convex hull, scaled so that v.q_j >= 1 for all.
+        # v is the point of the columns' convex hull nearest to 0, scaled so that all v.q_j >= 1.
         v = found.separator[:-1]
         height = v @ self.q[:, self.live]
         if height.min() < STEEP * height.max():
@@ -147,7 +160,7 @@ class _Search:
                 r = middle * v - away[:, i]
                 c = int(self.live[i])
                 own_side = -float(r @ self.q[:, c])
-                # A column in the middle of all but for rounding lies in no direction: r vanishes.
+                # For a column that equals the mean up to rounding, r vanishes.
                 if np.linalg.norm(r) < LARGEST * own_side:
                     self._accept(c, own_side / float(np.linalg.norm(r)))
 
@@ -156,7 +169,7 @@ class _Search:
         self.open[c] = False
 
     def _basis(self, pool: Indices) -> Indices | None:
-        """S independent columns of the pool, long ones first; None where there are not as many."""
+        """Choose S independent columns of the pool, long ones first; None if there are fewer."""
         size = len(self.q)
         for among in (pool[: 4 * size], pool):
             if len(among) < size:
@@ -169,7 +182,7 @@ class _Search:
         return None
 
     def _settled(self, c: int) -> bool:
-        """Accept or reject one column by projection; False where rounding could decide."""
+        """Accept or reject one column by projection; return False if rounding could decide."""
         others = self.live[self.live != c]
         found = self._project(self.q[:, c], others, self.work[self.work != c])
         if found is None:
@@ -180,9 +193,9 @@ class _Search:
                 self._accept(c, 1 / reach)
             return reach < LARGEST
         if len(found.support) < len(self.q) or found.total > LARGEST or found.least < SLACK:
-            return False  # on the cone's boundary, as far as can be seen
+            return False  # the column may lie on the cone's boundary
         self.open[c] = False
-        # The same columns have others in their cone.
+        # The cone of the same columns contains further ones, which are rejected, too.
         left = np.flatnonzero(self.open)
         if len(left) > 1:
             a = np.linalg.solve(self.q[:, found.support], self.q[:, left])
@@ -194,9 +207,16 @@ class _Search:
     def _project(
         self, target: Array, others: Indices, work: Indices, q: Array | None = None
     ) -> "_Projection | None":
-        """The projection of target on the cone of others, by way of few of them.
+        """Project a target onto the cone of other columns with a working set of few of them.
 
-        q: the columns, where they are not the search's own.
+        Args:
+            target: Vector (S,).
+            others: Indices of the columns that generate the cone.
+            work: Indices of the first working set.
+            q: The columns, if they are not those of the search.
+
+        Returns:
+            The projection; None if it was not found up to rounding.
         """
         q = self.q if q is None else q
         support: Indices = np.empty(0, dtype=np.intp)
@@ -211,7 +231,7 @@ class _Search:
                 return _Projection(support, float(x.sum()), least, None)
             depth = float(residual @ target)
             if depth < 0.5 * float(residual @ residual):
-                return None  # no projection: both are the same then, but for rounding
+                return None  # for a projection the two are equal up to rounding
             beyond = (residual @ q)[others] / depth
             wrong = np.flatnonzero(beyond > SLACK)
             if not wrong.size:
