@@ -1,4 +1,4 @@
-"""first-linear: inputs in closed form, from the gradient of a fully connected first layer."""
+"""Gradient inversion in closed form, for models whose first layer is fully connected."""
 
 from collections.abc import Mapping
 from math import prod
@@ -18,37 +18,38 @@ from fedsim.victim import VictimModel
 __all__ = ["FirstLinear"]
 
 NEGLIGIBLE = 1e-6
-"""Share of the largest bias gradient below which a unit's ratio is rounding, not an input."""
+"""Bias gradient of a unit, relative to the largest, below which its ratio is rounding noise."""
 
 BEYOND = 0.01
-"""How far beyond the input range, as a share of it, a unit's ratio may still be an input."""
+"""How far an input may lie outside the input range, as a share of the range."""
 
 
 class FirstLinear(Adversary):
-    """Inputs read off the gradient of a fully connected first layer, without model or labels.
+    """Exact inputs from the gradient of a fully connected first layer, without model or labels.
 
-    A layer z = W x + b that takes the input itself has dL/dW_i = sum_n c_in x_n and dL/db_i =
-    sum_n c_in, where c_in is what example n adds to dL/dz_i. So every row of [dL/dW | dL/db] is a
-    mixture of the rows (x_n, 1), and dL/dW_i / dL/db_i is x itself when one example alone
-    contributes to unit i.
+    For a layer z = W x + b whose input is the example itself, dL/dW_i = sum_n c_in x_n and dL/db_i
+    = sum_n c_in, where c_in is example n's part of dL/dz_i. Every row of [dL/dW | dL/db] is
+    therefore a mixture of the rows (x_n, 1), and if a single example contributes to unit i, then
+    dL/dW_i / dL/db_i is that example.
 
-    - One example: the matrix has rank one. Its leading right singular vector, scaled so that the
-      bias coordinate is 1, is x: every unit votes, and noise averages out.
-    - Several examples: behind a ReLU, units that fire for a single example give it exactly. Units
-      that agree on a ratio form a group, which mixtures hardly ever do, so the largest groups
-      are claimed first (`diagnostics["units"]`: how many agree). What is left of the number of
-      examples is filled with single units whose ratio lies within the input range, those first
-      that stand out most from what was already claimed (successive projection): of mixtures with
-      positive weights, the purest. A single unit may be a mixture.
+    - One example: the matrix has rank one, and its leading right singular vector, scaled to a bias
+      coordinate of 1, is x. All units contribute, so that noise averages out.
+    - Several examples: after a ReLU, a unit that is active for a single example gives it exactly.
+      Several units with the same ratio are hardly ever mixtures, so the largest groups of them are
+      claimed first (`diagnostics["units"]` holds their sizes). The remaining claims are single
+      units whose ratios lie within the input range, chosen by successive projection: each lies
+      farthest from the span of the previous claims, which for mixtures with positive weights
+      means the purest. A single unit may still be a mixture.
 
-    Needs the gradient of that layer, with a bias; no model. Nothing changes under several local
-    steps or an unknown learning rate: sums of mixtures are mixtures, and factors cancel. But a
-    unit must then be left alone by all examples but one throughout. Momentum, too, is linear;
-    weight decay over several steps and optimizers like Adam break it. Without the number of
-    examples the matrix's rank is taken for it, exact for independent inputs fewer than units.
+    The attack needs the gradient of that layer, which must have a bias. Several local steps, an
+    unknown learning rate and momentum are allowed, because sums of mixtures are mixtures and
+    factors cancel; but then only one example may contribute to a unit in all steps. Weight decay
+    over several steps and optimizers like Adam are not linear, and break the attack. If the number
+    of examples is not known, it is estimated by the rank of the matrix, which is exact for
+    independent inputs if there are fewer of them than units.
 
-    Claims float32 tensors of `spec.input_shape` (flat ones where that is None), as the layer saw
-    them: after whatever normalisation the model applies, and not clamped.
+    Claims are float32 tensors of `spec.input_shape` (flat if that is None), as the layer receives
+    them: after the model's normalisation, and not clamped.
     """
 
     name: ClassVar[str] = "first-linear"
@@ -69,15 +70,15 @@ class FirstLinear(Adversary):
     )
 
     layer: str | None = None
-    """Name of the first layer, such as hidden.0; left out: the one whose inputs are as many as
-    an example has values."""
+    """Name of the first layer, such as hidden.0; if left out, the layer with as many inputs as an
+    example has values."""
 
     tolerance: float = Field(default=1e-5, gt=0, le=1)
-    """Root mean square difference, as a share of the input range, up to which two units agree;
-    more where the update was rounded, as differences of weights are."""
+    """Largest root mean square difference of two units' ratios that counts as equal, as a share of
+    the input range; use more for rounded updates, such as differences of weights."""
 
     def cautions(self, model: VictimModel) -> list[str]:
-        """A model without such a layer, as far as shapes tell."""
+        """Warn of a model that has no such layer, as far as shapes show."""
         if model.spec is None:
             return []
         try:
@@ -87,7 +88,11 @@ class FirstLinear(Adversary):
         return []
 
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
-        """At most as many inputs as examples; raises `ValueError` where no layer gives them."""
+        """Compute at most as many inputs as there are examples.
+
+        Raises:
+            ValueError: No layer takes the input, or its gradient is zero or holds NaN or Inf.
+        """
         name, rows = self._rows(seen)
         count = seen.num_examples or max(1, rank_of(rows))
         claims, units = [_ratio(rows)], [len(rows)]
@@ -104,10 +109,20 @@ class FirstLinear(Adversary):
     def _apart(
         self, rows: Tensor, count: int, bounds: tuple[float, float] | None
     ) -> tuple[list[Tensor], list[int], int]:
-        """Up to `count` claims, the units behind each, and the units within the input range."""
+        """Separate the inputs of several examples.
+
+        Args:
+            rows: Rows (units, inputs + 1) of the layer's gradient, the bias in the last column.
+            count: Number of examples.
+            bounds: The input range, if it is known.
+
+        Returns:
+            At most `count` inputs, the number of units behind each, and the number of units whose
+            ratios lie within the input range.
+        """
         ratios = rows[:, :-1] / rows[:, -1:]
         low, high = bounds or (float(ratios.min()), float(ratios.max()))
-        # Without a range that is known, the largest ratio is often a mixture far from all inputs.
+        # If the range is not known, the largest ratio is often a mixture far from all inputs.
         span = high - low if bounds else 2 * float(ratios.abs().median())
         apart = self.tolerance * span * ratios.shape[1] ** 0.5
         beyond = torch.maximum(low - ratios, ratios - high).amax(dim=1)
@@ -130,7 +145,7 @@ class FirstLinear(Adversary):
         return claims + singles, units + [1] * len(singles), len(within)
 
     def _rows(self, seen: Observation) -> tuple[str, Tensor]:
-        """The layer's name, and the rows (units, inputs + 1) of its gradient that say something."""
+        """Return the layer's name, and the rows (units, inputs + 1) of gradients above rounding."""
         gradient = seen.know(Knowledge.GRADIENT)
         name = self._layer(gradient, seen.spec.input_shape)
         rows = torch.cat(
@@ -147,7 +162,7 @@ class FirstLinear(Adversary):
         return name, rows[size > NEGLIGIBLE * size.max()]
 
     def _layer(self, arrays: Mapping[str, Tensor], shape: tuple[int, ...] | None) -> str:
-        """Name of the layer that takes an input of this shape, by its own."""
+        """Return the name of the layer whose input is an example of this shape."""
         width = None if shape is None else prod(shape)
         matrices = {
             key.removesuffix(".weight"): value
@@ -182,17 +197,26 @@ class FirstLinear(Adversary):
 
 
 def _ratio(rows: Tensor) -> Tensor:
-    """The input (inputs,) of the rank-one matrix nearest to rows c_i (x, 1)."""
+    """Return the input x (inputs,) of the rank-one matrix c (x, 1) nearest to these rows."""
     _, _, right = torch.linalg.svd(rows, full_matrices=False)
     nearest: Tensor = right[0, :-1] / right[0, -1]
     return nearest
 
 
 def _standing_out(ratios: Tensor, claimed: list[Tensor], count: int, apart: float) -> list[Tensor]:
-    """Up to `count` of the ratios, each farthest from the span of `claimed` and those before it.
+    """Choose the purest ratios by successive projection of (x, 1) (Araújo et al., 2001).
 
-    Successive projection (Araújo et al., 2001) on (x, 1): the norm is convex, so of mixtures with
-    positive weights it meets the purest first. Ends where none is farther than `apart`.
+    The norm is convex, so among mixtures with positive weights the purest is farthest from the span
+    of the previous choices.
+
+    Args:
+        ratios: Candidates (n, inputs).
+        claimed: Inputs that span the space at the beginning.
+        count: Largest number of choices.
+        apart: Smallest distance of a choice from the span.
+
+    Returns:
+        The chosen ratios, each farthest from the span of `claimed` and the previous choices.
     """
 
     def homogeneous(inputs: Tensor) -> Tensor:

@@ -1,1 +1,1 @@
-"""Attacks on labels: which classes a batch held, and how often."""
+"""Label inference attacks: which classes a batch contains, and how often."""

@@ -1,4 +1,4 @@
-"""Which labels a batch holds, for certain: the classes with a negative gradient at the head."""
+"""Label inference by signs: the classes with a negative gradient at the head."""
 
 from typing import ClassVar, Literal
 
@@ -14,16 +14,16 @@ __all__ = ["BiasSigns"]
 
 
 class BiasSigns(Adversary):
-    """The classes whose entry in the head's gradient is negative, one example each.
+    """Classes whose entry in the gradient of the head's bias is negative, one example each.
 
-    With cross-entropy the gradient of the head's bias is d_i = mean (p_i - y_i): only an example
-    of class i can make it negative, whatever the activations, the weights or the batch.
-    `of = "weight"` reads g_i, the row sums of the weight's gradient, instead: with non-negative
-    activations its sign says the same. That is the first step of LLG.
+    With cross-entropy the gradient of the head's bias is d_i = mean (p_i - y_i). Only an example
+    of class i can make it negative, whatever the activations, the weights or the batch. With
+    `of = "weight"` the signs are those of g_i, the row sums of the weight's gradient, which are
+    the same if activations are non-negative. This is the first step of LLG.
 
-    What is claimed is in the batch (one local step, cross-entropy, no noise); what is in the batch
-    need not be claimed, as p_i may outweigh the examples. |D| is not asked for and counts are not
-    told. May claim nothing.
+    With one local step, cross-entropy and no noise, every claimed class is in the batch. A class of
+    the batch may be missed, because p_i may outweigh its examples. The attack neither needs the
+    number of examples nor estimates counts, and it may claim no class at all.
     """
 
     name: ClassVar[str] = "bias-signs"
@@ -36,10 +36,15 @@ class BiasSigns(Adversary):
     )
 
     of: Literal["bias", "weight"] = "bias"
-    """ "bias": its gradient; "weight": row sums of the weight's."""
+    """Gradient whose signs are used: "bias": that of the head's bias; "weight": the row sums of the
+    gradient of the head's weight."""
 
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
-        """Claim the negative classes; raises `ValueError` where there is no gradient to read."""
+        """Claim the classes with a negative gradient.
+
+        Raises:
+            ValueError: The head's gradient is missing, is zero, or holds NaN or Inf.
+        """
         g = self._signed(seen)
         claimed = torch.nonzero(g < 0).flatten().tolist()
         return Reconstruction(

@@ -1,4 +1,4 @@
-"""iDLG's label rule: the one label of a single example, from the sign of the head's gradient."""
+"""iDLG's label inference: the label of a single example, from the signs of the head's gradient."""
 
 from typing import ClassVar
 
@@ -13,14 +13,14 @@ __all__ = ["IDLG"]
 
 
 class IDLG(Adversary):
-    """The label of a single example: the class whose row in the head's gradient is lowest.
+    """Label of a single example: the class with the smallest row sum in the head's gradient.
 
-    With cross-entropy and one example, row i of dL/dW is (p_i - y_i) h'. p_i - y_i is negative
-    for the label and positive for every other class, so with non-negative activations h the row
-    sums have one negative entry, at the label: exact, with no model and no optimisation.
+    With cross-entropy and one example, row i of dL/dW is (p_i - y_i) h', where p_i - y_i is
+    negative for the label and positive for every other class. With non-negative activations h, only
+    the label's row sum is negative. The result is exact and needs neither model nor optimisation.
 
-    Assumes: one example, a non-negative activation before the head. From a larger batch one label
-    is still claimed, the strongest one; `diagnostics["note"]` says so.
+    The attack assumes one example and a non-negative activation before the head. For a larger batch
+    it claims a single label, that of the smallest row sum, and `diagnostics["note"]` says so.
     """
 
     name: ClassVar[str] = "idlg"
@@ -35,7 +35,11 @@ class IDLG(Adversary):
     cites: ClassVar[str] = "Zhao et al., iDLG: Improved Deep Leakage from Gradients, 2020, Eq. 4-5"
 
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
-        """Claim one label; raises `ValueError` where the gradient says nothing at all."""
+        """Claim one label.
+
+        Raises:
+            ValueError: The head's gradient is missing, is zero, or holds NaN or Inf.
+        """
         head = head_gradient(seen.know(Knowledge.HEAD_GRADIENT), seen.head, seen.spec.classes)
         g = head.class_sums()
         label = int(g.argmin())

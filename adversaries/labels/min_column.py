@@ -1,4 +1,4 @@
-"""The min-column rule: a batch's labels from the lowest entries of the head's gradient."""
+"""The min-column rule: label inference from the smallest entries of the head's gradient."""
 
 from typing import ClassVar, Literal
 
@@ -13,20 +13,19 @@ __all__ = ["MinColumn"]
 
 
 class MinColumn(Adversary):
-    """The classes whose column of the head's gradient reaches lowest, one example each.
+    """Classes with the smallest entries in their columns of the head's gradient, one example each.
 
-    Written features x classes, as in the paper, the gradient has a column h (p_i - y_i) for each
-    class, averaged over examples. Where the activations h are non-negative, only examples of the
-    class itself push its entries down.
+    Written as features x classes, as in the paper, the gradient has a column h (p_i - y_i) for each
+    class, averaged over examples. If the activations h are non-negative, only examples of the class
+    itself lower the column's entries.
 
-    `rule` says which are claimed: `lowest`, the first |D| by the least entry of their column; or
-    `negative`, as Dang et al. (NeurIPS 2021, Eq. 5) put it, all whose least entry is below zero,
-    however many they are.
+    The setting `rule` chooses the claimed classes: "lowest" claims the |D| classes whose smallest
+    entries are lowest; "negative" claims all classes whose smallest entry is below zero (Dang et
+    al., NeurIPS 2021, Eq. 5).
 
-    `lowest` assumes labels that do not repeat in the batch: of a batch with repeats, classes that
-    are not in it are claimed in place of the second occurrence. Of more examples than classes,
-    every class is claimed once. Both assume cross-entropy and a non-negative activation before the
-    head; `lowest` that |D| is known.
+    Both rules assume cross-entropy and a non-negative activation before the head. "lowest" also
+    assumes that |D| is known and labels do not repeat in the batch. For each repeated label it
+    claims a class that is not in the batch; for more examples than classes it claims all classes.
     """
 
     name: ClassVar[str] = "min-column"
@@ -39,16 +38,20 @@ class MinColumn(Adversary):
     )
 
     rule: Literal["lowest", "negative"] = "lowest"
-    """Which classes are claimed: "lowest": the |D| whose column reaches lowest; "negative":
-    all whose column has an entry below zero."""
+    """Classes that are claimed: "lowest": as many as there are examples, those with the smallest
+    entries; "negative": all with an entry below zero."""
 
     def requires(self) -> Knowledge:
-        """Beside `needs`, how many labels to claim, where the rule does not say it itself."""
+        """Return `needs`, with `BATCH_SIZE` for the rule "lowest"."""
         counts = self.rule == "lowest"
         return super().requires() | (Knowledge.BATCH_SIZE if counts else Knowledge(0))
 
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
-        """Claim labels; raises `ValueError` where the gradient says nothing at all."""
+        """Claim labels.
+
+        Raises:
+            ValueError: The head's gradient is missing, is zero, or holds NaN or Inf.
+        """
         n = seen.spec.classes
         head = head_gradient(seen.know(Knowledge.HEAD_GRADIENT), seen.head, n)
         least = head.weight.amin(dim=1)

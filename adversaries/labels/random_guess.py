@@ -1,4 +1,4 @@
-"""Labels at random: what an adversary scores that has seen no gradient."""
+"""Random labels: the baseline of label inference, which uses no gradient."""
 
 from collections import Counter
 from typing import ClassVar
@@ -13,11 +13,11 @@ __all__ = ["RandomGuess"]
 
 
 class RandomGuess(Adversary):
-    """|D| labels, uniform over the classes.
+    """Random labels, uniform over the classes: a baseline that uses no gradient.
 
-    The curve beside LLG's in the paper's figures: an attack that is no better has learned nothing
-    from the gradient. Every finding has the expected value of such a guess as its `baseline`; this
-    attack is for a curve of its own, with its spread.
+    It is the baseline in the figures of LLG's paper: an attack that scores no better has learned
+    nothing from the gradient. Every finding has the expected score of such a guess as its
+    `baseline`; this adversary adds a curve of its own, with its spread.
     """
 
     name: ClassVar[str] = "random"
@@ -30,7 +30,7 @@ class RandomGuess(Adversary):
     )
 
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
-        """Draw |D| labels from `job.rng`."""
+        """Draw a label for each of the |D| examples from `job.rng`."""
         size = int(seen.know(Knowledge.BATCH_SIZE))
         labels = torch.randint(seen.spec.classes, (size,), generator=job.rng).sort().values
         counts = Counter(labels.tolist())

@@ -1,8 +1,9 @@
-"""Metrics of the rows of a table, matched to the originals, by column.
+"""Metrics of reconstructed table rows, by column.
 
-Claims are matched one-to-one to originals so that the total squared distance of the encoded rows is
-least (Hungarian). An original without a claim, and a claim that holds NaN or Inf, count as a row of
-means without a right category. Of more claims than originals only the first count.
+Claims are matched one-to-one to originals such that the total squared distance of the encoded rows
+is smallest (Hungarian algorithm). An original without a claim, or whose claim holds NaN or Inf,
+counts as a row of means with no correct category. If there are more claims than originals, only the
+first ones count.
 """
 
 from typing import ClassVar
@@ -18,17 +19,17 @@ from fedsim.spec import TabularSpec
 __all__ = ["TABLES"]
 
 CLOSE = 0.01
-"""Standard deviations by which a number may be off in a row that counts as recovered."""
+"""Largest error of a number, in standard deviations, in a row that counts as recovered."""
 
 
 class _OfTables(Metric):
-    """A metric of tables with some kind of column."""
+    """Base class of metrics of tables that have columns of some kind."""
 
     fields = ("inputs",)
     kinds: ClassVar[tuple[bool, ...]] = (False, True)
 
     def suits(self, spec: Spec) -> bool:
-        """Tables that have such columns."""
+        """Return whether the task is a table with such columns."""
         return isinstance(spec, TabularSpec) and any(
             bool(one.categories) in self.kinds for one in spec.columns
         )
@@ -38,8 +39,8 @@ def _compared(claimed: Reconstruction, truth: Truth, spec: Spec) -> tuple[Tensor
     """Compare every cell with the original.
 
     Returns:
-        Errors of numbers in standard deviations, of shape (N, columns of numbers), and which
-        categories are right, of shape (N, columns of categories), both float64.
+        Errors of numbers in standard deviations, (N, columns of numbers), and 1 for each correct
+        category, otherwise 0, (N, columns of categories); both float64.
     """
     if not truth.inputs:
         raise ValueError("this task's truth has no inputs, so no metric of tables applies")
@@ -62,7 +63,7 @@ def _compared(claimed: Reconstruction, truth: Truth, spec: Spec) -> tuple[Tensor
 
 
 class RowExact(_OfTables):
-    """Rows with every category right, and every number within 0.01 standard deviations."""
+    """Rows recovered: every category correct, every number within 0.01 standard deviations."""
 
     name = "row_exact"
     keywords = ("tabular data", "record reconstruction", "success rate")
@@ -75,13 +76,13 @@ class RowExact(_OfTables):
     )
 
     def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
-        """Share of the rows, over originals."""
+        """Return the share of the original rows that are recovered."""
         errors, right = _compared(claimed, truth, spec)
         return float(((errors < CLOSE).all(dim=1) & (right == 1).all(dim=1)).double().mean())
 
 
 class ColumnError(_OfTables):
-    """Distance of recovered and true numbers, in standard deviations; 0 is a copy."""
+    """Mean absolute error of numbers in standard deviations; 0 is an exact copy."""
 
     name = "column_error"
     keywords = ("tabular data", "record reconstruction")
@@ -94,12 +95,12 @@ class ColumnError(_OfTables):
     )
 
     def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
-        """Mean absolute error over the cells with a number."""
+        """Return the mean absolute error over the cells with a number."""
         return float(_compared(claimed, truth, spec)[0].mean())
 
 
 class ColumnMatch(_OfTables):
-    """Share of the cells with a category that are right."""
+    """Share of the cells with a category that are correct."""
 
     name = "column_match"
     keywords = ("tabular data", "record reconstruction", "attribute inference")
@@ -112,7 +113,7 @@ class ColumnMatch(_OfTables):
     )
 
     def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
-        """Mean over the cells with a category."""
+        """Return the share over the cells with a category."""
         return float(_compared(claimed, truth, spec)[1].mean())
 
 
