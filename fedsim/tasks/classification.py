@@ -1,4 +1,4 @@
-"""Classification of inputs of one shape: the common part of the images and tabular tasks."""
+"""Base class of classification tasks with inputs of one shape: images and tables."""
 
 import functools
 from abc import ABC, abstractmethod
@@ -21,18 +21,18 @@ from fedsim.victim import Loss
 __all__ = ["Classification", "Examples", "cross_entropy"]
 
 EVALUATED_AT_ONCE = 512
-"""The number of examples in a batch of an evaluation."""
+"""Number of examples in a batch of an evaluation."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Examples(ABC):
-    """Labelled examples, all splits together.
+    """Labelled examples of all splits.
 
     Attributes:
-        labels: Their labels, int64 of shape (N,) in [0, classes).
+        labels: Labels in [0, classes), int64 of shape (N,).
         train: Indices of the training split, int64.
         test: Indices of the test split, int64.
-        classes: The number of labels.
+        classes: Number of classes.
     """
 
     labels: Tensor
@@ -47,25 +47,32 @@ class Examples(ABC):
 
     @abstractmethod
     def inputs(self, index: Tensor) -> Tensor:
-        """The inputs with these indices, float32 of shape (n, *shape)."""
+        """Return inputs by their indices.
+
+        Args:
+            index: Indices, int64 of shape (n,).
+
+        Returns:
+            Inputs, float32 of shape (n, *shape).
+        """
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """SHA-256 of the examples as stored; the split does not enter it."""
+        """Return the SHA-256 of the stored examples, which does not depend on the split."""
 
 
 class Classification(Labelled):
     """A classifier of inputs of one shape, trained with cross-entropy.
 
-    A client has n examples, and its batches have B = min(batch_size, n). In a round they are:
+    A batch of a client with n examples has B = min(batch_size, n) of them. The composition is:
 
-    - natural: slices of a random permutation of its examples, so that none repeats. If fewer than B
-      are left, they are skipped and a new permutation begins.
-    - unbalanced (LLG, section 5): B // 2 examples of one label, B // 4 of another if it has one,
-      and the rest drawn from all its other examples. Both labels are drawn once a round, so that
-      several local steps together are as unbalanced as each of them.
-    - balanced: its labels in random order, with one example of each in turn until there are B, so
-      that counts differ by at most one.
+    - natural: Batches are slices of a random permutation of the client's examples, so that none
+      repeats. If fewer than B are left, they are skipped, and a new permutation begins.
+    - unbalanced (LLG, section 5): A batch has B // 2 examples of one label, B // 4 of another one
+      if the client has several, and the rest from the client's other examples. Both labels are
+      drawn once a round, so that all local steps together are as unbalanced as each of them.
+    - balanced: A batch takes one example of each of the client's labels in turn, in random order,
+      until there are B, so that counts differ by at most one.
 
     In the last two, an example repeats within a batch only if its label has too few examples.
     """
@@ -74,8 +81,8 @@ class Classification(Labelled):
     """Name of the data set."""
 
     auxiliary_from: Literal["train", "test"] = "train"
-    """Split that auxiliary examples are taken from. With "test" they are that share of the test
-    examples, and evaluations do not use them."""
+    """Split from which auxiliary examples are taken. With "test" they are a share
+    `auxiliary_fraction` of the test examples, and evaluations do not use these."""
 
     partition: Annotated[SerializeAsAny[Partition], BeforeValidator(as_partition)] = Iid()
     """How examples are divided among clients, such as {kind = "dirichlet", alpha = 0.5}."""
@@ -85,7 +92,7 @@ class Classification(Labelled):
     its settings."""
 
     classes: int | None = Field(default=None, ge=2)
-    """Number of outputs of the model, if it is larger than the number of labels."""
+    """Number of outputs of the model, if it is larger than the data's number of classes."""
 
     @property
     @abstractmethod
@@ -94,7 +101,7 @@ class Classification(Labelled):
 
     @property
     def labels(self) -> Tensor:
-        """The labels of all examples, int64 of shape (N,)."""
+        """Labels of all examples, int64 of shape (N,)."""
         return self.examples.labels
 
     @functools.cached_property
@@ -118,17 +125,17 @@ class Classification(Labelled):
 
     @functools.cached_property
     def shares(self) -> tuple[Tensor, ...]:
-        """For each client the indices of its examples, int64."""
+        """Indices of each client's examples, int64."""
         rest = self.held_out[1]
         cut = self.partition.cut(self.examples.labels[rest].numpy(), self.clients, self.seed)
         return tuple(rest[torch.tensor(share)] for share in cut)
 
     @property
     def outputs(self) -> int:
-        """The number of the model's outputs.
+        """Number of the model's outputs.
 
         Raises:
-            DataError: The setting `classes` is smaller than the number of labels.
+            DataError: The setting `classes` is smaller than the data's number of classes.
         """
         if self.classes is not None and self.classes < self.examples.classes:
             raise DataError(
@@ -138,9 +145,15 @@ class Classification(Labelled):
         return self.classes or self.examples.classes
 
     def batches(self, client: int, round: int, *, batch_size: int, steps: int) -> list[Batch]:
-        """Compose the client's training batches; a pure function of (seed, client, round).
+        """Compose a client's training batches, a pure function of (seed, client, round).
 
         The first batches are the same for any number of steps.
+
+        Args:
+            client: Number of the client, from 0.
+            round: Number of the round, from 1.
+            batch_size: Number of examples in a batch; fewer if the client has fewer.
+            steps: Number of batches.
 
         Raises:
             DataError: There is no such client.
@@ -148,13 +161,13 @@ class Classification(Labelled):
         return [self._batch(index) for index in self.drawn(client, round, batch_size, steps)]
 
     def fingerprint(self) -> str:
-        """SHA-256 of the inputs and labels."""
+        """Return the SHA-256 of inputs and labels."""
         return self.examples.fingerprint()
 
     def auxiliary(self) -> Batch | None:
-        """The examples that no client holds; None if there are none.
+        """Return the auxiliary examples, which no client holds; None if there are none.
 
-        Their tensors are new at every call.
+        Tensors are new at every call.
         """
         index = self.held_out[0]
         return self._batch(index) if len(index) else None
@@ -174,18 +187,23 @@ class Classification(Labelled):
 
     @functools.cached_property
     def head(self) -> str:
-        """The name of the final linear layer."""
+        """Name of the final linear layer."""
         return self.model.find_head(self.module(), self.examples.shape, self.outputs)
 
     @property
     def loss(self) -> Loss:
-        """Cross-entropy, mean over examples; target (B,) int64, or soft (B, classes)."""
+        """Cross-entropy, mean over examples: `cross_entropy`."""
         return cross_entropy
 
     def evaluate(self, module: nn.Module, client: int | None = None) -> dict[str, float]:
-        """Compute mean loss and accuracy on the test split or on all of one client's examples.
+        """Compute mean loss and accuracy on the test split or on one client's examples.
 
-        The module is put into evaluation mode, stays on its device, and gets its modes back.
+        Args:
+            module: The model. It is in evaluation mode meanwhile, and stays on its device.
+            client: Number of the client; None for the test split.
+
+        Returns:
+            "loss", "accuracy" and "num_examples".
         """
         index = self.tested if client is None else self.share(client)
         loss = hits = 0.0
@@ -214,16 +232,21 @@ class Classification(Labelled):
 
     @abstractmethod
     def noise(self, count: int, rng: torch.Generator) -> Tensor:
-        """Random inputs of shape (count, *shape), which an uninformed guess claims."""
+        """Draw the inputs of an uninformed guess, of shape (count, *shape)."""
 
     def guess(self, truth: Truth, rng: torch.Generator, *, informed: bool) -> Reconstruction:
-        """A random guess: as many labels and inputs as there are examples.
+        """Guess as many labels and inputs as there are examples.
 
-        Labels are uniform, scores standard normal and inputs `noise`. If informed, labels and
-        scores follow the frequencies among auxiliary examples, and inputs are their mean.
+        Labels are uniform, scores standard normal, and inputs `noise`. In an informed guess, labels
+        and scores follow the frequencies among auxiliary examples, and inputs are their mean.
+
+        Args:
+            truth: The client's examples, of which only the number is used.
+            rng: Generator on the CPU.
+            informed: Whether to use auxiliary examples.
 
         Raises:
-            NotImplementedError: An informed guess is asked for and there are no auxiliary examples.
+            NotImplementedError: The guess is informed, and there are no auxiliary examples.
         """
         count = len(truth.labels) if truth.labels is not None else len(truth.inputs or ())
         if informed:
@@ -247,7 +270,7 @@ def cross_entropy(
     lengths: Any = None,
     at: str = "input",
 ) -> Tensor:
-    """Cross-entropy of a classifier, mean over examples.
+    """Compute the cross-entropy of a classifier, mean over examples.
 
     Args:
         module: The model.

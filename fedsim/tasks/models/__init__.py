@@ -1,4 +1,4 @@
-"""Image classifiers that a scenario can name, one architecture a file."""
+"""Classifiers that a scenario can name, with one architecture in each file."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ MODELS: dict[str, type[Architecture]] = {
     "resnet56": ResNet,
     "transformers": Transformers,
 }
-"""Models that are named; a function of the user's own is named by a reference."""
+"""Built-in architectures by name; a user's own function is named by a reference instead."""
 
 
 def as_architecture(value: Any) -> Architecture:

@@ -1,4 +1,4 @@
-"""The base class of classifiers: settings that build a model."""
+"""The base class of classifier architectures, whose settings build a model."""
 
 from abc import ABC, abstractmethod
 from typing import ClassVar
@@ -19,6 +19,7 @@ class Architecture(BaseModel, ABC):
     """
 
     images_only: ClassVar[bool] = True
+    """Whether inputs must be images."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -33,22 +34,22 @@ class Architecture(BaseModel, ABC):
         """Build a model, its weights drawn from torch's global generator.
 
         Args:
-            shape: Shape of an input: for images channels, height and width.
-            classes: The number of labels.
+            shape: Shape of an input; for images channels, height and width.
+            classes: Number of classes.
 
         Raises:
             DataError: The architecture cannot take such inputs.
         """
 
     def find_head(self, module: nn.Module, shape: tuple[int, ...], classes: int) -> str:
-        """The name of the final linear layer.
+        """Find the name of the final linear layer.
 
         Args:
             module: A model that `build` returned.
             shape: Shape of an input.
-            classes: The number of labels.
+            classes: Number of classes.
 
         Raises:
-            DataError: There is none, or it cannot be told which one it is.
+            DataError: There is no such layer, or several could be it.
         """
         return find_head(module, shape, classes, label=self.name, named=self.head)

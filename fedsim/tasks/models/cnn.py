@@ -8,6 +8,7 @@ from fedsim.tasks.models.architecture import Architecture
 __all__ = ["CNN", "SigmoidConvolutions"]
 
 BOUND = 0.5
+"""Parameters are drawn from the uniform distribution on [-BOUND, BOUND]."""
 
 
 class SigmoidConvolutions(nn.Module):
@@ -15,8 +16,9 @@ class SigmoidConvolutions(nn.Module):
 
     Args:
         shape: Channels, height and width of an input.
-        classes: The number of labels.
-        uniform_biases: Draw biases from U(-0.5, 0.5) like the weights; otherwise torch's default.
+        classes: Number of classes.
+        uniform_biases: Whether biases are drawn from U(-0.5, 0.5) like the weights, instead of by
+            torch's default.
     """
 
     def __init__(self, shape: tuple[int, ...], classes: int, *, uniform_biases: bool) -> None:
@@ -36,7 +38,7 @@ class SigmoidConvolutions(nn.Module):
                 nn.init.uniform_(parameter, -BOUND, BOUND)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Logits (B, classes)."""
+        """Compute logits (B, classes) of images (B, channels, height, width)."""
         logits: Tensor = self.head(torch.flatten(self.features(inputs), 1))
         return logits
 

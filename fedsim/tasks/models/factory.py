@@ -1,4 +1,4 @@
-"""Models that a function of the user's own makes: `task.model = "module:function"`."""
+"""Models made by a user's own function: `task.model = "module:function"`."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -16,19 +16,20 @@ from fedsim.tasks.models.heads import head_behind
 __all__ = ["FACTORY", "Classifier", "Factory"]
 
 FACTORY = "module:function"
-"""What lists of models call it."""
+"""Name of such models in lists of models."""
 
 
 class Factory(BaseModel):
-    """Settings of a model that a function of the user's own makes.
+    """Settings of a model that a user's own function makes.
 
-    All settings but these two are handed to the function, beside what the task says of its data.
+    All settings but `name` and `head` are passed to the function as keyword arguments, along with
+    the sizes that the task's data require.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow", use_attribute_docstrings=True)
 
     name: str
-    """ "module:function"."""
+    """Reference to the function, "module:function"."""
 
     head: str | None = None
     """Name of the final linear layer, which is found automatically unless there are several."""
@@ -37,11 +38,11 @@ class Factory(BaseModel):
         """Call the function, its weights drawn from torch's global generator.
 
         Args:
-            sizes: What the task says of its data, such as `classes=10`.
+            sizes: Sizes that the task's data require, such as `classes=10`.
 
         Raises:
             PluginError: There is no such function.
-            DataError: It raises, or does not return a module.
+            DataError: It raises an error, or does not return a module.
         """
         given = {**sizes, **(self.model_extra or {})}
         call = f"{self.name}({', '.join(f'{key}={value!r}' for key, value in given.items())})"
@@ -66,8 +67,8 @@ class Factory(BaseModel):
         Args:
             module: The model.
             logits: Computes the logits of one example.
-            shape: Their expected shape, classes last.
-            takes: What the example is, for error messages.
+            shape: Expected shape of the logits, classes last.
+            takes: Description of the example, for error messages.
 
         Raises:
             DataError: The model cannot take the example, returns something else, has no head, or
@@ -102,7 +103,7 @@ class Classifier(Factory, Architecture):
         return self.make(classes=classes, shape=shape)
 
     def find_head(self, module: nn.Module, shape: tuple[int, ...], classes: int) -> str:
-        """Find the head; it must have a weight of its own."""
+        """Find the name of the head, which must have a weight of its own."""
         example = torch.zeros(1, *shape)
         return self.head_behind(
             module, lambda: module(example), (1, classes), f"inputs of shape {(1, *shape)}"

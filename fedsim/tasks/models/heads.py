@@ -26,9 +26,9 @@ def find_head(
     Args:
         module: The model.
         shape: Shape of an input.
-        classes: The number of labels.
+        classes: Number of classes.
         label: The model's name in error messages.
-        named: The layer that the user names as the head, if any.
+        named: Layer that the user names as the head; None if not set.
 
     Returns:
         The name of the layer.
@@ -57,14 +57,14 @@ def head_behind(
     label: str,
     named: str | None = None,
 ) -> str:
-    """Find the head by what it returns while the model computes logits.
+    """Find the head as the linear layer whose output is the model's logits.
 
     Args:
-        module: The model; it is put into evaluation mode meanwhile.
+        module: The model, which is in evaluation mode meanwhile.
         logits: Computes the logits of one example.
-        shape: Their shape, classes last.
-        label: What error messages call the model.
-        named: The layer that the user names as the head, if any.
+        shape: Expected shape of the logits, classes last.
+        label: The model's name in error messages.
+        named: Layer that the user names as the head; None if not set.
 
     Returns:
         The name of the layer.

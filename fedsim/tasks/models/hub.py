@@ -1,4 +1,4 @@
-"""Any image classifier of `transformers`: from the Hub, from a folder, or with random weights."""
+"""Image classifiers of `transformers`: from the Hub, from a folder, or with random weights."""
 
 from typing import Any
 
@@ -30,10 +30,10 @@ class Transformers(TransformersModel, Architecture):
     """An image classifier of `transformers`.
 
     `model = "hub:microsoft/resnet-50"` downloads weights by name. `{name = "transformers", config =
-    "resnet", settings = {depths = [1, 1, 1, 1]}}` needs no network. Inputs are passed on in [0, 1];
-    a grey image is repeated if the model expects three channels. The head is initialised anew if
-    its number of classes differs. Attention is computed without fused kernels ("eager"), because
-    these cannot be differentiated twice.
+    "resnet", settings = {depths = [1, 1, 1, 1]}}` needs no network. The model receives inputs in
+    [0, 1]; a grey image is repeated if the model expects three channels. The head is initialised
+    anew if its number of classes differs. Attention is computed without fused kernels ("eager"),
+    because these cannot be differentiated twice.
     """
 
     what = "a transformers model"

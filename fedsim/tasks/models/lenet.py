@@ -50,9 +50,11 @@ class _LeNet(nn.Module):
 
 
 class LeNet(Architecture):
-    """LeNet-5 with ReLUs: conv 6, pool, conv 16, pool, 120, 84, classes.
+    """LeNet-5 with ReLUs and max pooling.
 
-    Images smaller than 32 x 32 are padded to it with zeros.
+    The layers are a 5x5 convolution of 6 channels, pooling, a 5x5 convolution of 16 channels,
+    pooling, and fully connected layers of 120, 84 and `classes` units. Images smaller than 32 x 32
+    are padded to this size with zeros.
     """
 
     name: str = "lenet"

@@ -1,6 +1,6 @@
 """DLG's sigmoid LeNet (Zhu et al., "Deep Leakage from Gradients", section 4.1).
 
-The layers are those of LLG's network; only the biases start differently.
+The layers are those of LLG's network; only the initial biases differ.
 """
 
 from torch import nn
@@ -12,7 +12,7 @@ __all__ = ["LeNetSigmoid"]
 
 
 class LeNetSigmoid(Architecture):
-    """DLG's network, twice differentiable: weights and biases from U(-0.5, 0.5)."""
+    """DLG's twice differentiable network, with weights and biases from U(-0.5, 0.5)."""
 
     name: str = "lenet-sigmoid"
 

@@ -1,4 +1,4 @@
-"""A multilayer perceptron: its first linear layer takes the values of the input."""
+"""A multilayer perceptron, whose first linear layer receives the flattened input."""
 
 from math import prod
 from typing import Annotated, ClassVar, Literal

@@ -10,6 +10,7 @@ from fedsim.tasks.models.architecture import Architecture
 __all__ = ["ResNet"]
 
 WIDTHS = (16, 32, 64)
+"""Number of channels of each stage."""
 
 
 class _Block(nn.Module):

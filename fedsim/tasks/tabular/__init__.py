@@ -23,11 +23,11 @@ __all__ = ["Tabular"]
 
 
 class Tabular(Classification):
-    """Classification of the rows of a table, with columns of numbers and of categories.
+    """Classification of table rows, with columns of numbers and of categories.
 
-    Inputs are (B, F) float32: of each column the number, standardised by the training split, or a
-    one-hot vector of its categories. Means, standard deviations and categories are public: every
-    adversary has them (`TabularSpec`). Labels are (B,) int64.
+    Inputs are (B, F) float32. A number is standardised by mean and standard deviation of the
+    training split, a category is a one-hot vector. Means, standard deviations and categories are
+    public: every adversary knows them (`TabularSpec`). Labels are (B,) int64.
     """
 
     name = "tabular"
@@ -42,31 +42,32 @@ class Tabular(Classification):
     }
 
     data: str = Field(default="breast-cancer", min_length=1)
-    """ "breast-cancer", "wine", the stem of a CSV or Parquet file under --data or its path, or
-    "module:function"."""
+    """Table: "breast-cancer", "wine", a CSV or Parquet file (its stem under --data, or its path),
+    or "module:function"."""
 
     test_data: str | None = Field(default=None, min_length=1)
     """Another table, whose rows are the test split."""
 
     label: str | None = Field(default=None, min_length=1)
-    """The column with the label; left out: the one called "label", else the last one."""
+    """Column with the label; if left out, the one called "label", or the last one without it."""
 
     categorical: tuple[str, ...] = ()
-    """Columns of numbers that are categories; columns of other values always are."""
+    """Columns of numbers that are treated as categories; columns of other values always are."""
 
     model: Annotated[SerializeAsAny[Architecture], BeforeValidator(as_architecture)] = MLP(
         hidden=(64,)
     )
-    """ "mlp", a function of your own ("module:make"), or a table with either and settings."""
+    """Model: "mlp", a function of your own ("module:make"), or a table with either and its
+    settings."""
 
     @classmethod
     def local_data(cls, folder: Path) -> list[str]:
-        """The tables in a folder."""
+        """Return the names of the tables in a folder."""
         return names_in(folder, inside="tables", endings=ENDINGS)
 
     @functools.cached_property
     def examples(self) -> Table:
-        """The table; loaded when first used."""
+        """The table, which is loaded when first used."""
         return load(
             self.data,
             self.folder,
@@ -79,15 +80,23 @@ class Tabular(Classification):
 
     @property
     def spec(self) -> TabularSpec:
-        """Classes and columns."""
+        """Number of classes, and the columns."""
         return TabularSpec(self.outputs, columns=self.examples.columns)
 
     def noise(self, count: int, rng: torch.Generator) -> Tensor:
-        """Rows (count, F) of normal values, as standardised numbers have them."""
+        """Draw rows (count, F) of standard normal values, like standardised numbers."""
         return torch.randn(count, *self.examples.shape, generator=rng)
 
     def render(self, claimed: Reconstruction, truth: Truth) -> dict[str, bytes]:
-        """A text, original rows beside what was matched to them, and a CSV of every cell."""
+        """Write original rows and their reconstructions as text and as CSV.
+
+        Args:
+            claimed: The adversary's claim.
+            truth: The original rows.
+
+        Returns:
+            File contents by name; empty without inputs.
+        """
         if not claimed.inputs or not truth.inputs:
             return {}
         return side_by_side(claimed.inputs, truth.inputs, self.spec)

@@ -1,4 +1,4 @@
-"""Tables: those of scikit-learn, and CSV or Parquet files under --data."""
+"""Loading tables: scikit-learn's, CSV or Parquet files, and those that a function returns."""
 
 import functools
 import hashlib
@@ -27,17 +27,17 @@ __all__ = ["ENDINGS", "Table", "load"]
 EMBEDDED = ("breast-cancer", "wine")
 ENDINGS = (".parquet", ".csv")
 MOST_CATEGORIES = 256
-"""A column with more categories is a name or an identifier of the row."""
+"""Largest number of categories: a column with more is a name or an identifier of the row."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Table(Examples):
-    """A labelled table, all splits together.
+    """A labelled table with all splits.
 
     Attributes:
-        columns: The columns that are not the label.
-        rows: The encoded rows, float32 of shape (N, F).
-        names: The names of the labels.
+        columns: Columns that are not the label.
+        rows: Encoded rows, float32 of shape (N, F).
+        names: Names of the classes.
     """
 
     columns: tuple[Column, ...]
@@ -46,15 +46,15 @@ class Table(Examples):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The length of a row, (F,)."""
+        """Shape of an encoded row, (F,)."""
         return tuple(self.rows.shape[1:])
 
     def inputs(self, index: Tensor) -> Tensor:
-        """The encoded rows with these indices."""
+        """Return encoded rows (n, F) by their indices (n,)."""
         return self.rows[index]
 
     def fingerprint(self) -> str:
-        """SHA-256 of columns, rows and labels."""
+        """Return the SHA-256 of columns, rows and labels."""
         digest = hashlib.sha256(repr((self.columns, self.names)).encode())
         for tensor in (self.rows, self.labels):
             digest.update(tensor.numpy().tobytes())
@@ -71,17 +71,17 @@ def load(
     test_fraction: float,
     seed: int,
 ) -> Table:
-    """Load a table by name, and encode its rows.
+    """Load a table and encode its rows.
 
     Args:
         name: "breast-cancer", "wine", the stem or path of a CSV or Parquet file, or
             "module:function".
-        folder: Where files are looked up, there or in its subfolder `tables`.
-        test: The name of another table, whose rows are the test split.
-        label: The column with the label; None for the one called "label", else the last one.
-        categorical: Columns of numbers that are categories.
-        test_fraction: The share that becomes the test split if `test` is None.
-        seed: Draws that test split.
+        folder: Folder in which files are looked up, itself or its subfolder `tables`.
+        test: Name of another table, whose rows are the test split.
+        label: Column with the label; None for the one called "label", or the last one without it.
+        categorical: Columns of numbers that are treated as categories.
+        test_fraction: Share of the rows that is the test split if `test` is None.
+        seed: Seed of that split.
 
     Raises:
         DataError: There is no such table, or it cannot be used.
@@ -155,7 +155,7 @@ def _frame(name: str, folder: Path | None) -> "pd.DataFrame":
 
 
 def _own(name: str) -> "pd.DataFrame":
-    """What a function of the user's own returns: anything that pandas takes as a table."""
+    """Call a user's function and convert its result to a table, as far as pandas can."""
     import pandas as pd
 
     expected = "a DataFrame, a list of dictionaries, or columns by name, of the same length"
@@ -167,7 +167,7 @@ def _own(name: str) -> "pd.DataFrame":
 
 @functools.lru_cache(maxsize=2)
 def _file(path: Path, written: int) -> "pd.DataFrame":
-    """A file's table, read once in a process; `written` so that a changed file is read again."""
+    """Read a file once in a process, and again if `written`, its time of change, differs."""
     import pandas as pd
 
     try:
@@ -178,7 +178,7 @@ def _file(path: Path, written: int) -> "pd.DataFrame":
 
 
 def _check(name: str, frame: "pd.DataFrame", label: str) -> None:
-    """Refuse what no model can be trained on: too few rows, and missing values."""
+    """Refuse too few rows, missing or infinite values, and labels that are fractions."""
     if len(frame) < 3:
         raise DataError(f"data '{name}' has {len(frame)} rows; expected 3 or more")
     for column, values in frame.items():
@@ -202,16 +202,19 @@ def _is_number(values: "pd.Series[Any]") -> bool:
 def _codes(
     where: str, name: str, known: "pd.Series[Any]", values: "pd.Series[Any]"
 ) -> tuple[tuple[str, ...], NDArray[np.int64]]:
-    """Number categories in their order.
+    """Encode categories as their indices in sorted order.
 
     Args:
-        where: What holds them, for messages.
-        name: The data, for messages.
-        known: The values whose categories are known.
-        values: The values to number; none of them may be new.
+        where: Description of the column, for messages.
+        name: Name of the data, for messages.
+        known: Values that define the categories.
+        values: Values to encode.
 
     Returns:
-        The categories, and the number of each value's category.
+        The categories, and the index of each value's category, int64.
+
+    Raises:
+        DataError: A value is not among the categories, or there is only one category.
     """
     import pandas as pd
 

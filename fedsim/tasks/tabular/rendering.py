@@ -1,4 +1,4 @@
-"""Original rows of a table beside their reconstructions, as text and as CSV."""
+"""Comparison of original table rows with their reconstructions, as text and as CSV."""
 
 import csv
 import io
@@ -13,18 +13,18 @@ from fedsim.spec import TabularSpec
 __all__ = ["side_by_side"]
 
 SHOWN = 3
-"""Rows in the text at most; the CSV has all of them."""
+"""Largest number of rows in the text; the CSV has all rows."""
 
 
 def side_by_side(
     claims: Sequence[Tensor], originals: Sequence[Tensor], spec: TabularSpec
 ) -> dict[str, bytes]:
-    """Write rows and what was matched to each of them, column by column.
+    """Write original rows and the reconstruction matched to each, column by column.
 
     Args:
-        claims: Reconstructed rows of shape (F,), encoded.
-        originals: The true rows.
-        spec: The columns.
+        claims: Reconstructed rows, encoded, of shape (F,).
+        originals: Original rows, encoded, of shape (F,).
+        spec: The task's spec with its columns.
 
     Returns:
         `reconstruction.txt`, a line for each column with up to three rows side by side, and
