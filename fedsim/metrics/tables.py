@@ -63,7 +63,7 @@ def _compared(claimed: Reconstruction, truth: Truth, spec: Spec) -> tuple[Tensor
 
 
 class RowExact(_OfTables):
-    """Rows recovered: every category correct, every number within 0.01 standard deviations."""
+    """Share of rows with all categories correct and numbers within 0.01 standard deviations."""
 
     name = "row_exact"
     keywords = ("tabular data", "record reconstruction", "success rate")
