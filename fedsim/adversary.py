@@ -244,7 +244,8 @@ class Adversary(Plugin, ABC):
             Adversaries by the setting that names them.
 
         Raises:
-            PluginError: A setting names no adversary.
+            DataError: A setting is neither a name nor a table with one.
+            PluginError: There is no adversary of that name.
             ScenarioError: Its settings are invalid.
         """
         found = {}

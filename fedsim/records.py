@@ -286,7 +286,7 @@ class Reconstruction:
         attributes: Such as the speaker: a score by candidate for each example, in the order of
             `inputs` if these are claimed too.
         objective: Final value of the attack's own loss; infinite if it never was finite.
-        outcomes: How each start ended: "matched", "diverged", "stalled", or a limit ("steps").
+        outcomes: How each start ended: "matched", "diverged", "stalled", "steps" or "budget".
         trace: Pairs (iteration, objective).
         diagnostics: Whatever explains the result, or why there is none.
     """

@@ -103,7 +103,8 @@ class Training(Table):
     """Weight decay of local SGD; only under FedAvg."""
 
     strategy: str | dict[str, Any] = "FedAvg"
-    """Name of a Flower strategy, or a table such as {name = "FedTrimmedAvg", beta = 0.1}."""
+    """Name of a Flower strategy, or a table such as {name = "FedTrimmedAvg", beta = 0.1}; by
+    default "FedSGD" if the algorithm is "fedsgd"."""
 
     evaluate_clients: int = Field(default=0, ge=0)
     """Number of clients that evaluate the new model in each round."""
@@ -168,7 +169,8 @@ class Engine(Table):
     """Engine; "auto" is "inline" for one worker and "ray" for several."""
 
     workers: Literal["auto"] | int = "auto"
-    """Number of clients trained at the same time; "auto": one for each CPU core."""
+    """Number of clients trained at the same time; "auto": one for each CPU core, but at most one
+    for each client of a round."""
 
     attack_workers: Literal["auto"] | int = "auto"
     """Number of attacks run at the same time by Ray; "auto": as many as workers."""
