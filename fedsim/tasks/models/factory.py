@@ -79,9 +79,14 @@ class Factory(BaseModel):
             head = head_behind(module, logits, shape, label=label, named=self.head)
         except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
             raise DataError(f"{label} cannot take {takes}: {brief(error)}") from error
-        weight = module.get_submodule(head).weight
-        other = next(name for name, parameter in module.named_parameters() if parameter is weight)
-        if other != f"{head}.weight":
+        layer = module.get_submodule(head)
+        others = (
+            f"{name}.{key}"
+            for name, part in module.named_modules()
+            for key, parameter in part.named_parameters(recurse=False)
+            if parameter is layer.weight and part is not layer
+        )
+        if other := next(others, None):
             raise DataError(
                 f"{label}: the head '{head}' shares its weight with '{other}', and adversaries "
                 "read the gradient of the head alone. Give it a weight of its own"

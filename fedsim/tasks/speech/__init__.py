@@ -8,6 +8,7 @@ from typing import ClassVar, cast
 
 import numpy as np
 import torch
+from pydantic import BaseModel
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
@@ -16,6 +17,7 @@ from fedsim.records import Batch, Reconstruction, Reduction, Truth
 from fedsim.seeds import torch_generator
 from fedsim.spec import SpeechSpec
 from fedsim.task import evaluating
+from fedsim.tasks.models.factory import FACTORY
 from fedsim.tasks.partition import ByLength
 from fedsim.tasks.partitioned import claim_labels, sample
 from fedsim.tasks.speech.auxiliary import candidates, held_out
@@ -23,7 +25,7 @@ from fedsim.tasks.speech.characters import Characters, characters
 from fedsim.tasks.speech.checks import cautions, check_lengths
 from fedsim.tasks.speech.data import Limits, frequent_speakers, load
 from fedsim.tasks.speech.local import recordings_in
-from fedsim.tasks.speech.recognisers import PADDING, RECOGNISERS
+from fedsim.tasks.speech.recognisers import PADDING, RECOGNISERS, OwnRecogniser
 from fedsim.tasks.speech.rendering import public_level, render_transcripts
 from fedsim.tasks.speech.segments import select_by_duration
 from fedsim.tasks.speech.settings import SpeechSettings
@@ -53,7 +55,7 @@ class Speech(SpeechSettings):
     name = "speech"
     keywords = ("speech recognition", "ASR", "audio", "voice", "transcription", "LibriSpeech")
     spec_type = SpeechSpec
-    models = RECOGNISERS
+    models: ClassVar[Mapping[str, type[BaseModel]]] = {**RECOGNISERS, FACTORY: OwnRecogniser}
     sources: ClassVar[Mapping[str, str]] = {
         "voices": "Synthetic voices that read sentences; built in",
         "NAME": "NAME.csv under --data: sound files, speakers, transcripts; or a folder NAME in "
@@ -211,10 +213,10 @@ class Speech(SpeechSettings):
         """Build a recogniser of these frames, its weights drawn from torch's global generator."""
         return self.model.build(self.features.size, len(self.pieces.names))
 
-    @property
+    @functools.cached_property
     def head(self) -> str:
         """The name of the layer before the softmax over labels."""
-        return self.model.head
+        return self.model.find_head(self._initial, self.features.size, len(self.pieces.names))
 
     @property
     def loss(self) -> Loss:

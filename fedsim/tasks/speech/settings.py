@@ -77,7 +77,8 @@ class SpeechSettings(Partitioned):
     task."""
 
     model: Annotated[SerializeAsAny[Recogniser], BeforeValidator(as_recogniser)] = LAS()
-    """Recogniser to train: a name, or a table with a name and its settings."""
+    """Recogniser to train: a name, a function of your own ("module:make"), or a table with either
+    and settings."""
 
     @model_validator(mode="after")
     def _cuts_to_a_length(self) -> Self:

@@ -17,10 +17,11 @@ from fedsim.seeds import torch_generator
 from fedsim.spec import TextSpec
 from fedsim.task import evaluating
 from fedsim.tasks.local_data import names_in
+from fedsim.tasks.models.factory import FACTORY
 from fedsim.tasks.partitioned import divide, sample
 from fedsim.tasks.text import examples
 from fedsim.tasks.text.data import ENDINGS, MESSAGES, Texts, load, public_texts
-from fedsim.tasks.text.languages import Language
+from fedsim.tasks.text.languages import Language, OwnLanguage
 from fedsim.tasks.text.languages.language import embedding_name, padding_id, sent_parameters
 from fedsim.tasks.text.languages.losses import (
     PADDING,
@@ -59,7 +60,10 @@ class Text(TextSettings):
         "GPT",
     )
     spec_type = TextSpec
-    models: ClassVar[Mapping[str, type[BaseModel]]] = {"transformers": Language}
+    models: ClassVar[Mapping[str, type[BaseModel]]] = {
+        "transformers": Language,
+        FACTORY: OwnLanguage,
+    }
     sources: ClassVar[Mapping[str, str]] = {
         MESSAGES: "Short messages about access, health, money and plans, by sender; built in",
         "NAME": "NAME.jsonl, .csv, .tsv or .parquet under --data: a column of texts, one of labels",

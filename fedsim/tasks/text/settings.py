@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, SerializeAsAny
 from fedsim.tasks.partition import PARTITIONS, Iid, Partition, Whole, as_partition
 from fedsim.tasks.partitioned import Labelled
 from fedsim.tasks.text.data import MESSAGES
-from fedsim.tasks.text.languages import Language, as_language
+from fedsim.tasks.text.languages import Language, OwnLanguage, as_language
 from fedsim.tasks.text.languages.language import SMALL, Aim, Parameters
 
 __all__ = ["TextSettings"]
@@ -52,10 +52,11 @@ class TextSettings(Labelled):
     dropout: bool = False
     """Whether the model's own dropout is active in training."""
 
-    model: Annotated[SerializeAsAny[Language], BeforeValidator(as_language)] = Language(
-        config="bert", settings=SMALL
+    model: Annotated[SerializeAsAny[Language | OwnLanguage], BeforeValidator(as_language)] = (
+        Language(config="bert", settings=SMALL)
     )
-    """Language model: hub:NAME, or a table with a config of transformers and its settings."""
+    """Language model: hub:NAME, a table with a config of transformers and its settings, or a
+    function of your own ("module:make")."""
 
     vocabulary: int = Field(default=1000, ge=128, le=65_536)
     """Number of word pieces of a learned tokenizer."""

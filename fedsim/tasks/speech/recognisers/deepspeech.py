@@ -15,7 +15,7 @@ from fedsim.tasks.speech.recognisers.decoding import beam_decoder, best_of_beam,
 from fedsim.tasks.speech.recognisers.recogniser import Recogniser
 from fedsim.victim import Loss
 
-__all__ = ["DeepSpeech", "DeepSpeechNetwork", "windows"]
+__all__ = ["DeepSpeech", "DeepSpeechNetwork", "frame_scores", "mean_ctc_loss", "windows"]
 
 CLIP = 20.0
 """The largest output of the clipped ReLUs."""
@@ -112,6 +112,15 @@ def mean_ctc_loss(
     return ctc_loss(module(inputs, lengths), target, lengths).mean()
 
 
+def frame_scores(module: nn.Module, inputs: Tensor, lengths: Tensor | None) -> list[Tensor]:
+    """The log-probabilities of each utterance's characters, (T, C), without those of padding."""
+    scores = module(inputs, lengths).log_softmax(dim=2)
+    counts = cast(
+        Sequence[int], [scores.shape[1]] * len(scores) if lengths is None else lengths.tolist()
+    )
+    return [one[:count] for one, count in zip(scores, counts, strict=True)]
+
+
 class DeepSpeech(Recogniser):
     """DeepSpeech: characters by CTC, from an LSTM on windows of frames (Hannun et al., 2014).
 
@@ -160,17 +169,16 @@ class DeepSpeech(Recogniser):
             beam_decoder(vocabulary, self.beam)
         return DeepSpeechNetwork(features, vocabulary, self)
 
+    def find_head(self, module: nn.Module, features: int, vocabulary: int) -> str:
+        """The name of the head."""
+        return self.head
+
     @torch.no_grad()
     def transcribe(
         self, module: nn.Module, inputs: Tensor, lengths: Tensor | None, longest: int
     ) -> list[Tensor]:
         """Transcribe by the best path or by beam search; see `Recogniser.transcribe`."""
-        scores = module(inputs, lengths).log_softmax(dim=2)
-        frames = cast(
-            Sequence[int],
-            [scores.shape[1]] * len(scores) if lengths is None else lengths.tolist(),
-        )
-        unpadded = [one[:count] for one, count in zip(scores, frames, strict=True)]
+        unpadded = frame_scores(module, inputs, lengths)
         if self.beam == 1:
             return [best_path(one)[:longest] for one in unpadded]
         return [best_of_beam(one, self.beam)[:longest] for one in unpadded]

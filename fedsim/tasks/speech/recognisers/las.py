@@ -279,6 +279,10 @@ class LAS(Recogniser):
         """Build a model with weights from U(-0.1, 0.1)."""
         return ListenAttendSpell(features, vocabulary, self)
 
+    def find_head(self, module: nn.Module, features: int, vocabulary: int) -> str:
+        """The name of the head."""
+        return self.head
+
     @torch.no_grad()
     def transcribe(
         self, module: nn.Module, inputs: Tensor, lengths: Tensor | None, longest: int

@@ -27,8 +27,6 @@ class Recogniser(BaseModel, ABC):
     units: ClassVar[Literal["wordpieces", "characters"]]
     """What labels stand for: word pieces, whose sequences end with label 0, or characters, whose
     sequences do not contain label 0 (it is CTC's blank)."""
-    head: ClassVar[str]
-    """The name of the projection layer before the softmax over labels."""
     points: ClassVar[tuple[str, ...]] = ("input",)
     """The points of the model that take inputs; attacks may start at any of them."""
     loss: ClassVar[Loss]
@@ -46,6 +44,16 @@ class Recogniser(BaseModel, ABC):
         """Build a model, its weights drawn from torch's global generator.
 
         Args:
+            features: The number of values in a frame.
+            vocabulary: The number of labels, label 0 included.
+        """
+
+    @abstractmethod
+    def find_head(self, module: nn.Module, features: int, vocabulary: int) -> str:
+        """Find the projection layer before the softmax over labels; returns its name.
+
+        Args:
+            module: The model.
             features: The number of values in a frame.
             vocabulary: The number of labels, label 0 included.
         """

@@ -12,7 +12,15 @@ from fedsim.tasks.pretrained import TransformersModel
 from fedsim.tasks.text.languages.losses import logits
 from fedsim.tasks.text.languages.tokenizers import learn_tokenizer, load_tokenizer
 
-__all__ = ["Aim", "Language", "Parameters", "embedding_name", "padding_id", "sent_parameters"]
+__all__ = [
+    "Aim",
+    "Language",
+    "Parameters",
+    "embedding_name",
+    "padding_id",
+    "require_mask",
+    "sent_parameters",
+]
 
 Aim = Literal["classification", "masked-lm"]
 Parameters = Literal["all", "no-embeddings", "lamp"]
@@ -126,11 +134,7 @@ class Language(TransformersModel):
                     f"type '{config.model_type}'); expected an encoder, or task.task = "
                     '"classification"'
                 )
-            if tokenizer.mask_token_id is None:
-                raise DataError(
-                    "the tokenizer has no token for a masked word. Choose another with "
-                    'task.model.tokenizer, or task.task = "classification"'
-                )
+            require_mask(tokenizer)
         module: nn.Module = self.create(auto, config)
         return module
 
@@ -180,6 +184,15 @@ class Language(TransformersModel):
             shape,
             label=self.label,
             named=self.head,
+        )
+
+
+def require_mask(tokenizer: Any) -> None:
+    """Raise `DataError` if a tokenizer has no token for a masked word."""
+    if tokenizer.mask_token_id is None:
+        raise DataError(
+            "the tokenizer has no token for a masked word. Choose another with "
+            'task.model.tokenizer, or task.task = "classification"'
         )
 
 
