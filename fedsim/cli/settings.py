@@ -46,7 +46,8 @@ def describe_settings(cls: type[BaseModel], names: Iterable[str]) -> list[dict[s
 def _type(schema: dict[str, Any]) -> str:
     """A JSON schema in words, such as `number >= 0`; null is left out."""
     if "anyOf" in schema:
-        return " or ".join(_type(one) for one in schema["anyOf"] if one != {"type": "null"})
+        types = (_type(one) for one in schema["anyOf"] if one != {"type": "null"})
+        return " or ".join(dict.fromkeys(types))
     if "const" in schema:
         return _toml(schema["const"])
     if "enum" in schema:

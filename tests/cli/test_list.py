@@ -121,6 +121,8 @@ def test_no_type_is_one_of_python():
     for entry in entries(("adversaries", "defenses", "metrics", "tasks", "models")):
         for setting in entry.describe()["settings"]:
             assert not re.search(r"Literal|Annotated|None|\|", setting["type"]), entry.name
+            parts = setting["type"].split(" or ")
+            assert len(set(parts)) == len(parts), (entry.name, setting["type"])
 
 
 def test_what_two_tasks_have_under_one_name_is_shown_of_both():
