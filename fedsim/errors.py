@@ -10,7 +10,7 @@
     │   └── UpdateRefused    NaN, Inf, huge, missing, extra or wrongly shaped tensors
     ├── NotMeasured          a reproduction without one measured row
     ├── NotGranted           knowledge that the threat model withholds from an adversary
-    └── Cancelled            an attack told to stop
+    └── Cancelled            an attack that was asked to stop
         └── AttackTimeout    an attack over its wall-clock limit
 
 A message says what was found, what was expected, and what to do about it.
@@ -77,7 +77,7 @@ class NotGranted(FedsimError):
 
 
 class Cancelled(FedsimError):
-    """An attack told to stop; raised by `Job.progress`."""
+    """An attack that was asked to stop; raised by `Job.progress`."""
 
 
 class AttackTimeout(Cancelled):

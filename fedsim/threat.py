@@ -130,10 +130,10 @@ def _bag(truth: Truth, granted: Knowledge) -> tuple[Tensor | None, list[int] | N
     """
     labels = (truth.sequences or truth.labels) if Knowledge.LABELS in granted else None
     lengths = truth.lengths if Knowledge.LENGTHS in granted else None
-    told: list[Sequence[Any]] = [] if labels is None else [[one.tolist() for one in labels]]
+    columns: list[Sequence[Any]] = [] if labels is None else [[one.tolist() for one in labels]]
     if lengths is not None:
-        told.append(lengths)
-    examples = list(zip(*told, strict=True))
+        columns.append(lengths)
+    examples = list(zip(*columns, strict=True))
     order = sorted(range(len(examples)), key=examples.__getitem__)
     if labels is not None and not isinstance(labels, Tensor):
         rows = [labels[i] for i in order]

@@ -169,8 +169,8 @@ class FirstLinear(Adversary):
             for key, value in arrays.items()
             if value.ndim == 2 and key.endswith(".weight")
         }
-        told = ", ".join(f"{k} ({v.shape[1]} inputs)" for k, v in sorted(matrices.items()))
-        listed = f"fully connected layers: {told or 'none'}"
+        found = ", ".join(f"{k} ({v.shape[1]} inputs)" for k, v in sorted(matrices.items()))
+        listed = f"fully connected layers: {found or 'none'}"
         if self.layer is not None:
             names = [self.layer] if self.layer in matrices else []
         else:

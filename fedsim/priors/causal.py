@@ -172,7 +172,7 @@ def causal_model(name: str) -> tuple[Any, Any]:
             tokenizer = library.AutoTokenizer.from_pretrained(
                 place, clean_up_tokenization_spaces=False, **common
             )
-            model, told = library.AutoModelForCausalLM.from_pretrained(
+            model, report = library.AutoModelForCausalLM.from_pretrained(
                 place,
                 dtype=torch.float32,
                 use_safetensors=True,
@@ -185,7 +185,7 @@ def causal_model(name: str) -> tuple[Any, Any]:
             f"prior '{name}' could not be loaded as a causal language model "
             f"({brief(error).rstrip('.')}). {WAYS_OUT}"
         ) from error
-    if missing := sorted(told["missing_keys"]):
+    if missing := sorted(report["missing_keys"]):
         raise DataError(
             f"prior '{name}' holds no weights for {', '.join(missing[:3])}"
             f"{' and others' if len(missing) > 3 else ''}, so it was not trained as a causal "

@@ -83,7 +83,7 @@ def reproduce(
     try:
         with _bars(console) as bars:
             for figure, part in _order(chosen) if play else ():
-                problem = driver.play(
+                problem = driver.run_figure(
                     figure, part, out, scale, overrides=overrides, data=data, progress=bars
                 )
                 if problem:

@@ -19,7 +19,7 @@ from fedsim.reproduce.catalogue import GROWING, Figure, Part
 from fedsim.runs.ledger import Ledger, place
 from fedsim.scenario import Scenario
 
-__all__ = ["folder_of", "locked", "play"]
+__all__ = ["folder_of", "locked", "run_figure"]
 
 Progress = Callable[[str, int, int, str], None]
 """progress(scenario, finished points, all points, progress of the current point's attacks)"""
@@ -30,7 +30,7 @@ def folder_of(out: Path, figure: Figure, part: Part, scale: str) -> Path:
     return out / figure.id / scale / part.name
 
 
-def play(
+def run_figure(
     figure: Figure,
     part: Part,
     out: Path,
@@ -62,7 +62,7 @@ def play(
         with locked(folder.parent / f".{part.name}.lock") as ours:
             if not ours:
                 return "another process is at it; this is what there is so far"
-            return _play(scenario, folder, progress, part.name)
+            return _run_points(scenario, folder, progress, part.name)
     except DataError as error:
         # Pages are shared: they must not contain the local path of the data.
         reason = str(error)
@@ -73,7 +73,7 @@ def play(
         return str(error)
 
 
-def _play(scenario: Scenario, folder: Path, progress: Progress, name: str) -> str:
+def _run_points(scenario: Scenario, folder: Path, progress: Progress, name: str) -> str:
     """Run the points that are left, and return why some of them failed, or ""."""
     assert scenario.paper is not None  # noqa: S101 - the catalogue holds no other
     seeds = range(scenario.seed, scenario.seed + scenario.paper.repetitions)

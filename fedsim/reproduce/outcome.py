@@ -121,7 +121,7 @@ def _share(part: Part, scenario: Scenario, folder: Path, problem: str, *, as_run
         refused, problem = True, problem or str(error)
     problem = _placeless(problem, folder)
     measures = reading(folder)
-    found = tuple(_judged(scenario, paper, cells, problem, measures))
+    found = tuple(_verdicts(scenario, paper, cells, problem, measures))
     axis = tuple(places(scenario).values())
     facts = tuple(_facts(scenario, None if refused else folder))
     return Share(part, paper, axis, tuple(cells), found, facts, problem, tuple(examples), measures)
@@ -143,7 +143,7 @@ def _placeless(problem: str, folder: Path) -> str:
     return problem.replace(str(folder), folder.name)
 
 
-def _judged(
+def _verdicts(
     scenario: Scenario, paper: Paper, cells: Sequence[Cell], problem: str, measures: Measures
 ) -> list[Judgement]:
     axis = places(scenario).values()

@@ -130,7 +130,7 @@ def test_a_reproduction_counts_the_attacks_of_a_point(tmp_path):
     notes = []
     (figure,) = choose(toml(tmp_path))
     (part,) = figure.parts
-    driver.play(
+    driver.run_figure(
         figure,
         part,
         tmp_path / "out",

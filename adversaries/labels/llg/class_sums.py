@@ -72,17 +72,17 @@ def class_sums(
         with isolated(seed, "probes"):
             return run.by(way, probes), way
     # With a single example a loss that is a sum would not differ from a mean.
-    told = min(probes, key=lambda one: (one.members.shape[1] < 2, one.members.shape[1]))
-    one = [Probes(told.labels[:1], told.members[:1])]
+    first = min(probes, key=lambda one: (one.members.shape[1] < 2, one.members.shape[1]))
+    one = [Probes(first.labels[:1], first.members[:1])]
     with isolated(seed, "probes"):
         (expected,) = run.by("autograd", one)
         if not expected.isfinite().all():
             raise ValueError(
                 "the model's own gradient holds NaN or Inf: its weights do, or it overflows on the "
-                "probes, and no update of it can be told from another"
+                "probes, and no update of it can be distinguished from another"
             )
         # Evaluated along with an image of each batch, so that batch statistics and dropout show.
-        others = Probes(told.labels, told.members[:, :1].clone())
+        others = Probes(first.labels, first.members[:, :1].clone())
         if _agree(run.by("pooled", [*one, others]), expected):
             return run.by("pooled", probes), "pooled"
     with isolated(seed, "probes"):

@@ -71,7 +71,7 @@ class RLG(Adversary):
 
     rank_mode: Rank = "gap"
     """S: "gap": where the singular values fall; "tolerance": how many are above `tolerance`;
-    "oracle": told (needs BATCH_SIZE, of sequences LABELS too, to count them)."""
+    "oracle": given (needs BATCH_SIZE, of sequences LABELS too, to count them)."""
 
     tolerance: float = Field(default=1e-5, gt=0, lt=1)
     """Of the largest singular value, for rank_mode = "tolerance"."""
@@ -81,13 +81,13 @@ class RLG(Adversary):
 
     def requires(self) -> Knowledge:
         """Also the number of examples if S is given by the threat model."""
-        told = self.rank_mode == "oracle"
-        return super().requires() | (Knowledge.BATCH_SIZE if told else Knowledge(0))
+        given = self.rank_mode == "oracle"
+        return super().requires() | (Knowledge.BATCH_SIZE if given else Knowledge(0))
 
     def cautions(self, model: VictimModel) -> list[str]:
         """CTC, tied embeddings, and heads too small for the rank to show the number of labels."""
         weight = model.module.get_parameter(f"{model.head}.weight")
-        found = [_said_of_ties(names)] if (names := tied(model)) else []
+        found = [_describe_ties(names)] if (names := tied(model)) else []
         if hasattr(model.module, "blank"):
             found.append(FRAMES)
         if min(weight.shape) <= 2:
@@ -105,9 +105,11 @@ class RLG(Adversary):
         """
         gradient = seen.know(Knowledge.HEAD_GRADIENT)
         head = head_gradient(gradient, seen.head, seen.spec.classes)
-        told = self._told(seen)
+        label_count = self._label_count(seen)
         weight = head.weight.to(job.device)
-        found = leading(weight, self.rank_mode, job.rng, told=told, tolerance=self.tolerance)
+        found = leading(
+            weight, self.rank_mode, job.rng, label_count=label_count, tolerance=self.tolerance
+        )
         notes: dict[str, Any] = {
             "accept": "strict" if self.accept == "margin" and found.clean else self.accept,
             "rank_gap": found.gap,
@@ -140,14 +142,14 @@ class RLG(Adversary):
             notes["note"] = "; ".join(doubts)
         return Reconstruction(label_set=labels, num_labels=found.size, diagnostics=notes)
 
-    def _told(self, seen: Observation) -> int | None:
+    def _label_count(self, seen: Observation) -> int | None:
         if self.rank_mode != "oracle":
             return None
         if not seen.spec.labels_are_tokens:
             return int(seen.know(Knowledge.BATCH_SIZE))
         if _has_blank(seen):
             raise ValueError(
-                'rank_mode = "oracle" is told how many labels there are, and with CTC the rows of '
+                'rank_mode = "oracle" takes the number of labels, and with CTC the rows of '
                 'dW are frames: use rank_mode = "gap"'
             )
         # Each label of a sequence is a row; the paper grants their number as S.
@@ -193,14 +195,14 @@ class RLG(Adversary):
                 f"min(d, C - 1) = {min(d, n - 1)} labels or more; S = {size} is a guess"
             )
         if seen.model is not None and (names := tied(seen.model)):
-            doubts.append(_said_of_ties(names))
+            doubts.append(_describe_ties(names))
         if 0 < len(labels) < n:
             absent = torch.ones(n, dtype=torch.bool)
             absent[sorted(labels)] = False
-            told = bias if bias is not None and bias.shape == (n,) else head.weight
+            compared = bias if bias is not None and bias.shape == (n,) else head.weight
             # The bias gradient of an absent class is p > 0; its weight's is p h, which has a sign
             # only if h >= 0. Those of a present class may have either sign.
-            if (told.cpu()[absent] < 0).any() and not (told.cpu()[absent] > 0).any():
+            if (compared.cpu()[absent] < 0).any() and not (compared.cpu()[absent] > 0).any():
                 doubts.append(
                     "the gradient is negative at every class that is not claimed: a delta was "
                     "taken for a gradient. The label set does not depend on the sign"
@@ -222,7 +224,7 @@ def _has_blank(seen: Observation) -> bool:
     return seen.model is not None and hasattr(seen.model.module, "blank")
 
 
-def _said_of_ties(names: list[str]) -> str:
+def _describe_ties(names: list[str]) -> str:
     return (
         f"the head's weight is also {', '.join(names)}: dW is the sum of both layers' gradients, "
         "whose rank and columns are not those of the head alone"

@@ -81,19 +81,20 @@ class Subspace:
 
 
 def leading(
-    weight: Tensor, mode: Rank, rng: torch.Generator, *, told: int | None, tolerance: float
+    weight: Tensor, mode: Rank, rng: torch.Generator, *, label_count: int | None, tolerance: float
 ) -> Subspace:
     """Compute the leading dimensions of a gradient.
 
     Args:
         weight: Gradient (C, d), float32 or float64.
         mode: Where S comes from: "gap": singular values above rounding and noise
-            (`numerical_rank`); "tolerance": those above a share of the largest; "oracle": `told`.
+            (`numerical_rank`); "tolerance": those above a share of the largest; "oracle":
+            `label_count`.
         rng: Draws the random sketch, which is exact up to rounding if the rank is below its width.
-        told: S, for "oracle".
+        label_count: S, for "oracle".
         tolerance: The share, for "tolerance".
     """
-    known = told if mode == "oracle" else None
+    known = label_count if mode == "oracle" else None
     floor = rounding(weight)
     projected, values, vectors = _spectrum(weight, floor, rng, known)
     above = rank_above(values, absolute=floor)
