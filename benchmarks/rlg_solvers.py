@@ -42,7 +42,7 @@ def row(classes: int, size: int, features: int, repeats: bool, sampled: int) -> 
     """One line of the table; raises where the LP answers otherwise."""
     weight = gradient(classes, size, features, repeats)
     seen = testing.observation(gradient={"head.weight": weight})
-    found = leading(weight, "gap", testing.job().rng, told=None, tolerance=1e-5)
+    found = leading(weight, "gap", testing.job().rng, label_count=None, tolerance=1e-5)
     assert found.size == size
     q, lengths = normalised(found.whitened), np.linalg.norm(found.whitened, axis=0)
     verdict = by_spanning(q, lengths)

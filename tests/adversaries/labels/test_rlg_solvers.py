@@ -164,9 +164,13 @@ def test_larger_cases_agree_with_the_linear_program(case, seed):
     rng = np.random.default_rng(seed)
     weight, labels = softmax_gradient(rng, classes, size, features, **given_)
     weight = changed(weight, rng).astype(np.float32)
-    told = 4 * size if changed is drifted else size
+    label_count = 4 * size if changed is drifted else size
     found = leading(
-        torch.from_numpy(weight), "oracle", torch.Generator(), told=told, tolerance=1e-5
+        torch.from_numpy(weight),
+        "oracle",
+        torch.Generator(),
+        label_count=label_count,
+        tolerance=1e-5,
     )
     lp, spanning = both(found.whitened)
     assert lp.accepted == spanning.accepted
@@ -179,7 +183,9 @@ def test_larger_cases_agree_with_the_linear_program(case, seed):
 def test_margins_are_lower_bounds_of_the_distance_to_the_cone():
     rng = np.random.default_rng(0)
     weight, _ = softmax_gradient(rng, 60, 8, 32)
-    found = leading(torch.from_numpy(weight), "gap", torch.Generator(), told=None, tolerance=1e-5)
+    found = leading(
+        torch.from_numpy(weight), "gap", torch.Generator(), label_count=None, tolerance=1e-5
+    )
     q = normalised(found.whitened)
     verdict = by_spanning(q, np.linalg.norm(found.whitened, axis=0))
     assert verdict.accepted
@@ -229,7 +235,9 @@ def test_a_solver_in_error_never_says_feasible(monkeypatch):
 def test_the_perceptron_finds_most_labels_and_nothing_inseparable():
     rng = np.random.default_rng(1)
     weight, labels = softmax_gradient(rng, 120, 8, 32, distinct=True)
-    found = leading(torch.from_numpy(weight), "gap", torch.Generator(), told=None, tolerance=1e-5)
+    found = leading(
+        torch.from_numpy(weight), "gap", torch.Generator(), label_count=None, tolerance=1e-5
+    )
     lengths = np.linalg.norm(found.whitened, axis=0)
     verdict = by_perceptron(normalised(found.whitened), lengths)
     # Sound, as the LP follows; not complete, as a perceptron may need more passes.
@@ -244,7 +252,7 @@ def columns_of(classes: int, size: int, *, half=False, **shape):
     if half:
         weight[np.abs(weight) < np.median(np.abs(weight))] = 0
     there = torch.from_numpy(weight)
-    found = leading(there, "oracle", torch.Generator(), told=size, tolerance=1e-5)
+    found = leading(there, "oracle", torch.Generator(), label_count=size, tolerance=1e-5)
     return found.whitened, set(labels.tolist())
 
 
