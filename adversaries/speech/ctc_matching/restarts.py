@@ -21,7 +21,7 @@ def restart_from_means(
     search: Callable[[list[Tensor], float], Match],
     match: Match,
     lr: float,
-    meetings: int,
+    restarts: int,
     rng: torch.Generator,
 ) -> Match:
     """Search again from the means of the points where R runs ended.
@@ -35,7 +35,7 @@ def restart_from_means(
         match: The result of the first R runs.
         lr: Their step length. After a restart it is the mean standard deviation of a coordinate
             over the end points, if that is smaller.
-        meetings: The largest number of restarts.
+        restarts: The largest number of restarts.
         rng: Draws the random halves; see `means`.
 
     Returns:
@@ -43,7 +43,7 @@ def restart_from_means(
         evaluations of all.
     """
     lowest = [match.value]
-    for _ in range(meetings):
+    for _ in range(restarts):
         both = zip(match.ends, match.outcomes, strict=True)
         ends = [end for end, outcome in both if outcome == "steps"]
         over = len(ends) < 2 or not {*match.outcomes} <= {"steps", "diverged"}

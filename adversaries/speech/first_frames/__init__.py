@@ -95,7 +95,7 @@ class FirstFrames(Adversary):
     """The largest number of refinement steps under noise; 0: none."""
 
     def cautions(self, model: VictimModel) -> list[str]:
-        """Warn of a model that has no such layer, judged by shapes."""
+        """Warn if no layer has the shape of one that reads windows of frames."""
         if model.spec is None:
             return []
         try:
@@ -202,7 +202,7 @@ class FirstFrames(Adversary):
         return name, rows, features
 
     def _layer(self, arrays: Mapping[str, Tensor], features: int) -> tuple[str, int]:
-        """Name of the layer whose inputs are windows of frames, judged by its shape, and F."""
+        """Find the layer whose shape fits windows of frames: its name, and F values a frame."""
         matrices = {
             key.removesuffix(".weight"): value
             for key, value in arrays.items()

@@ -197,3 +197,16 @@ def test_real_images(real_data, data, classes, seed):
     claimed = RLG().reconstruct(seen, testing.job())
     assert claimed.label_set == set(labels.tolist())
     assert claimed.num_labels == size
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_more_examples_than_classes_leave_the_labels_before_the_largest_fall(seed):
+    """As in a secure sum of many clients: rank C - 1, of which the last directions are small."""
+    rng = torch.Generator().manual_seed(seed)
+    labels = torch.arange(14) % 7
+    features = 1 + 0.3 * torch.randn(14, 48, generator=rng)
+    head = 1e-3 * torch.randn(10, 48, generator=rng)
+    errors = torch.softmax(features @ head.T, dim=1) - nn.functional.one_hot(labels, 10)
+    claimed = attacked(errors.T @ features / 14)
+    assert claimed.label_set == set(range(7))
+    assert claimed.num_labels == 7
