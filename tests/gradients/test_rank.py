@@ -99,3 +99,8 @@ def test_errors_of_sums_are_beyond_those_of_what_was_sent(rng):
     assert rounding(matrix, sums=False) < rounding(matrix) / 4
     sixteen = matrix.bfloat16().float()
     assert rounding(sixteen, sums=False) == rounding(sixteen) > 1000 * rounding(matrix)
+
+
+def test_a_full_rank_cannot_be_distinguished_from_noise_and_counts_too_low(rng):
+    assert rank_of(low_rank(29, 60, 30, rng)) == 29
+    assert rank_of(low_rank(30, 60, 30, rng)) < 30
