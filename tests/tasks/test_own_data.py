@@ -328,3 +328,13 @@ def test_a_link_within_a_folder_and_a_folder_that_is_a_link_are_fine(tmp_path):
     assert len(images("linked", tmp_path).labels) == 9
     with pytest.raises(DataError, match="lies outside"):
         inside_folder(tmp_path / "pets", "../../etc/passwd")
+
+
+def test_a_split_that_is_a_link_out_of_the_folder_is_refused(tmp_path):
+    for split in ("train", "test"):
+        pictures(tmp_path / "elsewhere" / split)
+    (tmp_path / "pets").mkdir()
+    for split in ("train", "test"):
+        (tmp_path / "pets" / split).symlink_to(tmp_path / "elsewhere" / split)
+    with pytest.raises(DataError, match="lies outside"):
+        images("pets", tmp_path)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.errors import DataError
-from fedsim.tasks.local_data import call_loader, files_by_label
+from fedsim.tasks.local_data import call_loader, files_by_label, inside_folder
 
 __all__ = [
     "EXPECTED",
@@ -94,8 +94,9 @@ def _array(value: Any) -> Array:
 
 def folder_arrays(path: Path, size: int | None) -> Arrays:
     """Images in one subfolder a label; of "train" and "test", if these two are there."""
-    parts = [path / "train", path / "test"]
-    parts = parts if all(part.is_dir() for part in parts) else [path]
+    parts = [path]
+    if all((path / split).is_dir() for split in ("train", "test")):
+        parts = [inside_folder(path, split) for split in ("train", "test")]
     files = [files_by_label(part, IMAGES) for part in parts]
     if not all(files):
         raise DataError(

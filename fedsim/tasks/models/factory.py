@@ -80,6 +80,11 @@ class Factory(BaseModel):
         except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
             raise DataError(f"{label} cannot take {takes}: {brief(error)}") from error
         layer = module.get_submodule(head)
+        if not getattr(layer.weight, "requires_grad", False):
+            raise DataError(
+                f"{label}: the weight of its head '{head}' is not trained, and clients would send "
+                "no gradient of it. Set requires_grad, and use no weight normalisation there"
+            )
         others = (
             f"{name}.{key}"
             for name, part in module.named_modules()

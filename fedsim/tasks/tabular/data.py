@@ -122,7 +122,7 @@ def load(
             parts.append(np.eye(len(found))[codes])
         else:
             mean, scale = float(values[~tests].mean()), float(values[~tests].std(ddof=0))
-            if scale == 0:
+            if values[~tests].nunique() < 2:
                 raise _constant(where, name, values[~tests].iloc[0])
             described.append(Column(column, mean=mean, scale=scale))
             parts.append(((values - mean) / scale).to_numpy()[:, None])

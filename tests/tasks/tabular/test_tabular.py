@@ -96,7 +96,7 @@ BAD = {
     "no label": (lambda f: f, {"label": "outcom"}, "has no column 'outcom'. Did you mean 'outcome"),
     "no category": (lambda f: f, {"categorical": ["wards"]}, "has no column 'wards'. Did you mean"),
     "one class": (lambda f: f.assign(outcome="ill"), {}, "label column 'outcome' is ill in every"),
-    "constant": (lambda f: f.assign(dose=1.5), {}, "column 'dose' is 1.5 in every training row"),
+    "constant": (lambda f: f.assign(dose=0.1), {}, "column 'dose' is 0.1 in every training row"),
     "one category": (lambda f: f.assign(ward="east"), {}, "column 'ward' is east in every"),
     "fractions": (lambda f: f, {"label": "dose"}, "'dose' holds fractions; expected classes"),
     "few rows": (lambda f: f[:2], {}, "has 2 rows; expected 3 or more"),
