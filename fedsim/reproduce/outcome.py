@@ -135,6 +135,7 @@ def _recorded(folder: Path, scenario: Scenario) -> Scenario:
     table = {key: value for key, value in read_table(path).items() if key != "paper"}
     if references(table) != references(scenario.to_dict()):  # code that is nobody's here
         return scenario
+    table["search_dirs"] = scenario.search_dirs  # not where the folder would have code looked up
     return Scenario.parse(table).model_copy(update={"paper": scenario.paper})
 
 

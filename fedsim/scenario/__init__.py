@@ -93,8 +93,7 @@ class Scenario(Table):
             set_by(table, override)
         if data:
             table["data_dir"] = str(Path(data).expanduser().resolve())
-        if folders := search_dirs(table, path, trust=trust):
-            table["search_dirs"] = folders
+        table["search_dirs"] = search_dirs(table, path.resolve(), trust=trust)
         return cls.parse(table)
 
     @model_validator(mode="after")

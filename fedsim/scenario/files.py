@@ -80,6 +80,6 @@ def search_dirs(table: dict[str, Any], path: Path, *, trust: bool) -> list[str]:
     paths = [task.get(key) for key in ("data", "test_data")] if isinstance(task, dict) else []
     if not named and not any("/" in str(one) and not str(one).startswith(HUB) for one in paths):
         return []
-    listed = table.get("search_dirs")
-    own = listed if isinstance(listed, list) else [str(path.resolve().parent)]
+    listed = table.get("search_dirs") if trust else None
+    own = listed if isinstance(listed, list) else [str(path.parent)]
     return list(dict.fromkeys([*own, str(Path.cwd())]))

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import sys
 
 import pytest
@@ -184,6 +185,30 @@ def test_a_copy_of_a_run_folders_scenario_is_not_trusted_either(run, tmp_path):
     with pytest.raises(ScenarioError, match="only with --trust"):
         Scenario.load(copy)
     assert not mark.exists()
+
+
+@pytest.mark.parametrize("way", ["beside its findings", "through a link"])
+def test_without_its_folders_a_run_folders_scenario_is_recognised_all_the_same(run, way, tmp_path):
+    folder, _, mark = run
+    path = folder / "scenario.toml"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(line for line in lines if str(tmp_path / "theirs") not in line))
+    path.write_text(re.sub(r"search_dirs = \[[^]]*\]\n", "", path.read_text()))
+    assert "search_dirs" not in path.read_text()
+    if way == "through a link":
+        (tmp_path / "link.toml").symlink_to(path)
+        path = tmp_path / "link.toml"
+    with pytest.raises(ScenarioError, match="only with --trust"):
+        Scenario.load(path)
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("data", ["digits", "./digits"])
+def test_folders_that_a_file_lists_are_not_looked_in_unless_it_is_trusted(data, tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(f'search_dirs = ["/nowhere"]\n[task]\ndata = "{data}"\n')
+    assert "/nowhere" not in Scenario.load(path).search_dirs
+    assert "/nowhere" not in sys.path
 
 
 def test_a_run_is_resumed_with_its_own_scenario_without_a_word(run):
