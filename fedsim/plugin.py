@@ -9,6 +9,7 @@ import functools
 import importlib.metadata
 import re
 from collections.abc import Sequence
+from pkgutil import resolve_name
 from typing import Any, ClassVar, TypeVar, get_args
 
 import pydantic
@@ -107,7 +108,7 @@ def find(kind: str, name: str) -> type[Plugin]:
             raise PluginError(
                 f"{what} cannot be imported: {type(error).__name__}: {error}"
             ) from error
-    if not (isinstance(cls, type) and issubclass(cls, resolve(_BASES[kind]))):
+    if not (isinstance(cls, type) and issubclass(cls, resolve_name(_BASES[kind]))):
         base = _BASES[kind].replace(":", ".")
         raise PluginError(f"{what} is none of the {kind}: expected a class derived from {base}")
     return cls
@@ -119,10 +120,19 @@ def title(kind: str, name: str) -> str:
     Args:
         kind: One of `GROUPS`.
         name: The registered name, or a reference.
+
+    Raises:
+        PluginError: The declared name holds other signs than letters, digits, - and _. It names
+            folders of the run.
     """
     if not is_reference(name):
         return name
-    return find(kind, name).name or name.rpartition(":")[2]
+    declared = find(kind, name).name or name.rpartition(":")[2]
+    if not re.fullmatch(r"[\w-]{1,100}", declared):
+        raise PluginError(
+            f"{name} declares the name {declared!r}; expected letters, digits, - and _"
+        )
+    return declared
 
 
 def make(kind: str, name: str, settings: dict[str, Any], where: str = "") -> Plugin:

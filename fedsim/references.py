@@ -6,11 +6,11 @@ among the installed packages. As usual in Python, a process holds one module of 
 
 import contextlib
 import importlib
-import importlib.machinery
 import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from fedsim.errors import PluginError, did_you_mean
@@ -64,7 +64,6 @@ def resolve(reference: str) -> Any:
     """
     module, _, name = reference.partition(":")
     with _first_on_the_path(_FOLDERS):
-        _refuse_another(module.partition(".")[0])
         try:
             found = importlib.import_module(module)
         except ModuleNotFoundError as error:
@@ -79,6 +78,7 @@ def resolve(reference: str) -> Any:
             raise PluginError(
                 f"{reference} cannot be imported: {type(error).__name__}: {error}"
             ) from error
+    _refuse_another(module, found)
     try:
         return getattr(found, name)
     except AttributeError:
@@ -102,16 +102,19 @@ def _first_on_the_path(folders: list[str]) -> Iterator[None]:
         yield
     finally:
         for folder in ahead:
-            sys.path.remove(folder)
+            with contextlib.suppress(ValueError):  # the module may have changed the path
+                sys.path.remove(folder)
         sys.path += [folder for folder in ahead if folder not in sys.path]
 
 
-def _refuse_another(name: str) -> None:
-    """Raise `PluginError` if the module that is imported is not the one in the folders."""
-    found = importlib.machinery.PathFinder.find_spec(name, _FOLDERS)
-    known = getattr(sys.modules.get(name), "__file__", None)
-    if found and found.origin and known and not Path(known).samefile(found.origin):
+def _refuse_another(module: str, found: ModuleType) -> None:
+    """Raise `PluginError` if the module that is imported is not the first one in the folders."""
+    known = Path(found.__file__).resolve() if found.__file__ else None
+    places = (Path(folder, *module.split(".")) for folder in _FOLDERS)
+    paths = (path for one in places for path in (one / "__init__.py", one.with_suffix(".py")))
+    path = next(filter(Path.is_file, paths), None)
+    if path and path.resolve() != known:
         raise PluginError(
-            f"{found.origin} cannot be imported, because a module '{name}' is imported already, "
+            f"{path} cannot be imported, because a module '{module}' is imported already, "
             f"from {known}: give it another name, or start a new process"
         )

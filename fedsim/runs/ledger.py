@@ -115,8 +115,8 @@ class Ledger:
     def _describe_metrics(self, scenario: Scenario) -> None:
         """Write to metrics.json how the metrics of this run are read."""
         path, before = self.folder / "metrics.json", {}
-        with contextlib.suppress(OSError, ValueError):  # of a run that began with other metrics
-            before = json.loads(path.read_text(encoding="utf-8"))
+        with contextlib.suppress(OSError, ValueError, TypeError):  # of a run with other metrics
+            before = dict(json.loads(path.read_text(encoding="utf-8")))
         content = json.dumps(
             {**before, **described(scenario.build_metrics())}, indent=1, ensure_ascii=False
         )

@@ -90,6 +90,30 @@ def test_the_scenarios_folder_comes_before_the_current_one_and_what_is_installed
     assert sys.path.index(str(tmp_path / "there")) >= len(sys.path) - 2, "it would hide libraries"
 
 
+def test_a_package_without_init_is_not_mistaken_for_another_of_its_name(tmp_path):
+    package = fresh()
+    for folder in ("one", "other"):
+        (tmp_path / folder / package).mkdir(parents=True)
+        (tmp_path / folder / package / "mine.py").write_text(f"place = '{folder}'\n")
+    look_in([tmp_path / "one"])
+    assert resolve(f"{package}.mine:place") == "one"
+    look_in([tmp_path / "other"])
+    with pytest.raises(PluginError, match=rf"a module '{package}\.mine' is imported already"):
+        resolve(f"{package}.mine:place")
+
+
+@pytest.mark.parametrize("name", ["../../away", "mine: v2", ""])
+def test_the_name_that_a_class_declares_names_a_folder(name, tmp_path):
+    module = fresh()
+    (tmp_path / f"{module}.py").write_text(PLUGINS.replace('"lowest-bias"', repr(name), 1))
+    look_in([tmp_path])
+    if name:
+        with pytest.raises(PluginError, match="expected letters, digits, - and _"):
+            title("adversaries", f"{module}:Mine")
+    else:
+        assert title("adversaries", f"{module}:Mine") == "Mine"
+
+
 @pytest.mark.parametrize(
     ("text", "name", "said"),
     [
