@@ -33,6 +33,9 @@ and speech models, computed in float32, have 1.6 at most."""
 FALL = 10.0
 """Factor by which singular values fall at the rank of a gradient without noise, at least."""
 
+CLEAR = 100.0
+"""Factor by which they fall from the gradient to what noise leaves over, if noise is small."""
+
 ITERATIONS = 4
 """How often the level of noise is estimated, at most: where noise is not white, as in layers of
 unlike scale that are taken together, the estimate sinks from one to the next."""
@@ -102,6 +105,8 @@ def rounding(matrix: Tensor, *, sums: bool = True) -> float:
     Returns:
         The bound, in the unit of the gradient.
     """
+    if not matrix.numel():
+        return 0.0
     rows, columns = (
         torch.linalg.vector_norm(matrix, dim=dim, dtype=torch.float64) for dim in (1, 0)
     )
@@ -128,13 +133,14 @@ def numerical_rank(
 ) -> int:
     """Count the singular values that exceed both rounding and noise: the rank of a gradient.
 
-    Values above `level` count, if they fall from there by more than `FALL`. Otherwise, and where
-    all exceed it, something larger than rounding fills the gradient: noise, sixteen bits inside
-    the client's own computation, or the rounding of weights that the gradient was the difference
-    of. Its level is unknown, and the values left over tell it: a value counts above the optimal
-    threshold for white noise (Gavish and Donoho, 2014), `noise_threshold` of the rest's shape times
-    the median of the rest. As the rest depends on the rank, both are found in turns. Of an
-    unperturbed gradient that threshold lies below `level` and changes nothing.
+    Values above `level` count if they fall from there by more than `FALL`. Otherwise, and where
+    all exceed it, something larger than rounding fills the gradient: noise, 16 bits inside the
+    client's own computation, or the rounding of weights whose difference the gradient was. If the
+    values then fall somewhere by more than `CLEAR`, those before the largest fall count. If not,
+    the values left over show the level of the noise: a value counts above the optimal threshold
+    for white noise (Gavish and Donoho, 2014), `noise_threshold` of the rest's shape times the
+    median of the rest. As the rest depends on the rank, both are found in turns. Of an unperturbed
+    gradient that threshold lies below `level` and changes nothing.
 
     Several local steps need no term of their own: they add examples, and the rounding of weights.
 
@@ -146,15 +152,22 @@ def numerical_rank(
         noisy: Whether the gradient is known to be perturbed, by a defense for example.
 
     Returns:
-        The rank, 0 to k. It is too low for a gradient without noise whose rank is full.
+        The rank, 0 to k. It is too low for a gradient without noise that has full rank, and under
+        strong noise for a rank near the full one.
     """
     most = min(shape)
     every = np.zeros(most)
     known = np.asarray(values.cpu() if isinstance(values, Tensor) else values)[:most]
     every[: len(known)] = known
     rank = rank_above(every, absolute=level)
-    if noisy or rank == most or (rank and every[rank] > every[rank - 1] / FALL):
-        rank = 0
+    if not rank:
+        return 0
+    if not noisy and rank < most and every[rank] <= every[rank - 1] / FALL:
+        return rank
+    falls = gap_ratios(every[:rank], level)
+    if not noisy and rank > 1 and falls[:-1].max() > CLEAR:
+        return int(falls[:-1].argmax()) + 1
+    rank = 0
     for _ in range(ITERATIONS):
         rest = noise_threshold([side - rank for side in shape]) * float(np.median(every[rank:]))
         found = rank_above(every, absolute=max(level, rest))

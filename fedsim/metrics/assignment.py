@@ -16,6 +16,8 @@ def assigned(cost: Sequence[Sequence[float]]) -> list[int]:
     """
     from scipy.optimize import linear_sum_assignment
 
+    if not cost:
+        return []
     found = [-1] * len(cost)
     for original, claim in zip(*linear_sum_assignment(cost), strict=True):
         found[int(original)] = int(claim)

@@ -101,6 +101,18 @@ def test_errors_of_sums_are_beyond_those_of_what_was_sent(rng):
     assert rounding(sixteen, sums=False) == rounding(sixteen) > 1000 * rounding(matrix)
 
 
+@pytest.mark.parametrize("level", [1e-7, 1e-6, 1e-5])
+@pytest.mark.parametrize(("rank", "shape"), [(60, (128, 330)), (121, (128, 330)), (57, (60, 90))])
+def test_a_rank_near_the_full_one_shows_under_weak_noise(level, rank, shape, rng):
+    matrix = low_rank(rank, *shape, rng)
+    assert rank_of(matrix + level * float(matrix.std()) * torch.randn(shape, generator=rng)) == rank
+
+
+@pytest.mark.parametrize("shape", [(5, 7), (0, 7), (7, 0)])
+def test_nothing_has_rank_zero(shape):
+    assert rank_of(torch.zeros(shape)) == 0
+
+
 def test_a_full_rank_cannot_be_distinguished_from_noise_and_counts_too_low(rng):
     assert rank_of(low_rank(29, 60, 30, rng)) == 29
     assert rank_of(low_rank(30, 60, 30, rng)) < 30

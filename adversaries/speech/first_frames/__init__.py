@@ -83,7 +83,7 @@ class FirstFrames(Adversary):
     of frames, at least 3."""
 
     gap: float = Field(default=2.0, ge=1)
-    """Least ratio of two consecutive singular values that marks the rank."""
+    """Least factor by which the singular values must fall at the rank."""
 
     tolerance: float = Field(default=0.1, gt=0, lt=1)
     """Largest relative misfit of an utterance; frames of zeros have 1."""
@@ -172,11 +172,13 @@ class FirstFrames(Adversary):
         _, values, right = torch.linalg.svd(rows, full_matrices=False)
         rank = max(1, numerical_rank(values, filled_sides(rows), rounding(rows)))
         least = ROUNDING * float(values[0])
-        gap = float(values[rank - 1]) / max(float(values[rank]), least)
+        # A full rank has nothing to fall to.
+        following = float(values[rank if rank < len(values) else rank - 1])
+        gap = float(values[rank - 1]) / max(following, least)
         if gap < self.gap:
             raise ValueError(
-                f"the singular values of layer '{name}' nowhere fall by a factor of {self.gap}: "
-                f"the largest gap is {gap:.3g}, after {rank} of {len(values)}. There are as many "
+                f"the singular values of layer '{name}' do not fall by a factor of {self.gap} at "
+                f"its rank: by {gap:.3g}, after {rank} of {len(values)}. There are as many "
                 f"frames as that or more, or the update is too noisy; smaller batches or a wider "
                 "layer would show a gap"
             )
