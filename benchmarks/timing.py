@@ -3,8 +3,6 @@
 import time
 from collections.abc import Callable
 
-__all__ = ["fastest"]
-
 TURNS = 3
 
 

@@ -11,8 +11,6 @@ from defenses.sparsify import largest
 from fedsim.defense import ClientState, Defense
 from fedsim.records import Update
 
-__all__ = ["DeepGradientCompression"]
-
 
 class DeepGradientCompression(Defense):
     """Sends the largest coordinates of the accumulated update; the client keeps the rest.

@@ -15,8 +15,6 @@ from fedsim.errors import ScenarioError
 from fedsim.privacy import Accountant, epsilon, weak_delta
 from fedsim.records import Batch, Update
 
-__all__ = ["DPSGD", "ClientDP"]
-
 TINY = 1e-30
 """Lower bound of norms, which avoids a division by zero."""
 

@@ -12,8 +12,6 @@ from fedsim.defense import Defense, MeanGradient, Training
 from fedsim.errors import ScenarioError, did_you_mean
 from fedsim.records import Batch
 
-__all__ = ["Dropout"]
-
 ACTIVATIONS = (
     nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish, nn.Hardtanh,
     nn.Sigmoid, nn.Tanh, nn.Softplus,

@@ -11,8 +11,6 @@ from torch import Tensor
 from fedsim.defense import ClientState, Defense
 from fedsim.records import Update
 
-__all__ = ["GaussianNoise", "LaplacianNoise"]
-
 
 class _Noise(Defense):
     sigma: float = Field(default=0.01, ge=0, allow_inf_nan=False)

@@ -11,8 +11,6 @@ from torch import Tensor
 from fedsim.defense import ClientState, Defense, Effect
 from fedsim.records import Update
 
-__all__ = ["QSGD", "HalfPrecision", "Int8"]
-
 _FORMATS = {"fp16": torch.float16, "bf16": torch.bfloat16}
 LARGEST_INT8 = 127
 

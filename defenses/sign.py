@@ -9,8 +9,6 @@ from torch import Tensor
 from fedsim.defense import ClientState, Defense, Effect
 from fedsim.records import Update
 
-__all__ = ["Sign"]
-
 
 class Sign(Defense):
     """Sends the sign of every coordinate times a scale.

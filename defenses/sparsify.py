@@ -11,8 +11,6 @@ from torch import Tensor
 from fedsim.defense import ClientState, Defense, Effect
 from fedsim.records import Update
 
-__all__ = ["GradDrop", "GradientMask", "TopK", "largest"]
-
 Scope = Literal["tensor", "update"]
 
 

@@ -19,8 +19,6 @@ from fedsim.records import Observation, Reconstruction
 from fedsim.spec import Spec
 from fedsim.victim import VictimModel
 
-__all__ = ["Adversary", "Job", "Source"]
-
 
 class Job:
     """Resources of one attack: randomness, a device, an iteration budget and a time limit.

@@ -13,17 +13,6 @@ from fedsim.errors import did_you_mean
 from fedsim.plugin import Plugin
 from fedsim.records import Batch, Update
 
-__all__ = [
-    "ClientState",
-    "Defense",
-    "Effect",
-    "Exposure",
-    "MeanGradient",
-    "Training",
-    "contradictions",
-    "overlap",
-]
-
 ClientState = MutableMapping[str, Tensor]
 """Tensors that one defense keeps on one client across rounds, such as for error feedback."""
 

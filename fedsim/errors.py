@@ -19,22 +19,6 @@ A message says what was found, what was expected, and what to do about it.
 import difflib
 from collections.abc import Iterable
 
-__all__ = [
-    "AttackTimeout",
-    "Cancelled",
-    "ClientError",
-    "DataError",
-    "EngineError",
-    "FedsimError",
-    "NotGranted",
-    "NotMeasured",
-    "PluginError",
-    "RunFolderError",
-    "ScenarioError",
-    "UpdateRefused",
-    "did_you_mean",
-]
-
 
 class FedsimError(Exception):
     """Base class: catch this to catch everything fedsim raises on purpose."""

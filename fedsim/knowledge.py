@@ -7,8 +7,6 @@ from typing import Any
 
 from fedsim.errors import ScenarioError, did_you_mean
 
-__all__ = ["PRESETS", "Knowledge"]
-
 
 class Knowledge(enum.Flag):
     """What a threat model can grant. Combine with `|`."""

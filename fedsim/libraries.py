@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-__all__ = ["HUB", "brief", "installing", "quiet", "torchaudio", "transformers"]
-
 HUB = "hub:"
 """Prefix of the names of data sets and models on the Hugging Face Hub."""
 

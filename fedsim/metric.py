@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from fedsim.records import Reconstruction, Truth
     from fedsim.spec import Spec
 
-__all__ = ["Measure", "Metric"]
-
 
 @dataclass(frozen=True, slots=True)
 class Measure:

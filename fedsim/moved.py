@@ -9,8 +9,6 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-__all__ = ["redirect"]
-
 _MOVED: dict[str, str] = {}
 
 
@@ -51,4 +49,5 @@ class _Finder(MetaPathFinder, Loader):
             return getattr(there, name)
 
         module.__dict__["__getattr__"] = ask
-        module.__dict__["__all__"] = getattr(there, "__all__", [])
+        public = [name for name in vars(there) if not name.startswith("_")]
+        module.__dict__["__all__"] = getattr(there, "__all__", public)

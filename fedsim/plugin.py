@@ -19,8 +19,6 @@ from pydantic_core import ErrorDetails
 from fedsim.errors import DataError, PluginError, ScenarioError, did_you_mean
 from fedsim.references import is_reference, resolve
 
-__all__ = ["GROUPS", "Plugin", "find", "make", "names", "table", "title", "validated"]
-
 Model = TypeVar("Model", bound=BaseModel)
 
 EXPECTED = {

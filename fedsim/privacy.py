@@ -7,8 +7,6 @@ from typing import Literal
 
 from fedsim.errors import ScenarioError
 
-__all__ = ["Accountant", "epsilon", "weak_delta"]
-
 Accountant = Literal["rdp", "prv"]
 """Renyi DP (Mironov et al., 2019), or the privacy random variable (Gopi et al., NeurIPS 2021).
 

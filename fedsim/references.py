@@ -15,8 +15,6 @@ from typing import Any
 
 from fedsim.errors import PluginError, did_you_mean
 
-__all__ = ["is_reference", "look_in", "references", "resolve", "search_folders"]
-
 _FOLDERS: list[str] = []
 """Folders in which modules are looked up first."""
 

@@ -15,8 +15,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-__all__ = ["derive", "isolated", "numpy_generator", "torch_generator"]
-
 
 def derive(seed: int, purpose: str, *where: int | str) -> int:
     """Derive a 63-bit seed.

@@ -7,20 +7,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = [
-    "BLANK_PIECE",
-    "END",
-    "UNKNOWN",
-    "WORD_START",
-    "Column",
-    "ImageSpec",
-    "Spec",
-    "SpeechSpec",
-    "TabularSpec",
-    "TextSpec",
-    "Tokens",
-]
-
 UNKNOWN = "unknown"
 """Value of an attribute that is not among the known ones, such as an unknown speaker."""
 

@@ -18,8 +18,6 @@ from fedsim.records import Batch, Reconstruction, Reduction, Spec, Truth
 from fedsim.seeds import isolated
 from fedsim.victim import Loss, VictimModel, load_arrays
 
-__all__ = ["Task", "evaluating"]
-
 
 @contextlib.contextmanager
 def evaluating(module: nn.Module) -> Iterator[torch.device]:

@@ -17,8 +17,6 @@ from fedsim.records import Batch, Interception, Observation, Truth, Update
 from fedsim.spec import Spec
 from fedsim.victim import VictimModel
 
-__all__ = ["Supplier", "ThreatModel", "to_gradient"]
-
 
 class Supplier(Protocol):
     """The part of a task that a threat model uses for what it grants."""

@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 from fedsim.spec import Spec
 
-__all__ = ["Loss", "VictimModel"]
-
 Loss = Callable[..., Tensor]
 """loss(module, inputs, target, lengths=None, at="input") -> scalar tensor."""
 

@@ -15,8 +15,6 @@ from fedsim.records import Observation, Reconstruction
 from fedsim.spec import ImageSpec, TabularSpec
 from fedsim.victim import VictimModel
 
-__all__ = ["DLG"]
-
 RELATIVE = {"float64": 1e-9, "float32": 5e-9}
 """Share of the gradient's squared norm below which a match must be, besides `tolerance`. Gradients
 shrink as a model is trained, so that an absolute threshold alone means nothing."""

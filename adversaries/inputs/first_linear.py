@@ -15,8 +15,6 @@ from fedsim.records import Observation, Reconstruction
 from fedsim.spec import ImageSpec, TabularSpec
 from fedsim.victim import VictimModel
 
-__all__ = ["FirstLinear"]
-
 NEGLIGIBLE = 1e-6
 """Bias gradient of a unit, relative to the largest, below which its ratio is rounding noise."""
 

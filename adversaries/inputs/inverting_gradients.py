@@ -24,8 +24,6 @@ from fedsim.knowledge import Knowledge
 from fedsim.records import Observation, Reconstruction
 from fedsim.spec import ImageSpec
 
-__all__ = ["InvertingGradients"]
-
 DECAYS = (3 / 8, 5 / 8, 7 / 8)
 """Shares of the iterations after which the step length is cut to a tenth (the paper's schedule)."""
 

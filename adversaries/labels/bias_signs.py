@@ -10,8 +10,6 @@ from fedsim.gradients import head_gradient
 from fedsim.knowledge import Knowledge
 from fedsim.records import Observation, Reconstruction
 
-__all__ = ["BiasSigns"]
-
 
 class BiasSigns(Adversary):
     """Classes whose entry in the gradient of the head's bias is negative, one example each.

@@ -9,8 +9,6 @@ from fedsim.gradients import head_gradient
 from fedsim.knowledge import Knowledge
 from fedsim.records import Observation, Reconstruction
 
-__all__ = ["IDLG"]
-
 
 class IDLG(Adversary):
     """Label of a single example: the class with the smallest row sum in the head's gradient.

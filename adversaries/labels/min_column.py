@@ -9,8 +9,6 @@ from fedsim.gradients import head_gradient
 from fedsim.knowledge import Knowledge
 from fedsim.records import Observation, Reconstruction
 
-__all__ = ["MinColumn"]
-
 
 class MinColumn(Adversary):
     """Classes with the smallest entries in their columns of the head's gradient, one example each.

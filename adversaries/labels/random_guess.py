@@ -9,8 +9,6 @@ from fedsim.adversary import Adversary, Job
 from fedsim.knowledge import Knowledge
 from fedsim.records import Observation, Reconstruction
 
-__all__ = ["RandomGuess"]
-
 
 class RandomGuess(Adversary):
     """Random labels, uniform over the classes: a baseline that uses no gradient.

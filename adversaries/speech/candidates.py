@@ -12,8 +12,6 @@ from fedsim.adversary import Job
 from fedsim.gradients import frames_needed
 from fedsim.spec import WORD_START, SpeechSpec
 
-__all__ = ["Candidate", "Candidates", "encoded", "other", "too_short"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidate:

@@ -22,8 +22,6 @@ from fedsim.gradients import (
 )
 from fedsim.records import END, Observation, Reconstruction
 
-__all__ = ["GMBoW"]
-
 MATCHED = {"float32": 1e-7, "float64": 1e-9}
 """Squared distance, as a share of the gradient's squared norm, below which labels are correct."""
 

@@ -4,8 +4,6 @@ import time
 
 from fedsim.adversary import Job
 
-__all__ = ["TimeEstimate"]
-
 TIMED = 5
 """Number of iterations that the estimate is based on."""
 

@@ -12,8 +12,6 @@ from fedsim.records import Observation, Reconstruction
 from fedsim.spec import SpeechSpec
 from fedsim.victim import VictimModel
 
-__all__ = ["TranscriptAttack", "claim"]
-
 
 class TranscriptAttack(Adversary):
     """Base class of attacks on the transcript of one utterance through the decoder's gradient.

@@ -16,8 +16,6 @@ from fedsim.records import Observation, Reconstruction
 from fedsim.spec import SpeechSpec
 from fedsim.victim import VictimModel
 
-__all__ = ["UtteranceAttack", "distance_from"]
-
 Distance = Callable[[Mapping[str, Tensor]], Tensor]
 """Maps gradients (R, *shape) by parameter name to their distances (R,) from the observed one."""
 

@@ -5,8 +5,6 @@ from typing import ClassVar
 from adversaries.text.text_matching import TextMatching
 from fedsim.gradients import TextMetric
 
-__all__ = ["DLGText"]
-
 
 class DLGText(TextMatching):
     """Recovers texts by matching gradients in ||g' - g||^2; the baseline of TAG and LAMP.

@@ -9,8 +9,6 @@ from adversaries.text.text_attack import Candidate
 from fedsim.gradients import TextDistance, nearest_tokens, norm_gap
 from fedsim.records import Tokens
 
-__all__ = ["MATCHED", "DummyTexts"]
-
 MATCHED = 1e-4
 """Share of the distance of a zero gradient below which only the true tokens get."""
 

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from fedsim.gradients import filled_sides, numerical_rank, rank_above, rounding
 
-__all__ = ["Span", "spanned"]
-
 FLAT = 0.1
 """Ratio of the smallest to the median singular value above which the values are noise."""
 

@@ -7,8 +7,6 @@ from pydantic import Field
 from adversaries.text.text_matching import TextMatching
 from fedsim.gradients import TextMetric
 
-__all__ = ["TAG"]
-
 
 class TAG(TextMatching):
     """Recovers texts by matching gradients in ||g' - g||^2 + `l1` ||g' - g||_1.

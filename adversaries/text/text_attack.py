@@ -14,8 +14,6 @@ from fedsim.knowledge import Knowledge
 from fedsim.records import Observation, Tokens
 from fedsim.spec import TextSpec
 
-__all__ = ["Candidate", "TextAttack", "padded"]
-
 MOST = 64
 """The largest number of combinations of unknown labels and lengths that are tried."""
 

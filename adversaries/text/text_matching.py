@@ -29,8 +29,6 @@ from fedsim.records import Observation, Reconstruction
 from fedsim.spec import TextSpec
 from fedsim.victim import VictimModel
 
-__all__ = ["TextMatching"]
-
 TOGETHER = 1024
 """The largest number of dummy tokens in one optimisation, over all its victims."""
 

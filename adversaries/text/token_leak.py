@@ -12,8 +12,6 @@ from fedsim.records import Observation, Reconstruction
 from fedsim.spec import TextSpec
 from fedsim.victim import VictimModel
 
-__all__ = ["TokenLeak"]
-
 FILLED = 0.5
 """Share of nonzero rows above which they are no longer the tokens of the batch."""
 

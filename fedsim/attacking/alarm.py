@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["Alarm", "alarm"]
-
 
 class Alarm(BaseException):
     """The time limit is over. Not an `Exception`, so that no attack catches it by accident."""

@@ -28,8 +28,6 @@ from fedsim.scenario.settings import AttackPlan
 from fedsim.seeds import torch_generator
 from fedsim.task import Task
 
-__all__ = ["Campaign", "Executor", "InlineExecutor", "Observer"]
-
 UNKNOWN = "unknown"
 """The name of a local optimizer that is not stated."""
 

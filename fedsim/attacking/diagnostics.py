@@ -6,8 +6,6 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["as_json"]
-
 MOST_VALUES = 100
 """The largest number of values of one diagnostic in the log."""
 

@@ -15,8 +15,6 @@ from pathlib import Path
 
 from fedsim.adversary import Job
 
-__all__ = ["AttackProgress", "Board", "progress", "watched"]
-
 EVERY = 1.0
 """Seconds between two readings."""
 

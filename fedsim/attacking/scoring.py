@@ -14,8 +14,6 @@ from fedsim.runs.ledger import place
 from fedsim.scenario.built import BuiltRun
 from fedsim.seeds import derive
 
-__all__ = ["Attack", "Outcome", "Scorer"]
-
 REMEMBERED = 10_000
 """The number of baselines that a scorer caches."""
 

@@ -14,8 +14,6 @@ from fedsim.cli.reproduce import reproduce
 from fedsim.cli.run import run
 from fedsim.cli.show import show
 
-__all__ = ["app", "main"]
-
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,

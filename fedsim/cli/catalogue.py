@@ -21,8 +21,6 @@ from fedsim.scenario import Scenario, scenario_names
 from fedsim.spec import Spec
 from fedsim.task import Task
 
-__all__ = ["KINDS", "Entry", "entries", "matching"]
-
 KINDS = ("adversaries", "defenses", "scenarios", "tasks", "metrics", "models", "data")
 
 

@@ -7,8 +7,6 @@ import typer
 
 from fedsim.cli.options import Data, Set, Trust
 
-__all__ = ["check"]
-
 
 def check(
     what: Annotated[

@@ -18,8 +18,6 @@ from fedsim.report import final_utility, summary
 from fedsim.runs.measures import Measures, budget
 from fedsim.runs.reading import read_measures
 
-__all__ = ["Display", "print_facts", "print_summary"]
-
 
 class Display:
     """An observer that shows rounds, clients, running attacks and leakage so far.

@@ -7,8 +7,6 @@ import typer
 
 from fedsim.cli.options import AsJson, Data, open_console, print_json
 
-__all__ = ["list_"]
-
 
 def list_(
     what: Annotated[

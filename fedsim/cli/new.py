@@ -8,8 +8,6 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["new"]
-
 
 class Kind(StrEnum):
     """Kinds of plugins that a package can be made for."""

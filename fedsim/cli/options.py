@@ -9,8 +9,6 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["AsJson", "Data", "Set", "Trust", "open_console", "print_json"]
-
 WIDE = 200
 """Width of a line, in characters, if the output is no terminal."""
 

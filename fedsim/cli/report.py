@@ -5,8 +5,6 @@ from typing import Annotated, Literal
 
 import typer
 
-__all__ = ["report"]
-
 
 def report(
     run_dirs: Annotated[list[Path], typer.Argument(help="One run folder or more")],

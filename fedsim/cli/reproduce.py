@@ -7,8 +7,6 @@ import typer
 
 from fedsim.cli.options import Data, Set, open_console
 
-__all__ = ["reproduce"]
-
 
 def reproduce(
     which: Annotated[

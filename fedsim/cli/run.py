@@ -9,8 +9,6 @@ import typer
 
 from fedsim.cli.options import AsJson, Data, Set, Trust, open_console, print_json
 
-__all__ = ["run"]
-
 
 def run(
     scenario: Annotated[str, typer.Argument(help="A scenario's name or TOML file")],

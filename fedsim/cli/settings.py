@@ -8,8 +8,6 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema
 
-__all__ = ["describe_settings"]
-
 NAMES = {"string": "text", "integer": "integer", "number": "number", "boolean": "true or false"}
 BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 

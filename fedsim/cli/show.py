@@ -7,8 +7,6 @@ import typer
 
 from fedsim.cli.options import AsJson, Trust, open_console, print_json
 
-__all__ = ["show"]
-
 
 def show(
     name: Annotated[

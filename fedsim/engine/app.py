@@ -25,8 +25,6 @@ from fedsim.runs.ledger import Ledger
 from fedsim.scenario import Scenario
 from fedsim.seeds import isolated
 
-__all__ = ["app"]
-
 app = ServerApp()
 
 

@@ -10,8 +10,6 @@ from fedsim.runs.ledger import Ledger
 from fedsim.scenario import Scenario
 from fedsim.scenario.built import BuiltRun
 
-__all__ = ["Engine", "engine_name", "knock", "workers"]
-
 
 class Engine(ABC):
     """Runs scenarios one after the other (the points of a sweep) on the same workers."""

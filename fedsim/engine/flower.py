@@ -22,8 +22,6 @@ from fedsim.runs.ledger import Ledger
 from fedsim.scenario import Scenario
 from fedsim.scenario.built import BuiltRun, build
 
-__all__ = ["FlowerEngine"]
-
 MARK = "\x1efedsim "
 
 

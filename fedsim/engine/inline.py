@@ -14,8 +14,6 @@ from fedsim.federation.session import share
 from fedsim.runs.ledger import Ledger
 from fedsim.scenario.built import BuiltRun
 
-__all__ = ["InlineEngine", "InlineGrid"]
-
 
 class InlineGrid(LocalGrid):
     """A Grid whose clients answer one after the other.

@@ -18,8 +18,6 @@ from fedsim.task import Task
 from fedsim.training.budget import Budget
 from fedsim.training.local import local_training
 
-__all__ = ["preflight"]
-
 
 def preflight(
     scenario: Scenario, *, after: BuiltRun | None = None, nodes_decide: bool = False

@@ -23,8 +23,6 @@ from fedsim.scenario import Scenario
 from fedsim.scenario.built import BuiltRun, build
 from fedsim.seeds import isolated
 
-__all__ = ["one_thread", "open_ledger", "play", "reporting", "run_points", "simulate"]
-
 
 def simulate(
     scenario: Scenario,

@@ -23,8 +23,6 @@ from torch import Tensor
 from fedsim.federation.strategies import Following, Wrapper
 from fedsim.runs.ledger import Ledger
 
-__all__ = ["Checkpoint", "Later", "capture", "restore"]
-
 FILE = "global.safetensors"
 
 STATE: dict[str, tuple[str, ...]] = {

@@ -20,8 +20,6 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedsim.errors import EngineError
 
-__all__ = ["LocalGrid", "OrderedGrid", "Through", "answer", "message", "with_content"]
-
 FIRST_NODE = 1000
 RAISED = 2
 """Flower's error code for a ClientApp that raised."""

@@ -5,8 +5,6 @@ from pydantic import BaseModel
 
 from fedsim.records import Kind, Reduction, Update
 
-__all__ = ["CLIENT_KEY", "UPDATE_KEY", "Meaning", "update_record"]
-
 UPDATE_KEY = "fedsim.update"
 """Key of a reply's record that describes its arrays, a `Meaning`."""
 

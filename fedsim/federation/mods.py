@@ -17,8 +17,6 @@ from fedsim.privacy import epsilon, weak_delta
 from fedsim.records import Update
 from fedsim.seeds import isolated
 
-__all__ = ["FixedClipping", "LocalDP"]
-
 
 class _Mod(Defense):
     """Runs a Flower mod on an update, as if it were the reply to a model of zeros."""

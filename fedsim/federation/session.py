@@ -12,8 +12,6 @@ from fedsim.scenario import Scenario
 from fedsim.scenario.built import BuiltRun, build
 from fedsim.victim import load_arrays
 
-__all__ = ["Session", "session_of", "share"]
-
 KEPT = 2
 """Sessions that a process keeps: a run may begin before the last message of another came."""
 

@@ -19,8 +19,6 @@ from torch import Tensor
 from fedsim.records import Update
 from fedsim.runs.ledger import writing
 
-__all__ = ["HELD", "Spool", "waiting"]
-
 HELD = 256 * 2**20
 """Bytes of a round's replies that stay in memory, as sent and again as the attacked tensors."""
 

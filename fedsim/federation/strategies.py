@@ -15,17 +15,6 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 from fedsim.errors import ScenarioError, did_you_mean
 from fedsim.scenario import Scenario
 
-__all__ = [
-    "FedSGD",
-    "Following",
-    "Wrapper",
-    "build_strategy",
-    "clients_of",
-    "quiet",
-    "strategy_names",
-]
-
-
 AVERAGING = ("FedAdagrad", "FedAdam", "FedAvg", "FedAvgM", "FedProx", "FedSGD", "FedYogi")
 """Strategies that need only the mean update of a round, weighted by examples."""
 

@@ -13,8 +13,6 @@ from torch.nn import functional
 
 from fedsim.errors import DataError
 
-__all__ = ["BLANK", "ctc_loss", "frames_needed"]
-
 BLANK = 0
 """CTC's blank label: it stands for no output, and separates two equal labels in a row."""
 

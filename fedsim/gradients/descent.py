@@ -6,8 +6,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["LBFGS", "Adam", "Optimizer"]
-
 SUFFICIENT = 1e-4
 """Share of the predicted decrease that a step must bring (Armijo)."""
 

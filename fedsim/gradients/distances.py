@@ -11,8 +11,6 @@ from typing import Union
 import torch
 from torch import Tensor
 
-__all__ = ["Gradients", "Outer", "cosine_distance", "l1_l2_distance", "squared_distance"]
-
 ALIKE = 1e-6
 """Largest distance from an outer product that is float32 rounding, as a share of the norm."""
 

@@ -10,8 +10,6 @@ from torch.nn import functional
 from fedsim.gradients.distances import Gradients, Outer
 from fedsim.victim import VictimModel
 
-__all__ = ["DummyGradients"]
-
 AGREES = 1e-3
 """Largest difference from autograd's gradient, relative to its norm, that counts as rounding."""
 

@@ -15,8 +15,6 @@ from torch.nn import functional
 from fedsim.gradients.factored import Factored
 from fedsim.victim import VictimModel
 
-__all__ = ["GhostGradients"]
-
 PADDING = -100
 """A target that the loss ignores."""
 

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from fedsim.victim import VictimModel
 
-__all__ = ["HeadGradient", "head_calls", "head_gradient"]
-
 
 class HeadGradient:
     """The gradient of the projection layer: weight (classes, features), bias (classes,) or None."""

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from fedsim.gradients.descent import Optimizer
 
-__all__ = ["Checks", "Match", "Objective", "Resources", "Restarts", "Rules", "minimise"]
-
 Objective = Callable[[Tensor, Tensor], Tensor]
 """Values (R,) of points (R, n) of victims (R,) int64, differentiable.
 

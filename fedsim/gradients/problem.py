@@ -21,16 +21,6 @@ from fedsim.gradients.matching import Match
 from fedsim.records import Reconstruction, Spec
 from fedsim.victim import VictimModel
 
-__all__ = [
-    "DISTANCES",
-    "Comparison",
-    "DistanceName",
-    "Problem",
-    "alike",
-    "in_groups",
-    "parameter_weights",
-]
-
 Distance = Callable[[Gradients, Gradients, Mapping[str, float] | None], Tensor]
 
 DistanceName = Literal["l2", "cosine", "l1+l2"]

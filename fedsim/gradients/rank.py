@@ -14,16 +14,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = [
-    "filled_sides",
-    "gap_ratios",
-    "noise_threshold",
-    "numerical_rank",
-    "rank_above",
-    "rank_of",
-    "rounding",
-]
-
 Values = Tensor | NDArray[np.float64]
 
 SUMMED = 4.0

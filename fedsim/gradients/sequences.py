@@ -11,8 +11,6 @@ from fedsim.gradients.factored import FactoredGradients, Leading, leading
 from fedsim.gradients.problem import L2, Comparison, parameter_weights
 from fedsim.victim import VictimModel
 
-__all__ = ["LabelBag", "SequenceProblem", "keep_labels"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LabelBag:

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from fedsim.gradients.factored import Factored, Leading, gram, leading
 
-__all__ = ["Terms", "observed_terms"]
-
 ALIKE = 1e-5
 """Largest distance from a matrix of rank T that is float32 rounding, as a share of the norm."""
 

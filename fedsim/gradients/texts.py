@@ -12,8 +12,6 @@ from fedsim.gradients.problem import Comparison, DistanceName, parameter_weights
 from fedsim.gradients.terms import observed_terms
 from fedsim.victim import VictimModel
 
-__all__ = ["TextDistance", "TextMetric", "nearest_tokens", "norm_gap"]
-
 TextMetric = DistanceName
 
 COSINE = Comparison("cosine", dtype=torch.float32)

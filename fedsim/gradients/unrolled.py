@@ -10,8 +10,6 @@ from torch.func import functional_call
 from fedsim.gradients.distances import Gradients
 from fedsim.victim import VictimModel
 
-__all__ = ["local_steps", "unrolled_gradient"]
-
 
 class _TrainingLoss(nn.Module):
     """A victim's training loss as a module, so that `functional_call` can replace the weights."""

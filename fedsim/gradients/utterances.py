@@ -7,8 +7,6 @@ from fedsim.gradients.ctc import ctc_loss
 from fedsim.gradients.head import head_calls
 from fedsim.victim import VictimModel
 
-__all__ = ["ctc_head_gradient", "head_passes"]
-
 
 def ctc_head_gradient(
     features: Tensor, logits: Tensor, target: Tensor, *, create_graph: bool = False

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["WhitenedDistance"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Matrix:

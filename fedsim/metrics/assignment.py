@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-__all__ = ["assigned"]
-
 
 def assigned(cost: Sequence[Sequence[float]]) -> list[int]:
     """Assign at most one claim to each original so that the total cost is least.

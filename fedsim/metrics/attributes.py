@@ -15,8 +15,6 @@ from fedsim.metric import Measure, Metric
 from fedsim.metrics.frames import pair
 from fedsim.records import UNKNOWN, Reconstruction, Spec, Truth
 
-__all__ = ["ATTRIBUTES", "SPEAKERS_FOR_FIVE", "ranks"]
-
 SPEAKER = "speaker"
 
 SPEAKERS_FOR_FIVE = 20

@@ -15,8 +15,6 @@ from fedsim.metrics.assignment import assigned
 from fedsim.records import Reconstruction, Spec, Truth
 from fedsim.spec import SpeechSpec
 
-__all__ = ["FRAMES", "by_frame", "framed", "pair"]
-
 HOPELESS = 1e12
 """Cap of the errors that are matched, because the solver takes no values near infinity."""
 

@@ -17,8 +17,6 @@ from fedsim.metrics.assignment import assigned
 from fedsim.records import Reconstruction, Spec, Truth
 from fedsim.spec import TabularSpec
 
-__all__ = ["IMAGES", "PSNR_CAP", "RECOVERED", "SSIM_SIDE", "is_image", "match", "pairs"]
-
 RECOVERED = 1e-3
 """MSE below which an image looks like the original."""
 

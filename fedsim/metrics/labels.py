@@ -13,8 +13,6 @@ import torch
 from fedsim.metric import Measure, Metric
 from fedsim.records import Reconstruction, Spec, Truth
 
-__all__ = ["LABELS", "claimed_counts", "true_counts"]
-
 CONSTANT = 1e-12
 """Share of its largest entry by which a vector that is not constant exceeds its mean."""
 

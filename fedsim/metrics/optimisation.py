@@ -5,8 +5,6 @@ import math
 from fedsim.metric import Measure, Metric
 from fedsim.records import Reconstruction, Spec, Truth
 
-__all__ = ["OPTIMISATION"]
-
 
 class Divergence(Metric):
     """Share of the attack's starts that diverged."""

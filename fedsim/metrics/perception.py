@@ -16,8 +16,6 @@ from fedsim.metric import Measure, Metric
 from fedsim.metrics.images import is_image, pairs
 from fedsim.records import Reconstruction, Spec, Truth
 
-__all__ = ["LPIPS"]
-
 SIDE = 64
 """Side in pixels of the patches that LPIPS was fitted on; AlexNet needs nearly as many."""
 

@@ -16,8 +16,6 @@ from fedsim.metrics.images import match
 from fedsim.records import Reconstruction, Spec, Truth
 from fedsim.spec import TabularSpec
 
-__all__ = ["TABLES"]
-
 CLOSE = 0.01
 """Largest error of a number, in standard deviations, in a row that counts as recovered."""
 

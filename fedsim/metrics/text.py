@@ -15,8 +15,6 @@ from fedsim.metrics.text_pairs import MatchedText, bags, f1, pairs, rouge
 from fedsim.records import Reconstruction, Spec, Truth
 from fedsim.spec import TextSpec
 
-__all__ = ["TEXT"]
-
 _BAGS = ("token_counts", "tokens", "text")
 
 

@@ -15,8 +15,6 @@ from fedsim.metrics.assignment import assigned
 from fedsim.records import Reconstruction, Spec, Tokens, Truth
 from fedsim.spec import TextSpec
 
-__all__ = ["MatchedText", "bags", "f1", "pairs", "read", "rouge"]
-
 
 class MatchedText(NamedTuple):
     """One text.

@@ -11,8 +11,6 @@ from fedsim.metrics.assignment import assigned
 from fedsim.records import Reconstruction, Spec, Truth
 from fedsim.spec import SpeechSpec
 
-__all__ = ["WORDS", "word_errors", "worded"]
-
 
 def word_errors(claimed: str, original: str) -> int:
     """The least number of words to substitute, delete and insert between two transcripts."""

@@ -17,8 +17,6 @@ from fedsim.priors.prior import LanguagePrior, counted
 from fedsim.records import Tokens
 from fedsim.seeds import isolated
 
-__all__ = ["CausalPrior", "causal_model"]
-
 PASS = 16
 """Texts in one pass: the logits of more do not fit a CPU's caches."""
 PASS_TOKENS = 1024

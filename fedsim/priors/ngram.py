@@ -13,8 +13,6 @@ from fedsim.errors import DataError
 from fedsim.priors.prior import LanguagePrior, counted, sentences
 from fedsim.records import Tokens
 
-__all__ = ["NGramPrior"]
-
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from fedsim.records import Tokens
 
-__all__ = ["LanguagePrior", "counted", "sentences"]
-
 LONG = 32
 """Number of words above which a text is split into sentences, because victims' texts are short."""
 

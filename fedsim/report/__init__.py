@@ -21,8 +21,6 @@ from fedsim.runs.reading import inside, read_findings, read_measures, read_utili
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["final_utility", "summary", "write_report"]
-
 ATTACK = ["seed", "round", "victim", "client", "label"]
 ATTACKS, ERRORS, ERROR_LENGTH = 400, 12, 2000
 

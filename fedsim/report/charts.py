@@ -12,8 +12,6 @@ from fedsim.runs.measures import Measures, budget
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["figure"]
-
 # Distinct under the common colour vision deficiencies, on white and on near-black.
 COLOURS = ("#d9660b", "#2f7ed8", "#1a9a76", "#9a6fd8", "#d6457a", "#9a8a12")
 GREY = "#7d8797"

@@ -12,8 +12,6 @@ from fedsim.runs.reading import inside
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Exhibits", "scores"]
-
 # Only these may be embedded: SVG and HTML can contain scripts.
 KINDS = {
     ".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".webp": "image/webp",

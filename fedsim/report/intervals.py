@@ -5,8 +5,6 @@ from collections.abc import Hashable, Sequence
 
 from fedsim.runs.measures import Measure
 
-__all__ = ["FEWEST", "interval"]
-
 FEWEST = 3
 """The smallest number of values, or of clusters, that has an interval."""
 NORMAL = 1.96

@@ -20,8 +20,6 @@ from fedsim.runs.reading import STATUSES
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["main_metrics", "summarise"]
-
 GAIN = Measure("Gain on chance", "", "", signed=True)
 
 

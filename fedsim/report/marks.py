@@ -4,8 +4,6 @@ import re
 from collections import Counter
 from difflib import SequenceMatcher
 
-__all__ = ["marked"]
-
 Segment = tuple[str, str]
 
 

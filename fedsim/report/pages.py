@@ -10,8 +10,6 @@ from typing import Any, Literal
 
 from fedsim.errors import RunFolderError
 
-__all__ = ["render", "write_page"]
-
 TEMPLATES = Path(__file__).parent / "templates"
 
 

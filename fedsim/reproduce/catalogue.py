@@ -10,8 +10,6 @@ from fedsim.plugin import validated
 from fedsim.scenario import Scenario, locate, read_table, scenario_names
 from fedsim.scenario.paper import Paper
 
-__all__ = ["GROWING", "Figure", "Part", "choose", "figures"]
-
 GROWING = frozenset({"sweep", "victims"})
 """Keys, in any table of the scenario, that may change between two calls.
 

@@ -20,8 +20,6 @@ from fedsim.scenario.paper import Paper
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Cell", "Place", "Rows", "axis", "measured", "places", "reading", "series"]
-
 CHANGE = "_change"
 OF_ATTACKS = ("seconds", "iterations_to_success")
 KNOWN = {

@@ -24,8 +24,6 @@ from fedsim.reproduce.outcome import Outcome, outcome
 from fedsim.reproduce.pages import statements, values, write_page
 from fedsim.scenario.paper import SCALES
 
-__all__ = ["listing", "reproduce"]
-
 
 def listing(console: Console) -> None:
     """Print the figures that can be reproduced: id, title, data, other needs, approximate time."""

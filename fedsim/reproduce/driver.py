@@ -19,8 +19,6 @@ from fedsim.reproduce.catalogue import GROWING, Figure, Part
 from fedsim.runs.ledger import Ledger, place
 from fedsim.scenario import Scenario
 
-__all__ = ["folder_of", "locked", "run_figure"]
-
 Progress = Callable[[str, int, int, str], None]
 """progress(scenario, finished points, all points, progress of the current point's attacks)"""
 

@@ -10,8 +10,6 @@ from fedsim.report.exhibits import Exhibits, scores
 from fedsim.reproduce.cells import Rows, series
 from fedsim.scenario import Scenario
 
-__all__ = ["Example", "gallery"]
-
 OF_IMAGES = ("mse", "recovered")
 """Measures of images; figures with one of them have examples."""
 

@@ -19,8 +19,6 @@ from fedsim.runs.measures import Measure, Measures
 from fedsim.scenario import Scenario, read_table
 from fedsim.scenario.paper import Paper
 
-__all__ = ["Outcome", "Share", "outcome"]
-
 IN_A_CELL = 60
 """Length, in characters, up to which a problem is repeated in every verdict of a table."""
 

@@ -15,8 +15,6 @@ from fedsim.reproduce.picture import picture
 from fedsim.reproduce.verdict import Judgement, shown
 from fedsim.runs.measures import Measure
 
-__all__ = ["statements", "values", "write_page"]
-
 TEMPLATE = Path(__file__).parent / "templates" / "paper"
 Table = dict[str, Any]
 """A table with `head` (column titles) and `body` (rows of text); statements also have `notes`."""

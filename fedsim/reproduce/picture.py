@@ -11,8 +11,6 @@ from fedsim.reproduce.outcome import Outcome, Share
 from fedsim.reproduce.verdict import shown, speaks_of
 from fedsim.scenario.paper import Published
 
-__all__ = ["picture"]
-
 Trace = dict[str, Any]
 
 

@@ -13,8 +13,6 @@ from fedsim.reproduce.cells import Cell, Place
 from fedsim.runs.measures import Measure
 from fedsim.scenario.paper import Published
 
-__all__ = ["Judgement", "Measured", "gap", "judge", "shown", "speaks_of"]
-
 Outcome = Literal["agrees", "differs", "few", "not measured"]
 
 

@@ -10,8 +10,6 @@ from typing import Any
 
 from fedsim.scenario import Scenario
 
-__all__ = ["FILE", "SCHEMA", "of", "read", "results", "scenario_hash"]
-
 FILE = "provenance.json"
 SCHEMA = 1
 """Version number of the run folder's format."""

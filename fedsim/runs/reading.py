@@ -14,16 +14,6 @@ from fedsim.runs.measures import MEASURES, Measures, parse
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = [
-    "COLUMNS",
-    "STATUSES",
-    "inside",
-    "read_findings",
-    "read_measures",
-    "read_rows",
-    "read_utility",
-]
-
 COLUMNS = [
     "scenario", "point", "seed", "round", "client", "victim", "adversary", "metric", "value",
     "baseline", "baseline_prior", "status", "error", "attempt", "seconds", "iterations", "granted",

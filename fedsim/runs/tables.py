@@ -10,8 +10,6 @@ from typing import Any
 
 from fedsim.errors import RunFolderError
 
-__all__ = ["cells", "encoded", "line", "place", "read_table", "writing"]
-
 
 def place(folder: str, point: str) -> str:
     """The path of a sweep point's files: `folder`, or a folder of its own within."""

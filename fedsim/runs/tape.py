@@ -19,8 +19,6 @@ from torch import Tensor
 from fedsim.errors import RunFolderError
 from fedsim.records import Interception, Update
 
-__all__ = ["Tape"]
-
 _META = [field.name for field in fields(Update) if field.name not in ("tensors", "buffers")]
 
 

@@ -10,8 +10,6 @@ from fedsim.scenario import AttackPlan, Scenario
 from fedsim.task import Task
 from fedsim.threat import ThreatModel
 
-__all__ = ["BuiltRun", "PlannedAdversary", "build"]
-
 PlannedAdversary = tuple[str, AttackPlan, Adversary]
 """An adversary with its label in the findings and the plan of its attacks."""
 

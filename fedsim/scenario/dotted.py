@@ -5,8 +5,6 @@ from typing import Any
 
 from fedsim.errors import ScenarioError
 
-__all__ = ["assign", "set_by", "short"]
-
 
 def set_by(table: dict[str, Any], text: str) -> None:
     """Set one value of a table.

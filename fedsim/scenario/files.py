@@ -9,8 +9,6 @@ from fedsim.errors import ScenarioError, did_you_mean
 from fedsim.libraries import HUB
 from fedsim.references import references
 
-__all__ = ["FOLDER", "locate", "read_table", "scenario_names", "search_dirs"]
-
 FOLDER = Path(__file__).resolve().parents[2] / "scenarios"
 
 _OF_A_RUN = ("provenance.json", "findings.csv")

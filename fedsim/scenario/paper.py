@@ -14,8 +14,6 @@ from fedsim.errors import ScenarioError, did_you_mean
 from fedsim.plugin import validated
 from fedsim.scenario.settings import Table
 
-__all__ = ["SCALES", "Paper", "Published", "scaled"]
-
 SCALES = ("smoke", "paper")
 """Scales of a scenario: "smoke" is the file as written (minutes on a CPU), "paper" adds the changes
 of `paper.scale.paper`."""

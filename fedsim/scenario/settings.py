@@ -8,18 +8,6 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from fedsim.adversary import Adversary
 from fedsim.plugin import make, title
 
-__all__ = [
-    "AttackPlan",
-    "Engine",
-    "PlainName",
-    "Sweep",
-    "Table",
-    "Threat",
-    "Training",
-    "default_strategy",
-    "planned",
-]
-
 
 def _plain(value: str) -> str:
     if not re.fullmatch(r"[^/\\\x00-\x1f.][^/\\\x00-\x1f]{0,99}", value):

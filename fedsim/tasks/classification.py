@@ -18,8 +18,6 @@ from fedsim.tasks.partition import Iid, Partition, as_partition
 from fedsim.tasks.partitioned import Labelled, claim_labels, divide, sample
 from fedsim.victim import Loss
 
-__all__ = ["Classification", "Examples", "cross_entropy"]
-
 EVALUATED_AT_ONCE = 512
 """Number of examples in a batch of an evaluation."""
 

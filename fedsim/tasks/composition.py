@@ -8,8 +8,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-__all__ = ["Composition", "balanced", "compose", "natural", "unbalanced"]
-
 Composition = Literal["natural", "unbalanced", "balanced"]
 
 

@@ -5,8 +5,6 @@ from typing import Any
 from fedsim.errors import DataError
 from fedsim.libraries import HUB
 
-__all__ = ["splits"]
-
 
 def splits(name: str, otherwise: str) -> Any:
     """Load a data set of the Hub.

@@ -15,19 +15,6 @@ from fedsim.errors import DataError, did_you_mean
 from fedsim.libraries import brief
 from fedsim.references import resolve, search_folders
 
-__all__ = [
-    "as_rows",
-    "call_loader",
-    "data_folder",
-    "files_by_label",
-    "find_file",
-    "find_path",
-    "inside_folder",
-    "names_in",
-    "read_rows",
-    "read_text",
-]
-
 
 def data_folder(folder: Path | None, *, what: str, use: str) -> Path:
     """Check the folder in which a data set is looked up by name.

@@ -18,8 +18,6 @@ from fedsim.errors import DataError, did_you_mean
 from fedsim.plugin import table, validated
 from fedsim.seeds import derive, isolated, numpy_generator
 
-__all__ = ["PARTITIONS", "ByLength", "Partition", "Whole", "as_partition"]
-
 Indices = NDArray[np.int64]
 
 

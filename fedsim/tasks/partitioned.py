@@ -14,8 +14,6 @@ from fedsim.seeds import torch_generator
 from fedsim.task import Task
 from fedsim.tasks.composition import Composition, compose, natural
 
-__all__ = ["Labelled", "Partitioned", "claim_labels", "divide", "sample"]
-
 
 class Partitioned(Task):
     """A task with a fixed set of training examples, each held by at most one client."""

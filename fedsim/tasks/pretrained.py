@@ -12,8 +12,6 @@ from fedsim import libraries
 from fedsim.errors import DataError, did_you_mean
 from fedsim.libraries import HUB, brief, quiet
 
-__all__ = ["PACKAGE", "TransformersModel", "resolve_folder"]
-
 PACKAGE = "package:"
 """Prefix of a folder inside an installed package: "package:NAME/FOLDER"."""
 

@@ -12,16 +12,6 @@ from fedsim.errors import DataError, did_you_mean
 from fedsim.seeds import numpy_generator
 from fedsim.tasks.local_data import data_folder, read_text
 
-__all__ = [
-    "ALPHABET",
-    "SENTENCES",
-    "dropped_characters",
-    "normalise",
-    "public_text",
-    "select_by_length",
-    "text_files",
-]
-
 ALPHABET = "abcdefghijklmnopqrstuvwxyz'"
 """The characters of a plain transcript, apart from the single spaces between words."""
 

@@ -13,8 +13,6 @@ from fedsim.errors import DataError
 from fedsim.records import END, WORD_START
 from fedsim.tasks.transcripts import ALPHABET
 
-__all__ = ["WordPieces", "frequencies", "learn", "train_tokenizer"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WordPieces:

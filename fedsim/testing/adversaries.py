@@ -12,8 +12,6 @@ from fedsim.seeds import torch_generator
 from fedsim.testing.examples import SPEC, example
 from fedsim.testing.watching import frozen, same, watched
 
-__all__ = ["CLAIMS", "adversary_complaints"]
-
 CLAIMS = {field.name for field in dataclasses.fields(Reconstruction)} - {"trace", "diagnostics"}
 _FIELDS = {
     flag: FIELDS.get(str(flag.name).lower(), str(flag.name).lower())

@@ -19,8 +19,6 @@ from fedsim.testing.defenses import defense_complaints
 from fedsim.testing.metrics import metric_complaints, metric_declarations
 from fedsim.testing.tasks import task_complaints
 
-__all__ = ["conformance"]
-
 _SIGNS = r"[a-z0-9]+([-+*][a-z0-9]+)*[+*]?"
 
 

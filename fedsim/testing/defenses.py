@@ -12,8 +12,6 @@ from fedsim.testing.examples import batch, network
 from fedsim.testing.watching import frozen, same, watched
 from fedsim.victim import VictimModel
 
-__all__ = ["defense_complaints"]
-
 
 def defense_complaints(defense: Defense) -> list[str]:
     """List what is wrong with a defense.

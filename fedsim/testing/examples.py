@@ -13,8 +13,6 @@ from fedsim.seeds import isolated, torch_generator
 from fedsim.spec import ImageSpec, Spec
 from fedsim.victim import VictimModel
 
-__all__ = ["SPEC", "batch", "example", "job", "network", "observation"]
-
 
 def observation(
     *,

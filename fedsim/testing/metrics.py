@@ -21,8 +21,6 @@ from fedsim.task import Task
 from fedsim.testing.adversaries import CLAIMS
 from fedsim.testing.watching import frozen, same, watched
 
-__all__ = ["metric_complaints", "metric_declarations", "true_claim"]
-
 _FORMAT = TypeAdapter(dict[str, Measure])
 
 DRAWS = 8

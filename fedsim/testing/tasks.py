@@ -16,8 +16,6 @@ from fedsim.seeds import torch_generator
 from fedsim.task import Task
 from fedsim.testing.watching import frozen, same, watched
 
-__all__ = ["task_complaints"]
-
 CLIENTS = 3
 """Clients that the data is divided among, unless the sample has more."""
 

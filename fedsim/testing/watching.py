@@ -12,8 +12,6 @@ from torch import Tensor
 from fedsim.seeds import isolated
 from fedsim.victim import VictimModel
 
-__all__ = ["frozen", "same", "watched"]
-
 
 def watched(call: Callable[[], Any], world: int) -> tuple[Any, str]:
     """Call a function and find the global random generators that it draws from.

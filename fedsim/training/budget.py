@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from fedsim.defense import Defense, Exposure, overlap
 from fedsim.scenario.built import BuiltRun
 
-__all__ = ["Budget"]
-
 PLAIN_MEAN = ("FedAvg", "FedProx", "FedSGD")
 """Strategies whose new model is the plain mean of what clients send, so that noise adds up."""
 

@@ -9,8 +9,6 @@ from fedsim.errors import PluginError
 from fedsim.records import Update
 from fedsim.seeds import torch_generator
 
-__all__ = ["STATE_KEY", "protect"]
-
 STATE_KEY = "fedsim.defense"
 
 

@@ -12,8 +12,6 @@ from fedsim.scenario import Scenario
 from fedsim.task import Task
 from fedsim.victim import Loss
 
-__all__ = ["batch_loss", "local_training", "train_locally"]
-
 
 def local_training(
     scenario: Scenario,

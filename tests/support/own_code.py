@@ -3,8 +3,6 @@
 import itertools
 from pathlib import Path
 
-__all__ = ["PLUGINS", "beside", "fresh"]
-
 PLUGINS = '''
 """An adversary, a defense, a metric and a task of one's own."""
 

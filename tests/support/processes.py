@@ -3,8 +3,6 @@
 import subprocess
 import sys
 
-__all__ = ["elsewhere"]
-
 
 def elsewhere(code: str) -> str:
     """What `code` prints in a Python of its own; raises where it fails."""

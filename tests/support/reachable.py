@@ -3,8 +3,6 @@
 import gc
 import types
 
-__all__ = ["reachable"]
-
 
 def reachable(start):
     """Everything that can be reached from an object, but for modules, classes and globals."""

@@ -14,8 +14,6 @@ from fedsim.gradients import head_gradient
 from fedsim.knowledge import Knowledge
 from fedsim.records import Observation, Reconstruction, Spec
 
-__all__ = ["LLG"]
-
 LARGEST = 128
 """Largest number of examples in a probe, the paper's largest batch.
 

@@ -24,8 +24,6 @@ from fedsim.gradients import head_calls
 from fedsim.seeds import isolated
 from fedsim.victim import VictimModel
 
-__all__ = ["Way", "class_sums"]
-
 Way = Literal["pooled", "batched", "autograd"]
 
 AT_ONCE = 256

@@ -8,8 +8,6 @@ from torch import Tensor
 
 from fedsim.records import Spec
 
-__all__ = ["Probes", "by_label", "draw", "dummies"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Probes:

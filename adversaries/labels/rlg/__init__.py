@@ -18,8 +18,6 @@ from fedsim.records import Observation, Reconstruction
 from fedsim.spec import SpeechSpec
 from fedsim.victim import VictimModel
 
-__all__ = ["RLG"]
-
 FRAMES = (
     "the model is trained with CTC: a row behind dW is a frame, negative at several classes. S "
     "counts frames, and classes that are claimed need not be labels"

@@ -5,8 +5,6 @@ from scipy.linalg.lapack import dpotrf, dpotrs
 
 from adversaries.labels.rlg.separability import Array, Indices
 
-__all__ = ["nonnegative"]
-
 
 def nonnegative(a: Array, b: Array, start: Indices) -> tuple[Indices, Array, Array] | None:
     """Minimise |a x - b| over x >= 0 (Lawson and Hanson, 1974, chapter 23).

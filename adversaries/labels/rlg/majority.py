@@ -11,8 +11,6 @@ import numpy as np
 from adversaries.labels.rlg.separability import Array, Indices, normalised
 from adversaries.labels.rlg.spanning import by_spanning
 
-__all__ = ["by_majority", "cvxopt"]
-
 IMAGES = 199
 """Number of columns, those of largest norm, that the linear program for images separates from."""
 

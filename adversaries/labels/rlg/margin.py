@@ -9,8 +9,6 @@ direction, while a label's column contains -h and points away from it.
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["by_margin", "otsu"]
-
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 

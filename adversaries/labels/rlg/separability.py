@@ -14,19 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linprog
 
-__all__ = [
-    "Array",
-    "Indices",
-    "SolverError",
-    "Verdict",
-    "by_lp",
-    "by_perceptron",
-    "indices",
-    "normalised",
-    "screened",
-    "separates",
-]
-
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
 

@@ -27,8 +27,6 @@ from adversaries.labels.rlg.separability import (
     separates,
 )
 
-__all__ = ["by_spanning"]
-
 SLACK = 1e-9
 """How far below 0 a separator's product with another column may be, if that with its own is -1.
 

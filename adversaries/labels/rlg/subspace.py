@@ -14,8 +14,6 @@ from torch import Tensor
 
 from fedsim.gradients import filled_sides, gap_ratios, numerical_rank, rank_above, rounding
 
-__all__ = ["Rank", "Subspace", "leading"]
-
 Array = NDArray[np.float64]
 Rank = Literal["gap", "tolerance", "oracle"]
 

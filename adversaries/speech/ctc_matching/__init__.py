@@ -21,8 +21,6 @@ from fedsim.records import Observation, Reconstruction
 from fedsim.seeds import isolated
 from fedsim.spec import SpeechSpec
 
-__all__ = ["CTCMatching"]
-
 MATCHED = 1e-9
 """Distance below which a start has matched; in float32 it is zero up to rounding."""
 

@@ -8,8 +8,6 @@ from adversaries.speech.utterance_attack import Distance
 from fedsim.gradients import ctc_head_gradient, head_passes
 from fedsim.victim import VictimModel
 
-__all__ = ["DummyFrames"]
-
 
 class DummyFrames:
     """The objective of a batch; points (R, n) hold the frames of all utterances in turn.

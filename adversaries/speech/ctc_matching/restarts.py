@@ -8,8 +8,6 @@ from torch import Tensor
 
 from fedsim.gradients import Match
 
-__all__ = ["means", "restart_from_means"]
-
 FALL = 0.1
 """Share by which `FRUITLESS` restarts have to lower the lowest distance; else they end."""
 

@@ -17,8 +17,6 @@ from fedsim.records import Observation, Reconstruction
 from fedsim.spec import SpeechSpec
 from fedsim.victim import VictimModel
 
-__all__ = ["FirstFrames"]
-
 ROUNDING = 1e-10
 """Share of the largest singular value below which values count as zero."""
 

@@ -5,8 +5,6 @@ from torch import Tensor
 
 from adversaries.speech.first_frames.overlapping import Fit
 
-__all__ = ["separated"]
-
 STARTS = 64
 """Number of random starts for each utterance."""
 

@@ -16,8 +16,6 @@ from torch.nn import functional
 
 from fedsim.adversary import Job
 
-__all__ = ["MOST", "refined"]
-
 MOST = 320
 """The largest number of frames that are refined. The normal equations for 320 x 26 values take half
 a GiB, and a step needs about three times that."""

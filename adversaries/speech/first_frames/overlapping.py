@@ -11,8 +11,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Chain", "Fit"]
-
 FREE = 1e-9
 """Share of the largest curvature below which a direction is free."""
 

@@ -16,8 +16,6 @@ from fedsim.knowledge import Knowledge
 from fedsim.records import Observation, Reconstruction
 from fedsim.spec import SpeechSpec
 
-__all__ = ["HFGM"]
-
 
 class HFGM(UtteranceAttack):
     """Recovers the frames of utterances by a direct search over changes of single frames.

@@ -7,8 +7,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["ChangedFrames"]
-
 SETTLED = 1e-7
 """Distance from the unchanged utterance's recurrent state below which both count as equal."""
 

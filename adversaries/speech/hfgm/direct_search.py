@@ -11,8 +11,6 @@ from torch.nn import functional
 from adversaries.speech.hfgm.frame_changes import FrameChanges
 from fedsim.adversary import Job
 
-__all__ = ["DirectSearch"]
-
 
 @dataclass(eq=False)
 class DirectSearch:

@@ -10,8 +10,6 @@ from adversaries.speech.hfgm.changed_frames import ChangedFrames
 from fedsim.gradients import ctc_head_gradient, head_passes
 from fedsim.victim import VictimModel
 
-__all__ = ["FrameChanges", "HeadOnly", "Whole"]
-
 VALUES = 2**26
 """The largest number of values of head inputs that are held at a time."""
 

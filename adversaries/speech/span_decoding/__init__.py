@@ -14,8 +14,6 @@ from fedsim.adversary import Job
 from fedsim.records import END, Observation, Reconstruction
 from fedsim.victim import VictimModel
 
-__all__ = ["SpanDecoding"]
-
 MATCHED = 1e-6
 """Squared distance, as a share of the gradient's squared norm, below which labels are correct."""
 

@@ -15,8 +15,6 @@ from torch.nn import functional
 from fedsim.gradients import keep_labels, rank_above, rounding
 from fedsim.victim import VictimModel
 
-__all__ = ["Hypotheses", "Walk"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Hypotheses:

@@ -23,8 +23,6 @@ from fedsim.records import UNKNOWN, Observation, Reconstruction
 from fedsim.spec import SpeechSpec
 from fedsim.victim import VictimModel
 
-__all__ = ["SpeakerInference"]
-
 
 class SpeakerInference(Adversary):
     """Ranks the speakers with public utterances for each utterance of a batch.

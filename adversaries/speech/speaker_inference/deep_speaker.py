@@ -14,8 +14,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
-__all__ = ["DeepSpeaker", "Recipe", "shortest", "train", "triplet_loss"]
-
 CLIP = 20.0
 """Upper bound of the clipped ReLU."""
 

@@ -15,8 +15,6 @@ from adversaries.speech.speaker_inference.deep_speaker import DeepSpeaker, Recip
 from fedsim.records import UNKNOWN
 from fedsim.seeds import isolated, torch_generator
 
-__all__ = ["Utterances", "Voiceprints", "between", "loaded", "saved", "threshold", "voiceprints"]
-
 Utterances = Sequence[tuple[str, Tensor]]
 """Pairs of a speaker and the frames (T, F) float32 of an utterance."""
 

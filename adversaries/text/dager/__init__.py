@@ -16,8 +16,6 @@ from fedsim.knowledge import Knowledge
 from fedsim.records import Observation, Reconstruction, Tokens
 from fedsim.spec import TextSpec
 
-__all__ = ["DAGER"]
-
 NOISE = 3.0
 """Factor between the distance of tokens from the first row space and the threshold for sentences in
 the later one; rounding, noise and local steps affect both alike."""

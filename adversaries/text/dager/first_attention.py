@@ -10,8 +10,6 @@ from torch.nn import functional
 from adversaries.text.dager.first_layers import First
 from adversaries.text.row_space import Span
 
-__all__ = ["Attention"]
-
 SENTENCES = 512
 """Number of sentences that are computed at once."""
 

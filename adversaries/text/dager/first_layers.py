@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from adversaries.text.row_space import Span
 from fedsim.victim import VictimModel
 
-__all__ = ["First"]
-
 QUERIES = ("query", "q_proj", "q_lin", "q", "wq", "query_proj")
 TOGETHER = ("c_attn", "qkv", "qkv_proj", "query_key_value", "in_proj", "wqkv", "att_proj")
 """Names of query projections, alone and joint with keys and values, in lower case."""

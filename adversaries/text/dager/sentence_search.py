@@ -13,8 +13,6 @@ from adversaries.text.row_space import Span
 from fedsim.adversary import Job
 from fedsim.records import Tokens
 
-__all__ = ["AGAIN", "Found", "Search"]
-
 SIDE_BY_SIDE = 4
 """Number of random starts of one length that are improved together."""
 

@@ -8,8 +8,6 @@ from torch import Tensor
 from adversaries.text.dager.first_layers import First
 from adversaries.text.row_space import Span
 
-__all__ = ["Candidates", "candidates"]
-
 POSITIONS = 32
 ROWS = 8192
 """Numbers of positions and of tokens that are computed at once."""

@@ -18,8 +18,6 @@ from fedsim.records import Observation
 from fedsim.spec import TextSpec
 from fedsim.victim import VictimModel
 
-__all__ = ["LAMP"]
-
 PRIOR_WEIGHT = {"cosine": 0.2, "l1+l2": 60.0, "l2": 60.0}
 NORM_WEIGHT = {"cosine": 1.0, "l1+l2": 25.0, "l2": 25.0}
 """The paper's weights of the prior and of the regulariser (appendix), by distance."""

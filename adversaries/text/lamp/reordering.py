@@ -8,8 +8,6 @@ from torch import Tensor
 from adversaries.text.dummy_texts import DummyTexts
 from fedsim.priors import LanguagePrior
 
-__all__ = ["Reordering", "moved"]
-
 
 def moved(order: list[int], rng: torch.Generator) -> list[int]:
     """Apply one of LAMP's four random transformations (section 4.3) to a copy of a list.

@@ -24,8 +24,6 @@ from fedsim.runs.ledger import Ledger
 from fedsim.scenario import Scenario
 from fedsim.scenario.built import BuiltRun
 
-__all__ = ["RayEngine"]
-
 _STARTED: set[int] = set()
 """The id of this process, while it has a Ray session that fedsim started and may end."""
 

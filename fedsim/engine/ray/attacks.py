@@ -19,8 +19,6 @@ from fedsim.records import Interception
 from fedsim.scenario import Scenario
 from fedsim.scenario.built import build
 
-__all__ = ["RayExecutor"]
-
 GRACE = 10.0
 """Seconds beyond its time limit after which the worker of an attack is killed."""
 

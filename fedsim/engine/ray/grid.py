@@ -13,8 +13,6 @@ from ray.exceptions import RayError
 from fedsim.federation.client import app
 from fedsim.federation.grid import RAISED, LocalGrid, answer
 
-__all__ = ["ClientWorker", "RayGrid"]
-
 SHARE = 64 * 2**20
 """Bytes of models in one call of an actor, and in its answer; at least one model."""
 

@@ -6,8 +6,6 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from fedsim.errors import EngineError
 
-__all__ = ["check_nodes"]
-
 PATIENCE = 60.0
 """Seconds within which a node must answer."""
 

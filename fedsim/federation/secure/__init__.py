@@ -7,8 +7,6 @@ secaggplus.py   both parts of "secagg+", Flower's own protocol
 grid.py         SecureGrid, which runs a protocol and passes on the mean
 """
 
-__all__ = ["CLIENTS_KEY", "MASKED_KEY", "ROUND_KEY", "SECAGGPLUS_KEY"]
-
 ROUND_KEY = "fedsim.secure"
 """Key of a message's record with the protocol's parameters for one client and round."""
 

@@ -14,8 +14,6 @@ from fedsim.federation.secure.masking import encode, flatten, mask
 from fedsim.federation.secure.protocol import Plain, Round
 from fedsim.records import Update
 
-__all__ = ["secured"]
-
 Answer = Callable[[Message, Context], Message]
 
 

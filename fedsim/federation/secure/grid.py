@@ -24,8 +24,6 @@ from fedsim.federation.secure.maskedsum import Mean, Terms, masked_sum
 from fedsim.federation.secure.masking import split
 from fedsim.federation.strategies import clients_of
 
-__all__ = ["SecureGrid"]
-
 
 class SecureGrid(Through):
     """Answers a round's training messages with one reply, the mean of the clients' updates.

@@ -22,8 +22,6 @@ from fedsim.federation.secure import MASKED_KEY, ROUND_KEY
 from fedsim.federation.secure.masking import Masked, Vector, connected, decode, neighbours
 from fedsim.federation.secure.protocol import Round
 
-__all__ = ["Mean", "Terms", "agreed", "masked_sum", "with_round"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mean:

@@ -18,18 +18,6 @@ from numpy.typing import NDArray
 from fedsim.errors import UpdateRefused
 from fedsim.seeds import numpy_generator
 
-__all__ = [
-    "RESOLUTION",
-    "connected",
-    "decode",
-    "encode",
-    "flatten",
-    "mask",
-    "neighbours",
-    "reach",
-    "split",
-]
-
 Vector = NDArray[np.float64]
 Masked = NDArray[np.uint64]
 

@@ -7,8 +7,6 @@ from flwr.app import ConfigRecord
 
 from fedsim.federation.secure.masking import Vector
 
-__all__ = ["Plain", "Round"]
-
 
 @dataclass(frozen=True, slots=True)
 class Round:

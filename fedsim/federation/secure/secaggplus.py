@@ -29,8 +29,6 @@ from fedsim.federation.secure.masking import reach
 from fedsim.federation.secure.protocol import Plain, Round
 from fedsim.seeds import isolated
 
-__all__ = ["CLIPPING", "answer", "error_bound", "secagg_plus"]
-
 CLIPPING = 64.0
 """Values are quantised in [-64, 64], which holds weights, gradients and running statistics of
 trained networks; with few clients the modulus then allows steps of 1e-7."""

@@ -13,19 +13,6 @@ from torch import Tensor
 from fedsim.errors import DataError
 from fedsim.tasks.local_data import call_loader, files_by_label, inside_folder
 
-__all__ = [
-    "EXPECTED",
-    "IMAGES",
-    "Array",
-    "Arrays",
-    "checked",
-    "decoded",
-    "folder_arrays",
-    "joined",
-    "own_arrays",
-    "stored_arrays",
-]
-
 NAMES = ("label_names", "fine_label_names", "names")
 EXPECTED = (
     "x_train, y_train, x_test and y_test, or x and y: images uint8 (N, H, W) or "

@@ -31,8 +31,6 @@ from fedsim.tasks.images.arrays import (
 )
 from fedsim.tasks.local_data import find_file, find_path
 
-__all__ = ["ImageData", "load"]
-
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ImageData(Examples):

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from fedsim.metrics import match
 
-__all__ = ["side_by_side"]
-
 TILES = 16
 TILE = 96
 GAP = 4

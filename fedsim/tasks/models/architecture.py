@@ -8,8 +8,6 @@ from torch import nn
 
 from fedsim.tasks.models.heads import find_head
 
-__all__ = ["Architecture"]
-
 
 class Architecture(BaseModel, ABC):
     """Settings of one kind of classifier.

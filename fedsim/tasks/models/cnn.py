@@ -5,8 +5,6 @@ from torch import Tensor, nn
 
 from fedsim.tasks.models.architecture import Architecture
 
-__all__ = ["CNN", "SigmoidConvolutions"]
-
 BOUND = 0.5
 """Parameters are drawn from the uniform distribution on [-BOUND, BOUND]."""
 

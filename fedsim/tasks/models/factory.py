@@ -13,8 +13,6 @@ from fedsim.references import resolve
 from fedsim.tasks.models.architecture import Architecture
 from fedsim.tasks.models.heads import head_behind
 
-__all__ = ["FACTORY", "Classifier", "Factory"]
-
 FACTORY = "module:function"
 """Name of such models in lists of models."""
 

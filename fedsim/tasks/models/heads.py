@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from fedsim.errors import DataError, did_you_mean
 from fedsim.task import evaluating
 
-__all__ = ["find_head", "head_behind"]
-
 
 def find_head(
     module: nn.Module,

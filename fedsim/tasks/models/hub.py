@@ -8,8 +8,6 @@ from fedsim import libraries
 from fedsim.tasks.models.architecture import Architecture
 from fedsim.tasks.pretrained import TransformersModel
 
-__all__ = ["Transformers"]
-
 
 class _Logits(nn.Module):
     """A `transformers` classifier that takes pixels and returns logits alone."""

@@ -6,8 +6,6 @@ from torch.nn import functional
 
 from fedsim.tasks.models.architecture import Architecture
 
-__all__ = ["LeNet"]
-
 SMALLEST = 32
 """Height and width of LeNet-5's input: LeCun et al. pad MNIST's 28 x 28 images to it."""
 

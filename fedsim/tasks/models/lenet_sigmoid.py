@@ -8,8 +8,6 @@ from torch import nn
 from fedsim.tasks.models.architecture import Architecture
 from fedsim.tasks.models.cnn import SigmoidConvolutions
 
-__all__ = ["LeNetSigmoid"]
-
 
 class LeNetSigmoid(Architecture):
     """DLG's twice differentiable network, with weights and biases from U(-0.5, 0.5)."""

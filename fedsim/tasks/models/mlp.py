@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 from fedsim.tasks.models.architecture import Architecture
 
-__all__ = ["MLP"]
-
 
 class _Perceptron(nn.Module):
     def __init__(

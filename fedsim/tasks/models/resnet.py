@@ -7,8 +7,6 @@ from torch.nn import functional
 
 from fedsim.tasks.models.architecture import Architecture
 
-__all__ = ["ResNet"]
-
 WIDTHS = (16, 32, 64)
 """Number of channels of each stage."""
 

@@ -36,8 +36,6 @@ from fedsim.tasks.transcripts import public_text
 from fedsim.tasks.wordpieces import WordPieces, learn
 from fedsim.victim import Loss
 
-__all__ = ["Speech"]
-
 EVALUATED_AT_ONCE = 32
 """The number of utterances in a batch of an evaluation."""
 

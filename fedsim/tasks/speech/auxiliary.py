@@ -9,8 +9,6 @@ from fedsim.errors import DataError
 from fedsim.records import UNKNOWN
 from fedsim.seeds import torch_generator
 
-__all__ = ["candidates", "held_out"]
-
 
 def held_out(
     speakers: Sequence[str], fraction: float, each: int | None, known: int | None, seed: int

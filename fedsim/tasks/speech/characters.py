@@ -12,8 +12,6 @@ from fedsim.records import BLANK_PIECE, WORD_START
 from fedsim.tasks.transcripts import ALPHABET
 from fedsim.tasks.wordpieces import frequencies
 
-__all__ = ["Characters", "characters"]
-
 NAMES = (BLANK_PIECE, WORD_START, *ALPHABET)
 """The characters by label. A space is written as the mark of a word's start, as `Spec.spell`
 expects."""

@@ -15,8 +15,6 @@ from fedsim.tasks.speech.sound_files import Header
 from fedsim.tasks.speech.utterances import Recordings, Utterance, frames
 from fedsim.tasks.speech.voices import RATE
 
-__all__ = ["cautions", "check_lengths"]
-
 LOOKED_AT = 1000
 """The largest number of recordings whose headers are read."""
 

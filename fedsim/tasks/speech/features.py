@@ -12,8 +12,6 @@ from fedsim import libraries
 from fedsim.errors import DataError
 from fedsim.tasks.speech.voices import RATE
 
-__all__ = ["OFFSET", "Features", "resample", "torchaudio"]
-
 MELS = 40
 """The smallest number of mel bands that MFCC are computed from."""
 

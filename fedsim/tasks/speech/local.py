@@ -25,8 +25,6 @@ from fedsim.tasks.speech.speech_commands import COMMANDS, list_recordings
 from fedsim.tasks.speech.utterances import Recordings, Utterance
 from fedsim.tasks.transcripts import dropped_characters, normalise
 
-__all__ = ["COLUMNS", "VOICES", "local_recordings", "own_recordings", "recorded", "recordings_in"]
-
 VOICES = "voices"
 COLUMNS = ("file", "speaker", "transcript")
 SOUNDS = (".flac", ".mp3", ".ogg", ".wav")

@@ -13,8 +13,6 @@ from fedsim.tasks.speech.utterances import Recordings
 from fedsim.tasks.speech.voices import speak
 from fedsim.tasks.transcripts import SENTENCES, public_text
 
-__all__ = ["public_level", "render_transcripts"]
-
 PUBLIC = 16
 """The largest number of utterances that a level is estimated from."""
 

@@ -12,8 +12,6 @@ from fedsim.tasks.speech.sound_files import Header
 from fedsim.tasks.speech.utterances import Recordings, Utterance
 from fedsim.tasks.speech.voices import RATE
 
-__all__ = ["select_by_duration"]
-
 HOP = RATE // 100
 QUIET = 30.0
 """A stretch of 10 ms is quiet if it is this many dB below the loudest one."""

@@ -17,8 +17,6 @@ from fedsim.tasks.speech.features import Features
 from fedsim.tasks.speech.recognisers import Recogniser, as_recogniser
 from fedsim.tasks.speech.recognisers.las import LAS
 
-__all__ = ["SpeechSettings"]
-
 _KINDS = {"speaker": Whole, "length": ByLength, **PARTITIONS}
 
 

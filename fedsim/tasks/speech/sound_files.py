@@ -12,8 +12,6 @@ from fedsim.libraries import installing
 from fedsim.tasks.speech.features import Features, resample
 from fedsim.tasks.speech.voices import RATE
 
-__all__ = ["Header", "decode", "read_header", "soundfile"]
-
 
 @dataclass(frozen=True, slots=True)
 class Header:

@@ -15,16 +15,6 @@ from fedsim.tasks.speech.features import OFFSET, Features, torchaudio
 from fedsim.tasks.speech.sound_files import soundfile
 from fedsim.tasks.speech.voices import RATE
 
-__all__ = [
-    "SHOWN",
-    "Level",
-    "estimate_level",
-    "griffin_lim",
-    "log_mel_energies",
-    "render_frames",
-    "spectrogram_png",
-]
-
 SHOWN = 4
 """The largest number of a victim's utterances that are shown."""
 

@@ -7,8 +7,6 @@ from pathlib import Path
 from fedsim.errors import DataError
 from fedsim.tasks.local_data import read_text
 
-__all__ = ["COMMANDS", "list_recordings"]
-
 COMMANDS = "speech-commands"
 
 FOLDERS = ("SpeechCommands/speech_commands_v0.02", "speech_commands_v0.02", COMMANDS, ".")

@@ -12,8 +12,6 @@ from fedsim.seeds import torch_generator
 from fedsim.tasks.speech.features import Features
 from fedsim.tasks.speech.sound_files import Header
 
-__all__ = ["Recordings", "Utterance", "frames"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Utterance:

@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 
 from fedsim.seeds import numpy_generator
 
-__all__ = ["RATE", "Voice", "phones", "speak", "voice"]
-
 RATE = 16_000
 """Samples per second, in Hz."""
 

@@ -19,8 +19,6 @@ from fedsim.tasks.models.mlp import MLP
 from fedsim.tasks.tabular.data import ENDINGS, Table, load
 from fedsim.tasks.tabular.rendering import side_by_side
 
-__all__ = ["Tabular"]
-
 
 class Tabular(Classification):
     """Classification of table rows, with columns of numbers and of categories.

@@ -22,8 +22,6 @@ from fedsim.tasks.local_data import call_loader, find_file
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["ENDINGS", "Table", "load"]
-
 EMBEDDED = ("breast-cancer", "wine")
 ENDINGS = (".parquet", ".csv")
 MOST_CATEGORIES = 256

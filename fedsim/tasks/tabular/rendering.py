@@ -10,8 +10,6 @@ from torch import Tensor
 from fedsim.metrics import match
 from fedsim.spec import TabularSpec
 
-__all__ = ["side_by_side"]
-
 SHOWN = 3
 """Largest number of rows in the text; the CSV has all rows."""
 

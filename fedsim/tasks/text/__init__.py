@@ -35,8 +35,6 @@ from fedsim.tasks.text.messages import public_messages
 from fedsim.tasks.text.settings import TextSettings
 from fedsim.victim import Loss
 
-__all__ = ["Text"]
-
 EVALUATED_AT_ONCE = 64
 """The number of texts in a batch of an evaluation."""
 

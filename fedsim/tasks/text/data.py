@@ -21,8 +21,6 @@ from fedsim.tasks.local_data import as_rows, call_loader, find_file, read_rows, 
 from fedsim.tasks.text.messages import TOPICS, messages, public_messages
 from fedsim.tasks.transcripts import text_files
 
-__all__ = ["ENDINGS", "MESSAGES", "Texts", "load", "public_texts"]
-
 MESSAGES = "messages"
 PACKAGES = ("rouge_score", "tokenizers")
 TEXT = ("text", "sentence", "message", "content", "review")

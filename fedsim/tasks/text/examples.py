@@ -18,17 +18,6 @@ from fedsim.tasks.text.data import Texts
 from fedsim.tasks.text.languages.losses import PADDING
 from fedsim.tasks.wordpieces import frequencies
 
-__all__ = [
-    "encode_texts",
-    "indices_not_in",
-    "mask_tokens",
-    "normalised",
-    "partition_labels",
-    "random_guess",
-    "render_texts",
-    "token_frequencies",
-]
-
 
 def partition_labels(name: str, texts: Texts, index: Tensor, *, whose: bool) -> NDArray[Any]:
     """The labels or the senders of texts as integers, for a partition.

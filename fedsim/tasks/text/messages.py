@@ -12,8 +12,6 @@ import numpy as np
 
 from fedsim.seeds import numpy_generator
 
-__all__ = ["TOPICS", "messages", "public_messages"]
-
 TOPICS = ("access", "health", "money", "plans")
 
 PUBLIC = 2000

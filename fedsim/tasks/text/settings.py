@@ -11,8 +11,6 @@ from fedsim.tasks.text.data import MESSAGES
 from fedsim.tasks.text.languages import Language, OwnLanguage, as_language
 from fedsim.tasks.text.languages.language import SMALL, Aim, Parameters
 
-__all__ = ["TextSettings"]
-
 _KINDS = {"sender": Whole, **PARTITIONS}
 
 

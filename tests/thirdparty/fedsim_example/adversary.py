@@ -6,8 +6,6 @@ import torch
 
 from fedsim import Adversary, Job, Knowledge, Observation, Reconstruction
 
-__all__ = ["BiasSign"]
-
 
 class BiasSign(Adversary):
     """The labels that occur in a batch: the classes whose bias gradient is negative.

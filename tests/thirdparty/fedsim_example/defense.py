@@ -7,8 +7,6 @@ from pydantic import Field
 
 from fedsim import ClientState, Defense, Update
 
-__all__ = ["Scale"]
-
 
 class Scale(Defense):
     """Multiplies the update by a factor. Hides its size and nothing else."""

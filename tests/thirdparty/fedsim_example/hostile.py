@@ -13,16 +13,6 @@ from torch import Tensor
 from fedsim import ClientState, Defense, Update
 from fedsim.seeds import derive
 
-__all__ = [
-    "AddsTensor",
-    "ChangesShape",
-    "DropsTensor",
-    "RaisesOnClient",
-    "SendsHuge",
-    "SendsInf",
-    "SendsNaN",
-]
-
 ROUNDS = 100
 
 

@@ -11,8 +11,6 @@ from pydantic import Field
 
 from fedsim import Adversary, Job, Knowledge, Observation, Reconstruction
 
-__all__ = ["Abuser", "Exiter", "Raiser", "Sleeper"]
-
 LABEL = Reconstruction(label_set=frozenset({0}))
 
 

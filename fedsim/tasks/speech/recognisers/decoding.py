@@ -16,8 +16,6 @@ from fedsim import libraries
 from fedsim.errors import DataError
 from fedsim.gradients import BLANK
 
-__all__ = ["beam_decoder", "best_of_beam", "best_path"]
-
 
 def best_path(log_probs: Tensor) -> Tensor:
     """Decode by the most probable label of every frame (best-path decoding).

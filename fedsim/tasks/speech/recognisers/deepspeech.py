@@ -15,8 +15,6 @@ from fedsim.tasks.speech.recognisers.decoding import beam_decoder, best_of_beam,
 from fedsim.tasks.speech.recognisers.recogniser import Recogniser
 from fedsim.victim import Loss
 
-__all__ = ["DeepSpeech", "DeepSpeechNetwork", "frame_scores", "mean_ctc_loss", "windows"]
-
 CLIP = 20.0
 """The largest output of the clipped ReLUs."""
 

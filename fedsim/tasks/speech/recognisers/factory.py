@@ -13,8 +13,6 @@ from fedsim.tasks.speech.recognisers.deepspeech import frame_scores, mean_ctc_lo
 from fedsim.tasks.speech.recognisers.recogniser import Recogniser
 from fedsim.victim import Loss
 
-__all__ = ["OwnRecogniser"]
-
 FRAMES = 8
 """The number of frames of the example that the head is found with."""
 

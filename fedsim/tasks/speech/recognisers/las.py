@@ -12,8 +12,6 @@ from fedsim.records import END, Reduction
 from fedsim.tasks.speech.recognisers.recogniser import PADDING, Recogniser
 from fedsim.victim import Loss
 
-__all__ = ["LAS", "ListenAttendSpell", "sequence_loss"]
-
 WEIGHTS = 0.1
 """Initial weights are drawn from U(-0.1, 0.1) (Chan et al., section 4)."""
 

@@ -9,8 +9,6 @@ from torch import Tensor, nn
 from fedsim.records import Reduction
 from fedsim.victim import Loss
 
-__all__ = ["PADDING", "Recogniser"]
-
 PADDING = -100
 """The label that fills up the shorter targets of a batch; losses ignore it."""
 

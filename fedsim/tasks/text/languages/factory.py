@@ -14,8 +14,6 @@ from fedsim.tasks.text.languages.language import LEARNED, Aim, require_mask
 from fedsim.tasks.text.languages.losses import logits
 from fedsim.tasks.text.languages.tokenizers import learn_tokenizer, load_tokenizer
 
-__all__ = ["OwnLanguage", "OwnNetwork"]
-
 
 class OwnNetwork(nn.Module):
     """A module of the user's own (`own`), called as a model of `transformers` is.

@@ -12,16 +12,6 @@ from fedsim.tasks.pretrained import TransformersModel
 from fedsim.tasks.text.languages.losses import logits
 from fedsim.tasks.text.languages.tokenizers import learn_tokenizer, load_tokenizer
 
-__all__ = [
-    "Aim",
-    "Language",
-    "Parameters",
-    "embedding_name",
-    "padding_id",
-    "require_mask",
-    "sent_parameters",
-]
-
 Aim = Literal["classification", "masked-lm"]
 Parameters = Literal["all", "no-embeddings", "lamp"]
 

@@ -6,8 +6,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["PADDING", "POINTS", "classification_loss", "logits", "masked_loss"]
-
 PADDING = -100
 """The target that losses ignore: padding, and tokens that are not masked."""
 

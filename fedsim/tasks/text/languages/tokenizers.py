@@ -11,8 +11,6 @@ from fedsim.records import WORD_START, Tokens
 from fedsim.tasks.pretrained import resolve_folder
 from fedsim.tasks.wordpieces import train_tokenizer
 
-__all__ = ["describe_tokenizer", "learn_tokenizer", "load_tokenizer", "special_affixes"]
-
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 """Special tokens of a learned tokenizer; the first has id 0."""
 
