@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 
 from fedsim.spec import Spec
 
@@ -56,10 +57,7 @@ class VictimModel:
     @property
     def drops(self) -> bool:
         """Whether it drops units at random in its present mode."""
-        return any(
-            isinstance(part, nn.Dropout) and part.training and part.p > 0
-            for part in self.module.modules()
-        )
+        return any(part.training and _dropout_rate(part) > 0 for part in self.module.modules())
 
     def loss(
         self, inputs: Tensor, target: Tensor, *, lengths: Any = None, at: str = "input"
@@ -121,6 +119,12 @@ class VictimModel:
     def copy(self) -> "VictimModel":
         """Another private copy."""
         return copy.deepcopy(self)
+
+
+def _dropout_rate(part: nn.Module) -> float:
+    """Probability of a dropout layer, or of the dropout within recurrent and attention layers."""
+    rate = getattr(part, "p" if isinstance(part, _DropoutNd) else "dropout", 0.0)
+    return float(rate) if isinstance(rate, int | float) else 0.0
 
 
 def load_arrays(module: nn.Module, arrays: Mapping[str, Tensor]) -> None:

@@ -14,6 +14,7 @@ from fedsim.tasks.images.data import load
 from fedsim.tasks.local_data import inside_folder
 from fedsim.tasks.speech.data import Limits
 from fedsim.tasks.speech.data import load as load_speech
+from fedsim.tasks.speech.local import _sampled
 from fedsim.tasks.tabular import Tabular
 from fedsim.tasks.text.data import load as load_texts
 
@@ -79,6 +80,16 @@ def texts():
 
 def rows():
     return [{"message": f"text {n}", "topic": "ab"[n % 2], "sender": "me"} for n in range(9)]
+
+
+def no_rows():
+    return []
+
+
+def one_name_twice():
+    import pandas as pd
+
+    return pd.DataFrame([[1.0, 2.0]] * 9, columns=["a", "a"])
 
 
 def short_labels():
@@ -158,12 +169,22 @@ def test_a_table_comes_from_a_function(own):
     assert (found.rows.shape, found.names) == ((12, 3), ("a", "b"))
     with pytest.raises(DataError, match=r"returned no table: .*same length; expected a DataFrame"):
         Tabular(data=f"{own}:uneven", clients=2).examples  # noqa: B018 - loads it
+    for name, columns in (("no_rows", "none"), ("one_name_twice", "a, a")):
+        with pytest.raises(DataError, match=f"has the columns: {columns}; expected some, all diff"):
+            Tabular(data=f"{own}:{name}", clients=2).examples  # noqa: B018 - loads it
 
 
 def test_sound_comes_from_a_function(own):
     found = load_speech(f"{own}:sounds", None, "sentences", Limits())
     assert (len(found), found.texts[0], found.speakers[:2]) == (6, "hello there", ("s0", "s1"))
     assert found[0].sound().shape == (8000,), "resampled to 16 kHz"
+
+
+def test_the_rate_of_a_recording_is_part_of_the_fingerprint_and_may_be_numpys():
+    def content(rate):
+        return _sampled("row 0", [0.0, 0.5, 0.25, 0.0], rate, "hello", "s0").content()
+
+    assert content(np.int64(8000)) == content(8000) != content(16000)
 
 
 @pytest.mark.parametrize(
@@ -232,13 +253,23 @@ def test_a_folder_of_images_has_a_subfolder_a_label(tmp_path):
 def test_a_folder_may_hold_a_split_and_its_images_may_be_resized(tmp_path):
     pictures(tmp_path / "pets" / "train")
     pictures(tmp_path / "pets" / "test", count=1, side=7)
-    with pytest.raises(DataError, match="differ in shape or type"):
+    with pytest.raises(DataError, match=r"differ in size; set task\.size"):
         images("pets", tmp_path)
+    assert images("pets", tmp_path, size=6).shape == (3, 6, 6)
     pictures(tmp_path / "mixed", side=5)
     pictures(tmp_path / "mixed" / "more", count=1, side=7)
     with pytest.raises(DataError, match=r"differ in size; set task\.size"):
         images("mixed", tmp_path)
     assert images("mixed", tmp_path, size=6).shape == (3, 6, 6)
+
+
+def test_an_image_of_16_bits_is_refused_and_not_clipped_to_white(tmp_path):
+    from PIL import Image
+
+    pictures(tmp_path / "scans")
+    Image.fromarray(np.full((5, 5), 40_000, dtype=np.uint16)).save(tmp_path / "scans/cat/9.png")
+    with pytest.raises(DataError, match=r"16 or 32 bits a pixel \(mode I;16\), expected 8"):
+        images("scans", tmp_path)
 
 
 def test_a_path_is_relative_to_the_scenario(tmp_path, monkeypatch):

@@ -107,10 +107,13 @@ def _images(
     where: str,
 ) -> Arrays:
     """Decode image files, each with when it was changed and its label, once in a process."""
-    read = []
-    for part in parts:
-        x = decoded((_opened(file) for file, _, _ in part), size, where)
-        read.append(checked(x, np.array([label for _, _, label in part]), where))
+    # Together, so that both splits get one size and one number of channels.
+    x = decoded((_opened(file) for part in parts for file, _, _ in part), size, where)
+    splits = np.split(x, np.cumsum([len(part) for part in parts])[:-1])
+    read = [
+        checked(images, np.array([label for _, _, label in part]), where)
+        for part, images in zip(parts, splits, strict=True)
+    ]
     return joined(read, names, where)
 
 
@@ -126,12 +129,22 @@ def _opened(file: str) -> Any:
 
 
 def decoded(images: Iterable[Any], size: int | None, where: str) -> Array:
-    """PIL images as one uint8 array of shape (N, H, W) or (N, H, W, 3)."""
+    """PIL images as one uint8 array of shape (N, H, W) or (N, H, W, 3).
+
+    Raises:
+        DataError: The images differ in size and `size` is None, or one has more than 8 bits a
+            channel, which PIL would clip.
+    """
     from PIL import Image
 
-    arrays = [
-        np.asarray(image.convert("L" if image.mode in ("1", "L") else "RGB")) for image in images
-    ]
+    arrays = []
+    for image in images:
+        if image.mode.startswith(("I", "F")):
+            raise DataError(
+                f"{where}: an image has 16 or 32 bits a pixel (mode {image.mode}), expected 8 a "
+                "channel. Convert it, or give floats in [0, 1] in an npz file"
+            )
+        arrays.append(np.asarray(image.convert("L" if image.mode in ("1", "L") else "RGB")))
     if any(array.ndim == 3 for array in arrays):
         arrays = [a if a.ndim == 3 else np.repeat(a[..., None], 3, axis=2) for a in arrays]
     if len({array.shape for array in arrays}) > 1:

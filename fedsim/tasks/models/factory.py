@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import torch
 from pydantic import BaseModel, ConfigDict
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 
 from fedsim.errors import DataError
 from fedsim.libraries import brief
@@ -40,7 +41,7 @@ class Factory(BaseModel):
 
         Raises:
             PluginError: There is no such function.
-            DataError: It raises an error, or does not return a module.
+            DataError: It raises an error, does not return a module, or returns lazy layers.
         """
         given = {**sizes, **(self.model_extra or {})}
         call = f"{self.name}({', '.join(f'{key}={value!r}' for key, value in given.items())})"
@@ -54,6 +55,12 @@ class Factory(BaseModel):
         if not isinstance(module, nn.Module):
             raise DataError(
                 f"task.model: {call} returned {type(module).__name__}, expected a torch.nn.Module"
+            )
+        lazy = [k for k, p in module.named_parameters() if isinstance(p, UninitializedParameter)]
+        if lazy:
+            raise DataError(
+                f"task.model: {call} returned a model whose '{lazy[0]}' has no shape before its "
+                "first input. Use a layer with its sizes given in place of a lazy one"
             )
         return module
 
@@ -69,14 +76,11 @@ class Factory(BaseModel):
             takes: Description of the example, for error messages.
 
         Raises:
-            DataError: The model cannot take the example, returns something else, has no head, or
-                shares its head's weight with another layer.
+            DataError: As for `heads.head_behind`; also if the head's weight is not trained, or
+                is shared with another layer.
         """
         label = f"model '{self.name}'"
-        try:
-            head = head_behind(module, logits, shape, label=label, named=self.head)
-        except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
-            raise DataError(f"{label} cannot take {takes}: {brief(error)}") from error
+        head = head_behind(module, logits, shape, label=label, takes=takes, named=self.head)
         layer = module.get_submodule(head)
         if not getattr(layer.weight, "requires_grad", False):
             raise DataError(

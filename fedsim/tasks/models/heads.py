@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.errors import DataError, did_you_mean
+from fedsim.libraries import brief
 from fedsim.task import evaluating
 
 
@@ -32,19 +33,17 @@ def find_head(
         The name of the layer.
 
     Raises:
-        DataError: The model cannot take such inputs, no layer or several return the logits, or
-            `named` is not a linear layer.
+        DataError: As for `head_behind`.
     """
     example = torch.linspace(0, 1, prod(shape)).reshape(1, *shape)
-    try:
-        return head_behind(
-            module, lambda: module(example), (1, classes), label=f"model '{label}'", named=named
-        )
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        raise DataError(
-            f"model '{label}' cannot take inputs of shape {shape}: {error} "
-            "Resize them with task.size, or choose another model."
-        ) from error
+    return head_behind(
+        module,
+        lambda: module(example),
+        (1, classes),
+        label=f"model '{label}'",
+        takes=f"inputs of shape {shape}; set task.size for images, or choose another model",
+        named=named,
+    )
 
 
 def head_behind(
@@ -53,6 +52,7 @@ def head_behind(
     shape: tuple[int, ...],
     *,
     label: str,
+    takes: str,
     named: str | None = None,
 ) -> str:
     """Find the head as the linear layer whose output is the model's logits.
@@ -62,40 +62,49 @@ def head_behind(
         logits: Computes the logits of one example.
         shape: Expected shape of the logits, classes last.
         label: The model's name in error messages.
+        takes: Description of the example, for error messages.
         named: Layer that the user names as the head; None if not set.
 
     Returns:
         The name of the layer.
 
     Raises:
-        DataError: The logits have another shape, no layer or several return them, or `named` is
-            not a linear layer.
+        DataError: The model cannot take the example, the logits have another shape, no layer or
+            several return them, `named` is not a linear layer, or the head is called repeatedly.
     """
-    outputs: dict[str, Tensor] = {}
+    outputs: dict[str, list[Any]] = {}
     linear = {k: m for k, m in module.named_modules() if isinstance(m, nn.Linear)}
 
     def keep(name: str) -> Any:
-        return lambda _module, _inputs, output: outputs.__setitem__(name, output)
+        return lambda _module, _inputs, output: outputs.setdefault(name, []).append(output)
 
     hooks = [part.register_forward_hook(keep(name)) for name, part in linear.items()]
     try:
         with evaluating(module):
             found = logits()
+    except Exception as error:  # whatever a user's own forward raises
+        raise DataError(f"{label} cannot take {takes}: {brief(error)}") from error
     finally:
         for hook in hooks:
             hook.remove()
     if not isinstance(found, Tensor) or found.shape != shape:
-        returned = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-        raise DataError(f"{label} returns {returned} for one example, expected {shape}")
+        shown = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        raise DataError(f"{label} returns {shown} for one example, expected {shape}")
     if named is not None:
         if named not in linear:
             raise DataError(
                 f"task.model.head: '{named}' is no linear layer of {label}. "
                 f"{did_you_mean(named, linear)}"
             )
-        return named
-    heads = [name for name, output in outputs.items() if output is found]
+        heads = [named]
+    else:
+        heads = [name for name, returned in outputs.items() if returned[-1] is found]
     if len(heads) == 1:
+        if (calls := len(outputs.get(heads[0], ()))) > 1:
+            raise DataError(
+                f"{label} calls its head '{heads[0]}' {calls} times for one example, and "
+                "adversaries read the head's gradient as that of one call. Call it once"
+            )
         return heads[0]
     likely = [name for name, layer in linear.items() if layer.out_features == shape[-1]]
     raise DataError(

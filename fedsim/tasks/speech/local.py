@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -101,13 +102,13 @@ def _sampled(name: str, samples: Any, rate: Any, text: Any, speaker: Any) -> Utt
     sound = torch.tensor(np.asarray(samples, dtype=np.float32))
     if sound.ndim != 1 or not len(sound) or not bool(sound.isfinite().all()):
         raise ValueError(f"{name}: samples of shape {tuple(sound.shape)}, or not all finite")
-    if not isinstance(rate, int) or rate < 1 or not isinstance(text, str):
+    if not isinstance(rate, Integral) or rate < 1 or not isinstance(text, str):
         raise ValueError(f"{name}: rate {rate!r:.40}, transcript {text!r:.40}")
     return Utterance(
         str(speaker),
         normalise(text),
-        sound=lambda: resample(sound, rate),
-        content=sound.numpy().tobytes,
+        sound=lambda: resample(sound, int(rate)),
+        content=lambda: sound.numpy().tobytes() + str(rate).encode(),
         name=name,
         dropped=dropped_characters(text),
     )

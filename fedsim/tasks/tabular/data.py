@@ -87,6 +87,9 @@ def load(
     import pandas as pd
 
     frame = _frame(name, folder)
+    if not len(frame.columns) or frame.columns.has_duplicates:
+        shown = ", ".join(frame.columns) or "none"
+        raise DataError(f"data '{name}' has the columns: {shown}; expected some, all different")
     label = label or ("label" if "label" in frame else str(frame.columns[-1]))
     for column in (label, *categorical):
         if column not in frame:
@@ -96,7 +99,7 @@ def load(
     if test is None:
         order = numpy_generator(seed, "test split").permutation(len(frame))
         tests = np.zeros(len(frame), dtype=bool)
-        tests[order[: max(1, round(test_fraction * len(frame)))]] = True
+        tests[order[: max(1, min(len(frame) - 1, round(test_fraction * len(frame))))]] = True
         known = frame
     else:
         known, other = frame, _frame(test, folder)

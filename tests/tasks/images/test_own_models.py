@@ -85,6 +85,28 @@ def pair(classes, shape):
     return Pair(classes, shape)
 
 
+def lazy(classes, shape):
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(classes))
+
+
+def asserts(classes, shape):
+    class Asserts(Net):
+        def forward(self, inputs):
+            assert inputs.shape[-1] == 32, "expects 32 pixels"
+            return super().forward(inputs)
+
+    return Asserts(classes, shape)
+
+
+def twice(classes, shape):
+    class Twice(Net):
+        def forward(self, inputs):
+            super().forward(inputs.flip(-1))
+            return super().forward(inputs)
+
+    return Twice(classes, shape)
+
+
 def raises(classes, shape):
     raise KeyError("settings")
 
@@ -152,6 +174,10 @@ def test_it_trains_and_is_attacked(tmp_path, settings):
         ("narrow", "", r"cannot take inputs of shape \(1, 1, 8, 8\): RuntimeError"),
         ("pair", "", r"returns tuple for one example, expected \(1, 10\)"),
         ("raises", "", "raised KeyError: 'settings'"),
+        ("lazy", "", "'1.weight' has no shape before its first input. Use a layer with its sizes"),
+        ("asserts", "", "cannot take inputs of .*: AssertionError: expects 32 pixels"),
+        ("twice", "", "calls its head 'fc' 2 times for one example"),
+        ("twice", ', head = "fc"', "calls its head 'fc' 2 times for one example"),
         ("nothing", "", "returned NoneType, expected a torch.nn.Module"),
         ("number", "", "is 3; expected a function"),
     ],

@@ -64,6 +64,12 @@ def wide(features, classes):
     return Frames(features, classes + 1)
 
 
+class Blank(Frames):
+    def __init__(self, features, classes):
+        super().__init__(features, classes)
+        self.blank = nn.Linear(2, 2)
+
+
 def nothing(features, classes):
     pass
 """
@@ -132,6 +138,7 @@ def test_it_is_trained_with_ctc_on_characters(tmp_path):
         ("Logged", "", "Name it with task.model.head; linear layers with 29 outputs: fc"),
         ("Tied", ', head = "fc"', "the head 'fc' shares its weight with 'back.weight'"),
         ("Frames", ", depth = 2", r"features=26, classes=29, depth=2\) raised TypeError"),
+        ("Blank", "", "has an attribute 'blank' of its own"),
         ("nothing", "", "returned NoneType, expected a torch.nn.Module"),
     ],
 )

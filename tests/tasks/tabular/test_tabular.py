@@ -127,6 +127,12 @@ def test_what_cannot_be_trained_on_is_refused_with_the_fix(change, settings, mes
         _ = task(tmp_path, change(patients()), **settings).examples
 
 
+def test_a_split_leaves_a_row_to_train_on(tmp_path):
+    few = patients(3).assign(outcome=["well", "ill", "ill"])
+    with pytest.raises(DataError, match="in every training row"):
+        _ = task(tmp_path, few, test_fraction=0.9).examples
+
+
 def test_a_file_that_is_no_table_is_one_clear_error(tmp_path):
     (tmp_path / "odd.csv").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "odd2.parquet").write_text("no parquet")

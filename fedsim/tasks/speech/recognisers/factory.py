@@ -5,6 +5,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from fedsim.errors import DataError
 from fedsim.gradients import BLANK
 from fedsim.records import Reduction
 from fedsim.tasks.models.factory import Factory
@@ -33,7 +34,13 @@ class OwnRecogniser(Factory, Recogniser):
     def build(self, features: int, vocabulary: int) -> nn.Module:
         """Call the function with the size of a frame and the number of characters."""
         module = self.make(features=features, classes=vocabulary)
-        module.blank = BLANK  # type: ignore[assignment]  # attacks read here that it uses CTC
+        # Attacks read here that it uses CTC.
+        if hasattr(module, "blank"):
+            raise DataError(
+                f"task.model: {self.name} has an attribute 'blank' of its own, under which fedsim "
+                "keeps the class of the blank. Rename it"
+            )
+        module.blank = BLANK  # type: ignore[assignment]
         return module
 
     def find_head(self, module: nn.Module, features: int, vocabulary: int) -> str:

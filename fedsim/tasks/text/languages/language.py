@@ -173,6 +173,7 @@ class Language(TransformersModel):
             lambda: logits(module, tensor([[0, 1, 2]])),
             shape,
             label=self.label,
+            takes="three token ids",
             named=self.head,
         )
 
