@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Self, cast
 
 import tomli_w
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from fedsim.adversary import Adversary
 from fedsim.defense import Defense, contradictions
@@ -34,7 +34,6 @@ from fedsim.scenario.settings import (
     Threat,
     Training,
     default_strategy,
-    planned,
 )
 from fedsim.task import Task
 
@@ -96,6 +95,13 @@ class Scenario(Table):
         table["search_dirs"] = search_dirs(table, path.resolve(), trust=trust)
         return cls.parse(table)
 
+    @field_validator("adversaries", "defenses", mode="before")
+    @classmethod
+    def _listed(cls, value: Any, info: ValidationInfo) -> Any:
+        if not isinstance(value, list):
+            raise ValueError(f"expected [[{info.field_name}]] tables")
+        return value
+
     @model_validator(mode="after")
     def _look_in_its_folders(self) -> Self:
         look_in(self.search_dirs)  # also in each worker that receives the scenario
@@ -104,42 +110,7 @@ class Scenario(Table):
     @classmethod
     def parse(cls, table: Mapping[str, Any]) -> "Scenario":
         """Make a scenario from nested tables; raise `ScenarioError` with a line for each error."""
-        rest = copy.deepcopy(dict(table))
-        values: dict[str, Any] = {}
-        sections: dict[str, type[Table]] = {
-            "training": Training,
-            "threat": Threat,
-            "engine": Engine,
-            "paper": Paper,
-        }
-        complaints = [
-            f"{key}: expected [[{key}]] tables; found {rest[key]!r:.80}."
-            for key in ("adversaries", "defenses")
-            if not isinstance(rest.get(key, []), list)
-        ]
-        if complaints:
-            raise ScenarioError("\n".join(complaints))
-
-        def attempt(key: str, model: type[Table], part: Any) -> Any:
-            if not isinstance(part, dict):
-                complaints.append(f"{key}: expected a table; found {part!r:.80}.")
-                return None
-            try:
-                return validated(model, part, key)
-            except ScenarioError as error:
-                complaints.append(str(error))
-                return None
-
-        for key, model in sections.items():
-            if key in rest:
-                values[key] = attempt(key, model, rest.pop(key))
-        values["adversaries"] = [
-            attempt(f"adversaries.{i}", AttackPlan, planned(entry))
-            for i, entry in enumerate(rest.pop("adversaries", []))
-        ]
-        if complaints:
-            raise ScenarioError("\n".join(complaints))
-        scenario = validated(cls, {**rest, **values}, "")
+        scenario = validated(cls, copy.deepcopy(dict(table)), "")
         scenario.check()
         return scenario
 
@@ -185,8 +156,6 @@ class Scenario(Table):
         for where, plan in plans.items():
             if isinstance(plan.victims, list):
                 named[f"{where}.victims"] = plan.victims
-            elif isinstance(plan.victims, int) and plan.victims < 1:
-                complaints.append(f"{where}.victims = {plan.victims}: expected 1 or more, or 'all'")
             if isinstance(plan.rounds, list):
                 complaints += [
                     f"{where}.rounds: round {r} is attacked, but rounds go from 1 to {t.rounds}"
@@ -199,21 +168,10 @@ class Scenario(Table):
             for c in clients
             if not 0 <= c < t.clients
         ]
-        for key, workers in (
-            ("workers", self.engine.workers),
-            ("attack_workers", self.engine.attack_workers),
-        ):
-            if isinstance(workers, int) and workers < 1:
-                complaints.append(f"engine.{key} = {workers}: expected 1 or more, or 'auto'")
         labels = [plan.title for plan in self.adversaries]
         complaints += [
             f"two adversaries are called '{label}'; give one a label of its own"
             for label in sorted({x for x in labels if labels.count(x) > 1})
-        ]
-        complaints += [
-            f"sweep.{key}: expected a list with at least one value"
-            for key, options in self.sweep.items()
-            if not options
         ]
         complaints += [
             f"sweep.{key}: {options} holds a value twice"

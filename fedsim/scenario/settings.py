@@ -32,9 +32,10 @@ class Table(BaseModel):
 
 
 def _whom(value: Any) -> Any:
-    numbers = value if isinstance(value, list) else [value]
-    if value not in ("all", None) and not all(type(number) is int for number in numbers):
-        raise ValueError("expected 'all', a number, or a list of client numbers")
+    listed = isinstance(value, list) and all(type(number) is int for number in value)
+    counted = type(value) is int and value >= 1
+    if value not in ("all", None) and not listed and not counted:
+        raise ValueError("expected 'all', a number of at least 1, or a list of client numbers")
     return value
 
 
@@ -46,6 +47,7 @@ def _when(value: Any) -> Any:
 
 
 Victims = Annotated[Literal["all"] | int | list[int], BeforeValidator(_whom)]
+Workers = Literal["auto"] | Annotated[int, Field(ge=1)]
 Rounds = Annotated[Literal["all"] | list[int], BeforeValidator(_when)]
 
 
@@ -156,11 +158,11 @@ class Engine(Table):
     name: Literal["auto", "inline", "ray", "flower"] = "auto"
     """Engine; "auto" is "inline" for one worker and "ray" for several."""
 
-    workers: Literal["auto"] | int = "auto"
+    workers: Workers = "auto"
     """Number of clients trained at the same time; "auto": one for each CPU core, but at most one
     for each client of a round."""
 
-    attack_workers: Literal["auto"] | int = "auto"
+    attack_workers: Workers = "auto"
     """Number of attacks run at the same time by Ray; "auto": as many as workers."""
 
     cpus_per_client: float = Field(default=1.0, ge=0, allow_inf_nan=False)
@@ -203,6 +205,16 @@ class AttackPlan(Table):
     settings: dict[str, Any] = {}
     """The adversary's own settings."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _own_settings(cls, values: Any) -> Any:
+        """Move the keys that are the adversary's own into `settings`."""
+        if not isinstance(values, dict) or not isinstance(values.get("settings", {}), dict):
+            return values
+        plan = {key: value for key, value in values.items() if key in cls.model_fields}
+        own = {key: value for key, value in values.items() if key not in plan}
+        return {**plan, "settings": {**plan.get("settings", {}), **own}}
+
     @property
     def title(self) -> str:
         """Name in tables: the label, or the adversary's name without one."""
@@ -219,16 +231,6 @@ class AttackPlan(Table):
         return made
 
 
-def planned(entry: Any) -> Any:
-    """Move the keys of an `[[adversaries]]` table that are the adversary's own into `settings`."""
-    if not isinstance(entry, dict) or not isinstance(entry.get("settings", {}), dict):
-        return entry
-    plan = {key: value for key, value in entry.items() if key in AttackPlan.model_fields}
-    own = {key: value for key, value in entry.items() if key not in plan}
-    plan["settings"] = {**entry.get("settings", {}), **own}
-    return plan
-
-
 def _quoted(value: Any) -> Any:
     for key, options in value.items() if isinstance(value, dict) else ():
         if isinstance(options, dict):
@@ -237,5 +239,5 @@ def _quoted(value: Any) -> Any:
     return value
 
 
-Sweep = Annotated[dict[str, list[Any]], BeforeValidator(_quoted)]
+Sweep = Annotated[dict[str, Annotated[list[Any], Field(min_length=1)]], BeforeValidator(_quoted)]
 """The values of each key of a sweep, by its dotted path."""
