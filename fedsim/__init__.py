@@ -56,7 +56,8 @@ redirect(
     | {
         "fedsim.conformance": "fedsim.testing.contract",
         "fedsim.gradients.update": "fedsim.threat",
-        "fedsim.report.measures": "fedsim.runs.measures",
+        "fedsim.report.measures": "fedsim.runs.reading",
+        "fedsim.runs.measures": "fedsim.runs.reading",
         "fedsim.simulation": "fedsim.engine.simulate",
         "fedsim.tasks.speech.commands": "fedsim.tasks.speech.speech_commands",
         "fedsim.tasks.speech.cutting": "fedsim.tasks.speech.segments",

@@ -9,6 +9,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from pydantic import TypeAdapter
+
 from fedsim.errors import PluginError
 from fedsim.plugin import Plugin
 
@@ -88,6 +90,10 @@ class Measure:
             self.partly if met_in_part else self.phrase,
         )
         return text.replace("1 updates", "1 update") if n == 1 else text
+
+
+FORMAT = TypeAdapter(dict[str, Measure])
+"""Measures by the names of their metrics, as metrics.json holds them."""
 
 
 class Metric(Plugin, ABC):

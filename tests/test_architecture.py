@@ -143,14 +143,14 @@ def test_no_modules_import_each_other_in_a_circle():
     assert cycles(graph) == []
 
 
-READING = ("fedsim.errors", "fedsim.metric", "fedsim.runs.measures", "fedsim.runs.reading")
+READING = ("fedsim.errors", "fedsim.metric", "fedsim.runs.reading")
 
 
 @pytest.mark.parametrize(
     ("path", "allowed"),
     [
         *((path, ("fedsim.report", *READING)) for path in sources(ROOT / "report")),
-        *((ROOT / "runs" / f"{name}.py", READING) for name in ("measures", "reading")),
+        (ROOT / "runs" / "reading.py", READING),
     ],
     ids=lambda value: value.stem if isinstance(value, Path) else "",
 )

@@ -1,14 +1,17 @@
 """Attacks of one adversary, alone or in groups: observation, time limit, reconstruction."""
 
+import signal
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from types import FrameType
 from typing import Any
 
 import torch
 
 from fedsim.adversary import Adversary, Job
-from fedsim.attacking.alarm import Alarm, alarm
 from fedsim.attacking.progress import AttackProgress, progress
 from fedsim.attacking.scoring import Attack, Outcome, Scorer
 from fedsim.errors import AttackTimeout, NotGranted
@@ -18,6 +21,36 @@ from fedsim.scenario.built import BuiltRun
 from fedsim.seeds import isolated, torch_generator
 
 __all__ = ["Attack", "AttackRunner", "Bench", "GroupFailed", "Outcome", "one_by_one"]
+
+
+class Alarm(BaseException):
+    """The time limit is over. Not an `Exception`, so that no attack catches it by accident."""
+
+
+@contextmanager
+def alarm(seconds: float) -> Iterator[None]:
+    """Raise `Alarm` in the code within, a second after its time limit and again every second.
+
+    It works in the main thread of a process only.
+
+    Args:
+        seconds: The time limit.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        raise Alarm(f"over its limit of {seconds:g} s, without reporting progress")
+
+    previous = signal.signal(signal.SIGALRM, ring)
+    # A second later than the job's own deadline, which ends an attack that reports progress.
+    signal.setitimer(signal.ITIMER_REAL, seconds + 1, 1.0)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
 
 
 class GroupFailed(Exception):

@@ -6,8 +6,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
+
 from fedsim import metrics
-from fedsim.attacking.diagnostics import as_json
 from fedsim.plugin import title
 from fedsim.records import Finding, Interception, Reconstruction, Status, Truth
 from fedsim.runs.ledger import place
@@ -197,3 +198,25 @@ class Scorer:
             with suppress(Exception):  # broken diagnostics do not cost the row
                 diagnostics = as_json(claimed.diagnostics)
         return Outcome(interception.round, tuple(rows), files, attack.caution, diagnostics)
+
+
+MOST_VALUES = 100
+"""The largest number of values of one diagnostic in the log."""
+
+
+def as_json(value: Any) -> Any:
+    """Diagnostics as JSON values: large tensors by their shapes, long lists and texts cut off."""
+    if isinstance(value, Tensor):
+        return value.tolist() if value.numel() <= MOST_VALUES else f"tensor of {tuple(value.shape)}"
+    if isinstance(value, Mapping):
+        return {str(key): as_json(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        shown = [as_json(each) for each in list(value)[:MOST_VALUES]]
+        return (
+            shown if len(value) <= MOST_VALUES else [*shown, f"and {len(value) - MOST_VALUES} more"]
+        )
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # JSON has no such numbers
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    return str(value)[:2000]

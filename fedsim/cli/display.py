@@ -15,8 +15,7 @@ from rich.text import Text
 from fedsim.attacking.progress import AttackProgress
 from fedsim.metrics import installed
 from fedsim.report import final_utility, summary
-from fedsim.runs.measures import Measures, budget
-from fedsim.runs.reading import read_measures
+from fedsim.runs.reading import Measures, budget, read_measures
 
 
 class Display:
@@ -116,12 +115,8 @@ class Display:
     def _leakage(self) -> str:
         """The mean of each adversary's main metric so far, beside chance."""
         measures = Measures({name: metric.shown for name, metric in installed().items()})
-        main: dict[str, str] = {}
-        for label, metric in self._sums:
-            if label not in main or measures.rank(metric) < measures.rank(main[label]):
-                main[label] = metric
         parts = []
-        for label, metric in main.items():
+        for label, metric in measures.main(self._sums).items():
             count, total, chance = self._sums[(label, metric)]
             how = measures[metric]
             if count:
@@ -199,11 +194,8 @@ def _points(
         for metric in dict.fromkeys(m for values in utility.values() for m in values)
         if metric == "accuracy" or (budget(metric) or "").startswith("epsilon")
     ]
-    main: dict[str, str] = {}
-    for row in sorted(rows, key=lambda row: measures.rank(row["metric"]), reverse=True):
-        main[row["label"]] = row["metric"]
-    labels = list(dict.fromkeys(row["label"] for row in rows))
-    titles = [f"{label} {measures[main[label]].title.lower()}" for label in labels]
+    main = measures.main((row["label"], row["metric"]) for row in rows)
+    titles = [f"{label} {measures[metric].title.lower()}" for label, metric in main.items()]
     for title in (*(metric.replace("_", " ") for metric in metrics), *titles):
         table.add_column(escape(title.replace(" ", "\n")), justify="right")
     found = {  # by point and adversary
@@ -212,8 +204,8 @@ def _points(
     for point in points:
         values = utility.get(point, {})
         cells = [_utility(metric, values.get(metric)) for metric in metrics]
-        for label in labels:
-            how, mine = measures[main[label]], found.get((point, label))
+        for label, metric in main.items():
+            how, mine = measures[metric], found.get((point, label))
             cells.append(f"{how.show(mine['mean'])} ({how.show(mine['baseline'])})" if mine else "")
         table.add_row(*map(escape, [point.partition("=")[2] if alone else point, *cells]))
     return table

@@ -1,13 +1,12 @@
 """Metrics: scores of an adversary's claim against the truth, and of guesses for comparison.
 
     labels         sets, counts and distributions of labels
-    images         pixel errors and similarity of claimed images
+    images         pixel errors and similarity of claimed images; LPIPS, if its weights are stored
     tables         errors of the cells of claimed rows, by kind of column
     frames         errors of claimed speech features
     words          word errors of claimed transcripts
     attributes     rank of an attribute of an example, such as its speaker
     text           ROUGE and token scores of claimed texts
-    perception     LPIPS, if its weights are on this machine
     optimisation   how an attack's own optimisation went, without truth and chance level
     assignment     one-to-one assignment of claims to originals
 
@@ -16,16 +15,15 @@ Each metric is a subclass of `fedsim.metric.Metric`. A package adds its own by a
 
 from typing import Any
 
+from fedsim.metric import Metric
 from fedsim.metrics.attributes import ATTRIBUTES
 from fedsim.metrics.frames import FRAMES, framed
 from fedsim.metrics.images import IMAGES, PSNR_CAP, RECOVERED, SSIM_SIDE, match
 from fedsim.metrics.labels import LABELS, claimed_counts, true_counts
 from fedsim.metrics.optimisation import OPTIMISATION
-from fedsim.metrics.perception import LPIPS
 from fedsim.metrics.registry import (
     DRAWS,
     Guess,
-    Metric,
     Score,
     applicable,
     baselines,
@@ -62,7 +60,7 @@ __all__ = [
     "worded",
 ]
 
-BUILT_IN = (*LABELS, *IMAGES, LPIPS, *ATTRIBUTES, *FRAMES, *WORDS, *TEXT, *TABLES, *OPTIMISATION)
+BUILT_IN = (*LABELS, *IMAGES, *ATTRIBUTES, *FRAMES, *WORDS, *TEXT, *TABLES, *OPTIMISATION)
 """fedsim's own metrics, in the order in which findings list them."""
 
 

@@ -7,27 +7,12 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Protocol
 
 import torch
-from pydantic import TypeAdapter
 
 from fedsim.errors import PluginError
-from fedsim.metric import Measure, Metric
+from fedsim.metric import FORMAT, Metric
 from fedsim.plugin import GROUPS
 from fedsim.records import Reconstruction, Spec, Truth
 from fedsim.seeds import torch_generator
-
-__all__ = [
-    "DRAWS",
-    "Guess",
-    "Metric",
-    "Score",
-    "applicable",
-    "baselines",
-    "described",
-    "installed",
-    "register",
-    "remembering",
-    "together",
-]
 
 Score = Callable[[Reconstruction, Truth, Spec], float]
 """A function that scores a claim against the truth."""
@@ -82,9 +67,7 @@ def described(more: Iterable[Metric] = ()) -> dict[str, dict[str, object]]:
         more: A scenario's own metrics, beside the installed ones.
     """
     shown = {name: metric.shown for name, metric in together(more).items()}
-    found: dict[str, dict[str, object]] = TypeAdapter(dict[str, Measure]).dump_python(
-        shown, exclude_defaults=True
-    )
+    found: dict[str, dict[str, object]] = FORMAT.dump_python(shown, exclude_defaults=True)
     return found
 
 

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fedsim.errors import RunFolderError
 from fedsim.report.exhibits import Exhibits, scores
-from fedsim.report.leakage import main_metrics, summarise
+from fedsim.report.leakage import summarise
 from fedsim.report.pages import render, write_page
-from fedsim.runs.measures import Measures, budget
-from fedsim.runs.reading import inside, read_findings, read_measures, read_utility
+from fedsim.runs.reading import Measures, budget, inside, read_findings, read_measures, read_utility
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -109,7 +108,8 @@ def _content(run_dir: Path) -> dict[str, Any]:
     with contextlib.suppress(ValueError, RecursionError):
         provenance = json.loads(provenance_text)
     provenance = provenance if isinstance(provenance, dict) else {}
-    main, totals = main_metrics(rows, measures), summarise(rows, measures)
+    totals = summarise(rows, measures)
+    main = measures.main(zip(rows["label"], rows["metric"], strict=True))
     points = list(dict.fromkeys([*rows["point"], *utility["point"]]))
     exhibits = Exhibits(run_dir, measures)
     pages = []

@@ -7,7 +7,7 @@ import html
 import math
 from typing import TYPE_CHECKING, Any
 
-from fedsim.runs.measures import Measures, budget
+from fedsim.runs.reading import Measures, budget
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -2,12 +2,13 @@
 
 import base64
 import fnmatch
+import re
+from collections import Counter
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedsim.report.marks import marked
-from fedsim.runs.measures import Measures
-from fedsim.runs.reading import inside
+from fedsim.runs.reading import Measures, inside
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -136,3 +137,38 @@ def scores(rows: "pd.DataFrame", measures: Measures, *, details: bool = True) ->
         yes = how.kind == "yes/no" and value in (0, 1)
         shown.append(f"{how.title} {('no', 'yes')[int(value)] if yes else how.show(value)}")
     return ", ".join(shown)
+
+
+Segment = tuple[str, str]
+
+
+def marked(reconstruction: str, original: str) -> list[Segment]:
+    """Split a reconstruction into segments (text, mark).
+
+    The mark is "run" for words that follow or precede the same neighbour in the original, "word"
+    for other words that occur in it, at most as often as they do, and "" for the rest. Case is
+    ignored. Texts with the same number of lines are compared line by line, others as a whole.
+    """
+    ours, true = reconstruction.splitlines(keepends=True), original.splitlines()
+    if len(ours) != len(true):
+        ours, true = [reconstruction], [original]
+    return [one for pair in zip(ours, true, strict=True) for one in _line(*pair)]
+
+
+def _line(ours: str, true: str) -> list[Segment]:
+    parts = re.findall(r"\w+|\W+", ours)
+    places = [at for at, part in enumerate(parts) if re.match(r"\w", part)]
+    words = [parts[at].casefold() for at in places]
+    known = re.findall(r"\w+", true.casefold())
+    marks = [""] * len(parts)
+    left = Counter(known)
+    blocks = SequenceMatcher(None, words, known, autojunk=False).get_matching_blocks()
+    for block in blocks:
+        for at in range(block.a, block.a + block.size):
+            marks[places[at]] = "run" if block.size > 1 else "word"
+            left[words[at]] -= 1
+    for at, word in zip(places, words, strict=True):
+        if not marks[at] and left[word] > 0:
+            marks[at] = "word"
+            left[word] -= 1
+    return list(zip(parts, marks, strict=True))

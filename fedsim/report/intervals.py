@@ -3,7 +3,7 @@
 import math
 from collections.abc import Hashable, Sequence
 
-from fedsim.runs.measures import Measure
+from fedsim.metric import Measure
 
 FEWEST = 3
 """The smallest number of values, or of clusters, that has an interval."""

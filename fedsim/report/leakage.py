@@ -13,22 +13,14 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from fedsim.metric import Measure
 from fedsim.report.intervals import interval
-from fedsim.runs.measures import Measure, Measures
-from fedsim.runs.reading import STATUSES
+from fedsim.runs.reading import STATUSES, Measures
 
 if TYPE_CHECKING:
     import pandas as pd
 
 GAIN = Measure("Gain on chance", "", "", signed=True)
-
-
-def main_metrics(rows: "pd.DataFrame", measures: Measures) -> dict[str, str]:
-    """The main metric of each adversary, by label."""
-    return {
-        str(label): min(metrics.unique(), key=measures.rank)
-        for label, metrics in rows.groupby("label", sort=False)["metric"]
-    }
 
 
 def summarise(rows: "pd.DataFrame", measures: Measures) -> list[dict[str, Any]]:

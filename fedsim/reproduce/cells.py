@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsim.errors import ScenarioError
+from fedsim.metric import Measure
 from fedsim.metrics import installed
 from fedsim.report.intervals import FEWEST, interval
 from fedsim.reproduce.catalogue import GROWING
 from fedsim.runs.ledger import Ledger
-from fedsim.runs.measures import Measure, Measures
-from fedsim.runs.reading import read_findings, read_measures, read_rows, read_utility
+from fedsim.runs.reading import Measures, read_findings, read_measures, read_rows, read_utility
 from fedsim.scenario import Scenario
 from fedsim.scenario.dotted import short
 from fedsim.scenario.paper import Paper

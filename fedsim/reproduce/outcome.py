@@ -7,20 +7,38 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.errors import FedsimError
+from fedsim.metric import Measure
 from fedsim.references import references
+from fedsim.report.exhibits import Exhibits, scores
 from fedsim.reproduce.catalogue import Figure, Part
-from fedsim.reproduce.cells import Cell, Place, measured, places, reading, series
+from fedsim.reproduce.cells import Cell, Place, Rows, measured, places, reading, series
 from fedsim.reproduce.driver import folder_of
-from fedsim.reproduce.gallery import Example, gallery
 from fedsim.reproduce.verdict import Judgement, Measured, judge, speaks_of
 from fedsim.runs import provenance
 from fedsim.runs.ledger import Ledger
-from fedsim.runs.measures import Measure, Measures
+from fedsim.runs.reading import Measures
 from fedsim.scenario import Scenario, read_table
 from fedsim.scenario.paper import Paper
 
 IN_A_CELL = 60
 """Length, in characters, up to which a problem is repeated in every verdict of a table."""
+
+
+OF_IMAGES = ("mse", "recovered")
+"""Measures of images; figures with one of them have examples."""
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """The picture of one attack, originals above and reconstructions below.
+
+    Attributes:
+        words: Its series, place and scores.
+        uri: The picture as a data URI.
+    """
+
+    words: str
+    uri: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,3 +281,31 @@ def _ranges(seeds: set[int]) -> str:
         f"{first} to {last}" if last > first else f"{first}"
         for first, last in zip(firsts, lasts, strict=True)
     )
+
+
+def gallery(folder: Path, scenario: Scenario) -> list[Example]:
+    """The examples in a run folder that holds PNG files; none for figures not about images."""
+    paper = scenario.paper
+    if paper is None or not {*OF_IMAGES} & {*paper.measure}:
+        return []
+    if not (folder / "findings.csv").is_file():
+        return []
+    rows = Rows(folder, scenario)
+    exhibits, found = Exhibits(folder, rows.measures), []
+    images = rows.findings[rows.findings["artifact"].str.endswith(".png")]
+    errors = images[images["metric"] == "mse"].sort_values("counted", kind="stable")
+    for (extra, label), called in series(scenario, "mse").items():
+        own = errors[(errors["extra"] == extra) & (errors["label"] == label)]
+        for key, place in rows.places.items():
+            here = own[own["place"] == key]
+            if here.empty:
+                continue
+            middle = here.iloc[len(here) // 2]
+            sheet = exhibits.embed(str(middle["artifact"]))
+            if sheet and sheet["kind"] == "image":
+                attack = images[images["artifact"] == middle["artifact"]]
+                shown = attack[attack["metric"].isin([*OF_IMAGES])]
+                words = scores(shown, rows.measures, details=False)
+                where = f"{called}, {place.where}" if place.where else called
+                found.append(Example(f"{where}: {words}", sheet["uri"]))
+    return found

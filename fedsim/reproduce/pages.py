@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from fedsim.metric import Measure
 from fedsim.report import pages
 from fedsim.report.intervals import FEWEST
 from fedsim.reproduce.cells import Cell, axis
 from fedsim.reproduce.outcome import Outcome
 from fedsim.reproduce.picture import picture
 from fedsim.reproduce.verdict import Judgement, shown
-from fedsim.runs.measures import Measure
 
 TEMPLATE = Path(__file__).parent / "templates" / "paper"
 Table = dict[str, Any]

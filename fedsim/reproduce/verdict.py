@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from fedsim.metric import Measure
 from fedsim.reproduce.cells import Cell, Place
-from fedsim.runs.measures import Measure
 from fedsim.scenario.paper import Published
 
 Outcome = Literal["agrees", "differs", "few", "not measured"]

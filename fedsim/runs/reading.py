@@ -5,11 +5,12 @@ since it may come from another machine.
 """
 
 import io
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedsim.errors import RunFolderError
-from fedsim.runs.measures import MEASURES, Measures, parse
+from fedsim.metric import FORMAT, Measure
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -172,12 +173,50 @@ def _one_row_a_metric(rows: "pd.DataFrame") -> "pd.DataFrame":
     return rows.explode("metric", ignore_index=True)
 
 
+class Measures(dict[str, Measure]):
+    """How each metric is read, by name; the title of an unknown metric is its name."""
+
+    def __missing__(self, metric: str) -> Measure:
+        return Measure(
+            metric or "no metric",
+            "A metric that this report has no words for; higher is taken as better.",
+            "value {value} over {n} updates",
+        )
+
+    def rank(self, metric: str) -> float:
+        """The rank of a metric; the one with the lowest rank is an adversary's main metric."""
+        return self[metric].rank
+
+    def main(self, scored: Iterable[tuple[str, str]]) -> dict[str, str]:
+        """The main metric of each adversary, from pairs of its label and a metric."""
+        found: dict[str, str] = {}
+        for label, metric in scored:
+            found[label] = min(found.get(label, metric), metric, key=self.rank)
+        return found
+
+
+MEASURES = Measures(FORMAT.validate_json(Path(__file__).with_name("metrics.json").read_bytes()))
+"""fedsim's own metrics, for run folders without metrics.json."""
+
+
+def budget(metric: str) -> str | None:
+    """Which part of a privacy budget a metric of utility.csv is: "epsilon", "delta" ...; or None.
+
+    If several defenses report, the name of the defense comes first: `client-dp.1 epsilon`.
+    """
+    part = metric.rpartition(" ")[2]
+    return part if part in ("epsilon", "epsilon_released", "delta") else None
+
+
 def read_measures(run_dir: Path) -> tuple[Measures, list[str]]:
-    """How the metrics of a run folder are read, and a note if its metrics.json cannot be read."""
+    """How the metrics of a run folder are read, and a note if its metrics.json cannot be read.
+
+    Metrics that the file lacks are read as in fedsim's own table.
+    """
     path = inside(run_dir, "metrics.json")
     if path is None:
         return MEASURES, []
     try:
-        return parse(path.read_bytes()), []
+        return Measures(MEASURES | FORMAT.validate_json(path.read_bytes())), []
     except (OSError, ValueError):
         return MEASURES, ["metrics.json cannot be read; metrics are shown as fedsim knows them."]

@@ -9,19 +9,17 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from fedsim.errors import FedsimError
 from fedsim.libraries import brief
-from fedsim.metric import Measure, Metric
+from fedsim.metric import FORMAT, Measure, Metric
 from fedsim.plugin import make, names
 from fedsim.records import UNKNOWN, Reconstruction, Spec, Truth
 from fedsim.seeds import torch_generator
 from fedsim.task import Task
 from fedsim.testing.adversaries import CLAIMS
 from fedsim.testing.watching import frozen, same, watched
-
-_FORMAT = TypeAdapter(dict[str, Measure])
 
 DRAWS = 8
 """Random guesses that are averaged for the level of chance."""
@@ -48,8 +46,8 @@ def metric_declarations(cls: type[Metric]) -> list[str]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            written = _FORMAT.dump_json({cls.name: shown}, exclude_defaults=True)
-        if _FORMAT.validate_json(written, strict=True) != {cls.name: shown}:
+            written = FORMAT.dump_json({cls.name: shown}, exclude_defaults=True)
+        if FORMAT.validate_json(written, strict=True) != {cls.name: shown}:
             found.append("shown is read from metrics.json as something else: leave NaN and inf out")
     except (ValidationError, ValueError, UserWarning) as error:
         place = f" of {error.errors()[0]['loc'][-1]}" if isinstance(error, ValidationError) else ""

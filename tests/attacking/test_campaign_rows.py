@@ -13,7 +13,7 @@ from support.tiny import rows, scenario
 from fedsim.adversary import Adversary
 from fedsim.attacking.attack import Attack, AttackRunner
 from fedsim.attacking.campaign import InlineExecutor
-from fedsim.attacking.diagnostics import as_json
+from fedsim.attacking.scoring import as_json
 from fedsim.engine.simulate import simulate
 from fedsim.errors import Cancelled
 from fedsim.knowledge import Knowledge

@@ -12,7 +12,7 @@ from fedsim.errors import PluginError
 from fedsim.metric import Measure, Metric
 from fedsim.metrics import METRICS, applicable, baselines, match, register
 from fedsim.records import Reconstruction, Spec, Truth
-from fedsim.runs.measures import MEASURES
+from fedsim.runs.reading import MEASURES
 
 SPEC = Spec(classes=10, input_shape=(1, 12, 12), input_range=(0.0, 1.0))
 IMAGE_METRICS = ["mse", "psnr", "ssim", "recovered"]

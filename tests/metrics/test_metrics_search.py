@@ -9,7 +9,7 @@ import torch
 import torchmetrics.image.lpip  # noqa: F401 - before there is another torchvision
 from torch import nn
 
-from fedsim.metrics import METRICS, applicable, perception
+from fedsim.metrics import METRICS, applicable, images
 from fedsim.records import Reconstruction, Spec, Truth
 
 SPEC = Spec(classes=10, input_shape=(1, 16, 16), input_range=(0.0, 1.0))
@@ -61,7 +61,7 @@ def networks(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
     for name in ("torchvision", "torchvision.models"):
         monkeypatch.setitem(sys.modules, name, None)
-    perception._distance.cache_clear()
+    images._distance.cache_clear()
     loaded = []
 
     def alexnet(weights):
@@ -99,7 +99,7 @@ def networks(monkeypatch, tmp_path):
         (tmp_path / "checkpoints" / "alexnet.pth").write_text(text)
 
     yield types.SimpleNamespace(install=install, store=store, loaded=loaded)
-    perception._distance.cache_clear()
+    images._distance.cache_clear()
 
 
 def applies() -> bool:
@@ -143,9 +143,9 @@ def test_lpips_tells_a_copy_from_another_image_of_any_size(networks, channels):
 
 
 def test_lpips_sees_colour_and_at_least_64_pixels():
-    seen = perception._seen(torch.full((2, 1, 16, 32), 0.25, dtype=torch.float64))
+    seen = images._seen(torch.full((2, 1, 16, 32), 0.25, dtype=torch.float64))
     assert seen.shape == (2, 3, 64, 128)
     assert seen.dtype == torch.float32
     assert torch.allclose(seen, torch.tensor(0.25))
     large = torch.rand(1, 3, 70, 80)
-    assert torch.equal(perception._seen(large), large)
+    assert torch.equal(images._seen(large), large)

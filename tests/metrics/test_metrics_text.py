@@ -9,7 +9,7 @@ from fedsim.errors import PluginError
 from fedsim.metrics import METRICS, applicable, baselines, read
 from fedsim.metrics.text import TEXT, _edits
 from fedsim.records import Reconstruction, Truth
-from fedsim.report.marks import marked
+from fedsim.report.exhibits import marked
 from fedsim.spec import ImageSpec, TextSpec
 from fedsim.tasks.text import Text
 from fedsim.tasks.text.languages.tokenizers import describe_tokenizer, learn_tokenizer

@@ -5,12 +5,13 @@ import math
 import numpy as np
 import pytest
 
+from fedsim.metric import Measure
 from fedsim.report.intervals import interval
-from fedsim.runs.measures import Measure, measure
+from fedsim.runs.reading import MEASURES
 
 NUMBER = Measure("A number", "", "")
 CHANGE = Measure("A change", "", "", "share", signed=True)
-SHARE, YES, ERROR = measure("asr"), measure("recovered"), measure("mse")
+SHARE, YES, ERROR = MEASURES["asr"], MEASURES["recovered"], MEASURES["mse"]
 
 
 @pytest.mark.parametrize("n", [3, 5, 20])
@@ -33,9 +34,9 @@ def test_an_interval_ends_where_its_measure_does():
     assert interval([0.0, 0.1, 0.5], SHARE)[0] == 0.0
     assert interval([0.0, 0.001, 0.1], ERROR)[0] == 0.0
     assert interval([0.01, 0.02, 0.3], CHANGE)[0] < 0
-    assert interval([0.9, 1.0, 1.4], measure("wer"))[1] > 1.4
-    assert interval([0.2, 1.0, 1.0], measure("speaker_mrr"))[1] == 1.0
-    assert interval([0.2, 0.2, 1.0], measure("speaker_mrr"))[0] == 0.0
+    assert interval([0.9, 1.0, 1.4], MEASURES["wer"])[1] > 1.4
+    assert interval([0.2, 1.0, 1.0], MEASURES["speaker_mrr"])[1] == 1.0
+    assert interval([0.2, 0.2, 1.0], MEASURES["speaker_mrr"])[0] == 0.0
     # What a plugin's metric of the same name holds is not cut off.
     assert interval([1.5, 1.5, 1.5], SHARE) == (1.5, 1.5)
 

@@ -9,7 +9,7 @@ from fedsim.reproduce import choose, outcome
 from fedsim.reproduce.cells import Cell, Place
 from fedsim.reproduce.console import reproduce
 from fedsim.reproduce.pages import number
-from fedsim.runs.measures import measure
+from fedsim.runs.reading import MEASURES
 from fedsim.scenario import Scenario
 
 
@@ -28,7 +28,7 @@ def test_attacks_on_the_network_of_one_seed_count_once_for_the_interval(tmp_path
         for seed in "345"
     ]
     assert (ours.n, ours.seeds) == (12, 3)
-    assert (ours.low, ours.high) == pytest.approx(interval(means, measure("asr")))
+    assert (ours.low, ours.high) == pytest.approx(interval(means, MEASURES["asr"]))
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_attacks_on_the_network_of_one_seed_count_once_for_the_interval(tmp_path
 def test_below_three_seeds_an_interval_is_said_to_be_over_victims(seeds, words):
     place = Place(1.0, frozenset({"1"}))
     one = Cell("asr", "llg", place, 12, 0.9, 0.8, 1.0, seeds=seeds)
-    text = number(one, measure("asr"))
+    text = number(one, MEASURES["asr"])
     assert text.endswith("]" + words)
 
 

@@ -11,13 +11,13 @@ from fedsim.reproduce import choose, outcome
 from fedsim.reproduce.cells import KNOWN, Cell, Place
 from fedsim.reproduce.console import reproduce
 from fedsim.reproduce.verdict import Measured, judge, shown, speaks_of
-from fedsim.runs.measures import measure
+from fedsim.runs.reading import MEASURES
 from fedsim.scenario import Scenario
 from fedsim.scenario.paper import Published
 
 
 def ours(*cells: Cell, series: str = "llg", **others) -> Measured:
-    return Measured("asr", measure("asr"), series, cells, **others)
+    return Measured("asr", MEASURES["asr"], series, cells, **others)
 
 
 def cell(mean: float, low: float | None, high: float | None, n: int = 9, at: float = 8.0) -> Cell:
@@ -71,7 +71,7 @@ def test_two_series_that_hardly_differ_are_alike_within_a_tolerance():
     assert judge(said, ours(far, series="llg, lenet", others=others)).text == (
         "differs by -5.0 points at 8"
     )
-    assert shown(said, measure("asr")) == "as llg, cnn ± 5 %"
+    assert shown(said, MEASURES["asr"]) == "as llg, cnn ± 5 %"
 
 
 def test_what_is_to_be_like_a_series_that_is_not_there_is_not_measured(tmp_path):
@@ -125,7 +125,7 @@ def test_a_statement_says_one_thing_about_places_it_names():
     assert speaks_of(Published(value=1.0), here, "b")
     assert speaks_of(Published(value=1.0, at={"b": [4, 8]}), here, "b")
     assert not speaks_of(Published(value=1.0, at={"b": 4}), here, "b")
-    assert shown(Published(between=[0.55, 0.9]), measure("asr")) == "55 % to 90 %"
+    assert shown(Published(between=[0.55, 0.9]), MEASURES["asr"]) == "55 % to 90 %"
     assert shown(Published(at_most=54.0, tolerance=1.0), KNOWN["seconds"]) == "≤ 54 s ± 1 s"
 
 
