@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from fedsim.seeds import torch_generator
 from fedsim.tasks.images.data import ImageData, load
-from fedsim.tasks.models.lenet_sigmoid import LeNetSigmoid
+from fedsim.tasks.models.cnn import LeNetSigmoid
 
 OUTER = 300
 SUCCESS = 1e-3

@@ -15,8 +15,8 @@ from fedsim.records import Reconstruction, Spec, Truth
 from fedsim.scenario.built import build
 from fedsim.seeds import torch_generator
 from fedsim.tasks import images
-from fedsim.tasks.composition import natural
 from fedsim.tasks.partition import Partition, as_partition
+from fedsim.tasks.partitioned import natural
 
 SWEEP = {"training.batch_size": [2, 4], "seed": [3, 4]}
 

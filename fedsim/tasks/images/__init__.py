@@ -1,26 +1,35 @@
 """Image classification: what the clients hold, train on and are evaluated on."""
 
 import functools
-from collections.abc import Mapping
+import io
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar
 
 import torch
 from pydantic import BaseModel, BeforeValidator, Field, SerializeAsAny
 from torch import Tensor
+from torch.nn import functional
 
+from fedsim.metrics import match
 from fedsim.records import Reconstruction, Truth
 from fedsim.spec import ImageSpec
 from fedsim.tasks.classification import Classification, cross_entropy
 from fedsim.tasks.images.arrays import IMAGES
 from fedsim.tasks.images.data import ImageData, load
-from fedsim.tasks.images.pictures import side_by_side
 from fedsim.tasks.local_data import names_in
 from fedsim.tasks.models import FACTORY, MODELS, Architecture, as_architecture
 from fedsim.tasks.models.cnn import CNN
 from fedsim.tasks.models.factory import Classifier
 
 __all__ = ["Images", "cross_entropy"]
+
+TILES = 16
+TILE = 96
+GAP = 4
+"""Number of originals in a picture, and the smallest side of each and the gap between them in
+pixels."""
 
 
 class Images(Classification):
@@ -95,3 +104,31 @@ class Images(Classification):
         if not claimed.inputs or not truth.inputs:
             return {}
         return {"reconstruction.png": side_by_side(claimed.inputs, truth.inputs)}
+
+
+def side_by_side(claims: Sequence[Tensor], originals: Sequence[Tensor]) -> bytes:
+    """Draw up to 16 originals in the top row and the reconstruction of each below it.
+
+    Args:
+        claims: Reconstructed images of shape (C, H, W) in [0, 1], C 1 or 3.
+        originals: The true images. A grey tile stands below those that have no reconstruction.
+
+    Returns:
+        The PNG file.
+    """
+    from PIL import Image
+
+    truth = torch.stack([image.detach().cpu().float() for image in originals])
+    found = [image.detach().cpu().float() for image in claims]
+    pairs = list(zip(truth, match(found, truth), strict=True))[:TILES]
+    claimed = [found[i] if i >= 0 else torch.full_like(original, 0.5) for original, i in pairs]
+    tiles = torch.stack([torch.stack([original for original, _ in pairs]), torch.stack(claimed)])
+    times = max(1, math.ceil(TILE / min(tiles.shape[-2:])))
+    tiles = tiles.clamp(0, 1).repeat_interleave(times, dim=3).repeat_interleave(times, dim=4)
+    # From (row, tile, C, H, W) to (height, width, C) of the whole picture, with white gaps.
+    sheet = functional.pad(tiles, (0, GAP, 0, GAP), value=1.0).permute(0, 3, 1, 4, 2)
+    sheet = functional.pad(sheet.flatten(2, 3).flatten(0, 1), (0, 0, GAP, 0, GAP, 0), value=1.0)
+    pixels = (sheet.expand(-1, -1, 3) * 255).round().to(torch.uint8)
+    stream = io.BytesIO()
+    Image.fromarray(pixels.numpy()).save(stream, format="PNG")
+    return stream.getvalue()

@@ -7,12 +7,11 @@ from fedsim.libraries import HUB
 from fedsim.plugin import table, validated
 from fedsim.references import is_reference
 from fedsim.tasks.models.architecture import Architecture
-from fedsim.tasks.models.cnn import CNN
+from fedsim.tasks.models.cnn import CNN, LeNetSigmoid
 from fedsim.tasks.models.factory import FACTORY, Classifier, Factory
 from fedsim.tasks.models.heads import find_head, head_behind
 from fedsim.tasks.models.hub import Transformers
 from fedsim.tasks.models.lenet import LeNet
-from fedsim.tasks.models.lenet_sigmoid import LeNetSigmoid
 from fedsim.tasks.models.mlp import MLP
 from fedsim.tasks.models.resnet import ResNet
 

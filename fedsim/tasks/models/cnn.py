@@ -1,7 +1,12 @@
-"""LLG's small convolutional network (Wainakh et al., "User-Level Label Leakage", section 5)."""
+"""The sigmoid network of LLG and DLG, which initialise its biases in different ways.
 
-import torch
-from torch import Tensor, nn
+LLG: Wainakh et al., "User-Level Label Leakage", section 5. DLG: Zhu et al., "Deep Leakage from
+Gradients", section 4.1.
+"""
+
+from collections import OrderedDict
+
+from torch import nn
 
 from fedsim.tasks.models.architecture import Architecture
 
@@ -9,43 +14,46 @@ BOUND = 0.5
 """Parameters are drawn from the uniform distribution on [-BOUND, BOUND]."""
 
 
-class SigmoidConvolutions(nn.Module):
-    """Three 5x5 convolutions of 12 channels (strides 2, 2, 1) with sigmoids, and a linear head.
-
-    Args:
-        shape: Channels, height and width of an input.
-        classes: Number of classes.
-        uniform_biases: Whether biases are drawn from U(-0.5, 0.5) like the weights, instead of by
-            torch's default.
-    """
-
-    def __init__(self, shape: tuple[int, ...], classes: int, *, uniform_biases: bool) -> None:
-        super().__init__()
-        channels, height, width = shape
-        self.features = nn.Sequential(
-            nn.Conv2d(channels, 12, 5, stride=2, padding=2),
-            nn.Sigmoid(),
-            nn.Conv2d(12, 12, 5, stride=2, padding=2),
-            nn.Sigmoid(),
-            nn.Conv2d(12, 12, 5, stride=1, padding=2),
-            nn.Sigmoid(),
-        )
-        self.head = nn.Linear(12 * -(-height // 4) * -(-width // 4), classes)
-        for name, parameter in self.named_parameters():
-            if uniform_biases or name.endswith("weight"):
-                nn.init.uniform_(parameter, -BOUND, BOUND)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Compute logits (B, classes) of images (B, channels, height, width)."""
-        logits: Tensor = self.head(torch.flatten(self.features(inputs), 1))
-        return logits
-
-
 class CNN(Architecture):
-    """LLG's sigmoid network: weights from U(-0.5, 0.5), biases as torch initialises them."""
+    """LLG's sigmoid network: weights from U(-0.5, 0.5), biases as torch initialises them.
+
+    The layers are three 5x5 convolutions of 12 channels (strides 2, 2, 1) with sigmoids, and a
+    linear head.
+    """
 
     name: str = "cnn"
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """Build the network for images of any height and width."""
-        return SigmoidConvolutions(shape, classes, uniform_biases=False)
+        channels, height, width = shape
+        module = nn.Sequential(
+            OrderedDict(
+                features=nn.Sequential(
+                    nn.Conv2d(channels, 12, 5, stride=2, padding=2),
+                    nn.Sigmoid(),
+                    nn.Conv2d(12, 12, 5, stride=2, padding=2),
+                    nn.Sigmoid(),
+                    nn.Conv2d(12, 12, 5, stride=1, padding=2),
+                    nn.Sigmoid(),
+                ),
+                flatten=nn.Flatten(),
+                head=nn.Linear(12 * -(-height // 4) * -(-width // 4), classes),
+            )
+        )
+        for name, parameter in module.named_parameters():
+            if self._draws(name):
+                nn.init.uniform_(parameter, -BOUND, BOUND)
+        return module
+
+    def _draws(self, parameter: str) -> bool:
+        """Whether a parameter is drawn from U(-0.5, 0.5)."""
+        return parameter.endswith("weight")
+
+
+class LeNetSigmoid(CNN):
+    """DLG's twice differentiable network: LLG's with weights and biases from U(-0.5, 0.5)."""
+
+    name: str = "lenet-sigmoid"
+
+    def _draws(self, parameter: str) -> bool:
+        return True

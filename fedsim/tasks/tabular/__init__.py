@@ -1,7 +1,9 @@
 """Classification of the rows of a table."""
 
+import csv
 import functools
-from collections.abc import Mapping
+import io
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -9,6 +11,7 @@ import torch
 from pydantic import BaseModel, BeforeValidator, Field, SerializeAsAny
 from torch import Tensor
 
+from fedsim.metrics import match
 from fedsim.records import Reconstruction, Truth
 from fedsim.spec import TabularSpec
 from fedsim.tasks.classification import Classification
@@ -17,7 +20,9 @@ from fedsim.tasks.models import FACTORY, Architecture, as_architecture
 from fedsim.tasks.models.factory import Classifier
 from fedsim.tasks.models.mlp import MLP
 from fedsim.tasks.tabular.data import ENDINGS, Table, load
-from fedsim.tasks.tabular.rendering import side_by_side
+
+SHOWN = 3
+"""Largest number of rows in the text that compares rows; the CSV has all of them."""
 
 
 class Tabular(Classification):
@@ -98,3 +103,41 @@ class Tabular(Classification):
         if not claimed.inputs or not truth.inputs:
             return {}
         return side_by_side(claimed.inputs, truth.inputs, self.spec)
+
+
+def side_by_side(
+    claims: Sequence[Tensor], originals: Sequence[Tensor], spec: TabularSpec
+) -> dict[str, bytes]:
+    """Write original rows and the reconstruction matched to each, column by column.
+
+    Args:
+        claims: Reconstructed rows, encoded, of shape (F,).
+        originals: Original rows, encoded, of shape (F,).
+        spec: The task's spec with its columns.
+
+    Returns:
+        `reconstruction.txt`, a line for each column with up to three rows side by side, and
+        `cells.csv`, a line for each cell of all rows.
+    """
+    truth = torch.stack([row.detach().cpu().float() for row in originals])
+    found = [row.detach().cpu().float() for row in claims]
+    true = [spec.cells(row) for row in truth]
+    nothing = ["?"] * len(spec.columns)
+    ours = [spec.cells(found[i]) if i >= 0 else nothing for i in match(found, truth)]
+    lines = ["Column: original → reconstruction"]
+    stream = io.StringIO()
+    cells = csv.writer(stream)
+    cells.writerow(["row", "column", "original", "reconstruction"])
+    for at, column in enumerate(spec.columns):
+        both = [(row[at], claim[at]) for row, claim in zip(true, ours, strict=True)]
+        shown = [f"{_shown(a)} → {_shown(b)}" for a, b in both[:SHOWN]]
+        lines.append(f"{column.name}: {' | '.join(shown)}")
+        cells.writerows([number, column.name, *pair] for number, pair in enumerate(both))
+    return {
+        "reconstruction.txt": "\n".join([*lines, ""]).encode(errors="replace"),
+        "cells.csv": stream.getvalue().encode(errors="replace"),
+    }
+
+
+def _shown(cell: float | str) -> str:
+    return cell if isinstance(cell, str) else f"{cell:.4g}"
