@@ -61,8 +61,8 @@ redirect(
         "fedsim.simulation": "fedsim.engine.simulate",
         "fedsim.tasks.speech.commands": "fedsim.tasks.speech.speech_commands",
         "fedsim.tasks.speech.cutting": "fedsim.tasks.speech.segments",
-        "fedsim.tasks.speech.enrolment": "fedsim.tasks.speech.auxiliary",
-        "fedsim.tasks.speech.exhibits": "fedsim.tasks.speech.rendering",
+        "fedsim.tasks.speech.enrolment": "fedsim.tasks.speech.utterances",
+        "fedsim.tasks.speech.exhibits": "fedsim.tasks.speech.spectrograms",
         "fedsim.tasks.speech.listening": "fedsim.tasks.speech.spectrograms",
         "fedsim.tokens": "fedsim.spec",
     }

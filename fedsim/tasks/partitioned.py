@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -250,3 +251,18 @@ def claim_labels(labels: Tensor, scores: Tensor, **more: Any) -> Reconstruction:
         num_labels=len(labels),
         **more,
     )
+
+
+def render_lines(originals: Sequence[str] | None, claims: Sequence[str]) -> dict[str, bytes]:
+    """Write original texts and what was claimed of each to two files, one text a line.
+
+    Returns:
+        The files by name; empty if either side is missing.
+    """
+    if originals is None or not claims:
+        return {}
+    files = {"original.txt": originals, "reconstruction.txt": claims}
+    return {
+        name: "".join(" ".join(line.split()) + "\n" for line in text).encode(errors="replace")
+        for name, text in files.items()
+    }

@@ -1,8 +1,11 @@
-"""Word pieces learned from a text by byte-pair encoding (Sennrich et al., ACL 2016)."""
+"""Labels of transcripts: characters, or word pieces learned by byte-pair encoding.
+
+Byte-pair encoding is that of Sennrich et al. (ACL 2016).
+"""
 
 import functools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,32 +13,57 @@ import torch
 from torch import Tensor
 
 from fedsim.errors import DataError
-from fedsim.records import END, WORD_START
+from fedsim.records import BLANK_PIECE, END, WORD_START
 from fedsim.tasks.transcripts import ALPHABET
+
+CHARACTERS = (BLANK_PIECE, WORD_START, *ALPHABET)
+"""The characters that CTC recognisers write, by label. A space is written as the mark of a word's
+start, as `SpeechSpec.spell` expects."""
+
+_LABELS = {" ": 1, **{character: label for label, character in enumerate(ALPHABET, 2)}}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class WordPieces:
-    """A vocabulary of word pieces and how often each occurs.
+class Pieces:
+    """The word pieces or characters that labels stand for, and how often each occurs.
 
-    A piece that starts a word begins with `WORD_START`, as `Spec.spell` expects.
+    A word piece that starts a word begins with `WORD_START`, as `SpeechSpec.spell` expects.
 
     Attributes:
-        names: The pieces by label; label 0 ends a sequence.
+        names: The pieces by label. Label 0 ends a sequence of word pieces, and is CTC's blank among
+            characters.
         frequencies: The share of each piece in the text, float32 of shape (V,).
+        labels: Returns the labels of a plain text.
     """
 
     names: tuple[str, ...]
     frequencies: Tensor
-    _model: Any
+    labels: Callable[[str], list[int]]
 
     def encode(self, text: str) -> Tensor:
-        """Encode a plain text as labels, int64 of shape (L,), the end included."""
-        return torch.tensor([*self._model.encode(text).ids, END], dtype=torch.int64)
+        """Encode a plain text as labels, int64 of shape (L,), the end of word pieces included."""
+        return torch.tensor(self.labels(text), dtype=torch.int64)
 
 
 @functools.lru_cache(maxsize=4)
-def learn(text: tuple[str, ...], size: int) -> WordPieces:
+def characters(text: tuple[str, ...]) -> Pieces:
+    """Count the characters of normalised sentences."""
+    counts = Counter(_LABELS[character] for sentence in text for character in sentence)
+    return Pieces(CHARACTERS, frequencies(counts, len(CHARACTERS)), _spelled)
+
+
+def _spelled(text: str) -> list[int]:
+    """The labels of a text's characters; raises `DataError` if it is not normalised."""
+    if strange := sorted(set(text) - _LABELS.keys()):
+        raise DataError(
+            f"the transcript '{text}' has {', '.join(map(repr, strange))}; expected a-z, the "
+            "apostrophe and spaces. Normalise it with fedsim.tasks.transcripts.normalise"
+        )
+    return [_LABELS[character] for character in text]
+
+
+@functools.lru_cache(maxsize=4)
+def learn(text: tuple[str, ...], size: int) -> Pieces:
     """Learn a vocabulary from plain sentences.
 
     The result is cached, and the same in every process.
@@ -54,7 +82,9 @@ def learn(text: tuple[str, ...], size: int) -> WordPieces:
     for encoded, times in zip(model.encode_batch(list(words)), words.values(), strict=True):
         for piece in encoded.ids:
             counts[piece] += times
-    return WordPieces(tuple(names), frequencies(counts, size), model)
+    return Pieces(
+        tuple(names), frequencies(counts, size), lambda plain: [*model.encode(plain).ids, END]
+    )
 
 
 def train_tokenizer(

@@ -5,10 +5,10 @@ import torch
 from fedsim import testing
 from fedsim.seeds import isolated
 from fedsim.spec import SpeechSpec
-from fedsim.tasks.speech.characters import NAMES
 from fedsim.tasks.speech.features import Features
 from fedsim.tasks.speech.recognisers import PADDING, as_recogniser
 from fedsim.tasks.speech.voices import RATE, speak
+from fedsim.tasks.wordpieces import NAMES
 from fedsim.victim import VictimModel
 
 FEATURES, CONTEXT, CLASSES = 8, 2, 29

@@ -8,10 +8,10 @@ from fedsim import testing
 from fedsim.records import Batch, Reconstruction
 from fedsim.seeds import isolated
 from fedsim.spec import SpeechSpec
-from fedsim.tasks.speech.characters import NAMES as LETTERS
 from fedsim.tasks.speech.features import Features
 from fedsim.tasks.speech.recognisers import PADDING, as_recogniser
 from fedsim.tasks.speech.voices import RATE, speak
+from fedsim.tasks.wordpieces import NAMES as LETTERS
 from fedsim.victim import VictimModel
 
 SIZE, CONTEXT, CLASSES = 26, 4, 29

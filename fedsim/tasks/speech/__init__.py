@@ -12,28 +12,25 @@ from pydantic import BaseModel
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from fedsim.metrics import framed, word_errors
+from fedsim.metrics import framed, word_errors, worded
 from fedsim.records import Batch, Reconstruction, Reduction, Truth
 from fedsim.seeds import torch_generator
 from fedsim.spec import SpeechSpec
 from fedsim.task import evaluating
 from fedsim.tasks.models.factory import FACTORY
 from fedsim.tasks.partition import ByLength
-from fedsim.tasks.partitioned import claim_labels, sample
-from fedsim.tasks.speech.auxiliary import candidates, held_out
-from fedsim.tasks.speech.characters import Characters, characters
+from fedsim.tasks.partitioned import claim_labels, render_lines, sample
 from fedsim.tasks.speech.checks import cautions, check_lengths
 from fedsim.tasks.speech.data import Limits, frequent_speakers, load
 from fedsim.tasks.speech.local import recordings_in
 from fedsim.tasks.speech.recognisers import PADDING, RECOGNISERS, OwnRecogniser
-from fedsim.tasks.speech.rendering import public_level, render_transcripts
 from fedsim.tasks.speech.segments import select_by_duration
 from fedsim.tasks.speech.settings import SpeechSettings
-from fedsim.tasks.speech.spectrograms import Level, render_frames
-from fedsim.tasks.speech.utterances import Recordings, Utterance, frames
+from fedsim.tasks.speech.spectrograms import Level, public_level, render_frames
+from fedsim.tasks.speech.utterances import Recordings, Utterance, candidates, frames, held_out
 from fedsim.tasks.speech.voices import RATE
 from fedsim.tasks.transcripts import public_text
-from fedsim.tasks.wordpieces import WordPieces, learn
+from fedsim.tasks.wordpieces import Pieces, characters, learn
 from fedsim.victim import Loss
 
 EVALUATED_AT_ONCE = 32
@@ -81,7 +78,7 @@ class Speech(SpeechSettings):
         return found
 
     @functools.cached_property
-    def pieces(self) -> WordPieces | Characters:
+    def pieces(self) -> Pieces:
         """The labels of the recogniser: word pieces, learned when first used, or characters."""
         text = public_text(self.text, self.folder)
         if self.model.units == "characters":
@@ -155,7 +152,7 @@ class Speech(SpeechSettings):
             DataError: A recording has too few frames for its transcript under CTC.
         """
         found = list(cautions(self.recordings, self.features))
-        if isinstance(self.pieces, Characters):
+        if self.model.units == "characters":
             found += check_lengths(self.recordings, self.features, self.pieces)
         if self.seconds is not None and self.features.trim is not None:
             found.append(
@@ -302,7 +299,13 @@ class Speech(SpeechSettings):
         two sounds for each of up to four utterances (`fedsim.tasks.speech.spectrograms`). There is
         no file if nothing of this is claimed.
         """
-        files = render_transcripts(claimed, truth, self.spec)
+        lines = list[str]()
+        if claimed.text is not None or claimed.sequences is not None:
+            lines = worded(claimed, truth, self.spec)
+        elif claimed.label_set is not None:
+            pieces = self.pieces.names
+            lines = [" ".join(pieces[k] for k in sorted(claimed.label_set) if 0 <= k < len(pieces))]
+        files = render_lines(truth.text, lines)
         claims = framed(claimed, truth)
         if any(claim is not None for claim in claims):
             files |= render_frames(claims, list(truth.inputs or ()), self.features, self.level)

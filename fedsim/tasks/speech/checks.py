@@ -9,11 +9,11 @@ import torch
 
 from fedsim.errors import DataError
 from fedsim.gradients import frames_needed
-from fedsim.tasks.speech.characters import Characters
 from fedsim.tasks.speech.features import Features
 from fedsim.tasks.speech.sound_files import Header
 from fedsim.tasks.speech.utterances import Recordings, Utterance, frames
 from fedsim.tasks.speech.voices import RATE
+from fedsim.tasks.wordpieces import Pieces
 
 LOOKED_AT = 1000
 """The largest number of recordings whose headers are read."""
@@ -58,9 +58,7 @@ def cautions(recordings: Recordings, features: Features) -> tuple[str, ...]:
     return tuple(found)
 
 
-def check_lengths(
-    recordings: Recordings, features: Features, pieces: Characters
-) -> tuple[str, ...]:
+def check_lengths(recordings: Recordings, features: Features, pieces: Pieces) -> tuple[str, ...]:
     """Check that recordings have enough frames for their transcripts under CTC.
 
     The number of frames follows from a recording's header. Recordings that are trimmed or have no

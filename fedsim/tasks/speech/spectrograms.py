@@ -11,9 +11,15 @@ import torch
 from torch import Tensor
 
 from fedsim.seeds import isolated
+from fedsim.tasks.speech.data import READABLE
 from fedsim.tasks.speech.features import OFFSET, Features, torchaudio
 from fedsim.tasks.speech.sound_files import soundfile
-from fedsim.tasks.speech.voices import RATE
+from fedsim.tasks.speech.utterances import Recordings
+from fedsim.tasks.speech.voices import RATE, speak
+from fedsim.tasks.transcripts import SENTENCES, public_text
+
+PUBLIC = 16
+"""The largest number of utterances that a level is estimated from."""
 
 SHOWN = 4
 """The largest number of a victim's utterances that are shown."""
@@ -75,6 +81,24 @@ def estimate_level(features: Features, sounds: Sequence[Tensor], source: str) ->
     means = torch.stack([one.mean(dim=0) for one in frames])
     spreads = torch.stack([one.std(dim=0, correction=0) for one in frames])
     return Level(means.mean(dim=0), spreads.mean(dim=0), source)
+
+
+def public_level(recordings: Recordings, auxiliary: Tensor, features: Features) -> Level:
+    """Estimate the level of public utterances.
+
+    Args:
+        recordings: The data set.
+        auxiliary: Indices of the utterances that no client holds, int64. If there are none,
+            synthetic voices are used instead.
+        features: How sound becomes frames.
+    """
+    index = auxiliary[:PUBLIC].tolist()
+    if index:
+        sounds = [recordings[i].sound() for i in index]
+        return estimate_level(features, sounds, f"{len(index)} utterances that no client holds")
+    sentences = [text for text in public_text(SENTENCES, None) if len(text) < READABLE]
+    sounds = [torch.from_numpy(speak(text, who)) for who, text in enumerate(sentences[:PUBLIC])]
+    return estimate_level(features, sounds, f"{len(sounds)} synthetic voices")
 
 
 def render_frames(

@@ -13,7 +13,7 @@ from fedsim.errors import DataError
 from fedsim.metrics import read
 from fedsim.records import Reconstruction, Tokens, Truth
 from fedsim.spec import TextSpec
-from fedsim.tasks.partitioned import claim_labels
+from fedsim.tasks.partitioned import claim_labels, render_lines
 from fedsim.tasks.text.data import Texts
 from fedsim.tasks.text.languages.losses import PADDING
 from fedsim.tasks.wordpieces import frequencies
@@ -168,10 +168,4 @@ def render_texts(claimed: Reconstruction, truth: Truth, spec: TextSpec) -> dict[
     elif claimed.token_counts is not None:
         spelled = [spec.tokens.spell([i]) for i in sorted(claimed.token_counts)]
         lines = [" ".join(spelled)]
-    if not lines or truth.text is None:
-        return {}
-    files = {"original.txt": truth.text, "reconstruction.txt": lines}
-    return {
-        name: "".join(" ".join(line.split()) + "\n" for line in text).encode(errors="replace")
-        for name, text in files.items()
-    }
+    return render_lines(truth.text, lines)

@@ -16,9 +16,9 @@ from fedsim.gradients import ctc, ctc_loss, frames_needed
 from fedsim.records import Batch
 from fedsim.seeds import isolated
 from fedsim.tasks.speech import Speech
-from fedsim.tasks.speech.characters import characters
 from fedsim.tasks.speech.recognisers import PADDING, as_recogniser
 from fedsim.tasks.speech.recognisers.deepspeech import DeepSpeech, windows
+from fedsim.tasks.wordpieces import characters
 from fedsim.victim import VictimModel
 
 FEATURES, CLASSES = 4, 6

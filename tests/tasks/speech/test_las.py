@@ -73,7 +73,10 @@ def test_fed_the_context_vectors_that_attention_gave_the_decoder_says_the_same(l
 
     # Behind the attention the gradients are the same too; before it, they are not.
     model = VictimModel(
-        module, head=recogniser.head, loss=recogniser.loss, points=recogniser.points
+        module,
+        head=recogniser.find_head(module, 0, 0),
+        loss=recogniser.loss,
+        points=recogniser.points,
     )
     heard = model.gradient(inputs, target, lengths=lengths)
     fed = model.gradient(contexts.detach(), target, at="context")
@@ -86,7 +89,7 @@ def test_fed_the_context_vectors_that_attention_gave_the_decoder_says_the_same(l
 
 def test_the_head_is_where_it_says():
     recogniser, module = small()
-    assert module.get_submodule(recogniser.head).weight.shape == (PIECES, 6)
+    assert module.get_submodule(recogniser.find_head(module, 0, 0)).weight.shape == (PIECES, 6)
     assert all(0 < p.abs().max().item() <= 0.1 for p in module.parameters())
 
 

@@ -1,7 +1,7 @@
 """DeepSpeech (Hannun et al., 2014): characters by CTC. HFGM attacks this recogniser."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, cast
 
 import torch
 from pydantic import Field
@@ -10,10 +10,8 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from fedsim.gradients import BLANK, ctc_loss
-from fedsim.records import Reduction
 from fedsim.tasks.speech.recognisers.decoding import beam_decoder, best_of_beam, best_path
 from fedsim.tasks.speech.recognisers.recogniser import Recogniser
-from fedsim.victim import Loss
 
 CLIP = 20.0
 """The largest output of the clipped ReLUs."""
@@ -128,10 +126,9 @@ class DeepSpeech(Recogniser):
     47 million weights; the defaults here are small enough for a CPU.
     """
 
-    units: ClassVar[Literal["wordpieces", "characters"]] = "characters"
-    head: ClassVar[str] = "head"
-    loss: ClassVar[Loss] = staticmethod(mean_ctc_loss)
-    reduction: ClassVar[Reduction] = "example"
+    units = "characters"
+    loss = staticmethod(mean_ctc_loss)
+    reduction = "example"
 
     name: str = "deepspeech"
     context: int = Field(default=9, ge=0, le=50)
@@ -166,10 +163,6 @@ class DeepSpeech(Recogniser):
         if self.beam > 1:
             beam_decoder(vocabulary, self.beam)
         return DeepSpeechNetwork(features, vocabulary, self)
-
-    def find_head(self, module: nn.Module, features: int, vocabulary: int) -> str:
-        """The name of the head."""
-        return self.head
 
     @torch.no_grad()
     def transcribe(

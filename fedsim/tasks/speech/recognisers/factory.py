@@ -1,18 +1,14 @@
 """Recognisers that a function of the user's own makes: `task.model = "module:function"`."""
 
-from typing import ClassVar, Literal
-
 import torch
 from torch import Tensor, nn
 
 from fedsim.errors import DataError
 from fedsim.gradients import BLANK
-from fedsim.records import Reduction
 from fedsim.tasks.models.factory import Factory
 from fedsim.tasks.speech.recognisers.decoding import best_path
 from fedsim.tasks.speech.recognisers.deepspeech import frame_scores, mean_ctc_loss
 from fedsim.tasks.speech.recognisers.recogniser import Recogniser
-from fedsim.victim import Loss
 
 FRAMES = 8
 """The number of frames of the example that the head is found with."""
@@ -27,9 +23,9 @@ class OwnRecogniser(Factory, Recogniser):
     """
 
     model_config = Factory.model_config
-    units: ClassVar[Literal["wordpieces", "characters"]] = "characters"
-    loss: ClassVar[Loss] = staticmethod(mean_ctc_loss)
-    reduction: ClassVar[Reduction] = "example"
+    units = "characters"
+    loss = staticmethod(mean_ctc_loss)
+    reduction = "example"
 
     def build(self, features: int, vocabulary: int) -> nn.Module:
         """Call the function with the size of a frame and the number of characters."""

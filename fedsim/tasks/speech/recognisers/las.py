@@ -1,6 +1,6 @@
 """Listen, attend and spell (Chan et al., 2016): word pieces by attention. RLG attacks it."""
 
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import torch
 from pydantic import Field
@@ -8,9 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from fedsim.records import END, Reduction
+from fedsim.records import END
 from fedsim.tasks.speech.recognisers.recogniser import PADDING, Recogniser
-from fedsim.victim import Loss
 
 WEIGHTS = 0.1
 """Initial weights are drawn from U(-0.1, 0.1) (Chan et al., section 4)."""
@@ -245,11 +244,10 @@ class LAS(Recogniser):
     small enough for a CPU.
     """
 
-    units: ClassVar[Literal["wordpieces", "characters"]] = "wordpieces"
-    head: ClassVar[str] = "speller.head"
-    points: ClassVar[tuple[str, ...]] = ("input", "context")
-    loss: ClassVar[Loss] = staticmethod(sequence_loss)
-    reduction: ClassVar[Reduction] = "token"
+    units = "wordpieces"
+    points = ("input", "context")
+    loss = staticmethod(sequence_loss)
+    reduction = "token"
 
     name: str = "las"
     encoder: int = Field(default=64, ge=1)
@@ -279,7 +277,7 @@ class LAS(Recogniser):
 
     def find_head(self, module: nn.Module, features: int, vocabulary: int) -> str:
         """The name of the head."""
-        return self.head
+        return "speller.head"
 
     @torch.no_grad()
     def transcribe(

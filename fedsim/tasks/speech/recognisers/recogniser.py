@@ -46,15 +46,18 @@ class Recogniser(BaseModel, ABC):
             vocabulary: The number of labels, label 0 included.
         """
 
-    @abstractmethod
     def find_head(self, module: nn.Module, features: int, vocabulary: int) -> str:
-        """Find the projection layer before the softmax over labels; returns its name.
+        """Find the projection layer before the softmax over labels, by default `head`.
 
         Args:
             module: The model.
             features: The number of values in a frame.
             vocabulary: The number of labels, label 0 included.
+
+        Returns:
+            The layer's name.
         """
+        return "head"
 
     @abstractmethod
     def transcribe(
