@@ -8,49 +8,67 @@ The first two are Flower `Grid`s that call the ClientApp themselves, which makes
 and saves the time that polling takes. All three give the same findings for a seed.
 """
 
-import contextlib
 import os
-from collections.abc import Iterator
+import socket
+from abc import ABC, abstractmethod
 
-from fedsim.engine.engine import Engine, engine_name, knock, workers
+from fedsim.attacking.campaign import Observer
 from fedsim.errors import EngineError
+from fedsim.runs.ledger import Ledger
 from fedsim.scenario import Scenario
+from fedsim.scenario.built import BuiltRun
 
-__all__ = ["Engine", "engine_name", "knock", "open_engine", "workers"]
+
+class Engine(ABC):
+    """Runs scenarios one after the other (the points of a sweep) on the same workers."""
+
+    @abstractmethod
+    def run(self, built: BuiltRun, ledger: Ledger, point: str, observer: Observer) -> None:
+        """Train, intercept and attack.
+
+        Args:
+            built: The scenario's task and plugins.
+            ledger: The run folder that findings and utility are written to.
+            point: The name of the sweep's point, "" without a sweep.
+            observer: Called with each event.
+        """
+
+    def close(self) -> None:  # noqa: B027 - only an engine with workers has some to give back
+        """Stop the workers."""
 
 
-@contextlib.contextmanager
-def open_engine(scenario: Scenario) -> Iterator[Engine]:
-    """Start the engine of a scenario, and close it in the end.
+def workers(scenario: Scenario) -> int:
+    """The number of clients that are trained at a time."""
+    asked = scenario.engine.workers
+    if asked != "auto":
+        return asked
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, min(cores or 1, scenario.training.per_round))
+
+
+def knock(address: str) -> None:
+    """Check that a Ray cluster accepts connections; Ray itself would try for minutes.
 
     Args:
-        scenario: The scenario, for its `engine` table and its number of clients.
-
-    Yields:
-        The engine.
+        address: `engine.address`. Only HOST:PORT is checked.
 
     Raises:
-        EngineError: The engine cannot start.
+        EngineError: Nothing accepts connections there.
     """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
-    name = engine_name(scenario)
-    engine: Engine
-    if name == "inline":
-        from fedsim.engine.inline import InlineEngine
-
-        engine = InlineEngine()
-    elif name == "ray":
-        try:
-            from fedsim.engine.ray import RayEngine
-        except ImportError as error:
-            raise EngineError(f"Ray is not installed ({error}); set engine.workers = 1") from error
-        engine = RayEngine(scenario)
-    else:
-        from fedsim.engine.flower import FlowerEngine
-
-        engine = FlowerEngine()
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdigit():
+        return
     try:
-        yield engine
-    finally:
-        engine.close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+    except OSError as error:
+        raise EngineError(
+            f"Ray cannot be reached at engine.address = {address}: {error}. "
+            "Start it there (ray start --head), or leave out the address"
+        ) from error
+
+
+def engine_name(scenario: Scenario) -> str:
+    """The engine that a scenario names, or else Ray if it has more than one worker."""
+    if scenario.engine.name != "auto":
+        return scenario.engine.name
+    return "ray" if workers(scenario) > 1 or scenario.engine.address else "inline"

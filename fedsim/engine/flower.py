@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.attacking.campaign import Observer
-from fedsim.engine.engine import Engine, workers
+from fedsim.engine import Engine, workers
 from fedsim.errors import EngineError
 from fedsim.records import Finding
 from fedsim.runs.ledger import Ledger

@@ -6,7 +6,7 @@ from flwr.app import Message
 
 from fedsim.attacking.attack import AttackRunner
 from fedsim.attacking.campaign import InlineExecutor, Observer
-from fedsim.engine.engine import Engine
+from fedsim.engine import Engine
 from fedsim.federation import federate
 from fedsim.federation.client import app
 from fedsim.federation.grid import LocalGrid, answer

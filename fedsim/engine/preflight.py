@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from fedsim.defense import Defense
-from fedsim.engine.engine import engine_name
+from fedsim.engine import engine_name
 from fedsim.errors import DataError, ScenarioError
 from fedsim.federation.strategies import build_strategy, quiet
 from fedsim.libraries import brief

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import os
 import platform
 import re
 import time
@@ -13,9 +14,9 @@ import torch
 from torch import Tensor
 
 from fedsim.attacking.campaign import Observer
-from fedsim.engine import engine_name, open_engine
+from fedsim.engine import Engine, engine_name
 from fedsim.engine.preflight import preflight
-from fedsim.errors import FedsimError, ScenarioError, did_you_mean
+from fedsim.errors import EngineError, FedsimError, ScenarioError, did_you_mean
 from fedsim.federation.strategies import quiet
 from fedsim.report import write_report
 from fedsim.runs.ledger import Ledger
@@ -151,7 +152,7 @@ def run_points(
         quiet(),
         one_thread(),
         isolated(scenario.seed, "simulation"),
-        open_engine(scenario) as engine,
+        contextlib.closing(start_engine(scenario)) as engine,
     ):
         for name, point in points:
             notify("point", point=name, rounds=point.training.rounds)
@@ -161,6 +162,33 @@ def run_points(
             after = build(point, after=after)
             engine.run(after, ledger, name, notify)
             ledger.end(name, time.perf_counter() - started)
+
+
+def start_engine(scenario: Scenario) -> Engine:
+    """Start the engine of a scenario, which is to be closed in the end.
+
+    Args:
+        scenario: The scenario, for its `engine` table and its number of clients.
+
+    Raises:
+        EngineError: The engine cannot start.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+    name = engine_name(scenario)
+    if name == "inline":
+        from fedsim.engine.inline import InlineEngine
+
+        return InlineEngine()
+    if name == "flower":
+        from fedsim.engine.flower import FlowerEngine
+
+        return FlowerEngine()
+    try:
+        from fedsim.engine.ray import RayEngine
+    except ImportError as error:
+        raise EngineError(f"Ray is not installed ({error}); set engine.workers = 1") from error
+    return RayEngine(scenario)
 
 
 play = run_points
