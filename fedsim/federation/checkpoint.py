@@ -8,13 +8,13 @@ ended, so that a run that continues after it misses none.
 """
 
 import json
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-from flwr.app import ArrayRecord, Context, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp.strategy import Result, Strategy
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -43,39 +43,29 @@ class Checkpoint:
     Attributes:
         round: The number of the round.
         complete: Whether a run can continue from it.
-        arrays: The global arrays by name.
-        strategy: The strategy's fields by name: a list of arrays, or arrays by key.
-        clients: The `Context.state` of each client that has one.
+        tensors: The global arrays, and those that the strategy and the clients carry from round to
+            round, by their names in the file.
         taken_part: The number of rounds that each client took part in.
     """
 
     round: int
     complete: bool
-    arrays: dict[str, Tensor]
-    strategy: dict[str, Any]
-    clients: dict[int, RecordDict]
+    tensors: dict[str, Tensor]
     taken_part: dict[int, int]
+
+    @property
+    def arrays(self) -> dict[str, Tensor]:
+        """The global arrays by name."""
+        return {name: value for name, value in self.tensors.items() if "/" not in name}
 
     def write(self, ledger: Ledger, folder: str) -> None:
         """Replace the checkpoint of a run folder atomically."""
-        tensors = dict(self.arrays)
-        for field, value in self.strategy.items():
-            keyed = value.items() if isinstance(value, dict) else enumerate(value or [])
-            for key, array in keyed:
-                tensors[f"strategy/{field}/{key}"] = torch.from_numpy(np.ascontiguousarray(array))
-        for client, state in self.clients.items():
-            for record, arrays in state.array_records.items():
-                for name, tensor in arrays.to_torch_state_dict().items():
-                    tensors[f"client/{client}/{record}/{name}"] = tensor
-        content = save(
-            {name: value.contiguous() for name, value in tensors.items()},
-            {
-                "round": str(self.round),
-                "complete": str(self.complete),
-                "taken_part": json.dumps(self.taken_part),
-            },
-        )
-        ledger.artifact(f"{folder}/{FILE}", content)
+        meta = {
+            "round": str(self.round),
+            "complete": str(self.complete),
+            "taken_part": json.dumps(self.taken_part),
+        }
+        ledger.artifact(f"{folder}/{FILE}", save(self.tensors, meta))
 
     @classmethod
     def read(cls, ledger: Ledger, folder: str) -> "Checkpoint | None":
@@ -83,37 +73,16 @@ class Checkpoint:
         try:
             with safe_open(ledger.folder / folder / FILE, framework="pt") as file:
                 meta = file.metadata()
-                round, complete = int(meta["round"]), meta["complete"] == "True"
                 taken_part = {int(k): int(n) for k, n in json.loads(meta["taken_part"]).items()}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                return cls(int(meta["round"]), meta["complete"] == "True", tensors, taken_part)
         except (OSError, SafetensorError, KeyError, ValueError):
             return None
-        arrays: dict[str, Tensor] = {}
-        strategy: dict[str, Any] = {}
-        states: dict[int, dict[str, dict[str, Tensor]]] = {}
-        for name, value in tensors.items():
-            kind, _, rest = name.partition("/")
-            if not rest:
-                arrays[name] = value
-            elif kind == "strategy":
-                field, _, key = rest.partition("/")
-                strategy.setdefault(field, {})[key] = value.numpy()
-            else:
-                client, record, key = rest.split("/", 2)
-                states.setdefault(int(client), {}).setdefault(record, {})[key] = value
-        for field, entries in strategy.items():
-            if all(key.isdigit() for key in entries):
-                strategy[field] = [entries[key] for key in sorted(entries, key=int)]
-        clients = {
-            client: RecordDict({key: ArrayRecord(kept) for key, kept in state.items()})
-            for client, state in states.items()
-        }
-        return cls(round, complete, arrays, strategy, clients, taken_part)
 
 
 def capture(
     round: int,
-    arrays: dict[str, Tensor],
+    arrays: Mapping[str, Tensor],
     strategy: Strategy,
     contexts: Mapping[int, Context] | None,
     taken_part: Mapping[int, int],
@@ -139,23 +108,35 @@ def capture(
         and contexts is not None
         and all(len(state.array_records) == len(state) for state in states.values())
     )
-    kept = {field: _copied(getattr(inner, field)) for field in fields or ()}
-    clients = {client: RecordDict(dict(state)) for client, state in states.items()}
-    return Checkpoint(round, complete, arrays, kept, clients, dict(taken_part))
+    tensors = dict(arrays)
+    for field in fields or ():
+        value = getattr(inner, field)
+        for key, array in value.items() if isinstance(value, dict) else enumerate(value or []):
+            tensors[f"strategy/{field}/{key}"] = torch.tensor(array)
+    for client, state in states.items():
+        for record, held in state.array_records.items():
+            for name, tensor in held.to_torch_state_dict().items():
+                tensors[f"client/{client}/{record}/{name}"] = tensor
+    tensors = {name: value.contiguous() for name, value in tensors.items()}
+    return Checkpoint(round, complete, tensors, dict(taken_part))
 
 
 def restore(kept: Checkpoint, strategy: Strategy, contexts: Mapping[int, Context]) -> None:
     """Restore the state of the strategy and the clients from a checkpoint."""
-    for field, value in kept.strategy.items():
-        setattr(_inner(strategy), field, value)
-    for client, state in kept.clients.items():
-        contexts[client].state = state
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: np.array(array) for key, array in value.items()}
-    return None if value is None else [np.array(array) for array in value]
+    fields = defaultdict[str, dict[str, Any]](dict)
+    records = defaultdict[tuple[str, str], dict[str, Tensor]](dict)
+    for name, value in kept.tensors.items():
+        kind, *path = name.split("/", 3)
+        if kind == "strategy":
+            fields[path[0]]["/".join(path[1:])] = value.numpy()
+        elif path:
+            records[path[0], path[1]][path[2]] = value
+    for field, entries in fields.items():
+        listed = all(key.isdigit() for key in entries)
+        arrays = [entries[key] for key in sorted(entries, key=int)] if listed else entries
+        setattr(_inner(strategy), field, arrays)
+    for (client, record), tensors in records.items():
+        contexts[int(client)].state[record] = ArrayRecord(tensors)
 
 
 def _inner(strategy: Strategy) -> Strategy:

@@ -2,7 +2,7 @@
 
 import contextlib
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
@@ -46,7 +46,9 @@ def run(
     initial = {name: value.clone() for name, value in task.arrays(module).items()}
     buffers = set(initial) - task.trained(module)
     folder = place("checkpoint", point)
-    contexts = _contexts(grid)
+    contexts = None  # of the clients; other Grids do not keep them
+    if isinstance(grid, LocalGrid):
+        contexts = {client: grid.contexts[node] for node, client in grid.clients.items()}
     if settings.secure_aggregation:
         most = settings.batch_size * settings.local_steps
         grid = SecureGrid(grid, settings.secure_aggregation, seed=seed, most=most)
@@ -118,10 +120,3 @@ def run(
 
 play = run
 """The name that `run` had."""
-
-
-def _contexts(grid: Grid) -> dict[int, Context] | None:
-    """The context of every client by number; None if the Grid does not keep them."""
-    if not isinstance(grid, LocalGrid):
-        return None
-    return {client: grid.contexts[node] for node, client in grid.clients.items()}

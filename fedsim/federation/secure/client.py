@@ -9,9 +9,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 
 from fedsim.errors import ClientError, UpdateRefused
 from fedsim.federation.meaning import UPDATE_KEY
-from fedsim.federation.secure import MASKED_KEY, ROUND_KEY, SECAGGPLUS_KEY
+from fedsim.federation.secure import MASKED_KEY, ROUND_KEY, SECAGGPLUS_KEY, Plain, Round
 from fedsim.federation.secure.masking import encode, flatten, mask
-from fedsim.federation.secure.protocol import Plain, Round
 from fedsim.records import Update
 
 Answer = Callable[[Message, Context], Message]
@@ -30,23 +29,13 @@ def secured(message: Message, context: Context, call_next: Answer) -> Message:
         return secaggplus.answer(message, context, lambda m, c: _train(m, c, call_next))
     if ROUND_KEY not in records:
         return call_next(message, context)
-    parameters = Round.read(records[ROUND_KEY])
+    own = Round.read(records[ROUND_KEY])
+    masks = mask(own.seed, own.round, own.client, own.partners, own.size)
     if message.metadata.message_type.startswith("query"):
-        masks = mask(
-            parameters.seed,
-            parameters.round,
-            parameters.client,
-            parameters.partners,
-            parameters.size,
-        )
         content = RecordDict({MASKED_KEY: ArrayRecord({"masks": Array(masks)})})
         return Message(content, reply_to=message)
     plain = _train(message, context, call_next)
-    values = np.concatenate([[1.0], plain.values])
-    masked = encode(values, plain.examples, parameters.clients)
-    masked = masked + mask(
-        parameters.seed, parameters.round, parameters.client, parameters.partners, len(masked)
-    )
+    masked = encode(np.concatenate([[1.0], plain.values]), plain.examples, own.clients) + masks
     arrays = ArrayRecord({"masked": Array(masked)})
     content = RecordDict({MASKED_KEY: arrays, UPDATE_KEY: plain.meaning})
     return Message(content, reply_to=message)

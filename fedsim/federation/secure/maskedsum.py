@@ -18,9 +18,8 @@ from flwr.serverapp import Grid
 from fedsim.errors import ClientError, UpdateRefused
 from fedsim.federation.grid import with_content
 from fedsim.federation.meaning import UPDATE_KEY
-from fedsim.federation.secure import MASKED_KEY, ROUND_KEY
+from fedsim.federation.secure import MASKED_KEY, ROUND_KEY, Round
 from fedsim.federation.secure.masking import Masked, Vector, connected, decode, neighbours
-from fedsim.federation.secure.protocol import Round
 
 
 @dataclass(frozen=True, slots=True, eq=False)

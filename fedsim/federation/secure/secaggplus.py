@@ -23,10 +23,9 @@ from flwr.serverapp import Grid
 
 from fedsim.errors import ClientError, UpdateRefused
 from fedsim.federation.meaning import UPDATE_KEY
-from fedsim.federation.secure import ROUND_KEY, SECAGGPLUS_KEY
+from fedsim.federation.secure import ROUND_KEY, SECAGGPLUS_KEY, Plain, Round
 from fedsim.federation.secure.maskedsum import Mean, Terms, agreed, with_round
 from fedsim.federation.secure.masking import reach
-from fedsim.federation.secure.protocol import Plain, Round
 from fedsim.seeds import isolated
 
 CLIPPING = 64.0

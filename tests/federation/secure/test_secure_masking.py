@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from fedsim.errors import UpdateRefused
-from fedsim.federation.secure import masking
-from fedsim.federation.secure.protocol import Round
+from fedsim.federation.secure import Round, masking
 
 
 @given(
