@@ -50,7 +50,7 @@ from fedsim.knowledge import Knowledge
 from fedsim.priors import LanguagePrior, language_prior
 from fedsim.records import Observation, Spec, Tokens
 from fedsim.seeds import torch_generator
-from fedsim.tasks.text.languages.losses import POINTS, classification_loss
+from fedsim.tasks.text.languages.language import POINTS, classification_loss
 from fedsim.tasks.text.languages.tokenizers import describe_tokenizer
 from fedsim.victim import VictimModel
 

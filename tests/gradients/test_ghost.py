@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn import functional
 
 from fedsim.gradients import Comparison, GhostGradients, TextDistance, nearest_tokens, norm_gap
-from fedsim.tasks.text.languages.losses import POINTS, classification_loss
+from fedsim.tasks.text.languages.language import POINTS, classification_loss
 from fedsim.victim import VictimModel
 
 

@@ -4,7 +4,7 @@ import torch
 
 from fedsim import libraries
 from fedsim.gradients import Comparison, TextDistance
-from fedsim.tasks.text.languages.losses import POINTS, classification_loss, masked_loss
+from fedsim.tasks.text.languages.language import POINTS, classification_loss, masked_loss
 from fedsim.victim import VictimModel
 
 SIZE, TOKENS, BATCH = 60, 7, 2

@@ -22,13 +22,15 @@ from fedsim.tasks.partitioned import divide, sample
 from fedsim.tasks.text import examples
 from fedsim.tasks.text.data import ENDINGS, MESSAGES, Texts, load, public_texts
 from fedsim.tasks.text.languages import Language, OwnLanguage
-from fedsim.tasks.text.languages.language import embedding_name, padding_id, sent_parameters
-from fedsim.tasks.text.languages.losses import (
+from fedsim.tasks.text.languages.language import (
     PADDING,
     POINTS,
     classification_loss,
+    embedding_name,
     logits,
     masked_loss,
+    padding_id,
+    sent_parameters,
 )
 from fedsim.tasks.text.languages.tokenizers import describe_tokenizer
 from fedsim.tasks.text.messages import public_messages

@@ -15,7 +15,7 @@ from fedsim.records import Reconstruction, Tokens, Truth
 from fedsim.spec import TextSpec
 from fedsim.tasks.partitioned import claim_labels, render_lines
 from fedsim.tasks.text.data import Texts
-from fedsim.tasks.text.languages.losses import PADDING
+from fedsim.tasks.text.languages.language import PADDING
 from fedsim.tasks.wordpieces import frequencies
 
 

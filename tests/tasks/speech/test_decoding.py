@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from fedsim.gradients import BLANK, ctc_loss, frames_needed
 from fedsim.tasks.speech import Speech
-from fedsim.tasks.speech.recognisers.decoding import best_of_beam, best_path
+from fedsim.tasks.speech.recognisers.ctc import best_of_beam, best_path
 
 beams = pytest.mark.skipif(
     importlib.util.find_spec("flashlight") is None, reason="needs flashlight-text"

@@ -17,7 +17,7 @@ from fedsim.records import Batch
 from fedsim.seeds import isolated
 from fedsim.tasks.speech import Speech
 from fedsim.tasks.speech.recognisers import PADDING, as_recogniser
-from fedsim.tasks.speech.recognisers.deepspeech import DeepSpeech, windows
+from fedsim.tasks.speech.recognisers.ctc import DeepSpeech, windows
 from fedsim.tasks.wordpieces import characters
 from fedsim.victim import VictimModel
 

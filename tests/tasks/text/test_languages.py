@@ -7,7 +7,7 @@ import torch
 from support.small_text import SMALL, model, small
 
 from fedsim.errors import DataError
-from fedsim.tasks.text.languages.losses import logits
+from fedsim.tasks.text.languages.language import logits
 
 GPT2 = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64}
 DISTIL = {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 24}

@@ -12,7 +12,7 @@ from fedsim.engine.simulate import simulate
 from fedsim.errors import DataError, ScenarioError
 from fedsim.scenario import Scenario
 from fedsim.tasks.text.languages import OwnLanguage, as_language
-from fedsim.tasks.text.languages.losses import logits
+from fedsim.tasks.text.languages.language import logits
 
 NETS = """
 from types import SimpleNamespace

@@ -6,8 +6,7 @@ from fedsim.errors import DataError, did_you_mean
 from fedsim.plugin import table, validated
 from fedsim.references import is_reference
 from fedsim.tasks.models.factory import FACTORY
-from fedsim.tasks.speech.recognisers.deepspeech import DeepSpeech
-from fedsim.tasks.speech.recognisers.factory import OwnRecogniser
+from fedsim.tasks.speech.recognisers.ctc import DeepSpeech, OwnRecogniser
 from fedsim.tasks.speech.recognisers.las import LAS
 from fedsim.tasks.speech.recognisers.recogniser import PADDING, Recogniser
 

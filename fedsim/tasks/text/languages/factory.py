@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from fedsim.errors import DataError
 from fedsim.task import evaluating
 from fedsim.tasks.models.factory import Factory
-from fedsim.tasks.text.languages.language import LEARNED, Aim, require_mask
-from fedsim.tasks.text.languages.losses import logits
+from fedsim.tasks.text.languages.language import LEARNED, Aim, logits, require_mask
 from fedsim.tasks.text.languages.tokenizers import learn_tokenizer, load_tokenizer
 
 

@@ -1,5 +1,13 @@
-"""DeepSpeech (Hannun et al., 2014): characters by CTC. HFGM attacks this recogniser."""
+"""Recognisers trained with CTC on characters: DeepSpeech, and models of the user's own.
 
+HFGM attacks DeepSpeech (Hannun et al., 2014). Transcripts are decoded by the best path or by beam
+search. Beam search is flashlight's, called through torchaudio. It is compiled, has no dependencies,
+and has wheels for Python 3.11 and 3.12. (pyctcdecode, the other decoder in wide use, is pinned
+below numpy 2.)
+"""
+
+import functools
+import importlib
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -9,12 +17,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from fedsim import libraries
+from fedsim.errors import DataError
 from fedsim.gradients import BLANK, ctc_loss
-from fedsim.tasks.speech.recognisers.decoding import beam_decoder, best_of_beam, best_path
+from fedsim.tasks.models.factory import Factory
 from fedsim.tasks.speech.recognisers.recogniser import Recogniser
 
 CLIP = 20.0
 """The largest output of the clipped ReLUs."""
+
+FRAMES = 8
+"""The number of frames of the example that the head of a user's model is found with."""
 
 
 def windows(frames: Tensor, context: int) -> Tensor:
@@ -108,6 +121,80 @@ def mean_ctc_loss(
     return ctc_loss(module(inputs, lengths), target, lengths).mean()
 
 
+def best_path(log_probs: Tensor) -> Tensor:
+    """Decode by the most probable label of every frame (best-path decoding).
+
+    Repeated labels are merged and blanks are removed.
+
+    Args:
+        log_probs: Log-probabilities, or any scores, of shape (T, C).
+
+    Returns:
+        The labels, int64 of shape (L,).
+    """
+    path = log_probs.argmax(dim=1)
+    new = torch.ones_like(path, dtype=torch.bool)
+    new[1:] = path[1:] != path[:-1]
+    return path[new & (path != BLANK)]
+
+
+def best_of_beam(log_probs: Tensor, width: int) -> Tensor:
+    """Decode by beam search without a language model (Graves and Jaitly, ICML 2014, section 3.2).
+
+    The probability of a label sequence is summed over its alignments. The search is exact if the
+    beam is at least twice as wide as there are prefixes.
+
+    Args:
+        log_probs: Log-probabilities of shape (T, C).
+        width: The number of hypotheses kept from frame to frame.
+
+    Returns:
+        The most probable labels, int64 of shape (L,). They are empty if there are no frames, or if
+        no hypothesis is left because the model has diverged.
+
+    Raises:
+        DataError: flashlight-text is not installed.
+    """
+    found: list[Any] = []
+    if len(log_probs):
+        decode = beam_decoder(log_probs.shape[1], width)
+        (found,) = decode(log_probs.float().cpu().contiguous()[None])
+    labels = found[0].tokens if found else torch.zeros(0)
+    return labels.to(log_probs.device, torch.int64)
+
+
+@functools.lru_cache(maxsize=8)
+def beam_decoder(classes: int, width: int) -> Any:
+    """Make torchaudio's beam-search decoder of emissions of shape (B, T, classes).
+
+    Args:
+        classes: The number of labels.
+        width: The number of hypotheses kept from frame to frame.
+
+    Raises:
+        DataError: flashlight-text is not installed.
+    """
+    libraries.torchaudio()
+    try:
+        make = importlib.import_module("torchaudio.models.decoder").ctc_decoder
+    except (ImportError, RuntimeError) as error:
+        raise DataError(
+            f"task.model.beam = {width} needs torchaudio and flashlight-text: "
+            f"{libraries.installing('beam')}; or leave it at 1, which needs neither "
+            f"({libraries.brief(error)})"
+        ) from error
+    names = [str(label) for label in range(classes)]
+    # The blank is also the label of silence; another label would be added at both ends.
+    return make(
+        lexicon=None,
+        tokens=names,
+        blank_token=names[BLANK],
+        sil_token=names[BLANK],
+        beam_size=width,
+        log_add=True,
+    )
+
+
 def frame_scores(module: nn.Module, inputs: Tensor, lengths: Tensor | None) -> list[Tensor]:
     """The log-probabilities of each utterance's characters, (T, C), without those of padding."""
     scores = module(inputs, lengths).log_softmax(dim=2)
@@ -173,3 +260,44 @@ class DeepSpeech(Recogniser):
         if self.beam == 1:
             return [best_path(one)[:longest] for one in unpadded]
         return [best_of_beam(one, self.beam)[:longest] for one in unpadded]
+
+
+class OwnRecogniser(Factory, Recogniser):
+    """A recogniser that your own function makes, as `make(features=26, classes=29)`.
+
+    It takes frames (B, T, features) float32, padded with 0, and the number of frames of each
+    utterance, (B,) int64 or None if all are full. It returns logits (B, T, classes), as many as
+    there are frames. It is trained with CTC on characters; class 0 is the blank.
+    """
+
+    model_config = Factory.model_config
+    units = "characters"
+    loss = staticmethod(mean_ctc_loss)
+    reduction = "example"
+
+    def build(self, features: int, vocabulary: int) -> nn.Module:
+        """Call the function with the size of a frame and the number of characters."""
+        module = self.make(features=features, classes=vocabulary)
+        # Attacks read here that it uses CTC.
+        if hasattr(module, "blank"):
+            raise DataError(
+                f"task.model: {self.name} has an attribute 'blank' of its own, under which fedsim "
+                "keeps the class of the blank. Rename it"
+            )
+        module.blank = BLANK  # type: ignore[assignment]
+        return module
+
+    def find_head(self, module: nn.Module, features: int, vocabulary: int) -> str:
+        """Find the head; it must have a weight of its own."""
+        frames, lengths = torch.zeros(1, FRAMES, features), torch.tensor([FRAMES])
+        takes = f"frames of shape {tuple(frames.shape)} and their number, {tuple(lengths.shape)}"
+        return self.head_behind(
+            module, lambda: module(frames, lengths), (1, FRAMES, vocabulary), takes
+        )
+
+    @torch.no_grad()
+    def transcribe(
+        self, module: nn.Module, inputs: Tensor, lengths: Tensor | None, longest: int
+    ) -> list[Tensor]:
+        """Transcribe by the most probable character of every frame."""
+        return [best_path(one)[:longest] for one in frame_scores(module, inputs, lengths)]
