@@ -10,7 +10,7 @@ or changes them (server-side differential privacy) still holds them all.
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from flwr.app import Array, ArrayRecord, Message
@@ -34,7 +34,7 @@ class Spool:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._taken = 0
-        self._file: _File | None = None
+        self._file: IO[bytes] | None = None
 
     def take(self, reply: Message) -> None:
         """Count a reply, and move its arrays to disk, in place, if the limit is reached.
@@ -49,12 +49,14 @@ class Spool:
         self._taken += sum(record.count_bytes() for record in records)
         if self._taken <= HELD:
             return
-        self._file = self._file or _File(self._folder)
-        # In the record itself: `array_records` leaves copies of its references to Python's garbage
-        # collection, which counts objects and not bytes.
-        for record in records:
-            for name, array in record.items():
-                record[name] = self._file.store(array)
+        with writing(self._folder):
+            file = self._file = self._file or tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115
+            # In the record itself: `array_records` leaves copies of its references to Python's
+            # garbage collection, which counts objects and not bytes.
+            for record in records:
+                for name, array in record.items():
+                    record[name] = _Stored(array, file, file.seek(0, 2), file.write(array.data))
+            file.flush()
 
 
 def waiting(update: Update, reply: Message) -> Update:
@@ -67,37 +69,18 @@ def waiting(update: Update, reply: Message) -> Update:
     )
 
 
-class _File:
-    """A nameless file of arrays, one after the other."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        with writing(folder):
-            self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - outlives this call
-
-    def store(self, array: Array) -> "_Stored":
-        with writing(self._folder):
-            at = self._file.seek(0, 2)
-            size = self._file.write(array.data)
-            self._file.flush()
-        return _Stored(array, self, at, size)
-
-    def read(self, at: int, size: int) -> bytes:
-        self._file.seek(at)
-        return self._file.read(size)
-
-
 class _Stored(Array):
     """An array of Flower's whose bytes are read from a file each time they are used."""
 
-    def __init__(self, array: Array, file: _File, at: int, size: int) -> None:
+    def __init__(self, array: Array, file: IO[bytes], at: int, size: int) -> None:
         self.dtype, self.shape, self.stype = array.dtype, array.shape, array.stype
         self._place = file, at, size
 
     @property
     def data(self) -> bytes:  # type: ignore[override]
         file, at, size = self._place
-        return file.read(at, size)
+        file.seek(at)
+        return file.read(size)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Array, (self.dtype, self.shape, self.stype, self.data)

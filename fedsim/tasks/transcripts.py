@@ -4,6 +4,7 @@ import functools
 import re
 import tomllib
 import unicodedata
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -157,13 +158,11 @@ def select_by_length(
     Returns:
         The positions of the selected texts.
     """
-    seen: dict[int, int] = {}
+    seen = Counter[int]()
     kept = []
-    for index, text in enumerate(texts):
-        size = len(text)
-        if longest is not None and size > longest:
-            continue
-        seen[size] = seen.get(size, 0) + 1
-        if per_length is None or seen[size] <= per_length:
+    for index, size in enumerate(map(len, texts)):
+        seen[size] += 1
+        fits = longest is None or size <= longest
+        if fits and (per_length is None or seen[size] <= per_length):
             kept.append(index)
     return kept

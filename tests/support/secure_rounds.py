@@ -9,6 +9,7 @@ from fedsim.federation import client
 from fedsim.federation.grid import Through
 from fedsim.federation.secure import CLIENTS_KEY
 from fedsim.federation.secure.grid import SecureGrid
+from fedsim.federation.secure.secaggplus import CLIPPING, quantisation
 
 PROTOCOLS = ["masked-sum", "secagg+"]
 
@@ -90,3 +91,18 @@ def furthest(ours, theirs):
 def clients_in(reply):
     """The clients whose sum a reply is."""
     return list(reply.content.config_records[CLIENTS_KEY]["clients"])
+
+
+def error_bound(clients: int, examples: int, most: int) -> float:
+    """The largest error of each value of a mean that SecAgg+ computes.
+
+    A client rounds each value to one of the two nearest levels, and its weight, examples / most, to
+    the nearest level.
+
+    Args:
+        clients: The number of clients.
+        examples: The number of examples of all clients.
+        most: The largest number of examples of an update.
+    """
+    level = 2 * CLIPPING / quantisation(clients)
+    return 1.5 * level * clients * most / examples

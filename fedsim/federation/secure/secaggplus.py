@@ -44,21 +44,6 @@ def quantisation(clients: int) -> int:
     return int(MODULUS >> clients.bit_length())
 
 
-def error_bound(clients: int, examples: int, most: int) -> float:
-    """The largest error of each value of a mean that SecAgg+ computes.
-
-    A client rounds each value to one of the two nearest levels, and its weight, examples / most, to
-    the nearest level.
-
-    Args:
-        clients: The number of clients.
-        examples: The number of examples of all clients.
-        most: The largest number of examples of an update.
-    """
-    level = 2 * CLIPPING / quantisation(clients)
-    return 1.5 * level * clients * most / examples
-
-
 def answer(
     message: Message, context: Context, train: Callable[[Message, Context], Plain]
 ) -> Message:

@@ -7,6 +7,7 @@ from support.secure_rounds import (
     arrays,
     clients_in,
     conducted,
+    error_bound,
     furthest,
     mean,
     plain,
@@ -17,7 +18,6 @@ from support.tiny import faulty, rows
 from fedsim.engine.simulate import simulate
 from fedsim.errors import ClientError
 from fedsim.federation import client
-from fedsim.federation.secure.secaggplus import error_bound
 
 pytestmark = pytest.mark.usefixtures("rogues")
 

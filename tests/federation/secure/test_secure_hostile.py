@@ -5,14 +5,23 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
-from support.secure_rounds import arrays, clients_in, conducted, furthest, mean, plain, secure
+from support.secure_rounds import (
+    arrays,
+    clients_in,
+    conducted,
+    error_bound,
+    furthest,
+    mean,
+    plain,
+    secure,
+)
 from support.tiny import config, initial, weights
 
 from fedsim.engine.inline import InlineGrid
 from fedsim.federation import client
 from fedsim.federation.secure import MASKED_KEY, SECAGGPLUS_KEY
 from fedsim.federation.secure.grid import SecureGrid
-from fedsim.federation.secure.secaggplus import CLIPPING, error_bound
+from fedsim.federation.secure.secaggplus import CLIPPING
 
 pytestmark = pytest.mark.usefixtures("rogues")
 

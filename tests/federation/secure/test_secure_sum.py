@@ -1,11 +1,19 @@
 """Under secure aggregation the server gets the sum, and the right sum."""
 
 import pytest
-from support.secure_rounds import arrays, clients_in, conducted, furthest, mean, plain, unequal
+from support.secure_rounds import (
+    arrays,
+    clients_in,
+    conducted,
+    error_bound,
+    furthest,
+    mean,
+    plain,
+    unequal,
+)
 from support.tiny import rows, scenario
 
 from fedsim.engine.simulate import simulate
-from fedsim.federation.secure.secaggplus import error_bound
 
 pytestmark = pytest.mark.usefixtures("rogues")
 
