@@ -142,22 +142,6 @@ class Classification(Labelled):
             )
         return self.classes or self.examples.classes
 
-    def batches(self, client: int, round: int, *, batch_size: int, steps: int) -> list[Batch]:
-        """Compose a client's training batches, a pure function of (seed, client, round).
-
-        The first batches are the same for any number of steps.
-
-        Args:
-            client: Number of the client, from 0.
-            round: Number of the round, from 1.
-            batch_size: Number of examples in a batch; fewer if the client has fewer.
-            steps: Number of batches.
-
-        Raises:
-            DataError: There is no such client.
-        """
-        return [self._batch(index) for index in self.drawn(client, round, batch_size, steps)]
-
     def fingerprint(self) -> str:
         """Return the SHA-256 of inputs and labels."""
         return self.examples.fingerprint()
@@ -168,9 +152,10 @@ class Classification(Labelled):
         Tensors are new at every call.
         """
         index = self.held_out[0]
-        return self._batch(index) if len(index) else None
+        return self.batch(index) if len(index) else None
 
-    def _batch(self, index: Tensor) -> Batch:
+    def batch(self, index: Tensor, rng: torch.Generator | None = None) -> Batch:
+        """Return inputs and labels of examples by their indices, int64 of shape (B,)."""
         return Batch(inputs=self.examples.inputs(index), labels=self.examples.labels[index])
 
     def build(self) -> nn.Module:

@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedsim.errors import DataError
-from fedsim.records import Reconstruction
+from fedsim.records import Batch, Reconstruction
 from fedsim.seeds import torch_generator
 from fedsim.task import Task
 
@@ -53,6 +53,33 @@ class Partitioned(Task):
                 f"there is no client {client}; clients run from 0 to {self.clients - 1}"
             )
         return self.shares[client]
+
+    @abstractmethod
+    def batch(self, index: Tensor, rng: torch.Generator | None = None) -> Batch:
+        """The examples with these indices, int64 of shape (n,), as one batch.
+
+        Args:
+            index: The indices.
+            rng: Draws which tokens are masked, if the task masks any; by default the generator of
+                the public examples' masks.
+        """
+
+    def batches(self, client: int, round: int, *, batch_size: int, steps: int) -> list[Batch]:
+        """Compose a client's training batches, a pure function of (seed, client, round).
+
+        The first batches are the same for any number of steps.
+
+        Args:
+            client: Number of the client, from 0.
+            round: Number of the round, from 1.
+            batch_size: Number of examples in a batch; fewer if the client has fewer.
+            steps: Number of batches.
+
+        Raises:
+            DataError: There is no such client.
+        """
+        rng = torch_generator(self.seed, "masks", client, round)
+        return [self.batch(index, rng) for index in self.drawn(client, round, batch_size, steps)]
 
     def drawn(self, client: int, round: int, batch_size: int, steps: int) -> list[Tensor]:
         """Draw the examples of a client's batches in a round.

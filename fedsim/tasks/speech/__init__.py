@@ -125,17 +125,6 @@ class Speech(SpeechSettings):
             attributes={"speaker": known} if known else {},
         )
 
-    def batches(self, client: int, round: int, *, batch_size: int, steps: int) -> list[Batch]:
-        """Compose the client's training batches; a pure function of (seed, client, round).
-
-        The first batches are the same for any number of steps.
-
-        Raises:
-            DataError: There is no such client.
-        """
-        drawn = self.drawn(client, round, batch_size, steps)
-        return [self._batch(index.tolist()) for index in drawn]
-
     @property
     def draws_uniformly(self) -> bool:
         """Always true."""
@@ -163,13 +152,8 @@ class Speech(SpeechSettings):
 
     def truth(self, clients: Sequence[int], round: int, *, batch_size: int, steps: int) -> Truth:
         """The utterances behind an update: frames, labels, transcript and speaker of each."""
-        index = [
-            i
-            for client in clients
-            for drawn in self.drawn(client, round, batch_size, steps)
-            for i in drawn.tolist()
-        ]
-        utterances = [self.recordings[i] for i in index]
+        drawn = [one for c in clients for one in self.drawn(c, round, batch_size, steps)]
+        utterances = [self.recordings[i] for i in torch.cat(drawn).tolist()]
         inputs, sequences = self._examples(utterances)
         return Truth(
             inputs=[one.clone() for one in inputs],
@@ -185,19 +169,20 @@ class Speech(SpeechSettings):
 
         Tensors are new at every call.
         """
-        index = self.splits[1].tolist()
-        if not index:
+        index = self.splits[1]
+        if not len(index):
             return None
-        speakers = tuple(self.recordings[i].speaker for i in index)
-        return replace(self._batch(index), attributes={"speaker": speakers})
+        speakers = tuple(self.recordings[i].speaker for i in index.tolist())
+        return replace(self.batch(index), attributes={"speaker": speakers})
 
     def _examples(self, utterances: Sequence[Utterance]) -> tuple[list[Tensor], list[Tensor]]:
         """The frames of utterances, shared and not to be written to, and their labels."""
         inputs = [frames(one, self.features) for one in utterances]
         return inputs, [self.pieces.encode(one.text) for one in utterances]
 
-    def _batch(self, index: Sequence[int]) -> Batch:
-        inputs, labels = self._examples([self.recordings[i] for i in index])
+    def batch(self, index: Tensor, rng: torch.Generator | None = None) -> Batch:
+        """The utterances with these indices, int64 of shape (B,), padded to one length."""
+        inputs, labels = self._examples([self.recordings[i] for i in index.tolist()])
         return Batch(
             inputs=pad_sequence(inputs, batch_first=True),
             labels=pad_sequence(labels, batch_first=True, padding_value=PADDING),
@@ -239,7 +224,7 @@ class Speech(SpeechSettings):
         spec, loss, summed, wrong, words = self.spec, 0.0, 0, 0, 0
         with evaluating(module) as device:
             for part in torch.split(index, EVALUATED_AT_ONCE):
-                batch = self._batch(part.tolist()).to(device)
+                batch = self.batch(part).to(device)
                 lengths = cast(Tensor, batch.lengths)
                 count = len(batch)
                 if self.reduction == "token":

@@ -9,8 +9,7 @@ import torch
 
 from fedsim.errors import DataError
 from fedsim.gradients import frames_needed
-from fedsim.tasks.speech.features import Features
-from fedsim.tasks.speech.sound_files import Header
+from fedsim.tasks.speech.features import Features, Header
 from fedsim.tasks.speech.utterances import Recordings, Utterance, frames
 from fedsim.tasks.speech.voices import RATE
 from fedsim.tasks.wordpieces import Pieces

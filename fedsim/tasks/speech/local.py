@@ -20,8 +20,7 @@ from fedsim.tasks.local_data import (
     read_rows,
     read_text,
 )
-from fedsim.tasks.speech.features import resample
-from fedsim.tasks.speech.sound_files import decode, read_header
+from fedsim.tasks.speech.features import decode, read_header, resample
 from fedsim.tasks.speech.speech_commands import COMMANDS, list_recordings
 from fedsim.tasks.speech.utterances import Recordings, Utterance
 from fedsim.tasks.transcripts import dropped_characters, normalise

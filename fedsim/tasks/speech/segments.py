@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedsim.errors import DataError
-from fedsim.tasks.speech.sound_files import Header
+from fedsim.tasks.speech.features import Header
 from fedsim.tasks.speech.utterances import Recordings, Utterance
 from fedsim.tasks.speech.voices import RATE
 

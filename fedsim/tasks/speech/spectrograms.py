@@ -12,8 +12,7 @@ from torch import Tensor
 
 from fedsim.seeds import isolated
 from fedsim.tasks.speech.data import READABLE
-from fedsim.tasks.speech.features import OFFSET, Features, torchaudio
-from fedsim.tasks.speech.sound_files import soundfile
+from fedsim.tasks.speech.features import OFFSET, Features, soundfile, torchaudio
 from fedsim.tasks.speech.utterances import Recordings
 from fedsim.tasks.speech.voices import RATE, speak
 from fedsim.tasks.transcripts import SENTENCES, public_text

@@ -11,8 +11,7 @@ from torch import Tensor
 from fedsim.errors import DataError
 from fedsim.records import UNKNOWN
 from fedsim.seeds import torch_generator
-from fedsim.tasks.speech.features import Features
-from fedsim.tasks.speech.sound_files import Header
+from fedsim.tasks.speech.features import Features, Header
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -178,18 +178,6 @@ class Text(TextSettings):
         labels = self.texts.names if self.task == "classification" else self.tokens.pieces
         return TextSpec(len(labels), tokens=self.tokens)
 
-    def batches(self, client: int, round: int, *, batch_size: int, steps: int) -> list[Batch]:
-        """Compose the client's training batches; a pure function of (seed, client, round).
-
-        The first batches are the same for any number of steps.
-
-        Raises:
-            DataError: There is no such client.
-        """
-        rng = torch_generator(self.seed, "masks", client, round)
-        drawn = self.drawn(client, round, batch_size, steps)
-        return [self._batch(index.tolist(), rng) for index in drawn]
-
     def fingerprint(self) -> str:
         """SHA-256 of texts, labels and senders."""
         return self.texts.fingerprint()
@@ -221,17 +209,19 @@ class Text(TextSettings):
 
     def auxiliary(self) -> Batch | None:
         """The texts that no client holds, as new tensors at every call; None if there are none."""
-        index = self.used[1].tolist()
-        return self._batch(index, torch_generator(self.seed, "public masks")) if index else None
+        index = self.used[1]
+        return self.batch(index) if len(index) else None
 
     def prior(self) -> tuple[str, ...] | None:
         """The public texts, from which language priors are estimated; None if there are none."""
         return self.public_texts or None
 
-    def _batch(self, index: Sequence[int], rng: torch.Generator) -> Batch:
-        ids = [torch.tensor(self.encoded[i]) for i in index]
-        labels = self.labels[torch.tensor(index)]
+    def batch(self, index: Tensor, rng: torch.Generator | None = None) -> Batch:
+        """The texts with these indices, int64 of shape (B,), padded to one length."""
+        ids = [torch.tensor(self.encoded[i]) for i in index.tolist()]
+        labels = self.labels[index]
         if self.task == "masked-lm":
+            rng = rng or torch_generator(self.seed, "public masks")
             pairs = [examples.mask_tokens(one, self.masked, self.tokens, rng) for one in ids]
             ids, hidden = [fed for fed, _ in pairs], [target for _, target in pairs]
             labels = pad_sequence(hidden, batch_first=True, padding_value=PADDING)
@@ -288,7 +278,7 @@ class Text(TextSettings):
         loss, predicted, true = 0.0, list[Tensor](), list[Tensor]()
         with evaluating(module) as device:
             for part in torch.split(index, EVALUATED_AT_ONCE):
-                batch = self._batch(part.tolist(), rng).to(device)
+                batch = self.batch(part, rng).to(device)
                 scores = logits(module, batch.inputs, lengths=batch.lengths)
                 counted = batch.labels != PADDING
                 scores, labels = scores[counted], batch.labels[counted]

@@ -97,7 +97,7 @@ def test_a_beams_words_are_no_worse_than_the_best_paths():
     greedy, beam = (
         Speech(seed=3, clients=1, model={**MODEL, "beam": width}, **settings) for width in (1, 16)
     )
-    batch = greedy._batch(greedy.shares[0].tolist())
+    batch = greedy.batch(greedy.shares[0])
     module = greedy.module()
     optimizer = torch.optim.Adam(module.parameters(), lr=0.005)
     for _ in range(130):

@@ -313,7 +313,7 @@ def test_utility_is_the_mean_over_utterances_and_the_word_error_rate(task, monke
     losses = []
     with torch.no_grad():
         for i in task.splits[0].tolist():
-            batch = task._batch([i])
+            batch = task.batch(torch.tensor([i]))
             losses.append(float(task.loss(module, batch.inputs, batch.labels)))
     assert found["loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-4)
     assert found["wer"] > 0

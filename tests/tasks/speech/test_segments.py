@@ -8,9 +8,8 @@ import torch
 from fedsim.errors import DataError
 from fedsim.scenario import Scenario
 from fedsim.tasks.speech.checks import cautions, check_lengths
-from fedsim.tasks.speech.features import Features
+from fedsim.tasks.speech.features import Features, Header
 from fedsim.tasks.speech.segments import select_by_duration
-from fedsim.tasks.speech.sound_files import Header
 from fedsim.tasks.speech.utterances import Recordings, Utterance
 from fedsim.tasks.speech.voices import RATE
 from fedsim.tasks.wordpieces import characters

@@ -104,7 +104,7 @@ def test_the_loss_is_the_mean_over_all_word_pieces(task, monkeypatch):
     total = pieces = 0.0
     with torch.no_grad():
         for i in task.splits[0].tolist():
-            batch = task._batch([i])
+            batch = task.batch(torch.tensor([i]))
             loss = task.loss(module, batch.inputs, batch.labels, lengths=batch.lengths)
             total, pieces = (
                 total + float(loss) * batch.labels.numel(),

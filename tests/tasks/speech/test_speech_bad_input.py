@@ -16,8 +16,7 @@ from fedsim.errors import DataError, ScenarioError
 from fedsim.scenario import Scenario
 from fedsim.tasks.speech import Speech
 from fedsim.tasks.speech.data import Limits, load
-from fedsim.tasks.speech.features import Features
-from fedsim.tasks.speech.sound_files import Header, decode, read_header
+from fedsim.tasks.speech.features import Features, Header, decode, read_header
 from fedsim.tasks.speech.voices import RATE
 from fedsim.tasks.transcripts import dropped_characters, normalise
 

@@ -76,13 +76,9 @@ class Language(TransformersModel):
                 f"{self.label} brings weights that were trained with its own tokenizer; "
                 'tokenizer = "learned" needs random ones: set pretrained = false'
             )
-        return learn_tokenizer(public, size, self._encodes)
-
-    @property
-    def _encodes(self) -> bool:
-        """Whether transformers has a masked language model of this type."""
         config = self.configuration({}, {})
-        return type(config) in libraries.transformers().MODEL_FOR_MASKED_LM_MAPPING
+        encodes = type(config) in libraries.transformers().MODEL_FOR_MASKED_LM_MAPPING
+        return learn_tokenizer(public, size, encodes)
 
     def build(self, tokenizer: Any, aim: Aim, classes: int, dropout: bool) -> nn.Module:
         """Build the model, its weights loaded or drawn from torch's global generator.

@@ -90,8 +90,10 @@ def special_affixes(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     Raises:
         DataError: The ids of a text do not contain those of the text alone.
     """
-    bare = _ids(tokenizer, "a", special=False)
-    whole = _ids(tokenizer, "a", special=True)
+    bare, whole = (
+        list(tokenizer("a", add_special_tokens=special, verbose=False)["input_ids"])
+        for special in (False, True)
+    )
     for start in range(len(whole) - len(bare) + 1):
         if whole[start : start + len(bare)] == bare:
             return tuple(whole[:start]), tuple(whole[start + len(bare) :])
@@ -125,7 +127,3 @@ def describe_tokenizer(tokenizer: Any, size: int, longest: int, embedding: str) 
         embedding=embedding,
         tokenizer=tokenizer,
     )
-
-
-def _ids(tokenizer: Any, text: str, *, special: bool) -> list[int]:
-    return list(tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])
