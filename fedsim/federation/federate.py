@@ -23,12 +23,7 @@ __all__ = ["place", "play", "run"]
 
 
 def run(
-    built: BuiltRun,
-    ledger: Ledger,
-    grid: Grid,
-    executor: Executor,
-    point: str,
-    observer: Observer,
+    built: BuiltRun, ledger: Ledger, grid: Grid, executor: Executor, point: str, observer: Observer
 ) -> None:
     """Train one scenario on a Grid, and attack every update.
 

@@ -5,15 +5,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from flwr.app import (
-    ArrayRecord,
-    ConfigRecord,
-    Context,
-    Error,
-    Message,
-    MessageType,
-    RecordDict,
-)
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity

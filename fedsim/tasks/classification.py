@@ -246,12 +246,7 @@ class Classification(Labelled):
 
 
 def cross_entropy(
-    module: nn.Module,
-    inputs: Tensor,
-    target: Tensor,
-    *,
-    lengths: Any = None,
-    at: str = "input",
+    module: nn.Module, inputs: Tensor, target: Tensor, *, lengths: Any = None, at: str = "input"
 ) -> Tensor:
     """Compute the cross-entropy of a classifier, mean over examples.
 

@@ -99,12 +99,7 @@ class RayExecutor:
         worker = (
             ray.remote(_AttackWorker)
             .options(num_cpus=1, num_gpus=self._gpus)
-            .remote(
-                runner.scenario.model_dump_json(),
-                runner.point,
-                index,
-                self._board.folder,
-            )
+            .remote(runner.scenario.model_dump_json(), runner.point, index, self._board.folder)
         )
         self._starting[index] = worker.ready.remote()  # type: ignore[attr-defined]
         return worker

@@ -74,11 +74,7 @@ class Images(Classification):
     def images(self) -> ImageData:
         """All images; loaded when first used."""
         return load(
-            self.data,
-            self.folder,
-            size=self.size,
-            test_fraction=self.test_fraction,
-            seed=self.seed,
+            self.data, self.folder, size=self.size, test_fraction=self.test_fraction, seed=self.seed
         )
 
     @property

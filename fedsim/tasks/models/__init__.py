@@ -8,22 +8,13 @@ from fedsim.plugin import table, validated
 from fedsim.references import is_reference
 from fedsim.tasks.models.architecture import Architecture
 from fedsim.tasks.models.cnn import CNN, LeNetSigmoid
-from fedsim.tasks.models.factory import FACTORY, Classifier, Factory
-from fedsim.tasks.models.heads import find_head, head_behind
+from fedsim.tasks.models.factory import FACTORY, Classifier
 from fedsim.tasks.models.hub import Transformers
 from fedsim.tasks.models.lenet import LeNet
 from fedsim.tasks.models.mlp import MLP
 from fedsim.tasks.models.resnet import ResNet
 
-__all__ = [
-    "FACTORY",
-    "MODELS",
-    "Architecture",
-    "Factory",
-    "as_architecture",
-    "find_head",
-    "head_behind",
-]
+__all__ = ["FACTORY", "MODELS", "Architecture", "as_architecture"]
 
 MODELS: dict[str, type[Architecture]] = {
     "cnn": CNN,

@@ -3,13 +3,7 @@
 from functools import partial
 from typing import Annotated, Self
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    PositiveFloat,
-    SerializeAsAny,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, PositiveFloat, SerializeAsAny, model_validator
 
 from fedsim.tasks.partition import PARTITIONS, ByLength, Partition, Whole, as_partition
 from fedsim.tasks.partitioned import Partitioned

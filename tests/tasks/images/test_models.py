@@ -10,7 +10,8 @@ from torch import nn
 from torch.nn import functional
 
 from fedsim.errors import DataError, ScenarioError
-from fedsim.tasks.models import MODELS, as_architecture, find_head
+from fedsim.tasks.models import MODELS, as_architecture
+from fedsim.tasks.models.heads import find_head
 
 TINY = {
     "resnet": {"depths": [1, 1], "hidden_sizes": [8, 16], "embedding_size": 8},
