@@ -14,13 +14,12 @@ from torch import Tensor
 
 from fedsim.defense import ClientState, Defense
 from fedsim.errors import ClientError, PluginError
-from fedsim.federation.meaning import CLIENT_KEY, UPDATE_KEY, update_record
+from fedsim.federation.grid import CLIENT_KEY, UPDATE_KEY, update_record
 from fedsim.federation.secure.client import secured
 from fedsim.federation.session import Session, session_of
 from fedsim.records import Update
 from fedsim.seeds import isolated, torch_generator
-from fedsim.training.defenses import STATE_KEY, protect
-from fedsim.training.local import local_training, train_locally
+from fedsim.training.local import STATE_KEY, local_training, protect, train_locally
 
 __all__ = ["app", "defend", "update_record"]
 

@@ -1,4 +1,4 @@
-"""Grids, which carry messages between the server and its clients."""
+"""Grids, which carry messages between server and clients, and what replies say of their arrays."""
 
 import time
 from abc import abstractmethod
@@ -9,12 +9,20 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
+from pydantic import BaseModel
 
 from fedsim.errors import EngineError
+from fedsim.records import Kind, Reduction, Update
 
 FIRST_NODE = 1000
 RAISED = 2
 """Flower's error code for a ClientApp that raised."""
+
+UPDATE_KEY = "fedsim.update"
+"""Key of a reply's record that describes its arrays, a `Meaning`."""
+
+CLIENT_KEY = "fedsim.client"
+"""Key of a reply's record with the client's number and the rounds that its defenses remember."""
 
 
 def message(content: RecordDict) -> Message:
@@ -252,3 +260,24 @@ class OrderedGrid(Through):
         order = {m.metadata.dst_node_id: place for place, m in enumerate(messages)}
         replies = self._grid.send_and_receive(messages, timeout=timeout)
         return sorted(replies, key=lambda reply: order[reply.metadata.src_node_id])
+
+
+class Meaning(BaseModel):
+    """The fields of an `Update` other than its arrays; `buffers` are names of arrays."""
+
+    kind: Kind
+    optimizer: str
+    momentum: float
+    weight_decay: float
+    steps: int
+    num_examples: int
+    reduction: Reduction
+    buffers: list[str]
+    lr: float | None = None
+
+
+def update_record(update: Update) -> ConfigRecord:
+    """The record that describes an update's arrays."""
+    fields = {name: getattr(update, name) for name in Meaning.model_fields}
+    meaning = Meaning(**{**fields, "buffers": list(update.buffers)})
+    return ConfigRecord(meaning.model_dump(exclude_none=True))

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedsim.adversary import Adversary
 from fedsim.attacking.campaign import UNKNOWN, Campaign
 from fedsim.errors import ClientError, FedsimError, ScenarioError, UpdateRefused
-from fedsim.federation.meaning import CLIENT_KEY, UPDATE_KEY, Meaning
+from fedsim.federation.grid import CLIENT_KEY, UPDATE_KEY, Meaning
 from fedsim.federation.secure import CLIENTS_KEY
 from fedsim.federation.spool import Spool, waiting
 from fedsim.federation.strategies import FedSGD, Wrapper, clients_of

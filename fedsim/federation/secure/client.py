@@ -8,7 +8,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from fedsim.errors import ClientError, UpdateRefused
-from fedsim.federation.meaning import UPDATE_KEY
+from fedsim.federation.grid import UPDATE_KEY
 from fedsim.federation.secure import MASKED_KEY, ROUND_KEY, SECAGGPLUS_KEY, Plain, Round
 from fedsim.federation.secure.masking import encode, flatten, mask
 from fedsim.records import Update

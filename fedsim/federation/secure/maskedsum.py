@@ -16,8 +16,7 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from fedsim.errors import ClientError, UpdateRefused
-from fedsim.federation.grid import with_content
-from fedsim.federation.meaning import UPDATE_KEY
+from fedsim.federation.grid import UPDATE_KEY, with_content
 from fedsim.federation.secure import MASKED_KEY, ROUND_KEY, Round
 from fedsim.federation.secure.masking import Masked, Vector, connected, decode, neighbours
 

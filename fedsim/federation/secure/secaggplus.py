@@ -22,7 +22,7 @@ from flwr.server.workflow.secure_aggregation.secaggplus_workflow import Workflow
 from flwr.serverapp import Grid
 
 from fedsim.errors import ClientError, UpdateRefused
-from fedsim.federation.meaning import UPDATE_KEY
+from fedsim.federation.grid import UPDATE_KEY
 from fedsim.federation.secure import ROUND_KEY, SECAGGPLUS_KEY, Plain, Round
 from fedsim.federation.secure.maskedsum import Mean, Terms, agreed, with_round
 from fedsim.federation.secure.masking import reach

@@ -5,6 +5,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -128,22 +129,22 @@ def held_out(
             )
         rng = torch_generator(seed, "auxiliary speakers")
         names = [names[i] for i in torch.randperm(len(names), generator=rng)[:known].tolist()]
-    owned = {name: [i for i, one in enumerate(speakers) if one == name] for name in names}
+    whose = np.array(speakers)
+    held = np.isin(whose, names)
     if each is None:
-        available = sorted(i for own in owned.values() for i in own)
-        chosen = available[: int(fraction * len(available))]
+        available = np.flatnonzero(held)
+        held[available[int(fraction * len(available)) :]] = False
     else:
-        for name, own in owned.items():
+        for name in names:
+            own = np.flatnonzero(whose == name)
             if len(own) <= each:
                 raise DataError(
                     f"speaker '{name}' has {len(own)} training utterances, of which "
                     f"task.auxiliary_utterances = {each} leaves none for a client. Lower it, or "
                     "task.test_fraction"
                 )
-        chosen = [i for own in owned.values() for i in own[:each]]
-    held = torch.zeros(len(speakers), dtype=torch.bool)
-    held[chosen] = True
-    return held
+            held[own[each:]] = False
+    return torch.from_numpy(held)
 
 
 def candidates(public: Sequence[str], others: Sequence[str]) -> tuple[str, ...]:

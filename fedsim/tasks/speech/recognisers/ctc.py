@@ -132,10 +132,8 @@ def best_path(log_probs: Tensor) -> Tensor:
     Returns:
         The labels, int64 of shape (L,).
     """
-    path = log_probs.argmax(dim=1)
-    new = torch.ones_like(path, dtype=torch.bool)
-    new[1:] = path[1:] != path[:-1]
-    return path[new & (path != BLANK)]
+    path: Tensor = torch.unique_consecutive(log_probs.argmax(dim=1))
+    return path[path != BLANK]
 
 
 def best_of_beam(log_probs: Tensor, width: int) -> Tensor:
