@@ -4,6 +4,7 @@ The run config (`[tool.flwr.app.config]`) holds `scenario` (name or path), `over
 --set, separated by spaces), `out` and `data`. The number of clients is the number of SuperNodes.
 """
 
+import functools
 import os
 import shlex
 import time
@@ -36,22 +37,17 @@ def main(grid: Grid, context: Context) -> None:
     overrides = shlex.split(given.get("overrides", ""))
     data = given.get("data") or os.environ.get("FEDSIM_DATA")
     nodes = _settled(grid)
-    training = Scenario.load(name, overrides, data=data).training
+    load = functools.partial(Scenario.load, name, data=data)
+    training = load(overrides).training
     if nodes != training.clients:
         print(  # noqa: T201
             f"{nodes} SuperNodes are connected, so training.clients = {nodes} instead of "
             f"{training.clients}; set num-supernodes to change that",
             flush=True,
         )
-    scenario = Scenario.load(
-        name,
-        [
-            *overrides,
-            f"training.clients={nodes}",
-            f"training.clients_per_round={min(training.per_round, nodes)}",
-        ],
-        data=data,
-    )
+    overrides.append(f"training.clients={nodes}")
+    overrides.append(f"training.clients_per_round={min(training.per_round, nodes)}")
+    scenario = load(overrides)
     if scenario.sweep:
         raise ScenarioError("flwr run runs one scenario; run a sweep with `fedsim run`")
     built, cautions = preflight(scenario, nodes_decide=True)

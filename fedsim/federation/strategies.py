@@ -38,11 +38,9 @@ class Wrapper(Strategy):
         """The number of a round as the strategy inside counts it."""
         return server_round
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
+    def configure_train(self, server_round: int, *args: Any, **more: Any) -> Iterable[Message]:
         """Delegate to the strategy inside."""
-        return self.strategy.configure_train(self.round(server_round), arrays, config, grid)
+        return self.strategy.configure_train(self.round(server_round), *args, **more)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -50,11 +48,9 @@ class Wrapper(Strategy):
         """Delegate to the strategy inside."""
         return self.strategy.aggregate_train(self.round(server_round), replies)
 
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
+    def configure_evaluate(self, server_round: int, *args: Any, **more: Any) -> Iterable[Message]:
         """Delegate to the strategy inside."""
-        return self.strategy.configure_evaluate(self.round(server_round), arrays, config, grid)
+        return self.strategy.configure_evaluate(self.round(server_round), *args, **more)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]

@@ -204,13 +204,9 @@ class Classification(Labelled):
         """Label frequencies (classes,) and the mean input of the auxiliary examples."""
         index = self.held_out[0]
         counts = torch.bincount(self.examples.labels[index], minlength=self.outputs)
-        total = sum(
-            (
-                self.examples.inputs(part).sum(dim=0)
-                for part in torch.split(index, EVALUATED_AT_ONCE)
-            ),
-            start=torch.zeros(self.examples.shape),
-        )
+        total = torch.zeros(self.examples.shape)
+        for part in torch.split(index, EVALUATED_AT_ONCE):
+            total += self.examples.inputs(part).sum(dim=0)
         return counts / counts.sum(), total / len(index)
 
     @abstractmethod

@@ -279,7 +279,7 @@ def test_a_path_is_relative_to_the_scenario(tmp_path, monkeypatch):
     path = beside(tmp_path / "there", '[task]\ndata = "./pets"\n[training]\nclients = 2')
     task = Scenario.load(path).build_task()
     assert isinstance(task, Images)
-    assert task.images.label_names == ("cat", "dog")
+    assert task.examples.label_names == ("cat", "dog")
 
 
 def test_what_is_no_image_and_no_layout_is_said(tmp_path):

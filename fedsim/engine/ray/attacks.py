@@ -110,10 +110,10 @@ class RayExecutor:
             self._workers = [self._new(index) for index in range(self._number)]
         stored: dict[int, Any] = {}
 
-        def put(value: Any, key: int) -> Any:
-            if key not in stored:
-                stored[key] = ray.put(value)
-            return stored[key]
+        def put(value: Any, key: int, known: dict[int, Any] = stored) -> Any:
+            if key not in known:
+                known[key] = ray.put(value)
+            return known[key]
 
         def store(attack: Attack) -> _Stored:
             interception = attack.interception
@@ -122,18 +122,13 @@ class RayExecutor:
             stub = replace(
                 interception, before={}, update=interception.update.replace(tensors={}, buffers={})
             )
-            past = [self._past.get(id(one)) or self._keep(one) for one in attack.history]
+            past = [put(one, id(one), self._past) for one in attack.history]
             alone = replace(attack, interception=stub, history=())
             return _Stored(alone, light, before, past)
 
         for group in self._runner.groups(attacks):
             self._queue.append([store(attack) for attack in group])
         self._fill()
-
-    def _keep(self, earlier: Interception) -> Any:
-        """Store an earlier interception once for all later attacks that see it."""
-        self._past[id(earlier)] = ray.put(earlier)
-        return self._past[id(earlier)]
 
     def _fill(self) -> None:
         busy = {running.worker for running in self._running.values()}

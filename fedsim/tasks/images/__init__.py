@@ -71,25 +71,20 @@ class Images(Classification):
         return names_in(folder, inside="images", endings=[".npz"], labelled=IMAGES)
 
     @functools.cached_property
-    def images(self) -> ImageData:
-        """All images; loaded when first used."""
+    def examples(self) -> ImageData:
+        """The images, which are loaded when first used."""
         return load(
             self.data, self.folder, size=self.size, test_fraction=self.test_fraction, seed=self.seed
         )
 
     @property
-    def examples(self) -> ImageData:
-        """The images."""
-        return self.images
-
-    @property
     def spec(self) -> ImageSpec:
         """The number of classes and the shape (C, H, W) of the images."""
-        return ImageSpec(self.outputs, self.images.shape)
+        return ImageSpec(self.outputs, self.examples.shape)
 
     def noise(self, count: int, rng: torch.Generator) -> Tensor:
         """Images (count, C, H, W) uniform in [0, 1]."""
-        return torch.rand(count, *self.images.shape, generator=rng)
+        return torch.rand(count, *self.examples.shape, generator=rng)
 
     def render(self, claimed: Reconstruction, truth: Truth) -> dict[str, bytes]:
         """A PNG of up to 16 originals, with what was matched to each of them below it.

@@ -1,7 +1,9 @@
 """Sound files, read by soundfile, and frames of speech: MFCC or log-mel energies by torchaudio."""
 
+import contextlib
 import functools
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -172,11 +174,8 @@ def read_header(source: Any, where: str) -> Header:
     Raises:
         DataError: soundfile is not installed or cannot read the file.
     """
-    library = soundfile()
-    try:
+    with _soundfile(where) as library:
         info = library.info(source)
-    except (OSError, RuntimeError, ValueError) as error:
-        raise _unreadable(where, error) from error
     return Header(int(info.samplerate), int(info.channels), int(info.frames))
 
 
@@ -194,11 +193,8 @@ def decode(source: Any, where: str) -> Tensor:
         DataError: soundfile is not installed or cannot read the file, or the file has no samples,
             or NaN or Inf among them.
     """
-    library = soundfile()
-    try:
+    with _soundfile(where) as library:
         sound, rate = library.read(source, dtype="float32", always_2d=True)
-    except (OSError, RuntimeError, ValueError) as error:
-        raise _unreadable(where, error) from error
     if not len(sound) or not np.isfinite(sound).all():
         raise DataError(f"{where} holds no sound: {len(sound)} samples, or NaN or Inf among them")
     return resample(torch.from_numpy(sound.mean(axis=1)), rate)
@@ -222,11 +218,17 @@ def soundfile() -> Any:
     return library
 
 
-def _unreadable(where: str, error: Exception) -> DataError:
+@contextlib.contextmanager
+def _soundfile(where: str) -> Iterator[Any]:
+    """The soundfile library, whose errors inside the block say which file it cannot read."""
     library = soundfile()
-    known = [kind for kind in ("WAV", "FLAC", "OGG", "MP3") if kind in library.available_formats()]
-    return DataError(
-        f"{where} cannot be read: {error}. soundfile {library.__version__} with libsndfile "
-        f"{library.__libsndfile_version__} reads {', '.join(known)}; convert it to one of them, or "
-        "pip install --upgrade soundfile"
-    )
+    try:
+        yield library
+    except (OSError, RuntimeError, ValueError) as error:
+        kinds = library.available_formats()
+        known = [kind for kind in ("WAV", "FLAC", "OGG", "MP3") if kind in kinds]
+        raise DataError(
+            f"{where} cannot be read: {error}. soundfile {library.__version__} with libsndfile "
+            f"{library.__libsndfile_version__} reads {', '.join(known)}; convert it to one of "
+            "them, or pip install --upgrade soundfile"
+        ) from error

@@ -90,8 +90,8 @@ def test_evaluation_agrees_with_the_examples_and_leaves_the_modes(monkeypatch, d
     assert not module.norm.training
     assert all(torch.equal(before[key], value) for key, value in module.state_dict().items())
     module.eval()
-    logits = module(task.images.inputs(task.tested)).detach()
-    labels = task.images.labels[task.tested]
+    logits = module(task.examples.inputs(task.tested)).detach()
+    labels = task.examples.labels[task.tested]
     assert whole["accuracy"] == pytest.approx(float((logits.argmax(1) == labels).float().mean()))
     assert whole["loss"] == pytest.approx(
         float(torch.nn.functional.cross_entropy(logits, labels)), rel=1e-5

@@ -65,7 +65,7 @@ def test_natural_batches_walk_through_a_clients_examples(digits):
     held = digits.num_examples(0)
     batches = digits.batches(0, 0, batch_size=10, steps=held // 10 + 1)
     first = torch.cat([batch.inputs for batch in batches[:-1]]).flatten(1)
-    own = digits.images.inputs(digits.shares[0]).flatten(1)
+    own = digits.examples.inputs(digits.shares[0]).flatten(1)
     assert len({row.numpy().tobytes() for row in first}) == len(first) == held // 10 * 10
     known = {row.numpy().tobytes() for row in own}
     assert all(row.numpy().tobytes() in known for row in first)
@@ -107,7 +107,7 @@ def test_an_unbalanced_batch_repeats_only_what_a_client_has_too_few_of():
     task = Images(clients=130, composition="unbalanced")
     held = task.num_examples(0)
     assert held < 15
-    own = Counter(task.images.labels[task.shares[0]].tolist())
+    own = Counter(task.examples.labels[task.shares[0]].tolist())
     (batch,) = task.batches(0, 0, batch_size=held, steps=1)
     major = int(batch.labels[0])
     times = Counter(image.numpy().tobytes() for image in batch.inputs[: held // 2])

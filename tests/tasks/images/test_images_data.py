@@ -47,11 +47,11 @@ def test_examples_can_be_limited():
 def test_auxiliary_data_can_come_from_the_test_images():
     task = Images(seed=3, clients=4, auxiliary_from="test", auxiliary_fraction=0.25)
     held, clients = task.held_out
-    assert set(held.tolist()) | set(task.tested.tolist()) == set(task.images.test.tolist())
+    assert set(held.tolist()) | set(task.tested.tolist()) == set(task.examples.test.tolist())
     assert not set(held.tolist()) & set(task.tested.tolist())
-    assert len(task.auxiliary()) == len(task.images.test) // 4
-    assert set(clients.tolist()) == set(task.images.train.tolist())
-    assert sum(map(task.num_examples, range(4))) == len(task.images.train)
+    assert len(task.auxiliary()) == len(task.examples.test) // 4
+    assert set(clients.tolist()) == set(task.examples.train.tolist())
+    assert sum(map(task.num_examples, range(4))) == len(task.examples.train)
 
 
 def test_size_resizes_bilinearly(digits):
@@ -74,11 +74,11 @@ def test_an_npz_of_either_layout_is_found_by_name(tmp_path):
     written(tmp_path / "images", "both", **split, label_names=np.array(["a", "b", "c"]))
     task = Images(data="both", folder=tmp_path, clients=2)
     assert task.spec.input_shape == (1, 6, 5)
-    assert task.images.label_names == ("a", "b", "c")
-    assert len(task.images.train) == len(task.images.test) == 60
+    assert task.examples.label_names == ("a", "b", "c")
+    assert len(task.examples.train) == len(task.examples.test) == 60
     whole = Images(data="whole", folder=written(tmp_path, "whole", **parts), clients=2)
-    assert len(whole.images.test) == 12
-    inputs = whole.images.inputs(torch.arange(60))
+    assert len(whole.examples.test) == 12
+    inputs = whole.examples.inputs(torch.arange(60))
     np.testing.assert_allclose(inputs[:, 0], parts["x"] / np.float32(255), rtol=1e-6)
 
 
@@ -86,7 +86,7 @@ def test_colour_images_become_channels_first(tmp_path):
     arrays = toy(shape=(6, 5, 3))
     task = Images(data="toy", folder=written(tmp_path, **arrays), clients=2)
     assert task.spec.input_shape == (3, 6, 5)
-    inputs = task.images.inputs(torch.arange(60))
+    inputs = task.examples.inputs(torch.arange(60))
     np.testing.assert_allclose(inputs[:, 2], arrays["x"][..., 2] / np.float32(255), rtol=1e-6)
 
 
@@ -95,7 +95,7 @@ def test_images_may_be_floats_in_the_unit_range(tmp_path):
     floats = {"x": arrays["x"] / 255, "y": arrays["y"]}
     task = Images(data="toy", folder=written(tmp_path, **floats), clients=2)
     torch.testing.assert_close(
-        task.images.inputs(torch.arange(60))[:, 0], torch.from_numpy(floats["x"]).float()
+        task.examples.inputs(torch.arange(60))[:, 0], torch.from_numpy(floats["x"]).float()
     )
 
 
@@ -140,8 +140,8 @@ def test_a_set_of_the_hub_is_read_by_its_features(monkeypatch):
     monkeypatch.setattr("datasets.load_dataset", lambda *a: asked.append(a) or hub())
     task = Images(data="hub:owner/set/config", clients=2)
     assert task.spec.input_shape == (1, 6, 6)
-    assert task.images.label_names == ("cat", "dog")
-    assert (len(task.images.train), len(task.images.test)) == (16, 8)
+    assert task.examples.label_names == ("cat", "dog")
+    assert (len(task.examples.train), len(task.examples.test)) == (16, 8)
     assert asked == [("owner/set", "config")]
 
 
@@ -175,7 +175,7 @@ def test_real_data_sets_load_by_name(name, shape, classes, train, test):
     task = Images(data=name, folder=REAL, clients=10)
     assert task.spec.input_shape == shape
     assert task.spec.classes == classes
-    assert (len(task.images.train), len(task.images.test)) == (train, test)
+    assert (len(task.examples.train), len(task.examples.test)) == (train, test)
     batch = task.batches(9, 3, batch_size=4, steps=1)[0]
     assert 0 <= batch.inputs.min() < batch.inputs.max() <= 1
     assert task.module()(batch.inputs).shape == (4, classes)
