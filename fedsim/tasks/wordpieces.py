@@ -75,7 +75,11 @@ def learn(text: tuple[str, ...], size: int) -> Pieces:
     Raises:
         DataError: The text has fewer pieces than `size`.
     """
-    model = train_tokenizer(text, size, special=["<end>"], alphabet=[WORD_START, *ALPHABET])
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    model = Tokenizer(models.BPE())
+    model.pre_tokenizer = pre_tokenizers.Metaspace(WORD_START, "always")
+    train_tokenizer(model, text, size, ["<end>"], [WORD_START, *ALPHABET])
     names = sorted(model.get_vocab(), key=model.get_vocab().__getitem__)
     counts = Counter({END: len(text)})
     words = Counter(word for sentence in text for word in sentence.split(" "))
@@ -88,42 +92,24 @@ def learn(text: tuple[str, ...], size: int) -> Pieces:
 
 
 def train_tokenizer(
-    text: tuple[str, ...],
-    size: int,
-    *,
-    special: Sequence[str],
-    alphabet: Sequence[str],
-    unknown: str | None = None,
-    normalizer: Any = None,
-    split: Any = None,
-) -> Any:
-    """Train a byte-pair tokenizer of the `tokenizers` library, the same in every process.
+    model: Any, text: tuple[str, ...], size: int, special: Sequence[str], alphabet: Sequence[str]
+) -> None:
+    """Train a byte-pair tokenizer, the same in every process.
 
     Args:
+        model: An untrained `tokenizers.Tokenizer` with a BPE model, changed in place. It has no
+            prefix for continuations: the order of such pieces differs between processes.
         text: Sentences.
         size: The number of pieces, special tokens included.
         special: The tokens with the first ids.
         alphabet: Characters that are pieces even where they do not occur in the text.
-        unknown: The special token for characters outside the vocabulary.
-        normalizer: A normalizer of the library. By default the text is left unchanged.
-        split: A pre-tokenizer of the library. By default the text is split at spaces.
-
-    Returns:
-        A `tokenizers.Tokenizer`.
 
     Raises:
         DataError: The text has fewer pieces than `size`.
     """
-    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+    from tokenizers.trainers import BpeTrainer
 
-    # There is no prefix for continuations: the order of such pieces differs between processes.
-    model = Tokenizer(models.BPE(unk_token=unknown))
-    if normalizer is not None:
-        model.normalizer = normalizer
-    model.pre_tokenizer = split or pre_tokenizers.Metaspace(
-        replacement=WORD_START, prepend_scheme="always"
-    )
-    trainer = trainers.BpeTrainer(
+    trainer = BpeTrainer(
         vocab_size=size,
         special_tokens=list(special),
         initial_alphabet=list(alphabet),
@@ -135,7 +121,6 @@ def train_tokenizer(
             f"task.vocabulary = {size}, and the text gives {model.get_vocab_size()} word pieces. "
             "Set it to at most that, or use a longer text"
         )
-    return model
 
 
 def frequencies(counts: Counter[int], size: int) -> Tensor:

@@ -132,15 +132,13 @@ def _unmasked(
                 f"{len(left)} of {len(graph)} clients are left, in groups that share no masks: "
                 "each group's sum would show, so this round is not aggregated"
             )
-        lost = {client: set(graph[client]) - left for client in left}
-        requests = []
+        requests, masks = [], []
         for client in sorted(left):
-            if lost[client]:
-                query = replace(rounds[client], partners=tuple(sorted(lost[client])))
+            if lost := set(graph[client]) - left:
+                query = replace(rounds[client], partners=tuple(sorted(lost)))
                 content = RecordDict({ROUND_KEY: query.record()})
                 requests.append(Message(content, node_of[client], MessageType.QUERY))
-        missing = {node_of[client] for client in left if lost[client]}
-        masks = []
+        missing = {request.metadata.dst_node_id for request in requests}
         replies = terms.grid.send_and_receive(requests, timeout=terms.timeout) if requests else []
         for reply in replies:
             try:

@@ -187,18 +187,13 @@ def griffin_lim(logs: Tensor, features: Features) -> Tensor | None:
     search = library.transforms.GriffinLim(
         features.window, hop_length=features.stride, n_iter=ITERATIONS
     )
-    with torch.no_grad(), isolated(0, "phases"):
-        found: Tensor = search(_power((logs.exp() - OFFSET).float(), filters).T)
-    return found
-
-
-def _power(energies: Tensor, filters: Tensor) -> Tensor:
-    """A power spectrum (T, frequencies) with approximately these mel energies (T, bands)."""
-    wanted = energies @ filters.T
+    wanted = (logs.exp() - OFFSET).float() @ filters.T
     power = wanted + 1e-10
-    for _ in range(STEPS):
-        power = power * (wanted / (power @ filters @ filters.T + 1e-10))
-    return power
+    with torch.no_grad(), isolated(0, "phases"):
+        for _ in range(STEPS):
+            power = power * (wanted / (power @ filters @ filters.T + 1e-10))
+        found: Tensor = search(power.T)
+    return found
 
 
 def spectrogram_png(original: Tensor, claim: Tensor, errors: Tensor | None = None) -> bytes:

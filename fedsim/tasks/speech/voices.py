@@ -110,21 +110,20 @@ def voice(speaker: int) -> Voice:
     It depends on the number alone.
     """
     rng = numpy_generator(0, "voice", speaker)
-    low, high = ((85.0, 145.0), (160.0, 260.0))[speaker % 2]
-    tract = rng.uniform(0.88, 1.02) + 0.14 * (speaker % 2)
-    drawn = {
+    deep = speaker % 2 == 0
+    # In the order in which they are drawn.
+    bounds = {
+        "tract": (0.88, 1.02),
+        "pitch": (85.0, 145.0) if deep else (160.0, 260.0),
+        "pace": (0.75, 1.15),
         "range": (0.05, 0.25),
         "breath": (0.005, 0.06),
         "opening": (0.45, 0.75),
         "tilt": (0.0, 0.6),
         "width": (0.8, 1.5),
     }
-    return Voice(
-        pitch=float(rng.uniform(low, high)),
-        tract=float(tract),
-        pace=float(rng.uniform(0.75, 1.15)),
-        **{name: float(rng.uniform(*bounds)) for name, bounds in drawn.items()},
-    )
+    drawn = {name: float(rng.uniform(*within)) for name, within in bounds.items()}
+    return Voice(**{**drawn, "tract": drawn["tract"] + 0.14 * (not deep)})
 
 
 def speak(text: str, speaker: int, take: int = 0) -> NDArray[np.float32]:

@@ -1,7 +1,6 @@
 """Tokenizers: a model's own, or byte-pair encoding learned from public text."""
 
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 from fedsim import libraries
@@ -29,23 +28,15 @@ def learn_tokenizer(text: tuple[str, ...], size: int, frame: bool) -> Any:
     Raises:
         DataError: The text has fewer pieces than `size`.
     """
-    from tokenizers import Regex, decoders, normalizers, pre_tokenizers, processors
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, processors
+    from tokenizers.pre_tokenizers import Metaspace, Sequence, Split
 
+    model = Tokenizer(models.BPE(unk_token=SPECIAL[1]))
+    model.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    marks = Split(Regex(r"[^\p{L}\p{N}▁]"), "isolated")
+    model.pre_tokenizer = Sequence([Metaspace(WORD_START, "always"), marks])
     printable = [chr(code) for code in range(33, 127) if not chr(code).isupper()]
-    model = train_tokenizer(
-        text,
-        size,
-        special=SPECIAL,
-        alphabet=[WORD_START, *printable],
-        unknown="[UNK]",
-        normalizer=normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()]),
-        split=pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.Metaspace(replacement=WORD_START, prepend_scheme="always"),
-                pre_tokenizers.Split(Regex(r"[^\p{L}\p{N}▁]"), "isolated"),
-            ]
-        ),
-    )
+    train_tokenizer(model, text, size, SPECIAL, [WORD_START, *printable])
     model.decoder = decoders.Metaspace(replacement=WORD_START, prepend_scheme="always")
     if frame:
         model.post_processor = processors.TemplateProcessing(
@@ -112,7 +103,7 @@ def describe_tokenizer(tokenizer: Any, size: int, longest: int, embedding: str) 
         longest: The largest number of tokens of an input.
         embedding: The name of the parameter that holds the word embeddings.
     """
-    known: Sequence[str | None] = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+    known: list[str | None] = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
     pieces = [piece or f"[{at}]" for at, piece in enumerate(known)]
     pieces += [f"[{at}]" for at in range(len(pieces), size)]
     found = {role: getattr(tokenizer, f"{role}_token_id") for role in ROLES}
