@@ -18,25 +18,13 @@ from torch import Tensor
 
 from fedsim.errors import NotGranted, UpdateRefused
 from fedsim.knowledge import Knowledge
-from fedsim.spec import BLANK_PIECE, END, UNKNOWN, WORD_START, Spec, Tokens
+from fedsim.spec import BLANK_PIECE as BLANK_PIECE
+from fedsim.spec import END as END
+from fedsim.spec import UNKNOWN as UNKNOWN
+from fedsim.spec import WORD_START as WORD_START
+from fedsim.spec import Spec as Spec
+from fedsim.spec import Tokens as Tokens
 from fedsim.victim import VictimModel
-
-__all__ = [
-    "BLANK_PIECE",
-    "END",
-    "UNKNOWN",
-    "WORD_START",
-    "Batch",
-    "Finding",
-    "Interception",
-    "Observation",
-    "Reconstruction",
-    "Spec",
-    "Status",
-    "Tokens",
-    "Truth",
-    "Update",
-]
 
 Kind = Literal["gradient", "delta", "weights"]
 Reduction = Literal["example", "token", "sequence"]

@@ -16,11 +16,10 @@ Each metric is a subclass of `fedsim.metric.Metric`. A package adds its own by a
 from typing import Any
 
 from fedsim.metric import Metric
-from fedsim.metrics.attributes import ATTRIBUTES
-from fedsim.metrics.frames import FRAMES, framed
-from fedsim.metrics.images import IMAGES, PSNR_CAP, RECOVERED, SSIM_SIDE, match
-from fedsim.metrics.labels import LABELS, claimed_counts, true_counts
-from fedsim.metrics.optimisation import OPTIMISATION
+from fedsim.metrics import attributes, frames, images, labels, optimisation, tables, text, words
+from fedsim.metrics.frames import framed
+from fedsim.metrics.images import PSNR_CAP, RECOVERED, SSIM_SIDE, match
+from fedsim.metrics.labels import claimed_counts, true_counts
 from fedsim.metrics.registry import (
     DRAWS,
     Guess,
@@ -31,10 +30,8 @@ from fedsim.metrics.registry import (
     register,
     remembering,
 )
-from fedsim.metrics.tables import TABLES
-from fedsim.metrics.text import TEXT
 from fedsim.metrics.text_pairs import read
-from fedsim.metrics.words import WORDS, word_errors, worded
+from fedsim.metrics.words import word_errors, worded
 
 __all__ = [
     "BUILT_IN",
@@ -60,8 +57,13 @@ __all__ = [
     "worded",
 ]
 
-BUILT_IN = (*LABELS, *IMAGES, *ATTRIBUTES, *FRAMES, *WORDS, *TEXT, *TABLES, *OPTIMISATION)
-"""fedsim's own metrics, in the order in which findings list them."""
+BUILT_IN = [
+    cls
+    for module in (labels, images, attributes, frames, words, text, tables, optimisation)
+    for cls in vars(module).values()
+    if isinstance(cls, type) and issubclass(cls, Metric) and cls.name
+]
+"""fedsim's own metrics, in the order in which they are defined and findings list them."""
 
 
 def __getattr__(name: str) -> Any:

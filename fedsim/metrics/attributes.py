@@ -132,7 +132,3 @@ class SpeakerMRR(_OfSpeakers):
     def worth(self, rank: float) -> float:
         """The reciprocal of the rank."""
         return 1 / rank
-
-
-ATTRIBUTES = (SpeakerTop1, SpeakerTop5, SpeakerMRR)
-"""The metrics of attributes."""

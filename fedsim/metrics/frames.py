@@ -4,7 +4,7 @@ Claims are matched one-to-one to originals so that the total error is least (Hun
 A claim is cut off, or padded with zeros, to the length of the original. An original without a
 claim, and a claim with another number of features or with NaN or Inf, score as frames of zeros. If
 there are more claims than originals, only the first ones count, so that many claims are no
-advantage.
+advantage. Figure 7 of HFGM compares the error at the ends with that in the middle.
 """
 
 import torch
@@ -93,6 +93,7 @@ class _FrameError(Metric):
     """A mean absolute error of frames, in the units of the features."""
 
     fields = ("inputs",)
+    keywords = ("audio reconstruction", "frames", "features")
 
     def chance(self, truth: Truth, spec: Spec) -> float:
         """The error of frames of zeros."""
@@ -107,7 +108,6 @@ class MAE(_FrameError):
     """Distance between recovered and true examples; 0 is a copy."""
 
     name = "mae"
-    keywords = ("audio reconstruction", "frames", "features")
     shown = Measure(
         "Mean absolute error",
         phrase="mean absolute error {value} over {n} updates",
@@ -124,7 +124,6 @@ class MAEEnds(_FrameError):
     """Mean absolute error of the first and the last quarter of the frames."""
 
     name = "mae_ends"
-    keywords = ("audio reconstruction", "frames", "features")
     shown = Measure(
         "Error at the ends",
         phrase="mean absolute error {value} at the ends over {n} updates",
@@ -144,7 +143,6 @@ class MAEMiddle(_FrameError):
     """Mean absolute error of the frames between the first and the last quarter."""
 
     name = "mae_middle"
-    keywords = ("audio reconstruction", "frames", "features")
     shown = Measure(
         "Error in the middle",
         phrase="mean absolute error {value} in the middle over {n} updates",
@@ -158,7 +156,3 @@ class MAEMiddle(_FrameError):
         quarters = [(one, max(1, len(one) // 4)) for one in by_frame(claimed, truth)]
         errors = [(one[some:-some] if len(one) > 2 else one).mean() for one, some in quarters]
         return float(torch.stack(errors).mean())
-
-
-FRAMES = (MAE, MAEEnds, MAEMiddle)
-"""The metrics of frames; figure 7 of HFGM compares the ends with the middle."""

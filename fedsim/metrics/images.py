@@ -247,7 +247,3 @@ class LPIPS(_OfInputs):
     def suits(self, spec: Spec) -> bool:
         """Images, if the networks of LPIPS are on this machine."""
         return is_image(spec) and _distance() is not None
-
-
-IMAGES = (MSE, PSNR, SSIM, Recovered, LPIPS)
-"""The metrics of images, in the order in which findings list them."""

@@ -314,17 +314,3 @@ class LabelCorrelation(Metric):
     def suits(self, spec: Spec) -> bool:
         """Tasks with at least three classes, since two points always lie on a line."""
         return spec.classes > 2
-
-
-LABELS = (
-    AttackSuccessRate,
-    LabelF1,
-    LabelPrecision,
-    LabelRecall,
-    LabelExact,
-    LabelSetExact,
-    LengthError,
-    Hellinger,
-    LabelCorrelation,
-)
-"""The metrics of labels, in the order in which findings list them."""

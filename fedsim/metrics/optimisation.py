@@ -50,7 +50,3 @@ class GradientDistance(Metric):
         """`Reconstruction.objective`; NaN if it is missing or not finite."""
         value = math.nan if claimed.objective is None else float(claimed.objective)
         return value if math.isfinite(value) else math.nan
-
-
-OPTIMISATION = (Divergence, GradientDistance)
-"""The metrics of an optimisation."""

@@ -136,22 +136,31 @@ def baselines(
         metric is not defined; the second also if the task has no guess from public data
         (`NotImplementedError`).
     """
-
-    def mean(informed: bool) -> float | None:
-        total = 0.0
-        for draw in range(DRAWS):
-            claimed = guess(truth, torch_generator(seed, "guess", draw), informed=informed)
-            if not metric.reads(claimed):
-                return None
-            total += metric.score(claimed, truth, spec)
-        return _defined(total / DRAWS)
-
-    exact = metric.chance(truth, spec)
-    random = mean(False) if exact is None else _defined(exact)
+    random = random_guess(metric, truth, spec, guess, seed)
     try:
-        return random, mean(True)
+        return random, _mean_guess(metric, truth, spec, guess, seed, informed=True)
     except NotImplementedError:
         return random, None
+
+
+def random_guess(metric: Metric, truth: Truth, spec: Spec, guess: Guess, seed: int) -> float | None:
+    """Score a random guess, in closed form if the metric has one; see `baselines`."""
+    exact = metric.chance(truth, spec)
+    if exact is None:
+        return _mean_guess(metric, truth, spec, guess, seed, informed=False)
+    return _defined(exact)
+
+
+def _mean_guess(
+    metric: Metric, truth: Truth, spec: Spec, guess: Guess, seed: int, *, informed: bool
+) -> float | None:
+    total = 0.0
+    for draw in range(DRAWS):
+        claimed = guess(truth, torch_generator(seed, "guess", draw), informed=informed)
+        if not metric.reads(claimed):
+            return None
+        total += metric.score(claimed, truth, spec)
+    return _defined(total / DRAWS)
 
 
 def remembering(guess: Guess) -> Guess:

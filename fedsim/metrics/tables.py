@@ -113,7 +113,3 @@ class ColumnMatch(_OfTables):
     def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
         """Return the share over the cells with a category."""
         return float(_compared(claimed, truth, spec)[1].mean())
-
-
-TABLES = (RowExact, ColumnError, ColumnMatch)
-"""The metrics of tables, in the order in which findings list them."""

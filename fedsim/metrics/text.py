@@ -96,11 +96,10 @@ class ROUGEL(_ROUGE):
     order = 2
 
 
-class ROUGE1Authors(_ROUGE):
+class ROUGE1Authors(ROUGE1):
     """ROUGE-1 with special tokens counted, as LAMP's authors take it."""
 
     name = "rouge1_authors"
-    keywords = ("text reconstruction", "word overlap", "unigrams")
     shown = Measure(
         "ROUGE-1, authors",
         phrase="ROUGE-1 with special tokens {share} over {n} updates",
@@ -108,15 +107,13 @@ class ROUGE1Authors(_ROUGE):
         detail=True,
         rank=90,
     )
-    order = 0
     special = True
 
 
-class ROUGE2Authors(_ROUGE):
+class ROUGE2Authors(ROUGE2):
     """ROUGE-2 with special tokens counted, as LAMP's authors take it."""
 
     name = "rouge2_authors"
-    keywords = ("text reconstruction", "word overlap", "bigrams")
     shown = Measure(
         "ROUGE-2, authors",
         phrase="ROUGE-2 with special tokens {share} over {n} updates",
@@ -124,15 +121,13 @@ class ROUGE2Authors(_ROUGE):
         detail=True,
         rank=100,
     )
-    order = 1
     special = True
 
 
-class ROUGELAuthors(_ROUGE):
+class ROUGELAuthors(ROUGEL):
     """ROUGE-L with special tokens counted, as LAMP's authors take it."""
 
     name = "rougeL_authors"
-    keywords = ("text reconstruction", "word order", "longest common subsequence")
     shown = Measure(
         "ROUGE-L, authors",
         phrase="ROUGE-L with special tokens {share} over {n} updates",
@@ -140,7 +135,6 @@ class ROUGELAuthors(_ROUGE):
         detail=True,
         rank=110,
     )
-    order = 2
     special = True
 
 
@@ -224,18 +218,3 @@ class TokenEdits(_OfTexts):
         """Edit distance of all texts divided by their number of tokens; it may exceed 1."""
         matched = pairs(claimed, truth, spec)
         return sum(_edits(a.ids, b.ids) for a, b in matched) / sum(len(b.ids) for _, b in matched)
-
-
-TEXT = (
-    ROUGE1,
-    ROUGE2,
-    ROUGEL,
-    ROUGE1Authors,
-    ROUGE2Authors,
-    ROUGELAuthors,
-    TokenExact,
-    TokenF1,
-    TokenSetF1,
-    TokenEdits,
-)
-"""The metrics of text, in the order in which findings list them."""

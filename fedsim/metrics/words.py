@@ -93,7 +93,3 @@ class TextExact(_OfTranscripts):
         ours, originals = worded(claimed, truth, spec), truth.text or ()
         right = sum(a.split() == b.split() for a, b in zip(ours, originals, strict=True))
         return right / len(originals)
-
-
-WORDS = (WordErrorRate, TextExact)
-"""The metrics of transcripts."""

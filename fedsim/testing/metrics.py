@@ -14,15 +14,12 @@ from pydantic import ValidationError
 from fedsim.errors import FedsimError
 from fedsim.libraries import brief
 from fedsim.metric import FORMAT, Measure, Metric
+from fedsim.metrics.registry import random_guess
 from fedsim.plugin import make, names
 from fedsim.records import UNKNOWN, Reconstruction, Spec, Truth
-from fedsim.seeds import torch_generator
 from fedsim.task import Task
 from fedsim.testing.adversaries import CLAIMS
 from fedsim.testing.watching import frozen, same, watched
-
-DRAWS = 8
-"""Random guesses that are averaged for the level of chance."""
 
 
 def metric_declarations(cls: type[Metric]) -> list[str]:
@@ -151,7 +148,8 @@ def _of_victim(
             yield "it is not defined (NaN) for a claim of the truth"
         return
     try:
-        scores |= _chance(metric, truth, spec, task)
+        if (chance := random_guess(metric, truth, spec, task.guess, 0)) is not None:
+            scores["a random guess"] = chance
     except Exception as error:
         yield f"chance() raises {brief(error)}: return a value, NaN, or None for draws"
     yield from _order(metric, scores, single=single)
@@ -186,18 +184,6 @@ def _order(metric: Metric, scores: dict[str, float], *, single: bool) -> Iterato
                 f"the truth in another order scores {value:g}, not {top:g}: examples come in no "
                 "order, so match claims to originals first"
             )
-
-
-def _chance(metric: Metric, truth: Truth, spec: Spec, task: Task) -> dict[str, float]:
-    """The score of a random guess: in closed form, or the mean of draws; empty if there is none."""
-    value = metric.chance(truth, spec)
-    if value is None:
-        rngs = [torch_generator(0, "guess", draw) for draw in range(DRAWS)]
-        guesses = [task.guess(truth, rng, informed=False) for rng in rngs]
-        if not all(map(metric.reads, guesses)):
-            return {}
-        value = sum(metric.score(guess, truth, spec) for guess in guesses) / DRAWS
-    return {"a random guess": float(value)}
 
 
 def true_claim(truth: Truth, spec: Spec) -> Reconstruction:
