@@ -10,8 +10,6 @@ from fedsim.errors import ScenarioError
 from fedsim.metric import Measure
 from fedsim.metrics import installed
 from fedsim.report.intervals import FEWEST, interval
-from fedsim.reproduce.catalogue import GROWING
-from fedsim.runs.ledger import Ledger
 from fedsim.runs.reading import Measures, read_findings, read_measures, read_rows, read_utility
 from fedsim.scenario import Scenario
 from fedsim.scenario.dotted import short
@@ -164,29 +162,15 @@ def _split(chosen: dict[str, Any], paper: Paper) -> tuple[float | str, str]:
     return float(value) if numeric else short(value), others
 
 
-def measured(folder: Path, scenario: Scenario, *, compare: bool = True) -> list[Cell]:
-    """Compute the cells of a scenario's run folder, in the order of measures, series and places.
+class Rows:
+    """The rows of one run folder, with added columns seed, extra (other values) and place.
+
+    Rows of points that are not in the scenario's sweep are left out.
 
     Args:
-        folder: The run folder.
-        scenario: The scenario. Rows of points that are not in its sweep are left out.
-        compare: Whether to refuse a folder of another scenario.
-
-    Returns:
-        The cells; none if nothing was run yet.
-
-    Raises:
-        RunFolderError: The folder cannot be read, or is of another scenario.
+        folder: The run folder; without files there are no rows.
+        scenario: The scenario.
     """
-    if not (folder / "scenario.toml").is_file():
-        return []
-    if compare:
-        Ledger(folder).same_scenario(scenario, GROWING)
-    return list(Rows(folder, scenario).cells())
-
-
-class Rows:
-    """The rows of one run folder, with added columns seed, extra (other values) and place."""
 
     def __init__(self, folder: Path, scenario: Scenario) -> None:
         self.paper, self.scenario = _paper(scenario), scenario
@@ -215,7 +199,7 @@ class Rows:
         return rows
 
     def cells(self) -> Iterator[Cell]:
-        """The cells of all measures, series and places."""
+        """Compute the cells, in the order of measures, series and places."""
         for name in self.paper.measure:
             yield from (
                 self._attacks(name) if of_attacks(name, self.scenario) else self._utility(name)
@@ -253,18 +237,9 @@ class Rows:
         low, high = interval(values, self.measures[name], clusters=clusters, weights=weights)
         chance = _mean(part["baseline"].tolist(), weights)
         broken = int(part["status"].isin(["failed", "timeout"]).sum())
-        return Cell(
-            name,
-            called,
-            place,
-            len(values),
-            _mean(values, weights),
-            low,
-            high,
-            None if math.isnan(chance) else chance,
-            broken,
-            seeds,
-        )
+        guessed = None if math.isnan(chance) else chance
+        mean = _mean(values, weights)
+        return Cell(name, called, place, len(values), mean, low, high, guessed, broken, seeds)
 
     def _weights(self, part: "pd.DataFrame") -> list[float]:
         """The weight of each attack: 1, or the number of different labels of its victim.

@@ -10,8 +10,8 @@ from fedsim.errors import FedsimError
 from fedsim.metric import Measure
 from fedsim.references import references
 from fedsim.report.exhibits import Exhibits, scores
-from fedsim.reproduce.catalogue import Figure, Part
-from fedsim.reproduce.cells import Cell, Place, Rows, measured, places, reading, series
+from fedsim.reproduce.catalogue import GROWING, Figure, Part
+from fedsim.reproduce.cells import Cell, Place, Rows, places, reading, series
 from fedsim.reproduce.driver import folder_of
 from fedsim.reproduce.verdict import Judgement, Measured, judge, speaks_of
 from fedsim.runs import provenance
@@ -131,11 +131,15 @@ def _share(part: Part, scenario: Scenario, folder: Path, problem: str, *, as_run
     try:
         if as_run:
             scenario = _recorded(folder, scenario)
-        cells = measured(folder, scenario, compare=not as_run)
-        examples = gallery(folder, scenario)
+        if (folder / "scenario.toml").is_file():
+            if not as_run:
+                Ledger(folder).same_scenario(scenario, GROWING)
+            rows = Rows(folder, scenario)
+            cells = list(rows.cells())
+            examples = gallery(rows, folder)
     except FedsimError as error:
         refused, problem = True, problem or str(error)
-    problem = _placeless(problem, folder)
+    problem = problem.replace(str(folder), folder.name)  # since pages are shared
     measures = reading(folder)
     found = tuple(_verdicts(scenario, paper, cells, problem, measures))
     axis = tuple(places(scenario).values())
@@ -153,11 +157,6 @@ def _recorded(folder: Path, scenario: Scenario) -> Scenario:
         return scenario
     table["search_dirs"] = scenario.search_dirs  # not where the folder would have code looked up
     return Scenario.parse(table).model_copy(update={"paper": scenario.paper})
-
-
-def _placeless(problem: str, folder: Path) -> str:
-    """The problem without the path of the run folder, since pages are shared."""
-    return problem.replace(str(folder), folder.name)
 
 
 def _verdicts(
@@ -189,15 +188,8 @@ def _verdicts(
                 ran = {cell.place.where for cell in cells if cell.series == called}
                 fruitless = [where for where in missing if where in ran]
                 missing = [where for where in missing if where not in ran]
-            ours = Measured(
-                name,
-                measures[name],
-                called,
-                tuple(own),
-                tuple(missing),
-                tuple(fruitless),
-                others,
-            )
+            where = (tuple(missing), tuple(fruitless))
+            ours = Measured(name, measures[name], called, tuple(own), *where, others)
             found.append(judge(statement, ours, remark=paper.remark, problem=problem))
     return found
 
@@ -239,10 +231,7 @@ def _facts(scenario: Scenario, folder: Path | None) -> list[tuple[str, str]]:
     facts = [
         ("data", str(scenario.task.get("data", "digits"))),
         ("model", _model(scenario.task)),
-        (
-            "training",
-            f"{training.algorithm}, clients {training.clients}, rounds {training.rounds}",
-        ),
+        ("training", f"{training.algorithm}, clients {training.clients}, rounds {training.rounds}"),
     ]
     if not folder or not known:
         return facts
@@ -283,18 +272,14 @@ def _ranges(seeds: set[int]) -> str:
     )
 
 
-def gallery(folder: Path, scenario: Scenario) -> list[Example]:
+def gallery(rows: Rows, folder: Path) -> list[Example]:
     """The examples in a run folder that holds PNG files; none for figures not about images."""
-    paper = scenario.paper
-    if paper is None or not {*OF_IMAGES} & {*paper.measure}:
+    if rows.findings.empty or not {*OF_IMAGES} & {*rows.paper.measure}:
         return []
-    if not (folder / "findings.csv").is_file():
-        return []
-    rows = Rows(folder, scenario)
     exhibits, found = Exhibits(folder, rows.measures), []
     images = rows.findings[rows.findings["artifact"].str.endswith(".png")]
     errors = images[images["metric"] == "mse"].sort_values("counted", kind="stable")
-    for (extra, label), called in series(scenario, "mse").items():
+    for (extra, label), called in series(rows.scenario, "mse").items():
         own = errors[(errors["extra"] == extra) & (errors["label"] == label)]
         for key, place in rows.places.items():
             here = own[own["place"] == key]

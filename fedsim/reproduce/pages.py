@@ -3,7 +3,7 @@
 A page depends on the run folders alone, and lists every figure of the paper, measured or not.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,7 +13,7 @@ from fedsim.report.intervals import FEWEST
 from fedsim.reproduce.cells import Cell, axis
 from fedsim.reproduce.outcome import Outcome
 from fedsim.reproduce.picture import picture
-from fedsim.reproduce.verdict import Judgement, shown
+from fedsim.reproduce.verdict import shown
 
 TEMPLATE = Path(__file__).parent / "templates" / "paper"
 Table = dict[str, Any]
@@ -70,18 +70,17 @@ def statements(found: Outcome) -> Table:
     """
     remarks = dict.fromkeys(o.published.remark for o in found.judgements if o.published.remark)
     notes = {remark: number for number, remark in enumerate(remarks, 1)}
-    body = [_row(found, one, notes) for one in found.judgements]
+    body = []
+    for one in found.judgements:
+        source = " (read off the plot)" if one.published.source == "plot" else ""
+        theirs = shown(one.published, found.how(one.measure)) + source
+        note = f" ({notes[one.published.remark]})" if one.published.remark else ""
+        row = _row(found, one.measure, one.series, one.places, one.cells)
+        body.append([*row, theirs, one.text + note])
     for share in found.shares if found.figure.parts[0].paper.kind == "table" else ():
         published = {(one.measure, one.series, p) for one in share.judgements for p in one.places}
         body += [
-            [
-                *_where(found, [c]),
-                number(c, found.how(c.measure)),
-                _counts([c]),
-                _chance(found, [c]),
-                "–",
-                "",
-            ]
+            [*_row(found, c.measure, c.series, [c.place.where], [c]), "–", ""]
             for c in share.cells
             if (c.measure, c.series, c.place.where) not in published
         ]
@@ -112,39 +111,30 @@ def number(cell: Cell, how: Measure, *, with_n: bool = False) -> str:
     return f"{text} ({cell.broken} failed)" if cell.broken else text
 
 
-def _row(found: Outcome, one: Judgement, notes: Mapping[str, int]) -> list[str]:
-    source = {"plot": " (read off the plot)", "table": "", "text": ""}[one.published.source]
-    published = shown(one.published, found.how(one.measure)) + source
-    where = _where(found, one.cells, one)
-    if len(one.cells) > 1:
-        show, means = found.how(one.measure).show, [cell.mean for cell in one.cells]
-        ours = f"{show(min(means))} to {show(max(means))}"
-    else:
-        ours = number(one.cells[0], found.how(one.measure)) if one.cells else "–"
-    n = _counts(one.cells) if one.cells else "0"
-    note = f" ({notes[one.published.remark]})" if one.published.remark else ""
-    return [*where, ours, n, _chance(found, one.cells), published, one.text + note]
+def _row(
+    found: Outcome, measure: str, series: str, places: Sequence[str], cells: Sequence[Cell]
+) -> list[str]:
+    """What was measured of a series at some places: all columns but the published number."""
+    how = found.how(measure)
+    row = [how.title, series]
+    if found.figure.parts[0].paper.x:
+        every = {place.where for share in found.shares for place in share.places}
+        few = ", ".join(places) if len(places) <= 4 else f"{places[0]} to {places[-1]}"
+        row.append("all" if len(places) > 1 and {*places} == every else few)
+    if not cells:
+        return [*row, "–", "0", "–"]
+    means = [cell.mean for cell in cells]
+    ours = number(cells[0], how)
+    if len(cells) > 1:
+        ours = f"{how.show(min(means))} to {how.show(max(means))}"
+    return [*row, ours, _counts(cells), _chance(cells, how)]
 
 
-def _where(found: Outcome, cells: Sequence[Cell], one: Judgement | None = None) -> list[str]:
-    measure = one.measure if one else cells[0].measure
-    series = one.series if one else cells[0].series
-    row = [found.how(measure).title, series]
-    if not found.figure.parts[0].paper.x:
-        return row
-    places = list(one.places if one else [cells[0].place.where])
-    every = [p.where for s in found.shares for p in s.places]
-    few = ", ".join(places) if len(places) <= 4 else f"{places[0]} to {places[-1]}"
-    return [*row, "all" if len(places) > 1 and {*places} == {*every} else few]
-
-
-def _chance(found: Outcome, cells: Sequence[Cell]) -> str:
+def _chance(cells: Sequence[Cell], how: Measure) -> str:
+    """The random guesses' mean scores, as one number or a range."""
     known = [cell.chance for cell in cells if cell.chance is not None]
-    if not known:
-        return "–"
-    show = found.how(cells[0].measure).show
-    low, high = show(min(known)), show(max(known))
-    return low if low == high else f"{low} to {high}"
+    ends = [how.show(end(known)) for end in (min, max)] if known else ["–"]
+    return " to ".join(dict.fromkeys(ends))
 
 
 def _counts(cells: Sequence[Cell]) -> str:
