@@ -1,15 +1,12 @@
 """Deep Gradient Compression: sparse updates with momentum correction (Lin et al., ICLR 2018)."""
 
-from typing import ClassVar
-
 import torch
 from pydantic import Field
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
 from defenses.sparsify import largest
-from fedsim.defense import ClientState, Defense
-from fedsim.records import Update
+from fedsim import ClientState, Defense, Update
 
 
 class DeepGradientCompression(Defense):
@@ -29,7 +26,7 @@ class DeepGradientCompression(Defense):
     Buffers are sent unchanged.
     """
 
-    name: ClassVar[str] = "deep-gradient-compression"
+    name = "deep-gradient-compression"
     keywords = ("sparsification", "pruning", "gradient compression", "error feedback", "DGC")
 
     ratio: float = Field(default=0.99, ge=0, lt=1)

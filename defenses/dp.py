@@ -3,17 +3,18 @@
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, Self, cast
+from functools import partial
+from typing import Any, Literal, Self, cast
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
-from fedsim.defense import ClientState, Defense, Exposure, MeanGradient, Training
+from fedsim import Batch, ClientState, Defense, Exposure, MeanGradient, Training, Update
 from fedsim.errors import ScenarioError
+from fedsim.gradients import LossModule
 from fedsim.privacy import Accountant, epsilon, weak_delta
-from fedsim.records import Batch, Update
 
 TINY = 1e-30
 """Lower bound of norms, which avoids a division by zero."""
@@ -70,7 +71,7 @@ class ClientDP(_Private):
     buffers (use a model without BatchNorm), or other layers.
     """
 
-    name: ClassVar[str] = "client-dp"
+    name = "client-dp"
     keywords = ("differential privacy", "local differential privacy", "clipping", "Gaussian noise")
 
     def protect(self, update: Update, rng: torch.Generator, state: ClientState) -> Update:
@@ -123,7 +124,7 @@ class DPSGD(_Private):
     approximation.
     """
 
-    name: ClassVar[str] = "dp-sgd"
+    name = "dp-sgd"
     keywords = ("differential privacy", "DP-SGD", "example-level privacy", "clipping", "Opacus")
 
     per_example: Literal["auto", "opacus", "torch.func", "loop"] = "auto"
@@ -277,13 +278,14 @@ def _by_torch_func(
     loss: Any, module: nn.Module, names: frozenset[str], batch: Batch
 ) -> tuple[dict[str, Tensor], float]:
     """Per-example gradients by vmap of grad, with vectorised calls on batches of one."""
+    whole = LossModule(module, partial(loss, module))
     chosen = {k: p.detach() for k, p in module.named_parameters() if k in names}
 
     def single(parameters: dict[str, Tensor], *example: Tensor) -> Tensor:
         inputs, labels, *lengths = (part.unsqueeze(0) for part in example)
         alone = Batch(inputs, labels, lengths[0] if lengths else None)
         call = {f"module.{name}": value for name, value in parameters.items()}
-        value: Tensor = torch.func.functional_call(_Loss(loss, module), call, (alone,))
+        value: Tensor = torch.func.functional_call(whole, call, (alone,))
         return value
 
     parts = [batch.inputs, batch.labels]
@@ -312,15 +314,3 @@ def _one_by_one(
         total += float(value.detach())
     stacked = [torch.stack(column) for column in zip(*rows, strict=True)]
     return dict(zip(parameters, stacked, strict=True)), total / len(batch)
-
-
-class _Loss(nn.Module):
-    """A loss as a module, so that `functional_call` can replace its parameters."""
-
-    def __init__(self, loss: Any, module: nn.Module) -> None:
-        super().__init__()
-        self.loss, self.module = loss, module
-
-    def forward(self, batch: Batch) -> Tensor:
-        value: Tensor = self.loss(self.module, batch)
-        return value

@@ -2,15 +2,14 @@
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedsim.defense import Defense, MeanGradient, Training
+from fedsim import Batch, Defense, MeanGradient, Training
 from fedsim.errors import ScenarioError, did_you_mean
-from fedsim.records import Batch
 
 ACTIVATIONS = (
     nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish, nn.Hardtanh,
@@ -28,7 +27,7 @@ class Dropout(Defense):
     dropout.
     """
 
-    name: ClassVar[str] = "dropout"
+    name = "dropout"
     keywords = ("regularization", "regularisation", "masking")
 
     rate: float = Field(default=0.1, ge=0, lt=1)

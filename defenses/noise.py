@@ -2,14 +2,12 @@
 
 import math
 from abc import abstractmethod
-from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedsim.defense import ClientState, Defense
-from fedsim.records import Update
+from fedsim import ClientState, Defense, Update
 
 
 class _Noise(Defense):
@@ -39,7 +37,7 @@ class GaussianNoise(_Noise):
     steps, so the same sigma perturbs it more. Buffers are sent unchanged.
     """
 
-    name: ClassVar[str] = "gaussian-noise"
+    name = "gaussian-noise"
     keywords = ("noise", "perturbation", "additive noise", "obfuscation")
 
     def _drawn(self, like: Tensor, rng: torch.Generator) -> Tensor:
@@ -53,7 +51,7 @@ class LaplacianNoise(_Noise):
     is not clipped, so there is no privacy guarantee. Buffers are sent unchanged.
     """
 
-    name: ClassVar[str] = "laplacian-noise"
+    name = "laplacian-noise"
     keywords = ("noise", "perturbation", "additive noise", "Laplace", "obfuscation")
 
     def _drawn(self, like: Tensor, rng: torch.Generator) -> Tensor:

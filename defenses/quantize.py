@@ -2,7 +2,7 @@
 
 import math
 from abc import abstractmethod
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -39,7 +39,7 @@ class HalfPrecision(_Rounded):
     float32. The server receives float32 values. Buffers are sent unchanged.
     """
 
-    name: ClassVar[str] = "half-precision"
+    name = "half-precision"
     keywords = ("quantization", "quantisation", "low precision", "float16", "bfloat16")
 
     format: Literal["fp16", "bf16"] = "fp16"
@@ -59,7 +59,7 @@ class Int8(_Rounded):
     unbiased (Gupta et al., ICML 2015). Buffers are sent unchanged.
     """
 
-    name: ClassVar[str] = "int8"
+    name = "int8"
     keywords = ("quantization", "quantisation", "low precision", "gradient compression")
 
     rounding: Literal["nearest", "stochastic"] = "nearest"
@@ -84,7 +84,7 @@ class QSGD(_Rounded):
     rounded to one of them at random, without bias but with more noise. Buffers are sent unchanged.
     """
 
-    name: ClassVar[str] = "qsgd"
+    name = "qsgd"
     keywords = ("quantization", "quantisation", "stochastic rounding", "gradient compression")
 
     levels: int = Field(default=16, ge=1, le=2**15)

@@ -1,16 +1,16 @@
 """Sign compression: one bit per coordinate, and one scale per tensor."""
 
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Mapping
+from typing import Annotated, Literal
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedsim.defense import ClientState, Defense, Effect
-from fedsim.records import Update
+from defenses.sparsify import Compression
+from fedsim.defense import Effect
 
 
-class Sign(Defense):
+class Sign(Compression):
     """Sends the sign of every coordinate times a scale.
 
     Zero stays zero. With scale "mean" the scale is the mean magnitude of the tensor, which keeps
@@ -20,7 +20,7 @@ class Sign(Defense):
     Buffers are sent unchanged.
     """
 
-    name: ClassVar[str] = "sign"
+    name = "sign"
     keywords = (
         "quantization",
         "quantisation",
@@ -33,30 +33,16 @@ class Sign(Defense):
     scale: Literal["mean"] | Annotated[float, Field(gt=0, allow_inf_nan=False)] = "mean"
     """Magnitude of every coordinate: the "mean" magnitude of its tensor, or a number > 0."""
 
-    error_feedback: bool = False
-    """Whether the client keeps the quantisation error and adds it in the next round."""
-
     @property
     def effect(self) -> Effect:
         """The update is sent in a coarse format."""
         return "format"
 
-    @property
-    def remembers(self) -> bool:
-        """Whether error feedback is on."""
-        return self.error_feedback
-
-    def protect(self, update: Update, rng: torch.Generator, state: ClientState) -> Update:
-        """Replace every coordinate by its sign times the scale."""
-        signs = {}
-        for name, value in update.tensors.items():
-            whole = value + state[name] if self.error_feedback and name in state else value
-            signs[name] = self._signs(whole)
-            if self.error_feedback:
-                state[name] = whole - signs[name]
-        return update.replace(tensors=signs)
-
-    def _signs(self, value: Tensor) -> Tensor:
-        if self.scale == "mean":
-            return value.sign() * value.abs().mean() if value.numel() else value
-        return value.sign() * self.scale
+    def compressed(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The sign of every coordinate times the scale."""
+        if self.scale != "mean":
+            return {name: value.sign() * self.scale for name, value in tensors.items()}
+        return {
+            name: value.sign() * value.abs().mean() if value.numel() else value
+            for name, value in tensors.items()
+        }

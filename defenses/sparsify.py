@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -14,19 +14,11 @@ from fedsim.records import Update
 Scope = Literal["tensor", "update"]
 
 
-class _Sparse(Defense):
-    """Base class of defenses that send the coordinates of the largest magnitude."""
-
-    scope: Scope = "tensor"
-    """Whether coordinates are counted within each "tensor", or over the whole "update"."""
+class Compression(Defense):
+    """Base class of defenses that send an update in part, with optional error feedback."""
 
     error_feedback: bool = False
     """Whether the client keeps what is not sent and adds it in the next round."""
-
-    @property
-    def effect(self) -> Effect:
-        """Only zeros are added; with error feedback other values change, too."""
-        return "values" if self.error_feedback else "zeros"
 
     @property
     def remembers(self) -> bool:
@@ -34,22 +26,44 @@ class _Sparse(Defense):
         return self.error_feedback
 
     @abstractmethod
-    def kept(self, coordinates: int) -> int:
-        """The number of coordinates that are sent, out of so many."""
+    def compressed(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The part of an update that is sent."""
 
     def protect(self, update: Update, rng: torch.Generator, state: ClientState) -> Update:
-        """Set all but the largest coordinates to zero."""
-        if self.kept(10**9) == 10**9:
-            return update
+        """Send a part of the update and of what the client kept."""
         whole = {
             name: value + state[name] if self.error_feedback and name in state else value
             for name, value in update.tensors.items()
         }
-        masks = largest(whole, self.kept, self.scope)
-        sent = {name: torch.where(masks[name], value, 0) for name, value in whole.items()}
+        sent = self.compressed(whole)
         if self.error_feedback:
             state.update({name: whole[name] - value for name, value in sent.items()})
         return update.replace(tensors=sent)
+
+
+class _Sparse(Compression):
+    """Base class of defenses that send the coordinates of the largest magnitude."""
+
+    scope: Scope = "tensor"
+    """Whether coordinates are counted within each "tensor", or over the whole "update"."""
+
+    @property
+    def effect(self) -> Effect:
+        """Only zeros are added; with error feedback other values change, too."""
+        return "values" if self.error_feedback else "zeros"
+
+    @abstractmethod
+    def kept(self, coordinates: int) -> int:
+        """The number of coordinates that are sent, out of so many."""
+
+    def protect(self, update: Update, rng: torch.Generator, state: ClientState) -> Update:
+        """Set all but the largest coordinates to zero; unchanged if all are sent."""
+        return update if self.kept(10**9) == 10**9 else super().protect(update, rng, state)
+
+    def compressed(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The largest coordinates, and zeros."""
+        masks = largest(tensors, self.kept, self.scope)
+        return {name: torch.where(masks[name], value, 0) for name, value in tensors.items()}
 
 
 class TopK(_Sparse):
@@ -60,7 +74,7 @@ class TopK(_Sparse):
     2018). Buffers are sent unchanged.
     """
 
-    name: ClassVar[str] = "top-k"
+    name = "top-k"
     keywords = ("sparsification", "pruning", "gradient compression")
 
     k: float = Field(default=0.1, gt=0, le=1)
@@ -79,7 +93,7 @@ class GradDrop(_Sparse):
     same way. Aji and Heafield use error feedback. Buffers are sent unchanged.
     """
 
-    name: ClassVar[str] = "grad-drop"
+    name = "grad-drop"
     keywords = ("pruning", "gradient pruning", "sparsification", "gradient compression")
 
     rate: float = Field(default=0.9, ge=0, lt=1)
@@ -98,7 +112,7 @@ class GradientMask(Defense):
     are set to zero. The others are neither scaled nor kept for later. Buffers are sent unchanged.
     """
 
-    name: ClassVar[str] = "gradient-mask"
+    name = "gradient-mask"
     keywords = ("pruning", "random pruning", "masking", "sparsification")
 
     rate: float = Field(default=0.9, ge=0, lt=1)

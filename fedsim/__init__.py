@@ -56,6 +56,8 @@ redirect(
     | {
         "fedsim.conformance": "fedsim.testing.contract",
         "fedsim.gradients.update": "fedsim.threat",
+        "fedsim.gradients.utterances": "fedsim.gradients.head",
+        "fedsim.gradients.whitening": "fedsim.gradients.distances",
         "fedsim.report.measures": "fedsim.runs.reading",
         "fedsim.runs.measures": "fedsim.runs.reading",
         "fedsim.simulation": "fedsim.engine.simulate",

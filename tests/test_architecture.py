@@ -196,7 +196,7 @@ def test_plugins_import_public_names_and_numerics_only(path):
     own = "adversaries" if "adversaries" in path.parts else "defenses"
     found = packages(path) - set(sys.stdlib_module_names) - {own}
     assert found <= PLUGINS
-    public = public_modules()
+    public = public_modules() | set(fedsim.__all__)
     for name in imports(path):
         if name.startswith("fedsim."):
             assert name.split(".")[1] in public, name
@@ -217,6 +217,16 @@ def test_the_public_names_are_sorted_and_each_can_be_loaded():
         assert getattr(fedsim, name) is not None
     with pytest.raises(AttributeError, match="Adversry"):
         _ = fedsim.Adversry
+
+
+def test_type_checkers_see_the_public_names_where_they_live():
+    declared = {
+        alias.name: node.module
+        for node in ast.parse((ROOT / "__init__.pyi").read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert declared == {name: f"fedsim.{home}" for name, home in fedsim._HOMES.items()}
 
 
 def test_public_names_are_declared_where_they_live():

@@ -2,18 +2,14 @@
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import Any, Literal
 
-import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import nn
 
-from fedsim.adversary import Adversary, Job, Source
-from fedsim.gradients import LBFGS, Comparison, Problem, Restarts, Rules, in_groups, minimise
-from fedsim.knowledge import Knowledge
-from fedsim.records import Observation, Reconstruction
-from fedsim.spec import ImageSpec, TabularSpec
-from fedsim.victim import VictimModel
+from adversaries.inputs.input_matching import InputMatching
+from fedsim import ImageSpec, Job, Knowledge, Observation, TabularSpec, VictimModel
+from fedsim.gradients import LBFGS, Match, Problem, Restarts, Rules, minimise
 
 RELATIVE = {"float64": 1e-9, "float32": 5e-9}
 """Share of the gradient's squared norm below which a match must be, besides `tolerance`. Gradients
@@ -30,7 +26,7 @@ MEMORY = 2**30
 """Bytes that the L-BFGS history of one optimisation may take, for all its victims together."""
 
 
-class DLG(Adversary):
+class DLG(InputMatching):
     """Reconstruct the inputs and labels of a batch by optimising a dummy batch's gradient.
 
     Dummy inputs x' and label logits y' start from N(0, 1); L-BFGS minimises D = sum over
@@ -51,7 +47,7 @@ class DLG(Adversary):
     range, and its label. The order of the examples is unknown.
     """
 
-    name: ClassVar[str] = "dlg"
+    name = "dlg"
     keywords = (
         "gradient inversion",
         "deep leakage from gradients",
@@ -59,12 +55,7 @@ class DLG(Adversary):
         "image reconstruction",
     )
     suits = (ImageSpec, TabularSpec)
-    needs: ClassVar[Knowledge] = Knowledge.GRADIENT | Knowledge.MODEL | Knowledge.BATCH_SIZE
-    recovers: ClassVar[frozenset[str]] = frozenset(
-        {"inputs", "labels", "label_counts", "label_set", "objective", "outcomes"}
-    )
-    cites: ClassVar[str] = "Zhu et al., Deep Leakage from Gradients, NeurIPS 2019, Algorithm 1"
-    group: ClassVar[int] = 10
+    cites = "Zhu et al., Deep Leakage from Gradients, NeurIPS 2019, Algorithm 1"
 
     iterations: int = Field(default=300, ge=1)
     """L-BFGS outer steps a start, of 20 evaluations each."""
@@ -83,17 +74,6 @@ class DLG(Adversary):
     """ "joint": every step moves all examples; "cyclic": outer step i moves example i mod N
     alone (the paper's Eq. 5)."""
 
-    distance: Literal["l2", "cosine", "l1+l2"] = "l2"
-    """Between gradients: summed squares, 1 - cosine, or TAG's."""
-
-    parameters: dict[str, Annotated[float, Field(ge=0)]] = Field(default={"*": 1.0})
-    """What each parameter's distance counts, by name pattern; a parameter that no pattern fits
-    is left out, such as {"head.*" = 10.0, "*" = 1.0}."""
-
-    labels_from: Source | None = None
-    """Where the labels come from: "none" (optimised with the inputs), "given" (the threat
-    model grants LABELS), or another adversary by name, such as "idlg" or "llg"."""
-
     tolerance: float = Field(default=4e-6, ge=0)
     """Gradient distance at which the match is done (of "l1+l2" its square), if that is also
     below 1e-9 of the gradient's squared norm (5e-9 in float32)."""
@@ -102,46 +82,14 @@ class DLG(Adversary):
     """Gradient distance, as a share of that of a gradient of zeros, beyond which a start is
     given up after 10 outer steps; 1: no closer than those."""
 
-    precision: Literal["float32", "float64"] = "float64"
-    """floating-point type of the optimisation; float32 is faster and comes less close."""
-
-    def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
-        """Match the gradient; raises `ValueError` where gradient and model do not fit."""
-        return self.reconstruct_many([seen], [job])[0]
-
-    def reconstruct_many(
-        self, seen: Sequence[Observation], jobs: Sequence[Job]
-    ) -> list[Reconstruction]:
-        """Match many at once: those with the same model and batch size in one optimisation."""
-        labels = [self.labels(one, job) for one, job in zip(seen, jobs, strict=True)]
-        return in_groups(
-            [one.know(Knowledge.MODEL) for one in seen],
-            [one.know(Knowledge.BATCH_SIZE) for one in seen],
-            lambda some: self._match(
-                [seen[i] for i in some], [labels[i] for i in some], [jobs[i] for i in some]
-            ),
-            most=lambda victim: self._at_once(seen[victim]),
-        )
-
-    def _at_once(self, seen: Observation) -> int:
+    def at_once(self, seen: Observation) -> int:
         """Victims whose curvature fits into `MEMORY`."""
         coordinates = math.prod(seen.spec.input_shape or ()) + seen.spec.classes
         pairs = 2 * self.history * int(seen.know(Knowledge.BATCH_SIZE)) * coordinates
         return max(1, MEMORY // (8 * pairs))
 
-    def _match(
-        self, seen: Sequence[Observation], labels: Sequence[Tensor | None], jobs: Sequence[Job]
-    ) -> list[Reconstruction]:
-        problem = Problem(
-            seen[0].know(Knowledge.MODEL),
-            [one.know(Knowledge.GRADIENT) for one in seen],
-            seen[0].spec,
-            size=int(seen[0].know(Knowledge.BATCH_SIZE)),
-            labels=labels,
-            comparison=Comparison(
-                self.distance, self.parameters, jobs[0].device, getattr(torch, self.precision)
-            ),
-        )
+    def match(self, problem: Problem, jobs: Sequence[Job]) -> list[Match]:
+        """Minimise by L-BFGS."""
         order = ORDER[self.distance]
         rules = [
             Rules(
@@ -152,7 +100,7 @@ class DLG(Adversary):
             )
             for scale in problem.scales
         ]
-        matches = minimise(
+        return minimise(
             problem,
             lambda victim: problem.start(victim, jobs[victim].rng),
             jobs,
@@ -163,18 +111,11 @@ class DLG(Adversary):
             restarts=Restarts(self.restarts),
             blocks=problem.blocks() if self.batch_rule == "cyclic" else None,
         )
-        notes = self.cautions(seen[0].know(Knowledge.MODEL))
-        return [
-            problem.claim(
-                victim,
-                match,
-                jobs[victim].trace,
-                restarts=len(match.outcomes) - 1,
-                exact_gradient=seen[victim].exact,
-                **({"notes": notes} if notes else {}),
-            )
-            for victim, match in enumerate(matches)
-        ]
+
+    def notes(self, match: Match, seen: Observation) -> dict[str, Any]:
+        """The number of restarts, and what hinders the match."""
+        hindered = self.cautions(seen.know(Knowledge.MODEL))
+        return {"restarts": len(match.outcomes) - 1, **({"notes": hindered} if hindered else {})}
 
     def cautions(self, model: VictimModel) -> list[str]:
         """Layers that hinder matching by second derivatives."""

@@ -2,18 +2,14 @@
 
 from collections.abc import Mapping
 from math import prod
-from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedsim.adversary import Adversary, Job
+from fedsim import Adversary, Job, Knowledge, Observation, Reconstruction, VictimModel
 from fedsim.gradients import rank_of
-from fedsim.knowledge import Knowledge
-from fedsim.records import Observation, Reconstruction
 from fedsim.spec import ImageSpec, TabularSpec
-from fedsim.victim import VictimModel
 
 NEGLIGIBLE = 1e-6
 """Bias gradient of a unit, relative to the largest, below which its ratio is rounding noise."""
@@ -50,7 +46,7 @@ class FirstLinear(Adversary):
     them: after the model's normalisation, and not clamped.
     """
 
-    name: ClassVar[str] = "first-linear"
+    name = "first-linear"
     keywords = (
         "gradient inversion",
         "analytic",
@@ -59,9 +55,9 @@ class FirstLinear(Adversary):
         "fully connected",
     )
     suits = (ImageSpec, TabularSpec)
-    needs: ClassVar[Knowledge] = Knowledge.GRADIENT
-    recovers: ClassVar[frozenset[str]] = frozenset({"inputs"})
-    cites: ClassVar[str] = (
+    needs = Knowledge.GRADIENT
+    recovers = frozenset({"inputs"})
+    cites = (
         "Phong et al., Privacy-Preserving Deep Learning via Additively Homomorphic Encryption, "
         "IEEE TIFS 2018, Section 3; Geiping et al., Inverting Gradients, NeurIPS 2020, "
         "Proposition 3.1"
@@ -120,8 +116,9 @@ class FirstLinear(Adversary):
         """
         ratios = rows[:, :-1] / rows[:, -1:]
         low, high = bounds or (float(ratios.min()), float(ratios.max()))
-        # If the range is not known, the largest ratio is often a mixture far from all inputs.
-        span = high - low if bounds else 2 * float(ratios.abs().median())
+        # If the range is not known, the largest ratio is often a mixture far from all inputs, and
+        # the median ratio of sparse inputs is zero.
+        span = high - low if bounds else 2 * float(ratios.abs().amax(dim=1).median())
         apart = self.tolerance * span * ratios.shape[1] ** 0.5
         beyond = torch.maximum(low - ratios, ratios - high).amax(dim=1)
         within = torch.nonzero(beyond <= BEYOND * (high - low)).flatten()

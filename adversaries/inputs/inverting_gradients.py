@@ -2,27 +2,16 @@
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedsim.adversary import Adversary, Job, Source
-from fedsim.gradients import (
-    Adam,
-    Comparison,
-    Objective,
-    Problem,
-    Restarts,
-    Rules,
-    in_groups,
-    local_steps,
-    minimise,
-)
-from fedsim.knowledge import Knowledge
-from fedsim.records import Observation, Reconstruction
-from fedsim.spec import ImageSpec
+from adversaries.inputs.input_matching import InputMatching
+from fedsim import ImageSpec, Knowledge, Observation
+from fedsim.adversary import Job, Source
+from fedsim.gradients import Adam, Match, Objective, Problem, Restarts, Rules, minimise
 
 DECAYS = (3 / 8, 5 / 8, 7 / 8)
 """Shares of the iterations after which the step length is cut to a tenth (the paper's schedule)."""
@@ -31,7 +20,7 @@ DRAWS = 4
 """Random orders drawn for each distinct one, as some repeat."""
 
 
-class InvertingGradients(Adversary):
+class InvertingGradients(InputMatching):
     """Reconstruct images by cosine similarity of gradients and total variation.
 
     Minimises 1 - cos(g', g) + `tv` TV(x) over dummy inputs x, where g' is the gradient of x, g
@@ -56,7 +45,7 @@ class InvertingGradients(Adversary):
     its label. The order of the examples is unknown.
     """
 
-    name: ClassVar[str] = "inverting-gradients"
+    name = "inverting-gradients"
     keywords = (
         "gradient inversion",
         "cosine similarity",
@@ -65,15 +54,10 @@ class InvertingGradients(Adversary):
         "Geiping",
     )
     suits = (ImageSpec,)
-    needs: ClassVar[Knowledge] = Knowledge.GRADIENT | Knowledge.MODEL | Knowledge.BATCH_SIZE
-    recovers: ClassVar[frozenset[str]] = frozenset(
-        {"inputs", "labels", "label_counts", "label_set", "objective", "outcomes"}
-    )
-    cites: ClassVar[str] = (
+    cites = (
         "Geiping et al., Inverting Gradients: How easy is it to break privacy in federated "
         "learning?, NeurIPS 2020, Eq. 4"
     )
-    group: ClassVar[int] = 10
 
     iterations: int = Field(default=2000, ge=1)
     """Steps a start; the paper takes 4,800 to 24,000."""
@@ -105,10 +89,6 @@ class InvertingGradients(Adversary):
     """Simulate the local steps: true (needs LOCAL_STEPS and LEARNING_RATE), false, or "auto"
     (wherever both are granted)."""
 
-    parameters: dict[str, Annotated[float, Field(ge=0)]] = Field(default={"*": 1.0})
-    """What each parameter's distance counts, by name pattern; a parameter that no pattern fits
-    is left out, such as {"features.*" = 1.0}."""
-
     precision: Literal["float32", "float64"] = "float32"
     """floating-point type of the optimisation."""
 
@@ -117,29 +97,7 @@ class InvertingGradients(Adversary):
         more = Knowledge.LOCAL_STEPS | Knowledge.LEARNING_RATE
         return super().requires() | (more if self.unroll is True else Knowledge(0))
 
-    def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
-        """Match the gradient; raises `ValueError` where gradient and model do not fit."""
-        return self.reconstruct_many([seen], [job])[0]
-
-    def reconstruct_many(
-        self, seen: Sequence[Observation], jobs: Sequence[Job]
-    ) -> list[Reconstruction]:
-        """Match many at once: those with the same model and training in one optimisation."""
-        labels = [self.labels(one, job) for one, job in zip(seen, jobs, strict=True)]
-        training = [self._training(one) for one in seen]
-        sizes = [one.know(Knowledge.BATCH_SIZE) for one in seen]
-        return in_groups(
-            [one.know(Knowledge.MODEL) for one in seen],
-            list(zip(sizes, training, strict=True)),
-            lambda some: self._match(
-                [seen[i] for i in some],
-                [labels[i] for i in some],
-                [jobs[i] for i in some],
-                *training[some[0]],
-            ),
-        )
-
-    def _training(self, seen: Observation) -> tuple[int, float]:
+    def training(self, seen: Observation) -> tuple[int, float]:
         """Local steps to simulate, and their learning rate; 1 and 0 where there is none."""
         steps, lr = seen.steps, seen.lr
         if self.unroll is True:
@@ -148,27 +106,13 @@ class InvertingGradients(Adversary):
             return 1, 0.0
         return steps, lr
 
-    def _match(
-        self,
-        seen: Sequence[Observation],
-        labels: Sequence[Tensor | None],
-        jobs: Sequence[Job],
-        steps: int,
-        lr: float,
-    ) -> list[Reconstruction]:
-        spec = seen[0].spec
-        problem = Problem(
-            seen[0].know(Knowledge.MODEL),
-            [one.know(Knowledge.GRADIENT) for one in seen],
-            spec,
-            size=int(seen[0].know(Knowledge.BATCH_SIZE)),
-            labels=labels,
-            shuffled=steps > 1,
-            comparison=Comparison(
-                self.distance, self.parameters, jobs[0].device, getattr(torch, self.precision)
-            ),
-            simulate=local_steps(steps, lr) if steps > 1 else None,
-        )
+    def notes(self, match: Match, seen: Observation) -> dict[str, Any]:
+        """The number of local steps that were simulated."""
+        return {"unrolled_steps": self.training(seen)[0]}
+
+    def match(self, problem: Problem, jobs: Sequence[Job]) -> list[Match]:
+        """Minimise by Adam on the sign of the gradient."""
+        spec = problem.spec
         low, high = spec.input_range or (0.0, 1.0)
 
         objective = self._objective(problem, high - low)
@@ -183,7 +127,7 @@ class InvertingGradients(Adversary):
                 return point
             return self._ordered(point, problem, objective, victim, rng)
 
-        matches = minimise(
+        return minimise(
             objective,
             start,
             jobs,
@@ -199,16 +143,6 @@ class InvertingGradients(Adversary):
             [Rules(self.iterations, evaluations=1, patience=self.iterations)] * len(jobs),
             restarts=Restarts(self.restarts, together=True),
         )
-        return [
-            problem.claim(
-                victim,
-                match,
-                jobs[victim].trace,
-                exact_gradient=seen[victim].exact,
-                unrolled_steps=steps,
-            )
-            for victim, match in enumerate(matches)
-        ]
 
     def _objective(self, problem: Problem, width: float) -> Objective:
         if self.tv and len(problem.inputs_shape) != 4:

@@ -1,14 +1,12 @@
 """Label inference by signs: the classes with a negative gradient at the head."""
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fedsim.adversary import Adversary, Job
-from fedsim.gradients import head_gradient
-from fedsim.knowledge import Knowledge
-from fedsim.records import Observation, Reconstruction
+from fedsim import Adversary, Job, Knowledge, Observation, Reconstruction
+from fedsim.gradients import HeadGradient, claim_labels
 
 
 class BiasSigns(Adversary):
@@ -24,11 +22,11 @@ class BiasSigns(Adversary):
     number of examples nor estimates counts, and it may claim no class at all.
     """
 
-    name: ClassVar[str] = "bias-signs"
+    name = "bias-signs"
     keywords = ("label inference", "label leakage", "label set")
-    needs: ClassVar[Knowledge] = Knowledge.HEAD_GRADIENT
-    recovers: ClassVar[frozenset[str]] = frozenset({"label_set", "label_counts", "labels"})
-    cites: ClassVar[str] = (
+    needs = Knowledge.HEAD_GRADIENT
+    recovers = frozenset({"label_set", "label_counts", "labels"})
+    cites = (
         "Wainakh et al., User-Level Label Leakage from Gradients in Federated Learning, "
         "PoPETs 2022, Eq. 9 and Property 1"
     )
@@ -43,18 +41,12 @@ class BiasSigns(Adversary):
         Raises:
             ValueError: The head's gradient is missing, is zero, or holds NaN or Inf.
         """
-        g = self._signed(seen)
-        claimed = torch.nonzero(g < 0).flatten().tolist()
-        return Reconstruction(
-            label_set=frozenset(claimed),
-            label_counts=dict.fromkeys(claimed, 1),
-            labels=torch.tensor(claimed, dtype=torch.int64),
-            diagnostics={} if claimed else {"note": "no class has a negative gradient"},
-        )
+        claimed = torch.nonzero(self._signed(seen) < 0).flatten().cpu()
+        notes = {} if len(claimed) else {"note": "no class has a negative gradient"}
+        return claim_labels(claimed, diagnostics=notes)
 
     def _signed(self, seen: Observation) -> Tensor:
-        n = seen.spec.classes
-        head = head_gradient(seen.know(Knowledge.HEAD_GRADIENT), seen.head, n)
+        n, head = seen.spec.classes, HeadGradient.of(seen)
         if self.of == "weight":
             return head.class_sums()
         if head.bias is None:

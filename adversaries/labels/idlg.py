@@ -1,13 +1,7 @@
 """iDLG's label inference: the label of a single example, from the signs of the head's gradient."""
 
-from typing import ClassVar
-
-import torch
-
-from fedsim.adversary import Adversary, Job
-from fedsim.gradients import head_gradient
-from fedsim.knowledge import Knowledge
-from fedsim.records import Observation, Reconstruction
+from fedsim import Adversary, Job, Knowledge, Observation, Reconstruction
+from fedsim.gradients import HeadGradient, claim_labels
 
 
 class IDLG(Adversary):
@@ -21,16 +15,16 @@ class IDLG(Adversary):
     it claims a single label, that of the smallest row sum, and `diagnostics["note"]` says so.
     """
 
-    name: ClassVar[str] = "idlg"
+    name = "idlg"
     keywords = (
         "label inference",
         "label leakage",
         "improved deep leakage from gradients",
         "single label",
     )
-    needs: ClassVar[Knowledge] = Knowledge.HEAD_GRADIENT
-    recovers: ClassVar[frozenset[str]] = frozenset({"label_set", "label_counts", "labels"})
-    cites: ClassVar[str] = "Zhao et al., iDLG: Improved Deep Leakage from Gradients, 2020, Eq. 4-5"
+    needs = Knowledge.HEAD_GRADIENT
+    recovers = frozenset({"label_set", "label_counts", "labels"})
+    cites = "Zhao et al., iDLG: Improved Deep Leakage from Gradients, 2020, Eq. 4-5"
 
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
         """Claim one label.
@@ -38,18 +32,11 @@ class IDLG(Adversary):
         Raises:
             ValueError: The head's gradient is missing, is zero, or holds NaN or Inf.
         """
-        head = head_gradient(seen.know(Knowledge.HEAD_GRADIENT), seen.head, seen.spec.classes)
-        g = head.class_sums()
-        label = int(g.argmin())
+        g = HeadGradient.of(seen).class_sums()
         diagnostics: dict[str, object] = {"negative_classes": int((g < 0).sum())}
         if seen.num_examples is not None and seen.num_examples > 1:
             diagnostics["note"] = (
                 f"iDLG is a rule for one example; this update holds {seen.num_examples}, "
                 "so one label is claimed and the others are missed"
             )
-        return Reconstruction(
-            label_set=frozenset({label}),
-            label_counts={label: 1},
-            labels=torch.tensor([label], dtype=torch.int64),
-            diagnostics=diagnostics,
-        )
+        return claim_labels(g.argmin()[None].cpu(), diagnostics=diagnostics)

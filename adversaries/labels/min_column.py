@@ -1,13 +1,11 @@
 """The min-column rule: label inference from the smallest entries of the head's gradient."""
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 
-from fedsim.adversary import Adversary, Job
-from fedsim.gradients import head_gradient
-from fedsim.knowledge import Knowledge
-from fedsim.records import Observation, Reconstruction
+from fedsim import Adversary, Job, Knowledge, Observation, Reconstruction
+from fedsim.gradients import HeadGradient, claim_labels
 
 
 class MinColumn(Adversary):
@@ -26,11 +24,11 @@ class MinColumn(Adversary):
     claims a class that is not in the batch; for more examples than classes it claims all classes.
     """
 
-    name: ClassVar[str] = "min-column"
+    name = "min-column"
     keywords = ("label inference", "label leakage", "label set", "GradInversion", "Yin")
-    needs: ClassVar[Knowledge] = Knowledge.HEAD_GRADIENT
-    recovers: ClassVar[frozenset[str]] = frozenset({"label_set", "label_counts", "labels"})
-    cites: ClassVar[str] = (
+    needs = Knowledge.HEAD_GRADIENT
+    recovers = frozenset({"label_set", "label_counts", "labels"})
+    cites = (
         "Yin et al., See through Gradients: Image Batch Recovery via GradInversion, CVPR 2021, "
         "section 3 (label restoration)"
     )
@@ -50,23 +48,10 @@ class MinColumn(Adversary):
         Raises:
             ValueError: The head's gradient is missing, is zero, or holds NaN or Inf.
         """
-        n = seen.spec.classes
-        head = head_gradient(seen.know(Knowledge.HEAD_GRADIENT), seen.head, n)
-        least = head.weight.amin(dim=1)
-        diagnostics = {}
+        least, n = HeadGradient.of(seen).weight.amin(dim=1).cpu(), seen.spec.classes
         if self.rule == "negative":
-            claimed = torch.nonzero(least < 0).flatten().tolist()
-        else:
-            size = int(seen.know(Knowledge.BATCH_SIZE))
-            claimed = sorted(least.argsort()[:size].tolist())
-            if size > n:
-                diagnostics["note"] = (
-                    f"the rule claims each of {n} classes once at most; {size} examples have "
-                    "repeats"
-                )
-        return Reconstruction(
-            label_set=frozenset(claimed),
-            label_counts=dict.fromkeys(claimed, 1),
-            labels=torch.tensor(claimed, dtype=torch.int64),
-            diagnostics=diagnostics,
-        )
+            return claim_labels(torch.nonzero(least < 0).flatten())
+        size = int(seen.know(Knowledge.BATCH_SIZE))
+        note = f"the rule claims each of {n} classes once at most; {size} examples have repeats"
+        claimed = least.argsort()[:size].sort().values
+        return claim_labels(claimed, diagnostics={"note": note} if size > n else {})

@@ -1,13 +1,9 @@
 """Random labels: the baseline of label inference, which uses no gradient."""
 
-from collections import Counter
-from typing import ClassVar
-
 import torch
 
-from fedsim.adversary import Adversary, Job
-from fedsim.knowledge import Knowledge
-from fedsim.records import Observation, Reconstruction
+from fedsim import Adversary, Job, Knowledge, Observation, Reconstruction
+from fedsim.gradients import claim_labels
 
 
 class RandomGuess(Adversary):
@@ -18,11 +14,11 @@ class RandomGuess(Adversary):
     `baseline`; this adversary adds a curve of its own, with its spread.
     """
 
-    name: ClassVar[str] = "random"
+    name = "random"
     keywords = ("label inference", "baseline", "random guess", "chance")
-    needs: ClassVar[Knowledge] = Knowledge.BATCH_SIZE
-    recovers: ClassVar[frozenset[str]] = frozenset({"label_set", "label_counts", "labels"})
-    cites: ClassVar[str] = (
+    needs = Knowledge.BATCH_SIZE
+    recovers = frozenset({"label_set", "label_counts", "labels"})
+    cites = (
         "Wainakh et al., User-Level Label Leakage from Gradients in Federated Learning, "
         "PoPETs 2022, section 6.1 (baselines)"
     )
@@ -30,8 +26,5 @@ class RandomGuess(Adversary):
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
         """Draw a label for each of the |D| examples from `job.rng`."""
         size = int(seen.know(Knowledge.BATCH_SIZE))
-        labels = torch.randint(seen.spec.classes, (size,), generator=job.rng).sort().values
-        counts = Counter(labels.tolist())
-        return Reconstruction(
-            label_set=frozenset(counts), label_counts=dict(sorted(counts.items())), labels=labels
-        )
+        labels = torch.randint(seen.spec.classes, (size,), generator=job.rng)
+        return claim_labels(labels.sort().values)

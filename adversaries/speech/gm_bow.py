@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -53,14 +53,14 @@ class GMBoW(TranscriptAttack):
     sentence). It claims every label, the end included.
     """
 
-    name: ClassVar[str] = "gm-bow"
+    name = "gm-bow"
     keywords = (
         "gradient matching",
         "bag of words",
         "transcript reconstruction",
         "speech recognition",
     )
-    cites: ClassVar[str] = (
+    cites = (
         "Dang et al., Revealing and Protecting Labels in Distributed Training, NeurIPS 2021, "
         "section 4"
     )

@@ -1,16 +1,20 @@
 """Base class of attacks on transcripts, from the gradient of a decoder with attention."""
 
-from collections import Counter
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
+from torch.linalg import svdvals
 
+from fedsim import Knowledge, Observation, Reconstruction, SpeechSpec, VictimModel
 from fedsim.adversary import Adversary, Job, Source
-from fedsim.gradients import head_gradient, rank_of
-from fedsim.knowledge import Knowledge
-from fedsim.records import Observation, Reconstruction
-from fedsim.spec import SpeechSpec
-from fedsim.victim import VictimModel
+from fedsim.gradients import (
+    HeadGradient,
+    claim_labels,
+    filled_sides,
+    rank_above,
+    rank_of,
+    rounding,
+)
 
 
 class TranscriptAttack(Adversary):
@@ -23,8 +27,8 @@ class TranscriptAttack(Adversary):
     """
 
     suits = (SpeechSpec,)
-    needs: ClassVar[Knowledge] = Knowledge.GRADIENT | Knowledge.MODEL
-    recovers: ClassVar[frozenset[str]] = frozenset(
+    needs = Knowledge.GRADIENT | Knowledge.MODEL
+    recovers = frozenset(
         {"sequences", "num_labels", "labels", "label_counts", "label_set", "objective", "outcomes"}
     )
 
@@ -70,7 +74,8 @@ class TranscriptAttack(Adversary):
 
         Returns:
             The set of labels, their number with multiplicity, and the source of the number: an
-            adversary, "given", or "rank" (of the head's gradient).
+            adversary, "given", "rank" (of the head's gradient), or "full rank" (the rank tells
+            noise from labels no longer, and there may be more).
 
         Raises:
             ValueError: The adversary in `labels_from` claims no set of labels.
@@ -79,7 +84,7 @@ class TranscriptAttack(Adversary):
             given = seen.know(Knowledge.LABELS).flatten()
             given = given[given >= 0].tolist()
             return frozenset(given), len(given), "given"
-        head = head_gradient(seen.know(Knowledge.GRADIENT), seen.head, seen.spec.classes)
+        weight = HeadGradient.of(seen).weight
         source = self.source("labels_from")
         claimed = self.parts()["labels_from"].reconstruct(seen, job)
         if claimed.label_set is None:
@@ -89,7 +94,10 @@ class TranscriptAttack(Adversary):
             )
         if claimed.num_labels is None:
             # A transcript's sums are short, and a label that is missed spoils it.
-            return claimed.label_set, rank_of(head.weight, sums=False), "rank"
+            above = rank_above(svdvals(weight.double()), absolute=rounding(weight, sums=False))
+            full = above == min(filled_sides(weight))
+            rank = rank_of(weight, sums=False)
+            return claimed.label_set, max(1, rank), "full rank" if full else "rank"
         return claimed.label_set, claimed.num_labels, source
 
 
@@ -100,11 +108,4 @@ def claim(labels: Tensor, **more: Any) -> Reconstruction:
         labels: (S,) int64, with the end label.
         **more: Further fields of `Reconstruction`.
     """
-    return Reconstruction(
-        sequences=[labels],
-        num_labels=len(labels),
-        labels=labels,
-        label_counts=dict(sorted(Counter(labels.tolist()).items())),
-        label_set=frozenset(labels.tolist()),
-        **more,
-    )
+    return claim_labels(labels, sequences=[labels], num_labels=len(labels), **more)

@@ -2,19 +2,15 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 from torch import Tensor
 
 from adversaries.speech.candidates import Candidate, Candidates, encoded, other, too_short
-from fedsim.adversary import Adversary, Job
+from fedsim import Adversary, Job, Knowledge, Observation, Reconstruction, SpeechSpec, VictimModel
 from fedsim.errors import DataError
 from fedsim.gradients import WhitenedDistance, cosine_distance, squared_distance
-from fedsim.knowledge import Knowledge
-from fedsim.records import Observation, Reconstruction
-from fedsim.spec import SpeechSpec
-from fedsim.victim import VictimModel
 
 Distance = Callable[[Mapping[str, Tensor]], Tensor]
 """Maps gradients (R, *shape) by parameter name to their distances (R,) from the observed one."""
@@ -49,7 +45,7 @@ class UtteranceAttack(Adversary):
     """
 
     suits = (SpeechSpec,)
-    needs: ClassVar[Knowledge] = Knowledge.HEAD_GRADIENT | Knowledge.MODEL | Knowledge.BATCH_SIZE
+    needs = Knowledge.HEAD_GRADIENT | Knowledge.MODEL | Knowledge.BATCH_SIZE
 
     layers: Literal["last", "all"] = "last"
     """Layers whose gradient is matched: the head ("last"), or "all"."""

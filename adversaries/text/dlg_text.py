@@ -1,7 +1,5 @@
 """dlg-text: DLG for text, by gradient matching of dummy embeddings."""
 
-from typing import ClassVar
-
 from adversaries.text.text_matching import TextMatching
 from fedsim.gradients import TextMetric
 
@@ -12,9 +10,9 @@ class DLGText(TextMatching):
     Adam optimises one start at N(0, I), as for `tag`. Unlike in DLG, the labels are known.
     """
 
-    name: ClassVar[str] = "dlg-text"
+    name = "dlg-text"
     keywords = (*TextMatching.keywords, "deep leakage from gradients")
-    cites: ClassVar[str] = (
+    cites = (
         "Zhu et al., Deep Leakage from Gradients, NeurIPS 2019, section 4.2; Balunovic et al., "
         "NeurIPS 2022, for the settings"
     )

@@ -1,7 +1,5 @@
 """TAG: text by gradient matching in the L2 and L1 norms."""
 
-from typing import ClassVar
-
 from pydantic import Field
 
 from adversaries.text.text_matching import TextMatching
@@ -17,9 +15,9 @@ class TAG(TextMatching):
     choose it among many.
     """
 
-    name: ClassVar[str] = "tag"
+    name = "tag"
     keywords = (*TextMatching.keywords, "transformer")
-    cites: ClassVar[str] = (
+    cites = (
         "Deng et al., TAG: Gradient Attack on Transformer-based Language Models, Findings of EMNLP "
         "2021"
     )

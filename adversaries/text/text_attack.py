@@ -2,17 +2,16 @@
 
 from dataclasses import dataclass
 from itertools import product
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedsim import Knowledge, TextSpec
 from fedsim.adversary import Adversary, Job, Source
 from fedsim.gradients import rank_above, rounding
-from fedsim.knowledge import Knowledge
 from fedsim.records import Observation, Tokens
-from fedsim.spec import TextSpec
 
 MOST = 64
 """The largest number of combinations of unknown labels and lengths that are tried."""
@@ -40,7 +39,7 @@ class TextAttack(Adversary):
     """
 
     suits = (TextSpec,)
-    needs: ClassVar[Knowledge] = Knowledge.GRADIENT | Knowledge.MODEL | Knowledge.BATCH_SIZE
+    needs = Knowledge.GRADIENT | Knowledge.MODEL | Knowledge.BATCH_SIZE
 
     labels_from: Source = "given"
     """Source of the labels: "given" (the threat model grants LABELS), or another adversary by

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from adversaries.text.dummy_texts import MATCHED, DummyTexts
 from adversaries.text.text_attack import Candidate, TextAttack, padded
-from fedsim.adversary import Job
+from fedsim import Job, Knowledge, Observation, Reconstruction, TextSpec, VictimModel
 from fedsim.gradients import (
     Adam,
     Checks,
@@ -24,10 +24,6 @@ from fedsim.gradients import (
     in_groups,
     minimise,
 )
-from fedsim.knowledge import Knowledge
-from fedsim.records import Observation, Reconstruction
-from fedsim.spec import TextSpec
-from fedsim.victim import VictimModel
 
 TOGETHER = 1024
 """The largest number of dummy tokens in one optimisation, over all its victims."""
@@ -54,8 +50,8 @@ class TextMatching(TextAttack):
         "gradient matching",
         "text reconstruction",
     )
-    recovers: ClassVar[frozenset[str]] = frozenset({"tokens", "text", "objective", "outcomes"})
-    group: ClassVar[int] = 8
+    recovers = frozenset({"tokens", "text", "objective", "outcomes"})
+    group = 8
 
     @property
     def ends(self) -> bool:

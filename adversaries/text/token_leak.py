@@ -1,16 +1,11 @@
 """token-leak: the set of tokens of a batch, from the gradient of the word embeddings."""
 
 import math
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedsim.adversary import Adversary, Job
-from fedsim.knowledge import Knowledge
-from fedsim.records import Observation, Reconstruction
-from fedsim.spec import TextSpec
-from fedsim.victim import VictimModel
+from fedsim import Adversary, Job, Knowledge, Observation, Reconstruction, TextSpec, VictimModel
 
 FILLED = 0.5
 """Share of nonzero rows above which they are no longer the tokens of the batch."""
@@ -37,7 +32,7 @@ class TokenLeak(Adversary):
     Each token is claimed once, special tokens included; the gradient does not reveal counts.
     """
 
-    name: ClassVar[str] = "token-leak"
+    name = "token-leak"
     keywords = (
         "text reconstruction",
         "bag of words",
@@ -46,9 +41,9 @@ class TokenLeak(Adversary):
         "language model",
     )
     suits = (TextSpec,)
-    needs: ClassVar[Knowledge] = Knowledge.GRADIENT
-    recovers: ClassVar[frozenset[str]] = frozenset({"token_counts"})
-    cites: ClassVar[str] = (
+    needs = Knowledge.GRADIENT
+    recovers = frozenset({"token_counts"})
+    cites = (
         "Melis et al., Exploiting Unintended Feature Leakage in Collaborative Learning, IEEE S&P "
         "2019, section 4.1"
     )

@@ -1,9 +1,8 @@
 """Tools for attacks on gradients: the head's gradient, rank, distances and gradient matching.
 
-head        gradient of the projection layer
+head        gradient of the projection layer, and calls of a model's layers
 rank        numerical rank: the singular values above rounding and noise
 distances   distances of the gradients of many dummy batches from observed ones
-whitening   a distance in which small singular directions count like large ones
 dummy       gradients of many dummy batches in one pass
 factored    gradients of many dummy sequences, as sums of outer products
 ghost       gradients of transformers that are fed embeddings, as sums of outer products
@@ -13,7 +12,6 @@ problem     gradient matching of inputs and labels as an objective
 texts       gradient matching of token embeddings as an objective
 sequences   gradient matching of a decoded sequence as an objective
 ctc         CTC loss that can be differentiated twice
-utterances  gradients of a recogniser's head under CTC
 descent     optimizers for many independent problems at a time
 matching    the matching loop, for many victims and restarts at a time
 """
@@ -23,6 +21,7 @@ from fedsim.gradients.descent import LBFGS, Adam, Optimizer
 from fedsim.gradients.distances import (
     Gradients,
     Outer,
+    WhitenedDistance,
     cosine_distance,
     l1_l2_distance,
     squared_distance,
@@ -30,9 +29,15 @@ from fedsim.gradients.distances import (
 from fedsim.gradients.dummy import DummyGradients
 from fedsim.gradients.factored import Factored, FactoredGradients, Leading, leading
 from fedsim.gradients.ghost import GhostGradients
-from fedsim.gradients.head import HeadGradient, head_calls, head_gradient
+from fedsim.gradients.head import (
+    HeadGradient,
+    ctc_head_gradient,
+    head_calls,
+    head_gradient,
+    head_passes,
+)
 from fedsim.gradients.matching import Checks, Match, Objective, Restarts, Rules, minimise
-from fedsim.gradients.problem import DISTANCES, Comparison, Problem, in_groups
+from fedsim.gradients.problem import DISTANCES, Comparison, Problem, claim_labels, in_groups
 from fedsim.gradients.rank import (
     filled_sides,
     gap_ratios,
@@ -44,9 +49,7 @@ from fedsim.gradients.rank import (
 )
 from fedsim.gradients.sequences import LabelBag, SequenceProblem, keep_labels
 from fedsim.gradients.texts import TextDistance, TextMetric, nearest_tokens, norm_gap
-from fedsim.gradients.unrolled import local_steps, unrolled_gradient
-from fedsim.gradients.utterances import ctc_head_gradient, head_passes
-from fedsim.gradients.whitening import WhitenedDistance
+from fedsim.gradients.unrolled import LossModule, local_steps, unrolled_gradient
 from fedsim.threat import to_gradient
 
 __all__ = [
@@ -64,6 +67,7 @@ __all__ = [
     "HeadGradient",
     "LabelBag",
     "Leading",
+    "LossModule",
     "Match",
     "Objective",
     "Optimizer",
@@ -75,6 +79,7 @@ __all__ = [
     "TextDistance",
     "TextMetric",
     "WhitenedDistance",
+    "claim_labels",
     "cosine_distance",
     "ctc_head_gradient",
     "ctc_loss",

@@ -1,7 +1,7 @@
 """Optimizers of many independent problems at a time, a row each."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,33 +17,23 @@ CURVED = 1e-10
 """Least cosine between a step s and the change of gradient y of a pair worth keeping."""
 
 
-class Optimizer(Protocol):
+class Optimizer(ABC):
     """An optimizer of R independent problems, which proposes a point for each at a time."""
-
-    def point(self) -> Tensor:
-        """Where to evaluate next, (R, n)."""
-
-    def tell(self, values: Tensor, gradients: Tensor) -> None:
-        """Take values (R,) and gradients (R, n) at `point()`; an undefined value is Inf."""
-
-    def at(self, row: int) -> Tensor:
-        """The point (n,) that a row has reached."""
-
-    def restart(self, row: int, start: Tensor) -> None:
-        """Start a row anew from a point (n,), without any state."""
-
-    def keep(self, rows: Tensor) -> None:
-        """Drop all rows but these (int64)."""
-
-    def stuck(self) -> Tensor:
-        """Rows that no step can better, (R,) bool."""
-
-
-class _Rows:
-    """What both optimizers keep for each row: its point, and whether no step can better it."""
 
     _x: Tensor
     _stuck: Tensor
+
+    @abstractmethod
+    def point(self) -> Tensor:
+        """Where to evaluate next, (R, n)."""
+
+    @abstractmethod
+    def tell(self, values: Tensor, gradients: Tensor) -> None:
+        """Take values (R,) and gradients (R, n) at `point()`; an undefined value is Inf."""
+
+    @abstractmethod
+    def restart(self, row: int, start: Tensor) -> None:
+        """Start a row anew from a point (n,), without any state."""
 
     def at(self, row: int) -> Tensor:
         """The point (n,) that a row has reached."""
@@ -60,7 +50,7 @@ class _Rows:
         return self._stuck
 
 
-class Adam(_Rows):
+class Adam(Optimizer):
     """Adam (Kingma and Ba, 2015), optionally on the sign of the gradient (Geiping et al., 2020).
 
     Args:
@@ -128,7 +118,7 @@ class Adam(_Rows):
         self._stuck[row] = False
 
 
-class LBFGS(_Rows):
+class LBFGS(Optimizer):
     """Limited-memory BFGS, which computes the directions of all rows in one batched product.
 
     The inverse Hessian is in its compact form (Byrd, Nocedal and Schnabel, Representations of

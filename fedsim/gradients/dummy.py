@@ -1,13 +1,13 @@
 """Gradients of many dummy batches in one differentiable pass."""
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fedsim.gradients.distances import Gradients, Outer
+from fedsim.gradients.head import layer_calls
 from fedsim.victim import VictimModel
 
 AGREES = 1e-3
@@ -64,28 +64,16 @@ class DummyGradients:
     def _together(self, inputs: Tensor, targets: Tensor) -> Gradients:
         assert self._layers is not None  # noqa: S101 - `batched` says so
         rows, size = inputs.shape[:2]
-        seen: dict[str, tuple[Tensor, Tensor]] = {}
-
-        def keep(name: str) -> Any:
-            def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-                if name in seen:
-                    raise RuntimeError(f"'{name}' is used twice")
-                seen[name] = (args[0], output)
-
-            return hook
-
-        hooks = [layer.register_forward_hook(keep(name)) for name, layer in self._layers.items()]
-        try:
+        with layer_calls(self._layers) as calls:
             # The loss is a mean over R x B examples; each batch's own is R times its share.
             loss = self.model.loss(inputs.flatten(0, 1), targets.flatten(0, 1)) * rows
-        finally:
-            for hook in hooks:
-                hook.remove()
-        outputs = [seen[name][1] for name in self._layers]
+        if wrong := [name for name, uses in calls.items() if len(uses) != 1]:
+            raise RuntimeError(f"'{wrong[0]}' is not used once")
+        outputs = [output for [(_, output)] in calls.values()]
         backward = torch.autograd.grad(loss, outputs, create_graph=True)
         found: dict[str, Tensor | Outer] = {}
         for (name, layer), delta in zip(self._layers.items(), backward, strict=True):
-            entered = seen[name][0]
+            [(entered, _)] = calls[name]
             if isinstance(layer, nn.Conv2d):
                 delta = delta.flatten(2)
                 padding = layer.padding if isinstance(layer.padding, tuple) else (0, 0)
@@ -122,7 +110,7 @@ class DummyGradients:
         state = torch.random.get_rng_state()
         try:
             fast = self._together(inputs, targets)
-        except (RuntimeError, KeyError, ValueError, TypeError, AttributeError):
+        except (RuntimeError, ValueError, TypeError, AttributeError):
             return False
         finally:
             torch.random.set_rng_state(state)

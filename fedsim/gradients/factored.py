@@ -7,18 +7,15 @@ costs L (C + d) operations instead of C d.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from fedsim.gradients.ghost import Factored, GhostGradients
 from fedsim.gradients.rank import numerical_rank, rounding
 from fedsim.victim import VictimModel
 
 __all__ = ["Factored", "FactoredGradients", "Leading", "leading", "numerical_rank", "rounding"]
-
-Factored = tuple[Tensor, Tensor]
-"""R matrices left' right: left (R, k, out), right (R, k, in)."""
 
 OVERSAMPLED = 8
 POWERS = 3
@@ -91,8 +88,8 @@ def leading(matrix: Tensor, rank: int, rng: torch.Generator) -> Leading:
 class FactoredGradients:
     """The gradients of the loss for R dummy sequences, in factors, computed in one pass.
 
-    Parameters must belong to linear layers, or to embeddings that are fed smooth labels; a layer
-    may be used any number of times.
+    Parameters must belong to layers for which `GhostGradients` has a rule; embeddings may be fed
+    smooth labels.
 
     Args:
         model: The victim's model, which is used in its present mode and not changed.
@@ -104,16 +101,7 @@ class FactoredGradients:
     """
 
     def __init__(self, model: VictimModel, names: Iterable[str], *, at: str = "input") -> None:
-        self.model, self.names, self.at = model, list(names), at
-        owners = {name.rpartition(".")[0] for name in self.names}
-        modules = dict(model.module.named_modules())
-        self._layers = {name: modules[name] for name in sorted(owners)}
-        for name, layer in self._layers.items():
-            if not isinstance(layer, nn.Linear | nn.Embedding):
-                raise ValueError(
-                    f"'{name}' is a {type(layer).__name__}; gradients come in factors for linear "
-                    "layers and embeddings alone. Leave its parameters out"
-                )
+        self._gradients = GhostGradients(model, names, at=at, even=True)
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> dict[str, Tensor | Factored]:
         """Compute the gradients of R sequences.
@@ -125,31 +113,4 @@ class FactoredGradients:
         Returns:
             By name, factors of each weight and tensors (R, n) of each bias.
         """
-        seen: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in self._layers}
-
-        def keep(name: str) -> Any:
-            return lambda _module, args, output: seen[name].append((args[0], output))
-
-        hooks = [layer.register_forward_hook(keep(name)) for name, layer in self._layers.items()]
-        try:
-            # The loss is a mean over R sequences of equal length; each one's is R times its share.
-            loss = self.model.loss(inputs, targets, at=self.at) * len(inputs)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        outputs = [output for uses in seen.values() for _, output in uses]
-        back = iter(torch.autograd.grad(loss, outputs, create_graph=True, materialize_grads=True))
-        found: dict[str, Tensor | Factored] = {}
-        for name, uses in seen.items():
-            deltas = [next(back) for _ in uses]
-            entered = torch.cat([_steps(x) for x, _ in uses], dim=1)
-            delta = torch.cat([_steps(d) for d in deltas], dim=1)
-            turned = isinstance(self._layers[name], nn.Embedding)
-            found[f"{name}.weight"] = (entered, delta) if turned else (delta, entered)
-            found[f"{name}.bias"] = delta.sum(dim=1)
-        return {name: found[name] for name in self.names}
-
-
-def _steps(value: Tensor) -> Tensor:
-    """(R, n) as one step, (R, 1, n); (R, L, n) as it is."""
-    return value[:, None] if value.ndim == 2 else value
+        return self._gradients(inputs[:, None], targets[:, None])

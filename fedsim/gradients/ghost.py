@@ -12,8 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedsim.gradients.factored import Factored
 from fedsim.victim import VictimModel
+
+Factored = tuple[Tensor, Tensor]
+"""R matrices left' right: left (R, k, out), right (R, k, in)."""
 
 PADDING = -100
 """A target that the loss ignores."""
@@ -32,13 +34,17 @@ class GhostGradients:
         names: Names of the parameters, without the word embeddings, which are not used if their
             vectors are fed.
         at: The point at which inputs are fed.
+        even: Whether the losses of all batches are means over equally many terms, as those of
+            sequences of one length; otherwise terms are counted by the targets.
 
     Raises:
         ValueError: A parameter belongs to another kind of layer.
     """
 
-    def __init__(self, model: VictimModel, names: Iterable[str], *, at: str = "embedding") -> None:
-        self.model, self.names, self.at = model, list(names), at
+    def __init__(
+        self, model: VictimModel, names: Iterable[str], *, at: str = "embedding", even: bool = False
+    ) -> None:
+        self.model, self.names, self.at, self._even = model, list(names), at, even
         parameters = dict(model.module.named_parameters())
         wanted = {id(parameters[name]): name for name in self.names}
         self._layers: dict[nn.Module, dict[str, str]] = {}
@@ -98,7 +104,7 @@ class GhostGradients:
 
         hooks = [layer.register_forward_hook(keep) for layer in self._layers]
         counts = _counted(targets)
-        alike = bool((counts == counts[0]).all())
+        alike = self._even or bool((counts == counts[0]).all())
         try:
             with torch.enable_grad():
                 fed = inputs if inputs.requires_grad else inputs.detach().requires_grad_()
@@ -195,6 +201,8 @@ def _parts(
             found[key] = (delta * _rows(normal, rows)).sum(dim=1)
         elif _by_rms(layer):
             found[key] = (delta * _rows(_over_rms(layer, entered), rows)).sum(dim=1)
+        elif isinstance(layer, nn.Embedding) and entered.is_floating_point():  # smooth labels
+            found[key] = (_rows(entered, rows), delta)
         elif isinstance(layer, nn.Embedding):
             chosen = functional.one_hot(entered.reshape(rows, -1), layer.num_embeddings)
             if layer.padding_idx is not None:

@@ -1,12 +1,16 @@
-"""The gradient of the projection layer, found by name."""
+"""The gradient of the projection layer, found by name, and computed from its calls under CTC."""
 
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
+from fedsim.gradients.ctc import ctc_loss
+from fedsim.knowledge import Knowledge
+from fedsim.records import Observation
 from fedsim.victim import VictimModel
 
 
@@ -16,6 +20,11 @@ class HeadGradient:
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.weight = weight
         self.bias = bias
+
+    @classmethod
+    def of(cls, seen: Observation) -> "HeadGradient":
+        """Find the head's gradient in an observation, as `head_gradient` does."""
+        return head_gradient(seen.know(Knowledge.HEAD_GRADIENT), seen.head, seen.spec.classes)
 
     def class_sums(self) -> Tensor:
         """g_i of LLG (Wainakh et al., Eq. 3): row sums of the weight's gradient, (classes,)."""
@@ -72,16 +81,78 @@ def head_gradient(gradient: Mapping[str, Tensor], head: str, classes: int) -> He
     return HeadGradient(weight, gradient.get(f"{head}.bias"))
 
 
+Calls = list[tuple[Tensor, Tensor]]
+"""Input and output of a layer at each of its calls."""
+
+
 @contextmanager
-def head_calls(model: VictimModel) -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """Record the input and output of the head at each of its calls."""
-    calls: list[tuple[Tensor, Tensor]] = []
+def layer_calls(layers: Mapping[str, nn.Module]) -> Iterator[dict[str, Calls]]:
+    """Record the input and output of layers at each of their calls, by the layer's name."""
+    calls: dict[str, Calls] = {name: [] for name in layers}
 
-    def keep(_: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        calls.append((inputs[0], output))
+    def keep(name: str) -> Any:
+        return lambda _layer, inputs, output: calls[name].append((inputs[0], output))
 
-    handle = model.module.get_submodule(model.head).register_forward_hook(keep)
+    hooks = [layer.register_forward_hook(keep(name)) for name, layer in layers.items()]
     try:
         yield calls
     finally:
-        handle.remove()
+        for hook in hooks:
+            hook.remove()
+
+
+@contextmanager
+def head_calls(model: VictimModel) -> Iterator[Calls]:
+    """Record the input and output of the head at each of its calls."""
+    with layer_calls({model.head: model.module.get_submodule(model.head)}) as calls:
+        yield calls[model.head]
+
+
+def ctc_head_gradient(
+    features: Tensor, logits: Tensor, target: Tensor, *, create_graph: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Compute the gradients of a linear head under CTC for K utterances, independently.
+
+    With G = d CTC / d logits, the gradients are G' H and the sum of G over frames. Only the loss is
+    differentiated, not the rest of the model.
+
+    Args:
+        features: Inputs H of the head, (K, T, h).
+        logits: Outputs of the head, (K, T, C).
+        target: Labels (L,) or (K, L) int64, as for `ctc_loss`.
+        create_graph: Whether the gradients are differentiated with respect to features and logits.
+
+    Returns:
+        Gradients of the weight (K, C, h) and of the bias (K, C).
+    """
+    rows = target.expand(len(logits), -1) if target.ndim == 1 else target
+    scores = logits if create_graph else logits.detach().requires_grad_()
+    with torch.enable_grad():
+        losses = ctc_loss(scores, rows)
+        (slopes,) = torch.autograd.grad(losses.sum(), scores, create_graph=create_graph)
+    return slopes.transpose(1, 2) @ features, slopes.sum(dim=1)
+
+
+def head_passes(model: VictimModel, frames: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute the inputs and outputs of the head for utterances of one length.
+
+    Args:
+        model: The victim's model.
+        frames: Utterances (K, T, F).
+        target: Labels (L,) int64 with which the loss is called.
+
+    Returns:
+        Inputs (K, T, h) and outputs (K, T, C).
+
+    Raises:
+        ValueError: The head is not called exactly once, or not on frames.
+    """
+    with head_calls(model) as passes:
+        model.loss(frames, target.expand(len(frames), -1))
+    shapes = [tuple(logits.shape) for _, logits in passes]
+    if len(passes) != 1 or passes[0][1].ndim != 3:
+        raise ValueError(
+            f"the head '{model.head}' gives outputs {shapes or 'never'} for utterances "
+            f"{tuple(frames.shape)}; expected labels of every frame, once"
+        )
+    return passes[0]

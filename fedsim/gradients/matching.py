@@ -3,11 +3,11 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from fedsim.adversary import Job
 from fedsim.gradients.descent import Optimizer
 
 Objective = Callable[[Tensor, Tensor], Tensor]
@@ -15,22 +15,7 @@ Objective = Callable[[Tensor, Tensor], Tensor]
 
 The value of a row depends on its own point and victim only."""
 
-
-class Resources(Protocol):
-    """The part of a victim's `Job` that the matching loop uses."""
-
-    iterations: int
-
-    @property
-    def budget(self) -> int | None:
-        """Number of iterations at most; None: no limit."""
-
-    @property
-    def rng(self) -> torch.Generator:
-        """The victim's generator."""
-
-    def progress(self, step: int, objective: float) -> None:
-        """Report a step and the lowest value so far; raises `Cancelled` or `AttackTimeout`."""
+Resources = Job
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +132,7 @@ ONE_START, NO_CHECKS = Restarts(), Checks()
 def minimise(
     objective: Objective,
     start: Callable[[int], Tensor],
-    jobs: Sequence[Resources],
+    jobs: Sequence[Job],
     optimizer: Callable[[Tensor], Optimizer],
     rules: Sequence[Rules],
     *,
@@ -244,7 +229,7 @@ def minimise(
     return found
 
 
-def _judge(row: _Start, rule: Rules, job: Resources, stuck: bool, broken: bool) -> str:
+def _judge(row: _Start, rule: Rules, job: Job, stuck: bool, broken: bool) -> str:
     """How a start has ended after an iteration; "" if it continues."""
     job.iterations += 1
     row.recent.append(row.lowest)

@@ -138,7 +138,7 @@ class Problem:
         every parameter counted as it is in the matching, for "cosine" 1."""
         self.inputs_shape = (size, *spec.input_shape)
         self.pixels = torch.Size(self.inputs_shape).numel()
-        self.classes = spec.classes
+        self.spec, self.classes = spec, spec.classes
         self.device, self.dtype = torch.device(device), dtype
         for given in labels:
             if given is not None and not (
@@ -222,12 +222,9 @@ class Problem:
             A float32 input and a label for each example, and how the starts ended.
         """
         inputs, soft = self.split(match.point[None], torch.tensor([victim], device=self.device))
-        labels = soft[0].argmax(dim=1).cpu()
-        return Reconstruction(
+        return claim_labels(
+            soft[0].argmax(dim=1).cpu(),
             inputs=list(inputs[0].float().cpu()),
-            labels=labels,
-            label_counts=dict(sorted(Counter(labels.tolist()).items())),
-            label_set=frozenset(labels.tolist()),
             objective=match.value,
             outcomes=tuple(match.outcomes),
             trace=tuple(trace),
@@ -240,6 +237,22 @@ class Problem:
         each = (self.pixels // size, self._tail)
         of = torch.cat([torch.arange(size).repeat_interleave(count) for count in each])
         return (of[None] == torch.arange(size)[:, None]).to(self.device)
+
+
+def claim_labels(labels: Tensor, **others: Any) -> Reconstruction:
+    """Claim the labels of a batch, their counts and their set.
+
+    Args:
+        labels: One label for each example, (N,) int64.
+        others: Further fields of the reconstruction.
+    """
+    counts = Counter(labels.tolist())
+    return Reconstruction(
+        labels=labels,
+        label_counts=dict(sorted(counts.items())),
+        label_set=frozenset(counts),
+        **others,
+    )
 
 
 def in_groups(

@@ -11,16 +11,21 @@ from fedsim.gradients.distances import Gradients
 from fedsim.victim import VictimModel
 
 
-class _TrainingLoss(nn.Module):
-    """A victim's training loss as a module, so that `functional_call` can replace the weights."""
+class LossModule(nn.Module):
+    """A loss as a module, so that `functional_call` can replace the weights of `module`.
 
-    def __init__(self, model: VictimModel) -> None:
+    Args:
+        module: The model.
+        loss: Computes a loss from batches by calling that model.
+    """
+
+    def __init__(self, module: nn.Module, loss: Callable[..., Tensor]) -> None:
         super().__init__()
-        self.module = model.module
-        self._model = model
+        self.module, self._loss = module, loss
 
     def forward(self, *args: Any, **settings: Any) -> Tensor:
-        return self._model.loss(*args, **settings)
+        """Compute the loss."""
+        return self._loss(*args, **settings)
 
 
 def unrolled_gradient(
@@ -67,7 +72,7 @@ def unrolled_gradient(
             "one. Where examples repeat, give them as often as they were used"
         )
     wanted = list(names) if names is not None else list(model.parameters())
-    loss = _TrainingLoss(model)
+    loss = LossModule(model.module, model.loss)
     weights = {
         name: parameter.detach().requires_grad_() for name, parameter in model.parameters().items()
     }

@@ -1,17 +1,15 @@
 """LLG, LLG* and LLG+: infer the labels of a batch, with multiplicity, from the head's gradient."""
 
 from collections import Counter
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from adversaries.labels.llg.class_sums import class_sums
-from adversaries.labels.llg.probes import by_label, draw, dummies
-from fedsim.adversary import Adversary, Job
-from fedsim.gradients import head_gradient
-from fedsim.knowledge import Knowledge
+from adversaries.labels.llg.probes import by_label, class_sums, draw, dummies
+from fedsim import Adversary, Job, Knowledge
+from fedsim.gradients import HeadGradient, claim_labels
 from fedsim.records import Observation, Reconstruction, Spec
 
 LARGEST = 128
@@ -52,13 +50,11 @@ class LLG(Adversary):
     implementation emits the |D| most negative ones, with either `fidelity`.
     """
 
-    name: ClassVar[str] = "llg"
+    name = "llg"
     keywords = ("label inference", "label leakage", "label distribution", "label counts")
-    needs: ClassVar[Knowledge] = Knowledge.HEAD_GRADIENT | Knowledge.BATCH_SIZE
-    recovers: ClassVar[frozenset[str]] = frozenset(
-        {"label_set", "label_counts", "label_scores", "labels"}
-    )
-    cites: ClassVar[str] = (
+    needs = Knowledge.HEAD_GRADIENT | Knowledge.BATCH_SIZE
+    recovers = frozenset({"label_set", "label_counts", "label_scores", "labels"})
+    cites = (
         "Wainakh et al., User-Level Label Leakage from Gradients in Federated Learning, "
         "PoPETs 2022, Algorithm 1"
     )
@@ -93,8 +89,7 @@ class LLG(Adversary):
             ValueError: The gradient of the head is missing or unusable, or no probe can be made.
         """
         size, n = int(seen.know(Knowledge.BATCH_SIZE)), seen.spec.classes
-        g = head_gradient(seen.know(Knowledge.HEAD_GRADIENT), seen.head, n).class_sums()
-        g = g.double().cpu()
+        g = HeadGradient.of(seen).class_sums().double().cpu()
         negative = int((g < 0).sum())
         notes: dict[str, Any] = {"negative_classes": negative}
         if negative > size:
@@ -111,11 +106,9 @@ class LLG(Adversary):
             m, s = self._estimate(seen, job, max(1, round(size / gamma)), notes)
             m = m / gamma if self.scaling == "authors" else m
             s = s * gamma if self.scaling == "consistent" else s
-        emitted = emit(g, m, s, size)
-        return Reconstruction(
-            label_set=frozenset(emitted),
-            label_counts=dict(sorted(emitted.items())),
-            labels=torch.tensor(sorted(emitted.elements()), dtype=torch.int64),
+        emitted = sorted(emit(g, m, s, size).elements())
+        return claim_labels(
+            torch.tensor(emitted, dtype=torch.int64),
             label_scores=(g - s) / m if m else torch.zeros_like(g),
             diagnostics={"impact": m, **notes},
         )

@@ -1,22 +1,17 @@
 """RLG: the set and the number of labels behind an update, from the head's gradient alone."""
 
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from pydantic import Field
 
-from adversaries.labels.rlg.majority import by_majority
-from adversaries.labels.rlg.margin import by_margin
+from adversaries.labels.rlg.acceptance import by_majority, by_margin
 from adversaries.labels.rlg.separability import SCREEN, Verdict, by_lp, by_perceptron, normalised
 from adversaries.labels.rlg.spanning import by_spanning
 from adversaries.labels.rlg.subspace import Rank, Subspace, leading
-from fedsim.adversary import Adversary, Job
-from fedsim.gradients import HeadGradient, head_gradient
-from fedsim.knowledge import Knowledge
-from fedsim.records import Observation, Reconstruction
-from fedsim.spec import SpeechSpec
-from fedsim.victim import VictimModel
+from fedsim import Adversary, Job, Knowledge, Observation, Reconstruction, SpeechSpec, VictimModel
+from fedsim.gradients import HeadGradient
 
 FRAMES = (
     "the model is trained with CTC: a row behind dW is a frame, negative at several classes. S "
@@ -44,7 +39,7 @@ class RLG(Adversary):
     before the head does not matter, nor do sign and scale of dW. Labels have no counts.
     """
 
-    name: ClassVar[str] = "rlg"
+    name = "rlg"
     keywords = (
         "label inference",
         "label leakage",
@@ -52,9 +47,9 @@ class RLG(Adversary):
         "revealing labels",
         "linear program",
     )
-    needs: ClassVar[Knowledge] = Knowledge.HEAD_GRADIENT
-    recovers: ClassVar[frozenset[str]] = frozenset({"label_set", "num_labels"})
-    cites: ClassVar[str] = (
+    needs = Knowledge.HEAD_GRADIENT
+    recovers = frozenset({"label_set", "num_labels"})
+    cites = (
         "Dang et al., Revealing and Protecting Labels in Distributed Training, NeurIPS 2021, "
         "Algorithm 1"
     )
@@ -101,8 +96,7 @@ class RLG(Adversary):
         Raises:
             ValueError: The head's gradient is missing or zero, or S is to be given with CTC.
         """
-        gradient = seen.know(Knowledge.HEAD_GRADIENT)
-        head = head_gradient(gradient, seen.head, seen.spec.classes)
+        head = HeadGradient.of(seen)
         label_count = self._label_count(seen)
         weight = head.weight.to(job.device)
         found = leading(

@@ -33,19 +33,22 @@ class Verdict:
     """Which columns are separable from all others, and how that was decided.
 
     Attributes:
-        accepted: Separable columns.
-        margins: For accepted columns, as far as the solver gives one, a proven lower bound of the
-            sine of the angle to the cone of all others.
+        margins: For each separable column a proven lower bound of the sine of its angle to the
+            cone of all others.
         undecided: Columns that only the LP could decide, because of rounding.
         failed: Undecided columns on which the LP ended in an error; never accepted.
         lps: Number of linear programs solved.
     """
 
-    accepted: frozenset[int]
     margins: dict[int, float]
     undecided: frozenset[int] = frozenset()
     failed: frozenset[int] = frozenset()
     lps: int = 0
+
+    @property
+    def accepted(self) -> frozenset[int]:
+        """The separable columns."""
+        return frozenset(self.margins)
 
 
 def normalised(q: Array) -> Array:
@@ -105,22 +108,29 @@ def by_lp(
         candidates: Indices of the columns to decide; None: all.
         against: Indices of the columns to separate from; None: all.
     """
-    others = indices(q, against)
-    accepted, failed, margins = set(), set(), {}
-    tried = [int(c) for c in indices(q, candidates)]
+    tried = indices(q, candidates).tolist()
+    margins, failed = by_programs(q, tried, indices(q, against))
+    return Verdict(margins, undecided=failed, failed=failed, lps=len(tried))
+
+
+def by_programs(
+    q: Array, tried: Iterable[int], others: Indices
+) -> tuple[dict[int, float], frozenset[int]]:
+    """Run one feasibility LP for each column.
+
+    Returns:
+        The margins of the separable columns, and the columns for which the solver failed.
+    """
+    margins, failed = {}, set()
     for c in tried:
         try:
             r = separates(q, c, others)
         except SolverError:
             failed.add(c)
-            continue
-        if r is not None:
-            accepted.add(c)
-            margins[c] = 1 / float(np.linalg.norm(r))
-    return Verdict(
-        frozenset(accepted), margins, undecided=frozenset(failed), failed=frozenset(failed),
-        lps=len(tried),
-    )  # fmt: skip
+        else:
+            if r is not None:
+                margins[c] = 1 / float(np.linalg.norm(r))
+    return margins, frozenset(failed)
 
 
 def by_perceptron(q: Array, lengths: Array, against: Iterable[int] | None = None) -> Verdict:

@@ -18,14 +18,7 @@ from numpy.typing import NDArray
 from scipy.linalg import qr
 
 from adversaries.labels.rlg.least_squares import nonnegative
-from adversaries.labels.rlg.separability import (
-    Array,
-    Indices,
-    SolverError,
-    Verdict,
-    indices,
-    separates,
-)
+from adversaries.labels.rlg.separability import Array, Indices, Verdict, by_programs, indices
 
 SLACK = 1e-9
 """How far below 0 a separator's product with another column may be, if that with its own is -1.
@@ -81,21 +74,11 @@ class _Search:
             self._tried(self.live[~np.isin(self.live, spent)])
         elif len(self.live) > 1:
             self._pointed()
-        unsure, failed = set(), set()
-        for c in np.flatnonzero(self.open).tolist():
-            if self.open[c] and not self._settled(c):
-                unsure.add(c)
-        for c in sorted(unsure):
-            try:
-                r = separates(self.q, c, self.live)
-            except SolverError:
-                failed.add(c)
-                continue
-            if r is not None:
-                self.margins[c] = 1 / float(np.linalg.norm(r))
-        return Verdict(
-            frozenset(self.margins), self.margins, frozenset(unsure), frozenset(failed), len(unsure)
-        )
+        left = np.flatnonzero(self.open).tolist()
+        # Deciding one column may close others.
+        unsure = [c for c in left if self.open[c] and not self._settled(c)]
+        margins, failed = by_programs(self.q, unsure, self.live)
+        return Verdict(self.margins | margins, frozenset(unsure), failed, len(unsure))
 
     def _tried(self, pool: Indices) -> Indices:
         """Accept and reject columns by one basis.

@@ -1,25 +1,19 @@
 """ctc-matching: frames of utterances by gradient matching through the CTC loss."""
 
-import functools
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from adversaries.speech.candidates import Candidate
+from adversaries.speech.candidates import Candidate, TimeEstimate
 from adversaries.speech.ctc_matching.dummy_frames import DummyFrames
-from adversaries.speech.ctc_matching.restarts import restart_from_means
-from adversaries.speech.time_estimate import TimeEstimate
 from adversaries.speech.utterance_attack import UtteranceAttack, distance_from
-from fedsim.adversary import Job
+from fedsim import Job, Knowledge, Observation, Reconstruction, SpeechSpec
 from fedsim.gradients import Adam, Match, Restarts, Rules, minimise
-from fedsim.knowledge import Knowledge
-from fedsim.records import Observation, Reconstruction
 from fedsim.seeds import isolated
-from fedsim.spec import SpeechSpec
 
 MATCHED = 1e-9
 """Distance below which a start has matched; in float32 it is zero up to rounding."""
@@ -30,6 +24,13 @@ SEVERAL_STEPS = {
 
 QUICKEST = 0.1
 """Least share of its iterations after which a start matches; a wrong candidate takes all."""
+
+
+FALL = 0.1
+"""Share by which `FRUITLESS` restarts have to lower the lowest distance; else they end."""
+
+FRUITLESS = 3
+"""Restarts from means over which the lowest distance has to fall."""
 
 
 class CTCMatching(UtteranceAttack):
@@ -66,15 +67,15 @@ class CTCMatching(UtteranceAttack):
     dropout must be a part of the model, because the server's copy has no hooks of the client.
     """
 
-    name: ClassVar[str] = "ctc-matching"
+    name = "ctc-matching"
     keywords = (
         "gradient inversion",
         "gradient matching",
         "speech recognition",
         "audio reconstruction",
     )
-    recovers: ClassVar[frozenset[str]] = frozenset({"inputs", "objective", "outcomes"})
-    cites: ClassVar[str] = (
+    recovers = frozenset({"inputs", "objective", "outcomes"})
+    cites = (
         "this project; with the cosine, the objective of Geiping et al., Inverting Gradients, "
         "NeurIPS 2020, Eq. 4"
     )
@@ -130,23 +131,22 @@ class CTCMatching(UtteranceAttack):
             "iterations, or the number of candidates",
             side_by_side=1 + self.restarts,
         )
-        found = list[_Search]()
+        found, features = list[_Search](), seen.spec.require(SpeechSpec).features
         for at, candidate in enumerate(candidates.tried):
             frames = DummyFrames(
                 model,
-                candidate,
-                theirs,
-                seen.spec.require(SpeechSpec).features,
+                [target.to(job.device) for target in candidate.targets],
+                [(length, features) for length in candidate.lengths],
+                list(theirs),
                 whole=self.layers == "all",
                 distance=distance_from(theirs, self.distance, self.floor),
                 smoothness=self.smoothness,
-                masks=self.masks,
+                draws=max(1, self.masks),
             )
             seed = int(torch.randint(2**62, (), generator=job.rng))
             with job.portion(len(candidates.tried) - at), isolated(seed, "masks"):
-                uniform = [
-                    torch.rand(frames.size, generator=job.rng) for _ in range(1 + self.restarts)
-                ]
+                size = features * sum(candidate.lengths)
+                uniform = [torch.rand(size, generator=job.rng) for _ in range(1 + self.restarts)]
                 starts = [2 * one.to(job.device) - 1 for one in uniform]
                 match = self._adam(frames, job, None if at else estimate, starts, self.lr)
             found.append(_Search(candidate, frames, seed, match))
@@ -155,10 +155,7 @@ class CTCMatching(UtteranceAttack):
         else:  # no candidate has matched: restart them, the closest first
             for at, one in enumerate(sorted(found, key=lambda one: one.match.value)):
                 with job.portion(len(found) - at), isolated(one.seed, "masks", "meetings"):
-                    search = functools.partial(self._adam, one.frames, job, None)
-                    one.match = restart_from_means(
-                        search, one.match, self.lr, self.meetings, job.rng
-                    )
+                    one.match = self._from_means(one, job)
                 if one.matched:
                     break
         best = min(found, key=lambda one: one.match.value)
@@ -200,6 +197,33 @@ class CTCMatching(UtteranceAttack):
         )
         return match
 
+    def _from_means(self, one: "_Search", job: Job) -> Match:
+        """Search again from the means of the points where R starts ended.
+
+        The starts end at points that are each off in a direction of their own, so that their mean
+        is nearer to the solution. Ends when a start has matched, when the budget is used up, when
+        fewer than two starts took all their steps, or when restarts no longer lower the distance.
+
+        Returns:
+            The point with the lowest distance of all starts, the outcomes of the last ones, and
+            the evaluations of all.
+        """
+        match, lowest = one.match, [one.match.value]
+        for _ in range(self.meetings):
+            both = zip(match.ends, match.outcomes, strict=True)
+            ends = [end for end, outcome in both if outcome == "steps"]
+            over = len(ends) < 2 or not {*match.outcomes} <= {"steps", "diverged"}
+            before = lowest[-1 - FRUITLESS] if len(lowest) > FRUITLESS else math.inf
+            if over or lowest[-1] > (1 - FALL) * before:
+                break
+            lr = min(self.lr, float(torch.stack(ends).std(dim=0).mean()))
+            sofar, match = match, self._adam(one.frames, job, None, means(ends, job.rng), lr)
+            match.evaluations += sofar.evaluations
+            if sofar.value < match.value:
+                match.point, match.value = sofar.point, sofar.value
+            lowest.append(match.value)
+        return match
+
     def _schedule(self, step: int) -> float:
         return 0.5 * (1 + math.cos(math.pi * min(1.0, step / self.iterations)))
 
@@ -217,3 +241,11 @@ class _Search:
     def matched(self) -> bool:
         """Whether a start has matched, which only the correct transcript and length allow."""
         return "matched" in self.match.outcomes
+
+
+def means(ends: list[Tensor], rng: torch.Generator) -> list[Tensor]:
+    """The mean of R points of shape (n,), and R - 1 means of random halves of them."""
+    points = torch.stack(ends)
+    count = (len(ends) + 1) // 2
+    halves = [torch.randperm(len(ends), generator=rng)[:count] for _ in ends[1:]]
+    return [points.mean(dim=0), *(points[half.to(points.device)].mean(dim=0) for half in halves)]

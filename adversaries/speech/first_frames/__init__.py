@@ -1,21 +1,16 @@
 """first-frames: all frames of all utterances in closed form, from the first layer's gradient."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from adversaries.speech.first_frames.equal_lengths import separated
 from adversaries.speech.first_frames.noisy_windows import MOST, refined
-from adversaries.speech.first_frames.overlapping import Chain
-from fedsim.adversary import Adversary, Job
+from adversaries.speech.first_frames.overlapping import Chain, separated
+from fedsim import Adversary, Job, Knowledge, Observation, Reconstruction, SpeechSpec, VictimModel
 from fedsim.gradients import filled_sides, numerical_rank, rounding
-from fedsim.knowledge import Knowledge
-from fedsim.records import Observation, Reconstruction
-from fedsim.spec import SpeechSpec
-from fedsim.victim import VictimModel
 
 ROUNDING = 1e-10
 """Share of the largest singular value below which values count as zero."""
@@ -60,7 +55,7 @@ class FirstFrames(Adversary):
     used some of them more than once. Then all are claimed again, in turn, up to that number.
     """
 
-    name: ClassVar[str] = "first-frames"
+    name = "first-frames"
     keywords = (
         "gradient inversion",
         "analytic",
@@ -69,9 +64,9 @@ class FirstFrames(Adversary):
         "audio reconstruction",
     )
     suits = (SpeechSpec,)
-    needs: ClassVar[Knowledge] = Knowledge.GRADIENT
-    recovers: ClassVar[frozenset[str]] = frozenset({"inputs"})
-    cites: ClassVar[str] = (
+    needs = Knowledge.GRADIENT
+    recovers = frozenset({"inputs"})
+    cites = (
         "this project; for one example of fixed size: Phong et al., Privacy-Preserving Deep "
         "Learning via Additively Homomorphic Encryption, IEEE TIFS 2018, Section 3"
     )

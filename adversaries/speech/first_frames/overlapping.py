@@ -4,6 +4,8 @@ Window t is (x_{t-c}, ..., x_{t+c}, 1), with zeros for frames beyond both ends. 
 squared distances from the space is a quadratic form that couples a frame with 2c others on each
 side. So frames are eliminated one after the other, as in a block Cholesky factorisation, and one
 pass gives the misfit for every number of frames.
+
+Utterances of equal length fit equally well in any mixture; their normalisation separates them.
 """
 
 from dataclasses import dataclass
@@ -102,3 +104,47 @@ def _least(form: Tensor) -> float:
     """The minimum over x of (x, 1)' form (x, 1)."""
     half = torch.linalg.solve_triangular(_root(form[:-1, :-1]), form[:-1, -1:], upper=False)
     return float(form[-1, -1] - half.square().sum())
+
+
+STARTS = 64
+"""Number of random starts for each utterance."""
+
+
+def separated(fit: Fit, rng: torch.Generator) -> list[Tensor]:
+    """Find the normalised utterances of an affine family.
+
+    Solves for X = M + sum_k a_k V_k with variance 1 in each of F values: F equations for a. The
+    solutions lie on a sphere, because V is orthonormal, and Gauss-Newton starts from random points
+    of it. There is no such sphere, and no solution, if the features were not normalised.
+
+    Args:
+        fit: The frames M and the free directions V.
+        rng: Draws the starts.
+
+    Returns:
+        Utterances (T, F); at most as many as the family mixes.
+    """
+    mean, basis = fit.frames, fit.free
+    square = mean.numel() - float(mean.square().sum())
+    if not square > 0:
+        return []
+    radius, count = square**0.5, 1 + len(basis)
+    points = torch.randn(STARTS * count, len(basis), generator=rng, dtype=mean.dtype)
+    points *= radius / points.norm(dim=1, keepdim=True)
+    for _ in range(40):
+        off, slopes = _excess(fit, points)
+        points = points - torch.linalg.lstsq(slopes, off[:, :, None]).solution[:, :, 0]
+    wrong = _excess(fit, points)[0].abs().amax(dim=1).nan_to_num(nan=torch.inf)
+    found = list[Tensor]()
+    for index in wrong.argsort().tolist():
+        new = all(float((points[index] - one).norm()) > 0.01 * radius for one in found)
+        if wrong[index] < 0.01 and new and len(found) < count:
+            found.append(points[index])
+    return [mean + torch.einsum("k,ktf->tf", point, basis) for point in found]
+
+
+def _excess(fit: Fit, points: Tensor) -> tuple[Tensor, Tensor]:
+    """Variance of each value minus 1, (S, F), at points (S, k), and its derivative (S, F, k)."""
+    frames = fit.frames + torch.einsum("sk,ktf->stf", points, fit.free)
+    slopes = 2 * torch.einsum("stf,ktf->sfk", frames, fit.free) / frames.shape[1]
+    return frames.square().mean(dim=1) - 1, slopes

@@ -2,19 +2,14 @@
 
 import math
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from adversaries.speech.candidates import Candidate
-from adversaries.speech.hfgm.direct_search import DirectSearch
-from adversaries.speech.hfgm.frame_changes import HeadOnly, Whole
-from adversaries.speech.time_estimate import TimeEstimate
+from adversaries.speech.candidates import Candidate, TimeEstimate
+from adversaries.speech.hfgm.frame_changes import DirectSearch, HeadOnly, Whole
 from adversaries.speech.utterance_attack import UtteranceAttack, distance_from
-from fedsim.adversary import Job
-from fedsim.knowledge import Knowledge
-from fedsim.records import Observation, Reconstruction
-from fedsim.spec import SpeechSpec
+from fedsim import Job, Knowledge, Observation, Reconstruction, SpeechSpec
 
 
 class HFGM(UtteranceAttack):
@@ -34,7 +29,7 @@ class HFGM(UtteranceAttack):
     is off in the simulation. The frames with the lowest distance are claimed.
     """
 
-    name: ClassVar[str] = "hfgm"
+    name = "hfgm"
     keywords = (
         "gradient inversion",
         "gradient matching",
@@ -42,8 +37,8 @@ class HFGM(UtteranceAttack):
         "speech recognition",
         "audio reconstruction",
     )
-    recovers: ClassVar[frozenset[str]] = frozenset({"inputs", "objective"})
-    cites: ClassVar[str] = (
+    recovers = frozenset({"inputs", "objective"})
+    cites = (
         "Dang et al., A Method to Reveal Speaker Identity in Distributed ASR Training, and How to "
         "Counter It, ICASSP 2022, Algorithms 1, 3 and 4"
     )
@@ -148,7 +143,7 @@ class HFGM(UtteranceAttack):
                 recent[-1] >= (1 - self.fall) * recent[-1 - self.patience]
             )
             if self.schedule == "halving" and slow:
-                search.halve(at)
+                search.step, search.halved = search.step / 2, at
                 if search.step <= self.smallest:
                     search.outcome = "stalled"
                     return

@@ -1,14 +1,17 @@
-"""Gradients of an utterance under changes of single frames."""
+"""Direct search over changes of single frames that lower the gradient distance (HFGM)."""
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from adversaries.speech.hfgm.changed_frames import ChangedFrames
+from fedsim import Job, VictimModel
 from fedsim.gradients import ctc_head_gradient, head_passes
-from fedsim.victim import VictimModel
 
 VALUES = 2**26
 """The largest number of values of head inputs that are held at a time."""
@@ -21,31 +24,25 @@ CTC = 1e-2
 thousand frames differs by 1e-3; another loss has a different gradient."""
 
 
+@dataclass(eq=False)
 class FrameChanges(ABC):
     """Gradients of one utterance with a known transcript, and of changes of its frames.
 
-    Args:
+    Attributes:
         model: A private copy in evaluation mode, on its device.
         target: Labels, (L,) int64.
         names: Parameters whose gradients are computed.
         lr: Learning rate of the client's local steps.
         steps: Number of local steps on this utterance, whose mean gradient is computed.
+        way: How gradients are computed, for the diagnostics.
     """
 
-    way: str
-    """How gradients are computed, for the diagnostics."""
-
-    def __init__(
-        self,
-        model: VictimModel,
-        target: Tensor,
-        names: Sequence[str],
-        *,
-        lr: float = 0.0,
-        steps: int = 1,
-    ) -> None:
-        self.model, self.target, self.names = model, target, names
-        self.lr, self.steps = lr, steps
+    model: VictimModel
+    target: Tensor
+    names: Sequence[str]
+    lr: float = 0.0
+    steps: int = 1
+    way: str = field(init=False)
 
     @abstractmethod
     def move_to(self, frames: Tensor) -> dict[str, Tensor]:
@@ -165,3 +162,77 @@ def _added(frames: Tensor, at: Tensor, moves: Tensor) -> Tensor:
     found = frames.expand(len(at), -1, -1).clone()
     found[torch.arange(len(at), device=at.device), at] += moves
     return found
+
+
+@dataclass(eq=False)
+class DirectSearch:
+    """State of the search: current and best frames of a batch, and their gradients.
+
+    Attributes:
+        tried: Gradients under changes, for each utterance.
+        far: Distances (K,) of gradients (K, *shape) by parameter name from the observed one.
+        shapes: Numbers of frames and of features of each utterance.
+        job: The attack's job.
+        step: Length of the vectors.
+        halved: Iteration at which the step was last halved.
+        lowest: Lowest distance so far.
+        outcome: How the search ended.
+        drawn: Number of vectors drawn so far.
+        kept: Number of vectors kept so far.
+        frames: Current frames of each utterance.
+        best: Frames with the lowest distance.
+    """
+
+    tried: Sequence[FrameChanges]
+    far: Callable[[Mapping[str, Tensor]], Tensor]
+    shapes: Sequence[tuple[int, int]]
+    job: Job
+    step: float = 1.0
+    halved: int = 0
+    lowest: float = math.inf
+    outcome: str = ""
+    drawn: int = 0
+    kept: int = 0
+    frames: list[Tensor] = field(default_factory=list)
+    best: list[Tensor] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.frames = [
+            (2 * torch.rand(shape, generator=self.job.rng) - 1).to(self.job.device)
+            for shape in self.shapes
+        ]
+        self.own = [
+            tried.move_to(frames) for tried, frames in zip(self.tried, self.frames, strict=True)
+        ]
+        self._judge()
+
+    def iterate(self, count: int) -> None:
+        """One iteration: draw `count` vectors for a random utterance, and add those that help."""
+        rng, device = self.job.rng, self.job.device
+        turn = 0
+        if len(self.frames) > 1:
+            turn = int(torch.randint(len(self.frames), (), generator=rng))
+        length, width = self.shapes[turn]
+        at = torch.randint(length, (count,), generator=rng).to(device)
+        moves = functional.normalize(torch.randn(count, width, generator=rng), dim=1).to(device)
+        moves *= self.step
+        far = torch.cat([self._far(turn, some) for some in self.tried[turn].changed(at, moves)])
+        better = far < self.now
+        self.drawn, self.kept = self.drawn + count, self.kept + int(better.sum())
+        frames = self.frames[turn].index_add(0, at[better], moves[better])
+        self.frames[turn], self.own[turn] = frames, self.tried[turn].move_to(frames)
+        self._judge()
+
+    def _judge(self) -> None:
+        self.now = float(self._far(0, self.own[0]))
+        if self.now < self.lowest:
+            self.lowest, self.best = self.now, list(self.frames)
+
+    def _far(self, turn: int, ours: Mapping[str, Tensor]) -> Tensor:
+        """Distances (K,) of the batch's mean gradient with other gradients for one utterance."""
+        others = [own for index, own in enumerate(self.own) if index != turn]
+        mean = {
+            name: (value + sum(own[name] for own in others)) / len(self.own)
+            for name, value in ours.items()
+        }
+        return self.far(mean)

@@ -1,7 +1,6 @@
 """span-decoding: transcripts label by label, checked against the row spaces of the gradient."""
 
-from collections.abc import Mapping
-from typing import ClassVar
+from collections.abc import Callable, Mapping
 
 import torch
 from pydantic import Field
@@ -10,9 +9,8 @@ from torch.nn import functional
 
 from adversaries.speech.span_decoding.decoder_steps import Walk
 from adversaries.speech.transcript_attack import TranscriptAttack, claim
-from fedsim.adversary import Job
+from fedsim import Job, VictimModel
 from fedsim.records import END, Observation, Reconstruction
-from fedsim.victim import VictimModel
 
 MATCHED = 1e-6
 """Squared distance, as a share of the gradient's squared norm, below which labels are correct."""
@@ -44,7 +42,7 @@ class SpanDecoding(TranscriptAttack):
     sentence). It claims every label, the end included.
     """
 
-    name: ClassVar[str] = "span-decoding"
+    name = "span-decoding"
     keywords = (
         "exact recovery",
         "transcript reconstruction",
@@ -52,8 +50,8 @@ class SpanDecoding(TranscriptAttack):
         "low rank",
         "row space",
     )
-    recovers: ClassVar[frozenset[str]] = TranscriptAttack.recovers - {"outcomes"}
-    cites: ClassVar[str] = (
+    recovers = TranscriptAttack.recovers - {"outcomes"}
+    cites = (
         "This project's, after the span check of Petrov et al., DAGER: Exact Gradient Inversion "
         "for Large Language Models, NeurIPS 2024"
     )
@@ -72,7 +70,7 @@ class SpanDecoding(TranscriptAttack):
         revealed, number, source = self.bag(seen, job)
         bag = torch.tensor(sorted(revealed | {END}))
         walk = Walk(model, gradient, bag, device=job.device)
-        ended = _Ended(model, gradient, walk.matched, job.device)
+        apart = _distance_to(model, {name: gradient[name] for name in walk.matched}, job.device)
         found: list[tuple[float, int, Tensor, float]] = []
         # If noise hides the number of labels, its neighbours are tried as well.
         for length in (n for n in (number + by for by in MISJUDGED) if n > 0):
@@ -87,7 +85,7 @@ class SpanDecoding(TranscriptAttack):
                 if step:
                     kept = walk.step(kept).best(self.beam, APART)
                 labels = functional.pad(bag[kept.labels[0].cpu()], (0, 1), value=END)
-                distance = ended(kept.contexts[0], labels)
+                distance = apart(kept.contexts[0], labels)
                 found.append((distance, len(found), labels, float(kept.residuals[0])))
                 job.progress(len(found), distance)
                 if distance < MATCHED:
@@ -109,27 +107,32 @@ class SpanDecoding(TranscriptAttack):
         )
 
 
-class _Ended:
-    """Distance between a transcript's gradient behind the attention and the observed one."""
+def _distance_to(
+    model: VictimModel, gradient: Mapping[str, Tensor], device: torch.device
+) -> Callable[[Tensor, Tensor], float]:
+    """Make the distance between a transcript's gradient and an observed one.
 
-    def __init__(
-        self,
-        model: VictimModel,
-        gradient: Mapping[str, Tensor],
-        names: list[str],
-        device: torch.device,
-    ) -> None:
-        self._model = model.copy().to(device)
-        self._model.module.double()
-        self._theirs = {name: gradient[name].to(device).double() for name in names}
-        self._whole = sum(float(one.square().sum()) for one in self._theirs.values())
-        if not self._whole:
-            raise ValueError("the gradient is zero throughout: nothing was learned")
+    Args:
+        model: The victim's model.
+        gradient: The gradient of layers behind the attention.
+        device: Device of the computation.
 
-    def __call__(self, contexts: Tensor, labels: Tensor) -> float:
-        """Squared distance of contexts (S, d_A) and labels (S,), relative to the squared norm."""
-        ours = self._model.gradient(
-            contexts[None], labels[None].to(contexts.device), at="context", names=self._theirs
-        )
-        apart = sum(float((one - self._theirs[name]).square().sum()) for name, one in ours.items())
-        return apart / self._whole
+    Returns:
+        Maps context vectors (S, d_A) and labels (S,) to the squared distance, relative to the
+        squared norm of the observed gradient.
+
+    Raises:
+        ValueError: The gradient is zero.
+    """
+    own = model.copy().to(device)
+    own.module.double()
+    theirs = {name: value.to(device).double() for name, value in gradient.items()}
+    whole = sum(float(one.square().sum()) for one in theirs.values())
+    if not whole:
+        raise ValueError("the gradient is zero throughout: nothing was learned")
+
+    def distance(contexts: Tensor, labels: Tensor) -> float:
+        ours = own.gradient(contexts[None], labels[None].to(device), at="context", names=theirs)
+        return sum(float((one - theirs[k]).square().sum()) for k, one in ours.items()) / whole
+
+    return distance

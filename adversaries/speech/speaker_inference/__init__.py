@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 from pydantic import Field, field_validator
@@ -17,11 +17,9 @@ from adversaries.speech.speaker_inference.voiceprints import (
     loaded,
     voiceprints,
 )
+from fedsim import Knowledge, SpeechSpec, VictimModel
 from fedsim.adversary import Adversary, Job, Source
-from fedsim.knowledge import Knowledge
 from fedsim.records import UNKNOWN, Observation, Reconstruction
-from fedsim.spec import SpeechSpec
-from fedsim.victim import VictimModel
 
 
 class SpeakerInference(Adversary):
@@ -47,7 +45,7 @@ class SpeakerInference(Adversary):
     Claims are those of the other attack, and a score for each candidate and utterance.
     """
 
-    name: ClassVar[str] = "speaker-inference"
+    name = "speaker-inference"
     keywords = (
         "attribute inference",
         "speaker identification",
@@ -56,9 +54,9 @@ class SpeakerInference(Adversary):
         "voice",
     )
     suits = (SpeechSpec,)
-    needs: ClassVar[Knowledge] = Knowledge.AUXILIARY
-    recovers: ClassVar[frozenset[str]] = frozenset({"inputs", "attributes"})
-    cites: ClassVar[str] = (
+    needs = Knowledge.AUXILIARY
+    recovers = frozenset({"inputs", "attributes"})
+    cites = (
         "Dang et al., A Method to Reveal Speaker Identity in Distributed ASR Training, and How to "
         "Counter It, ICASSP 2022, section 3.2"
     )

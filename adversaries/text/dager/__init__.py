@@ -1,20 +1,17 @@
 """dager: exact recovery of batches of text from the row spaces of two layers' gradients."""
 
 import math
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from adversaries.text.dager.first_layers import First
+from adversaries.text.dager.first_layers import First, Span, spanned
 from adversaries.text.dager.sentence_search import AGAIN, Found, Search
 from adversaries.text.dager.token_candidates import candidates
-from adversaries.text.row_space import Span, spanned
-from fedsim.adversary import Adversary, Job
-from fedsim.knowledge import Knowledge
+from fedsim import Adversary, Job, Knowledge, TextSpec
 from fedsim.records import Observation, Reconstruction, Tokens
-from fedsim.spec import TextSpec
 
 NOISE = 3.0
 """Factor between the distance of tokens from the first row space and the threshold for sentences in
@@ -45,7 +42,7 @@ class DAGER(Adversary):
     with outlying distances are claimed.
     """
 
-    name: ClassVar[str] = "dager"
+    name = "dager"
     keywords = (
         "gradient inversion",
         "text reconstruction",
@@ -55,11 +52,9 @@ class DAGER(Adversary):
         "transformer",
     )
     suits = (TextSpec,)
-    needs: ClassVar[Knowledge] = Knowledge.GRADIENT | Knowledge.MODEL
-    recovers: ClassVar[frozenset[str]] = frozenset({"tokens", "text"})
-    cites: ClassVar[str] = (
-        "Petrov et al., DAGER: Exact Gradient Inversion for Large Language Models, NeurIPS 2024"
-    )
+    needs = Knowledge.GRADIENT | Knowledge.MODEL
+    recovers = frozenset({"tokens", "text"})
+    cites = "Petrov et al., DAGER: Exact Gradient Inversion for Large Language Models, NeurIPS 2024"
 
     tolerance: float = Field(default=1e-4, gt=0, lt=1)
     """Largest distance of a token's embedding from the first row space, relative to its norm. It is

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from adversaries.text.dager.first_layers import First
-from adversaries.text.row_space import Span
+from adversaries.text.dager.first_layers import First, Span
 
 SENTENCES = 512
 """Number of sentences that are computed at once."""

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from adversaries.text.dager.first_attention import Attention
-from adversaries.text.dager.first_layers import First
-from adversaries.text.row_space import Span
+from adversaries.text.dager.first_layers import First, Span
 from fedsim.adversary import Job
 from fedsim.records import Tokens
 

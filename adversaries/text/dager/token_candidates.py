@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from adversaries.text.dager.first_layers import First
-from adversaries.text.row_space import Span
+from adversaries.text.dager.first_layers import First, Span
 
 POSITIONS = 32
 ROWS = 8192

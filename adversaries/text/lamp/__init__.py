@@ -1,7 +1,7 @@
 """LAMP: text by gradient matching, with a language prior for the order of the tokens."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
@@ -10,13 +10,9 @@ from torch import Tensor
 from adversaries.text.dummy_texts import DummyTexts
 from adversaries.text.lamp.reordering import Reordering
 from adversaries.text.text_matching import TextMatching
-from fedsim.adversary import Job
+from fedsim import Job, Knowledge, Observation, TextSpec, VictimModel
 from fedsim.gradients import Adam, Match, Optimizer, TextMetric
-from fedsim.knowledge import Knowledge
 from fedsim.priors import NGRAM, causal_model, language_prior
-from fedsim.records import Observation
-from fedsim.spec import TextSpec
-from fedsim.victim import VictimModel
 
 PRIOR_WEIGHT = {"cosine": 0.2, "l1+l2": 60.0, "l2": 60.0}
 NORM_WEIGHT = {"cosine": 1.0, "l1+l2": 25.0, "l2": 25.0}
@@ -48,9 +44,9 @@ class LAMP(TextMatching):
     several starts the one with the lowest final distance.
     """
 
-    name: ClassVar[str] = "lamp"
+    name = "lamp"
     keywords = (*TextMatching.keywords, "language prior", "transformer")
-    cites: ClassVar[str] = (
+    cites = (
         "Balunovic et al., LAMP: Extracting Text from Gradients with Language Model Priors, "
         "NeurIPS 2022"
     )

@@ -92,6 +92,16 @@ def test_rows_of_a_hand_made_batch_are_told_apart():
     assert claimed.diagnostics["units_within_range"] == 6
 
 
+def test_units_of_sparse_inputs_agree_without_a_known_range():
+    a, b = torch.zeros(8), torch.zeros(8)
+    a[1], b[6] = 0.1, 0.7
+    share = torch.tensor([[0.3, 0], [-0.7, 0], [0.9, 0], [0, 1.1], [0, 3.3], [0.4, 0.6]])
+    gradient = {"in.weight": share @ torch.stack([a, b]), "in.bias": share.sum(dim=1)}
+    claimed = attacked(seen_of(gradient, 2, Spec(2, (8,))))
+    assert claimed.diagnostics["units"] == [3, 2]
+    assert torch.allclose(torch.stack(list(claimed.inputs)), torch.stack([a, b]), atol=1e-6)
+
+
 def test_of_single_units_the_purest_mixtures_come_first():
     # No two units agree; the last two are a and b, the others lie between.
     a, b = torch.tensor([0.1, 0.9, 0.4]), torch.tensor([0.7, 0.2, 0.0])

@@ -12,8 +12,7 @@ from support.llg_victims import DIGITS, attacked, victim
 from torch import nn
 
 from adversaries import LLG
-from adversaries.labels.llg.class_sums import class_sums
-from adversaries.labels.llg.probes import Probes
+from adversaries.labels.llg.probes import Probes, class_sums
 from fedsim import testing
 from fedsim.errors import NotGranted
 from fedsim.knowledge import Knowledge

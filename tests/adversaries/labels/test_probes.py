@@ -9,8 +9,7 @@ from support.llg_victims import attacked, victim
 from torch import Tensor, nn
 from torch.nn import functional
 
-from adversaries.labels.llg.class_sums import class_sums
-from adversaries.labels.llg.probes import by_label, draw
+from adversaries.labels.llg.probes import by_label, class_sums, draw
 from fedsim import testing
 from fedsim.tasks.images import cross_entropy
 from fedsim.victim import VictimModel

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from scipy import sparse
 from scipy.optimize import linprog, nnls
 
-from adversaries.labels.rlg import majority, separability
+from adversaries.labels.rlg import acceptance, separability
+from adversaries.labels.rlg.acceptance import by_majority, otsu
 from adversaries.labels.rlg.least_squares import nonnegative
-from adversaries.labels.rlg.majority import by_majority
-from adversaries.labels.rlg.margin import otsu
 from adversaries.labels.rlg.separability import (
     SolverError,
     by_lp,
@@ -257,7 +256,7 @@ def columns_of(classes: int, size: int, *, half=False, **shape):
 
 
 def test_the_authors_rule_for_images_asks_few_columns(monkeypatch):
-    monkeypatch.setattr(majority, "IMAGES", 20)
+    monkeypatch.setattr(acceptance, "IMAGES", 20)
     q, _ = columns_of(300, 10, peak=3)
     accepted, voted = by_majority(q, np.random.default_rng(0), speech=False)
     longest = np.argsort(-np.linalg.norm(q, axis=0), kind="stable")[:20]
@@ -266,7 +265,7 @@ def test_the_authors_rule_for_images_asks_few_columns(monkeypatch):
 
 
 def test_the_authors_rule_for_speech_names_the_labels(monkeypatch):
-    monkeypatch.setattr(majority, "SCREEN", 200)
+    monkeypatch.setattr(acceptance, "SCREEN", 200)
     q, labels = columns_of(600, 8, distinct=True)
     assert by_majority(q, np.random.default_rng(0), speech=True) == (frozenset(labels), 0)
 
@@ -293,8 +292,8 @@ def test_the_authors_program_counts_on_whose_side_most_columns_lie(
     """Whatever the solver says of its vector, if it has one."""
     q, labels = columns_of(300, 4, distinct=True)
     chosen = min(labels)
-    monkeypatch.setattr(majority, "_screened", lambda *_: np.array([chosen]))
-    matrix, _ = majority.cvxopt()
+    monkeypatch.setattr(acceptance, "_screened", lambda *_: np.array([chosen]))
+    matrix, _ = acceptance.cvxopt()
 
     def lp(c, rows, bounds, *, options):
         assert options == {"show_progress": False}
@@ -303,7 +302,7 @@ def test_the_authors_program_counts_on_whose_side_most_columns_lie(
         mean = np.array(rows)[1:].mean(axis=0)
         return {"status": status, "x": None if side is None else matrix(-side * mean)}
 
-    monkeypatch.setattr(majority, "cvxopt", lambda: (matrix, SimpleNamespace(lp=lp)))
+    monkeypatch.setattr(acceptance, "cvxopt", lambda: (matrix, SimpleNamespace(lp=lp)))
     accepted, voted = by_majority(q, np.random.default_rng(0), speech=True)
     assert accepted == ({chosen} if claimed else set())
     assert voted == votes

@@ -7,7 +7,7 @@ import torch
 from support.recognised import SAID, SPEC, observed, recogniser, voice
 
 from adversaries import CTCMatching
-from adversaries.speech.ctc_matching.restarts import means
+from adversaries.speech.ctc_matching import means
 from fedsim import testing
 from fedsim.errors import NotGranted
 from fedsim.gradients import WhitenedDistance, cosine_distance, ctc_head_gradient, head_passes

@@ -111,6 +111,17 @@ def test_without_a_claimed_length_it_is_the_rank_and_other_attacks_will_do():
     assert claimed.sequences[0].tolist() == [3, 17, 8, END]
 
 
+def test_a_head_gradient_of_full_rank_still_has_a_label_and_says_so():
+    seen = utterance([3, 17, 8])
+    noise = torch.randn(seen.gradient[f"{seen.head}.weight"].shape, generator=generator(3))
+    filled = dataclasses.replace(
+        seen, gradient={**seen.gradient, f"{seen.head}.weight": noise.double()}
+    )
+    attack = GMBoW(labels_from="bias-signs")
+    assert attack.bag(seen, testing.job())[1:] == (4, "rank")
+    assert attack.bag(filled, testing.job())[1:] == (1, "full rank")
+
+
 def test_given_labels_are_used_as_a_bag_alone():
     seen = utterance([3, 17, 8])
     turned = dataclasses.replace(seen, labels=torch.tensor([[8, 3, END, 17, -100]]))

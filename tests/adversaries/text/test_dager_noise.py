@@ -6,7 +6,7 @@ import pytest
 import torch
 from test_dager import claimed, seen, small
 
-from adversaries.text.row_space import spanned
+from adversaries.text.dager.first_layers import spanned
 from fedsim.gradients import rounding
 
 

@@ -1,0 +1,56 @@
+"""The types of the public names, which `fedsim/__init__.py` loads when they are first used."""
+
+from fedsim.adversary import Adversary, Job
+from fedsim.defense import ClientState, Defense, Exposure, MeanGradient, Training
+from fedsim.engine.simulate import simulate
+from fedsim.errors import FedsimError, NotGranted
+from fedsim.federation.client import defend
+from fedsim.federation.server import HonestButCurious
+from fedsim.federation.strategies import FedSGD
+from fedsim.knowledge import Knowledge
+from fedsim.plugin import Plugin
+from fedsim.records import Batch, Finding, Interception, Observation, Reconstruction, Truth, Update
+from fedsim.report import write_report
+from fedsim.scenario import Scenario
+from fedsim.spec import ImageSpec, Spec, SpeechSpec, TabularSpec, TextSpec
+from fedsim.task import Task
+from fedsim.threat import ThreatModel
+from fedsim.victim import VictimModel
+
+__all__ = [
+    "Adversary",
+    "Batch",
+    "ClientState",
+    "Defense",
+    "Exposure",
+    "FedSGD",
+    "FedsimError",
+    "Finding",
+    "HonestButCurious",
+    "ImageSpec",
+    "Interception",
+    "Job",
+    "Knowledge",
+    "MeanGradient",
+    "NotGranted",
+    "Observation",
+    "Plugin",
+    "Reconstruction",
+    "Scenario",
+    "Spec",
+    "SpeechSpec",
+    "TabularSpec",
+    "Task",
+    "TextSpec",
+    "ThreatModel",
+    "Training",
+    "Truth",
+    "Update",
+    "VictimModel",
+    "__version__",
+    "defend",
+    "simulate",
+    "write_report",
+]
+
+__version__: str
