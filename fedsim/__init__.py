@@ -45,8 +45,7 @@ redirect(
             "attacking": "attack campaign",
             "cli": "display",
             "engine": "app preflight",
-            "federation": "checkpoint client grid mods secure secure.client secure.grid server "
-            "strategies",
+            "federation": "checkpoint client grid mods secure server strategies",
             "runs": "ledger tape",
             "scenario": "paper settings",
             "training": "local",

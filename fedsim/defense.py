@@ -239,15 +239,10 @@ def contradictions(defenses: Sequence[Defense]) -> list[str]:
 
 def overlap(first: Defense, second: Defense) -> bool:
     """Whether two defenses work on the same tensors of the same client."""
-    clients = (
-        first.clients == "all"
-        or second.clients == "all"
-        or set(first.clients) & set(second.clients)
-    )
+    clients = "all" in (first.clients, second.clients) or {*first.clients} & {*second.clients}
     layers = (
-        first.layers == "all"
-        or second.layers == "all"
-        or any(second.covers(layer) for layer in first.layers)
-        or any(first.covers(layer) for layer in second.layers)
+        "all" in (first.layers, second.layers)
+        or any(map(second.covers, first.layers))
+        or any(map(first.covers, second.layers))
     )
     return bool(clients) and layers

@@ -7,7 +7,6 @@ from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
 
 _MOVED: dict[str, str] = {}
 
@@ -19,16 +18,23 @@ def redirect(moved: Mapping[str, str]) -> None:
         moved: The old full name of each module, and the new one.
     """
     if not _MOVED:
-        sys.meta_path.append(_Finder())
+        sys.meta_path.insert(0, _Finder())
     _MOVED.update(moved)
 
 
 class _Finder(MetaPathFinder, Loader):
-    """Finds what is found nowhere else: an empty module that asks the new one for every name."""
+    """Finds modules by their old names, which then stand for the new modules themselves.
+
+    It comes first, because a submodule of a package that has moved would otherwise be found in the
+    new package, and loaded a second time.
+    """
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        package, _, name = fullname.rpartition(".")
+        if package in _MOVED and fullname not in _MOVED:
+            _MOVED[fullname] = f"{_MOVED[package]}.{name}"
         return ModuleSpec(fullname, self) if fullname in _MOVED else None
 
     def exec_module(self, module: ModuleType) -> None:
@@ -38,16 +44,4 @@ class _Finder(MetaPathFinder, Loader):
             DeprecationWarning,
             stacklevel=2,
         )
-        there = import_module(new)
-        module.__doc__ = there.__doc__
-        module.__path__ = []  # a package that only this finder looks into
-
-        def ask(name: str) -> Any:
-            # With the new module's __path__ its submodules would be loaded a second time.
-            if name.startswith("__"):
-                raise AttributeError(f"module '{module.__name__}' has no attribute '{name}'")
-            return getattr(there, name)
-
-        module.__dict__["__getattr__"] = ask
-        public = [name for name in vars(there) if not name.startswith("_")]
-        module.__dict__["__all__"] = getattr(there, "__all__", public)
+        sys.modules[module.__name__] = import_module(new)

@@ -32,19 +32,14 @@ EXPECTED = {
 }
 """Names of types in messages, by the beginning of pydantic's error types."""
 
-GROUPS = {
-    "adversaries": "fedsim.adversaries",
-    "defenses": "fedsim.defenses",
-    "metrics": "fedsim.metrics",
-    "tasks": "fedsim.tasks",
-}
-
 _BASES = {
     "adversaries": "fedsim.adversary:Adversary",
     "defenses": "fedsim.defense:Defense",
     "metrics": "fedsim.metric:Metric",
     "tasks": "fedsim.task:Task",
 }
+GROUPS = {kind: f"fedsim.{kind}" for kind in _BASES}
+"""The entry point group of each kind of plugin."""
 """Base class of each kind of plugin, as a reference, because its module imports this one."""
 
 

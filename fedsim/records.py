@@ -238,15 +238,12 @@ class Observation:
                 f"{self.granted.name or 'nothing'}. Add it to threat.grants, or choose an attack "
                 "that does without."
             )
-        name = str(what.name).lower()
         value: Any
-        if name == "gradient":
-            value = self.gradient
-        elif name == "head_gradient":
+        if what is Knowledge.HEAD_GRADIENT:
             own = {k: v for k, v in self.gradient.items() if k.startswith(f"{self.head}.")}
             value = own or self.gradient  # without a head of that name, all that could be it
         else:
-            value = getattr(self, FIELDS.get(name, name))
+            value = getattr(self, field_of(what))
         if value is None:
             raise NotGranted(f"{what.name} is granted, but this task has none to give")
         return value
@@ -259,6 +256,12 @@ FIELDS = {
     "defense": "defenses",
 }
 """Fields of `Observation` whose names differ from that of the knowledge, by the latter."""
+
+
+def field_of(what: Knowledge) -> str:
+    """Return the field of `Observation` that holds a kind of knowledge."""
+    name = str(what.name).lower()
+    return FIELDS.get(name, name)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

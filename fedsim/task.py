@@ -276,11 +276,7 @@ class Task(Plugin, ABC):
         """
         raise NotImplementedError
 
-    def render(
-        self,
-        claimed: Reconstruction,
-        truth: Truth,
-    ) -> dict[str, bytes]:
+    def render(self, claimed: Reconstruction, truth: Truth) -> dict[str, bytes]:
         """Files that show originals and reconstructions to a reader, by name; by default none.
 
         A report shows files named `reconstruction*` beside those with `original` at the same place

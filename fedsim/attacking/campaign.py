@@ -75,18 +75,19 @@ class InlineExecutor:
 
     def collect(self, *, wait: bool) -> Iterator[Outcome]:
         """Run the queued attacks, group by group."""
+
+        def report(now: AttackProgress) -> None:
+            self._observer("progress", progress=now)
+
         while self._queue:
             group = self._queue.popleft()
             try:
-                with watched(self._runner.progress, self._report):
+                with watched(self._runner.progress, report):
                     outcomes = self._runner.perform_together(group)
             except GroupFailed as reason:
                 self._queue.extendleft(reversed(one_by_one(group, str(reason))))
                 continue
             yield from outcomes
-
-    def _report(self, now: AttackProgress) -> None:
-        self._observer("progress", progress=now)
 
     @property
     def pending(self) -> int:
@@ -228,7 +229,8 @@ class Campaign:
         refused = refused or {}
         by_client = {one.clients: one for one in interceptions}
         for client in refused:
-            by_client[(client,)] = _nothing(round, client)
+            nothing = Update(tensors={}, kind="gradient")
+            by_client[(client,)] = Interception(round, (client,), {}, nothing)
         if self._tape is not None:
             for one in interceptions:
                 self._tape.record(one)
@@ -316,7 +318,3 @@ def _stated(scenario: Scenario, table: Mapping[str, Any], task: Task) -> dict[st
     elif type(task) is not find("tasks", task.name):  # a subclass may build another model
         stated["task"].pop("model", None)
     return stated
-
-
-def _nothing(round: int, client: int) -> Interception:
-    return Interception(round, (client,), {}, Update(tensors={}, kind="gradient"))

@@ -14,18 +14,9 @@ from fedsim.cli.reproduce import reproduce
 from fedsim.cli.run import run
 from fedsim.cli.show import show
 
-app = typer.Typer(
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    add_completion=False,
-)
-app.command()(run)
-app.command()(report)
-app.command()(reproduce)
-app.command("list")(list_)
-app.command()(show)
-app.command()(check)
-app.command()(new)
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
+for command in (run, report, reproduce, list_, show, check, new):
+    app.command(command.__name__.rstrip("_"))(command)
 
 
 def _print_version(wanted: bool) -> None:

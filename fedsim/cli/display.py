@@ -187,7 +187,7 @@ def _points(
     keys = {point.partition("=")[0] for point in points}
     alone = len(keys) == 1 and not any("," in point.split("(")[0] for point in points)
     title = "In the end (in brackets: by chance)" if rows else "In the end"
-    table = Table(title=title, title_justify="left", title_style="bold", box=None)
+    table = _titled(title)
     table.add_column(escape(keys.pop()) if alone else "point", overflow="fold", min_width=22)
     metrics = [
         metric
@@ -211,6 +211,10 @@ def _points(
     return table
 
 
+def _titled(title: str, *columns: Column | str) -> Table:
+    return Table(*columns, title=title, title_justify="left", title_style="bold", box=None)
+
+
 def _utility(metric: str, value: float | None) -> str:
     if value is None:
         return ""
@@ -224,17 +228,7 @@ def _print_leakage(console: Console, rows: list[dict[str, Any]], measures: Measu
     for row in sorted(rows, key=lambda row: (place[row["label"]], measures.rank(row["metric"]))):
         groups.setdefault(row["label"], []).append(row)
     numbers = (Column(name, justify="right") for name in ("leaked", "by chance"))
-    table = Table(
-        "adversary",
-        "attacked",
-        "measure",
-        *numbers,
-        "",
-        title="What leaked",
-        title_justify="left",
-        title_style="bold",
-        box=None,
-    )
+    table = _titled("What leaked", "adversary", "attacked", "measure", *numbers, "")
     for label, group in groups.items():
         first = group[0]
         name, attacked = label, f"{first['attacks']} update{'' if first['attacks'] == 1 else 's'}"

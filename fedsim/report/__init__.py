@@ -64,12 +64,13 @@ def summary(run_dir: Path) -> list[dict[str, Any]]:
 def final_utility(run_dir: Path) -> dict[str, dict[str, float]]:
     """The utility after the last round (accuracy, epsilon, ...), by sweep point and metric."""
     utility = _findings(Path(run_dir))[1]
-    return {
-        str(point): {
-            str(k): float(v) for k, v in part.groupby("metric", sort=False)["value"].last().items()
-        }
-        for point, part in utility.groupby("point", sort=False)
-    }
+    return {str(point): _final(part) for point, part in utility.groupby("point", sort=False)}
+
+
+def _final(utility: "pd.DataFrame") -> dict[str, float]:
+    """The last value of each metric of one point."""
+    last = utility.groupby("metric", sort=False)["value"].last()
+    return {str(metric): float(value) for metric, value in last.items()}
 
 
 def _findings(run_dir: Path) -> "tuple[pd.DataFrame, pd.DataFrame, list[str]]":
@@ -189,12 +190,11 @@ def _point(
             }
         )
     each = rows.groupby(ATTACK, sort=False)
-    final = utility.groupby("metric", sort=False)["value"].last()
     return {
         "name": point,
         "adversaries": adversaries,
         "chiefs": {adversary["label"]: adversary["chief"] for adversary in adversaries},
-        "utility": {str(metric): float(value) for metric, value in final.items()},
+        "utility": _final(utility),
         "figure": charts.figure(rows, utility, main, exhibits.measures),
         "rounds": _rounds(rows, utility, main, exhibits.measures),
         "attacks": [
@@ -266,14 +266,12 @@ def _lead(
 
 def _spent(utility: "pd.DataFrame") -> list[str]:
     """The privacy that each defense has spent, such as `epsilon = 3.1 at delta = 1e-05`."""
-    last = dict(utility.groupby("metric", sort=False)["value"].last())
-    found = []
-    for metric, value in last.items():
-        name = str(metric)
+    last, found = _final(utility), []
+    for name, value in last.items():
         if (part := budget(name)) in ("epsilon", "epsilon_released"):
             delta = last.get(name.removesuffix(str(part)) + "delta", math.nan)
-            value = "infinite" if math.isinf(value) else f"{value:.3g}"
-            found.append(f"{name} = {value} at delta = {delta:.3g}")
+            spent = "infinite" if math.isinf(value) else f"{value:.3g}"
+            found.append(f"{name} = {spent} at delta = {delta:.3g}")
     return found
 
 

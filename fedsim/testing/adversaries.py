@@ -7,14 +7,14 @@ from fedsim.adversary import Adversary, Job
 from fedsim.errors import NotGranted
 from fedsim.knowledge import Knowledge
 from fedsim.libraries import brief
-from fedsim.records import FIELDS, Observation, Reconstruction
+from fedsim.records import Observation, Reconstruction, field_of
 from fedsim.seeds import torch_generator
 from fedsim.testing.examples import SPEC, example
 from fedsim.testing.watching import frozen, same, watched
 
 CLAIMS = {field.name for field in dataclasses.fields(Reconstruction)} - {"trace", "diagnostics"}
 _FIELDS = {
-    flag: FIELDS.get(str(flag.name).lower(), str(flag.name).lower())
+    flag: field_of(flag)
     for flag in Knowledge
     if flag not in (Knowledge.GRADIENT, Knowledge.HEAD_GRADIENT)
 }

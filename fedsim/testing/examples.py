@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fedsim.adversary import Job
 from fedsim.knowledge import Knowledge
-from fedsim.records import FIELDS, Batch, Observation
+from fedsim.records import Batch, Observation, field_of
 from fedsim.seeds import isolated, torch_generator
 from fedsim.spec import ImageSpec, Spec
 from fedsim.victim import VictimModel
@@ -51,9 +51,7 @@ def observation(
         granted |= Knowledge.GRADIENT if gradient else Knowledge(0)
         granted |= Knowledge.MODEL if model is not None else Knowledge(0)
         for flag in Knowledge:
-            name = str(flag.name).lower()
-            field = FIELDS.get(name, name)
-            if known.get(field) is not None:
+            if known.get(field_of(flag)) is not None:
                 granted |= flag
     return Observation(
         granted=granted.closed(), spec=spec, head=head, gradient=gradient, model=model, **known
