@@ -60,11 +60,12 @@ redirect(
         "fedsim.report.measures": "fedsim.runs.reading",
         "fedsim.runs.measures": "fedsim.runs.reading",
         "fedsim.simulation": "fedsim.engine.simulate",
-        "fedsim.tasks.speech.commands": "fedsim.tasks.speech.speech_commands",
+        "fedsim.tasks.speech.commands": "fedsim.tasks.speech.local",
         "fedsim.tasks.speech.cutting": "fedsim.tasks.speech.segments",
         "fedsim.tasks.speech.enrolment": "fedsim.tasks.speech.utterances",
         "fedsim.tasks.speech.exhibits": "fedsim.tasks.speech.spectrograms",
         "fedsim.tasks.speech.listening": "fedsim.tasks.speech.spectrograms",
+        "fedsim.training.defenses": "fedsim.training.local",
         "fedsim.tokens": "fedsim.spec",
     }
 )

@@ -18,7 +18,6 @@ from fedsim.libraries import HUB
 from fedsim.references import is_reference
 from fedsim.seeds import numpy_generator
 from fedsim.tasks.classification import Examples
-from fedsim.tasks.hub import splits
 from fedsim.tasks.images.arrays import (
     EXPECTED,
     Arrays,
@@ -29,7 +28,7 @@ from fedsim.tasks.images.arrays import (
     own_arrays,
     stored_arrays,
 )
-from fedsim.tasks.local_data import find_file, find_path
+from fedsim.tasks.local_data import find_file, find_path, hub_splits
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -176,7 +175,7 @@ def _zip(file: BinaryIO) -> BinaryIO:
 def _hub(name: str, size: int | None) -> Arrays:
     import datasets
 
-    loaded = splits(name, f"as an npz under --data and name that: {EXPECTED}")
+    loaded = hub_splits(name, f"as an npz under --data and name that: {EXPECTED}")
     train = "train" if "train" in loaded else next(iter(loaded))
     test = next((key for key in ("test", "validation", "valid") if key in loaded), None)
     features = loaded[train].features

@@ -11,8 +11,7 @@ from torch.nn.parameter import UninitializedParameter
 from fedsim.errors import DataError
 from fedsim.libraries import brief
 from fedsim.references import resolve
-from fedsim.tasks.models.architecture import Architecture
-from fedsim.tasks.models.heads import head_behind
+from fedsim.tasks.models.architecture import Architecture, head_behind
 
 FACTORY = "module:function"
 """Name of such models in lists of models."""
@@ -76,8 +75,8 @@ class Factory(BaseModel):
             takes: Description of the example, for error messages.
 
         Raises:
-            DataError: As for `heads.head_behind`; also if the head's weight is not trained, or
-                is shared with another layer.
+            DataError: As for `architecture.head_behind`; also if the head's weight is not trained,
+                or is shared with another layer.
         """
         label = f"model '{self.name}'"
         head = head_behind(module, logits, shape, label=label, takes=takes, named=self.head)

@@ -14,7 +14,7 @@ from fedsim.errors import DataError
 from fedsim.libraries import HUB, installing
 from fedsim.references import is_reference
 from fedsim.seeds import numpy_generator
-from fedsim.tasks.hub import splits
+from fedsim.tasks.local_data import hub_splits
 from fedsim.tasks.speech.local import COLUMNS, VOICES, local_recordings, own_recordings, recorded
 from fedsim.tasks.speech.utterances import Recordings, Utterance
 from fedsim.tasks.speech.voices import speak
@@ -156,7 +156,7 @@ def _hub(name: str) -> Recordings:
     import datasets
 
     layout = f"under --data as recordings and a csv with the columns {', '.join(COLUMNS)}"
-    loaded = splits(name, layout)
+    loaded = hub_splits(name, layout)
     features = next(iter(loaded.values())).features
     audio = next((key for key, kind in features.items() if isinstance(kind, datasets.Audio)), None)
     # These are Speech Commands' columns. Other labels, such as emotions, are no transcripts.

@@ -1,6 +1,7 @@
 """Recordings in local files, or from a function of the user's own."""
 
 import contextlib
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from numbers import Integral
 from pathlib import Path
@@ -21,7 +22,6 @@ from fedsim.tasks.local_data import (
     read_text,
 )
 from fedsim.tasks.speech.features import decode, read_header, resample
-from fedsim.tasks.speech.speech_commands import COMMANDS, list_recordings
 from fedsim.tasks.speech.utterances import Recordings, Utterance
 from fedsim.tasks.transcripts import dropped_characters, normalise
 
@@ -29,6 +29,17 @@ VOICES = "voices"
 COLUMNS = ("file", "speaker", "transcript")
 SOUNDS = (".flac", ".mp3", ".ogg", ".wav")
 """Suffixes of sound files."""
+
+COMMANDS = "speech-commands"
+
+FOLDERS = ("SpeechCommands/speech_commands_v0.02", "speech_commands_v0.02", COMMANDS, ".")
+"""The folders, relative to a data folder, in which words are looked up."""
+
+MARK = "_nohash_"
+"""The text between the speaker and the number in the name of a recording."""
+
+NOISE = "_background_noise_"
+TESTED = "testing_list.txt"
 
 
 def local_recordings(name: str, folder: Path | None) -> Recordings:
@@ -58,7 +69,7 @@ def local_recordings(name: str, folder: Path | None) -> Recordings:
         if found is not None:
             return found
     if name == COMMANDS:
-        return Recordings(_file(*one) for one in list_recordings(places))
+        return _commands(places)
     for place in places:
         if (found := _labelled(place / name)) is not None:
             return found
@@ -207,3 +218,37 @@ def recorded(
         header=lambda: read_header(source(), name),
         dropped=dropped_characters(text),
     )
+
+
+def _commands(places: Sequence[Path]) -> Recordings:
+    """Recordings WORD/SPEAKER_nohash_NUMBER.wav of Speech Commands (Warden, 2018).
+
+    They are those of the first folder that has any, ordered by the hash of WORD/FILE, so that the
+    first utterances of a speaker are not those of the alphabet's first words. The order is the same
+    on every machine and for every seed. Background noise is left out.
+
+    Args:
+        places: The data folders to search.
+
+    Raises:
+        DataError: There are none; the message names every folder that was searched.
+    """
+    roots = [place / folder for place in places for folder in FOLDERS]
+    sounds = ([p for p in r.glob(f"*/?*{MARK}*.wav") if p.parent.name != NOISE] for r in roots)
+    found = next(filter(None, sounds), [])
+    if not found:
+        raise DataError(
+            f"no recording of Speech Commands (WORD/SPEAKER{MARK}NUMBER.wav) in any of "
+            f"{', '.join(map(str, roots))}. torchaudio.datasets.SPEECHCOMMANDS(DIR, download=True) "
+            "lays them out so: name that DIR with --data"
+        )
+    # The release's lists name a recording WORD/FILE.
+    named = {f"{path.parent.name}/{path.name}": path for path in found}
+    listed = found[0].parent.parent / TESTED
+    tested = set(map(str.strip, read_text(listed).splitlines())) if listed.is_file() else None
+    recordings = []
+    for name in sorted(named, key=lambda name: hashlib.sha256(name.encode()).digest()):
+        word, _, file = name.partition("/")
+        test = None if tested is None else name in tested
+        recordings.append(_file(named[name], file.partition(MARK)[0], word, test))
+    return Recordings(recordings)

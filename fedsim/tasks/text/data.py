@@ -16,8 +16,14 @@ from fedsim.errors import DataError, did_you_mean
 from fedsim.libraries import HUB, installing
 from fedsim.references import is_reference
 from fedsim.seeds import numpy_generator
-from fedsim.tasks.hub import splits
-from fedsim.tasks.local_data import as_rows, call_loader, find_file, read_rows, read_text
+from fedsim.tasks.local_data import (
+    as_rows,
+    call_loader,
+    find_file,
+    hub_splits,
+    read_rows,
+    read_text,
+)
 from fedsim.tasks.text.messages import TOPICS, messages, public_messages
 from fedsim.tasks.transcripts import text_files
 
@@ -285,7 +291,7 @@ def _columns(
 
 
 def _hub(name: str, columns: tuple[str | None, str | None], labelled: bool) -> _Part:
-    loaded = splits(name, f"under --data as a table (jsonl, csv, tsv) with {EXPECTED}")
+    loaded = hub_splits(name, f"under --data as a table (jsonl, csv, tsv) with {EXPECTED}")
     parts = {key: loaded[key] for key in ("train", "validation", "test") if key in loaded}
     if "train" not in parts:
         raise DataError(f"data '{name}' has the splits {', '.join(loaded)}; expected a 'train'")

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from fedsim.errors import DataError, ScenarioError
 from fedsim.tasks.models import MODELS, as_architecture
-from fedsim.tasks.models.heads import find_head
+from fedsim.tasks.models.architecture import Architecture
 
 TINY = {
     "resnet": {"depths": [1, 1], "hidden_sizes": [8, 16], "embedding_size": 8},
@@ -68,7 +68,7 @@ def test_returns_logits_for_any_image(case, shape):
 @pytest.mark.parametrize("case", CASES)
 def test_the_head_is_the_layer_that_makes_the_logits(case):
     module = built(case)
-    name = find_head(module, (1, 16, 16), 7, label=case)
+    name = Given(name=case).find_head(module, (1, 16, 16), 7)
     head = module.get_submodule(name)
     assert isinstance(head, nn.Linear)
     assert head.out_features == 7
@@ -156,7 +156,7 @@ def test_a_local_folder_gives_its_weights_and_needs_no_network(tmp_path):
     for name, parameter in original.named_parameters():
         assert torch.equal(parameter, again.get_parameter(name)), name
     random = as_architecture({**table, "pretrained": False}).build((1, 16, 16), 7)
-    name = find_head(original, (1, 16, 16), 7, label="saved") + ".weight"
+    name = Given(name="saved").find_head(original, (1, 16, 16), 7) + ".weight"
     assert not torch.equal(original.get_parameter(name), random.get_parameter(name))
 
 
@@ -211,6 +211,11 @@ else:
     assert done.returncode == 0, done.stderr
 
 
+class Given(Architecture):
+    def build(self, shape, classes):
+        return TwoHeads()
+
+
 class TwoHeads(nn.Module):
     def __init__(self):
         super().__init__()
@@ -223,17 +228,17 @@ class TwoHeads(nn.Module):
 
 def test_a_head_that_cannot_be_told_lists_the_candidates():
     with pytest.raises(DataError, match=r"model\.head.*left, right"):
-        find_head(TwoHeads(), (1, 2, 2), 7, label="two")
+        Given(name="two").find_head(TwoHeads(), (1, 2, 2), 7)
 
 
 def test_a_head_may_be_named():
-    assert find_head(TwoHeads(), (1, 2, 2), 7, label="two", named="left") == "left"
+    assert Given(name="two", head="left").find_head(TwoHeads(), (1, 2, 2), 7) == "left"
     with pytest.raises(DataError, match=r"model\.head: 'lef'.*Did you mean 'left'"):
-        find_head(TwoHeads(), (1, 2, 2), 7, label="two", named="lef")
+        Given(name="two", head="lef").find_head(TwoHeads(), (1, 2, 2), 7)
 
 
 def test_an_image_that_a_model_cannot_take_says_what_to_do():
     with pytest.raises(DataError, match=r"shape \(1, 3, 3\).*task.size"):
-        find_head(TwoHeads(), (1, 3, 3), 7, label="two")
+        Given(name="two").find_head(TwoHeads(), (1, 3, 3), 7)
     with pytest.raises(DataError, match=r"returns \(1, 7\).*expected \(1, 9\)"):
-        find_head(TwoHeads(), (1, 2, 2), 9, label="two")
+        Given(name="two").find_head(TwoHeads(), (1, 2, 2), 9)

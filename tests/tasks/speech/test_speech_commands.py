@@ -11,7 +11,7 @@ import soundfile
 from fedsim.errors import DataError
 from fedsim.tasks.speech import Speech
 from fedsim.tasks.speech.data import Limits, load
-from fedsim.tasks.speech.speech_commands import COMMANDS
+from fedsim.tasks.speech.local import COMMANDS
 from fedsim.tasks.speech.utterances import Recordings
 from fedsim.tasks.speech.voices import RATE, speak
 

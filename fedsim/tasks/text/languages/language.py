@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from fedsim import libraries
 from fedsim.errors import DataError
-from fedsim.tasks.models.heads import head_behind
+from fedsim.tasks.models.architecture import head_behind
 from fedsim.tasks.pretrained import TransformersModel
 from fedsim.tasks.text.languages.tokenizers import learn_tokenizer, load_tokenizer
 
