@@ -5,7 +5,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
@@ -151,15 +151,9 @@ class _Replies(Sequence[Message]):
 
 def _private(message: Message) -> Message:
     """A copy whose records a client may change; the arrays themselves are shared."""
-    content = RecordDict()
-    for key, record in message.content.items():
-        copied: Any = record
-        if isinstance(record, ArrayRecord):
-            copied = ArrayRecord(dict(record))
-        elif isinstance(record, ConfigRecord):
-            copied = ConfigRecord(dict(record))
-        content[key] = copied
-    return with_content(message, content)
+    records: dict[str, Any] = dict(message.content)
+    copied = {key: type(record)(dict(record)) for key, record in records.items()}
+    return with_content(message, RecordDict(copied))
 
 
 def with_content(message: Message, content: RecordDict) -> Message:

@@ -1,5 +1,6 @@
 """Tasks whose training examples are divided among clients, and what a client's batches are."""
 
+import hashlib
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Sequence
@@ -278,6 +279,14 @@ def claim_labels(labels: Tensor, scores: Tensor, **more: Any) -> Reconstruction:
         num_labels=len(labels),
         **more,
     )
+
+
+def sha256(described: object, *tensors: Tensor) -> str:
+    """Hash tensors and what else describes the examples, as hexadecimal digits."""
+    digest = hashlib.sha256(repr(described).encode())
+    for tensor in tensors:
+        digest.update(tensor.numpy().tobytes())
+    return digest.hexdigest()
 
 
 def render_lines(originals: Sequence[str] | None, claims: Sequence[str]) -> dict[str, bytes]:

@@ -1,7 +1,6 @@
 """Image data sets: scikit-learn's digits, npz files, folders of images, the Hub, or your own."""
 
 import functools
-import hashlib
 import itertools
 import zipfile
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from fedsim.tasks.images.arrays import (
     stored_arrays,
 )
 from fedsim.tasks.local_data import find_file, find_path, hub_splits
+from fedsim.tasks.partitioned import sha256
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -66,10 +66,7 @@ class ImageData(Examples):
 
     def fingerprint(self) -> str:
         """SHA-256 of the stored images and labels; neither the split nor the size enters it."""
-        digest = hashlib.sha256(repr((tuple(self.pixels.shape), self.white)).encode())
-        for tensor in (self.pixels, self.labels):
-            digest.update(tensor.numpy().tobytes())
-        return digest.hexdigest()
+        return sha256((tuple(self.pixels.shape), self.white), self.pixels, self.labels)
 
 
 def load(

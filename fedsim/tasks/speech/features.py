@@ -121,10 +121,7 @@ def trim_silence(sound: Tensor, below: float) -> Tensor:
 
 def resample(sound: Tensor, rate: int) -> Tensor:
     """Resample a sound of shape (n,) from `rate` Hz to 16 kHz."""
-    if rate == RATE:
-        return sound
-    resample = torchaudio().functional.resample
-    found: Tensor = resample(sound, rate, RATE)
+    found: Tensor = torchaudio().functional.resample(sound, rate, RATE)
     return found
 
 

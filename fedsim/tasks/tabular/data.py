@@ -1,7 +1,6 @@
 """Loading tables: scikit-learn's, CSV or Parquet files, and those that a function returns."""
 
 import functools
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from fedsim.seeds import numpy_generator
 from fedsim.spec import Column
 from fedsim.tasks.classification import Examples
 from fedsim.tasks.local_data import call_loader, find_file
+from fedsim.tasks.partitioned import sha256
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,10 +53,7 @@ class Table(Examples):
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of columns, rows and labels."""
-        digest = hashlib.sha256(repr((self.columns, self.names)).encode())
-        for tensor in (self.rows, self.labels):
-            digest.update(tensor.numpy().tobytes())
-        return digest.hexdigest()
+        return sha256((self.columns, self.names), self.rows, self.labels)
 
 
 def load(

@@ -1,7 +1,6 @@
 """Labelled texts: embedded messages, tables under --data, or data sets of the Hub."""
 
 import functools
-import hashlib
 import importlib.util
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from fedsim.tasks.local_data import (
     read_rows,
     read_text,
 )
+from fedsim.tasks.partitioned import sha256
 from fedsim.tasks.text.messages import TOPICS, messages, public_messages
 from fedsim.tasks.transcripts import text_files
 
@@ -66,9 +66,7 @@ class Texts:
 
     def fingerprint(self) -> str:
         """SHA-256 of texts, labels and senders; the split does not enter it."""
-        digest = hashlib.sha256(repr((self.texts, self.senders)).encode())
-        digest.update(self.labels.numpy().tobytes())
-        return digest.hexdigest()
+        return sha256((self.texts, self.senders), self.labels)
 
 
 @dataclass(frozen=True, slots=True)

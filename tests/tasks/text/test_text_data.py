@@ -184,7 +184,7 @@ def split(labels, names=("no", "yes")):
 
 def test_a_set_of_the_hub_is_judged_on_labels_that_are_told(monkeypatch):
     parts = {"train": split([0, 1, 1]), "validation": split([1]), "test": split([-1, -1])}
-    monkeypatch.setattr(text_data, "splits", lambda name, otherwise: parts)
+    monkeypatch.setattr(text_data, "hub_splits", lambda name, otherwise: parts)
     found = load("hub:nyu/glue/cola", None, **GIVEN)
     assert found.names == ("no", "yes")
     assert found.labels.tolist() == [0, 1, 1, 1]

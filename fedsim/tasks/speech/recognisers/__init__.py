@@ -2,10 +2,7 @@
 
 from typing import Any
 
-from fedsim.errors import DataError, did_you_mean
-from fedsim.plugin import table, validated
-from fedsim.references import is_reference
-from fedsim.tasks.models.factory import FACTORY
+from fedsim.tasks.models import FACTORY, as_model
 from fedsim.tasks.speech.recognisers.ctc import DeepSpeech, OwnRecogniser
 from fedsim.tasks.speech.recognisers.las import LAS
 from fedsim.tasks.speech.recognisers.recogniser import PADDING, Recogniser
@@ -17,24 +14,8 @@ RECOGNISERS: dict[str, type[Recogniser]] = {"deepspeech": DeepSpeech, "las": LAS
 
 
 def as_recogniser(value: Any) -> Recogniser:
-    """Validate the recogniser that a scenario's `model` asks for.
-
-    Args:
-        value: A name ("las", "module:function"), or a table with a name and settings
-            ({name = "las", decoder = 256}).
-
-    Raises:
-        DataError: The name is unknown.
-        ScenarioError: A setting is unknown or has the wrong type.
-    """
+    """Validate the recogniser that a scenario's `model` asks for; see `as_model`."""
     if isinstance(value, Recogniser):
         return value
-    settings = table(value, "task.model", example='{name = "las", decoder = 256}')
-    name = settings["name"]
-    if is_reference(name):
-        return validated(OwnRecogniser, settings, "task.model")
-    if name not in RECOGNISERS:
-        raise DataError(
-            f"task.model: no recogniser '{name}'. {did_you_mean(name, [*RECOGNISERS, FACTORY])}"
-        )
-    return validated(RECOGNISERS[name], settings, "task.model")
+    known: dict[str, type[Recogniser]] = {**RECOGNISERS, FACTORY: OwnRecogniser}
+    return as_model(value, known, '{name = "las", decoder = 256}')

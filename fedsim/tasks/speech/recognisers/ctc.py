@@ -8,20 +8,18 @@ below numpy 2.)
 
 import functools
 import importlib
-from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from fedsim import libraries
 from fedsim.errors import DataError
 from fedsim.gradients import BLANK, ctc_loss
 from fedsim.tasks.models.factory import Factory
-from fedsim.tasks.speech.recognisers.recogniser import Recogniser
+from fedsim.tasks.speech.recognisers.recogniser import Recogniser, run_lstm
 
 CLIP = 20.0
 """The largest output of the clipped ReLUs."""
@@ -87,11 +85,7 @@ class DeepSpeechNetwork(nn.Module):
         if lengths is None:
             lengths = torch.full((len(inputs),), inputs.shape[1])
         hidden = self.dense(windows(inputs, self.context))
-        packed = pack_padded_sequence(hidden, lengths.cpu(), batch_first=True, enforce_sorted=False)
-        # Attacks differentiate twice, which cuDNN's LSTM does not support.
-        with torch.backends.cudnn.flags(enabled=False):
-            packed, _ = self.recurrent(packed)
-        hidden, _ = pad_packed_sequence(packed, batch_first=True, total_length=inputs.shape[1])
+        hidden = run_lstm(self.recurrent, hidden, lengths, inputs.shape[1])
         logits: Tensor = self.head(self.joint(hidden))
         return logits
 
@@ -196,9 +190,7 @@ def beam_decoder(classes: int, width: int) -> Any:
 def frame_scores(module: nn.Module, inputs: Tensor, lengths: Tensor | None) -> list[Tensor]:
     """The log-probabilities of each utterance's characters, (T, C), without those of padding."""
     scores = module(inputs, lengths).log_softmax(dim=2)
-    counts = cast(
-        Sequence[int], [scores.shape[1]] * len(scores) if lengths is None else lengths.tolist()
-    )
+    counts = [scores.shape[1]] * len(scores) if lengths is None else lengths.tolist()
     return [one[:count] for one, count in zip(scores, counts, strict=True)]
 
 

@@ -6,10 +6,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from fedsim.records import END
-from fedsim.tasks.speech.recognisers.recogniser import PADDING, Recogniser
+from fedsim.tasks.speech.recognisers.recogniser import PADDING, Recogniser, run_lstm
 
 WEIGHTS = 0.1
 """Initial weights are drawn from U(-0.1, 0.1) (Chan et al., section 4)."""
@@ -44,13 +43,7 @@ class _Listener(nn.Module):
                 inputs = functional.pad(inputs, (0, 0, 0, odd))
                 inputs = torch.cat([inputs[:, ::2], inputs[:, 1::2]], dim=2)
                 lengths = (lengths + 1) // 2
-            # Attacks differentiate twice, which cuDNN's LSTM does not support.
-            packed = pack_padded_sequence(
-                inputs, lengths.cpu(), batch_first=True, enforce_sorted=False
-            )
-            with torch.backends.cudnn.flags(enabled=False):
-                packed, _ = level(packed)
-            inputs, _ = pad_packed_sequence(packed, batch_first=True)
+            inputs = run_lstm(level, inputs, lengths)
         return inputs, lengths
 
 

@@ -3,8 +3,10 @@
 from abc import ABC, abstractmethod
 from typing import ClassVar, Literal
 
+import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from fedsim.records import Reduction
 from fedsim.victim import Loss
@@ -75,3 +77,22 @@ class Recogniser(BaseModel, ABC):
         Returns:
             The labels of each utterance, B tensors int64 of shape (L,), without label 0.
         """
+
+
+def run_lstm(lstm: nn.Module, inputs: Tensor, lengths: Tensor, total: int | None = None) -> Tensor:
+    """Run an LSTM over sequences of different lengths.
+
+    Args:
+        lstm: The LSTM, batch first. Attacks differentiate twice, which cuDNN's does not support.
+        inputs: Its inputs, of shape (B, T, d).
+        lengths: The length of each sequence, int64 of shape (B,).
+        total: The number of steps to return; None for the longest sequence's.
+
+    Returns:
+        Its outputs, of shape (B, total, hidden), zero beyond a sequence's end.
+    """
+    packed = pack_padded_sequence(inputs, lengths.cpu(), batch_first=True, enforce_sorted=False)
+    with torch.backends.cudnn.flags(enabled=False):
+        packed, _ = lstm(packed)
+    outputs, _ = pad_packed_sequence(packed, batch_first=True, total_length=total)
+    return outputs
