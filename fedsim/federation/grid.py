@@ -200,11 +200,9 @@ class Through(Grid):
         """Replies to queued messages, by the ids of those."""
         return self._grid.pull_messages(message_ids)
 
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
+    def send_and_receive(self, *args: Any, **settings: Any) -> Iterable[Message]:
         """Replies to messages."""
-        return self._grid.send_and_receive(messages, timeout=timeout)
+        return self._grid.send_and_receive(*args, **settings)
 
 
 class OrderedGrid(Through):

@@ -52,17 +52,12 @@ class Partition(BaseModel):
                 f"{clients} clients and {len(labels)} examples to cut among them; every client "
                 "needs one. Lower training.clients, or use more data."
             )
+        settings, stored = self.model_dump_json(), labels.astype(np.int64).tobytes()
         with isolated(seed, "partition"), warnings.catch_warnings():
             # The library warns at every attempt of what its final error says.
             warnings.simplefilter("ignore")
             try:
-                shares = _shares(
-                    type(self),
-                    self.model_dump_json(),
-                    labels.astype(np.int64).tobytes(),
-                    clients,
-                    seed,
-                )
+                shares = _shares(type(self), settings, stored, clients, seed)
             except (AssertionError, IndexError, TypeError, ValueError, ZeroDivisionError) as error:
                 raise DataError(
                     f"partition '{self.kind}' cannot cut {len(labels)} examples of "

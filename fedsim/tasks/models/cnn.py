@@ -26,19 +26,12 @@ class CNN(Architecture):
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """Build the network for images of any height and width."""
         channels, height, width = shape
+        layers: list[nn.Module] = []
+        for inputs, stride in ((channels, 2), (12, 2), (12, 1)):
+            layers += [nn.Conv2d(inputs, 12, 5, stride=stride, padding=2), nn.Sigmoid()]
+        head = nn.Linear(12 * -(-height // 4) * -(-width // 4), classes)
         module = nn.Sequential(
-            OrderedDict(
-                features=nn.Sequential(
-                    nn.Conv2d(channels, 12, 5, stride=2, padding=2),
-                    nn.Sigmoid(),
-                    nn.Conv2d(12, 12, 5, stride=2, padding=2),
-                    nn.Sigmoid(),
-                    nn.Conv2d(12, 12, 5, stride=1, padding=2),
-                    nn.Sigmoid(),
-                ),
-                flatten=nn.Flatten(),
-                head=nn.Linear(12 * -(-height // 4) * -(-width // 4), classes),
-            )
+            OrderedDict(features=nn.Sequential(*layers), flatten=nn.Flatten(), head=head)
         )
         for name, parameter in module.named_parameters():
             if self._draws(name):

@@ -272,9 +272,8 @@ class Speech(SpeechSettings):
 
         It is None if frames are not normalised.
         """
-        if not self.features.normalised:
-            return None
-        return public_level(self.recordings, self.splits[1], self.features)
+        normalised = self.features.normalised
+        return public_level(self.recordings, self.splits[1], self.features) if normalised else None
 
     def render(self, claimed: Reconstruction, truth: Truth) -> dict[str, bytes]:
         """Files that show the originals and what was matched to each.
