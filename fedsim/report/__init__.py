@@ -210,21 +210,19 @@ def _rounds(
     rows: "pd.DataFrame", utility: "pd.DataFrame", main: dict[str, str], measures: Measures
 ) -> dict[str, list[Any]]:
     """The numbers behind the plot, a row for each round."""
-    columns: dict[str, dict[float, str]] = {}
+    import pandas as pd
+
+    columns: dict[str, pd.Series[str]] = {}
     for metric, part in utility.groupby("metric", sort=False):
-        shown = [f"{value:.3g}" for value in part["value"]]
-        columns[str(metric)] = dict(zip(part["round"], shown, strict=True))
+        columns[str(metric)] = part.set_index("round")["value"].map("{:.3g}".format)
     for label, metric in main.items():
         part = rows[(rows["label"] == label) & (rows["metric"] == metric)]
+        means = part[part["counted"].notna()].groupby("round")[["counted", "baseline"]].mean()
         how = measures[metric]
-        for kind, column in (
-            ("counted", f"{label}: {how.title}"),
-            ("baseline", f"{label}: chance"),
-        ):
-            means = part[part["counted"].notna()].groupby("round")[kind].mean()
-            columns[column] = {float(str(at)): how.show(float(mean)) for at, mean in means.items()}
-    every = sorted({at for column in columns.values() for at in column})
-    body = [[f"{at:g}", *(column.get(at, "–") for column in columns.values())] for at in every]
+        columns[f"{label}: {how.title}"] = means["counted"].map(how.show)
+        columns[f"{label}: chance"] = means["baseline"].map(how.show)
+    table = pd.DataFrame(columns, dtype=object).sort_index().fillna("–")
+    body = [[f"{at:g}", *row] for at, row in zip(table.index, table.values.tolist(), strict=True)]
     return {"head": ["Round", *columns], "body": body}
 
 

@@ -27,7 +27,7 @@ from fedsim.references import references
 from fedsim.runs import provenance
 from fedsim.runs.provenance import SCHEMA
 from fedsim.runs.reading import COLUMNS
-from fedsim.runs.tables import cells, encoded, line, place, read_table, writing
+from fedsim.runs.tables import cells, lines, place, read_table, writing
 from fedsim.scenario import Scenario
 
 __all__ = ["COLUMNS", "SCHEMA", "Ledger", "place", "writing"]
@@ -82,34 +82,33 @@ class Ledger:
             raise RunFolderError(f"{str(folder)!r} holds a null character; choose another --out")
         try:
             exists = (folder / "scenario.toml").exists()
-        except OSError as error:  # a name too long, say
-            raise _not_writable(folder, error) from error
-        if folder.exists() and not folder.is_dir():
-            raise RunFolderError(f"{folder} is a file; choose another --out")
-        if exists and not resume:
-            raise RunFolderError(
-                f"{folder} holds a run already. Choose another --out (out= in a script), or "
-                "delete it; fedsim run continues it with --resume"
-            )
-        if folder.exists() and any(folder.iterdir()) and not exists:
-            raise RunFolderError(f"{folder} is not empty and holds no run; choose another --out")
-        if resume and not exists:
-            raise RunFolderError(f"{folder} holds no run to resume; leave out --resume")
-        try:
+            if folder.exists() and not folder.is_dir():
+                raise RunFolderError(f"{folder} is a file; choose another --out")
+            if exists and not resume:
+                raise RunFolderError(
+                    f"{folder} holds a run already. Choose another --out (out= in a script), or "
+                    "delete it; fedsim run continues it with --resume"
+                )
+            if folder.exists() and any(folder.iterdir()) and not exists:
+                raise RunFolderError(
+                    f"{folder} is not empty and holds no run; choose another --out"
+                )
+            if resume and not exists:
+                raise RunFolderError(f"{folder} holds no run to resume; leave out --resume")
             folder.mkdir(parents=True, exist_ok=True)
             if exists:
                 ledger._take_up(scenario, growing)
             else:
                 ledger._begin(scenario)
-        except OSError as error:
+        except OSError as error:  # such as a name that is too long
             raise _not_writable(folder, error) from error
         return ledger
 
     def _begin(self, scenario: Scenario) -> None:
         (self.folder / "artifacts").mkdir(exist_ok=True)
         self._replace("scenario.toml", scenario.to_toml().encode())
-        self._replace("findings.csv", line(COLUMNS).encode())
-        self._replace("utility.csv", line(UTILITY_COLUMNS).encode())
+        self._replace("findings.csv", lines([COLUMNS]).encode())
+        self._replace("utility.csv", lines([UTILITY_COLUMNS]).encode())
         self._describe_metrics(scenario)
 
     def _describe_metrics(self, scenario: Scenario) -> None:
@@ -159,7 +158,7 @@ class Ledger:
                 continue
             rows, torn = read_table(self.folder / name, columns)
             if torn:
-                self._replace(name, encoded(columns, rows))
+                self._replace(name, lines([columns, *rows]).encode())
 
     def rewind(self, point: str, done: int) -> None:
         """Prepare to continue training after round `done` (0: from the start).
@@ -170,12 +169,12 @@ class Ledger:
         rounds = self._so_far("utility.csv", UTILITY_COLUMNS)
         kept = [row for row in rounds if row[3] != point or (done and int(row[0]) <= done)]
         if kept != rounds:
-            self._replace("utility.csv", encoded(UTILITY_COLUMNS, kept))
+            self._replace("utility.csv", lines([UTILITY_COLUMNS, *kept]).encode())
         rows = self._so_far("findings.csv", COLUMNS)
         if rows and rows[-1][POINT] == point and int(rows[-1][ROUND]) > done:
             last = [rows[-1][place] for place in ATTACK]
             whole = [row for row in rows if [row[place] for place in ATTACK] != last]
-            self._replace("findings.csv", encoded(COLUMNS, whole))
+            self._replace("findings.csv", lines([COLUMNS, *whole]).encode())
 
     def rows(self) -> list[dict[str, str]]:
         """The findings so far, as text by column."""
@@ -199,8 +198,8 @@ class Ledger:
     def end(self, point: str, seconds: float) -> None:
         """Record that a point is finished, and how long it took."""
         if not (self.folder / "points.csv").exists():
-            self._replace("points.csv", line(TABLES["points.csv"]).encode())
-        self._append("points.csv", line([point, f"{seconds:.3f}"]))
+            self._replace("points.csv", lines([TABLES["points.csv"]]).encode())
+        self._append("points.csv", lines([[point, f"{seconds:.3f}"]]))
 
     def discard(self, folder: str) -> None:
         """Remove a folder of the run, such as the checkpoint of a point that has ended."""
@@ -226,7 +225,7 @@ class Ledger:
 
     def findings(self, findings: Iterable[Finding]) -> None:
         """Append rows and sync them to disk."""
-        self._append("findings.csv", "".join(line(cells(dataclasses.astuple(f))) for f in findings))
+        self._append("findings.csv", lines(cells(dataclasses.astuple(f)) for f in findings))
 
     def utility(
         self, round: int, values: Mapping[str, float], point: str, *, sync: bool = True
@@ -240,7 +239,7 @@ class Ledger:
             sync: Whether to wait until the rows are on disk.
         """
         rows = [cells([round, metric, float(v), point]) for metric, v in values.items()]
-        self._append("utility.csv", "".join(map(line, rows)), sync=sync)
+        self._append("utility.csv", lines(rows), sync=sync)
 
     def artifact(self, path: str, content: bytes) -> None:
         """Write a file below the run folder, and missing folders; paths outside are refused."""
@@ -290,7 +289,7 @@ class Ledger:
                 r["metric"],
             )
         )
-        table = encoded(COLUMNS, [list(row.values()) for row in rows])
+        table = lines([COLUMNS, *([*row.values()] for row in rows)]).encode()
         self._replace("findings.csv", table)
         self._write_parquet(table)
 

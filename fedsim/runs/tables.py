@@ -32,16 +32,11 @@ def cells(values: Sequence[Any]) -> list[str]:
     return ["" if v is None else str(v).replace("\r", " ").replace("\n", " ") for v in values]
 
 
-def line(cells: Sequence[str]) -> str:
-    """Format a row as a line of CSV."""
+def lines(rows: Iterable[Sequence[str]]) -> str:
+    """Format rows as lines of CSV."""
     out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerow(cells)
+    csv.writer(out, lineterminator="\n").writerows(rows)
     return out.getvalue()
-
-
-def encoded(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> bytes:
-    """Format a table with its header as the content of a CSV file."""
-    return (line(columns) + "".join(map(line, rows))).encode()
 
 
 def read_table(path: Path, columns: Sequence[str]) -> tuple[list[list[str]], bool]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from fedsim.errors import RunFolderError
@@ -51,21 +51,15 @@ class Tape:
     def __iter__(self) -> Iterator[Interception]:
         """Read all interceptions, by round and client; raises `RunFolderError`."""
         for place in sorted(self.folder.glob("r*")):
-            before = _load(place / "before.safetensors")
+            before, _ = _load(place / "before.safetensors")
             for path in sorted(place.glob("c*.safetensors")):
-                yield _read(path, before)
-
-
-def _read(path: Path, before: Mapping[str, Tensor]) -> Interception:
-    tensors = _load(path)
-    with safe_open(path, framework="pt") as file:
-        stored = (file.metadata() or {}).get("fedsim")
-    if stored is None:
-        raise RunFolderError(f"{path} cannot be read: it was not recorded by fedsim")
-    meta: dict[str, Any] = json.loads(stored)
-    buffers = {name: tensors.pop(name) for name in meta["buffers"]}
-    update = Update(tensors=tensors, buffers=buffers, **{key: meta[key] for key in _META})
-    return Interception(meta["round"], tuple(meta["clients"]), before, update)
+                tensors, stored = _load(path)
+                if "fedsim" not in stored:
+                    raise RunFolderError(f"{path} cannot be read: it was not recorded by fedsim")
+                meta: dict[str, Any] = json.loads(stored["fedsim"])
+                buffers = {name: tensors.pop(name) for name in meta["buffers"]}
+                update = Update(tensors=tensors, buffers=buffers, **{k: meta[k] for k in _META})
+                yield Interception(meta["round"], tuple(meta["clients"]), before, update)
 
 
 def _save(tensors: Mapping[str, Tensor], path: Path, meta: dict[str, str]) -> None:
@@ -74,9 +68,11 @@ def _save(tensors: Mapping[str, Tensor], path: Path, meta: dict[str, str]) -> No
     partial.replace(path)
 
 
-def _load(path: Path) -> dict[str, Tensor]:
+def _load(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors and the metadata of a file."""
     try:
-        loaded: dict[str, Tensor] = load_file(path)
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return tensors, file.metadata() or {}
     except (OSError, SafetensorError) as error:
         raise RunFolderError(f"{path} cannot be read: {error}") from error
-    return loaded
