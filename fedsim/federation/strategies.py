@@ -5,7 +5,7 @@ import inspect
 import logging
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import flwr.serverapp.strategy as flower_strategies
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
@@ -195,7 +195,11 @@ def build_strategy(scenario: Scenario, buffers: Collection[str] = ()) -> Strateg
     }
 
     def make(name: str, settings: Mapping[str, Any]) -> Strategy:
-        cls = _strategy_class(name)
+        if name not in strategy_names():
+            raise ScenarioError(
+                f"training.strategy: no strategy '{name}'. {did_you_mean(name, strategy_names())}"
+            )
+        cls: Callable[..., Strategy] = getattr(flower_strategies, name, FedSGD)
         takes = inspect.signature(cls).parameters
         given: dict[str, Any] = {key: value for key, value in common.items() if key in takes}
         if training.algorithm == "fedsgd" and cls is not FedSGD:
@@ -265,16 +269,6 @@ def strategy_names() -> list[str]:
         if isinstance(cls, type) and issubclass(cls, Strategy) and not inspect.isabstract(cls)
     ]
     return sorted({*flower, "FedSGD"} - {"FedXgbBagging", "FedXgbCyclic"})
-
-
-def _strategy_class(name: str) -> Callable[..., Strategy]:
-    if name == "FedSGD":
-        return FedSGD
-    if name not in strategy_names():
-        raise ScenarioError(
-            f"training.strategy: no strategy '{name}'. {did_you_mean(name, strategy_names())}"
-        )
-    return cast(Callable[..., Strategy], getattr(flower_strategies, name))
 
 
 @contextlib.contextmanager

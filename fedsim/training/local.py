@@ -161,13 +161,10 @@ def protect(
             raise PluginError(f"{defense.name}: {complaint}")
         state = states.setdefault(f"{STATE_KEY}.{position}", {})
         rng = torch_generator(seed, f"defense.{position}.{defense.name}", round, client)
-        whole = dict(protected.tensors)
-        chosen = {name: value for name, value in whole.items() if defense.covers(name)}
+        chosen = {k: value for k, value in protected.tensors.items() if defense.covers(k)}
+        rest = {k: value for k, value in protected.tensors.items() if k not in chosen}
         changed = defense.protect(protected.replace(tensors=chosen), rng, state)
-        if len(chosen) < len(whole):
-            rest = {name: value for name, value in whole.items() if name not in chosen}
-            changed = changed.replace(tensors={**rest, **changed.tensors})
-        protected = changed
+        protected = changed.replace(tensors={**rest, **changed.tensors})
         if not state:
             del states[f"{STATE_KEY}.{position}"]
     if update.kind != "weights":

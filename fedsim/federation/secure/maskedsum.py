@@ -86,8 +86,10 @@ def masked_sum(terms: Terms) -> Mean:
         node = reply.metadata.src_node_id
         try:
             vector = _read(reply, "masked", size + 1)
-            meanings[node] = _meaning(reply)
-            masked[terms.clients[node]] = vector
+            record = reply.content.config_records.get(UPDATE_KEY)
+            if record is None or not isinstance(record.get("steps", 1), int):
+                raise UpdateRefused("it does not say what its masked update means")
+            meanings[node], masked[terms.clients[node]] = record, vector
         except ClientError as reason:
             failed[node] = str(reason)
     meaning = agreed(meanings, failed)
@@ -178,13 +180,6 @@ def agreed(meanings: Mapping[int, ConfigRecord], failed: dict[int, str]) -> Conf
 def with_round(message: Message, parameters: Round) -> Message:
     """The message with the protocol's parameters for its client."""
     return with_content(message, RecordDict({**message.content, ROUND_KEY: parameters.record()}))
-
-
-def _meaning(reply: Message) -> ConfigRecord:
-    record = reply.content.config_records.get(UPDATE_KEY)
-    if record is None or not isinstance(record.get("steps", 1), int):
-        raise UpdateRefused("it does not say what its masked update means")
-    return record
 
 
 def _read(reply: Message, name: str, size: int) -> Masked:

@@ -135,7 +135,12 @@ def secagg_plus(terms: Terms) -> Mean:
             except Exception as error:  # whatever a client's reply did to Flower's code
                 raise ClientError(f"SecAgg+ broke off while {name}: {error!r}") from error
             if name in ("setting up", "sharing keys"):
-                _forget(state, state.sampled_node_ids - state.active_node_ids)
+                # Flower's last stage would otherwise request shares of the keys of clients that
+                # never shared any.
+                gone = state.sampled_node_ids - state.active_node_ids
+                state.sampled_node_ids = state.sampled_node_ids - gone
+                for neighbours in state.nid_to_neighbours.values():
+                    neighbours -= gone
             if not went_well:
                 raise ClientError(
                     f"SecAgg+ stopped while {name}: {len(state.active_node_ids)} of {number} "
@@ -144,16 +149,6 @@ def secagg_plus(terms: Terms) -> Mean:
                 )
     meaning = agreed({node: tap.meanings[node] for node in nodes}, {})
     return Mean(tuple(nodes), outcome.values, outcome.examples, meaning)
-
-
-def _forget(state: WorkflowState, gone: set[int]) -> None:
-    """Remove clients that never shared keys from the protocol's state.
-
-    Flower's last stage would otherwise request shares of their keys, which no client has.
-    """
-    state.sampled_node_ids = state.sampled_node_ids - gone
-    for neighbours in state.nid_to_neighbours.values():
-        neighbours -= gone
 
 
 @dataclass(slots=True, eq=False)

@@ -5,7 +5,6 @@ import itertools
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -154,19 +153,14 @@ def _npz(path: Path, written: int) -> Arrays:
         written: When it was last changed, so that a changed file is read again.
     """
     try:
-        # Opened here, because numpy leaves a file open that turns out to be no archive.
-        with path.open("rb") as file, np.load(_zip(file), allow_pickle=False) as stored:
-            return stored_arrays({key: stored[key] for key in stored.files}, str(path))
+        with path.open("rb") as file:
+            if not zipfile.is_zipfile(file):  # numpy would take it for a pickle
+                raise ValueError(f"it is no npz file; expected one with {EXPECTED}")
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as stored:
+                return stored_arrays({key: stored[key] for key in stored.files}, str(path))
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
-
-
-def _zip(file: BinaryIO) -> BinaryIO:
-    """The file, if it is a zip archive; numpy would take any other for a pickle."""
-    if not zipfile.is_zipfile(file):
-        raise ValueError(f"it is no npz file; expected one with {EXPECTED}")
-    file.seek(0)
-    return file
 
 
 def _hub(name: str, size: int | None) -> Arrays:

@@ -157,10 +157,9 @@ class Language(TransformersModel):
                 offset = 0 if layer.padding_idx is None else layer.padding_idx + 1
                 positions = layer.num_embeddings - offset
                 break
-        bounds = [int(tokenizer.model_max_length)]
-        if positions is None or int(positions) < 1:  # XLNet has -1, for no limit
-            return min(bounds)
-        return min([*bounds, int(positions)])
+        most = int(tokenizer.model_max_length)
+        # XLNet has -1, for no limit.
+        return most if positions is None or int(positions) < 1 else min(most, int(positions))
 
     def find_head(self, module: nn.Module, aim: Aim) -> str:
         """Find the linear layer that returns the logits.
