@@ -60,10 +60,8 @@ class GroupFailed(Exception):
 def one_by_one(group: Sequence[Attack], why: str) -> list[list[Attack]]:
     """Split a failed group into single attacks; the first carries the reason as its caution."""
     first, *rest = group
-    text = ""
-    if why:
-        text = f"{len(group)} attacks together failed, and are made one by one: {why}"
-    return [[replace(first, caution=text)], *([one] for one in rest)]
+    text = f"{len(group)} attacks together failed, and are made one by one: {why}"
+    return [[replace(first, caution=text if why else "")], *([one] for one in rest)]
 
 
 class AttackRunner:

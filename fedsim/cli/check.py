@@ -42,11 +42,9 @@ def check(
             )
         for caution in cautions:
             typer.echo(f"  warning: {caution}")
-        denials = []
+        denials = point.denials()
         for label, _, adversary in built.adversaries:
-            needs = ", ".join(adversary.requires().names())
-            lacking = adversary.requires() & ~built.threat.granted
-            denials += [label] if lacking else []
+            needs, lacking = ", ".join(adversary.requires().names()), denials.get(label)
             verdict = f"denied: lacks {', '.join(lacking.names())}" if lacking else "granted"
             typer.echo(f"  {label}: needs {needs}: {verdict}")
         if denials:

@@ -127,10 +127,7 @@ class PSNR(_OfInputs):
     name = "psnr"
     keywords = ("image reconstruction", "image quality", "decibel")
     shown = Measure(
-        "PSNR",
-        phrase="peak signal-to-noise ratio {value} over {n} updates",
-        unit=" dB",
-        rank=190,
+        "PSNR", phrase="peak signal-to-noise ratio {value} over {n} updates", unit=" dB", rank=190
     )
 
     def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:

@@ -58,10 +58,7 @@ def interval(
 
 
 def _error(
-    values: Sequence[float],
-    mean: float,
-    clusters: Sequence[Hashable],
-    weights: Sequence[float],
+    values: Sequence[float], mean: float, clusters: Sequence[Hashable], weights: Sequence[float]
 ) -> tuple[float, int]:
     """The standard error of a mean over clusters of any size, and the number of clusters.
 

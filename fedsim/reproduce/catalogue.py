@@ -58,6 +58,11 @@ class Figure:
     parts: tuple[Part, ...]
 
     @property
+    def paper(self) -> str:
+        """The name of the paper, the first part of its id."""
+        return self.id.partition("/")[0]
+
+    @property
     def title(self) -> str:
         """The title in the first scenario that has one."""
         return next((part.paper.title for part in self.parts if part.paper.title), self.id)
@@ -105,9 +110,9 @@ def choose(which: str) -> list[Figure]:
             raise ScenarioError(f"{which} has no [paper] table that says what it reproduces")
         return own
     known = figures()
-    chosen = [figure for id, figure in known.items() if which in (id, id.partition("/")[0])]
+    chosen = [figure for figure in known.values() if which in (figure.id, figure.paper)]
     if not chosen:
-        papers = {id.partition("/")[0] for id in known}
+        papers = {figure.paper for figure in known.values()}
         raise ScenarioError(
             f"nothing called '{which}' to reproduce. {did_you_mean(which, [*papers, *known])}"
         )

@@ -99,9 +99,13 @@ def reproduce(
                 as_run=figure not in chosen,
             )
             for id, figure in known.items()
-            if id.partition("/")[0] in {one.id.partition("/")[0] for one in chosen}
+            if figure.paper in {one.paper for one in chosen}
         }
-        pages = _pages(out, scale, found)
+        pages = []
+        for paper in dict.fromkeys(one.figure.paper for one in found.values()):
+            own = [one for one in found.values() if one.figure.paper == paper]
+            for suffix in (".md", ".html"):
+                pages.append(write_page(out / paper / f"{scale}{suffix}", paper, scale, own))
     for figure in chosen:
         _show(console, found[figure.id])
     for page in pages:
@@ -138,16 +142,6 @@ def _order(chosen: Sequence[Figure]) -> list[tuple[Figure, Part]]:
     """The first scenario of every figure, then the second ones, which are often slow additions."""
     several = ([(figure, part) for part in figure.parts] for figure in chosen)
     return [one for places in itertools.zip_longest(*several) for one in places if one]
-
-
-def _pages(out: Path, scale: str, found: dict[str, Outcome]) -> list[Path]:
-    """Write each paper's pages, OUT/PAPER/SCALE.html and .md."""
-    pages = []
-    for paper in dict.fromkeys(id.partition("/")[0] for id in found):
-        own = [one for id, one in found.items() if id.partition("/")[0] == paper]
-        for suffix in (".md", ".html"):
-            pages.append(write_page(out / paper / f"{scale}{suffix}", paper, scale, own))
-    return pages
 
 
 def _show(console: Console, found: Outcome) -> None:

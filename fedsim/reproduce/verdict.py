@@ -126,13 +126,9 @@ def gap(published: Published, cell: Cell, other: float | None = None) -> float:
         other: The mean of the series that this one is published to be like.
     """
     low, high = published.bounds(cell.chance, other)
-    down, up = (cell.mean, cell.mean) if cell.low is None or cell.high is None else (
-        cell.low,
-        cell.high,
-    )  # fmt: skip
-    if up < low:
+    if (cell.mean if cell.high is None else cell.high) < low:
         return cell.mean - low
-    if down > high:
+    if (cell.mean if cell.low is None else cell.low) > high:
         return cell.mean - high
     return 0.0
 
