@@ -35,10 +35,9 @@ __all__ = ["COLUMNS", "SCHEMA", "Ledger", "place", "writing"]
 POINT, ROUND, VICTIM, LABEL = (COLUMNS.index(n) for n in ("point", "round", "victim", "label"))
 ATTACK = (POINT, VICTIM, LABEL)
 """Positions of the columns that identify an attack of a run."""
-UTILITY_COLUMNS = ["round", "metric", "value", "point"]
 TABLES = {
     "findings.csv": COLUMNS,
-    "utility.csv": UTILITY_COLUMNS,
+    "utility.csv": ["round", "metric", "value", "point"],
     "points.csv": ["point", "seconds"],
 }
 
@@ -107,8 +106,8 @@ class Ledger:
     def _begin(self, scenario: Scenario) -> None:
         (self.folder / "artifacts").mkdir(exist_ok=True)
         self._replace("scenario.toml", scenario.to_toml().encode())
-        self._replace("findings.csv", lines([COLUMNS]).encode())
-        self._replace("utility.csv", lines([UTILITY_COLUMNS]).encode())
+        for name in ("findings.csv", "utility.csv"):
+            self._write_table(name, [])
         self._describe_metrics(scenario)
 
     def _describe_metrics(self, scenario: Scenario) -> None:
@@ -158,7 +157,7 @@ class Ledger:
                 continue
             rows, torn = read_table(self.folder / name, columns)
             if torn:
-                self._replace(name, lines([columns, *rows]).encode())
+                self._write_table(name, rows)
 
     def rewind(self, point: str, done: int) -> None:
         """Prepare to continue training after round `done` (0: from the start).
@@ -166,15 +165,15 @@ class Ledger:
         Drops the utility of later rounds. Drops the rows of the attack that was written last if it
         is of a later round, since some of its rows may be missing; other attacks stay.
         """
-        rounds = self._so_far("utility.csv", UTILITY_COLUMNS)
+        rounds = self._so_far("utility.csv")
         kept = [row for row in rounds if row[3] != point or (done and int(row[0]) <= done)]
         if kept != rounds:
-            self._replace("utility.csv", lines([UTILITY_COLUMNS, *kept]).encode())
-        rows = self._so_far("findings.csv", COLUMNS)
+            self._write_table("utility.csv", kept)
+        rows = self._so_far("findings.csv")
         if rows and rows[-1][POINT] == point and int(rows[-1][ROUND]) > done:
             last = [rows[-1][place] for place in ATTACK]
             whole = [row for row in rows if [row[place] for place in ATTACK] != last]
-            self._replace("findings.csv", lines([COLUMNS, *whole]).encode())
+            self._write_table("findings.csv", whole)
 
     def rows(self) -> list[dict[str, str]]:
         """The findings so far, as text by column."""
@@ -185,27 +184,26 @@ class Ledger:
 
     def finished(self, point: str) -> set[tuple[str, str]]:
         """The attacks that ended, which are not run again, as (victim, adversary label)."""
-        rows = self._so_far("findings.csv", COLUMNS)
+        rows = self._so_far("findings.csv")
         return {(row[VICTIM], row[LABEL]) for row in rows if row[POINT] == point}
 
     def ended(self) -> set[str]:
         """The points that are finished, with all attacks written."""
         path = self.folder / "points.csv"
-        return (
-            {row[0] for row in read_table(path, TABLES[path.name])[0]} if path.exists() else set()
-        )
+        rows = read_table(path, TABLES[path.name])[0] if path.exists() else []
+        return {row[0] for row in rows}
 
     def end(self, point: str, seconds: float) -> None:
         """Record that a point is finished, and how long it took."""
         if not (self.folder / "points.csv").exists():
-            self._replace("points.csv", lines([TABLES["points.csv"]]).encode())
+            self._write_table("points.csv", [])
         self._append("points.csv", lines([[point, f"{seconds:.3f}"]]))
 
     def discard(self, folder: str) -> None:
         """Remove a folder of the run, such as the checkpoint of a point that has ended."""
         shutil.rmtree(self.folder / folder, ignore_errors=True)
 
-    def _so_far(self, name: str, columns: Sequence[str]) -> list[list[str]]:
+    def _so_far(self, name: str) -> list[list[str]]:
         """The complete rows of a table that only this process writes, each read once.
 
         Reading the whole table at each of a thousand points would take most of the run's time.
@@ -213,7 +211,7 @@ class Ledger:
         rows, end = self._known.get(name, ([], 0))
         path = self.folder / name
         if not end:
-            rows = read_table(path, columns)[0]
+            rows = read_table(path, TABLES[name])[0]
             end = path.stat().st_size
         elif path.stat().st_size > end:
             with path.open("rb") as file:
@@ -304,6 +302,9 @@ class Ledger:
         partial = self.folder / "findings.parquet.part"
         frame.to_parquet(partial, index=False)
         os.replace(partial, self.folder / "findings.parquet")
+
+    def _write_table(self, name: str, rows: Sequence[Sequence[str]]) -> None:
+        self._replace(name, lines([TABLES[name], *rows]).encode())
 
     def _append(self, name: str, text: str, *, sync: bool = True) -> None:
         path = self.folder / name
