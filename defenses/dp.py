@@ -91,10 +91,7 @@ class ClientDP(_Private):
         if exposure.buffers or not all(self.covers(name) for name in exposure.trained):
             return {"epsilon": math.inf, "delta": self.delta}
         seen = self.noise_multiplier * math.sqrt(exposure.summed)
-        found = {
-            "epsilon": self._spends(1.0, exposure.participations, seen),
-            "delta": self.delta,
-        }
+        found = {"epsilon": self._spends(1.0, exposure.participations, seen), "delta": self.delta}
         if exposure.released:
             rate = exposure.clients_per_round / exposure.clients
             noise = self.noise_multiplier * math.sqrt(exposure.released)
@@ -156,16 +153,12 @@ class DPSGD(_Private):
             )
         names, loss = training.gradient.names, training.loss
         hooks = self.per_example in ("auto", "opacus") and _opacus_knows(training.module)
-        recurrent = (nn.RNNBase, nn.RNNCellBase)
-        loop = self.per_example == "loop" or (
-            self.per_example == "auto"
-            and (
-                any(isinstance(part, recurrent) for part in training.module.modules())
-                # These models branch on attention masks and share positions within a batch, which
-                # neither hooks nor vmap support.
-                or type(training.module).__module__.startswith("transformers.")
-            )
-        )
+        cells = (nn.RNNBase, nn.RNNCellBase)
+        # Neither hooks nor vmap support recurrent layers, nor models that branch on attention masks
+        # and share positions within a batch.
+        unsupported = any(isinstance(part, cells) for part in training.module.modules())
+        unsupported |= type(training.module).__module__.startswith("transformers.")
+        loop = self.per_example == "loop" or (self.per_example == "auto" and unsupported)
         hooks = hooks and not loop
         if self.per_example == "opacus" and not hooks:
             raise ScenarioError(
@@ -288,9 +281,8 @@ def _by_torch_func(
         value: Tensor = torch.func.functional_call(whole, call, (alone,))
         return value
 
-    parts = [batch.inputs, batch.labels]
-    if batch.lengths is not None:
-        parts.append(batch.lengths)
+    every = (batch.inputs, batch.labels, batch.lengths)
+    parts = [part for part in every if part is not None]
     each = torch.func.vmap(
         torch.func.grad_and_value(single),
         in_dims=(None, *(0 for _ in parts)),

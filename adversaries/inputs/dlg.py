@@ -22,6 +22,9 @@ ORDER = {"l2": 1.0, "cosine": 1.0, "l1+l2": 0.5}
 """Exponent that converts a share of a squared distance to a share of this one: near a match "l2"
 and "cosine" decrease with the square of the error, "l1+l2" with the error."""
 
+FLAT = {"ReLU", "ReLU6", "LeakyReLU", "PReLU", "RReLU", "Hardtanh", "Threshold"}
+"""Activations whose second derivative is zero."""
+
 MEMORY = 2**30
 """Bytes that the L-BFGS history of one optimisation may take, for all its victims together."""
 
@@ -119,10 +122,9 @@ class DLG(InputMatching):
 
     def cautions(self, model: VictimModel) -> list[str]:
         """Layers that hinder matching by second derivatives."""
-        kinds = {type(part).__name__ for part in model.module.modules()}
-        flat = sorted(
-            kinds & {"ReLU", "ReLU6", "LeakyReLU", "PReLU", "RReLU", "Hardtanh", "Threshold"}
-        )
+        parts = list(model.module.modules())
+        kinds = {type(part).__name__ for part in parts}
+        flat = sorted(kinds & FLAT)
         pooled = sorted(kind for kind in kinds if "MaxPool" in kind)
         found = super().cautions(model)
         if flat:
@@ -137,11 +139,8 @@ class DLG(InputMatching):
                 "the gradient, and which one it is changes in jumps that no derivative sees. Use "
                 "strides instead of pooling, or inverting-gradients"
             )
-        batch_norm = any(
-            isinstance(part, nn.modules.batchnorm._BatchNorm) and part.training
-            for part in model.module.modules()
-        )
-        if batch_norm:
+        norms = [part for part in parts if isinstance(part, nn.modules.batchnorm._BatchNorm)]
+        if any(norm.training for norm in norms):
             found.append(
                 "the model normalises by batch statistics, which the dummy batch has to hit as well"
             )

@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedsim import Adversary, Job, Knowledge, Observation, Reconstruction, VictimModel
-from fedsim.gradients import rank_of
+from fedsim.gradients import layer_rows, rank_of
 from fedsim.spec import ImageSpec, TabularSpec
 
 NEGLIGIBLE = 1e-6
@@ -143,11 +143,7 @@ class FirstLinear(Adversary):
         """Return the layer's name, and the rows (units, inputs + 1) of gradients above rounding."""
         gradient = seen.know(Knowledge.GRADIENT)
         name = self._layer(gradient, seen.spec.input_shape)
-        rows = torch.cat(
-            [gradient[f"{name}.weight"].double(), gradient[f"{name}.bias"].double()[:, None]], dim=1
-        )
-        if not torch.isfinite(rows).all():
-            raise ValueError(f"the gradient of layer '{name}' holds NaN or Inf")
+        rows = layer_rows(gradient, name)
         size = rows[:, -1].abs()
         if not size.any():
             raise ValueError(
@@ -166,10 +162,11 @@ class FirstLinear(Adversary):
         }
         found = ", ".join(f"{k} ({v.shape[1]} inputs)" for k, v in sorted(matrices.items()))
         listed = f"fully connected layers: {found or 'none'}"
-        if self.layer is not None:
-            names = [self.layer] if self.layer in matrices else []
-        else:
-            names = [key for key, value in matrices.items() if value.shape[1] == width]
+        names = [
+            key
+            for key, value in matrices.items()
+            if (value.shape[1] == width if self.layer is None else key == self.layer)
+        ]
         if len(names) != 1:
             size = "of no fixed size" if width is None else f"of {width} values"
             wanted = f"layer = '{self.layer}'" if self.layer else f"an input {size}"

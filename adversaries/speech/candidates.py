@@ -75,6 +75,11 @@ class Candidates:
     tried: Sequence[Candidate]
     left_out: Sequence[str]
 
+    @property
+    def notes(self) -> dict[str, list[str]]:
+        """Diagnostics: why candidates were left out, if any were."""
+        return {"left out": list(self.left_out)} if self.left_out else {}
+
     def estimate(
         self, job: Job, first: float, others: float, remedy: str, *, side_by_side: int = 1
     ) -> TimeEstimate:

@@ -134,9 +134,7 @@ class GMBoW(TranscriptAttack):
             penalty=None if span else self.penalty,
             normalise=self.normalise,
             comparison=Comparison(
-                parameters=self.parameters,
-                device=job.device,
-                dtype=getattr(torch, self.precision),
+                parameters=self.parameters, device=job.device, dtype=getattr(torch, self.precision)
             ),
         )
 

@@ -7,14 +7,7 @@ from torch.linalg import svdvals
 
 from fedsim import Knowledge, Observation, Reconstruction, SpeechSpec, VictimModel
 from fedsim.adversary import Adversary, Job, Source
-from fedsim.gradients import (
-    HeadGradient,
-    claim_labels,
-    filled_sides,
-    rank_above,
-    rank_of,
-    rounding,
-)
+from fedsim.gradients import HeadGradient, claim_labels, filled_sides, rank_above, rank_of, rounding
 
 
 class TranscriptAttack(Adversary):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from torch import Tensor
@@ -164,31 +164,22 @@ class UtteranceAttack(Adversary):
         return Candidates(tried, left_out)
 
     def claim(
-        self,
-        frames: Sequence[Tensor],
-        candidate: Candidate,
-        seen: Observation,
-        *,
-        left_out: Sequence[str],
-        objective: float,
-        outcomes: Sequence[str],
-        trace: Sequence[tuple[int, float]],
-        **diagnostics: object,
+        self, frames: Sequence[Tensor], candidate: Candidate, seen: Observation, **fields: Any
     ) -> Reconstruction:
         """Claim utterances (T, features), and the transcripts if candidates were given.
 
-        The diagnostics hold the candidate's transcripts and lengths, and the reasons why others
-        were left out.
+        Args:
+            frames: The frames of each utterance.
+            candidate: The transcripts and lengths that were assumed.
+            seen: The observation.
+            **fields: Further fields of `Reconstruction`, `diagnostics` among them.
         """
         spec = seen.spec.require(SpeechSpec)
-        spelled = diagnostics["said"] = [spec.spell(one.tolist()) for one in candidate.targets]
-        if left_out:
-            diagnostics["left out"] = list(left_out)
+        spelled = [spec.spell(one.tolist()) for one in candidate.targets]
+        notes = {"said": spelled, "lengths": list(candidate.lengths)}
         return Reconstruction(
             text=spelled if self.transcripts else None,
             inputs=[one.detach().float().cpu() for one in frames],
-            objective=objective,
-            outcomes=tuple(outcomes),
-            trace=tuple(trace),
-            diagnostics={**diagnostics, "lengths": list(candidate.lengths)},
+            diagnostics={**fields.pop("diagnostics"), **notes},
+            **fields,
         )

@@ -42,10 +42,8 @@ class DummyTexts:
         norm_weight: float = 0.0,
     ) -> None:
         self.far, self.norm_weight = far, norm_weight
-        self.words, self.lengths = (
-            words,
-            torch.stack([candidate.lengths for candidate in candidates]),
-        )
+        self.words = words
+        self.lengths = torch.stack([candidate.lengths for candidate in candidates])
         batch, longest = len(candidates[0].lengths), int(self.lengths.max())
         self.shape = (batch, longest, words.shape[1])
         self.typical = float(words.norm(dim=1).mean())
@@ -57,13 +55,13 @@ class DummyTexts:
         self.shown = torch.full_like(self.known, -1)
         """Tokens that are fed there: that of the mask for a masked word."""
         mask = tokens.special.get("mask", -1)
+        frame = (tokens.prefix, tokens.suffix)
+        before, after = (torch.tensor(part, dtype=torch.int64) for part in frame)
         for at, candidate in enumerate(candidates):
             for text, length in enumerate(candidate.lengths.tolist()):
                 for ids in (self.known[at, text], self.shown[at, text]):
-                    ids[: len(tokens.prefix)] = torch.tensor(tokens.prefix, dtype=torch.int64)
-                    ids[length - len(tokens.suffix) : length] = torch.tensor(
-                        tokens.suffix, dtype=torch.int64
-                    )
+                    ids[: len(before)] = before
+                    ids[length - len(after) : length] = after
                 if candidate.labels.ndim == 2:
                     masked = (candidate.labels[text] >= 0).nonzero().flatten()
                     self.known[at, text, masked] = candidate.labels[text, masked]
@@ -133,3 +131,12 @@ class DummyTexts:
         at = which.cpu()
         known = self.known[at]
         return torch.where(self.sought[at], nearest, known.clamp(min=0))
+
+    def claimed(self, point: Tensor, candidate: int) -> tuple[list[Tensor], float]:
+        """Tokens (L,) of each text nearest to a point (n,), and their relative distance."""
+        at = torch.tensor([candidate], device=self.words.device)
+        read = self.read(point[None], at)
+        with torch.no_grad():
+            apart = self.distance(self.fed(read, at), at) / self.far.zero_distance[candidate]
+        lengths = self.lengths[candidate].tolist()
+        return [ids[:end] for ids, end in zip(read[0], lengths, strict=True)], float(apart)

@@ -136,7 +136,11 @@ def padded(labels: Tensor, longest: int) -> Tensor:
 
 
 def _rank(seen: Observation, job: Job) -> int:
-    """Number of tokens, from the ranks of the gradient's matrices; 0 if all have full rank."""
+    """Number of tokens, from the ranks of the gradient's matrices; 0 if all have full rank.
+
+    The level of noise is not estimated, as for `numerical_rank`: the largest rank of many layers is
+    taken, and where noise fills them all, every length is tried instead.
+    """
     model, gradient = seen.know(Knowledge.MODEL), seen.know(Knowledge.GRADIENT)
     ranks = [0]
     for name, value in gradient.items():

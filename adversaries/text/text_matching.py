@@ -10,7 +10,7 @@ from torch import Tensor
 
 from adversaries.text.dummy_texts import MATCHED, DummyTexts
 from adversaries.text.text_attack import Candidate, TextAttack, padded
-from fedsim import Job, Knowledge, Observation, Reconstruction, TextSpec, VictimModel
+from fedsim import Job, Knowledge, Observation, Reconstruction, VictimModel
 from fedsim.gradients import (
     Adam,
     Checks,
@@ -194,46 +194,25 @@ class TextMatching(TextAttack):
             best = min(
                 mine, key=lambda at: ("matched" not in matches[at].outcomes, matches[at].value)
             )
-            more = {
-                "cases": len(mine),
-                "labels": candidates[best].labels.tolist(),
-                "lengths": candidates[best].lengths.tolist(),
-                **finished[best],
-            }
-            found.append(self._claim(matches[best], best, texts, one, job, more))
-        return found
-
-    def _claim(
-        self,
-        match: Match,
-        candidate: int,
-        texts: DummyTexts,
-        seen: Observation,
-        job: Job,
-        more: dict[str, Any],
-    ) -> Reconstruction:
-        at = torch.tensor([candidate], device=texts.words.device)
-        read = texts.read(match.point[None], at)
-        ids = [
-            one[:length]
-            for one, length in zip(read[0], texts.lengths[candidate].tolist(), strict=True)
-        ]
-        tokens = seen.spec.require(TextSpec).tokens
-        with torch.no_grad():
-            apart = float(
-                texts.distance(texts.fed(read, at), at) / texts.far.zero_distance[candidate]
+            match = matches[best]
+            ids, apart = texts.claimed(match.point, best)
+            found.append(
+                Reconstruction(
+                    tokens=ids,
+                    text=[tokens.spell(text.tolist()) for text in ids],
+                    objective=match.value,
+                    outcomes=tuple(match.outcomes),
+                    trace=tuple(job.trace),
+                    diagnostics={
+                        "evaluations": match.evaluations,
+                        "token_distance": apart,
+                        "verified": apart < MATCHED,
+                        "exact_gradient": one.exact,
+                        "cases": len(mine),
+                        "labels": candidates[best].labels.tolist(),
+                        "lengths": candidates[best].lengths.tolist(),
+                        **finished[best],
+                    },
+                )
             )
-        return Reconstruction(
-            tokens=ids,
-            text=[tokens.spell(one.tolist()) for one in ids],
-            objective=match.value,
-            outcomes=tuple(match.outcomes),
-            trace=tuple(job.trace),
-            diagnostics={
-                "evaluations": match.evaluations,
-                "token_distance": apart,
-                "verified": apart < MATCHED,
-                "exact_gradient": seen.exact,
-                **more,
-            },
-        )
+        return found

@@ -35,6 +35,7 @@ from fedsim.gradients.head import (
     head_calls,
     head_gradient,
     head_passes,
+    layer_rows,
 )
 from fedsim.gradients.matching import Checks, Match, Objective, Restarts, Rules, minimise
 from fedsim.gradients.problem import DISTANCES, Comparison, Problem, claim_labels, in_groups
@@ -92,6 +93,7 @@ __all__ = [
     "in_groups",
     "keep_labels",
     "l1_l2_distance",
+    "layer_rows",
     "leading",
     "local_steps",
     "minimise",

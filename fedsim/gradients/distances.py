@@ -111,12 +111,13 @@ def l1_l2_distance(
     """
     total = squared_distance(ours, theirs, weights)
     for name, mine in ours.items():
-        gap = (_dense(mine) - _dense(theirs[name])).abs().flatten(1).sum(dim=1)
+        gap = (dense(mine) - dense(theirs[name])).abs().flatten(1).sum(dim=1)
         total = total + l1 * (weights or {}).get(name, 1.0) * gap
     return total
 
 
-def _dense(value: Tensor | Outer) -> Tensor:
+def dense(value: Tensor | Outer) -> Tensor:
+    """The matrices (R, out, in) of outer products, or tensors as they are."""
     return value.dense if isinstance(value, Outer) else value
 
 
@@ -131,8 +132,8 @@ def _inner(a: Tensor | Outer, b: Tensor | Outer) -> Tensor:
     if isinstance(b, Outer):
         a, b = b, a
     if isinstance(a, Outer):
-        return torch.einsum("ro,roi,ri->r", a.left, _dense(b), a.right)
-    return _dot(a, _dense(b))
+        return torch.einsum("ro,roi,ri->r", a.left, dense(b), a.right)
+    return _dot(a, dense(b))
 
 
 def _squared(mine: Tensor | Outer, theirs: Tensor | Outer) -> Tensor:
@@ -142,7 +143,7 @@ def _squared(mine: Tensor | Outer, theirs: Tensor | Outer) -> Tensor:
     ||d h' - d* h*'||^2 = |a d - |h*| d*|^2 + |d|^2 |f|^2.
     """
     if not (isinstance(mine, Outer) and isinstance(theirs, Outer)):
-        return (_dense(mine) - _dense(theirs)).square().flatten(1).sum(dim=1)
+        return (dense(mine) - dense(theirs)).square().flatten(1).sum(dim=1)
     length = theirs.right.norm(dim=1, keepdim=True)
     u = theirs.right / length
     a = _dot(mine.right, u)[:, None]
@@ -150,36 +151,30 @@ def _squared(mine: Tensor | Outer, theirs: Tensor | Outer) -> Tensor:
     return _dot(e, e) + _dot(mine.left, mine.left) * _dot(f, f)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class _Matrix:
     """An observed gradient G = U diag(s) V' of unit norm, (m, n), and its whitening.
 
+    Args:
+        matrix: G.
+        floor: Share of the largest singular value that is added to each.
+
     Attributes:
         observed: G.
+        count: Number of singular values r.
+        rest: floor^-1/2, with the floor in units of s.
         out: (U (s + floor) U')^-1/2, (m, m), with the floor alone outside U.
         right: V, (n, r).
         inner: (s + floor)^-1/2 - floor^-1/2, (r,).
-        rest: floor^-1/2.
-        count: Number of singular values r.
     """
 
-    observed: Tensor
-    out: Tensor
-    right: Tensor
-    inner: Tensor
-    rest: float
-    count: int
-
-    @classmethod
-    def of(cls, matrix: Tensor, floor: float) -> "_Matrix":
+    def __init__(self, matrix: Tensor, floor: float) -> None:
         left, values, right = torch.linalg.svd(matrix.double(), full_matrices=False)
         least = floor * float(values[0])
-        rest = least**-0.5
-        scale = (values + least).rsqrt() - rest
-        out = rest * torch.eye(len(matrix), dtype=left.dtype, device=left.device)
-        out = out + left * scale @ left.T
-        kind = matrix.dtype
-        return cls(matrix, out.to(kind), right.T.to(kind), scale.to(kind), rest, len(values))
+        self.observed, self.count, self.rest = matrix, len(values), least**-0.5
+        inner = (values + least).rsqrt() - self.rest
+        out = self.rest * torch.eye(len(matrix), dtype=left.dtype, device=left.device)
+        out = out + left * inner @ left.T
+        self.out, self.right, self.inner = (x.to(matrix.dtype) for x in (out, right.T, inner))
 
     def distance(self, ours: Tensor) -> Tensor:
         """Distances (R,) of gradients (R, m, n)."""
@@ -225,7 +220,7 @@ class WhitenedDistance:
             matrix = self._joined({key: value[None] for key, value in theirs.items()}, name)[0]
             if not bool(matrix.any()):
                 raise ValueError(f"the gradient of '{name}' is zero throughout")
-            self.parts[name] = _Matrix.of(matrix / matrix.norm(), floor)
+            self.parts[name] = _Matrix(matrix / matrix.norm(), floor)
 
     def __call__(self, ours: Mapping[str, Tensor]) -> Tensor:
         """Distances (R,) of gradients (R, *shape) by parameter name, the mean over matrices."""

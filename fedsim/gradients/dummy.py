@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedsim.gradients.distances import Gradients, Outer
+from fedsim.gradients.distances import Gradients, Outer, dense
 from fedsim.gradients.head import layer_calls
 from fedsim.victim import VictimModel
 
@@ -116,13 +116,10 @@ class DummyGradients:
             torch.random.set_rng_state(state)
         slow = self._in_turn(inputs, targets)
         torch.random.set_rng_state(state)
-        apart = sum(float((_dense(fast[n]) - _dense(slow[n])).square().sum()) for n in self.names)
-        whole = sum(float(_dense(slow[n]).square().sum()) for n in self.names)
+        with torch.no_grad():
+            apart = sum(float((dense(fast[n]) - dense(slow[n])).square().sum()) for n in self.names)
+            whole = sum(float(dense(slow[n]).square().sum()) for n in self.names)
         return apart <= AGREES**2 * whole
-
-
-def _dense(value: Tensor | Outer) -> Tensor:
-    return (value.dense if isinstance(value, Outer) else value).detach()
 
 
 def _layers(module: nn.Module, names: list[str]) -> dict[str, nn.Module] | None:

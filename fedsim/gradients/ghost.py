@@ -134,9 +134,8 @@ class GhostGradients:
         found: dict[str, list[Tensor | Factored]] = {name: [] for name in self.names}
         with torch.set_grad_enabled(create_graph):
             for (layer, entered), delta in zip(uses, deltas, strict=True):
-                made = _parts(layer, entered, delta, rows, self._layers[layer])
                 for key, name in self._layers[layer].items():
-                    found[name].append(made[key])
+                    found[name].append(_part(layer, key, entered, _rows(delta, rows)))
             return {name: _whole(parts) for name, parts in found.items()}
 
 
@@ -151,10 +150,9 @@ def _by_rms(layer: nn.Module) -> bool:
 
     Gemma's adds one to its weight, which does not change the weight's gradient.
     """
-    if not type(layer).__name__.endswith("RMSNorm"):
-        return False
-    said = hasattr(layer, "variance_epsilon") or hasattr(layer, "eps")
-    return said and len(getattr(layer, "normalized_shape", (1,))) == 1
+    named = type(layer).__name__.endswith("RMSNorm")
+    known = named and (hasattr(layer, "variance_epsilon") or hasattr(layer, "eps"))
+    return known and len(getattr(layer, "normalized_shape", (1,))) == 1
 
 
 def _over_rms(layer: nn.Module, entered: Tensor) -> Tensor:
@@ -187,32 +185,25 @@ def _rows(value: Tensor, rows: int) -> Tensor:
     return value.reshape(rows, -1, value.shape[-1])
 
 
-def _parts(
-    layer: nn.Module, entered: Tensor, delta: Tensor, rows: int, wanted: Iterable[str]
-) -> dict[str, Any]:
-    """The gradient of each wanted parameter of a layer for one use of it."""
-    delta = _rows(delta, rows)
-    found: dict[str, Tensor | Factored] = {}
-    for key in wanted:
-        if key == "bias":
-            found[key] = delta.sum(dim=1)
-        elif isinstance(layer, nn.LayerNorm):
-            normal = functional.layer_norm(entered, layer.normalized_shape, eps=layer.eps)
-            found[key] = (delta * _rows(normal, rows)).sum(dim=1)
-        elif _by_rms(layer):
-            found[key] = (delta * _rows(_over_rms(layer, entered), rows)).sum(dim=1)
-        elif isinstance(layer, nn.Embedding) and entered.is_floating_point():  # smooth labels
-            found[key] = (_rows(entered, rows), delta)
-        elif isinstance(layer, nn.Embedding):
-            chosen = functional.one_hot(entered.reshape(rows, -1), layer.num_embeddings)
-            if layer.padding_idx is not None:
-                chosen[..., layer.padding_idx] = 0
-            found[key] = (chosen.to(delta), delta)
-        elif _transposed(layer):
-            found[key] = (_rows(entered, rows), delta)
-        else:
-            found[key] = (delta, _rows(entered, rows))
-    return found
+def _part(layer: nn.Module, key: str, entered: Tensor, delta: Tensor) -> Tensor | Factored:
+    """The gradient of a parameter of a layer for one use of it, with delta (R, T, out)."""
+    rows = len(delta)
+    if key == "bias":
+        return delta.sum(dim=1)
+    if isinstance(layer, nn.LayerNorm):
+        normal = functional.layer_norm(entered, layer.normalized_shape, eps=layer.eps)
+        return (delta * _rows(normal, rows)).sum(dim=1)
+    if _by_rms(layer):
+        return (delta * _rows(_over_rms(layer, entered), rows)).sum(dim=1)
+    if isinstance(layer, nn.Embedding) and not entered.is_floating_point():
+        chosen = functional.one_hot(entered.reshape(rows, -1), layer.num_embeddings)
+        if layer.padding_idx is not None:
+            chosen[..., layer.padding_idx] = 0
+        return chosen.to(delta), delta
+    entered = _rows(entered, rows)
+    # An embedding that is fed smooth labels is a layer with the weight (in, out), too.
+    turned = isinstance(layer, nn.Embedding) or _transposed(layer)
+    return (entered, delta) if turned else (delta, entered)
 
 
 def _whole(parts: list[Tensor | Factored]) -> Tensor | Factored:

@@ -81,6 +81,23 @@ def head_gradient(gradient: Mapping[str, Tensor], head: str, classes: int) -> He
     return HeadGradient(weight, gradient.get(f"{head}.bias"))
 
 
+def layer_rows(gradient: Mapping[str, Tensor], layer: str) -> Tensor:
+    """Return the gradient [dL/dW | dL/db] of a linear layer.
+
+    Returns:
+        Rows (out, in + 1) float64, one for each unit; (out, in) if no bias was sent.
+
+    Raises:
+        ValueError: The gradient holds NaN or Inf.
+    """
+    rows = gradient[f"{layer}.weight"].double()
+    if (bias := gradient.get(f"{layer}.bias")) is not None:
+        rows = torch.cat([rows, bias.double()[:, None]], dim=1)
+    if not torch.isfinite(rows).all():
+        raise ValueError(f"the gradient of layer '{layer}' holds NaN or Inf")
+    return rows
+
+
 Calls = list[tuple[Tensor, Tensor]]
 """Input and output of a layer at each of its calls."""
 

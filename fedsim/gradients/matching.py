@@ -127,6 +127,8 @@ class _Start:
 
 
 ONE_START, NO_CHECKS = Restarts(), Checks()
+GIVEN_UP = ("diverged", "stalled", "steps")
+"""Outcomes after which a new start is worth a try."""
 
 
 def minimise(
@@ -222,7 +224,20 @@ def minimise(
                     state.restart(index, state.at(index))
         if restarts.ends and ended:
             _finish(checks.judge or objective, ended, rows, found, state)
-        left = _settle(ended, rows, found, restarts, state, start)
+        for index, outcome in ended.items():
+            best = found[rows[index].victim]
+            best.outcomes.append(outcome)
+            best.ends.append(state.at(index))
+            again = outcome in GIVEN_UP and len(best.outcomes) <= restarts.number
+            if again and not restarts.together:
+                rows[index] = _Start(rows[index].victim)
+                state.restart(index, start(rows[index].victim))
+        left = [
+            index
+            for index, row in enumerate(rows)
+            if (index not in ended or not row.evaluations)
+            and "matched" not in found[row.victim].outcomes
+        ]
         if len(left) < len(rows):
             rows = [rows[index] for index in left]
             state.keep(torch.tensor(left, dtype=torch.int64, device=points.device))
@@ -266,29 +281,3 @@ def _finish(
     for point, victim, value in zip(points, victims.tolist(), values.tolist(), strict=True):
         if value < found[victim].value:
             found[victim].value, found[victim].point = value, point
-
-
-def _settle(
-    ended: dict[int, str],
-    rows: list[_Start],
-    found: list[Match],
-    restarts: Restarts,
-    state: Optimizer,
-    start: Callable[[int], Tensor],
-) -> list[int]:
-    """Record the starts that ended and restart their rows; returns the rows that continue."""
-    for index, outcome in ended.items():
-        best = found[rows[index].victim]
-        best.outcomes.append(outcome)
-        best.ends.append(state.at(index))
-        again = (
-            outcome in ("diverged", "stalled", "steps") and len(best.outcomes) <= restarts.number
-        )
-        if again and not restarts.together:
-            rows[index] = _Start(rows[index].victim)
-            state.restart(index, start(rows[index].victim))
-    return [
-        i
-        for i, row in enumerate(rows)
-        if (i not in ended or not row.evaluations) and "matched" not in found[row.victim].outcomes
-    ]

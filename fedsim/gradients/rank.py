@@ -146,9 +146,8 @@ def numerical_rank(
         strong noise for a rank near the full one.
     """
     most = min(shape)
-    every = np.zeros(most)
     known = np.asarray(values.cpu() if isinstance(values, Tensor) else values)[:most]
-    every[: len(known)] = known
+    every = np.pad(known, (0, most - len(known)))
     rank = rank_above(every, absolute=level)
     if not rank:
         return 0

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
 
-from fedsim.gradients.factored import FactoredGradients, Leading, leading
+from fedsim.gradients.factored import Factored, FactoredGradients, Leading, leading
 from fedsim.gradients.problem import L2, Comparison, parameter_weights
 from fedsim.victim import VictimModel
 
@@ -161,18 +161,15 @@ class SequenceProblem:
             full = labels.new_zeros(*labels.shape[:2], self.classes)
             full = full.index_copy(2, self.bag, labels)
         distance = torch.zeros_like(points[:, 0])
-        with (
-            torch.enable_grad()
-        ):  # the dummy's gradient needs a graph even if the objective's does not
+        # The dummy's gradient needs a graph even if the objective's does not.
+        with torch.enable_grad():
             gradients = self._gradients(contexts, full)
         for name, ours in gradients.items():
             theirs = self._theirs[name]
-            if isinstance(theirs, Leading):
-                assert isinstance(ours, tuple)  # noqa: S101 - both are matrices
-                apart = theirs.squared_distance(ours)
+            if isinstance(theirs, Leading):  # both are matrices
+                apart = theirs.squared_distance(cast(Factored, ours))
             else:
-                assert isinstance(ours, Tensor)  # noqa: S101 - both are biases
-                apart = (ours - theirs).square().sum(dim=1)
+                apart = (cast(Tensor, ours) - theirs).square().sum(dim=1)
             distance = distance + self.weights[name] * apart
         if not self.free:
             return distance / self._norm

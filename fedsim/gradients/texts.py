@@ -161,17 +161,10 @@ class TextDistance:
         shape = (2, self.lengths.shape[1], longest)
         drawn = torch.randint(len(words), shape, generator=rng).to(words.device)
         found = self._gradients(
-            words[drawn],
-            self.targets[[0, 0]],
-            lengths=self.lengths[[0, 0]],
-            create_graph=False,
+            words[drawn], self.targets[[0, 0]], lengths=self.lengths[[0, 0]], create_graph=False
         )
         exact = own.gradient(
-            words[drawn[1]],
-            self.targets[0],
-            lengths=self.lengths[0],
-            at="embedding",
-            names=found,
+            words[drawn[1]], self.targets[0], lengths=self.lengths[0], at="embedding", names=found
         )
         whole = torch.stack([value.norm() for value in exact.values()]).norm()
         wrong = []

@@ -32,10 +32,7 @@ KEPT = 4
 
 
 def language_prior(
-    name: str,
-    texts: Iterable[str] | None,
-    tokens: Tokens,
-    device: torch.device | str = "cpu",
+    name: str, texts: Iterable[str] | None, tokens: Tokens, device: torch.device | str = "cpu"
 ) -> LanguagePrior:
     """Make a prior, or return the one that this process has cached.
 

@@ -171,11 +171,7 @@ def causal_model(name: str) -> tuple[Any, Any]:
                 place, clean_up_tokenization_spaces=False, **common
             )
             model, report = library.AutoModelForCausalLM.from_pretrained(
-                place,
-                dtype=torch.float32,
-                use_safetensors=True,
-                output_loading_info=True,
-                **common,
+                place, dtype=torch.float32, use_safetensors=True, output_loading_info=True, **common
             )
     # Any error of a download or a file has the same two remedies.
     except Exception as error:

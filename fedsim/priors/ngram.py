@@ -1,7 +1,6 @@
 """An n-gram language model of the victim's tokens, fitted to public texts in seconds."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -20,20 +19,29 @@ LEAST = 0.05
 """Smallest discount of a count, so that unseen n-grams have a probability above 0."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class _Level:
     """The n-grams of one order.
 
+    Args:
+        keys: Sorted keys (G,). The key of an n-gram is the index of its first n - 1 tokens in the
+            order below, times V + 1, plus its last token.
+        count: Counts (G,).
+        context: Index of each n-gram's context in the order below, (G,).
+        contexts: Number of n-grams in the order below.
+
     Attributes:
-        keys: Sorted keys. The key of an n-gram is the index of its first n - 1 tokens in the order
-            below, times V + 1, plus its last token.
+        keys: Sorted keys.
         values: (count - discount) / count of the context, for each n-gram.
         backoff: Weight of the order below, by the index of the context; 1 for an unseen one.
     """
 
-    keys: Ints
-    values: Floats
-    backoff: Floats
+    def __init__(self, keys: Ints, count: Ints, context: Ints, contexts: int) -> None:
+        off = _discounts(count)[np.minimum(count, 3)]
+        total = np.bincount(context, weights=count, minlength=contexts)
+        taken = np.bincount(context, weights=off, minlength=contexts)
+        seen = np.maximum(total, 1)
+        self.keys, self.values = keys, (count - off) / seen[context]
+        self.backoff = np.where(total > 0, taken / seen, 1.0)
 
     def places(self, wanted: Ints) -> Ints:
         """Indices of n-grams by their keys; -1 for unseen ones and negative keys."""
@@ -168,25 +176,8 @@ def _fitted(ids: Ints, at: Ints, order: int, size: int) -> tuple[_Level, ...]:
             count = count - begin[0]
             count[size:] = 0
         below = 1 if n == 1 else len(keys[n - 2])
-        levels.append(_level(keys[n - 1], count, contexts[n - 1], below))
+        levels.append(_Level(keys[n - 1], count, contexts[n - 1], below))
     return tuple(levels)
-
-
-def _level(keys: Ints, count: Ints, context: Ints, contexts: int) -> _Level:
-    """Make the level of G n-grams of one order.
-
-    Args:
-        keys: Sorted keys (G,).
-        count: Counts (G,).
-        context: Index of each n-gram's context in the order below, (G,).
-        contexts: Number of n-grams in the order below.
-    """
-    off = _discounts(count)[np.minimum(count, 3)]
-    total = np.bincount(context, weights=count, minlength=contexts)
-    taken = np.bincount(context, weights=off, minlength=contexts)
-    seen = np.maximum(total, 1)
-    values = (count - off) / seen[context]
-    return _Level(keys, values, np.where(total > 0, taken / seen, 1.0))
 
 
 def _discounts(count: Ints) -> Any:

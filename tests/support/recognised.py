@@ -8,11 +8,11 @@ from fedsim.spec import SpeechSpec
 from fedsim.tasks.speech.features import Features
 from fedsim.tasks.speech.recognisers import PADDING, as_recogniser
 from fedsim.tasks.speech.voices import RATE, speak
-from fedsim.tasks.wordpieces import NAMES
+from fedsim.tasks.wordpieces import CHARACTERS
 from fedsim.victim import VictimModel
 
 FEATURES, CONTEXT, CLASSES = 8, 2, 29
-SPEC = SpeechSpec(CLASSES, features=FEATURES, sample_rate=RATE, pieces=NAMES)
+SPEC = SpeechSpec(CLASSES, features=FEATURES, sample_rate=RATE, pieces=CHARACTERS)
 SAID = torch.tensor([2, 3, 4])
 """The labels of "abc"."""
 

@@ -11,13 +11,13 @@ from fedsim.spec import SpeechSpec
 from fedsim.tasks.speech.features import Features
 from fedsim.tasks.speech.recognisers import PADDING, as_recogniser
 from fedsim.tasks.speech.voices import RATE, speak
-from fedsim.tasks.wordpieces import NAMES as LETTERS
+from fedsim.tasks.wordpieces import CHARACTERS
 from fedsim.victim import VictimModel
 
 SIZE, CONTEXT, CLASSES = 26, 4, 29
 NAMES = tuple(f"voice{number}" for number in range(4))
 SPEC = SpeechSpec(
-    CLASSES, features=SIZE, sample_rate=RATE, pieces=LETTERS, attributes={"speaker": NAMES}
+    CLASSES, features=SIZE, sample_rate=RATE, pieces=CHARACTERS, attributes={"speaker": NAMES}
 )
 WORDS = (
     "seven old ships",

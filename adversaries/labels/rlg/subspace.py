@@ -129,23 +129,19 @@ def leading(
     )
 
 
-def _blocks(weight: Tensor) -> tuple[Tensor, ...]:
-    return torch.split(weight, max(1, BLOCK // weight.shape[1]))
-
-
 def _spectrum(
     weight: Tensor, floor: float, rng: torch.Generator, known: int | None
 ) -> tuple[Array, Array, Array]:
     """Projected gradient (C, k), its singular values (k,) and right singular vectors (k, k)."""
     shortest = min(weight.shape)
-    widths = [SKETCH, 4 * SKETCH]
-    for width in widths:
+    size = max(1, BLOCK // weight.shape[1])
+    for width in (SKETCH, 4 * SKETCH):
         # The sketch must be wider than the rank; a wide one costs more than the whole matrix.
         if width > shortest / 2 or (known or 0) + 8 > width:
             continue
         mix = torch.randn(len(weight), width, generator=rng, dtype=weight.dtype)
         basis = torch.linalg.qr((weight.T @ mix.to(weight.device)).double()).Q
-        parts = [part.double() @ basis for part in _blocks(weight)]
+        parts = [part.double() @ basis for part in torch.split(weight, size)]
         projected = torch.cat(parts).cpu().numpy()
         values, vectors = _eigen(projected, floor)
         if values[-1] <= floor:

@@ -163,14 +163,16 @@ class CTCMatching(UtteranceAttack):
             [one[0] for one in best.frames.split(best.match.point[None])],
             best.candidate,
             seen,
-            left_out=candidates.left_out,
             objective=best.match.value,
-            outcomes=best.match.outcomes,
-            trace=job.trace,
-            distances=[one.match.value for one in found],
-            untried=len(candidates.tried) - len(found),
-            evaluations=best.match.evaluations,
-            **({} if seen.exact or seen.steps == 1 else SEVERAL_STEPS),
+            outcomes=tuple(best.match.outcomes),
+            trace=tuple(job.trace),
+            diagnostics={
+                "distances": [one.match.value for one in found],
+                "untried": len(candidates.tried) - len(found),
+                "evaluations": best.match.evaluations,
+                **({} if seen.exact or seen.steps == 1 else SEVERAL_STEPS),
+                **candidates.notes,
+            },
         )
 
     def _adam(

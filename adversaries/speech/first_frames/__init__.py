@@ -10,7 +10,7 @@ from torch import Tensor
 from adversaries.speech.first_frames.noisy_windows import MOST, refined
 from adversaries.speech.first_frames.overlapping import Chain, separated
 from fedsim import Adversary, Job, Knowledge, Observation, Reconstruction, SpeechSpec, VictimModel
-from fedsim.gradients import filled_sides, numerical_rank, rounding
+from fedsim.gradients import filled_sides, layer_rows, numerical_rank, rounding
 
 ROUNDING = 1e-10
 """Share of the largest singular value below which values count as zero."""
@@ -187,17 +187,15 @@ class FirstFrames(Adversary):
     def _rows(self, seen: Observation) -> tuple[str, Tensor, int]:
         """The layer's name, its gradient (units, inputs + 1) with the bias last, and F."""
         gradient = seen.know(Knowledge.GRADIENT)
-        name, features = self._layer(gradient, seen.spec.require(SpeechSpec).features)
-        weight, bias = gradient[f"{name}.weight"], gradient[f"{name}.bias"]
-        rows = torch.cat([weight, bias[:, None]], dim=1).double().cpu()
-        if not torch.isfinite(rows).all():
-            raise ValueError(f"the gradient of layer '{name}' holds NaN or Inf")
+        features = seen.spec.require(SpeechSpec).features
+        name = self._layer(gradient, features)
+        rows = layer_rows(gradient, name).cpu()
         if not rows.any():
             raise ValueError(f"the gradient of layer '{name}' is zero: a defense removed it")
         return name, rows, features
 
-    def _layer(self, arrays: Mapping[str, Tensor], features: int) -> tuple[str, int]:
-        """Find the layer whose shape fits windows of frames: its name, and F values a frame."""
+    def _layer(self, arrays: Mapping[str, Tensor], features: int) -> str:
+        """Find the name of the layer whose shape fits windows of frames."""
         matrices = {
             key.removesuffix(".weight"): value
             for key, value in arrays.items()
@@ -220,4 +218,4 @@ class FirstFrames(Adversary):
                 f"frames of {features} values, 3 at least; there are: {present or 'none'}. "
                 "Set `layer` to it"
             )
-        return fitting[0], features
+        return fitting[0]

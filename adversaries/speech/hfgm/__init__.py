@@ -82,7 +82,7 @@ class HFGM(UtteranceAttack):
         steps, lr = self._local(seen)
         known = seen if steps == 1 else _single(seen)
         found: list[tuple[DirectSearch, Candidate]] = []
-        candidates = self.candidates(known, job)
+        candidates, features = self.candidates(known, job), seen.spec.require(SpeechSpec).features
         least = self._least()
         remedy = "iterations, patience, or the number of candidates"
         estimate = candidates.estimate(job, least, least, remedy)
@@ -94,9 +94,7 @@ class HFGM(UtteranceAttack):
                 kind(model, target.to(job.device), list(theirs), lr=lr, steps=steps)
                 for target in candidate.targets
             ]
-            shapes = [
-                (count, seen.spec.require(SpeechSpec).features) for count in candidate.lengths
-            ]
+            shapes = [(count, features) for count in candidate.lengths]
             search = DirectSearch(tried, distance_from(theirs, self.distance), shapes, job)
             with job.portion(len(candidates.tried) - len(found)):
                 self._run(search, job, None if found else estimate)
@@ -106,14 +104,16 @@ class HFGM(UtteranceAttack):
             search.best * steps,
             Candidate([*candidate.targets] * steps, [*candidate.lengths] * steps),
             seen,
-            left_out=candidates.left_out,
             objective=search.lowest,
-            outcomes=[one.outcome for one, _ in found],
-            trace=job.trace,
-            distances=[one.lowest for one, _ in found],
-            kept=search.kept / max(1, search.drawn),
-            step=search.step,
-            way=search.tried[0].way,
+            outcomes=tuple(one.outcome for one, _ in found),
+            trace=tuple(job.trace),
+            diagnostics={
+                "distances": [one.lowest for one, _ in found],
+                "kept": search.kept / max(1, search.drawn),
+                "step": search.step,
+                "way": search.tried[0].way,
+                **candidates.notes,
+            },
         )
 
     def _local(self, seen: Observation) -> tuple[int, float]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedsim.gradients import keep_labels, rank_above, rounding
+from fedsim.gradients import keep_labels, layer_rows, rank_above, rounding
 from fedsim.victim import VictimModel
 
 
@@ -95,11 +95,8 @@ class Walk:
         ]
         """Parameters of the layers behind the attention, which the context vectors determine."""
         self._spectra = {
-            name: _Spectrum.of(
-                name,
-                gradient[f"{name}.weight"].to(device),
-                gradient[f"{name}.bias"].to(device) if layers[name].bias is not None else None,
-                self._size if name in self._behind else 0,
+            name: _Spectrum(
+                layer_rows(gradient, name).to(device), self._size if name in self._behind else 0
             )
             for name, place in roles.items()
             if place != "after"
@@ -213,33 +210,24 @@ def _share(apart: Tensor, whole: Tensor) -> Tensor:
     return apart.square().sum(dim=1) / total.clamp(min=torch.finfo(total.dtype).tiny)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class _Spectrum:
     """Singular vectors of a layer's gradient, with the bias as last column.
 
+    Args:
+        exact: The gradient, (out, in + 1) float64.
+        unknown: Number of the layer's inputs that depend on the context vector.
+
     Attributes:
-        rows: Right singular vectors, (n, most).
+        rows: Right singular vectors, (in + 1, most).
         above: Number of singular values above the rounding of what was sent.
         known: Number of the layer's inputs that do not depend on the context vector.
+        most: Number of singular values.
     """
 
-    rows: Tensor
-    above: int
-    known: int
-
-    @property
-    def most(self) -> int:
-        return self.rows.shape[1]
-
-    @classmethod
-    def of(cls, name: str, weight: Tensor, bias: Tensor | None, unknown: int) -> "_Spectrum":
-        exact = weight.double()
-        if bias is not None:
-            exact = torch.cat([exact, bias.double()[:, None]], dim=1)
-        if not torch.isfinite(exact).all():
-            raise ValueError(f"the gradient of '{name}' holds NaN or Inf")
+    def __init__(self, exact: Tensor, unknown: int) -> None:
         # Small singular values matter; a Gram matrix or a sketch would lose them.
         reduced = torch.linalg.qr(exact, mode="r").R
         _, values, rows = torch.linalg.svd(reduced, full_matrices=False)
-        above = rank_above(values, absolute=rounding(exact, sums=False))
-        return cls(rows.mT, above, exact.shape[1] - unknown)
+        self.rows, self.most = rows.mT, len(rows)
+        self.above = rank_above(values, absolute=rounding(exact, sums=False))
+        self.known = exact.shape[1] - unknown

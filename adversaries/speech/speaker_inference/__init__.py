@@ -117,11 +117,14 @@ class SpeakerInference(Adversary):
             except ValueError as error:
                 found.append(str(error))
         if "inputs" not in self.parts()["inputs_from"].fills():
-            found.append(
-                f"inputs_from = '{self.source('inputs_from')}' claims no inputs; use an adversary "
-                "that claims frames, such as first-frames"
-            )
+            found.append(self._no_inputs())
         return found
+
+    def _no_inputs(self) -> str:
+        return (
+            f"inputs_from = '{self.source('inputs_from')}' claims no inputs; use an adversary that "
+            "claims frames, such as first-frames"
+        )
 
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
         """Recover the utterances and rank their speakers.
@@ -134,10 +137,7 @@ class SpeakerInference(Adversary):
         source = self.source("inputs_from")
         claimed = self.parts()["inputs_from"].reconstruct(seen, job)
         if claimed.inputs is None:
-            raise ValueError(
-                f"inputs_from = '{source}' claims no inputs; use an adversary that "
-                "claims frames, such as first-frames"
-            )
+            raise ValueError(self._no_inputs())
         rankings, skipped = self.rank(claimed.inputs, seen, job)
         if len(skipped) == len(claimed.inputs):
             reasons = "; ".join(sorted(set(skipped.values()))) or "there are none"

@@ -142,9 +142,7 @@ class First:
             and gradient[f"{name}.weight"].ndim == 2
             and not isinstance(layer, nn.Embedding)
         }
-        self._named = [
-            name for name in layers if _own(name) in QUERIES or _own(name) in TOGETHER
-        ]  # fmt: skip
+        self._named = [name for name in layers if _own(name) in (*QUERIES, *TOGETHER)]
         if not self._named:
             raise ValueError(
                 "the gradient holds no query projection by a known name "

@@ -239,7 +239,9 @@ class Search:
                 slot = slot[slot == fixed[place]]
             longer, apart = list[Tensor](), list[Tensor]()
             extended = torch.zeros(len(kept), dtype=torch.bool)
-            for start, some in self._parts(kept, len(slot)):
+            size = max(1, WIDEST // max(len(slot), 1))
+            for start in range(0, len(kept), size):
+                some = kept[start : start + size]
                 tried = torch.cat(
                     [some.repeat_interleave(len(slot), dim=0), slot.repeat(len(some))[:, None]],
                     dim=1,
@@ -264,11 +266,6 @@ class Search:
                 return
         if len(self.tokens) > len(fixed):
             yield kept, residuals
-
-    def _parts(self, kept: Tensor, times: int) -> Iterator[tuple[int, Tensor]]:
-        size = max(1, WIDEST // max(times, 1))
-        for start in range(0, len(kept), size):
-            yield start, kept[start : start + size]
 
     def vector(self, ids: Sequence[int]) -> tuple[int, ...]:
         """A key of the vector of a prefix's last token in a decoder.

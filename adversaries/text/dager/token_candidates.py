@@ -1,6 +1,7 @@
 """Candidate tokens for each position: those whose input lies in the first layer's row space."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -69,7 +70,7 @@ def candidates(
     # Without position embeddings, the input of a token is the same at every position.
     placed = first.placed
     longest, distinct = (min(longest, span.rank),) * 2 if placed else (longest, 1)
-    off = _Sums.of(first, span, words, longest) or _Fed(first, span, len(words))
+    off = _Sums.of(first, span, words, longest) or partial(_fed, first, span, len(words))
     parts = [off(p, min(p + POSITIONS, distinct)) for p in range(0, distinct, POSITIONS)]
     residuals = torch.where(allowed, torch.cat(parts), torch.inf).expand(longest, -1)
     bounds = torch.full((longest, 1), tolerance, device=residuals.device, dtype=residuals.dtype)
@@ -107,24 +108,16 @@ def candidates(
     return Candidates(found, lowest.tolist())
 
 
-class _Fed:
-    """Distances from the row space, by feeding every token at every position."""
-
-    def __init__(self, first: First, span: Span, size: int) -> None:
-        self._first, self._span, self._size = first, span, size
-
-    def __call__(self, start: int, end: int) -> Tensor:
-        """Distances (end - start, V) of all tokens at positions `start` to `end` - 1."""
-        shift = torch.arange(end, device=self._first.device)
-        found = torch.empty(end - start, self._size, device=self._first.device)
-        for some in torch.split(
-            torch.arange(self._size, device=self._first.device), ROWS // end + 1
-        ):
-            # Row k holds token k + p at position p, so all rows hold every pair once.
-            ids = (some[:, None] + shift) % self._size
-            off = self._first.off(self._span, ids)[:, start:]
-            found[torch.arange(end - start, device=ids.device), ids[:, start:]] = off.float()
-        return found
+def _fed(first: First, span: Span, size: int, start: int, end: int) -> Tensor:
+    """Distances (end - start, V) from the row space, by feeding every token at every position."""
+    every, shift = (torch.arange(n, device=first.device) for n in (size, end))
+    found = torch.empty(end - start, size, device=first.device)
+    for some in torch.split(every, ROWS // end + 1):
+        # Row k holds token k + p at position p, so all rows hold every pair once.
+        ids = (some[:, None] + shift) % size
+        off = first.off(span, ids)[:, start:]
+        found[torch.arange(end - start, device=ids.device), ids[:, start:]] = off.float()
+    return found
 
 
 class _Sums:

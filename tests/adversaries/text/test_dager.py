@@ -1,6 +1,7 @@
 """dager: batches of text, token by token, from the spans of two layers' gradients."""
 
 import dataclasses
+import functools
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from adversaries import DAGER
 from adversaries.text.dager.first_attention import Attention
 from adversaries.text.dager.first_layers import First, spanned
-from adversaries.text.dager.token_candidates import _Fed, _Sums
+from adversaries.text.dager.token_candidates import _fed, _Sums
 from fedsim import testing
 from fedsim.tasks.text import Text
 
@@ -174,7 +175,7 @@ def test_distances_of_the_vocabulary_are_those_that_feeding_it_gives():
     first = First(observed.model, observed.gradient, torch.device("cpu"))
     span = spanned(first.queries, observed.gradient, turned=False)
     sums = _Sums.of(first, span, observed.model.embedding, 7)
-    fed = _Fed(first, span, len(observed.model.embedding))
+    fed = functools.partial(_fed, first, span, len(observed.model.embedding))
     torch.testing.assert_close(sums(2, 7).float(), fed(2, 7), atol=2e-5, rtol=1e-4)
 
 
