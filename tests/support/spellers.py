@@ -23,7 +23,8 @@ def recogniser(seed: int = 0) -> VictimModel:
     las = as_recogniser({"name": "las", **SIZES})
     with isolated(seed, "test"):
         module = las.build(FEATURES, PIECES)
-    return VictimModel(module, head=las.head, loss=las.loss, points=las.points)
+    head = las.find_head(module, FEATURES, PIECES)
+    return VictimModel(module, head=head, loss=las.loss, points=las.points)
 
 
 def utterance(said: list[int], seed: int = 0, model: VictimModel | None = None) -> Observation:
