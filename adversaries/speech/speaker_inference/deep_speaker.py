@@ -7,7 +7,6 @@ the encoder of Dang et al. (HFGM, 2021), appendix A.2.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -56,12 +55,6 @@ class DeepSpeaker(nn.Module):
     def shortest(self) -> int:
         """The least number of frames of an utterance."""
         return shortest(self.widths)
-
-    @property
-    def shape(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
-        names = ("features", "widths", "blocks", "embedding")
-        return {name: getattr(self, name) for name in names}
 
     def forward(self, frames: Tensor, lengths: Tensor) -> Tensor:
         """Embed padded frames (B, T, F) with their lengths (B,) int64; returns (B, embedding).

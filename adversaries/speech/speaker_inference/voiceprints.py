@@ -168,7 +168,9 @@ def voiceprints(
 def saved(network: DeepSpeaker, folder: Path) -> None:
     """Write an encoder as encoder.json (its shape) and encoder.safetensors (its weights)."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / SHAPE).write_text(json.dumps(network.shape) + "\n")
+    arguments = ("features", "widths", "blocks", "embedding")
+    shape = {name: getattr(network, name) for name in arguments}
+    (folder / SHAPE).write_text(json.dumps(shape) + "\n")
     weights = {name: value.contiguous() for name, value in network.state_dict().items()}
     save_file(weights, folder / WEIGHTS)
 

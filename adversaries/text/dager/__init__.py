@@ -137,7 +137,7 @@ class DAGER(Adversary):
                 "rank": span.rank,
                 "rank_later": later.rank,
                 "noisy": span.noisy or later.noisy,
-                "candidates": kept.counts,
+                "candidates": [len(one) for one in kept.tokens],
                 "token_residual": max(kept.residuals, default=1.0),
                 "threshold": threshold,
                 "residuals": [one.residual for one in claimed],

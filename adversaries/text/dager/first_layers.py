@@ -158,7 +158,8 @@ class First:
                 layer.register_forward_hook(self._keep_norm(name))
         if model.head not in layers and model.head in modules:
             modules[model.head].register_forward_pre_hook(_stop)
-        self._last: Callable[[str], bool] = self._second
+        # The first pass ends at the head, or at the second block's query projection.
+        self._last: Callable[[str], bool] = lambda name: name in (model.head, self._following())
         # The padding token may have neither an embedding nor a position.
         padding = getattr(self._model.module.config, "pad_token_id", None)
         self._twice = torch.full((1, 2), int(padding == 0), device=device)
@@ -190,10 +191,6 @@ class First:
         """The second block's query projection, "" if there is none."""
         first = _parent(self._named[0])
         return next((name for name in self._named if _parent(name) != first), "")
-
-    def _second(self, name: str) -> bool:
-        """Whether a layer is the head or the second block's query projection."""
-        return name in (self._model.head, self._following())
 
     def _beside(self, query: str, layers: Mapping[str, nn.Module]) -> tuple[str, ...]:
         if _own(query) in TOGETHER:

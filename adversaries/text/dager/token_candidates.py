@@ -44,11 +44,6 @@ class Candidates:
     tokens: list[Tensor]
     residuals: list[float]
 
-    @property
-    def counts(self) -> list[int]:
-        """Number of candidates of each position."""
-        return [len(one) for one in self.tokens]
-
 
 def candidates(
     first: First, span: Span, words: Tensor, allowed: Tensor, longest: int, tolerance: float
