@@ -278,8 +278,7 @@ def _by_torch_func(
         inputs, labels, *lengths = (part.unsqueeze(0) for part in example)
         alone = Batch(inputs, labels, lengths[0] if lengths else None)
         call = {f"module.{name}": value for name, value in parameters.items()}
-        value: Tensor = torch.func.functional_call(whole, call, (alone,))
-        return value
+        return cast(Tensor, torch.func.functional_call(whole, call, (alone,)))
 
     every = (batch.inputs, batch.labels, batch.lengths)
     parts = [part for part in every if part is not None]

@@ -40,7 +40,7 @@ class HalfPrecision(_Rounded):
     """
 
     name = "half-precision"
-    keywords = ("quantization", "quantisation", "low precision", "float16", "bfloat16")
+    keywords = ("quantization", "low precision", "float16", "bfloat16")
 
     format: Literal["fp16", "bf16"] = "fp16"
     """The 16-bit format: IEEE half precision or bfloat16."""
@@ -60,7 +60,7 @@ class Int8(_Rounded):
     """
 
     name = "int8"
-    keywords = ("quantization", "quantisation", "low precision", "gradient compression")
+    keywords = ("quantization", "low precision", "gradient compression")
 
     rounding: Literal["nearest", "stochastic"] = "nearest"
     """Rounding to the nearest value, or up or down at random without bias."""
@@ -85,7 +85,7 @@ class QSGD(_Rounded):
     """
 
     name = "qsgd"
-    keywords = ("quantization", "quantisation", "stochastic rounding", "gradient compression")
+    keywords = ("quantization", "stochastic rounding", "gradient compression")
 
     levels: int = Field(default=16, ge=1, le=2**15)
     """Number s of levels above zero; 1 gives ternary values."""

@@ -21,14 +21,7 @@ class Sign(Compression):
     """
 
     name = "sign"
-    keywords = (
-        "quantization",
-        "quantisation",
-        "sign compression",
-        "signSGD",
-        "1-bit",
-        "gradient compression",
-    )
+    keywords = ("quantization", "sign compression", "signSGD", "1-bit", "gradient compression")
 
     scale: Literal["mean"] | Annotated[float, Field(gt=0, allow_inf_nan=False)] = "mean"
     """Magnitude of every coordinate: the "mean" magnitude of its tensor, or a number > 0."""

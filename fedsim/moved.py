@@ -1,12 +1,14 @@
-"""Redirects from the old names of modules that have moved; importing one warns."""
+"""Redirects from the old names of modules that have moved, and classes loaded when first used."""
 
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from importlib.metadata import entry_points
 from types import ModuleType
+from typing import Any
 
 _MOVED: dict[str, str] = {}
 
@@ -20,6 +22,26 @@ def redirect(moved: Mapping[str, str]) -> None:
     if not _MOVED:
         sys.meta_path.insert(0, _Finder())
     _MOVED.update(moved)
+
+
+def plugin_classes(package: str) -> tuple[dict[str, str], Callable[[str], Any]]:
+    """Find the classes of a package of built-in plugins without importing them.
+
+    Args:
+        package: "adversaries" or "defenses".
+
+    Returns:
+        The module of each class by the class's name, and the package's `__getattr__`.
+    """
+    points = entry_points(group=f"fedsim.{package}")
+    homes = {point.attr: point.module for point in points if point.module.startswith(f"{package}.")}
+
+    def load(name: str) -> Any:
+        if name in homes:
+            return getattr(import_module(homes[name]), name)
+        raise AttributeError(f"module '{package}' has no attribute '{name}'")
+
+    return homes, load
 
 
 class _Finder(MetaPathFinder, Loader):

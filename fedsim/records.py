@@ -240,13 +240,18 @@ class Observation:
             )
         value: Any
         if what is Knowledge.HEAD_GRADIENT:
-            own = {k: v for k, v in self.gradient.items() if k.startswith(f"{self.head}.")}
-            value = own or self.gradient  # without a head of that name, all that could be it
+            # Without a head of that name, all that could be it.
+            value = of_layer(self.gradient, self.head) or self.gradient
         else:
             value = getattr(self, field_of(what))
         if value is None:
             raise NotGranted(f"{what.name} is granted, but this task has none to give")
         return value
+
+
+def of_layer(gradient: Mapping[str, Tensor], layer: str) -> dict[str, Tensor]:
+    """Return the gradients of one layer's parameters, by their full names."""
+    return {name: value for name, value in gradient.items() if name.startswith(f"{layer}.")}
 
 
 FIELDS = {

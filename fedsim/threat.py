@@ -5,6 +5,7 @@ the gradient of the loss, mean over examples. A delta of weights has the opposit
 lr x steps, which is a frequent source of bugs in implementations of attacks.
 """
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -13,7 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from fedsim.knowledge import Knowledge
-from fedsim.records import Batch, Interception, Observation, Truth, Update
+from fedsim.records import Batch, Interception, Observation, Truth, Update, of_layer
 from fedsim.spec import Spec
 from fedsim.victim import VictimModel
 
@@ -82,12 +83,7 @@ class ThreatModel:
             steps=update.steps if Knowledge.LOCAL_STEPS in granted else None,
         )
         if Knowledge.GRADIENT not in granted:
-            shown = Knowledge.HEAD_GRADIENT in granted
-            gradient = {
-                name: value
-                for name, value in gradient.items()
-                if shown and name.startswith(f"{head}.")
-            }
+            gradient = of_layer(gradient, head) if Knowledge.HEAD_GRADIENT in granted else {}
 
         def grant(what: Knowledge, value: Any) -> Any:
             return value if what in granted else None
@@ -95,6 +91,7 @@ class ThreatModel:
         labels, lengths = _bag(truth or Truth(), granted)
         model = self.source.victim(interception.before) if Knowledge.MODEL in granted else None
         buffers = {name: value.clone() for name, value in update.buffers.items()}
+        auxiliary = self.source.auxiliary() if Knowledge.AUXILIARY in granted else None
         return Observation(
             granted=granted,
             spec=self.source.spec,
@@ -108,7 +105,7 @@ class ThreatModel:
             steps=grant(Knowledge.LOCAL_STEPS, update.steps),
             lr=grant(Knowledge.LEARNING_RATE, update.lr),
             buffers=grant(Knowledge.BUFFERS, buffers),
-            auxiliary=_copy(self.source.auxiliary()) if Knowledge.AUXILIARY in granted else None,
+            auxiliary=copy.deepcopy(auxiliary),
             prior=self.source.prior() if Knowledge.PRIOR in granted else None,
             defenses=grant(Knowledge.DEFENSE, self.defenses),
             history=grant(Knowledge.HISTORY, tuple(history)),
@@ -139,13 +136,6 @@ def _bag(truth: Truth, granted: Knowledge) -> tuple[Tensor | None, list[int] | N
     elif labels is not None:
         labels = labels[order]
     return labels, None if lengths is None else [lengths[i] for i in order]
-
-
-def _copy(batch: Batch | None) -> Batch | None:
-    if batch is None:
-        return None
-    lengths = None if batch.lengths is None else batch.lengths.clone()
-    return Batch(batch.inputs.clone(), batch.labels.clone(), lengths, dict(batch.attributes))
 
 
 def to_gradient(

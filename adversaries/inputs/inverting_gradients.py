@@ -51,7 +51,6 @@ class InvertingGradients(InputMatching):
         "cosine similarity",
         "total variation",
         "image reconstruction",
-        "Geiping",
     )
     suits = (ImageSpec,)
     cites = (
@@ -134,7 +133,7 @@ class InvertingGradients(InputMatching):
             lambda starts: Adam(
                 starts,
                 lr=self.lr * (high - low),
-                schedule=self._factor,
+                schedule=lambda step: 0.1 ** sum(step >= at * self.iterations for at in DECAYS),
                 signed=True,
                 low=low,
                 high=high,
@@ -184,9 +183,6 @@ class InvertingGradients(InputMatching):
             return value if math.isfinite(value) else math.inf
 
         return min(dealt.values(), key=distance) if len(dealt) > 1 else point
-
-    def _factor(self, step: int) -> float:
-        return 0.1 ** sum(step >= share * self.iterations for share in DECAYS)
 
 
 def _total_variation(images: Tensor) -> Tensor:

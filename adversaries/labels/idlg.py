@@ -16,12 +16,7 @@ class IDLG(Adversary):
     """
 
     name = "idlg"
-    keywords = (
-        "label inference",
-        "label leakage",
-        "improved deep leakage from gradients",
-        "single label",
-    )
+    keywords = ("label inference", "label leakage", "single label")
     needs = Knowledge.HEAD_GRADIENT
     recovers = frozenset({"label_set", "label_counts", "labels"})
     cites = "Zhao et al., iDLG: Improved Deep Leakage from Gradients, 2020, Eq. 4-5"

@@ -179,9 +179,10 @@ class AttackRunner:
 
     def _job(self, attack: Attack, limit: float) -> Job:
         _, plan, _ = self.adversaries[attack.adversary]
+        gpus = self.scenario.engine.gpus_per_attack
         return Job(
             torch_generator(*self._place(attack)),
-            device=_device(self.scenario.engine.gpus_per_attack),
+            device="cuda" if gpus and torch.cuda.is_available() else "cpu",
             budget=plan.budget,
             deadline=limit,
         )
@@ -233,7 +234,3 @@ def _ending(reason: BaseException) -> tuple[Status, str]:
     if isinstance(reason, AttackTimeout | Alarm):
         return "timeout", str(reason)
     return "failed", f"{type(reason).__name__}: {reason}"
-
-
-def _device(gpus: float) -> str:
-    return "cuda" if gpus and torch.cuda.is_available() else "cpu"

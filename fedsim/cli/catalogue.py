@@ -108,7 +108,10 @@ class Entry:
 
 
 def _plain(text: str) -> str:
-    return " ".join(re.findall(r"\w+", text.lower().replace("_", " ")))
+    """Words in small letters, in one spelling ("quantization" for "quantisation", too)."""
+    return " ".join(
+        re.findall(r"\w+", text.lower().replace("_", " ").replace("isation", "ization"))
+    )
 
 
 def entries(kinds: Iterable[str] = KINDS, data: Path | None = None) -> list[Entry]:

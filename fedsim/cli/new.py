@@ -2,24 +2,16 @@
 
 import importlib.util
 import keyword
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 
-class Kind(StrEnum):
-    """Kinds of plugins that a package can be made for."""
-
-    adversary = "adversary"
-    defense = "defense"
-    metric = "metric"
-    task = "task"
-
-
 def new(
-    kind: Annotated[Kind, typer.Argument(help="What it is")],
+    kind: Annotated[
+        Literal["adversary", "defense", "metric", "task"], typer.Argument(help="What it is")
+    ],
     name: Annotated[str, typer.Argument(help="Name of its module, such as my_attack")],
 ) -> None:
     """Write a plugin package, with a test, an entry point and a README, into ./NAME."""
@@ -30,7 +22,7 @@ def new(
     from fedsim.errors import PluginError
     from fedsim.plugin import GROUPS
 
-    words = [kind.value, *re.findall("[a-z0-9]+", name.lower())]
+    words = [kind, *re.findall("[a-z0-9]+", name.lower())]
     fixed = "_".join(words[1:] if len(words) > 1 and words[1][0].isalpha() else words)
     fixed = f"my_{fixed}" if keyword.iskeyword(fixed) else fixed
     folder = Path(name)
@@ -48,12 +40,12 @@ def new(
         )
     cls = "".join(map(str.capitalize, name.split("_")))
     known = {
-        "kind": kind.value,
-        "article": "an" if kind is Kind.adversary else "a",
+        "kind": kind,
+        "article": "an" if kind == "adversary" else "a",
         "name": name,
         "label": name.replace("_", "-"),
         "cls": cls,
-        "group": GROUPS["adversaries" if kind is Kind.adversary else f"{kind}s"],
+        "group": GROUPS["adversaries" if kind == "adversary" else f"{kind}s"],
     }
     pages = Environment(  # noqa: S701 - Python and TOML, no HTML
         loader=PackageLoader("fedsim.cli"),

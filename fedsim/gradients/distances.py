@@ -65,12 +65,8 @@ def squared_distance(
         theirs: Observed gradients g, one for each of the R.
         weights: Weight of a parameter's term by name; 1 if left out.
     """
-    total: Tensor | None = None
-    for name, mine in ours.items():
-        term = _squared(mine, theirs[name]) * (weights or {}).get(name, 1.0)
-        total = term if total is None else total + term
-    assert total is not None, "there is no parameter to compare"  # noqa: S101 - checked by callers
-    return total
+    terms = (_squared(ours[name], theirs[name]) * (weights or {}).get(name, 1.0) for name in ours)
+    return sum(terms, start=torch.zeros(()))
 
 
 def cosine_distance(

@@ -6,7 +6,7 @@ a (the "ghost norms" of per-example clipping; Li et al., ICLR 2022, section 4).
 """
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -160,8 +160,7 @@ def _over_rms(layer: nn.Module, entered: Tensor) -> Tensor:
     if epsilon is None:  # torch's own default
         epsilon = torch.finfo(entered.dtype).eps
     mean = entered.square().mean(dim=-1, keepdim=True)
-    scaled: Tensor = entered * (mean + epsilon).rsqrt()
-    return scaled
+    return cast(Tensor, entered * (mean + epsilon).rsqrt())
 
 
 def _transposed(layer: nn.Module) -> bool:

@@ -1,8 +1,8 @@
 """The part of a distance between gradients that parameters of one shape contribute."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -67,8 +67,8 @@ class Terms:
             apart = Leading(*own).squared_distance(ours)
         else:
             whose = (victims * (self.theirs.shape[1] > 1)).tolist()
-            rows = [_gap(*one, whose, l1) for one in zip(*ours, self.theirs, strict=True)]
-            apart = torch.stack(rows)
+            parts = zip(*ours, self.theirs, strict=True)
+            apart = torch.stack([cast(Tensor, _gap(*one, whose, l1)) for one in parts])
         return (apart * _of(self.weights, victims)).sum(dim=0)
 
     def _stacked(self, gradients: Mapping[str, Tensor | Factored]) -> Tensor | Factored:
@@ -203,6 +203,4 @@ class _Gap(torch.autograd.Function):
         return each * slopes[0], each * slopes[1], None, None, None
 
 
-def _gap(left: Tensor, right: Tensor, theirs: Tensor, whose: Sequence[int], l1: float) -> Tensor:
-    value: Tensor = _Gap.apply(left, right, theirs, whose, l1)  # type: ignore[no-untyped-call]
-    return value
+_gap: Callable[..., Any] = _Gap.apply

@@ -4,7 +4,7 @@ import functools
 import importlib.metadata
 import math
 from collections.abc import Callable, Collection, Iterable
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 
@@ -67,8 +67,7 @@ def described(more: Iterable[Metric] = ()) -> dict[str, dict[str, object]]:
         more: A scenario's own metrics, beside the installed ones.
     """
     shown = {name: metric.shown for name, metric in together(more).items()}
-    found: dict[str, dict[str, object]] = FORMAT.dump_python(shown, exclude_defaults=True)
-    return found
+    return cast(dict[str, dict[str, object]], FORMAT.dump_python(shown, exclude_defaults=True))
 
 
 def together(more: Iterable[Metric]) -> dict[str, Metric]:

@@ -87,13 +87,15 @@ def pairs(
 
 
 @functools.lru_cache(maxsize=512)
-def _matched(claims: tuple[MatchedText, ...], originals: tuple[MatchedText, ...]) -> list[int]:
+def _matched(
+    claims: tuple[MatchedText, ...], originals: tuple[MatchedText, ...]
+) -> tuple[int, ...]:
     """For each original the index of its claim, or -1."""
-    return assigned([[-_similarity(ours, true) for ours in claims] for true in originals])
 
+    def similarity(ours: MatchedText, true: MatchedText) -> float:
+        return sum(rouge(ours.text, true.text)) + f1(Counter(ours.ids), Counter(true.ids))
 
-def _similarity(ours: MatchedText, true: MatchedText) -> float:
-    return sum(rouge(ours.text, true.text)) + f1(Counter(ours.ids), Counter(true.ids))
+    return tuple(assigned([[-similarity(ours, true) for ours in claims] for true in originals]))
 
 
 @functools.cache

@@ -103,20 +103,6 @@ class NGramPrior(LanguagePrior):
         total = -(likely * inside).sum(axis=1) / np.maximum(inside.sum(axis=1), 1)
         return torch.from_numpy(total).float().to(ids.device)
 
-    def distribution(self, context: Tensor) -> Tensor:
-        """Compute the probability of every next token.
-
-        Args:
-            context: Token ids (L,) int64, at least one.
-
-        Returns:
-            Probabilities (V,) float64.
-        """
-        rows = torch.cat(
-            [context.expand(self._vocabulary, -1), torch.arange(self._vocabulary)[:, None]], dim=1
-        )
-        return torch.from_numpy(self._likelihoods(rows.numpy())[:, -1])
-
     def _likelihoods(self, ids: Ints) -> Floats:
         """Compute the probabilities (R, L - 1) of all tokens of ids (R, L) but the first."""
         lowest = self._levels[0]

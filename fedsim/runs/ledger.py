@@ -277,6 +277,8 @@ class Ledger:
 
     def finish(self) -> None:
         """Sort the findings, and write them as Parquet as well."""
+        import pandas as pd
+
         rows = self.rows()
         rows.sort(
             key=lambda r: (
@@ -287,21 +289,14 @@ class Ledger:
                 r["metric"],
             )
         )
-        table = lines([COLUMNS, *([*row.values()] for row in rows)]).encode()
-        self._replace("findings.csv", table)
-        self._write_parquet(table)
-
-    def _write_parquet(self, table: bytes) -> None:
-        import pandas as pd
-
+        self._write_table("findings.csv", [[*row.values()] for row in rows])
         types = {
             name: {int: "Int64", float: "Float64", float | None: "Float64"}.get(kind, "string")
             for name, kind in get_type_hints(Finding).items()
         }
-        frame = pd.read_csv(io.BytesIO(table), dtype=types, keep_default_na=False, na_values=_NA)
-        partial = self.folder / "findings.parquet.part"
-        frame.to_parquet(partial, index=False)
-        os.replace(partial, self.folder / "findings.parquet")
+        path = self.folder / "findings.csv"
+        frame = pd.read_csv(path, dtype=types, keep_default_na=False, na_values=_NA)
+        self._replace("findings.parquet", frame.to_parquet(index=False))
 
     def _write_table(self, name: str, rows: Sequence[Sequence[str]]) -> None:
         self._replace(name, lines([TABLES[name], *rows]).encode())

@@ -35,6 +35,7 @@ def of(
         The content of provenance.json.
     """
     devices = dict.fromkeys([*str(before.get("device", "")).split(THEN), device])
+    table = json.dumps(results(scenario.to_dict()), sort_keys=True)
     return {
         "schema": SCHEMA,
         "scenario": scenario.name,
@@ -43,7 +44,7 @@ def of(
         "python": platform.python_version(),
         "platform": platform.platform(),
         "versions": {name: _version(name) for name in PACKAGES},
-        "hashes": {"scenario": scenario_hash(scenario), **hashes},
+        "hashes": {"scenario": hashlib.sha256(table.encode()).hexdigest(), **hashes},
         "device": THEN.join(filter(None, devices)),
     }
 
@@ -60,12 +61,6 @@ def read(folder: Path) -> dict[str, Any]:
 def results(table: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of a scenario that results depend on, with their values."""
     return {key: value for key, value in table.items() if key not in ASIDE}
-
-
-def scenario_hash(scenario: Scenario) -> str:
-    """A hash of the resolved scenario, without its device and the location of its data."""
-    table = results(scenario.to_dict())
-    return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
 
 
 def _version(package: str) -> str:

@@ -8,6 +8,7 @@ import contextlib
 import csv
 import functools
 import json
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -174,6 +175,9 @@ def names_in(
     )
 
 
+_called: Callable[[Callable[[], Any]], Any] = functools.lru_cache(4)(lambda function: function())
+
+
 def call_loader(reference: str, expected: str) -> Any:
     """Call a function of the user's own that loads data, once in a process.
 
@@ -197,11 +201,6 @@ def call_loader(reference: str, expected: str) -> Any:
     if found is None:
         raise DataError(f"task.data: {reference}() returned nothing; expected {expected}")
     return found
-
-
-@functools.lru_cache(maxsize=4)
-def _called(function: Callable[[], Any]) -> Any:
-    return function()
 
 
 def hub_splits(name: str, otherwise: str) -> Any:
@@ -242,7 +241,7 @@ def read_text(path: Path) -> str:
     Raises:
         DataError: The file cannot be read, or is not UTF-8.
     """
-    with _reading(path):
+    with reading(path):
         return path.read_text(encoding="utf-8")
 
 
@@ -255,9 +254,9 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     if path.suffix == ".parquet":
         import pandas as pd
 
-        with _reading(path):
+        with reading(path):
             return as_rows(pd.read_parquet(path))
-    with _reading(path), path.open(encoding="utf-8", newline="") as file:
+    with reading(path), path.open(encoding="utf-8", newline="") as file:
         if path.suffix == ".jsonl":
             rows = [json.loads(line) for line in file if line.strip()]
             if not all(isinstance(row, dict) for row in rows):
@@ -284,9 +283,9 @@ def as_rows(table: Any) -> list[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def _reading(path: Path) -> Iterator[None]:
+def reading(path: Path) -> Iterator[None]:
     """Say in the error which file could not be read."""
     try:
         yield
-    except (OSError, ValueError, csv.Error) as error:
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, csv.Error) as error:
         raise DataError(f"{path} cannot be read: {error}") from error

@@ -7,7 +7,7 @@ from fedsim.adversary import Adversary, Job
 from fedsim.errors import NotGranted
 from fedsim.knowledge import Knowledge
 from fedsim.libraries import brief
-from fedsim.records import Observation, Reconstruction, field_of
+from fedsim.records import Observation, Reconstruction, field_of, of_layer
 from fedsim.seeds import torch_generator
 from fedsim.testing.examples import SPEC, example
 from fedsim.testing.watching import frozen, same, watched
@@ -112,10 +112,8 @@ def _withheld(seen: Observation, granted: Knowledge) -> dict[str, Any]:
     """The fields to replace in an observation so that it holds no more than is granted."""
     gone: dict[str, Any] = {name: None for flag, name in _FIELDS.items() if flag not in granted}
     if Knowledge.GRADIENT not in granted:
-        shown = Knowledge.HEAD_GRADIENT in granted
-        gone["gradient"] = {
-            k: v for k, v in seen.gradient.items() if shown and k.startswith(f"{seen.head}.")
-        }
+        head = of_layer(seen.gradient, seen.head)
+        gone["gradient"] = head if Knowledge.HEAD_GRADIENT in granted else {}
     return gone
 
 

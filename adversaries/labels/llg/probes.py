@@ -127,7 +127,6 @@ def class_sums(
     probes: Sequence[Probes],
     *,
     seed: int,
-    way: Way | None = None,
 ) -> tuple[list[Tensor], Way]:
     """Compute the row sums g_i of the head's gradient for every probe.
 
@@ -139,20 +138,16 @@ def class_sums(
         images: Images (N, ...) on the model's device, of which probes are made.
         probes: Probes of each size.
         seed: Seed of what the model itself draws (dropout).
-        way: "pooled" (all images in one pass), "batched" (a forward pass for each probe) or
-            "autograd" (a backward pass for each probe); None for the first that agrees with
-            autograd.
 
     Returns:
-        For each size, sums (R, classes) float64; and the way in which they were computed.
+        For each size, sums (R, classes) float64; and the way in which they were computed, the
+        first that agrees with autograd: "pooled" (all images in one pass), "batched" (a forward
+        pass for each probe) or "autograd" (a backward pass for each probe).
 
     Raises:
         ValueError: The model's gradient holds NaN or Inf.
     """
     run = _Run(model, classes, images)
-    if way is not None:
-        with isolated(seed, "probes"):
-            return run.by(way, probes), way
     # With a single example a loss that is a sum would not differ from a mean.
     first = min(probes, key=lambda one: (one.members.shape[1] < 2, one.members.shape[1]))
     one = [Probes(first.labels[:1], first.members[:1])]
@@ -168,7 +163,7 @@ def class_sums(
         if _agree(run.by("pooled", [*one, others]), expected):
             return run.by("pooled", probes), "pooled"
     with isolated(seed, "probes"):
-        way = "batched" if _agree(run.by("batched", one), expected) else "autograd"
+        way: Way = "batched" if _agree(run.by("batched", one), expected) else "autograd"
     with isolated(seed, "probes"):
         return run.by(way, probes), way
 

@@ -109,7 +109,8 @@ class RLG(Adversary):
         if notes["accept"] == "margin":
             plain = weight.double().cpu().numpy()
             # Noise is equal in all dimensions; dropped and rounded entries are not.
-            angles = plain if found.coarse else found.halfway
+            above = found.columns[: found.signal].T / np.sqrt(found.values[: found.signal])
+            angles = plain if found.coarse else above
             labels = by_margin(angles, np.linalg.norm(plain, axis=1), found.size)
         elif notes["accept"] == "authors":
             seed = int(torch.randint(2**62, (), generator=job.rng))

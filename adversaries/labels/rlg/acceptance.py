@@ -54,7 +54,8 @@ def by_margin(columns: Array, lengths: Array, size: int) -> frozenset[int]:
         scores = np.log(np.where(sent, lengths, 1), where=sent, out=np.full(len(sent), -np.inf))
         claimed = sent if sent.sum() <= size else _above(scores, sent, size)
         return frozenset(np.flatnonzero(claimed).tolist())
-    unit = _unit(columns)
+    long = np.linalg.norm(columns, axis=1, keepdims=True)
+    unit = columns / np.where(long > 0, long, 1)
     live = lengths > FAINT * lengths.max()
     claimed = np.zeros(len(live), dtype=bool)
     for _ in range(ROUNDS):
@@ -92,12 +93,6 @@ def _above(scores: Array, live: Mask, size: int, least: float = -np.inf) -> Mask
         order = np.argsort(np.where(claimed, -scores, np.inf), kind="stable")
         claimed[order[size:]] = False
     return claimed
-
-
-def _unit(rows: Array) -> Array:
-    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-    unit: Array = rows / np.where(lengths > 0, lengths, 1)
-    return unit
 
 
 IMAGES = 199

@@ -61,12 +61,6 @@ class Subspace:
         return self.columns / self.values[: len(self.columns), None]
 
     @property
-    def halfway(self) -> Array:
-        """Dimensions above noise divided by the roots of their values, (C, signal)."""
-        found: Array = self.columns[: self.signal].T / np.sqrt(self.values[: self.signal])
-        return found
-
-    @property
     def length(self) -> float:
         """The Frobenius norm of the gradient."""
         return float(np.linalg.norm(self.values))

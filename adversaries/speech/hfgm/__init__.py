@@ -75,11 +75,15 @@ class HFGM(UtteranceAttack):
         """Search the frames of the utterances.
 
         Raises:
+            NotGranted: The number of local steps is withheld, or their learning rate if there
+                are several.
             ValueError: The inputs are no frames, the gradient cannot be matched, or several local
                 steps used different utterances.
         """
         theirs = {name: value[None].to(job.device) for name, value in self.observed(seen).items()}
-        steps, lr = self._local(seen)
+        several = Knowledge.LOCAL_STEPS in seen.granted or not seen.exact
+        steps = int(seen.know(Knowledge.LOCAL_STEPS)) if several else 1
+        lr = float(seen.know(Knowledge.LEARNING_RATE)) if steps > 1 else 0.0
         known = seen if steps == 1 else _single(seen)
         found: list[tuple[DirectSearch, Candidate]] = []
         candidates, features = self.candidates(known, job), seen.spec.require(SpeechSpec).features
@@ -115,18 +119,6 @@ class HFGM(UtteranceAttack):
                 **candidates.notes,
             },
         )
-
-    def _local(self, seen: Observation) -> tuple[int, float]:
-        """Number of local steps and their learning rate.
-
-        The rate is needed only if several steps were taken.
-
-        Raises:
-            NotGranted: The threat model withholds one of the two.
-        """
-        several = Knowledge.LOCAL_STEPS in seen.granted or not seen.exact
-        steps = int(seen.know(Knowledge.LOCAL_STEPS)) if several else 1
-        return steps, float(seen.know(Knowledge.LEARNING_RATE)) if steps > 1 else 0.0
 
     def _run(self, search: DirectSearch, job: Job, estimate: TimeEstimate | None) -> None:
         search.step, recent = self.step, list[float]()

@@ -43,14 +43,7 @@ class DAGER(Adversary):
     """
 
     name = "dager"
-    keywords = (
-        "gradient inversion",
-        "text reconstruction",
-        "exact recovery",
-        "low rank",
-        "language model",
-        "transformer",
-    )
+    keywords = ("text reconstruction", "exact recovery", "low rank", "transformer")
     suits = (TextSpec,)
     needs = Knowledge.GRADIENT | Knowledge.MODEL
     recovers = frozenset({"tokens", "text"})

@@ -8,7 +8,7 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -49,8 +49,7 @@ class Span:
         basis = self.basis.to(inputs)
         apart = inputs - (inputs @ basis) @ basis.mT
         tiny = torch.finfo(inputs.dtype).tiny
-        share: Tensor = apart.norm(dim=-1) / inputs.norm(dim=-1).clamp(min=tiny)
-        return share
+        return cast(Tensor, apart.norm(dim=-1) / inputs.norm(dim=-1).clamp(min=tiny))
 
 
 def spanned(

@@ -4,12 +4,11 @@ import contextlib
 import logging
 import math
 import os
-import signal
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 import torch
 from flwr.app import Context, Error, Message, RecordDict
@@ -200,22 +199,9 @@ def kill_session() -> None:
 
     `ray.shutdown` takes many seconds, and without it some of Ray's agents may outlive the program.
     """
-    if not _STARTED:
-        return
-    if not Path("/proc/self/stat").exists():
-        ray.shutdown()
-        return
-    children: dict[int, list[int]] = defaultdict(list)
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            parent = int(stat.read_text().rpartition(")")[2].split()[1])
-            children[parent].append(int(stat.parent.name))
-    doomed = list(children[os.getpid()])
-    for pid in doomed:  # grows while it is walked
-        doomed += children[pid]
-    for pid in doomed:
-        with contextlib.suppress(OSError):
-            os.kill(pid, signal.SIGKILL)
+    for process in psutil.Process().children(recursive=True) if _STARTED else ():
+        with contextlib.suppress(psutil.Error):
+            process.kill()
 
 
 def check_nodes() -> None:

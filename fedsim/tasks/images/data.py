@@ -26,7 +26,7 @@ from fedsim.tasks.images.arrays import (
     own_arrays,
     stored_arrays,
 )
-from fedsim.tasks.local_data import find_file, find_path, hub_splits
+from fedsim.tasks.local_data import find_file, find_path, hub_splits, reading
 from fedsim.tasks.partitioned import sha256
 
 
@@ -152,15 +152,12 @@ def _npz(path: Path, written: int) -> Arrays:
         path: The file.
         written: When it was last changed, so that a changed file is read again.
     """
-    try:
-        with path.open("rb") as file:
-            if not zipfile.is_zipfile(file):  # numpy would take it for a pickle
-                raise ValueError(f"it is no npz file; expected one with {EXPECTED}")
-            file.seek(0)
-            with np.load(file, allow_pickle=False) as stored:
-                return stored_arrays({key: stored[key] for key in stored.files}, str(path))
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path} cannot be read: {error}") from error
+    with reading(path), path.open("rb") as file:
+        if not zipfile.is_zipfile(file):  # numpy would take it for a pickle
+            raise ValueError(f"it is no npz file; expected one with {EXPECTED}")
+        file.seek(0)
+        with np.load(file, allow_pickle=False) as stored:
+            return stored_arrays({key: stored[key] for key in stored.files}, str(path))
 
 
 def _hub(name: str, size: int | None) -> Arrays:

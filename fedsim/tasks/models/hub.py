@@ -1,6 +1,6 @@
 """Image classifiers of `transformers`: from the Hub, from a folder, or with random weights."""
 
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 
@@ -20,8 +20,7 @@ class _Logits(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         if inputs.shape[1] == 1 < self.channels:
             inputs = inputs.expand(-1, self.channels, -1, -1)
-        logits: Tensor = self.model(pixel_values=inputs).logits
-        return logits
+        return cast(Tensor, self.model(pixel_values=inputs).logits)
 
 
 class Transformers(TransformersModel, Architecture):

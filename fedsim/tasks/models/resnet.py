@@ -1,6 +1,6 @@
 """Residual networks for small images (He et al., 2016, section 4.2), 6n + 2 layers."""
 
-from typing import Literal
+from typing import Literal, cast
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -28,8 +28,7 @@ class _Block(nn.Module):
         kept = inputs[:, :, :: self.stride, :: self.stride]
         kept = functional.pad(kept, (0, 0, 0, 0, self.extra // 2, self.extra - self.extra // 2))
         hidden = self.activation(self.norm1(self.conv1(inputs)))
-        output: Tensor = self.activation(self.norm2(self.conv2(hidden)) + kept)
-        return output
+        return cast(Tensor, self.activation(self.norm2(self.conv2(hidden)) + kept))
 
 
 class _ResNet(nn.Module):
@@ -53,8 +52,7 @@ class _ResNet(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         hidden = self.stages(self.activation(self.norm(self.conv(inputs))))
-        logits: Tensor = self.head(hidden.mean(dim=(2, 3)))
-        return logits
+        return cast(Tensor, self.head(hidden.mean(dim=(2, 3))))
 
 
 class ResNet(Architecture):

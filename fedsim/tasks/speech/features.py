@@ -5,7 +5,7 @@ import functools
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -121,8 +121,7 @@ def trim_silence(sound: Tensor, below: float) -> Tensor:
 
 def resample(sound: Tensor, rate: int) -> Tensor:
     """Resample a sound of shape (n,) from `rate` Hz to 16 kHz."""
-    found: Tensor = torchaudio().functional.resample(sound, rate, RATE)
-    return found
+    return cast(Tensor, torchaudio().functional.resample(sound, rate, RATE))
 
 
 def torchaudio() -> Any:

@@ -4,7 +4,7 @@ import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -233,8 +233,7 @@ def _pixels(logs: Tensor, low: float, span: float) -> Pixels:
     shares = ((logs - low) / span).clamp(0, 1)
     values = (shares * (COLOURS - 1)).round().numpy().astype(np.uint8)
     rows = np.arange(HEIGHT) * values.shape[1] // HEIGHT
-    found: Pixels = values.T[::-1][rows].repeat(FRAME_WIDTH, axis=1)
-    return found
+    return cast(Pixels, values.T[::-1][rows].repeat(FRAME_WIDTH, axis=1))
 
 
 def _bars(errors: Tensor) -> Pixels:

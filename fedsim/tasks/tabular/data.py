@@ -16,7 +16,7 @@ from fedsim.references import is_reference
 from fedsim.seeds import numpy_generator
 from fedsim.spec import Column
 from fedsim.tasks.classification import Examples
-from fedsim.tasks.local_data import call_loader, find_file
+from fedsim.tasks.local_data import call_loader, find_file, reading
 from fedsim.tasks.partitioned import sha256
 
 if TYPE_CHECKING:
@@ -168,10 +168,8 @@ def _file(path: Path, written: int) -> "pd.DataFrame":
     """Read a file once in a process, and again if `written`, its time of change, differs."""
     import pandas as pd
 
-    try:
+    with reading(path):
         frame = pd.read_csv(path) if path.suffix == ".csv" else pd.read_parquet(path)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read: {error}") from error
     return pd.DataFrame(frame).rename(columns=str)
 
 

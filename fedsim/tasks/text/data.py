@@ -295,11 +295,9 @@ def _hub(name: str, columns: tuple[str | None, str | None], labelled: bool) -> _
         raise DataError(f"data '{name}' has the splits {', '.join(loaded)}; expected a 'train'")
     text, label = _columns(f"data '{name}'", parts["train"].features, columns, labelled)
 
-    def judges(part: Any) -> bool:
-        return label is None or min(part[label]) != -1
-
     # Benchmarks such as GLUE hide the labels of their test split.
-    judge = next((k for k in ("test", "validation") if k in parts and judges(parts[k])), None)
+    splits = [key for key in ("test", "validation") if key in parts]
+    judge = next((key for key in splits if label is None or min(parts[key][label]) != -1), None)
     chosen = [parts["train"], *([parts[judge]] if judge else [])]
     texts = tuple(str(one) for part in chosen for one in part[text])
     tests = tuple(at > 0 for at, part in enumerate(chosen) for _ in range(len(part)))

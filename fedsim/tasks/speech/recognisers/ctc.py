@@ -8,7 +8,7 @@ below numpy 2.)
 
 import functools
 import importlib
-from typing import Any
+from typing import Any, cast
 
 import torch
 from pydantic import Field
@@ -86,8 +86,7 @@ class DeepSpeechNetwork(nn.Module):
             lengths = torch.full((len(inputs),), inputs.shape[1])
         hidden = self.dense(windows(inputs, self.context))
         hidden = run_lstm(self.recurrent, hidden, lengths, inputs.shape[1])
-        logits: Tensor = self.head(self.joint(hidden))
-        return logits
+        return cast(Tensor, self.head(self.joint(hidden)))
 
 
 def mean_ctc_loss(

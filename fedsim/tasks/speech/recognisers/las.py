@@ -1,6 +1,6 @@
 """Listen, attend and spell (Chan et al., 2016): word pieces by attention. RLG attacks it."""
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from pydantic import Field
@@ -171,8 +171,7 @@ class ListenAttendSpell(nn.Module):
         frames, keys, present = encoded
         energies = (keys @ self.query(output)[:, :, None])[:, :, 0]
         weights = energies.masked_fill(~present, -torch.inf).softmax(dim=1)
-        context: Tensor = (weights[:, None] @ frames)[:, 0]
-        return context
+        return cast(Tensor, (weights[:, None] @ frames)[:, 0])
 
     def forward(
         self, inputs: Tensor, before: Tensor, lengths: Tensor | None = None, at: str = "input"
@@ -189,8 +188,7 @@ class ListenAttendSpell(nn.Module):
             at: The kind of inputs, "input" or "context".
         """
         if at == "context":
-            logits: Tensor = self.speller(inputs, before)
-            return logits
+            return cast(Tensor, self.speller(inputs, before))
         encoded = self.listen(inputs, lengths)
         embedded = self.speller.embedding(before)
         states = self.speller.start(embedded)

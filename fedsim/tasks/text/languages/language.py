@@ -4,7 +4,7 @@ Their logits are computed from token ids or word embeddings, and so are the trai
 """
 
 import re
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -131,8 +131,7 @@ class Language(TransformersModel):
                     '"classification"'
                 )
             require_mask(tokenizer)
-        module: nn.Module = self.create(auto, config)
-        return module
+        return cast(nn.Module, self.create(auto, config))
 
     def _refuse_foreign(self, tokenizer: Any) -> None:
         """Raise `DataError` if stored weights belong to another vocabulary."""
@@ -201,8 +200,7 @@ def padding_id(tokenizer: Any) -> int:
 def embedding_name(module: nn.Module) -> str:
     """The name of the parameter that holds the word embeddings."""
     weight = module.get_input_embeddings().weight  # type: ignore[operator]
-    found: str = next(name for name, one in module.named_parameters() if one is weight)
-    return found
+    return next(name for name, one in module.named_parameters() if one is weight)
 
 
 def sent_parameters(module: nn.Module, which: Parameters) -> frozenset[str]:
@@ -263,14 +261,12 @@ def logits(module: nn.Module, inputs: Tensor, *, lengths: Any = None, at: str = 
             f"token-leak does not need them. The model's error: {error}"
         ) from error
     if score is None:
-        found: Tensor = made.logits
-        return found
+        return cast(Tensor, made.logits)
     # A decoder classifies by its last token. transformers finds it by the id of the padding, which
     # embeddings do not have.
     states: Tensor = made[0]
     last = (ends - 1).view(-1, 1, 1).expand(-1, 1, states.shape[2])
-    scores: Tensor = score(states.gather(1, last).squeeze(1))
-    return scores
+    return cast(Tensor, score(states.gather(1, last).squeeze(1)))
 
 
 def classification_loss(
