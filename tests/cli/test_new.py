@@ -9,6 +9,8 @@ from support.plugins_fixture import install, with_plugins
 
 from fedsim.cli import main
 
+KINDS = ("adversary", "defense", "metric", "task")
+
 
 def asked(monkeypatch, capsys, folder: Path, *words: str) -> tuple[int, str]:
     monkeypatch.chdir(folder)
@@ -19,29 +21,46 @@ def asked(monkeypatch, capsys, folder: Path, *words: str) -> tuple[int, str]:
     return int(left.value.code or 0), said.out + said.err
 
 
-@pytest.mark.parametrize("kind", ["adversary", "defense", "metric", "task"])
-def test_a_new_package_installs_passes_its_test_and_conforms(kind, tmp_path, monkeypatch, capsys):
-    code, said = asked(monkeypatch, capsys, tmp_path, kind, f"made_{kind}")
-    assert code == 0, said
-    package, site, cls = tmp_path / f"made_{kind}", tmp_path / "site", f"Made{kind.capitalize()}"
-    assert f"fedsim check made_{kind}:{cls}" in said
-    files = {file.name for file in package.iterdir()}
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A folder with a new package of each kind, and what the command said of each."""
+    folder, said = tmp_path_factory.mktemp("made"), {}
+    for kind in KINDS:
+        command = [sys.executable, "-m", "fedsim.cli", "new", kind, f"made_{kind}"]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+        said[kind] = done.stdout
+    first, *more = (folder / f"made_{kind}" for kind in KINDS)
+    install(first, folder / "site", *more)
+    return folder, said
+
+
+def succeeds(folder: Path, *command: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", *command],
+        cwd=folder,
+        env=with_plugins(folder / "site", OMP_NUM_THREADS="1"),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+
+
+def test_new_packages_install_are_formatted_and_pass_their_tests(made):
+    folder, _ = made
+    packages = [str(folder / f"made_{kind}") for kind in KINDS]
+    succeeds(folder, "ruff", "format", "--isolated", "--line-length", "100", "--check", *packages)
+    succeeds(folder, "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", *packages)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_new_package_says_what_comes_next_and_conforms(kind, made):
+    folder, said = made
+    cls = f"Made{kind.capitalize()}"
+    assert f"fedsim check made_{kind}:{cls}" in said[kind]
+    files = {file.name for file in (folder / f"made_{kind}").glob("*.*")}
     assert files == {"pyproject.toml", "README.md", f"made_{kind}.py", f"test_made_{kind}.py"}
-    install(package, site)
-    for command in (
-        ["ruff", "format", "--isolated", "--line-length", "100", "--check", str(package)],
-        ["pytest", "-q", "-W", "error", "-p", "no:cacheprovider", str(package)],
-        ["fedsim.cli", "check", f"made_{kind}:{cls}"],
-        ["fedsim.cli", "show", f"made-{kind}"],
-    ):
-        done = subprocess.run(
-            [sys.executable, "-m", *command],
-            cwd=tmp_path,
-            env=with_plugins(site, OMP_NUM_THREADS="1"),
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    succeeds(folder, "fedsim.cli", "check", f"made_{kind}:{cls}")
+    succeeds(folder, "fedsim.cli", "show", f"made-{kind}")
 
 
 @pytest.mark.parametrize(
