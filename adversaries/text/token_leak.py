@@ -69,9 +69,9 @@ class TokenLeak(Adversary):
         found = norms > 0
         if not found.any():
             raise ValueError(
-                f"the gradient of '{tokens.embedding}' is zero throughout: the word embeddings "
-                "were frozen, or their gradient removed by a defense, so that it tells nothing of "
-                "the tokens. dager reads them from the spans of the transformer's own layers"
+                f"the gradient of '{tokens.embedding}' is zero: the word embeddings were frozen, "
+                "or a defense removed their gradient, so that it shows no tokens. dager finds them "
+                "from the gradients of the transformer's first layers"
             )
         filled = float(found.double().mean())
         bound = 0.0

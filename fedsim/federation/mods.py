@@ -132,6 +132,6 @@ class LocalDP(_Mod):
         return [
             *found,
             f"{self.name}: sensitivity = {self.sensitivity:g} is below clipping_norm = "
-            f"{self.clipping_norm:g}, the most that one client can change: an update costs more "
-            "than epsilon says. They should be equal",
+            f"{self.clipping_norm:g}, the largest change that one client can make, so that the "
+            "privacy loss is larger than the epsilon shown. Set both to the same value",
         ]

@@ -112,8 +112,8 @@ class SequenceProblem:
                     if torch.equal(ours[1][..., place], probe):
                         return theirs.v[place].mT
         raise ValueError(
-            "none of the matched layers takes the context vectors as they are, so that none tells "
-            "what they are combined of: match such a layer, or leave the context vectors free"
+            "none of the matched layers has the context vectors as its input, so that no gradient "
+            "shows their row space: match such a layer, or leave the context vectors free"
         )
 
     def start(self, rng: torch.Generator, spread: float = 1.0) -> Tensor:

@@ -175,8 +175,8 @@ class TextDistance:
         if wrong:
             more = f" and {len(wrong) - 3} others" if len(wrong) > 3 else ""
             raise ValueError(
-                f"the gradients of {', '.join(wrong[:3])}{more} are not what autograd says: their "
-                "layers do more than transform each token, or texts of a batch see one another. "
+                f"the gradients of {', '.join(wrong[:3])}{more} differ from autograd's: their "
+                "layers do more than transform each token, or mix the texts of a batch. "
                 'Leave them out: parameters = {"NAME" = 0, "*" = 1}'
             )
         return found

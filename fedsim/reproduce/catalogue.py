@@ -107,7 +107,7 @@ def choose(which: str) -> list[Figure]:
     if Path(which).is_file():
         own = list(figures([which]).values())
         if not own:
-            raise ScenarioError(f"{which} has no [paper] table that says what it reproduces")
+            raise ScenarioError(f"{which} has no [paper] table, which states what it reproduces")
         return own
     known = figures()
     chosen = [figure for figure in known.values() if which in (figure.id, figure.paper)]

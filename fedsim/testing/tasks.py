@@ -202,7 +202,7 @@ def _guesses(task: Task) -> Iterator[str]:
         first, touched = watched(lambda: guess(truth), 0)
         again, _ = watched(lambda: guess(truth), 1)
     except NotImplementedError:
-        yield "guess: not written; without it nothing says what chance is"
+        yield "guess: not written; without it there is no level of chance"
         return
     if not isinstance(first, Reconstruction):
         yield f"guess: returns {type(first).__name__}; return a Reconstruction"

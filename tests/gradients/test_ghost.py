@@ -281,7 +281,7 @@ def test_texts_that_see_one_another_are_found_out():
     other = VictimModel(
         model.module, head="classifier", loss=mixed, words=model.words, points=POINTS
     )
-    with pytest.raises(ValueError, match="see one another"):
+    with pytest.raises(ValueError, match="mix the texts of a batch"):
         TextDistance(other, theirs, labels, lengths)
 
 

@@ -178,8 +178,8 @@ class FirstFrames(Adversary):
         if rank + features >= rows.shape[1]:
             raise ValueError(
                 f"the gradient of layer '{name}' has rank {rank} of {rows.shape[1]}: with "
-                f"{rows.shape[1] - features} frames of {features} values or more, any fit. Smaller "
-                "batches or shorter utterances would tell them"
+                f"{rows.shape[1] - features} frames of {features} values or more, any frames "
+                "fit. The attack needs smaller batches or shorter utterances"
             )
         away = torch.eye(rows.shape[1], dtype=rows.dtype) - right[:rank].T @ right[:rank]
         return away, rank, gap

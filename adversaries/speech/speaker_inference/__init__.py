@@ -229,7 +229,7 @@ def _utterances(seen: Observation, shortest: int) -> Utterances:
     speakers = public.attributes.get("speaker")
     if not speakers:
         raise ValueError(
-            "the auxiliary data do not tell who speaks: some utterances of the task's speakers "
+            "the auxiliary data do not contain speakers: some utterances of the task's speakers "
             "have to be public (task.auxiliary_utterances)"
         )
     lengths = [public.inputs.shape[1]] * len(public) if public.lengths is None else public.lengths

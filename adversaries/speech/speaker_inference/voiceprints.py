@@ -76,8 +76,8 @@ def threshold(own: Iterable[float], others: Iterable[float]) -> float:
     mine, theirs = (torch.tensor(sorted(each), dtype=torch.float64) for each in (own, others))
     if not len(mine) or not len(theirs):
         raise ValueError(
-            f"{len(mine)} public utterances of speakers who have others and {len(theirs)} of "
-            "strangers to them tell no threshold: it takes 3 speakers with 2 utterances each"
+            f"{len(mine)} public utterances of speakers with others and {len(theirs)} of other "
+            "speakers are too few for a threshold: it takes 3 speakers with 2 utterances each"
         )
     edges = torch.unique(torch.cat([mine, theirs]))
     edges = torch.cat([edges[:1] - 1e-6, (edges[1:] + edges[:-1]) / 2, edges[-1:] + 1e-6])

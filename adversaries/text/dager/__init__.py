@@ -94,9 +94,9 @@ class DAGER(Adversary):
         for one in (span, later):
             if not one.rank:
                 raise ValueError(
-                    f"no direction of the gradient of '{one.layers[0]}' stands out above its "
-                    "noise: there is nothing to tell tokens by. Less noise against the gradient, "
-                    "or a smaller batch, leaks"
+                    f"no singular value of the gradient of '{one.layers[0]}' exceeds its noise, so "
+                    "that no token can be found. The attack needs less noise relative to the "
+                    "gradient, or a smaller batch"
                 )
         words = words.to(job.device)
         longest = min(tokens.longest, later.rank + (0 if first.placed else AGAIN))

@@ -93,8 +93,8 @@ def candidates(
             narrow = f", of which word embeddings reach {reached}" if reached < span.width else ""
             raise ValueError(
                 f"{int(counts[place])} of {len(words)} tokens fit position {place}: the gradient "
-                f"spans {span.rank} of {span.width} dimensions{narrow}, too many to tell tokens "
-                "apart. Smaller batches or shorter texts leak; so does a wider model"
+                f"spans {span.rank} of {span.width} dimensions{narrow}, too many to "
+                "distinguish tokens. It needs smaller batches, shorter texts or a wider model"
             )
     found = [passed[p].nonzero().flatten() for p in range(end)]
     most = MOST if span.noisy else None

@@ -101,8 +101,8 @@ def masked_sum(terms: Terms) -> Mean:
     examples = int(np.rint(mean[0]))
     if abs(mean[0] - examples) > 1e-3 or examples < len(left):
         raise ClientError(
-            f"what the clients sent adds up to {mean[0]:.6g} examples, so one of them did not "
-            "send a masked update; which one, the sum does not tell"
+            f"the clients' vectors add up to {mean[0]:.6g} examples, so one of them did not send "
+            "a masked update; the sum does not show which one"
         )
     nodes = tuple(node_of[client] for client in sorted(left))
     return Mean(nodes, mean[1:] / examples, examples, meaning)

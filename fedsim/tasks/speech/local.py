@@ -179,7 +179,7 @@ def _librispeech(lists: Sequence[Path]) -> Recordings:
             files = (inside_folder(path.parent, f"{name}{ending}") for ending in (".flac", ".wav"))
             file = next((file for file in files if file.is_file()), None)
             if file is None:
-                raise DataError(f"{path} tells of '{name}', and there is no {name}.flac beside it")
+                raise DataError(f"{path} lists '{name}', and there is no {name}.flac beside it")
             found.append(_file(file, path.parent.parent.name, text))
     return Recordings(found)
 

@@ -228,6 +228,6 @@ def _codes(
 
 def _constant(where: str, name: str, value: object) -> DataError:
     return DataError(
-        f"data '{name}': {where} is {value} in every training row, and says nothing. Leave the "
+        f"data '{name}': {where} is {value} in every training row. Leave the "
         "column out, or name another one in task.label if it is the label"
     )

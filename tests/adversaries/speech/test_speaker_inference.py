@@ -153,7 +153,7 @@ def test_another_attack_has_to_claim_frames(auxiliary):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda batch: dataclasses.replace(batch, attributes={}), "do not tell who speaks"),
+        (lambda batch: dataclasses.replace(batch, attributes={}), "do not contain speakers"),
         (
             lambda batch: public(words=WORDS[:1]),
             "4 public utterances of 4 speakers make no triplet",

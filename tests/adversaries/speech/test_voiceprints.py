@@ -100,7 +100,7 @@ def test_a_threshold_lies_where_it_tells_most_apart(own, others, expected):
 
 
 def test_a_threshold_needs_speakers_and_strangers():
-    with pytest.raises(ValueError, match="0 of strangers to them tell no threshold"):
+    with pytest.raises(ValueError, match="0 of other speakers are too few for a threshold"):
         threshold([0.5], [])
 
 

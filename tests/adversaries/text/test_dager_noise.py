@@ -24,7 +24,7 @@ def test_a_gradient_that_is_noise_alone_is_refused_and_not_searched(hidden):
             for name, value in observed.gradient.items()
             if "attention.self" not in name or ".layer.0." not in name
         }
-    with pytest.raises(ValueError, match="stands out above its noise"):
+    with pytest.raises(ValueError, match="exceeds its noise, so that no token can be found"):
         claimed(dataclasses.replace(observed, gradient=gradient))
 
 
