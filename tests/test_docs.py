@@ -75,7 +75,7 @@ def run(line: str, folder: Path, site: Path) -> str:
     return done.stdout
 
 
-def played(page: Path, folder: Path) -> dict[str, str]:
+def run_page(page: Path, folder: Path) -> dict[str, str]:
     """What the page's commands print, in a folder with its files."""
     site = folder.with_name("site")
     folder.mkdir()
@@ -96,7 +96,7 @@ def findings(folder: Path) -> list[dict[str, str]]:
 def test_the_tutorial_does_what_it_says(tmp_path):
     assert [block for block in blocks(TUTORIAL, "python", "toml") if not block.file] == []
     folder = tmp_path / "project"
-    said = played(TUTORIAL, folder)
+    said = run_page(TUTORIAL, folder)
 
     assert "conforms" in said["fedsim check bias_counts:BiasCounts"]
     assert "bias-counts" in said["fedsim list adversaries"]
@@ -116,7 +116,7 @@ def test_the_tutorial_does_what_it_says(tmp_path):
 @pytest.mark.timeout(600)
 def test_the_defense_does_what_it_says(tmp_path):
     folder = tmp_path / "project"
-    said = played(DEFENSE, folder)
+    said = run_page(DEFENSE, folder)
     assert "conforms" in said["fedsim check threshold:Threshold"]
     recovered = {
         (row["point"].partition("=")[2], row["label"]): float(row["value"])

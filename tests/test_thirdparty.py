@@ -56,7 +56,7 @@ def fedsim(site: Path, folder: Path, *words: str) -> subprocess.CompletedProcess
     )
 
 
-def played(site: Path, folder: Path, text: str, *words: str) -> list[dict[str, str]]:
+def run_scenario(site: Path, folder: Path, text: str, *words: str) -> list[dict[str, str]]:
     """The findings of a run of this scenario."""
     (folder / "case.toml").write_text(text)
     done = fedsim(site, folder, "run", "case.toml", "--out", "out", "--quiet", *words)
@@ -136,7 +136,7 @@ def test_is_checked_by_the_command(thirdparty, tmp_path, plugin, conforms):
 
 @pytest.mark.parametrize("workers", [1, 2], ids=["inline", "ray"])
 def test_runs_on_every_engine(thirdparty, tmp_path, workers):
-    rows = played(
+    rows = run_scenario(
         thirdparty, tmp_path, SCENARIO + WELL_BEHAVED, "--set", f"engine.workers={workers}"
     )
     assert statuses(rows) == {
@@ -160,14 +160,14 @@ def test_runs_on_every_engine(thirdparty, tmp_path, workers):
 def test_an_attack_that_kills_its_worker_costs_only_itself(thirdparty, tmp_path):
     attacks = '[[adversaries]]\nname = "bad-exiter"\nrounds = [1]\nvictims = 1\n'
     attacks += '[[adversaries]]\nname = "llg"\n'
-    rows = played(thirdparty, tmp_path, SCENARIO + attacks, "--set", "engine.workers=2")
+    rows = run_scenario(thirdparty, tmp_path, SCENARIO + attacks, "--set", "engine.workers=2")
     assert statuses(rows) == {"bad-exiter": {"failed"}, "llg": {"ok"}}
     assert len([row for row in rows if row["metric"] == "asr"]) == 6
 
 
 def test_an_attack_that_sleeps_is_woken(thirdparty, tmp_path):
     attacks = '[[adversaries]]\nname = "bad-sleeper"\ntimeout = 1\nrounds = [1]\nvictims = 1\n'
-    rows = played(thirdparty, tmp_path, SCENARIO + attacks, "--set", "engine.workers=1")
+    rows = run_scenario(thirdparty, tmp_path, SCENARIO + attacks, "--set", "engine.workers=1")
     assert statuses(rows) == {"bad-sleeper": {"timeout"}}
 
 
@@ -179,7 +179,7 @@ def test_what_a_hostile_client_sends_is_refused_and_recorded(thirdparty, tmp_pat
     text = SCENARIO.replace("[threat]\n", "[threat]\nfollow = [0]\n")
     text += '[[defenses]]\nname = "bad-nan"\nclients = [0]\n[[adversaries]]\nname = "llg"\n'
     text += f'[engine]\nworkers = 1\n[sweep]\n"defenses.0.name" = {json.dumps(HOSTILE)}\n'
-    rows = played(thirdparty, tmp_path, text)
+    rows = run_scenario(thirdparty, tmp_path, text)
     for name in HOSTILE:
         point = [row for row in rows if row["point"] == f"defenses.0.name={name}"]
         of_client = statuses(point, "client")

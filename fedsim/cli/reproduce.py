@@ -33,7 +33,7 @@ def reproduce(
         scale,
         overrides=set or [],
         data=data,
-        play=not show,
+        execute=not show,
         console=console,
         strict=True,
     )

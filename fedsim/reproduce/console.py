@@ -45,7 +45,7 @@ def reproduce(
     *,
     overrides: Sequence[str] = (),
     data: str = "",
-    play: bool = True,
+    execute: bool = True,
     console: Console | None = None,
     strict: bool = False,
 ) -> list[Path]:
@@ -60,7 +60,7 @@ def reproduce(
         scale: "smoke" or "paper".
         overrides: Settings as for `--set`, KEY=VALUE.
         data: The folder of local data sets.
-        play: Whether to run anything; if False, or while another process runs the figure, the
+        execute: Whether to run anything; if False, or while another process runs the figure, the
             results so far are shown.
         console: Where to print; None prints nothing.
         strict: Raise if there is no measured row in the end.
@@ -80,7 +80,7 @@ def reproduce(
     problems: dict[str, dict[str, str]] = {figure.id: {} for figure in chosen}
     try:
         with _bars(console) as bars:
-            for figure, part in _order(chosen) if play else ():
+            for figure, part in _order(chosen) if execute else ():
                 problem = driver.run_figure(
                     figure, part, out, scale, overrides=overrides, data=data, progress=bars
                 )
@@ -113,7 +113,7 @@ def reproduce(
     shares = [share for figure in chosen for share in found[figure.id].shares]
     if strict and not any(cell.n for share in shares for cell in share.cells):
         reasons = [share.problem for share in shares if share.problem]
-        hint = "" if play else " (--show runs nothing)"
+        hint = "" if execute else " (--show runs nothing)"
         raise NotMeasured(
             f"{which}: not one row was measured{hint}. {''.join(reasons[-1:])}".strip()
         )

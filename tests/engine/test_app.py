@@ -28,7 +28,7 @@ def serve(nodes: int, **config: str) -> None:
     app(InlineGrid(nodes), context)
 
 
-def test_the_app_plays_the_scenario_of_its_run_config(tmp_path, capsys):
+def test_the_app_runs_the_scenario_of_its_run_config(tmp_path, capsys):
     serve(4, scenario="quickstart", overrides=OVERRIDES, out=str(tmp_path / "app"))
     assert "4 SuperNodes are connected, so training.clients = 4 instead of 20" in (
         said := capsys.readouterr().out
@@ -51,7 +51,7 @@ def test_the_app_refuses_a_sweep_and_an_existing_folder(tmp_path):
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="ends processes by /proc")
-def test_flwr_run_plays_the_quickstart(tmp_path):
+def test_flwr_run_runs_the_quickstart(tmp_path):
     mark = f"FEDSIM_TEST_{uuid.uuid4().hex}"
     home = tmp_path / "flwr"
     home.mkdir()

@@ -76,7 +76,9 @@ def wait(address: str, nodes: int) -> None:
     subprocess.run([sys.executable, "-c", code, address, str(nodes)], check=True, timeout=200)
 
 
-def played(folder: Path, *settings: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_scenario(
+    folder: Path, *settings: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
     options = [word for each in (*ROWS, *settings) for word in ("--set", each)]
     command = ["run", "quickstart", "--quiet", "--out", str(folder), *options]
     return subprocess.run(
@@ -93,8 +95,8 @@ def findings(folder: Path) -> list[dict[str, str]]:
 
 
 def test_a_cluster_finds_what_one_process_finds(head, tmp_path):
-    assert played(tmp_path / "inline", "engine.workers=1").returncode == 0
-    done = played(tmp_path / "cluster", f"engine.address={head}", "engine.workers=1")
+    assert run_scenario(tmp_path / "inline", "engine.workers=1").returncode == 0
+    done = run_scenario(tmp_path / "cluster", f"engine.address={head}", "engine.workers=1")
     assert done.returncode == 0, done.stderr
     rows = findings(tmp_path / "inline")
     assert rows
@@ -102,7 +104,7 @@ def test_a_cluster_finds_what_one_process_finds(head, tmp_path):
 
 
 def test_without_an_address_a_run_keeps_to_itself_beside_a_cluster(head, tmp_path):
-    done = played(tmp_path / "run", "engine.workers=2", RAY_ADDRESS=head)
+    done = run_scenario(tmp_path / "run", "engine.workers=2", RAY_ADDRESS=head)
     assert done.returncode == 0, done.stderr
 
 
@@ -113,7 +115,7 @@ def test_a_worker_of_another_version_is_one_clear_error(head, tmp_path):
     joins = (f"--address={head}", "--node-ip-address=127.0.0.2")
     with node(tmp_path, *joins, PYTHONPATH=str(other.parent)):
         wait(head, 2)
-        done = played(tmp_path / "run", f"engine.address={head}", "engine.workers=1")
+        done = run_scenario(tmp_path / "run", f"engine.address={head}", "engine.workers=1")
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: the Ray node 127.0.0.2 has fedsim 0.0.9 (sources ")

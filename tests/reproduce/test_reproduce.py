@@ -115,7 +115,7 @@ def test_a_run_killed_before_its_first_row_reads_not_measured(tmp_path, attacked
     for name in ("findings.csv", "utility.csv", "points.csv"):
         head = (run / name).read_text().splitlines()[0]
         (run / name).write_text(head + "\n")
-    text = reproduce(source, out, play=False)[0].read_text()
+    text = reproduce(source, out, execute=False)[0].read_text()
     assert [row[-1] for row in table(text, "measure")] == ["not measured: not run yet"] * 3
 
 
@@ -148,8 +148,10 @@ def test_a_scenario_changed_after_its_end_neither_shows_nor_keeps_old_numbers(tm
     source, out = toml(tmp_path), tmp_path / "out"
     reproduce(source, out)
     there = attacked.total()
-    for play in (True, False):
-        text = reproduce(source, out, overrides=["task.model=lenet"], play=play)[0].read_text()
+    for execute in (True, False):
+        text = reproduce(source, out, overrides=["task.model=lenet"], execute=execute)[
+            0
+        ].read_text()
         assert "was run with another scenario than this one, which differs in task" in text
         assert {row[3] for row in table(text, "measure")} == {"–"}
     assert attacked.total() == there
@@ -159,8 +161,8 @@ def test_a_recorded_scenario_that_cannot_be_read_costs_no_page(tmp_path, attacke
     source, out = toml(tmp_path), tmp_path / "out"
     reproduce(source, out)
     (out / "test/tiny/smoke/tiny/scenario.toml").write_text("seed = \n")
-    for play in (False, True):
-        text = reproduce(source, out, play=play)[0].read_text()
+    for execute in (False, True):
+        text = reproduce(source, out, execute=execute)[0].read_text()
         assert text.count("scenario.toml cannot be read") == 1
 
 
@@ -180,7 +182,7 @@ def test_a_verdict_tells_the_reason_and_not_its_place(problem, told, tmp_path):
     assert found.shares[0].problem == problem
 
 
-def test_numbers_stay_when_another_figure_of_the_paper_is_played(tmp_path, monkeypatch, attacked):
+def test_numbers_stay_when_another_figure_of_the_paper_is_run(tmp_path, monkeypatch, attacked):
     sources = [toml(tmp_path, "a", id="a"), toml(tmp_path, "b", id="b")]
     monkeypatch.setattr("fedsim.reproduce.catalogue.scenario_names", lambda: sources)
     out, once = tmp_path / "out", "paper.repetitions=1"
@@ -189,7 +191,7 @@ def test_numbers_stay_when_another_figure_of_the_paper_is_played(tmp_path, monke
     assert "another scenario" not in other
     assert [row[-1] for row in table(other, "batch size")] == ["1", "1"]
     assert other.count("sha256") == 2
-    chosen = reproduce("test/a", out, play=False)[0].read_text()
+    chosen = reproduce("test/a", out, execute=False)[0].read_text()
     assert "a was run with another scenario than this one, which differs in training" in chosen
     assert str(tmp_path) not in chosen
     assert chosen.count("sha256") == 1
@@ -276,7 +278,7 @@ def test_reasons_stand_below_a_narrow_table(tmp_path):
 
 def test_show_runs_nothing_and_neither_does_a_second_process(tmp_path, attacked):
     source, out = toml(tmp_path), tmp_path / "out"
-    text = reproduce(source, out, play=False)[0].read_text()
+    text = reproduce(source, out, execute=False)[0].read_text()
     assert [row[-1] for row in table(text, "measure")] == ["not measured: not run yet"] * 3
     with locked(out / "test/tiny/smoke/.tiny.lock") as first:
         assert first

@@ -78,7 +78,7 @@ def test_a_smoke_section_goes_when_paper_scale_is_whole():
 @pytest.mark.parametrize(
     "facts", ["two: data x; device y.", "two: data x; seeds in part 7; device y."]
 )
-def test_a_smoke_section_stays_while_a_scenario_of_the_figure_is_unplayed(facts):
+def test_a_smoke_section_stays_while_a_scenario_of_the_figure_was_not_run(facts):
     runs = section("p/fig1", "7 to 11", body=f"{facts}\n\n| 2 |")
     assert "(smoke scale)" in tool().updated(PAGE, [("paper", runs)], {"p/fig1": 5})
 

@@ -45,7 +45,7 @@ def test_a_study_goes_on_from_its_rows_alone_on_another_machine(tmp_path, tool, 
     monkeypatch.setattr(
         LLG, "reconstruct", lambda self, seen, job: attacked.append(1) or plain(self, seen, job)
     )
-    markdown, _ = reproduce(toml(figure), there, play=False)
+    markdown, _ = reproduce(toml(figure), there, execute=False)
     assert "seeds 3 to 4" in markdown.read_text()
     monkeypatch.setattr(simulation, "device_name", lambda scenario: "an abacus")
     markdown, _ = reproduce(toml(figure), there)
