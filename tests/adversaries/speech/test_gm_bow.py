@@ -216,7 +216,7 @@ def test_it_refuses_what_it_cannot_read(standing_in):
         GMBoW(labels_from="mute").reconstruct(seen, testing.job())
     with pytest.raises(ValueError, match="fits none"):
         GMBoW(parameters={"decoder.*": 1.0}).reconstruct(seen, testing.job())
-    with pytest.raises(ValueError, match="takes the context vectors"):
+    with pytest.raises(ValueError, match="has the context vectors as its input"):
         GMBoW(parameters={"*head.*": 1.0}).reconstruct(seen, testing.job())
     with pytest.raises(ScenarioError, match="restrict = true"):
         make("adversaries", "gm-bow", {"restrict": False, "normalise": "set"})
