@@ -116,3 +116,12 @@ def test_nothing_has_rank_zero(shape):
 def test_a_full_rank_cannot_be_distinguished_from_noise_and_counts_too_low(rng):
     assert rank_of(low_rank(29, 60, 30, rng)) == 29
     assert rank_of(low_rank(30, 60, 30, rng)) < 30
+
+
+@pytest.mark.parametrize("rank", [1, 5, 20, 29])
+def test_the_rank_of_a_product_is_found(rank):
+    rng = torch.Generator().manual_seed(rank)
+    factors = (torch.randn(n, rank, generator=rng).double() for n in (60, 30))
+    matrix = (next(factors) @ next(factors).mT).float()
+    assert rank_of(matrix) == rank
+    assert rank_of(matrix.mT) == rank

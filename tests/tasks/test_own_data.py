@@ -4,14 +4,13 @@ import numpy as np
 import pandas as pd
 import pytest
 from support.own_code import beside, fresh
+from support.pictures import images, pictures
 
 from fedsim.engine.preflight import preflight
 from fedsim.errors import DataError
 from fedsim.references import look_in
 from fedsim.scenario import Scenario
 from fedsim.tasks.images import Images
-from fedsim.tasks.images.data import load
-from fedsim.tasks.local_data import inside_folder
 from fedsim.tasks.speech.data import Limits
 from fedsim.tasks.speech.data import load as load_speech
 from fedsim.tasks.speech.local import _sampled
@@ -130,10 +129,6 @@ def own(tmp_path):
     return module
 
 
-def images(name, folder=None, size=None):
-    return load(name, folder, size=size, test_fraction=0.2, seed=0)
-
-
 def texts(name, folder=None):
     return load_texts(name, folder, test_fraction=0.2, seed=0)
 
@@ -227,17 +222,6 @@ def test_check_finds_a_function_beside_the_scenario(tmp_path):
 
 
 # --- folders, paths and tables --------------------------------------------------------------
-
-
-def pictures(folder, count=4, side=5):
-    from PIL import Image
-
-    rng = np.random.default_rng(0)
-    for label in ("cat", "dog"):
-        (folder / label).mkdir(parents=True)
-        for n in range(count):
-            pixels = rng.integers(0, 256, (side, side, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(folder / label / f"{n}.png")
 
 
 def test_a_folder_of_images_has_a_subfolder_a_label(tmp_path):
@@ -342,30 +326,3 @@ def test_a_list_of_librispeech_names_files_beside_it_only(tmp_path):
     (tmp_path / "set/s/c/s-c.trans.txt").write_text("s-c-0 HELLO\n../../../secret HELLO\n")
     with pytest.raises(DataError, match="lies outside"):
         load_speech("set", tmp_path, "sentences", Limits())
-
-
-def test_an_image_that_is_a_link_out_of_its_folder_is_refused(tmp_path):
-    pictures(tmp_path / "pets")
-    pictures(tmp_path / "elsewhere")
-    (tmp_path / "pets" / "cat" / "9.png").symlink_to(tmp_path / "elsewhere" / "cat" / "1.png")
-    with pytest.raises(DataError, match=r"'cat/9\.png' lies outside"):
-        images("pets", tmp_path)
-
-
-def test_a_link_within_a_folder_and_a_folder_that_is_a_link_are_fine(tmp_path):
-    pictures(tmp_path / "pets")
-    (tmp_path / "pets" / "cat" / "9.png").symlink_to(tmp_path / "pets" / "dog" / "1.png")
-    (tmp_path / "linked").symlink_to(tmp_path / "pets")
-    assert len(images("linked", tmp_path).labels) == 9
-    with pytest.raises(DataError, match="lies outside"):
-        inside_folder(tmp_path / "pets", "../../etc/passwd")
-
-
-def test_a_split_that_is_a_link_out_of_the_folder_is_refused(tmp_path):
-    for split in ("train", "test"):
-        pictures(tmp_path / "elsewhere" / split)
-    (tmp_path / "pets").mkdir()
-    for split in ("train", "test"):
-        (tmp_path / "pets" / split).symlink_to(tmp_path / "elsewhere" / split)
-    with pytest.raises(DataError, match="lies outside"):
-        images("pets", tmp_path)

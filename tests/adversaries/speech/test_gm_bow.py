@@ -324,15 +324,6 @@ def test_the_distance_in_factors_is_the_distance(rank, ours, seed, near):
     assert torch.allclose(part.squared_distance((left, right)), dense, rtol=1e-6, atol=1e-24)
 
 
-@pytest.mark.parametrize("rank", [1, 5, 20, 29])
-def test_the_rank_of_a_product_is_found(rank):
-    rng = generator(rank)
-    factors = (torch.randn(n, rank, generator=rng).double() for n in (60, 30))
-    matrix = (next(factors) @ next(factors).mT).float()
-    assert rank_of(matrix) == rank
-    assert rank_of(matrix.mT) == rank
-
-
 # The matching loop
 
 
