@@ -113,7 +113,7 @@ def l1_l2_distance(
 
 
 def dense(value: Tensor | Outer) -> Tensor:
-    """The matrices (R, out, in) of outer products, or tensors as they are."""
+    """Expand outer products to matrices (R, out, in); other tensors are returned unchanged."""
     return value.dense if isinstance(value, Outer) else value
 
 

@@ -128,7 +128,7 @@ def head_behind(
         return heads[0]
     likely = [name for name, layer in linear.items() if layer.out_features == shape[-1]]
     raise DataError(
-        f"which layer of {label} is the head? None returns the logits as they are. "
+        f"which layer of {label} is the head? None of them outputs the logits unchanged. "
         f"Name it with task.model.head; linear layers with {shape[-1]} outputs: "
         f"{', '.join(likely) or 'none'}."
     )
