@@ -46,7 +46,7 @@ redirect(
             "cli": "display",
             "engine": "app preflight",
             "federation": "checkpoint client grid mods secure server strategies",
-            "runs": "ledger tape",
+            "runs": "ledger",
             "scenario": "paper settings",
             "training": "local",
         }.items()
@@ -57,6 +57,8 @@ redirect(
         "fedsim.gradients.update": "fedsim.threat",
         "fedsim.gradients.utterances": "fedsim.gradients.head",
         "fedsim.gradients.whitening": "fedsim.gradients.distances",
+        "fedsim.runs.tape": "fedsim.runs.recording",
+        "fedsim.tape": "fedsim.runs.recording",
         "fedsim.report.measures": "fedsim.runs.reading",
         "fedsim.runs.measures": "fedsim.runs.reading",
         "fedsim.simulation": "fedsim.engine.simulate",

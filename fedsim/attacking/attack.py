@@ -64,6 +64,19 @@ def one_by_one(group: Sequence[Attack], why: str) -> list[list[Attack]]:
     return [[replace(first, caution=text if why else "")], *([one] for one in rest)]
 
 
+def grouped(adversary: Adversary, attacks: Sequence[Attack]) -> list[list[Attack]]:
+    """Put an adversary's attacks of a round into groups, which it makes in one call.
+
+    A group is as large as the adversary's `group`, whatever the number of workers: results depend
+    on the size by rounding, and are the same on every engine. Attacks that are refused form groups
+    of their own.
+    """
+    sound = [one for one in attacks if not one.refused]
+    size = adversary.group
+    together = [sound[at : at + size] for at in range(0, len(sound), size)]
+    return [[one] for one in attacks if one.refused] + together
+
+
 class AttackRunner:
     """Runs and scores the attacks of a run, in any process.
 
@@ -83,22 +96,6 @@ class AttackRunner:
         """Load data and model, so that this does not count as time of the first attack."""
         self.task.num_examples(0)
         self.task.victim({})
-
-    def groups(self, attacks: Sequence[Attack]) -> list[list[Attack]]:
-        """Put the attacks of a round into groups, each of one adversary.
-
-        A group is as large as the adversary's `group`, whatever the number of workers: results
-        depend on the size by rounding, and are the same on every engine. Attacks that are refused
-        form groups of their own.
-        """
-        found: list[list[Attack]] = []
-        for index, (_, _, adversary) in enumerate(self.adversaries):
-            mine = [one for one in attacks if one.adversary == index]
-            found += [[one] for one in mine if one.refused]
-            sound = [one for one in mine if not one.refused]
-            size = adversary.group
-            found += [sound[at : at + size] for at in range(0, len(sound), size)]
-        return found
 
     def limit(self, attacks: Sequence[Attack]) -> float:
         """The time limit in seconds for a group of attacks of one adversary."""

@@ -3,25 +3,28 @@
 The campaign chooses the victims and records results; an `Executor` of the engine runs the attacks.
 """
 
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import tomli_w
 import torch
 
 from fedsim.adversary import Adversary
-from fedsim.attacking.attack import Attack, AttackRunner, GroupFailed, Outcome, one_by_one
-from fedsim.attacking.progress import AttackProgress, watched
+from fedsim.attacking.attack import Attack, AttackRunner, grouped
+from fedsim.attacking.executor import Executor as Executor
+from fedsim.attacking.executor import InlineExecutor as InlineExecutor
+from fedsim.attacking.executor import Observer as Observer
+from fedsim.attacking.keeping import Keeper
 from fedsim.errors import ScenarioError
 from fedsim.knowledge import Knowledge
 from fedsim.plugin import find, names
 from fedsim.records import Interception, Update
 from fedsim.report import write_report
 from fedsim.runs.ledger import Ledger, place
-from fedsim.runs.tape import Tape
+from fedsim.runs.recording import Recording
 from fedsim.scenario import Scenario
 from fedsim.scenario.built import BuiltRun, build
 from fedsim.scenario.settings import AttackPlan
@@ -33,70 +36,6 @@ UNKNOWN = "unknown"
 
 LOCAL = ("algorithm", "rounds", "batch_size", "local_steps", "lr", "momentum", "weight_decay")
 """Keys of `training` on how clients train, which may be unknown in another Flower project."""
-
-Observer = Callable[..., None]
-"""observer(event, **fields): called with each event, for progress displays and the log."""
-
-
-class Executor(Protocol):
-    """Where attacks run."""
-
-    def submit(self, attacks: Sequence[Attack]) -> None:
-        """Accept attacks, without waiting for them."""
-
-    def collect(self, *, wait: bool) -> Iterator[Outcome]:
-        """Outcomes of the attacks that have ended; with `wait`, of all attacks."""
-
-    @property
-    def pending(self) -> int:
-        """The number of attacks that were submitted and not collected."""
-
-    def cancel(self) -> None:
-        """Drop attacks that have not ended. Those that have can still be collected."""
-
-
-class InlineExecutor:
-    """Runs attacks in this process, when they are collected.
-
-    Args:
-        runner: Runs and scores the attacks.
-        observer: Called with their progress.
-    """
-
-    def __init__(
-        self, runner: AttackRunner, observer: Observer = lambda event, **fields: None
-    ) -> None:
-        self._runner, self._observer = runner, observer
-        self._queue: deque[list[Attack]] = deque()
-
-    def submit(self, attacks: Sequence[Attack]) -> None:
-        """Queue attacks for the end of the round."""
-        self._queue.extend(self._runner.groups(attacks))
-
-    def collect(self, *, wait: bool) -> Iterator[Outcome]:
-        """Run the queued attacks, group by group."""
-
-        def report(now: AttackProgress) -> None:
-            self._observer("progress", progress=now)
-
-        while self._queue:
-            group = self._queue.popleft()
-            try:
-                with watched(self._runner.progress, report):
-                    outcomes = self._runner.perform_together(group)
-            except GroupFailed as reason:
-                self._queue.extendleft(reversed(one_by_one(group, str(reason))))
-                continue
-            yield from outcomes
-
-    @property
-    def pending(self) -> int:
-        """The number of queued attacks."""
-        return sum(map(len, self._queue))
-
-    def cancel(self) -> None:
-        """Drop the queue."""
-        self._queue.clear()
 
 
 class Campaign:
@@ -121,16 +60,15 @@ class Campaign:
     ) -> None:
         self.scenario, self.ledger, self.executor = built.scenario, ledger, executor
         self.point, self.observer = point, observer
-        tape = Tape(ledger.folder / place("tape", point))
-        self._tape = tape if self.scenario.threat.record else None
+        self.recording = Recording(ledger.folder / place("tape", point))
         self._plans = built.adversaries
         self._done = ledger.finished(point)
         self._open: Counter[int] = Counter()
         self.trained: frozenset[str] | None = None
         self.optimizer = UNKNOWN
         """The local optimizer of clients whose updates do not name it."""
-        self._history: dict[int, list[Interception]] = defaultdict(list)
-        self._keeps_history = Knowledge.HISTORY in built.threat.granted
+        self._shows_history = Knowledge.HISTORY in built.threat.granted
+        self._keeper = Keeper(self.recording, built.scenario, shows_history=self._shows_history)
 
     @classmethod
     def of(
@@ -208,7 +146,7 @@ class Campaign:
 
     def finish(self) -> Path:
         """Wait for all attacks, close the run folder and write its report; returns its path."""
-        self.collect(wait=True)
+        self.close()
         self.ledger.finish()
         return write_report(self.ledger.folder)
 
@@ -227,35 +165,41 @@ class Campaign:
                 failed.
         """
         refused = refused or {}
-        by_client = {one.clients: one for one in interceptions}
-        for client in refused:
-            nothing = Update(tensors={}, kind="gradient")
-            by_client[(client,)] = Interception(round, (client,), {}, nothing)
-        if self._tape is not None:
-            for one in interceptions:
-                self._tape.record(one)
-        attacks = []
-        for index, (label, plan, _) in enumerate(self._plans):
-            for victim, inclusion in self._victims(round, sorted(by_client), plan):
-                one = by_client[victim]
-                if (one.victim, label) in self._done:
-                    continue
-                attacks.append(
-                    Attack(
-                        one,
-                        index,
-                        inclusion,
-                        refused=refused.get(victim[0], "") if len(victim) == 1 else "",
-                        history=tuple(self._history[victim[0]]) if len(victim) == 1 else (),
-                    )
-                )
-        if self._keeps_history:
-            for one in interceptions:
-                for client in one.clients:
-                    self._history[client].append(one)
-        self._open[round] += len(attacks)
-        self.executor.submit(attacks)
-        self.observer("attacks", queued=len(attacks), pending=self.executor.pending)
+        present = sorted({one.clients for one in interceptions} | {(c,) for c in refused})
+        chosen = [self._victims(round, present, plan) for _, plan, _ in self._plans]
+        attacked = {victim for victims in chosen for victim, _ in victims}
+        found = self._keeper.record(round, interceptions, refused, attacked)
+        self._attack(round, found, refused, chosen)
+
+    def _attack(
+        self,
+        round: int,
+        found: Mapping[tuple[int, ...], Interception],
+        refused: Mapping[int, str],
+        chosen: Sequence[Sequence[tuple[tuple[int, ...], float]]],
+    ) -> None:
+        """Queue the attacks on the chosen victims, in groups of which one is not done."""
+        groups = []
+        for index, (label, _, adversary) in enumerate(self._plans):
+            attacks = []
+            for victim, inclusion in chosen[index]:
+                alone = len(victim) == 1
+                history: list[Interception] = []
+                if self._shows_history and alone:
+                    history, _ = self.recording.history(victim[0], round)
+                why = refused.get(victim[0], "") if alone else ""
+                nothing = Update(tensors={}, kind="gradient")
+                one = found.get(victim) or Interception(round, victim, {}, nothing)
+                attacks.append(Attack(one, index, inclusion, why, tuple(history)))
+            groups += [
+                group
+                for group in grouped(adversary, attacks)
+                if any((one.interception.victim, label) not in self._done for one in group)
+            ]
+        queued = sum(map(len, groups))
+        self._open[round] += queued
+        self.executor.submit(groups)
+        self.observer("attacks", queued=queued, pending=self.executor.pending)
 
     def _victims(
         self, round: int, present: Sequence[tuple[int, ...]], plan: AttackPlan
@@ -286,17 +230,34 @@ class Campaign:
     def collect(self, *, wait: bool = False) -> None:
         """Record the attacks that have ended; with `wait`, all of them."""
         for outcome in self.executor.collect(wait=wait):
+            self._open[outcome.round] -= 1
+            row = outcome.findings[0]
+            if (row.victim, row.label) in self._done:
+                continue  # repeated with its group, of which another attack was not done
             for path, content in outcome.files.items():
                 self.ledger.artifact(path, content)
             self.ledger.findings(outcome.findings)
             if outcome.diagnostics:
-                row = outcome.findings[0]
                 whose = {"point": row.point, "victim": row.victim, "adversary": row.label}
                 self.ledger.event("attacked", **whose, diagnostics=outcome.diagnostics)
-            self._open[outcome.round] -= 1
             if outcome.caution:
                 self.observer("caution", text=outcome.caution)
             self.observer("findings", findings=outcome.findings, pending=self.executor.pending)
+        self._keeper.settle([round for round in self._keeper.unsettled if self.settled(round)])
+
+    def close(self) -> None:
+        """Record the last attacks, and remove the interceptions that do not stay."""
+        self.collect(wait=True)
+        kept = self._keeper.close()
+        if left_out := kept.pop("left_out"):
+            most = self.scenario.record.max_bytes
+            self.observer(
+                "caution",
+                text=f"the recording is full (record.max_bytes = {most}): "
+                f"{sum(left_out.values())} updates of rounds {min(left_out)} to {max(left_out)} "
+                "are left out, and cannot be attacked later. Raise record.max_bytes to keep them",
+            )
+        self.observer("recorded", point=self.point, **kept)
 
     def settled(self, round: int) -> bool:
         """Whether every attack on this round and the earlier ones is recorded."""

@@ -12,7 +12,7 @@ import os
 import socket
 from abc import ABC, abstractmethod
 
-from fedsim.attacking.campaign import Observer
+from fedsim.attacking.executor import Observer
 from fedsim.errors import EngineError
 from fedsim.runs.ledger import Ledger
 from fedsim.scenario import Scenario

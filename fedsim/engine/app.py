@@ -15,7 +15,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedsim.attacking.attack import AttackRunner
-from fedsim.attacking.campaign import InlineExecutor
+from fedsim.attacking.executor import InlineExecutor
 from fedsim.engine.preflight import preflight
 from fedsim.engine.simulate import one_thread, reporting
 from fedsim.errors import EngineError, ScenarioError

@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from fedsim.attacking.campaign import Observer
+from fedsim.attacking.executor import Observer
 from fedsim.engine import Engine, workers
 from fedsim.errors import EngineError
 from fedsim.records import Finding
@@ -84,7 +84,7 @@ def _child(folder: Path, point: str) -> None:
     from flwr.simulation import run_simulation
 
     from fedsim.attacking.attack import AttackRunner
-    from fedsim.attacking.campaign import InlineExecutor
+    from fedsim.attacking.executor import InlineExecutor
     from fedsim.federation import federate
     from fedsim.federation.client import app
     from fedsim.federation.grid import OrderedGrid

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from flwr.app import Message
 
 from fedsim.attacking.attack import AttackRunner
-from fedsim.attacking.campaign import InlineExecutor, Observer
+from fedsim.attacking.executor import InlineExecutor, Observer
 from fedsim.engine import Engine
 from fedsim.federation import federate
 from fedsim.federation.client import app

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsim.attacking.campaign import Observer
+from fedsim.attacking.executor import Observer
 from fedsim.engine import Engine, engine_name
 from fedsim.engine.preflight import preflight
 from fedsim.errors import EngineError, FedsimError, ScenarioError, did_you_mean

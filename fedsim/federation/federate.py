@@ -6,7 +6,8 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from fedsim.attacking.campaign import Campaign, Executor, Observer
+from fedsim.attacking.campaign import Campaign
+from fedsim.attacking.executor import Executor, Observer
 from fedsim.federation.checkpoint import Checkpoint, Later, capture, restore
 from fedsim.federation.grid import LocalGrid
 from fedsim.federation.secure.grid import SecureGrid
@@ -104,7 +105,7 @@ def run(
             evaluate_config=ConfigRecord(dict(config)),
             evaluate_fn=after_round,
         )
-        campaign.collect(wait=True)
+        campaign.close()
         keep()
     except BaseException:
         campaign.cancel()

@@ -9,10 +9,10 @@ from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordD
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
-from pydantic import BaseModel
 
 from fedsim.errors import EngineError
-from fedsim.records import Kind, Reduction, Update
+from fedsim.records import Update
+from fedsim.runs.stored import Meaning as Meaning
 
 FIRST_NODE = 1000
 RAISED = 2
@@ -254,22 +254,6 @@ class OrderedGrid(Through):
         return sorted(replies, key=lambda reply: order[reply.metadata.src_node_id])
 
 
-class Meaning(BaseModel):
-    """The fields of an `Update` other than its arrays; `buffers` are names of arrays."""
-
-    kind: Kind
-    optimizer: str
-    momentum: float
-    weight_decay: float
-    steps: int
-    num_examples: int
-    reduction: Reduction
-    buffers: list[str]
-    lr: float | None = None
-
-
 def update_record(update: Update) -> ConfigRecord:
     """The record that describes an update's arrays."""
-    fields = {name: getattr(update, name) for name in Meaning.model_fields}
-    meaning = Meaning(**{**fields, "buffers": list(update.buffers)})
-    return ConfigRecord(meaning.model_dump(exclude_none=True))
+    return ConfigRecord(Meaning.of(update).model_dump(exclude_none=True))

@@ -18,12 +18,13 @@ from torch import Tensor
 from fedsim.adversary import Adversary
 from fedsim.attacking.campaign import UNKNOWN, Campaign
 from fedsim.errors import ClientError, FedsimError, ScenarioError, UpdateRefused
-from fedsim.federation.grid import CLIENT_KEY, UPDATE_KEY, Meaning
+from fedsim.federation.grid import CLIENT_KEY, UPDATE_KEY
 from fedsim.federation.secure import CLIENTS_KEY
-from fedsim.federation.spool import Spool, waiting
+from fedsim.federation.spool import Spool
 from fedsim.federation.strategies import FedSGD, Wrapper, clients_of
 from fedsim.plugin import validated
 from fedsim.records import Interception, Update
+from fedsim.runs.stored import Meaning
 from fedsim.scenario.settings import Training
 from fedsim.task import Task
 
@@ -97,7 +98,7 @@ class HonestButCurious(Wrapper):
         if not self._known:  # such a Grid may return replies in any order
             kept = list(replies)
             replies = sorted(kept, key=lambda r: self._number(r.metadata.src_node_id))
-        spool = Spool(self.campaign.ledger.folder)
+        spool = Spool(self.campaign.recording)
         interceptions: list[Interception] = []
         failed: dict[int, str] = {}
         arrays: dict[int, dict[str, Tensor]] = {}
@@ -126,9 +127,8 @@ class HonestButCurious(Wrapper):
             except ClientError as error:
                 failed |= dict.fromkeys(clients, f"{type(error).__name__}: {error}")
             else:
-                spool.take(reply)
-                update = waiting(update, reply)
-                interceptions.append(Interception(server_round, clients, before, update))
+                one = Interception(server_round, clients, before, update)
+                interceptions.append(spool.take(reply, one))
             if not reply.has_error():
                 self.taken_part.update(clients)
         answered = {*failed, *(client for one in interceptions for client in one.clients)}

@@ -18,6 +18,7 @@ from fedsim.errors import ClientError, DataError, FedsimError, RunFolderError
 from fedsim.reproduce.catalogue import GROWING, Figure, Part
 from fedsim.runs.ledger import Ledger, place
 from fedsim.scenario import Scenario
+from fedsim.scenario.settings import Record
 
 Progress = Callable[[str, int, int, str], None]
 """progress(scenario, finished points, all points, progress of the current point's attacks)"""
@@ -135,8 +136,9 @@ def _run_points(scenario: Scenario, folder: Path, progress: Progress, name: str)
 
 
 def _repetition(scenario: Scenario, seed: int) -> Scenario:
-    """The scenario with the seed as the first key of its sweep."""
-    return scenario.model_copy(update={"sweep": {"seed": [seed], **scenario.sweep}, "paper": None})
+    """The scenario with the seed as the first key of its sweep, which keeps no recording."""
+    sweep, record = {"seed": [seed], **scenario.sweep}, Record(keep="nothing")
+    return scenario.model_copy(update={"sweep": sweep, "paper": None, "record": record})
 
 
 def _names(scenario: Scenario, seed: int) -> list[str]:

@@ -13,8 +13,8 @@ from fedsim.scenario import Scenario
 FILE = "provenance.json"
 SCHEMA = 1
 """Version number of the run folder's format."""
-ASIDE = frozenset({"data_dir", "engine", "description", "paper", "search_dirs"})
-"""Keys of a scenario that do not affect results: where it runs, and what for."""
+ASIDE = frozenset({"data_dir", "engine", "description", "paper", "record", "search_dirs"})
+"""Keys of a scenario that do not affect results: where it runs, what for, and what is kept."""
 THEN = ", then "
 """Separates the devices of a run that was continued elsewhere."""
 PACKAGES = ["flwr", "numpy", "ray", "torch", "transformers"]

@@ -29,6 +29,7 @@ from fedsim.scenario.settings import (
     AttackPlan,
     Engine,
     PlainName,
+    Record,
     Sweep,
     Table,
     Threat,
@@ -51,6 +52,7 @@ class Scenario(Table):
     threat: Threat = Threat()
     defenses: list[dict[str, Any]] = Field(default=[])
     adversaries: list[AttackPlan] = Field(default=[])
+    record: Record = Record()
     engine: Engine = Engine()
     metrics: list[str] = Field(default=[])
     """Metrics in addition to the installed ones, each as "module:Class"."""
@@ -207,6 +209,11 @@ class Scenario(Table):
                     )
         if complaints:
             raise ScenarioError("\n".join(complaints))
+
+    @property
+    def keeps(self) -> str:
+        """Which interceptions stay in the run folder: "nothing", "attacked" or "all"."""
+        return "all" if self.threat.record else self.record.keep
 
     def knowledge(self) -> Knowledge:
         """Return the knowledge that the threat model grants."""

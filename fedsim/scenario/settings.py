@@ -149,7 +149,18 @@ class Threat(Table):
     """Time limit of an attack, in seconds for each victim."""
 
     record: bool = False
-    """Whether every interception is kept in the run folder."""
+    """Whether every interception is kept in the run folder, as with record.keep = "all"."""
+
+
+class Record(Table):
+    """The `[record]` table: which interceptions stay in the run folder, for later attacks."""
+
+    keep: Literal["nothing", "attacked", "all"] = "attacked"
+    """Interceptions that are kept: "nothing"; what is "attacked", with the history that these
+    attacks were shown; or "all"."""
+
+    max_bytes: int = Field(default=2 * 2**30, ge=0)
+    """Largest size of the kept files of a run, in bytes; those beyond it are left out."""
 
 
 class Engine(Table):

@@ -8,8 +8,9 @@ from support.rogues import Flock
 from support.tiny import rows, scenario, timeless
 
 from adversaries import LLG
-from fedsim.attacking.attack import Attack, AttackRunner
-from fedsim.attacking.campaign import Campaign, InlineExecutor
+from fedsim.attacking.attack import Attack, AttackRunner, grouped
+from fedsim.attacking.campaign import Campaign
+from fedsim.attacking.executor import InlineExecutor
 from fedsim.engine.simulate import simulate
 from fedsim.records import Interception, Update
 from fedsim.runs.ledger import Ledger
@@ -125,17 +126,18 @@ def test_what_was_refused_is_in_no_group(tmp_path):
     assert sizes(tmp_path) == [3, 3, 3, 2]
 
 
-def test_groups_never_mix_adversaries():
+def test_groups_never_mix_adversaries(tmp_path):
     names = [{"name": "llg"}, {"name": "flock"}, {"name": "flock", "label": "other"}]
-    runner = AttackRunner(build(scenario(adversaries=names)))
-    attacks = [Attack(one, index, 1.0) for index in (2, 1, 0) for one in caught(range(4))]
-
-    groups = runner.groups(attacks)
+    run = scenario(adversaries=names)
+    runner, groups = AttackRunner(build(run)), []
+    executor = InlineExecutor(runner)
+    executor.submit = groups.extend
+    Campaign(runner.built, Ledger.create(tmp_path, run), executor).intercept(1, caught(range(4)))
     shape = [({one.adversary for one in group}, len(group)) for group in groups]
     assert shape == [*[({0}, 1)] * 4, ({1}, 3), ({1}, 1), ({2}, 3), ({2}, 1)]
 
 
-def test_a_resumed_round_groups_what_has_no_rows_yet(tmp_path):
+def test_a_resumed_round_repeats_groups_whole_and_writes_what_has_no_rows_yet(tmp_path):
     run = flock(folder=tmp_path)
     ledger = Ledger.create(tmp_path / "run", run)
     runner = AttackRunner(build(run))
@@ -145,9 +147,9 @@ def test_a_resumed_round_groups_what_has_no_rows_yet(tmp_path):
     before = len(ledger.rows())
     campaign = Campaign(runner.built, ledger, InlineExecutor(runner))
     campaign.intercept(1, caught(range(6)))
-    assert campaign.executor.pending == 4
+    assert campaign.executor.pending == 6
     campaign.collect(wait=True)
-    assert sizes(tmp_path)[:1] == [3]
+    assert sizes(tmp_path) == [3, 3]
     assert len(ledger.rows()) == 3 * before
     assert len({row["victim"] for row in ledger.rows()}) == 6
     assert campaign.executor.pending == 0
@@ -156,8 +158,11 @@ def test_a_resumed_round_groups_what_has_no_rows_yet(tmp_path):
 
 def test_ctrl_c_is_no_failure_of_the_group(tmp_path):
     run = flock("interrupt", folder=tmp_path)
-    executor = InlineExecutor(AttackRunner(build(run)))
-    executor.submit([Attack(one, 0, 1.0) for one in caught(range(6))])
+    runner = AttackRunner(build(run))
+    executor = InlineExecutor(runner)
+    executor.submit(
+        grouped(runner.adversaries[0][2], [Attack(one, 0, 1.0) for one in caught(range(6))])
+    )
     with pytest.raises(KeyboardInterrupt):
         list(executor.collect(wait=True))
     assert sizes(tmp_path) == [3]

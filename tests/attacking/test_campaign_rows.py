@@ -12,7 +12,7 @@ from support.tiny import rows, scenario
 
 from fedsim.adversary import Adversary
 from fedsim.attacking.attack import Attack, AttackRunner
-from fedsim.attacking.campaign import InlineExecutor
+from fedsim.attacking.executor import InlineExecutor
 from fedsim.attacking.scoring import as_json
 from fedsim.engine.simulate import simulate
 from fedsim.errors import Cancelled
@@ -186,7 +186,7 @@ def test_the_batch_size_of_a_row_is_what_the_client_held():
 def test_a_cancelled_queue_is_dropped():
     run = scenario()
     executor = InlineExecutor(AttackRunner(build(run)))
-    executor.submit([Attack(intercepted(run, 0), 0, 1.0)])
+    executor.submit([[Attack(intercepted(run, 0), 0, 1.0)]])
     assert executor.pending == 1
     executor.cancel()
     assert executor.pending == 0

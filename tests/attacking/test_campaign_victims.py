@@ -20,8 +20,8 @@ class Listening:
         self.attacks = []
         self.pending = 0
 
-    def submit(self, attacks):
-        self.attacks += attacks
+    def submit(self, groups):
+        self.attacks += [attack for group in groups for attack in group]
 
     def collect(self, *, wait):
         return iter(())

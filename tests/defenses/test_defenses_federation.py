@@ -9,7 +9,7 @@ from support.tiny import ask, rows, scenario, sent
 
 from defenses import GaussianNoise, LaplacianNoise
 from fedsim.attacking.attack import AttackRunner
-from fedsim.attacking.campaign import InlineExecutor
+from fedsim.attacking.executor import InlineExecutor
 from fedsim.engine.inline import InlineGrid
 from fedsim.engine.preflight import preflight
 from fedsim.engine.simulate import simulate

@@ -9,7 +9,8 @@ from support.tiny import config, faulty, initial, reseeding, rows, same, weights
 
 from fedsim import HonestButCurious
 from fedsim.attacking.attack import AttackRunner
-from fedsim.attacking.campaign import Campaign, InlineExecutor
+from fedsim.attacking.campaign import Campaign
+from fedsim.attacking.executor import InlineExecutor
 from fedsim.engine.inline import InlineGrid
 from fedsim.engine.simulate import simulate
 from fedsim.errors import ClientError

@@ -15,7 +15,8 @@ from support.tiny import config, initial, reseeding, rows, same, scenario, weigh
 
 from fedsim import HonestButCurious
 from fedsim.attacking.attack import AttackRunner
-from fedsim.attacking.campaign import Campaign, InlineExecutor
+from fedsim.attacking.campaign import Campaign
+from fedsim.attacking.executor import InlineExecutor
 from fedsim.engine.inline import InlineGrid
 from fedsim.engine.simulate import simulate
 from fedsim.errors import ScenarioError

@@ -3,6 +3,7 @@
 import gc
 import pickle
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,8 +16,9 @@ from fedsim.engine.simulate import simulate
 from fedsim.errors import RunFolderError
 from fedsim.federation import spool
 from fedsim.federation.grid import message
-from fedsim.federation.spool import Spool, waiting
-from fedsim.records import Update
+from fedsim.federation.spool import Spool
+from fedsim.records import Interception, Update
+from fedsim.runs.recording import Recording
 
 MANY = {"clients": 12, "clients_per_round": 12}
 STRATEGIES = ["FedAvg", "FedAdam", "FedMedian", "Krum"]
@@ -88,14 +90,15 @@ def test_a_round_holds_a_few_updates_however_many_clients_there_are(
         nonlocal alive
         alive -= 1
 
-    def counted(self, reply):
+    def counted(self, reply, interception):
         nonlocal alive, most
         (record,) = reply.content.array_records.values()
         weakref.finalize(record["head.weight"], gone)
         alive += 1
-        take(self, reply)
+        stored = take(self, reply, interception)
         most = max(most, alive)
         asked.append(reply.metadata.src_node_id)
+        return stored
 
     monkeypatch.setattr(Spool, "take", counted)
     gc.disable()  # it counts objects, and not their bytes
@@ -129,18 +132,29 @@ def test_clients_answer_when_the_server_asks_for_the_next_one():
         replies[6]
 
 
+def spooled(folder: Path, answer: Message) -> Interception:
+    """What a spool makes of a reply with a gradient."""
+    tensors = weights(answer.content.array_records["arrays"])
+    floats = {name: value.float() for name, value in tensors.items()}
+    update = Update(tensors=floats, kind="gradient")
+    return Spool(Recording(folder)).take(answer, Interception(1, (0,), floats, update))
+
+
 def test_what_fits_stays_in_memory(tmp_path, monkeypatch):
     values = [torch.ones(1000), torch.zeros(1)]
     first, second = reply(*values), reply(*values)
     monkeypatch.setattr(spool, "HELD", first.content.array_records["arrays"].count_bytes())
-    kept = Spool(tmp_path)
-    kept.take(first)
-    kept.take(second)
+    kept = Spool(Recording(tmp_path))
+    update = Update(
+        tensors={f"layer.{i}": value for i, value in enumerate(values)}, kind="gradient"
+    )
+    taken = [
+        kept.take(each, Interception(1, (client,), update.tensors, update))
+        for client, each in enumerate((first, second))
+    ]
     kinds = [type(r.content.array_records["arrays"]["layer.0"]) is Array for r in (first, second)]
     assert kinds == [True, False]
-    update = Update(tensors={"layer.0": values[0]}, kind="gradient")
-    assert waiting(update, first) is update
-    assert waiting(update, second) is not update
+    assert [one.update is update for one in taken] == [True, False]
 
 
 def test_what_waits_is_bit_identical_typed_and_travels_without_its_file(tmp_path, nothing_held):
@@ -152,34 +166,26 @@ def test_what_waits_is_bit_identical_typed_and_travels_without_its_file(tmp_path
     ]
     before = reply(*values)
     arrays = weights(before.content.array_records["arrays"])
-    Spool(tmp_path).take(before)
+    stored = spooled(tmp_path, before)
     record = before.content.array_records["arrays"]
     assert same(weights(record), arrays)
+    assert [type(record[name]) is Array for name in record] == [False, False, True, False]
     travelled = pickle.loads(pickle.dumps(record))  # noqa: S301
     assert same(weights(travelled), arrays)
-    tensors = {"layer.2": values[2].float(), "layer.0": values[0]}
-    update = waiting(Update(tensors=tensors, kind="weights"), before)
-    assert same(dict(update.tensors), tensors)
-    sent = pickle.loads(pickle.dumps(update))  # noqa: S301
-    assert type(sent.tensors) is dict
-    assert same(sent.tensors, tensors)
+    assert stored.update.tensors["layer.2"].dtype == torch.float32
+    sent = pickle.loads(pickle.dumps(stored.update))  # noqa: S301
+    assert same(dict(sent.tensors), dict(stored.update.tensors))
 
 
-def test_the_file_has_no_name_and_ends_with_what_reads_from_it(tmp_path, nothing_held):
-    one = reply(torch.ones(10))
-    kept = Spool(tmp_path)
-    kept.take(one)
-    assert not list(tmp_path.iterdir())
-    file = weakref.ref(kept._file)
-    update = waiting(Update(tensors={"layer.0": torch.ones(10)}, kind="gradient"), one)
-    del kept, one
-    gc.collect()
-    assert update.tensors["layer.0"].tolist() == [1.0] * 10
-    del update
-    gc.collect()
-    assert file() is None
+@pytest.mark.parametrize("keep", ["nothing", "attacked"])
+def test_nothing_stays_of_what_waited_beyond_what_is_kept(keep, tmp_path, nothing_held):
+    simulate(scenario(threat={"victims": 1}, record={"keep": keep}), tmp_path)
+    left = [path.name for path in (tmp_path / "tape").rglob("c*.safetensors")]
+    assert len(left) == (2 if keep == "attacked" else 0)
+    assert (tmp_path / "tape").exists() == (keep == "attacked")
 
 
 def test_a_disk_that_fills_up_is_one_clear_error(tmp_path, nothing_held):
-    with pytest.raises(RunFolderError, match=r"gone cannot be written: No such file"):
-        Spool(tmp_path / "gone").take(reply(torch.ones(10)))
+    (tmp_path / "gone").write_text("a file where a folder is needed")
+    with pytest.raises(RunFolderError, match=r"before.safetensors cannot be written: "):
+        spooled(tmp_path / "gone", reply(torch.ones(10)))

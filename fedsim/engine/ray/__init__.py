@@ -16,7 +16,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from fedsim.attacking.attack import AttackRunner
-from fedsim.attacking.campaign import Observer
+from fedsim.attacking.executor import Observer
 from fedsim.engine import Engine, knock, workers
 from fedsim.engine.ray.attacks import RayExecutor
 from fedsim.errors import EngineError

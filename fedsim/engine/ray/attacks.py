@@ -6,16 +6,20 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import ray
 import torch
 from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from fedsim.attacking.attack import Attack, AttackRunner, GroupFailed, Outcome, one_by_one
-from fedsim.attacking.campaign import Observer
+from fedsim.attacking.executor import Observer
 from fedsim.attacking.progress import Board, watched
+from fedsim.errors import RunFolderError
 from fedsim.records import Interception
+from fedsim.runs.stored import StoredTensors, opened
 from fedsim.scenario import Scenario
 from fedsim.scenario.built import build
 
@@ -25,19 +29,21 @@ GRACE = 10.0
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """An attack whose interceptions and global arrays are in Ray's object store."""
+    """An attack whose interceptions and global arrays are in files or Ray's object store."""
 
     attack: Attack
-    interception: Any
-    before: Any
-    past: list[Any]
+    interception: Any = None
+    before: Any = None
+    past: Sequence[Any] = ()
 
     def whole(self) -> Attack:
-        """The attack with its interceptions, fetched from the object store."""
+        """The attack with its interceptions, fetched from the object store if they are there."""
+        if self.interception is None:
+            return self.attack
         interception: Interception = replace(
             ray.get(self.interception), before=ray.get(self.before)
         )
-        return replace(self.attack, interception=interception, history=tuple(ray.get(self.past)))
+        return replace(self.attack, interception=interception, history=tuple(ray.get([*self.past])))
 
 
 class _AttackWorker:
@@ -90,7 +96,8 @@ class RayExecutor:
         self._board = Board()
         self._workers: list[Any] = []
         self._queue: deque[list[_Stored]] = deque()
-        self._past: dict[int, Any] = {}
+        self._past: dict[str, Any] = {}
+        self._sees_files: bool | None = None
         self._starting: dict[int, Any] = {}
         self._running: dict[Any, _Running] = {}
 
@@ -104,31 +111,44 @@ class RayExecutor:
         self._starting[index] = worker.ready.remote()  # type: ignore[attr-defined]
         return worker
 
-    def submit(self, attacks: Sequence[Attack]) -> None:
-        """Queue attacks, with each interception and global model stored once."""
-        if not self._workers and attacks:
-            self._workers = [self._new(index) for index in range(self._number)]
-        stored: dict[int, Any] = {}
+    def submit(self, groups: Sequence[Sequence[Attack]]) -> None:
+        """Queue groups of attacks, with each interception and global model stored once.
 
-        def put(value: Any, key: int, known: dict[int, Any] = stored) -> Any:
+        Recorded interceptions are read from their files, if all nodes find these.
+        """
+        if not self._workers and groups:
+            self._workers = [self._new(index) for index in range(self._number)]
+        stored: dict[Any, Any] = {}
+
+        def put(value: Any, key: Any, known: dict[Any, Any] = stored) -> Any:
             if key not in known:
                 known[key] = ray.put(value)
             return known[key]
 
         def store(attack: Attack) -> _Stored:
             interception = attack.interception
-            before = put(dict(interception.before), id(interception.before))
-            light = put(replace(interception, before={}), id(interception))
-            stub = replace(
-                interception, before={}, update=interception.update.replace(tensors={}, buffers={})
-            )
-            past = [put(one, id(one), self._past) for one in attack.history]
-            alone = replace(attack, interception=stub, history=())
-            return _Stored(alone, light, before, past)
+            if self._in_files(interception):
+                return _Stored(attack)
+            sent = interception.before
+            before = put(dict(sent), sent.path if isinstance(sent, StoredTensors) else id(sent))
+            light = put(_held(replace(interception, before={})), interception.victim)
+            nothing = interception.update.replace(tensors={}, buffers={})
+            stub = replace(interception, before={}, update=nothing)
+            past = [put(_held(one), one.victim, self._past) for one in attack.history]
+            return _Stored(replace(attack, interception=stub, history=()), light, before, past)
 
-        for group in self._runner.groups(attacks):
-            self._queue.append([store(attack) for attack in group])
+        self._queue += [[store(attack) for attack in group] for group in groups]
         self._fill()
+
+    def _in_files(self, interception: Interception) -> bool:
+        """Whether an interception is recorded, in files that all nodes find; tried once."""
+        tensors = interception.update.tensors
+        if not isinstance(tensors, StoredTensors):
+            return False
+        if self._sees_files is None:
+            elsewhere = bool(self._runner.scenario.engine.address)
+            self._sees_files = not elsewhere or found_by_all(tensors.path, tensors.digest)
+        return self._sees_files
 
     def _fill(self) -> None:
         busy = {running.worker for running in self._running.values()}
@@ -216,3 +236,29 @@ class RayExecutor:
                 ray.kill(worker)
         self._workers = []
         self._board.close()
+
+
+def _held(one: Interception) -> Interception:
+    """An interception whose tensors are in memory."""
+    update = one.update.replace(tensors=dict(one.update.tensors), buffers=dict(one.update.buffers))
+    return replace(one, before=dict(one.before), update=update)
+
+
+def found_by_all(path: Path, digest: str) -> bool:
+    """Whether every node of the cluster finds the same file at a path."""
+
+    def finds() -> bool:
+        try:
+            opened(path, digest)
+        except RunFolderError:
+            return False
+        return True
+
+    nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    asked = [
+        ray.remote(finds)
+        .options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False))
+        .remote()
+        for node in nodes
+    ]
+    return all(ray.get(asked))

@@ -8,7 +8,7 @@ from support.tiny import rows
 
 from fedsim.attacking.scoring import Scorer
 from fedsim.engine.simulate import simulate
-from fedsim.runs.tape import Tape
+from fedsim.runs.recording import Recording
 from fedsim.scenario import Scenario
 from fedsim.scenario.built import build
 from fedsim.training.local import local_training
@@ -32,7 +32,7 @@ def test_attacks_run_on_the_aggregate_and_name_all_its_clients(protocol, tmp_pat
     page = simulate(run, tmp_path)
     found = rows(tmp_path)
     task = run.build_task()
-    for one in Tape(tmp_path / "tape"):
+    for one in Recording(tmp_path / "tape"):
         assert len(one.clients) == 3
         assert one.update.num_examples == 6
         name = "+".join(map(str, one.clients))
@@ -81,7 +81,7 @@ def test_an_aggregate_of_many_is_written_down_under_a_short_name(tmp_path):
     run = Scenario.parse({**run.to_dict(), "adversaries": [{"name": "dlg", "budget": 1}]})
     simulate(run, tmp_path)
     everyone = tuple(range(70))
-    (caught,) = Tape(tmp_path / "tape")
+    (caught,) = Recording(tmp_path / "tape")
     assert caught.clients == everyone
     (victim,) = {row["victim"] for row in rows(tmp_path)}
     assert victim.startswith("r0001-c0000+69-")

@@ -16,7 +16,8 @@ from support.tiny import config, initial
 from fedsim import HonestButCurious
 from fedsim.adversary import Adversary
 from fedsim.attacking.attack import AttackRunner
-from fedsim.attacking.campaign import Campaign, InlineExecutor
+from fedsim.attacking.campaign import Campaign
+from fedsim.attacking.executor import InlineExecutor
 from fedsim.engine.inline import InlineGrid
 from fedsim.federation.secure import MASKED_KEY, SECAGGPLUS_KEY, masking
 from fedsim.federation.secure.grid import SecureGrid

@@ -9,7 +9,8 @@ from support.tiny import config, initial
 
 from fedsim import HonestButCurious
 from fedsim.attacking.attack import AttackRunner
-from fedsim.attacking.campaign import Campaign, InlineExecutor
+from fedsim.attacking.campaign import Campaign
+from fedsim.attacking.executor import InlineExecutor
 from fedsim.engine.inline import InlineGrid
 from fedsim.errors import ClientError, EngineError, ScenarioError
 from fedsim.federation.secure.grid import SecureGrid

@@ -1,0 +1,72 @@
+"""Executors, which run attacks: in this process, or as an engine provides them."""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+from fedsim.attacking.attack import Attack, AttackRunner, GroupFailed, Outcome, one_by_one
+from fedsim.attacking.progress import AttackProgress, watched
+
+Observer = Callable[..., None]
+"""observer(event, **fields): called with each event, for progress displays and the log."""
+
+
+class Executor(Protocol):
+    """Where attacks run."""
+
+    def submit(self, groups: Sequence[Sequence[Attack]]) -> None:
+        """Accept groups of attacks, each of one adversary, without waiting for them."""
+
+    def collect(self, *, wait: bool) -> Iterator[Outcome]:
+        """Outcomes of the attacks that have ended; with `wait`, of all attacks."""
+
+    @property
+    def pending(self) -> int:
+        """The number of attacks that were submitted and not collected."""
+
+    def cancel(self) -> None:
+        """Drop attacks that have not ended. Those that have can still be collected."""
+
+
+class InlineExecutor:
+    """Runs attacks in this process, when they are collected.
+
+    Args:
+        runner: Runs and scores the attacks.
+        observer: Called with their progress.
+    """
+
+    def __init__(
+        self, runner: AttackRunner, observer: Observer = lambda event, **fields: None
+    ) -> None:
+        self._runner, self._observer = runner, observer
+        self._queue: deque[list[Attack]] = deque()
+
+    def submit(self, groups: Sequence[Sequence[Attack]]) -> None:
+        """Queue groups of attacks for the end of the round."""
+        self._queue.extend(map(list, groups))
+
+    def collect(self, *, wait: bool) -> Iterator[Outcome]:
+        """Run the queued attacks, group by group."""
+
+        def report(now: AttackProgress) -> None:
+            self._observer("progress", progress=now)
+
+        while self._queue:
+            group = self._queue.popleft()
+            try:
+                with watched(self._runner.progress, report):
+                    outcomes = self._runner.perform_together(group)
+            except GroupFailed as reason:
+                self._queue.extendleft(reversed(one_by_one(group, str(reason))))
+                continue
+            yield from outcomes
+
+    @property
+    def pending(self) -> int:
+        """The number of queued attacks."""
+        return sum(map(len, self._queue))
+
+    def cancel(self) -> None:
+        """Drop the queue."""
+        self._queue.clear()

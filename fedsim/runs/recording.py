@@ -1,0 +1,280 @@
+"""The recording: what the server intercepted, for attacks at the same time or a month later.
+
+    tape/POINT/index.jsonl                   a line for each round, which names its files
+    tape/POINT/r0003/before.safetensors      the global arrays of the round
+    tape/POINT/r0003/c0017.safetensors       one update, described in the file's metadata
+
+Tensors are stored as safetensors, never pickle, in the dtype that was sent. A file is written under
+a partial name and renamed; the line of its round, with its SHA-256 digest, follows when the round's
+files are complete. A later line for the same round replaces the earlier one.
+"""
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from fedsim.errors import RunFolderError
+from fedsim.records import Interception, Update
+from fedsim.runs.stored import Entry, File, Meaning, Round, Stored, StoredTensors
+from fedsim.runs.tables import writing
+
+INDEX = "index.jsonl"
+
+
+class Recording:
+    """The recorded interceptions of one point of a run.
+
+    Args:
+        folder: The point's folder, which is made with the first file.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.absolute()
+        self._open: dict[str, Entry] = {}
+        self._sent: list[tuple[Mapping[str, Tensor], File]] = []
+
+    @functools.cached_property
+    def rounds(self) -> dict[int, Round]:
+        """The recorded rounds by number, in order.
+
+        Raises:
+            RunFolderError: The index cannot be read.
+        """
+        path, found = self.folder / INDEX, dict[int, Round]()
+        try:
+            lines = path.read_text(encoding="utf-8").split("\n")
+        except FileNotFoundError:
+            return self._unindexed()
+        except (OSError, UnicodeDecodeError) as error:
+            raise RunFolderError(f"{path} cannot be read: {error}") from error
+        for number, line in enumerate(lines[:-1], 1):  # what follows the last newline is incomplete
+            try:
+                round = Round.model_validate_json(line)
+            except ValidationError as error:
+                why = error.errors()[0]["msg"]
+                raise RunFolderError(f"{path} cannot be read: line {number}: {why}") from error
+            found[round.round] = round
+        return dict(sorted(found.items()))
+
+    def write(self, interception: Interception) -> Interception:
+        """Write an interception, if it is not written yet; the global arrays are written once.
+
+        Returns:
+            The interception, with tensors that are read from the files.
+
+        Raises:
+            RunFolderError: A file cannot be written, such as on a full disk.
+        """
+        if interception.victim not in self._open:
+            update, place = interception.update, f"r{interception.round:04d}"
+            meaning = Meaning.of(update)
+            round = {"round": interception.round, "clients": interception.clients}
+            before = self._before(interception)
+            file = self._save(
+                f"{place}/{interception.victim.partition('-')[2]}.safetensors",
+                {**update.tensors, **update.buffers},
+                {"fedsim": json.dumps({**meaning.model_dump(), **round})},
+            )
+            files = Stored(meaning=meaning, before=before, update=file)
+            self._open[interception.victim] = Entry(clients=interception.clients, files=files)
+        return self._read(interception.round, self._open[interception.victim])
+
+    @property
+    def is_open(self) -> bool:
+        """Whether interceptions were written whose round is not closed."""
+        return bool(self._open)
+
+    record = write
+    """The name that `write` had."""
+
+    def close(
+        self,
+        round: int,
+        interceptions: Iterable[Interception],
+        refused: Mapping[int, str],
+        kept: Iterable[str],
+    ) -> None:
+        """Write the line of a round to the index.
+
+        Args:
+            round: The number of the round.
+            interceptions: All of the round's interceptions, written or not.
+            refused: Why replies could not be used, by client.
+            kept: Keys of the written interceptions that stay after the run.
+        """
+        stay, updates = frozenset(kept), []
+        for one in sorted(interceptions, key=lambda one: one.clients):
+            entry = self._open.pop(one.victim, Entry(clients=one.clients))
+            updates.append(entry.model_copy(update={"kept": one.victim in stay}))
+        self._sent.clear()
+        line = Round(round=round, updates=tuple(updates), refused=dict(refused))
+        self.rounds[round] = line
+        path = self.folder / INDEX
+        with writing(path):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with path.open("a", encoding="utf-8") as file:
+                file.write(line.model_dump_json(exclude_defaults=True) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+
+    def interceptions(self, round: int) -> dict[tuple[int, ...], Interception]:
+        """The interceptions of a round that can be read, by their clients."""
+        updates = self.rounds[round].updates if round in self.rounds else ()
+        return {one.clients: self._read(round, one) for one in updates if self._there(one)}
+
+    def history(self, client: int, before: int) -> tuple[list[Interception], bool]:
+        """A client's interceptions in the rounds before one.
+
+        Returns:
+            Those that can be read, in order, and whether these are all.
+        """
+        found = [
+            (number, one)
+            for number, round in self.rounds.items()
+            if number < before
+            for one in round.updates
+            if client in one.clients
+        ]
+        there = [self._read(number, one) for number, one in found if self._there(one)]
+        return there, len(there) == len(found)
+
+    def __iter__(self) -> Iterator[Interception]:
+        """All interceptions that can be read, by round and client."""
+        for number in self.rounds:
+            yield from self.interceptions(number).values()
+
+    @property
+    def kept(self) -> dict[str, int]:
+        """The bytes of each file that stays after the run, by its path in the folder."""
+        return {
+            file.name: file.bytes
+            for round in self.rounds.values()
+            for one in round.updates
+            if one.files and one.kept
+            for file in (one.files.before, one.files.update)
+        }
+
+    def keep(self, kept: Mapping[int, Iterable[str]]) -> None:
+        """Decide anew which interceptions stay, and write the index again.
+
+        Args:
+            kept: Their keys, by round.
+        """
+        for number, round in self.rounds.items():
+            stay = frozenset(kept.get(number, ()))
+            updates = [
+                one.model_copy(update={"kept": bool(one.files) and _key(number, one) in stay})
+                for one in round.updates
+            ]
+            self.rounds[number] = round.model_copy(update={"updates": tuple(updates)})
+        path = self.folder / INDEX
+        if path.exists():
+            partial = path.with_name(path.name + ".part")
+            rounds = self.rounds.values()
+            with writing(path):
+                partial.write_text(
+                    "".join(one.model_dump_json(exclude_defaults=True) + "\n" for one in rounds),
+                    encoding="utf-8",
+                )
+                partial.replace(path)
+
+    def prune(self, round: int) -> None:
+        """Remove the files of a round that do not stay."""
+        updates = sorted(self.rounds[round].updates, key=lambda one: one.kept)
+        files = [(one.files, one.kept) for one in updates if one.files]
+        stays = {file.name: kept for two, kept in files for file in (two.before, two.update)}
+        for name, kept in stays.items():
+            if not kept:
+                (self.folder / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # not empty, or not there
+            (self.folder / f"r{round:04d}").rmdir()
+
+    def remove(self) -> None:
+        """Remove the whole folder."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.rounds = {}
+
+    def _before(self, interception: Interception) -> File:
+        """The file of the arrays that an interception's clients received."""
+        known = [file for arrays, file in self._sent if arrays is interception.before]
+        if not known:
+            number = f"-{len(self._sent)}" if self._sent else ""
+            name = f"r{interception.round:04d}/before{number}.safetensors"
+            known = [self._save(name, interception.before, {})]
+            self._sent.append((interception.before, known[0]))
+        return known[0]
+
+    def _save(self, name: str, tensors: Mapping[str, Tensor], meta: dict[str, str]) -> File:
+        """Write tensors under a partial name, and rename the file."""
+        path = self.folder / name
+        plain = {key: value.detach().contiguous().cpu() for key, value in tensors.items()}
+        content = save(plain, meta or None)
+        partial = path.with_name(path.name + ".part")
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial.write_bytes(content)
+            partial.replace(path)
+        return File(name=name, digest=hashlib.sha256(content).hexdigest(), bytes=len(content))
+
+    def _there(self, entry: Entry) -> bool:
+        """Whether an update can be read; that one which was kept is missing is found by reading."""
+        if entry.files is None:
+            return False
+        return entry.kept or (self.folder / entry.files.update.name).exists()
+
+    def _read(self, round: int, entry: Entry) -> Interception:
+        """An interception whose tensors are read from its files."""
+        assert entry.files is not None  # noqa: S101 - the caller has looked
+        meaning = entry.files.meaning.model_dump()
+        buffers, file = meaning.pop("buffers"), entry.files.update
+        path, before = self.folder / file.name, entry.files.before
+        update = Update(
+            tensors=StoredTensors(path, file.digest, buffers),
+            buffers=StoredTensors(path, file.digest, buffers, only_buffers=True),
+            **meaning,
+        )
+        arrays = StoredTensors(self.folder / before.name, before.digest)
+        return Interception(round, entry.clients, arrays, update)
+
+    def _unindexed(self) -> dict[int, Round]:
+        """The rounds that schema 1 of the run folder recorded, which had no index."""
+        found: dict[int, Round] = {}
+        for path in sorted(self.folder.glob("r*/c*.safetensors")):
+            number, first = int(path.parent.name[1:]), int(path.stem[1:].partition("+")[0])
+            round = found.get(number, Round(round=number))
+            before = path.with_name("before.safetensors")
+            try:
+                with safe_open(path, framework="pt") as file:
+                    meta = json.loads(file.metadata()["fedsim"])
+                files = Stored(
+                    meaning=Meaning.model_validate(meta),
+                    before=File.found(self.folder, before),
+                    update=File.found(self.folder, path),
+                )
+                entry = Entry(clients=meta["clients"], files=files, kept=True)
+                change: dict[str, Any] = {"updates": (*round.updates, entry)}
+            except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
+                why = f"RunFolderError: {path} cannot be read: {type(error).__name__}: {error}"
+                change = {"refused": {**round.refused, first: why}}
+            found[number] = round.model_copy(update=change)
+        return dict(sorted(found.items()))
+
+
+def _key(round: int, entry: Entry) -> str:
+    nothing = Update(tensors={}, kind="gradient")
+    return Interception(round, entry.clients, {}, nothing).victim
+
+
+Tape = Recording
+"""The name that `Recording` had."""

@@ -1,0 +1,137 @@
+"""Tensors in files of a recording, the lines of its index, and how both are read."""
+
+import functools
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, StringConstraints
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from fedsim.errors import RunFolderError
+from fedsim.records import Kind, Reduction, Update
+
+OPEN_FILES = 16
+"""Number of recorded files that a process keeps open."""
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class Meaning(_Record):
+    """The fields of an `Update` other than its arrays; `buffers` are names of arrays."""
+
+    kind: Kind
+    optimizer: str
+    momentum: float
+    weight_decay: float
+    steps: int
+    num_examples: int
+    reduction: Reduction
+    buffers: list[str]
+    lr: float | None = None
+
+    @classmethod
+    def of(cls, update: Update) -> "Meaning":
+        """What the arrays of an update mean."""
+        fields = {name: getattr(update, name) for name in cls.model_fields}
+        return cls(**{**fields, "buffers": list(update.buffers)})
+
+
+class File(_Record):
+    """A file of a recording: its path in there, the SHA-256 of its bytes, and their number."""
+
+    name: Annotated[str, StringConstraints(pattern=r"^r\d{4,}/[\w+-]+\.safetensors$")]
+    digest: str
+    bytes: int
+
+    @classmethod
+    def found(cls, folder: Path, path: Path) -> "File":
+        """Describe a file that is there already; raises `OSError`."""
+        content, name = path.read_bytes(), path.relative_to(folder).as_posix()
+        return cls(name=name, digest=hashlib.sha256(content).hexdigest(), bytes=len(content))
+
+
+class Stored(_Record):
+    """The files of an update: the arrays that its clients received, and the update itself."""
+
+    meaning: Meaning
+    before: File
+    update: File
+
+
+class Entry(_Record):
+    """An update of a round; `files` is None if it was intercepted and not written."""
+
+    clients: tuple[int, ...]
+    files: Stored | None = None
+    kept: bool = False
+    """Whether the files stay in the run folder after the run."""
+
+
+class Round(_Record):
+    """A round as the server saw it: its updates, and why other replies were refused, by client."""
+
+    round: int
+    updates: tuple[Entry, ...] = ()
+    refused: dict[int, str] = {}
+
+
+class StoredTensors(Mapping[str, Tensor]):
+    """Tensors of a recorded file, read when they are used; pickled as the file's path.
+
+    Args:
+        path: The file.
+        digest: The SHA-256 that its bytes must have when it is opened.
+        buffers: Names of the file's buffers.
+        only_buffers: Whether these are the buffers, and not the other tensors.
+    """
+
+    def __init__(
+        self, path: Path, digest: str, buffers: Iterable[str] = (), *, only_buffers: bool = False
+    ) -> None:
+        self.path, self.digest = path, digest
+        self._buffers, self._only_buffers = frozenset(buffers), only_buffers
+
+    def __getitem__(self, name: str) -> Tensor:
+        if (name in self._buffers) != self._only_buffers:
+            raise KeyError(name)
+        tensor: Tensor = opened(self.path, self.digest).get_tensor(name)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        names = opened(self.path, self.digest).keys()
+        return (name for name in names if (name in self._buffers) == self._only_buffers)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+@functools.lru_cache(maxsize=OPEN_FILES)
+def opened(path: Path, digest: str) -> Any:
+    """Open a file of tensors.
+
+    Args:
+        path: The file.
+        digest: The SHA-256 that its bytes must have.
+
+    Returns:
+        The file as safetensors opens it; its tensors are mapped into memory when they are used.
+
+    Raises:
+        RunFolderError: The file is missing, broken, or was changed.
+    """
+    try:
+        with path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != digest:
+            raise RunFolderError(
+                f"{path} cannot be read: it was changed after it was recorded (SHA-256 "
+                f"{found[:12]}, expected {digest[:12]})"
+            )
+        return safe_open(path, framework="pt")
+    except (OSError, SafetensorError) as error:
+        raise RunFolderError(f"{path} cannot be read: {error}") from error
