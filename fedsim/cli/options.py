@@ -16,6 +16,10 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a setting, e.g. training.lr=0.05"),
 ]
+Seeds = Annotated[
+    int | None,
+    typer.Option("--seeds", min=1, metavar="N", help="Repeat with N seeds: seed, seed + 1, ..."),
+]
 Data = Annotated[
     str,
     typer.Option("--data", envvar="FEDSIM_DATA", help="Folder with local data sets"),

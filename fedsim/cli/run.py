@@ -7,12 +7,13 @@ from typing import Annotated
 
 import typer
 
-from fedsim.cli.options import AsJson, Data, Set, Trust, open_console, print_json
+from fedsim.cli.options import AsJson, Data, Seeds, Set, Trust, open_console, print_json
 
 
 def run(
     scenario: Annotated[str, typer.Argument(help="A scenario's name or TOML file")],
     set: Set = None,
+    seeds: Seeds = None,
     out: Annotated[
         str | None, typer.Option("--out", metavar="PATH", help="Run folder [default: runs/NAME]")
     ] = None,
@@ -38,6 +39,8 @@ def run(
         from fedsim.scenario import Scenario
 
         loaded = Scenario.load(scenario, set or [], data=data or None, trust=trust)
+        if seeds is not None:
+            loaded = loaded.over_seeds(range(loaded.seed, loaded.seed + seeds))
     finally:
         if status is not None:
             status.stop()

@@ -137,8 +137,7 @@ def _run_points(scenario: Scenario, folder: Path, progress: Progress, name: str)
 
 def _repetition(scenario: Scenario, seed: int) -> Scenario:
     """The scenario with the seed as the first key of its sweep, which keeps no recording."""
-    sweep, record = {"seed": [seed], **scenario.sweep}, Record(keep="nothing")
-    return scenario.model_copy(update={"sweep": sweep, "paper": None, "record": record})
+    return scenario.over_seeds([seed]).model_copy(update={"record": Record(keep="nothing")})
 
 
 def _names(scenario: Scenario, seed: int) -> list[str]:

@@ -290,6 +290,20 @@ class Scenario(Table):
             found[name] = Scenario.parse(table)
         return found
 
+    def over_seeds(self, seeds: Iterable[int]) -> "Scenario":
+        """Return the scenario with these seeds as the first key of its sweep, without `[paper]`.
+
+        Raises:
+            ScenarioError: The sweep has seeds of its own.
+        """
+        if "seed" in self.sweep:
+            raise ScenarioError(
+                f"sweep.seed = {self.sweep['seed']}: the scenario lists its seeds already. Leave "
+                "out either these or the number of seeds"
+            )
+        sweep = {"seed": list(seeds), **self.sweep}
+        return self.model_copy(update={"sweep": sweep, "paper": None})
+
     def combinations(self) -> dict[str, dict[str, Any]]:
         """Return the swept values of each point, by the point's name."""
         found = {}
