@@ -52,9 +52,10 @@ class Training:
             the loss; DP-SGD replaces it.
         algorithm: "fedsgd" or "fedavg".
         lr: Learning rate of the local steps.
-        momentum: Momentum of the local steps.
+        momentum: Momentum of the local steps of SGD.
         weight_decay: Weight decay of the local steps.
         rng: Seeded by (seed, round, client).
+        optimizer: Optimizer of the local steps: "sgd", "adam" or "adamw".
     """
 
     module: nn.Module
@@ -66,6 +67,7 @@ class Training:
     momentum: float
     weight_decay: float
     rng: torch.Generator
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
 
     def replace(self, **changes: Any) -> "Training":
         """A copy with some fields changed."""

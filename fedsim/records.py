@@ -74,7 +74,7 @@ class Update:
         kind: Which of these three the tensors are.
         buffers: Floating-point buffers after local training (running statistics), by name.
         optimizer: Local optimizer: "sgd", another name, or "unknown".
-        lr: Its learning rate; None if not known. `momentum`, `weight_decay`: as in SGD.
+        lr: Its learning rate; None if not known. `momentum`, `weight_decay`: as in torch.optim.
         steps: Number of local steps.
         num_examples: Number of examples in all steps, repeated ones counted each time.
         reduction: What the training loss is a mean over.
@@ -207,6 +207,7 @@ class Observation:
         labels: int64 (N,), or (N, L) padded with -100; sorted, so that the order shows nothing.
         lengths: Frames or tokens of each input; sorted, or in the order of `labels` if granted.
         num_examples: Number of examples behind the update; `steps`, `lr`: of local training.
+        optimizer: Local optimizer, granted with `lr`: "sgd", another name, or "unknown".
         auxiliary: Labelled examples, none of them a victim's.
         prior: For text, public texts, none of them a victim's.
         defenses: Names of the clients' defenses.
@@ -224,6 +225,7 @@ class Observation:
     num_examples: int | None = None
     steps: int | None = None
     lr: float | None = None
+    optimizer: str | None = None
     buffers: Mapping[str, Tensor] | None = None
     auxiliary: Batch | None = None
     prior: Any = None

@@ -104,6 +104,7 @@ class ThreatModel:
             num_examples=grant(Knowledge.BATCH_SIZE, update.num_examples),
             steps=grant(Knowledge.LOCAL_STEPS, update.steps),
             lr=grant(Knowledge.LEARNING_RATE, update.lr),
+            optimizer=grant(Knowledge.LEARNING_RATE, update.optimizer),
             buffers=grant(Knowledge.BUFFERS, buffers),
             auxiliary=copy.deepcopy(auxiliary),
             prior=self.source.prior() if Knowledge.PRIOR in granted else None,
@@ -151,7 +152,8 @@ def to_gradient(
     float32 cancellation in w' - w). For K steps, and for momentum m, the sum of the steps is
     divided by the weight that SGD gives them, sum_k (1 - m^(K - k)) / (1 - m): the average
     gradient along the local path, exact only if it did not turn. Any optimizer other than SGD, and
-    an unknown one, is treated alike and never exact.
+    an unknown one, is treated alike and never exact, except that Adam's weight decay is not
+    subtracted, since Adam scales it along with the gradient.
 
     Args:
         update: What the client sent.
@@ -172,7 +174,7 @@ def to_gradient(
         delta = dict(update.tensors)
     weight = _step_weight(steps or 1, update.momentum) * (lr if lr is not None else 1.0)
     gradient = {name: value.detach() / -weight for name, value in delta.items()}
-    if update.weight_decay and lr is not None:
+    if update.weight_decay and lr is not None and update.optimizer != "adam":
         gradient = {k: g - update.weight_decay * before[k] for k, g in gradient.items()}
     exact = update.optimizer == "sgd" and lr is not None and steps == 1
     return gradient, exact

@@ -38,8 +38,8 @@ class InvertingGradients(InputMatching):
     If K local steps were taken, and K and the learning rate are known, g' is the average gradient
     of K simulated steps on the dummy examples (`unroll`), split into batches in their order. The
     step of each label is unknown: every start draws `orders` random orders of the labels, and
-    begins with the one of the lowest objective. Otherwise all steps count as one batch at the
-    initial weights.
+    begins with the one of the lowest objective. Otherwise, and for another optimizer than SGD, all
+    steps count as one batch at the initial weights.
 
     Claims one float32 tensor of `spec.input_shape` for each example, within the input range, and
     its label. The order of the examples is unknown.
@@ -85,8 +85,8 @@ class InvertingGradients(InputMatching):
     LABELS), or "none" (optimised with the inputs)."""
 
     unroll: bool | Literal["auto"] = "auto"
-    """Simulate the local steps: true (needs LOCAL_STEPS and LEARNING_RATE), false, or "auto"
-    (wherever both are granted)."""
+    """Simulate the local steps of SGD: true (needs LOCAL_STEPS and LEARNING_RATE), false, or "auto"
+    (wherever both are granted, unless the optimizer is known to be another one)."""
 
     precision: Literal["float32", "float64"] = "float32"
     """floating-point type of the optimisation."""
@@ -97,11 +97,28 @@ class InvertingGradients(InputMatching):
         return super().requires() | (more if self.unroll is True else Knowledge(0))
 
     def training(self, seen: Observation) -> tuple[int, float]:
-        """Local steps to simulate, and their learning rate; 1 and 0 where there is none."""
+        """Local steps to simulate, and their learning rate; 1 and 0 where there is none.
+
+        Raises:
+            ValueError: They are to be simulated, and are steps of another optimizer than SGD.
+        """
         steps, lr = seen.steps, seen.lr
+        another = seen.optimizer not in (None, "sgd", "unknown")
         if self.unroll is True:
             steps, lr = seen.know(Knowledge.LOCAL_STEPS), seen.know(Knowledge.LEARNING_RATE)
-        if self.unroll is False or seen.exact or steps is None or steps == 1 or lr is None:
+            if another:
+                raise ValueError(
+                    f'unroll = true simulates steps of SGD, and the client took "{seen.optimizer}" '
+                    'steps; set unroll = "auto" or false'
+                )
+        if (
+            another
+            or self.unroll is False
+            or seen.exact
+            or steps is None
+            or steps == 1
+            or lr is None
+        ):
             return 1, 0.0
         return steps, lr
 

@@ -119,31 +119,7 @@ class Scenario(Table):
     def check(self) -> None:
         """Check all that can be checked before training; raise `ScenarioError` with the errors."""
         t, threat = self.training, self.threat
-        complaints = []
-        if t.per_round > t.clients:
-            complaints.append(
-                f"training.clients_per_round = {t.per_round}, of only {t.clients} clients"
-            )
-        if t.algorithm == "fedsgd" and t.local_steps != 1:
-            complaints.append(
-                f"training.local_steps = {t.local_steps}: FedSGD sends the gradient of one step. "
-                'Set it to 1, or algorithm = "fedavg"'
-            )
-        if t.algorithm == "fedsgd" and (t.momentum or t.weight_decay):
-            complaints.append(
-                "training.momentum and training.weight_decay belong to local steps, and FedSGD "
-                'takes none. Leave them out, or set algorithm = "fedavg"'
-            )
-        if t.evaluate_clients > t.clients:
-            complaints.append(
-                f"training.evaluate_clients = {t.evaluate_clients}, of only {t.clients} clients"
-            )
-        if t.secure_aggregation and t.per_round == 1:
-            complaints.append(
-                "training.secure_aggregation with one client a round protects nothing: the sum of "
-                "one update is that update. Set training.clients_per_round to 2 or more, or leave "
-                "secure_aggregation out"
-            )
+        complaints = t.complaints()
         if len(threat.follow) > t.per_round:
             complaints.append(
                 f"threat.follow names {len(threat.follow)} clients, {t.per_round} take part a round"

@@ -1,34 +1,17 @@
-"""The tables of a scenario: `[training]`, `[threat]`, `[engine]` and `[[adversaries]]`."""
+"""The tables `[threat]`, `[record]`, `[engine]` and `[[adversaries]]` of a scenario."""
 
-import re
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from fedsim.adversary import Adversary
 from fedsim.plugin import make, title
-
-
-def _plain(value: str) -> str:
-    if not re.fullmatch(r"[^/\\\x00-\x1f.][^/\\\x00-\x1f]{0,99}", value):
-        raise ValueError(
-            "expected what can name a file: 1 to 100 characters, none of them / or \\ or a control "
-            "character, and no dot at the beginning"
-        )
-    return value
-
-
-PlainName = Annotated[str, AfterValidator(_plain)]
-"""A text that can name a file: no separator, control character or leading dot, not too long."""
-
-
-class Table(BaseModel):
-    """Base class of a scenario's tables, which are frozen and refuse unknown keys."""
-
-    # Infinity is a valid setting (no clipping) and must survive serialisation to the clients.
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, ser_json_inf_nan="constants"
-    )
+from fedsim.scenario.tables import PlainName as PlainName
+from fedsim.scenario.tables import Table as Table
+from fedsim.scenario.tables import plain
+from fedsim.scenario.training import Protocol as Protocol
+from fedsim.scenario.training import Training as Training
+from fedsim.scenario.training import default_strategy as default_strategy
 
 
 def _whom(value: Any) -> Any:
@@ -51,85 +34,6 @@ Workers = Literal["auto"] | Annotated[int, Field(ge=1)]
 Rounds = Annotated[Literal["all"] | list[int], BeforeValidator(_when)]
 
 
-def _which(value: Any) -> Any:
-    if value is True:
-        return "secagg+"
-    if value is not False and value not in ("secagg+", "masked-sum"):
-        raise ValueError("expected false, 'secagg+' (or true), or 'masked-sum'")
-    return value
-
-
-Protocol = Annotated[Literal[False, "secagg+", "masked-sum"], BeforeValidator(_which)]
-
-
-class Training(Table):
-    """The `[training]` table: how clients train, and how the server combines their updates."""
-
-    algorithm: Literal["fedsgd", "fedavg"] = "fedavg"
-    """What clients send: "fedsgd": the gradient of one batch; "fedavg": weights after training."""
-
-    rounds: int = Field(default=5, ge=1)
-    """Number of rounds."""
-
-    clients: int = Field(default=20, ge=1)
-    """Number of clients in all."""
-
-    clients_per_round: int | None = Field(default=None, ge=1)
-    """Number of clients that take part in a round; all if left out."""
-
-    batch_size: int = Field(default=8, ge=1)
-    """Number of examples in a local batch."""
-
-    local_steps: int = Field(default=1, ge=1)
-    """Number of local steps in a round, with one batch each; always 1 under FedSGD."""
-
-    lr: float = Field(default=0.1, gt=0, allow_inf_nan=False)
-    """Learning rate: the clients' under FedAvg, the server's under FedSGD."""
-
-    momentum: float = Field(default=0.0, ge=0, lt=1)
-    """Momentum of local SGD; only under FedAvg."""
-
-    weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    """Weight decay of local SGD; only under FedAvg."""
-
-    strategy: str | dict[str, Any] = "FedAvg"
-    """Name of a Flower strategy, or a table such as {name = "FedTrimmedAvg", beta = 0.1}; by
-    default "FedSGD" if the algorithm is "fedsgd"."""
-
-    evaluate_clients: int = Field(default=0, ge=0)
-    """Number of clients that evaluate the new model in each round."""
-
-    on_failure: Literal["stop", "drop"] = "stop"
-    """If a client raises an error or sends NaN: "stop" the run, or "drop" that client."""
-
-    secure_aggregation: Protocol = False
-    """Protocol by which the server receives only the sum of the updates: Flower's "secagg+" (or
-    true), or "masked-sum", an emulation."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _matching_strategy(cls, values: Any) -> Any:
-        if isinstance(values, dict) and "strategy" not in values:
-            return {**values, "strategy": default_strategy(values.get("algorithm"))}
-        return values
-
-    @property
-    def strategy_table(self) -> dict[str, Any]:
-        """The strategy as a table with a `name`, a new one at each access."""
-        named = {"name": self.strategy} if isinstance(self.strategy, str) else self.strategy
-        return {"name": "FedAvg", **named}
-
-    @property
-    def per_round(self) -> int:
-        """Number of clients that take part in a round: all unless set otherwise."""
-        return self.clients_per_round or self.clients
-
-
-def default_strategy(algorithm: Any) -> str:
-    """Return the name of the strategy that an algorithm uses by default."""
-    return "FedSGD" if algorithm == "fedsgd" else "FedAvg"
-
-
 class Threat(Table):
     """The `[threat]` table: what the curious server knows, and which updates it attacks."""
 
@@ -142,7 +46,7 @@ class Threat(Table):
     victims: Victims = "all"
     """Updates attacked in each round: "all", a number drawn by the seed, or a list of clients."""
 
-    follow: list[int] = []
+    follow: list[int] = Field(default=[])
     """Clients that take part in every round."""
 
     timeout: float = Field(default=600.0, gt=0, allow_inf_nan=False)
@@ -198,7 +102,7 @@ class AttackPlan(Table):
     name: str
     """The name of an adversary, or "module:Class"."""
 
-    label: Annotated[str, AfterValidator(lambda text: text and _plain(text))] = ""
+    label: Annotated[str, AfterValidator(lambda text: text and plain(text))] = ""
     """Name in the findings, which distinguishes two settings of one adversary."""
 
     victims: Victims | None = None
@@ -213,7 +117,7 @@ class AttackPlan(Table):
     timeout: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Time limit of an attack, in seconds for each victim."""
 
-    settings: dict[str, Any] = {}
+    settings: dict[str, Any] = Field(default={})
     """The adversary's own settings."""
 
     @model_validator(mode="before")

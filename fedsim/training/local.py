@@ -1,7 +1,7 @@
 """Training on a client: the local steps of FedSGD or FedAvg, then the chain of defenses."""
 
 import functools
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +48,7 @@ def local_training(
         momentum=settings.momentum,
         weight_decay=settings.weight_decay,
         rng=rng,
+        optimizer=settings.optimizer,
     )
     for defense in defenses:
         training = defense.prepare(training)
@@ -67,10 +68,10 @@ def train_locally(
     reduction: Reduction = "example",
     proximal_mu: float = 0.0,
 ) -> tuple[Update, float]:
-    """Take the gradient of the first batch (FedSGD), or steps of SGD over all batches (FedAvg).
+    """Take the gradient of the first batch (FedSGD), or a step for each batch (FedAvg).
 
     Args:
-        training: The model, batches, algorithm and settings of SGD.
+        training: The model, batches, algorithm and settings of the optimizer, whose state is new.
         before: The weights that the server sent, by parameter name.
         trained: Names of the trained parameters.
         reduction: What the loss is a mean over.
@@ -86,12 +87,7 @@ def train_locally(
         tensors, loss = training.gradient(module, training.batches[0])
         losses = [loss]
     else:
-        optimizer = torch.optim.SGD(
-            parameters.values(),
-            lr=training.lr,
-            momentum=training.momentum,
-            weight_decay=training.weight_decay,
-        )
+        optimizer = _optimizer(training, parameters.values())
         losses = []
         for batch in training.batches:
             gradient, loss = training.gradient(module, batch)
@@ -111,6 +107,7 @@ def train_locally(
         tensors={name: value.cpu() for name, value in tensors.items()},
         kind="gradient" if training.algorithm == "fedsgd" else "weights",
         buffers=buffers,
+        optimizer=training.optimizer,
         lr=training.lr,
         momentum=training.momentum,
         weight_decay=training.weight_decay,
@@ -119,6 +116,16 @@ def train_locally(
         reduction=reduction,
     )
     return update, sum(losses) / len(losses)
+
+
+def _optimizer(training: Training, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """The optimizer of a client's local steps, without state of earlier rounds."""
+    lr, decay = training.lr, training.weight_decay
+    if training.optimizer == "adam":
+        return torch.optim.Adam(parameters, lr=lr, weight_decay=decay)
+    if training.optimizer == "adamw":
+        return torch.optim.AdamW(parameters, lr=lr, weight_decay=decay)
+    return torch.optim.SGD(parameters, lr=lr, momentum=training.momentum, weight_decay=decay)
 
 
 def protect(

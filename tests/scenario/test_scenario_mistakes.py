@@ -84,6 +84,15 @@ MISTAKES = {
         "[training]\nalgorithm = 'fedsgd'\nlocal_steps = 2",
         ["local_steps = 2", 'algorithm = "fedavg"'],
     ),
+    "fedsgd optimizer": (
+        "[training]\nalgorithm = 'fedsgd'\noptimizer = 'adam'",
+        ['training.optimizer = "adam": under FedSGD a client sends a gradient', "Leave it out"],
+    ),
+    "adam's momentum": (
+        "[training]\noptimizer = 'adam'\nmomentum = 0.5",
+        ["training.momentum = 0.5 belongs to SGD", '"adam". Leave one of them out'],
+    ),
+    "optimizer": ("[training]\noptimizer = 'adagrad'", ["training.optimizer", "'adamw'"]),
     "round beyond": ("[threat]\nrounds = [6]", ["round 6 is attacked", "1 to 5"]),
     "round zero": (
         "[[adversaries]]\nname = 'llg'\nrounds = [0]",
