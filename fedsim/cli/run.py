@@ -54,8 +54,8 @@ def run(
         typer.secho(f"interrupted; what was found is in {folder}", fg="yellow", err=True)
         sys.stdout.flush()
         sys.stderr.flush()
-        if "fedsim.engine.ray" in sys.modules:
-            sys.modules["fedsim.engine.ray"].kill_session()
+        if "fedsim.engine.ray.session" in sys.modules:
+            sys.modules["fedsim.engine.ray.session"].kill_session()
         os._exit(130)  # leaving by the front door, Ray takes seconds to say goodbye
     if as_json:
         from fedsim.report import summary

@@ -46,6 +46,12 @@ def workers(scenario: Scenario) -> int:
     return max(1, min(cores or 1, scenario.training.per_round))
 
 
+def attack_workers(scenario: Scenario) -> int:
+    """The number of attacks that run at a time on Ray."""
+    asked = scenario.engine.attack_workers
+    return workers(scenario) if asked == "auto" else asked
+
+
 def knock(address: str) -> None:
     """Check that a Ray cluster accepts connections; Ray itself would try for minutes.
 

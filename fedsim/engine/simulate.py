@@ -185,7 +185,7 @@ def start_engine(scenario: Scenario) -> Engine:
 
         return FlowerEngine()
     try:
-        from fedsim.engine.ray import RayEngine
+        from fedsim.engine.ray.clients import RayEngine
     except ImportError as error:
         raise EngineError(f"Ray is not installed ({error}); set engine.workers = 1") from error
     return RayEngine(scenario)

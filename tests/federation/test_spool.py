@@ -67,7 +67,7 @@ def test_a_run_is_the_same_whether_updates_waited_on_disk_or_not(strategy, tmp_p
 def test_ray_answers_in_shares_and_finds_the_same(tmp_path, monkeypatch, nothing_held):
     import ray as library
 
-    from fedsim.engine import ray as engine
+    from fedsim.engine.ray import clients as engine
 
     found = outcome(scenario(training=MANY), tmp_path / "inline")
     monkeypatch.setattr(engine, "SHARE", 1)  # one model at a time

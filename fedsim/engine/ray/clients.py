@@ -1,0 +1,131 @@
+"""The engine that runs groups of clients, and attacks beside them, on long-lived Ray actors."""
+
+import contextlib
+import math
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import ray
+import torch
+from flwr.app import Context, Error, Message, RecordDict
+from ray.exceptions import RayError
+
+from fedsim.attacking.attack import AttackRunner
+from fedsim.attacking.executor import Observer
+from fedsim.engine import Engine, attack_workers, workers
+from fedsim.engine.ray.attacks import RayExecutor
+from fedsim.engine.ray.session import start_session
+from fedsim.federation import federate
+from fedsim.federation.client import app
+from fedsim.federation.grid import RAISED, LocalGrid, answer
+from fedsim.runs.ledger import Ledger
+from fedsim.scenario import Scenario
+from fedsim.scenario.built import BuiltRun
+
+SHARE = 64 * 2**20
+"""Bytes of models in one call of an actor, and in its answer; at least one model."""
+
+
+class ClientWorker:
+    """An actor that answers groups of messages, and keeps data and model between them."""
+
+    def __init__(self) -> None:
+        torch.set_num_threads(1)
+
+    def answer(
+        self, messages: list[Message], contexts: list[Context]
+    ) -> list[tuple[Message, RecordDict]]:
+        """The replies, each with the state that the client has after it."""
+        return [
+            (answer(app, message, context), context.state)
+            for message, context in zip(messages, contexts, strict=True)
+        ]
+
+
+class RayGrid(LocalGrid):
+    """Sends messages to actors in groups, so that the global model is pickled once a group.
+
+    A worker that dies is replaced and gets its messages again one by one, so that the client that
+    killed it is identified and the others answer.
+
+    Args:
+        clients: The number of clients.
+        pool: The actors.
+        new: Makes another actor.
+    """
+
+    def __init__(self, clients: int, pool: list[Any], new: Any) -> None:
+        super().__init__(clients)
+        self._pool, self._new = pool, new
+
+    def exchange(self, messages: Sequence[Message]) -> Iterator[Message]:
+        """Replies in the order of the messages; two groups an actor are under way at a time."""
+        shares, pool = self._shares(messages), self._pool
+        tasks: deque[Any] = deque()
+        for number, share in enumerate(shares):
+            for ahead in shares[number + len(tasks) : number + 2 * len(pool)]:
+                contexts = [self.contexts[m.metadata.dst_node_id] for m in ahead]
+                actor = pool[(number + len(tasks)) % len(pool)]
+                tasks.append(actor.answer.remote(ahead, contexts))
+            try:
+                pairs = ray.get(tasks.popleft())
+            except RayError:
+                pairs = [self._again(number % len(pool), message) for message in share]
+            for reply, state in pairs:
+                self.contexts[reply.metadata.src_node_id].state = state
+                yield reply
+
+    def _shares(self, messages: Sequence[Message]) -> list[Sequence[Message]]:
+        """Split messages into groups, by the size of their models and evenly over the actors."""
+        sent = messages[0].content.array_records.values() if messages else ()
+        size = max(1, SHARE // max(1, sum(record.count_bytes() for record in sent)))
+        size = min(size, math.ceil(len(messages) / len(self._pool)) or 1)
+        return [messages[at : at + size] for at in range(0, len(messages), size)]
+
+    def _again(self, index: int, message: Message) -> tuple[Message, RecordDict]:
+        """Send a message alone, to a new worker if the old one has died."""
+        context = self.contexts[message.metadata.dst_node_id]
+        for _ in range(2):
+            try:
+                pair: tuple[Message, RecordDict] = ray.get(
+                    self._pool[index].answer.remote([message], [context])
+                )[0]
+                return pair
+            except RayError as error:
+                last = error
+                self._pool[index] = self._new()
+        reason = f"its worker died: {type(last).__name__}"
+        return Message(Error(code=RAISED, reason=reason), reply_to=message), context.state
+
+
+class RayEngine(Engine):
+    """Keeps one Ray session and its client workers for all points of a run."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._clients = workers(scenario)
+        self._attackers = attack_workers(scenario)
+        self._settings = scenario.engine
+        start_session(scenario.engine, self._clients, self._attackers)
+        self._pool = [self._new_client() for _ in range(self._clients)]
+
+    def _new_client(self) -> Any:
+        cpus, gpus = self._settings.cpus_per_client, self._settings.gpus_per_client
+        return ray.remote(ClientWorker).options(num_cpus=cpus, num_gpus=gpus).remote()
+
+    def run(self, built: BuiltRun, ledger: Ledger, point: str, observer: Observer) -> None:
+        """Run attacks on actors of their own while the clients' actors train."""
+        runner = AttackRunner(built, point)
+        grid = RayGrid(built.scenario.training.clients, self._pool, self._new_client)
+        gpus = built.scenario.engine.gpus_per_attack
+        executor = RayExecutor(runner, self._attackers, gpus, observer)
+        try:
+            federate.run(built, ledger, grid, executor, point, observer)
+        finally:
+            executor.cancel()
+
+    def close(self) -> None:
+        """Kill the actors. The session stays for the next run of this process."""
+        for actor in self._pool:
+            with contextlib.suppress(Exception):
+                ray.kill(actor)

@@ -1,0 +1,161 @@
+"""The Ray session that client workers and attack workers share; nothing here needs Flower."""
+
+import contextlib
+import logging
+import math
+import os
+from typing import Any
+
+import psutil
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from fedsim.engine import knock
+from fedsim.errors import EngineError
+from fedsim.scenario.settings import Engine
+
+PATIENCE = 60.0
+"""Seconds within which a node of a cluster must answer."""
+
+_STARTED: set[int] = set()
+"""The id of this process, while it has a Ray session that fedsim started and may end."""
+
+
+def start_session(settings: Engine, clients: int, attackers: int) -> None:
+    """Start Ray or join a cluster, unless this process has a session with enough resources.
+
+    Args:
+        settings: The `engine` table.
+        clients: The number of client workers that will be started.
+        attackers: The number of attack workers.
+
+    Raises:
+        EngineError: Ray cannot start, cannot be reached, has too few resources, or has a node of
+            another version.
+    """
+    needs = {
+        "CPU": clients * settings.cpus_per_client + attackers,
+        "GPU": clients * settings.gpus_per_client + attackers * settings.gpus_per_attack,
+    }
+    if settings.address:
+        knock(settings.address)
+    if ray.is_initialized() and _STARTED and _short_of(needs):
+        ray.shutdown()  # the session of an earlier run, too small for this one
+        _STARTED.clear()
+    if not ray.is_initialized():
+        _start(settings, needs["CPU"])
+    if kind := _short_of(needs):
+        keys = ["workers"] * bool(clients) + ["attack_workers"]
+        keys += [f"{kind.lower()}s_per_client"] * bool(clients)
+        keys += ["gpus_per_attack"] * (kind == "GPU")
+        there = ray.cluster_resources().get(kind, 0)  # type: ignore[no-untyped-call]
+        raise EngineError(
+            f"{clients} client workers and {attackers} attack workers need "
+            f"{needs[kind]:g} {kind}s, and Ray has {there:g}. Lower one of "
+            f"{', '.join(f'engine.{key}' for key in keys)}"
+        )
+    if settings.address:
+        check_nodes()
+
+
+def _start(settings: Engine, cpus: float) -> None:
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    options: dict[str, Any] = {
+        "include_dashboard": False,
+        "log_to_driver": bool(os.environ.get("FEDSIM_DEBUG")),
+        "logging_level": logging.ERROR,
+    }
+    # "local", or Ray would join whatever cluster it finds on this machine.
+    options["address"] = settings.address or "local"
+    if not settings.address:
+        # Logical CPUs: a place for every actor. The kernel shares the real ones.
+        options["num_cpus"] = max(1, math.ceil(cpus))
+    try:
+        ray.init(**options)
+        if not settings.address:
+            _STARTED.add(os.getpid())
+    except (RayError, ConnectionError, OSError, RuntimeError, ValueError) as error:
+        where = settings.address or "a local session"
+        raise EngineError(f"Ray cannot start or reach {where}: {error}") from error
+
+
+def _short_of(needs: dict[str, float]) -> str:
+    """The resource that actors would wait for for ever; empty if Ray has enough."""
+    there: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    return next((kind for kind, need in needs.items() if need > there.get(kind, 0)), "")
+
+
+def kill_session() -> None:
+    """Kill all processes of the Ray session that fedsim started, before a program exits.
+
+    `ray.shutdown` takes many seconds, and without it some of Ray's agents may outlive the program.
+    """
+    for process in psutil.Process().children(recursive=True) if _STARTED else ():
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+
+
+def check_nodes() -> None:
+    """Compare the versions on every node of the connected cluster with this process's.
+
+    Findings are the same wherever a client or an attack runs only if the code is the same. Ray
+    itself compares its own version and Python's when a node joins.
+
+    Raises:
+        EngineError: a node has another version of fedsim or of a library that results depend on,
+            lacks one of them, or does not answer.
+    """
+
+    # A nested function travels by value: a node that lacks fedsim can run it as well.
+    def versions() -> dict[str, str]:
+        import hashlib
+        import importlib.metadata
+        import importlib.util
+        from pathlib import Path
+
+        found = {}
+        for name in ("fedsim", "torch", "numpy", "flwr"):
+            try:
+                # CPU and CUDA builds ("2.13.0+cpu") may be mixed in one cluster.
+                found[name] = importlib.metadata.version(name).partition("+")[0]
+            except importlib.metadata.PackageNotFoundError:
+                found[name] = ""
+        sources = hashlib.sha256()
+        for name in ("fedsim", "adversaries", "defenses"):
+            package = importlib.util.find_spec(name)
+            for folder in (package.submodule_search_locations or []) if package else []:
+                for path in sorted(
+                    p for p in Path(folder).rglob("*") if p.suffix in (".py", ".toml")
+                ):
+                    sources.update(path.read_bytes())
+        if found["fedsim"]:
+            found["fedsim"] += f" (sources {sources.hexdigest()[:8]})"
+        return found
+
+    here = versions()
+    addresses = {n["NodeID"]: n["NodeManagerAddress"] for n in ray.nodes() if n["Alive"]}  # type: ignore[no-untyped-call]
+    asked = {
+        node: ray.remote(versions)
+        .options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False))
+        .remote()
+        for node in addresses
+    }
+    for node, task in asked.items():
+        where = f"the Ray node {addresses[node]}"
+        try:
+            there = ray.get(task, timeout=PATIENCE)
+        except GetTimeoutError as error:
+            raise EngineError(
+                f"{where} did not answer within {PATIENCE:g} s. Look at its log, or stop it"
+            ) from error
+        except RayError as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
+            raise EngineError(f"{where} cannot run anything: {reason}") from error
+        for name, version in here.items():
+            if there[name] != version:
+                found = f"has {name} {there[name]}" if there[name] else f"has no {name}"
+                raise EngineError(
+                    f"{where} {found}, and this process has {version}. Start every node of the "
+                    "cluster from the same image or the same installation"
+                )
