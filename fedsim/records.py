@@ -313,8 +313,8 @@ class Finding:
     `point` is the sweep's point. `client` is the client's number, or several joined by + under
     secure aggregation; `victim` is the interception's key. `value` is None unless `status` is
     "ok". `baseline` is the score of a random guess on the same victim, `baseline_prior` that of a
-    guess from public data. `attempt` is always 1, because attacks are not repeated. `seconds` is
-    the attack's wall-clock time. `granted` joins knowledge by |. `label` is the adversary's name
+    guess from public data. `attempt` counts how often the attack was made. `seconds` is the
+    attack's wall-clock time. `granted` joins knowledge by |. `label` is the adversary's name
     in the scenario. `inclusion` is the probability that this victim was attacked, among the
     round's participants. `artifact` is the reconstruction's path in the run folder.
     """

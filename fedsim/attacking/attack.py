@@ -190,6 +190,11 @@ class AttackRunner:
             raise NotGranted(
                 f"it needs {', '.join(missing.names())}, which threat.grants withholds"
             )
+        if Knowledge.HISTORY in adversary.requires() and not attack.whole_history:
+            raise NotGranted(
+                "it needs HISTORY, and the recording does not have all earlier updates of this "
+                'client. Record them with record.keep = "all"'
+            )
         interception = attack.interception
         given = Knowledge.LABELS | Knowledge.LENGTHS
         run = [

@@ -4,38 +4,32 @@ The campaign chooses the victims and records results; an `Executor` of the engin
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-import tomli_w
-import torch
-
-from fedsim.adversary import Adversary
-from fedsim.attacking.attack import Attack, AttackRunner, grouped
+from fedsim.attacking.attack import Attack, grouped
 from fedsim.attacking.executor import Executor as Executor
 from fedsim.attacking.executor import InlineExecutor as InlineExecutor
 from fedsim.attacking.executor import Observer as Observer
+from fedsim.attacking.identity import plans, seen
 from fedsim.attacking.keeping import Keeper
-from fedsim.errors import ScenarioError
+from fedsim.attacking.victims import victims_of
 from fedsim.knowledge import Knowledge
-from fedsim.plugin import find, names
 from fedsim.records import Interception, Update
 from fedsim.report import write_report
+from fedsim.runs.attack_log import Ended
 from fedsim.runs.ledger import Ledger, place
 from fedsim.runs.recording import Recording
-from fedsim.scenario import Scenario
-from fedsim.scenario.built import BuiltRun, build
-from fedsim.scenario.settings import AttackPlan
-from fedsim.seeds import torch_generator
-from fedsim.task import Task
+from fedsim.scenario.built import BuiltRun
 
 UNKNOWN = "unknown"
 """The name of a local optimizer that is not stated."""
 
-LOCAL = ("algorithm", "rounds", "batch_size", "local_steps", "lr", "momentum", "weight_decay")
-"""Keys of `training` on how clients train, which may be unknown in another Flower project."""
+Clients = tuple[int, ...]
+Wanted = Callable[[int, Clients], bool]
+
+NOTHING = Update(tensors={}, kind="gradient")
+"""The update of a victim that sent none, or whose update is not in the recording."""
 
 
 class Campaign:
@@ -47,6 +41,7 @@ class Campaign:
         executor: Runs the attacks.
         point: The name of the sweep's point, "" without a sweep.
         observer: Called with each event.
+        retry: Whether attacks that failed or timed out are repeated.
     """
 
     def __init__(
@@ -57,92 +52,28 @@ class Campaign:
         *,
         point: str = "",
         observer: Observer = lambda event, **fields: None,
+        retry: bool = False,
     ) -> None:
         self.scenario, self.ledger, self.executor = built.scenario, ledger, executor
         self.point, self.observer = point, observer
         self.recording = Recording(ledger.folder / place("tape", point))
         self._plans = built.adversaries
-        self._done = ledger.finished(point)
+        known = {*ledger.attacks.plans}
+        self._plan_digests = {
+            label: ledger.attacks.plan(plan) for label, plan in plans(built, point).items()
+        }
+        self._new_plans = {*self._plan_digests.values()} - known
+        ended = ledger.finished(point)
+        repeated = ("failed", "timeout") if retry else ()
+        self._repeated = {key: one for key, one in ended.items() if one.status in repeated}
+        self._done = {key: one for key, one in ended.items() if key not in self._repeated}
+        self._wanted: dict[tuple[str, str], tuple[str, ...]] = {}
         self._open: Counter[int] = Counter()
         self.trained: frozenset[str] | None = None
         self.optimizer = UNKNOWN
         """The local optimizer of clients whose updates do not name it."""
         self._shows_history = Knowledge.HISTORY in built.threat.granted
         self._keeper = Keeper(self.recording, built.scenario, shows_history=self._shows_history)
-
-    @classmethod
-    def of(
-        cls,
-        adversaries: Sequence[Adversary],
-        task: Task | None,
-        *,
-        out: str | Path = "runs/audit",
-        **settings: Any,
-    ) -> "Campaign":
-        """Make a campaign for another Flower project, with attacks in this process.
-
-        The label of the second adversary of a kind is `llg 2`, and so on.
-
-        Args:
-            adversaries: The adversaries.
-            task: What the clients train.
-            out: The run folder, in which settings that are not stated are "unknown".
-            **settings: Tables of a scenario (seed, threat, training, defenses) that state what the
-                server knows and how the clients train. `training` may also name the clients'
-                `optimizer`, such as "sgd" or "adam".
-
-        Raises:
-            ScenarioError: The task is missing, an adversary attacks other
-                modalities, or a table holds what a scenario's cannot.
-        """
-        if task is None:
-            raise ScenarioError("task is missing: adversaries are scored against its data")
-        kind = task.spec_type
-        if unsuited := [text for one in adversaries for text in one.unsuited(kind, task.name)]:
-            raise ScenarioError("\n".join(unsuited))
-        training = {"clients": task.clients, **settings.pop("training", {})}
-        optimizer = training.pop("optimizer", UNKNOWN)
-        if not isinstance(optimizer, str):
-            raise ScenarioError(
-                f"training.optimizer is {optimizer!r}; expected a name, such as 'sgd' or 'adam'"
-            )
-        table = {"name": "audit", "seed": task.seed, **settings, "training": training}
-        if task.name in names("tasks"):
-            own = task.model_dump(
-                mode="json", exclude={"seed", "clients", "folder"}, exclude_none=True
-            )
-            table["task"] = {"name": task.name, **own}
-            table["data_dir"] = str(task.folder or "")
-        scenario = Scenario.parse(table)
-        plans, called = [], Counter[str]()
-        for adversary in adversaries:
-            called[name := adversary.name] += 1
-            label = name if called[name] == 1 else f"{name} {called[name]}"
-            plan = AttackPlan(name=name, label=label, settings=adversary.model_dump())
-            plans.append((label, plan, adversary))
-        stated = _stated(scenario, table, task)
-        ledger = Ledger.create(Path(out), scenario)
-        ledger.artifact("scenario.toml", tomli_w.dumps(stated).encode())
-        unknown = [] if "defenses" in table else ["defenses"]
-        unknown += [f"training.{key}" for key in LOCAL if key not in training]
-        if "model" not in stated["task"]:
-            unknown.append("task.model")
-        ledger.provenance(
-            scenario, {"data": task.fingerprint()}, optimizer=optimizer.lower(), unknown=unknown
-        )
-        built = build(scenario, task=task, adversaries=plans)
-        for key, knowledge in (
-            ("defenses", Knowledge.DEFENSE),
-            ("training.local_steps", Knowledge.LOCAL_STEPS),
-        ):
-            if key in unknown:
-                granted = built.threat.granted & ~knowledge
-                built = replace(built, threat=replace(built.threat, granted=granted))
-        runner = AttackRunner(built, batch_size_stated="batch_size" in training)
-        campaign = cls(built, ledger, InlineExecutor(runner))
-        campaign.trained = task.trained(task.module())
-        campaign.optimizer = optimizer.lower()
-        return campaign
 
     def finish(self) -> Path:
         """Wait for all attacks, close the run folder and write its report; returns its path."""
@@ -165,78 +96,147 @@ class Campaign:
                 failed.
         """
         refused = refused or {}
-        present = sorted({one.clients for one in interceptions} | {(c,) for c in refused})
-        chosen = [self._victims(round, present, plan) for _, plan, _ in self._plans]
+        present = [one.clients for one in interceptions] + [(client,) for client in refused]
+        chosen = self._chosen(round, present)
         attacked = {victim for victims in chosen for victim, _ in victims}
         found = self._keeper.record(round, interceptions, refused, attacked)
-        self._attack(round, found, refused, chosen)
+        groups, _ = self._groups(round, found, refused, chosen)
+        self._submit(round, groups)
 
-    def _attack(
+    def replay(self, last: int) -> bool:
+        """Queue the attacks on recorded rounds that are not done, before training goes on.
+
+        Args:
+            last: The last round to attack.
+
+        Returns:
+            Whether this is possible. It is not if an interception is not there any more, or if
+            adversaries are new and nothing was recorded; then nothing is queued.
+        """
+        if not all(round in self.recording.rounds for round in range(1, last + 1)):
+            return not self._new_plans
+        queued, lost = self.recorded(lambda number, victim: number <= last)
+        if lost:
+            return False
+        for round, groups in queued.items():
+            self._submit(round, groups)
+        return True
+
+    def recorded(
+        self, wanted: Wanted = lambda number, victim: True
+    ) -> tuple[dict[int, list[list[Attack]]], dict[int, set[Clients]]]:
+        """The attacks on recorded rounds that are not done.
+
+        Groups are formed from all victims of a round, and a group is made whole if any of its
+        attacks is wanted, so that rows do not depend on what else is wanted.
+
+        Args:
+            wanted: Whether an attack is wanted, by round and clients.
+
+        Returns:
+            The groups of attacks by round, and the victims whose interceptions are not there.
+        """
+        queued, lost = dict[int, list[list[Attack]]](), dict[int, set[Clients]]()
+        for round, line in self.recording.rounds.items():
+            present = [one.clients for one in line.updates] + [(one,) for one in line.refused]
+            chosen = self._chosen(round, present)
+            self._keeper.note(round, {victim for victims in chosen for victim, _ in victims})
+            found = self.recording.interceptions(round)
+            groups, missing = self._groups(round, found, line.refused, chosen, wanted)
+            queued |= {round: groups} if groups else {}
+            lost |= {round: missing} if missing else {}
+        return queued, lost
+
+    def _chosen(self, round: int, present: Sequence[Clients]) -> list[list[tuple[Clients, float]]]:
+        """The victims of each adversary among the clients that took part in a round."""
+        here = sorted({*present})
+        return [victims_of(self.scenario, plan, round, here) for _, plan, _ in self._plans]
+
+    def _groups(
         self,
         round: int,
-        found: Mapping[tuple[int, ...], Interception],
+        found: Mapping[Clients, Interception],
         refused: Mapping[int, str],
-        chosen: Sequence[Sequence[tuple[tuple[int, ...], float]]],
-    ) -> None:
-        """Queue the attacks on the chosen victims, in groups of which one is not done."""
-        groups = []
+        chosen: Sequence[Sequence[tuple[Clients, float]]],
+        wanted: Wanted = lambda number, victim: True,
+    ) -> tuple[list[list[Attack]], set[Clients]]:
+        """The groups of which an attack is wanted and not done, and victims that are not there."""
+        groups, lost = list[list[Attack]](), set[Clients]()
         for index, (label, _, adversary) in enumerate(self._plans):
             attacks = []
             for victim, inclusion in chosen[index]:
-                alone = len(victim) == 1
-                history: list[Interception] = []
+                alone, history, whole = len(victim) == 1, list[Interception](), True
                 if self._shows_history and alone:
-                    history, _ = self.recording.history(victim[0], round)
-                why = refused.get(victim[0], "") if alone else ""
-                nothing = Update(tensors={}, kind="gradient")
-                one = found.get(victim) or Interception(round, victim, {}, nothing)
-                attacks.append(Attack(one, index, inclusion, why, tuple(history)))
-            groups += [
-                group
-                for group in grouped(adversary, attacks)
-                if any((one.interception.victim, label) not in self._done for one in group)
-            ]
-        queued = sum(map(len, groups))
-        self._open[round] += queued
+                    history, whole = self.recording.history(victim[0], round)
+                one = found.get(victim) or Interception(round, victim, {}, NOTHING)
+                before = self._repeated.get((one.victim, label))
+                attack = Attack(
+                    one,
+                    index,
+                    inclusion,
+                    refused=refused.get(victim[0], "") if alone else "",
+                    history=tuple(history),
+                    whole_history=whole,
+                    attempt=before.attempt + 1 if before else 1,
+                )
+                attacks.append(attack)
+            for group in grouped(adversary, attacks):
+                left = [
+                    one
+                    for one in group
+                    if wanted(round, one.interception.clients) and not self._is_done(one, label)
+                ]
+                if left:
+                    groups.append(group)
+                    self._wanted |= {(one.interception.victim, label): seen(one) for one in left}
+                    lost |= {
+                        one.interception.clients
+                        for one in group
+                        if one.interception.update is NOTHING and not one.refused
+                    }
+        return groups, lost
+
+    def _is_done(self, attack: Attack, label: str) -> bool:
+        """Whether an attack ended with these interceptions; those of other ones do not count."""
+        ended = self._done.get((attack.interception.victim, label))
+        if ended is None:
+            return False
+        pairs = zip(ended.seen, seen(attack), strict=False)
+        if all(before == now or not (before and now) for before, now in pairs):
+            return True
+        self.ledger.drop(lambda *key: key == ended.key)
+        return False
+
+    def _submit(self, round: int, groups: Sequence[Sequence[Attack]]) -> None:
+        self._open[round] += sum(map(len, groups))
         self.executor.submit(groups)
-        self.observer("attacks", queued=queued, pending=self.executor.pending)
-
-    def _victims(
-        self, round: int, present: Sequence[tuple[int, ...]], plan: AttackPlan
-    ) -> list[tuple[tuple[int, ...], float]]:
-        """The victims of an adversary, each with the probability of being chosen.
-
-        Clients are ranked once a round by a permutation that depends on (seed, round) alone, and
-        not on their updates.
-        """
-        threat = self.scenario.threat
-        rounds = threat.rounds if plan.rounds is None else plan.rounds
-        if rounds != "all" and round not in rounds:
-            return []
-        victims = threat.victims if plan.victims is None else plan.victims
-        if victims == "all":
-            return [(one, 1.0) for one in present]
-        if isinstance(victims, list):
-            return [(one, 1.0) for one in present if set(one) & set(victims)]
-        rng = torch_generator(self.scenario.seed, "victims", round)
-        places = torch.randperm(self.scenario.training.clients, generator=rng).tolist()
-        rank = dict(enumerate(places))
-        last = len(rank)  # for nodes whose client is not known
-        chosen = sorted(
-            sorted(present, key=lambda one: min(rank.get(c, last) for c in one))[:victims]
-        )
-        return [(one, min(1.0, victims / len(present))) for one in chosen]
+        wanted = [
+            one
+            for group in groups
+            for one in group
+            if (one.interception.victim, self._plans[one.adversary][0]) in self._wanted
+        ]
+        self.observer("attacks", queued=len(wanted), pending=self.executor.pending)
 
     def collect(self, *, wait: bool = False) -> None:
         """Record the attacks that have ended; with `wait`, all of them."""
         for outcome in self.executor.collect(wait=wait):
             self._open[outcome.round] -= 1
             row = outcome.findings[0]
-            if (row.victim, row.label) in self._done:
-                continue  # repeated with its group, of which another attack was not done
+            if (row.victim, row.label) not in self._wanted:
+                continue  # made with its group, of which another attack was wanted
             for path, content in outcome.files.items():
                 self.ledger.artifact(path, content)
-            self.ledger.findings(outcome.findings)
+            ended = Ended(
+                point=row.point,
+                victim=row.victim,
+                label=row.label,
+                plan=self._plan_digests[row.label],
+                seen=self._wanted.pop((row.victim, row.label)),
+                status=row.status,
+                attempt=row.attempt,
+            )
+            self.ledger.findings(outcome.findings, ended)
             if outcome.diagnostics:
                 whose = {"point": row.point, "victim": row.victim, "adversary": row.label}
                 self.ledger.event("attacked", **whose, diagnostics=outcome.diagnostics)
@@ -266,16 +266,3 @@ class Campaign:
     def cancel(self) -> None:
         """Stop all attacks. Findings so far are kept."""
         self.executor.cancel()
-
-
-def _stated(scenario: Scenario, table: Mapping[str, Any], task: Task) -> dict[str, Any]:
-    """A scenario as a table, without defaults that may be wrong for another Flower project."""
-    stated = scenario.to_dict()
-    stated["training"] = {key: stated["training"][key] for key in table["training"]}
-    if "defenses" not in table:
-        stated.pop("defenses", None)
-    if "task" not in table:
-        stated["task"] = {"name": task.name}
-    elif type(task) is not find("tasks", task.name):  # a subclass may build another model
-        stated["task"].pop("model", None)
-    return stated

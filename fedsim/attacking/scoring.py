@@ -29,6 +29,8 @@ class Attack:
         inclusion: The probability with which the victim was chosen.
         refused: Why the update cannot be attacked, "" if it can.
         history: Earlier interceptions of the victim, for `HISTORY`.
+        whole_history: Whether these are all; the others were not kept.
+        attempt: How often this attack was made, this time included.
         caution: A warning for the user when the attack has ended.
     """
 
@@ -37,6 +39,8 @@ class Attack:
     inclusion: float
     refused: str = ""
     history: tuple[Interception, ...] = ()
+    whole_history: bool = True
+    attempt: int = 1
     caution: str = ""
 
 
@@ -182,7 +186,7 @@ class Scorer:
                     baseline_prior=informed,
                     status=status,
                     error=error[:2000],
-                    attempt=1,
+                    attempt=attack.attempt,
                     seconds=round(seconds, 4),
                     iterations=iterations,
                     granted="|".join(self.built.threat.granted.names()),

@@ -13,7 +13,6 @@ from fedsim.federation.grid import LocalGrid
 from fedsim.federation.secure.grid import SecureGrid
 from fedsim.federation.server import HonestButCurious
 from fedsim.federation.strategies import Following, Wrapper, build_strategy
-from fedsim.knowledge import Knowledge
 from fedsim.runs.ledger import Ledger, place
 from fedsim.scenario.built import BuiltRun
 from fedsim.seeds import derive, reseed
@@ -50,12 +49,12 @@ def run(
         grid = SecureGrid(grid, settings.secure_aggregation, seed=seed, most=most)
     found = Checkpoint.read(ledger, folder)
     done = found if found and found.complete and found.round and contexts else None
-    if Knowledge.HISTORY in built.threat.granted:
-        done = None  # attacks need the interceptions of earlier rounds again
+    campaign = Campaign(built, ledger, executor, point=point, observer=observer)
+    if done and not campaign.replay(done.round):
+        done = None  # attacks need interceptions of earlier rounds, which are made again
     ledger.rewind(point, done.round if done else 0)
     if found:
         observer("resumed", round=done.round if done else 0, of=settings.rounds)
-    campaign = Campaign(built, ledger, executor, point=point, observer=observer)
     strategy: Strategy = build_strategy(scenario, buffers)
     if scenario.threat.follow:
         strategy = Following(strategy, scenario.threat.follow)

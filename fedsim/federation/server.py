@@ -16,6 +16,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
 from fedsim.adversary import Adversary
+from fedsim.attacking.audit import audit_campaign
 from fedsim.attacking.campaign import UNKNOWN, Campaign
 from fedsim.errors import ClientError, FedsimError, ScenarioError, UpdateRefused
 from fedsim.federation.grid import CLIENT_KEY, UPDATE_KEY
@@ -61,7 +62,7 @@ class HonestButCurious(Wrapper):
     ) -> None:
         super().__init__(strategy)
         self._owned = campaign is None
-        self.campaign = campaign or Campaign.of(adversaries, task, **settings)
+        self.campaign = campaign or audit_campaign(adversaries, task, **settings)
         self.on_failure = on_failure
         self.metrics: dict[str, float] = {}
         self._sent: dict[int, tuple[ArrayRecord, ConfigRecord]] = {}

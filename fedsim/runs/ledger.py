@@ -15,26 +15,23 @@ import json
 import os
 import shutil
 import time
-import tomllib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from fedsim.errors import FedsimError, RunFolderError
+from fedsim.errors import RunFolderError
 from fedsim.metrics.registry import described
 from fedsim.records import Finding
-from fedsim.references import references
 from fedsim.runs import provenance
-from fedsim.runs.provenance import SCHEMA
+from fedsim.runs.attack_log import AttackLog, Ended
+from fedsim.runs.provenance import SCHEMA, differences
 from fedsim.runs.reading import COLUMNS
-from fedsim.runs.tables import cells, lines, place, read_table, writing
+from fedsim.runs.tables import cells, lines, not_writable, place, read_table, writing
 from fedsim.scenario import Scenario
 
 __all__ = ["COLUMNS", "SCHEMA", "Ledger", "place", "writing"]
 
-POINT, ROUND, VICTIM, LABEL = (COLUMNS.index(n) for n in ("point", "round", "victim", "label"))
-ATTACK = (POINT, VICTIM, LABEL)
-"""Positions of the columns that identify an attack of a run."""
+POINT, VICTIM, LABEL = (COLUMNS.index(name) for name in ("point", "victim", "label"))
 TABLES = {
     "findings.csv": COLUMNS,
     "utility.csv": ["round", "metric", "value", "point"],
@@ -53,6 +50,7 @@ class Ledger:
         self.folder = folder
         self._started = time.monotonic()
         self._known: dict[str, tuple[list[list[str]], int]] = {}
+        self.attacks = AttackLog(folder)
 
     @classmethod
     def create(
@@ -100,7 +98,7 @@ class Ledger:
             else:
                 ledger._begin(scenario)
         except OSError as error:  # such as a name that is too long
-            raise _not_writable(folder, error) from error
+            raise not_writable(folder, error) from error
         return ledger
 
     def _begin(self, scenario: Scenario) -> None:
@@ -122,25 +120,7 @@ class Ledger:
 
     def same_scenario(self, scenario: Scenario, growing: Collection[str] = ()) -> None:
         """Raise `RunFolderError` for a folder of another scenario; see `create` for `growing`."""
-        path = self.folder / "scenario.toml"
-        try:
-            before = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise RunFolderError(
-                f"{path} cannot be read: {reason}. Put back the file that the run wrote, or choose "
-                "another --out"
-            ) from error
-        before = provenance.results(before)
-        # Parsing imports what a scenario names: of a folder's, only what this one names as well.
-        if {*references(before)} <= {*references(scenario.to_dict())}:
-            with contextlib.suppress(FedsimError):  # keys newer than the run have defaults
-                before = tomllib.loads(Scenario.parse(before).to_toml())
-        before, now = (
-            _without(growing, provenance.results(table))
-            for table in (before, tomllib.loads(scenario.to_toml()))
-        )
-        if differing := sorted(key for key in {*before, *now} if before.get(key) != now.get(key)):
+        if differing := differences(self.folder, scenario, growing):
             raise RunFolderError(
                 f"{self.folder} was run with another scenario than this one, which differs in "
                 f"{', '.join(differing)}; resume it with the same scenario and --set options, or "
@@ -162,18 +142,28 @@ class Ledger:
     def rewind(self, point: str, done: int) -> None:
         """Prepare to continue training after round `done` (0: from the start).
 
-        Drops the utility of later rounds. Drops the rows of the attack that was written last if it
-        is of a later round, since some of its rows may be missing; other attacks stay.
+        Drops the utility of later rounds, and the rows of attacks that are not in `attacks`, since
+        some of their rows may be missing.
         """
         rounds = self._so_far("utility.csv")
         kept = [row for row in rounds if row[3] != point or (done and int(row[0]) <= done)]
         if kept != rounds:
             self._write_table("utility.csv", kept)
+        self.drop_incomplete(point)
+
+    def drop_incomplete(self, point: str) -> None:
+        """Drop the rows of a point's attacks whose end is not recorded in `attacks`."""
+        ended = self.attacks.ended
         rows = self._so_far("findings.csv")
-        if rows and rows[-1][POINT] == point and int(rows[-1][ROUND]) > done:
-            last = [rows[-1][place] for place in ATTACK]
-            whole = [row for row in rows if [row[place] for place in ATTACK] != last]
+        whole = [row for row in rows if row[POINT] != point or _attack(row) in ended]
+        if len(whole) < len(rows):
             self._write_table("findings.csv", whole)
+
+    def drop(self, unwanted: Callable[[str, str, str], bool]) -> None:
+        """Drop attacks, with their rows, by point, victim and label."""
+        self.attacks.drop(lambda one: unwanted(*one.key))
+        rows = self._so_far("findings.csv")
+        self._write_table("findings.csv", [row for row in rows if not unwanted(*_attack(row))])
 
     def rows(self) -> list[dict[str, str]]:
         """The findings so far, as text by column."""
@@ -182,10 +172,10 @@ class Ledger:
             for row in read_table(self.folder / "findings.csv", COLUMNS)[0]
         ]
 
-    def finished(self, point: str) -> set[tuple[str, str]]:
-        """The attacks that ended, which are not run again, as (victim, adversary label)."""
-        rows = self._so_far("findings.csv")
-        return {(row[VICTIM], row[LABEL]) for row in rows if row[POINT] == point}
+    def finished(self, point: str) -> dict[tuple[str, str], Ended]:
+        """The attacks of a point that ended, by victim and adversary label."""
+        ended = self.attacks.ended.values()
+        return {(one.victim, one.label): one for one in ended if one.point == point}
 
     def ended(self) -> set[str]:
         """The points that are finished, with all attacks written."""
@@ -221,9 +211,16 @@ class Ledger:
         self._known[name] = (rows, end)
         return rows
 
-    def findings(self, findings: Iterable[Finding]) -> None:
-        """Append rows and sync them to disk."""
+    def findings(self, findings: Iterable[Finding], ended: Ended | None = None) -> None:
+        """Append rows and sync them to disk.
+
+        Args:
+            findings: The rows, in general all of one attack.
+            ended: The attack whose rows these are all; without it they count as incomplete.
+        """
         self._append("findings.csv", lines(cells(dataclasses.astuple(f)) for f in findings))
+        if ended is not None:
+            self.attacks.end(ended)
 
     def utility(
         self, round: int, values: Mapping[str, float], point: str, *, sync: bool = True
@@ -322,23 +319,9 @@ class Ledger:
             os.replace(partial, path)
 
 
-def _without(keys: Collection[str], value: Any) -> Any:
-    """A table without these keys, nor those of the tables in it."""
-    if isinstance(value, dict):
-        return {key: _without(keys, one) for key, one in value.items() if key not in keys}
-    return [_without(keys, one) for one in value] if isinstance(value, list) else value
-
-
-def _not_writable(folder: Path, error: OSError) -> RunFolderError:
-    """Why a run folder cannot be made, with the user's number if a permission is missing.
-
-    A folder that is mounted into a container often belongs to another user.
-    """
-    mine = f", or a folder that user {os.getuid()} may write to" if hasattr(os, "getuid") else ""
-    return RunFolderError(
-        f"{str(folder)[:200]} cannot be written: {error.strerror or error}. Choose another --out"
-        f"{mine if isinstance(error, PermissionError) else ''}"
-    )
+def _attack(row: Sequence[str]) -> tuple[str, str, str]:
+    """What identifies the attack of a row: point, victim and label."""
+    return row[POINT], row[VICTIM], row[LABEL]
 
 
 _NA = {name: [""] for name in ("value", "baseline", "baseline_prior")}

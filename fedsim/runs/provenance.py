@@ -1,13 +1,17 @@
 """What a run depends on: versions, seed, and hashes of scenario, data and model."""
 
+import contextlib
 import hashlib
 import json
 import platform
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Collection, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from fedsim.errors import FedsimError, RunFolderError
+from fedsim.references import references
 from fedsim.scenario import Scenario
 
 FILE = "provenance.json"
@@ -61,6 +65,44 @@ def read(folder: Path) -> dict[str, Any]:
 def results(table: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of a scenario that results depend on, with their values."""
     return {key: value for key, value in table.items() if key not in ASIDE}
+
+
+def differences(folder: Path, scenario: Scenario, growing: Collection[str] = ()) -> list[str]:
+    """The keys in which a scenario differs from that of a run folder.
+
+    Args:
+        folder: The run folder.
+        scenario: The scenario.
+        growing: Keys, in any table, that may differ.
+
+    Raises:
+        RunFolderError: The folder's scenario cannot be read.
+    """
+    path = folder / "scenario.toml"
+    try:
+        before = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise RunFolderError(
+            f"{path} cannot be read: {reason}. Put back the file that the run wrote, or choose "
+            "another --out"
+        ) from error
+    before = results(before)
+    # Parsing imports what a scenario names: of a folder's, only what this one names as well.
+    if {*references(before)} <= {*references(scenario.to_dict())}:
+        with contextlib.suppress(FedsimError):  # keys newer than the run have defaults
+            before = tomllib.loads(Scenario.parse(before).to_toml())
+    before, now = (
+        _without(growing, results(table)) for table in (before, tomllib.loads(scenario.to_toml()))
+    )
+    return sorted(key for key in {*before, *now} if before.get(key) != now.get(key))
+
+
+def _without(keys: Collection[str], value: Any) -> Any:
+    """A table without these keys, nor those of the tables in it."""
+    if isinstance(value, dict):
+        return {key: _without(keys, one) for key, one in value.items() if key not in keys}
+    return [_without(keys, one) for one in value] if isinstance(value, list) else value
 
 
 def _version(package: str) -> str:

@@ -4,6 +4,7 @@ import contextlib
 import csv
 import hashlib
 import io
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -61,3 +62,15 @@ def read_table(path: Path, columns: Sequence[str]) -> tuple[list[list[str]], boo
             f"{path} has other columns than this version writes: {', '.join(columns)}"
         )
     return rows[1:], torn
+
+
+def not_writable(folder: Path, error: OSError) -> RunFolderError:
+    """Why a run folder cannot be made, with the user's number if a permission is missing.
+
+    A folder that is mounted into a container often belongs to another user.
+    """
+    mine = f", or a folder that user {os.getuid()} may write to" if hasattr(os, "getuid") else ""
+    return RunFolderError(
+        f"{str(folder)[:200]} cannot be written: {error.strerror or error}. Choose another --out"
+        f"{mine if isinstance(error, PermissionError) else ''}"
+    )

@@ -13,6 +13,7 @@ from fedsim.attacking.campaign import Campaign
 from fedsim.attacking.executor import InlineExecutor
 from fedsim.engine.simulate import simulate
 from fedsim.records import Interception, Update
+from fedsim.runs.attack_log import Ended
 from fedsim.runs.ledger import Ledger
 from fedsim.scenario.built import build
 from fedsim.testing import conformance
@@ -142,7 +143,8 @@ def test_a_resumed_round_repeats_groups_whole_and_writes_what_has_no_rows_yet(tm
     ledger = Ledger.create(tmp_path / "run", run)
     runner = AttackRunner(build(run))
     for one in caught([0, 3]):
-        ledger.findings(runner.perform(Attack(one, 0, 1.0)).findings)
+        rows = runner.perform(Attack(one, 0, 1.0)).findings
+        ledger.findings(rows, Ended(point="", victim=one.victim, label=rows[0].label, plan=""))
     (tmp_path / "sizes").unlink(missing_ok=True)
     before = len(ledger.rows())
     campaign = Campaign(runner.built, ledger, InlineExecutor(runner))

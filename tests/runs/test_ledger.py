@@ -10,6 +10,7 @@ from support.findings import RUN, finding
 from support.tiny import scenario
 
 from fedsim.errors import RunFolderError
+from fedsim.runs.attack_log import Ended
 from fedsim.runs.ledger import COLUMNS, Ledger
 
 # --- rows -------------------------------------------------------------------------------------
@@ -40,7 +41,8 @@ def test_any_error_text_is_one_row_that_reads_back(error, ledger):
 
 @pytest.mark.parametrize("torn", ["tiny,,3,1,0,r00", 'tiny,"unclosed', "x" * 5000, "tiny,é"])
 def test_a_line_torn_by_a_kill_is_left_out_and_its_attack_run_again(torn, ledger):
-    ledger.findings([finding(), finding(metric="label_f1")])
+    llg = Ended(point="", victim="r0001-c0000", label="llg", plan="")
+    ledger.findings([finding(), finding(metric="label_f1")], llg)
     path = ledger.folder / "findings.csv"
     whole = path.read_bytes()
     ledger.findings([finding(label="idlg")])
@@ -51,7 +53,7 @@ def test_a_line_torn_by_a_kill_is_left_out_and_its_attack_run_again(torn, ledger
     resumed.rewind("", 0)
     # Nobody knows how many rows of the last attack are missing, so none of them stays.
     assert path.read_bytes() == whole
-    assert resumed.finished("") == {("r0001-c0000", "llg")}
+    assert resumed.finished("") == {("r0001-c0000", "llg"): llg}
     resumed.findings([finding(round=2)])
     assert [row["round"] for row in resumed.rows()] == ["1", "1", "2"]
 

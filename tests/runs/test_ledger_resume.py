@@ -12,6 +12,7 @@ from support.tiny import faulty, rows, scenario, timeless
 from adversaries import LLG
 from fedsim.engine.simulate import simulate
 from fedsim.errors import RunFolderError
+from fedsim.runs.attack_log import Ended
 from fedsim.runs.ledger import Ledger
 
 # --- resume -----------------------------------------------------------------------------------
@@ -48,17 +49,18 @@ def test_a_recorded_scenario_that_cannot_be_read_is_one_clear_error(content, led
 
 
 def test_attacks_are_known_by_point_victim_and_label_however_they_ended(ledger):
-    ledger.findings(
-        [
-            finding(),
-            finding(label="dlg", status="denied"),
-            finding(label="bad", status="failed"),
-            finding(label="slow", status="timeout"),
-            finding(point="training.lr=0.1", victim="other"),
-        ]
-    )
-    assert ledger.finished("") == {("r0001-c0000", n) for n in ("llg", "dlg", "bad", "slow")}
-    assert ledger.finished("training.lr=0.1") == {("other", "llg")}
+    for row in (
+        finding(),
+        finding(label="dlg", status="denied"),
+        finding(label="bad", status="failed"),
+        finding(label="slow", status="timeout"),
+        finding(point="training.lr=0.1", victim="other"),
+    ):
+        named = {key: getattr(row, key) for key in ("point", "victim", "label", "status")}
+        ledger.findings([row], Ended(plan="", **named))
+    again = Ledger(ledger.folder)
+    assert {*again.finished("")} == {("r0001-c0000", n) for n in ("llg", "dlg", "bad", "slow")}
+    assert {*again.finished("training.lr=0.1")} == {("other", "llg")}
 
 
 class Interrupt:

@@ -1,0 +1,109 @@
+"""The campaign of another Flower project, whose settings are known as far as they are stated."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fedsim.adversary import Adversary
+from fedsim.attacking.attack import AttackRunner
+from fedsim.attacking.campaign import UNKNOWN, Campaign
+from fedsim.attacking.executor import InlineExecutor
+from fedsim.errors import ScenarioError
+from fedsim.knowledge import Knowledge
+from fedsim.plugin import find, names
+from fedsim.runs.ledger import Ledger
+from fedsim.scenario import Scenario
+from fedsim.scenario.built import build
+from fedsim.scenario.settings import AttackPlan
+from fedsim.task import Task
+
+LOCAL = ("algorithm", "rounds", "batch_size", "local_steps", "lr", "momentum", "weight_decay")
+"""Keys of `training` on how clients train, which may be unknown in another Flower project."""
+
+
+def audit_campaign(
+    adversaries: Sequence[Adversary],
+    task: Task | None,
+    *,
+    out: str | Path = "runs/audit",
+    **settings: Any,
+) -> Campaign:
+    """Make a campaign for another Flower project, with attacks in this process.
+
+    The label of the second adversary of a kind is `llg 2`, and so on.
+
+    Args:
+        adversaries: The adversaries.
+        task: What the clients train.
+        out: The run folder, in which settings that are not stated are "unknown".
+        **settings: Tables of a scenario (seed, threat, training, defenses) that state what the
+            server knows and how the clients train. `training` may also name the clients'
+            `optimizer`, such as "sgd" or "adam".
+
+    Raises:
+        ScenarioError: The task is missing, an adversary attacks other
+            modalities, or a table holds what a scenario's cannot.
+    """
+    if task is None:
+        raise ScenarioError("task is missing: adversaries are scored against its data")
+    kind = task.spec_type
+    if unsuited := [text for one in adversaries for text in one.unsuited(kind, task.name)]:
+        raise ScenarioError("\n".join(unsuited))
+    training = {"clients": task.clients, **settings.pop("training", {})}
+    optimizer = training.pop("optimizer", UNKNOWN)
+    if not isinstance(optimizer, str):
+        raise ScenarioError(
+            f"training.optimizer is {optimizer!r}; expected a name, such as 'sgd' or 'adam'"
+        )
+    table = {"name": "audit", "seed": task.seed, **settings, "training": training}
+    if task.name in names("tasks"):
+        own = task.model_dump(mode="json", exclude={"seed", "clients", "folder"}, exclude_none=True)
+        table["task"] = {"name": task.name, **own}
+        table["data_dir"] = str(task.folder or "")
+    scenario = Scenario.parse(table)
+    plans, called = [], Counter[str]()
+    for adversary in adversaries:
+        called[name := adversary.name] += 1
+        label = name if called[name] == 1 else f"{name} {called[name]}"
+        plan = AttackPlan(name=name, label=label, settings=adversary.model_dump())
+        plans.append((label, plan, adversary))
+    stated = _stated(scenario, table, task)
+    ledger = Ledger.create(Path(out), scenario)
+    ledger.artifact("scenario.toml", tomli_w.dumps(stated).encode())
+    unknown = [] if "defenses" in table else ["defenses"]
+    unknown += [f"training.{key}" for key in LOCAL if key not in training]
+    if "model" not in stated["task"]:
+        unknown.append("task.model")
+    ledger.provenance(
+        scenario, {"data": task.fingerprint()}, optimizer=optimizer.lower(), unknown=unknown
+    )
+    built = build(scenario, task=task, adversaries=plans)
+    for key, knowledge in (
+        ("defenses", Knowledge.DEFENSE),
+        ("training.local_steps", Knowledge.LOCAL_STEPS),
+    ):
+        if key in unknown:
+            granted = built.threat.granted & ~knowledge
+            built = replace(built, threat=replace(built.threat, granted=granted))
+    runner = AttackRunner(built, batch_size_stated="batch_size" in training)
+    campaign = Campaign(built, ledger, InlineExecutor(runner))
+    campaign.trained = task.trained(task.module())
+    campaign.optimizer = optimizer.lower()
+    return campaign
+
+
+def _stated(scenario: Scenario, table: Mapping[str, Any], task: Task) -> dict[str, Any]:
+    """A scenario as a table, without defaults that may be wrong for another Flower project."""
+    stated = scenario.to_dict()
+    stated["training"] = {key: stated["training"][key] for key in table["training"]}
+    if "defenses" not in table:
+        stated.pop("defenses", None)
+    if "task" not in table:
+        stated["task"] = {"name": task.name}
+    elif type(task) is not find("tasks", task.name):  # a subclass may build another model
+        stated["task"].pop("model", None)
+    return stated

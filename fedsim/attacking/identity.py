@@ -1,0 +1,155 @@
+"""What an attack depends on, so that what is done is not done twice and an edit is not missed."""
+
+import hashlib
+import inspect
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from fedsim import metrics
+from fedsim.adversary import Adversary
+from fedsim.attacking.scoring import Attack
+from fedsim.errors import RunFolderError
+from fedsim.records import Interception
+from fedsim.runs.ledger import Ledger
+from fedsim.runs.stored import StoredTensors
+from fedsim.scenario.built import BuiltRun
+
+
+def plans(built: BuiltRun, point: str) -> dict[str, dict[str, Any]]:
+    """What the attacks of each adversary depend on, apart from the interceptions.
+
+    Returns:
+        By label: the adversary's name, its settings and those of its parts, the digest of the
+        source of their modules, budget, granted knowledge, seed, kind of device, names of the
+        metrics, and the version of fedsim.
+    """
+    scenario, found = built.scenario, {}
+    for label, plan, adversary in built.adversaries:
+        parts = _parts(adversary)
+        try:
+            fields = adversary.fills()
+        except Exception:  # its attacks fail, and say so
+            fields = adversary.recovers
+        measured = metrics.applicable(fields, built.task.spec, built.metrics)
+        found[label] = {
+            "point": point,
+            "label": label,
+            "name": plan.name,
+            "settings": [part.model_dump(mode="json") for part in parts],
+            "source": source_digest(parts),
+            "budget": plan.budget,
+            "grants": sorted(map(str, built.threat.granted.names())),
+            "seed": scenario.seed,
+            "device": "cuda" if scenario.engine.gpus_per_attack else "cpu",
+            "metrics": sorted(metric.name for metric in measured),
+            "fedsim": metadata.version("fedsim"),
+        }
+    return found
+
+
+def seen(attack: Attack) -> tuple[str, ...]:
+    """The digests of the interception and the history that an attack is shown, "" if unknown."""
+    return tuple(map(_digest, (attack.interception, *attack.history)))
+
+
+def _digest(one: Interception) -> str:
+    parts = (one.before, one.update.tensors)
+    digests = [part.digest for part in parts if isinstance(part, StoredTensors)]
+    return hashlib.sha256("".join(digests).encode()).hexdigest() if digests else ""
+
+
+def source_digest(parts: list[Adversary]) -> str:
+    """The SHA-256 of the source files of plugins, and of what these import from their package."""
+    files = {file for part in parts for file in _files(type(part))}
+    digest = hashlib.sha256()
+    for file in sorted(files):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def _parts(adversary: Adversary) -> list[Adversary]:
+    """An adversary and those that it runs first."""
+    inner = [one for part in adversary.parts().values() for one in _parts(part)]
+    return [adversary, *inner]
+
+
+def _files(kind: type) -> Iterator[Path]:
+    """The files of a class's modules and of modules that these import from the same package."""
+    left = [base.__module__ for base in kind.__mro__]
+    done: set[str] = {name for name in left if name.partition(".")[0] in ("builtins", "fedsim")}
+    packages = {name.partition(".")[0] for name in left} - {"abc", "builtins", "fedsim", "pydantic"}
+    while left:
+        name = left.pop()
+        if name in done or name.partition(".")[0] not in packages:
+            continue
+        done.add(name)
+        module = sys.modules.get(name)
+        file = getattr(module, "__file__", None)
+        if file and Path(file).is_file():
+            yield Path(file)
+        for value in vars(module).values() if module else ():
+            left.append(
+                value.__name__
+                if isinstance(value, ModuleType)
+                else str(getattr(inspect.unwrap(value), "__module__", ""))
+                if callable(value)
+                else ""
+            )
+
+
+def settle(ledger: Ledger, planned: dict[str, dict[str, Any]], *, overwrite: bool) -> None:
+    """Compare an attack's plans with those of earlier attacks under the same labels.
+
+    Rows of which metrics are missing that are measured now are dropped, and made again.
+
+    Args:
+        ledger: The run folder.
+        planned: The plans of one point by label, see `plans`.
+        overwrite: Whether the rows of another adversary under the same label are dropped.
+
+    Raises:
+        RunFolderError: The run has rows of another adversary, or of other settings, under a label.
+    """
+    complaints, dropped = [], set()
+    for label, plan in planned.items():
+        point = plan["point"]
+        for digest in ledger.attacks.plans_of(point, label):
+            before = ledger.attacks.plans.get(digest, {})
+            differing = sorted(k for k in plan if _plain(plan[k]) != _plain(before.get(k)))
+            if overwrite or differing == ["metrics"]:
+                dropped |= {(point, label)} if differing else set()
+            elif differing:
+                complaints.append(
+                    f"{label}: this run has rows of another {label}, which differs in "
+                    + "; ".join(_difference(key, before, plan) for key in differing)
+                )
+    if complaints:
+        raise RunFolderError(
+            "\n".join(dict.fromkeys(complaints))
+            + "\nGive the adversary a label of its own, or --overwrite to drop the rows of the "
+            "earlier one"
+        )
+    if dropped:
+        ledger.drop(lambda point, victim, label: (point, label) in dropped)
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _difference(key: str, before: dict[str, Any], now: dict[str, Any]) -> str:
+    if key == "source":
+        return "the source of its modules"
+    if key != "settings":
+        return f"{key} ({before.get(key)}, now {now[key]})"
+    changed = [
+        f"{name} ({old.get(name)}, now {new.get(name)})"
+        for old, new in zip(before.get(key, []), now[key], strict=False)
+        for name in sorted({*old, *new})
+        if old.get(name) != new.get(name)
+    ]
+    return "settings: " + (", ".join(changed) or "those of its parts")
