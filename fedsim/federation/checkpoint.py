@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from fedsim.federation.strategies import Following, Wrapper
+from fedsim.federation.wrappers import Wrapper
 from fedsim.runs.ledger import Ledger
 
 FILE = "global.safetensors"
@@ -140,7 +140,10 @@ def restore(kept: Checkpoint, strategy: Strategy, contexts: Mapping[int, Context
 
 
 def _inner(strategy: Strategy) -> Strategy:
-    return strategy.strategy if isinstance(strategy, Following) else strategy
+    """The strategy of Flower, or `FedSGD`, within wrappers."""
+    while isinstance(strategy, Wrapper):
+        strategy = strategy.strategy
+    return strategy
 
 
 class Later(Wrapper):

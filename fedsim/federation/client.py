@@ -50,7 +50,8 @@ def train(message: Message, context: Context) -> Message:
         module.train()
         defenses = [defense for defense in session.built.defenses if defense.guards(client)]
         rng = torch_generator(seed, "training", round, client)
-        training = local_training(scenario, task, module, batches, rng, defenses)
+        lr = float(cast(float, config.get("lr", settings.lr)))
+        training = local_training(scenario, task, module, batches, rng, defenses, lr=lr)
         update, loss = train_locally(
             training,
             before,

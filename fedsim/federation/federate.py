@@ -12,7 +12,8 @@ from fedsim.federation.checkpoint import Checkpoint, Later, capture, restore
 from fedsim.federation.grid import LocalGrid
 from fedsim.federation.secure.grid import SecureGrid
 from fedsim.federation.server import HonestButCurious
-from fedsim.federation.strategies import Following, Wrapper, build_strategy
+from fedsim.federation.strategies import build_strategy
+from fedsim.federation.wrappers import Following, Scheduled, Wrapper
 from fedsim.runs.ledger import Ledger, place
 from fedsim.scenario.built import BuiltRun
 from fedsim.seeds import derive, reseed
@@ -55,12 +56,12 @@ def run(
     ledger.rewind(point, done.round if done else 0)
     if found:
         observer("resumed", round=done.round if done else 0, of=settings.rounds)
-    strategy: Strategy = build_strategy(scenario, buffers)
+    strategy: Strategy = Scheduled(build_strategy(scenario, buffers), settings)
     if scenario.threat.follow:
         strategy = Following(strategy, scenario.threat.follow)
     curious = HonestButCurious(strategy, campaign=campaign, on_failure=settings.on_failure)
     budget = Budget(built)
-    config = ConfigRecord({"scenario": scenario.model_dump_json(), "lr": settings.lr})
+    config = ConfigRecord({"scenario": scenario.model_dump_json(), "lr": settings.rate(1)})
     waiting: list[Checkpoint] = []
 
     def keep() -> None:

@@ -19,10 +19,11 @@ from fedsim.adversary import Adversary
 from fedsim.attacking.audit import audit_campaign
 from fedsim.attacking.campaign import UNKNOWN, Campaign
 from fedsim.errors import ClientError, FedsimError, ScenarioError, UpdateRefused
+from fedsim.federation.fedsgd import FedSGD
 from fedsim.federation.grid import CLIENT_KEY, UPDATE_KEY
 from fedsim.federation.secure import CLIENTS_KEY
 from fedsim.federation.spool import Spool
-from fedsim.federation.strategies import FedSGD, Wrapper, clients_of
+from fedsim.federation.wrappers import Wrapper, clients_of
 from fedsim.plugin import validated
 from fedsim.records import Interception, Update
 from fedsim.runs.stored import Meaning
@@ -282,7 +283,8 @@ def read_update(
         stated = training.model_fields_set
         lr = config.get("lr", config.get("learning-rate"))
         if not isinstance(lr, int | float):
-            lr = training.lr if "lr" in stated else None
+            round = int(cast(int, config.get("server-round", 1)))
+            lr = training.rate(round) if "lr" in stated else None
         if "batch_size" in stated:
             count = training.batch_size * training.local_steps
         # BatchNorm's counters: integers that turn into floats when a strategy averages them.

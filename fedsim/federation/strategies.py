@@ -1,18 +1,20 @@
-"""FedSGD, wrappers around any Flower strategy, and strategies by name."""
+"""Strategies by name."""
 
 import contextlib
 import inspect
 import logging
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import flwr.serverapp.strategy as flower_strategies
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
-from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAvg, Strategy
+from flwr.serverapp.strategy import Strategy
 
 from fedsim.errors import ScenarioError, did_you_mean
+from fedsim.federation.fedsgd import FedSGD as FedSGD
+from fedsim.federation.wrappers import Following as Following
+from fedsim.federation.wrappers import Wrapper as Wrapper
+from fedsim.federation.wrappers import clients_of as clients_of
 from fedsim.scenario import Scenario
 
 AVERAGING = ("FedAdagrad", "FedAdam", "FedAvg", "FedAvgM", "FedProx", "FedSGD", "FedYogi")
@@ -21,137 +23,6 @@ AVERAGING = ("FedAdagrad", "FedAdam", "FedAvg", "FedAvgM", "FedProx", "FedSGD", 
 
 PRIVATE = "DifferentialPrivacy"
 """Prefix of the names of Flower's differential-privacy wrappers."""
-
-
-class Wrapper(Strategy):
-    """Delegates everything to another strategy."""
-
-    def __init__(self, strategy: Strategy) -> None:
-        if type(strategy).start is not Strategy.start:
-            raise TypeError(
-                f"{type(strategy).__name__} has a training loop of its own (it overrides start), "
-                "which a wrapper would not see"
-            )
-        self.strategy = strategy
-
-    def round(self, server_round: int) -> int:
-        """The number of a round as the strategy inside counts it."""
-        return server_round
-
-    def configure_train(self, server_round: int, *args: Any, **more: Any) -> Iterable[Message]:
-        """Delegate to the strategy inside."""
-        return self.strategy.configure_train(self.round(server_round), *args, **more)
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Delegate to the strategy inside."""
-        return self.strategy.aggregate_train(self.round(server_round), replies)
-
-    def configure_evaluate(self, server_round: int, *args: Any, **more: Any) -> Iterable[Message]:
-        """Delegate to the strategy inside."""
-        return self.strategy.configure_evaluate(self.round(server_round), *args, **more)
-
-    def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> MetricRecord | None:
-        """Delegate to the strategy inside."""
-        return self.strategy.aggregate_evaluate(self.round(server_round), replies)
-
-    def summary(self) -> None:
-        """Delegate to the strategy inside."""
-        self.strategy.summary()
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "strategy" or name.startswith("__"):  # not there yet while being unpickled
-            raise AttributeError(name)
-        return getattr(self.strategy, name)
-
-
-def clients_of(grid: Grid) -> dict[int, int]:
-    """Client number by node id; the rank of the node id if the Grid does not know clients."""
-    known: Mapping[int, int] | None = getattr(grid, "clients", None)
-    if known is not None:
-        return dict(known)
-    return {node: rank for rank, node in enumerate(sorted(grid.get_node_ids()))}
-
-
-class FedSGD(FedAvg):
-    """Federated SGD (McMahan et al., 2017): clients send gradients, and the server takes the step.
-
-    w <- w - lr * (mean of the clients' gradients, weighted by examples). Buffers are averaged.
-
-    Args:
-        lr: The server's learning rate.
-        buffers: Names of arrays that are not gradients.
-        **settings: Those of `FedAvg`.
-    """
-
-    def __init__(self, lr: float = 0.1, buffers: Collection[str] = (), **settings: Any) -> None:
-        super().__init__(**settings)
-        self.lr = lr
-        self.buffers = frozenset(buffers)
-        self._arrays = ArrayRecord()
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """As FedAvg does; keeps the weights to step from."""
-        self._arrays = arrays
-        return super().configure_train(server_round, arrays, config, grid)
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Average the gradients and take one step."""
-        mean, metrics = super().aggregate_train(server_round, replies)
-        if mean is None:
-            return None, metrics
-        before = self._arrays.to_torch_state_dict()
-        after = {
-            name: value if name in self.buffers else before[name] - self.lr * value
-            for name, value in mean.to_torch_state_dict().items()
-        }
-        return ArrayRecord(after), metrics
-
-
-class Following(Wrapper):
-    """Makes some clients take part every round (`threat.follow`).
-
-    A followed client that was not sampled gets the message of the last sampled client that is not
-    followed, so that the number of participants stays the same. This changes which clients train,
-    and is therefore not a part of `HonestButCurious`.
-
-    Args:
-        strategy: The strategy that samples clients.
-        clients: The numbers of the followed clients.
-    """
-
-    def __init__(self, strategy: Strategy, clients: Sequence[int]) -> None:
-        super().__init__(strategy)
-        self.followed = list(clients)
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """The messages of the strategy inside, some of them to followed clients."""
-        messages = list(super().configure_train(server_round, arrays, config, grid))
-        node_of = {client: node for node, client in clients_of(grid).items()}
-        followed = [node_of[client] for client in self.followed]
-        present = {message.metadata.dst_node_id for message in messages}
-        absent = [node for node in followed if node not in present]
-        for place in reversed(range(len(messages))):
-            if not absent:
-                break
-            old = messages[place]
-            if old.metadata.dst_node_id not in followed:
-                messages[place] = Message(
-                    old.content,
-                    dst_node_id=absent.pop(0),
-                    message_type=MessageType.TRAIN,
-                    group_id=old.metadata.group_id,
-                )
-        return messages
 
 
 def build_strategy(scenario: Scenario, buffers: Collection[str] = ()) -> Strategy:
@@ -224,6 +95,12 @@ def build_strategy(scenario: Scenario, buffers: Collection[str] = ()) -> Strateg
             given["strategy"] = make(str(wrapped.pop("name", "FedAvg")), wrapped)
             given["num_sampled_clients"] = training.per_round
         if "client_learning_rate" in takes:  # QFedAvg's
+            if training.optimizer != "sgd" or training.lr_schedule.name != "constant":
+                raise ScenarioError(
+                    f'training.strategy = "{name}" divides updates by the clients\' learning rate, '
+                    "as steps of SGD at one rate. Leave out training.optimizer and "
+                    "training.lr_schedule, or use another strategy"
+                )
             given["client_learning_rate"] = training.lr
         if fixed := sorted((set(common) | {"weighted_by_key"}) & set(settings)):
             raise ScenarioError(

@@ -2,8 +2,9 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
+from fedsim.scenario.schedules import Schedule, as_schedule
 from fedsim.scenario.tables import Table
 
 
@@ -41,6 +42,10 @@ class Training(Table):
 
     lr: float = Field(default=0.1, gt=0, allow_inf_nan=False)
     """Learning rate: the clients' under FedAvg, the server's under FedSGD."""
+
+    lr_schedule: Annotated[SerializeAsAny[Schedule], BeforeValidator(as_schedule)] = Schedule()
+    """Learning rate by round: "constant", "cosine", or a table such as
+    {name = "step", every = 10, gamma = 0.1}."""
 
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     """Optimizer of the local steps, which starts anew in each round, with torch's defaults; under
@@ -83,6 +88,10 @@ class Training(Table):
     def per_round(self) -> int:
         """Number of clients that take part in a round: all unless set otherwise."""
         return self.clients_per_round or self.clients
+
+    def rate(self, round: int) -> float:
+        """The learning rate of a round, from 1: the clients' under FedAvg, else the server's."""
+        return self.lr_schedule.rate(self.lr, round, self.rounds)
 
     def complaints(self) -> list[str]:
         """What contradicts itself in the table, one error message each."""

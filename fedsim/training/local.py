@@ -24,6 +24,8 @@ def local_training(
     batches: Sequence[Batch],
     rng: torch.Generator,
     defenses: Sequence[Defense],
+    *,
+    lr: float | None = None,
 ) -> Training:
     """A client's local training as the scenario states it, prepared by its defenses.
 
@@ -34,6 +36,7 @@ def local_training(
         batches: One batch a local step.
         rng: The generator of the training's random numbers.
         defenses: The defenses that run on this client.
+        lr: The learning rate of the round, that of the scenario by default.
     """
     settings = scenario.training
     device = next(module.parameters()).device
@@ -44,7 +47,7 @@ def local_training(
         loss=loss,
         gradient=MeanGradient(loss, task.trained(module)),
         algorithm=settings.algorithm,
-        lr=settings.lr,
+        lr=settings.lr if lr is None else lr,
         momentum=settings.momentum,
         weight_decay=settings.weight_decay,
         rng=rng,

@@ -93,6 +93,19 @@ MISTAKES = {
         ["training.momentum = 0.5 belongs to SGD", '"adam". Leave one of them out'],
     ),
     "optimizer": ("[training]\noptimizer = 'adagrad'", ["training.optimizer", "'adamw'"]),
+    "schedule": (
+        "[training]\nlr_schedule = 'cosin'",
+        ["training.lr_schedule: no schedule 'cosin'", "Did you mean 'cosine'?"],
+    ),
+    "schedule's setting": (
+        "[training]\nlr_schedule = {name = 'step', gama = 0.5}",
+        ["training.lr_schedule.gama: unknown key", "Did you mean 'gamma'?"],
+    ),
+    "schedule's value": (
+        "[training]\nlr_schedule = {name = 'step', every = 0}",
+        ["training.lr_schedule.every: expected a number greater", "found 0"],
+    ),
+    "no schedule": ("[training]\nlr_schedule = 3", ["training.lr_schedule is 3; expected a name"]),
     "round beyond": ("[threat]\nrounds = [6]", ["round 6 is attacked", "1 to 5"]),
     "round zero": (
         "[[adversaries]]\nname = 'llg'\nrounds = [0]",

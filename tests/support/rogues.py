@@ -124,15 +124,17 @@ class Deadly(Adversary):
 
 
 class Historian(Adversary):
-    """Remembers how long each history was that it saw (in this process)."""
+    """Remembers how long each history was that it saw (in this process), and the learning rate."""
 
     name: ClassVar[str] = "historian"
     needs: ClassVar[Knowledge] = Knowledge.HISTORY
     recovers: ClassVar[frozenset[str]] = LABELS
 
     lengths: ClassVar[list[int]] = []
+    rates: ClassVar[list[float | None]] = []
 
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
+        self.rates.append(seen.lr)
         self.lengths.append(len(seen.know(Knowledge.HISTORY)))
         return NOTHING
 

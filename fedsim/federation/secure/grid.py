@@ -21,7 +21,7 @@ from fedsim.federation.grid import RAISED, UPDATE_KEY, Through
 from fedsim.federation.secure import CLIENTS_KEY
 from fedsim.federation.secure.maskedsum import Mean, Terms, masked_sum
 from fedsim.federation.secure.masking import split
-from fedsim.federation.strategies import clients_of
+from fedsim.federation.wrappers import clients_of
 
 
 class SecureGrid(Through):
