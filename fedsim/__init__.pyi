@@ -5,8 +5,8 @@ from fedsim.defense import ClientState, Defense, Exposure, MeanGradient, Trainin
 from fedsim.engine.simulate import simulate
 from fedsim.errors import FedsimError, NotGranted
 from fedsim.federation.client import defend
+from fedsim.federation.fedsgd import FedSGD
 from fedsim.federation.server import HonestButCurious
-from fedsim.federation.strategies import FedSGD
 from fedsim.knowledge import Knowledge
 from fedsim.plugin import Plugin
 from fedsim.records import Batch, Finding, Interception, Observation, Reconstruction, Truth, Update

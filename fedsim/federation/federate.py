@@ -61,7 +61,7 @@ def run(
         strategy = Following(strategy, scenario.threat.follow)
     curious = HonestButCurious(strategy, campaign=campaign, on_failure=settings.on_failure)
     budget = Budget(built)
-    config = ConfigRecord({"scenario": scenario.model_dump_json(), "lr": settings.rate(1)})
+    config = ConfigRecord({"scenario": scenario.model_dump_json(), "lr": settings.lr})
     waiting: list[Checkpoint] = []
 
     def keep() -> None:
