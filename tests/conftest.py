@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support import commands
 
 if TYPE_CHECKING:
     from fedsim.tasks.images import Images
@@ -24,6 +25,13 @@ os.environ["RAY_ADDRESS"] = "local"
 def _quiet() -> None:
     """Flower logs every round and warns of a missing evaluation; no test reads that."""
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _commands() -> Iterator[None]:
+    """The process of `support/commands.py` ends with the session."""
+    yield
+    commands.end()
 
 
 @pytest.fixture(scope="session")

@@ -4,14 +4,13 @@ import csv
 import os
 import re
 import shlex
-import subprocess
-import sys
 import tomllib
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from support.commands import python
 from support.doc_tables import rows
 from support.plugins_fixture import install, with_plugins
 
@@ -64,13 +63,8 @@ def run(line: str, folder: Path, site: Path) -> str:
         install(folder, site)
         return ""
     module = {"fedsim": ["-m", "fedsim.cli"], "python": []}[program]
-    done = subprocess.run(
-        [sys.executable, *module, *rest],
-        cwd=folder,
-        env=with_plugins(site, OMP_NUM_THREADS="1", COLUMNS="110"),
-        capture_output=True,
-        text=True,
-    )
+    env = with_plugins(site, OMP_NUM_THREADS="1", COLUMNS="110")
+    done = python(*module, *rest, folder=folder, env=env)
     assert done.returncode == 0, f"$ {line}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 

@@ -2,12 +2,12 @@
 
 import csv
 import json
-import subprocess
-import sys
 from collections import defaultdict
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
+from support.commands import python
 from support.plugins_fixture import thirdparty, with_plugins
 
 from fedsim.report import summary, write_report
@@ -46,14 +46,9 @@ name = "llg"
 """
 
 
-def fedsim(site: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "fedsim.cli", *words],
-        cwd=folder,
-        env=with_plugins(site, OMP_NUM_THREADS="1"),
-        capture_output=True,
-        text=True,
-    )
+def fedsim(site: Path, folder: Path, *words: str) -> CompletedProcess[str]:
+    env = with_plugins(site, OMP_NUM_THREADS="1")
+    return python("-m", "fedsim.cli", *words, folder=folder, env=env)
 
 
 def run_scenario(site: Path, folder: Path, text: str, *words: str) -> list[dict[str, str]]:

@@ -1,10 +1,10 @@
 """`fedsim new`: it writes a package that installs, passes its test and keeps its contract."""
 
-import subprocess
-import sys
+import os
 from pathlib import Path
 
 import pytest
+from support.commands import python
 from support.plugins_fixture import install, with_plugins
 
 from fedsim.cli import main
@@ -26,8 +26,9 @@ def made(tmp_path_factory):
     """A folder with a new package of each kind, and what the command said of each."""
     folder, said = tmp_path_factory.mktemp("made"), {}
     for kind in KINDS:
-        command = [sys.executable, "-m", "fedsim.cli", "new", kind, f"made_{kind}"]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+        command = ["-m", "fedsim.cli", "new", kind, f"made_{kind}"]
+        done = python(*command, folder=folder, env=os.environ)
+        assert done.returncode == 0, done.stderr
         said[kind] = done.stdout
     first, *more = (folder / f"made_{kind}" for kind in KINDS)
     install(first, folder / "site", *more)
@@ -35,13 +36,8 @@ def made(tmp_path_factory):
 
 
 def succeeds(folder: Path, *command: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", *command],
-        cwd=folder,
-        env=with_plugins(folder / "site", OMP_NUM_THREADS="1"),
-        capture_output=True,
-        text=True,
-    )
+    env = with_plugins(folder / "site", OMP_NUM_THREADS="1")
+    done = python("-m", *command, folder=folder, env=env)
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
 
 
