@@ -13,8 +13,10 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from fedsim.attacking.progress import AttackProgress
+from fedsim.metric import Measure
 from fedsim.metrics import installed
-from fedsim.report import final_utility, summary
+from fedsim.report import summary, utility_summary
+from fedsim.report.intervals import FEWEST, interval_text
 from fedsim.runs.reading import Measures, budget, read_measures
 
 
@@ -166,59 +168,104 @@ def print_facts(console: Console, facts: dict[str, Any]) -> None:
 def print_summary(console: Console, folder: Path) -> None:
     """Print what leaked beside chance; for a sweep one line for each point, with the utility.
 
-    Without a sweep, the privacy that defenses have spent is printed too.
+    Seeds are repetitions: of a point with several, means are printed, with 95 % intervals from
+    three seeds on. Without a sweep, the privacy that defenses have spent is printed too.
     """
-    rows, utility, measures = summary(folder), final_utility(folder), read_measures(folder)[0]
-    if len({*utility, *(row["point"] for row in rows)}) > 1:
+    rows, utility, measures = summary(folder), utility_summary(folder), read_measures(folder)[0]
+    seeds = {row["seeds"] for row in (*rows, *utility)}
+    if len({row["point"] for row in (*utility, *rows)}) > 1:
         console.print(_points(rows, utility, measures))
-        return
-    for values in utility.values():
-        if spent := [f"{m} {values[m]:.3g}" for m in values if budget(m)]:
-            console.print(f"privacy spent: {', '.join(spent)}", markup=False, highlight=False)
-    if rows:
-        _print_leakage(console, rows, measures)
+        if max(seeds) > 1:
+            _print_differences(console, rows, utility, measures)
+    else:
+        spent = [row for row in utility if budget(row["metric"])]
+        trained = [row for row in utility if row["metric"] == "accuracy" and row["seeds"] > 1]
+        for words, found in (("privacy spent", spent), ("in the end", trained)):
+            if found:
+                text = ", ".join(f"{row['metric']} {_utility(row)}" for row in found)
+                console.print(f"{words}: {text}", markup=False, highlight=False)
+        if rows:
+            _print_leakage(console, rows, measures)
+    if 1 < (most := max(seeds, default=1)) < FEWEST:
+        text = f"means over {most} seeds; an interval takes at least {FEWEST}"
+        console.print(text, markup=False, highlight=False)
+    elif most > 1:
+        text = f"means over {most} seeds; in square brackets their 95 % interval"
+        console.print(text, markup=False, highlight=False)
 
 
-def _points(
-    rows: list[dict[str, Any]], utility: dict[str, dict[str, float]], measures: Measures
-) -> Table:
+def _points(rows: list[dict[str, Any]], utility: list[dict[str, Any]], measures: Measures) -> Table:
     """A row for each point of a sweep: accuracy, privacy spent, each adversary's main metric."""
-    points = list(dict.fromkeys([*utility, *(row["point"] for row in rows)]))
+    points = list(dict.fromkeys(row["point"] for row in (*utility, *rows)))
     keys = {point.partition("=")[0] for point in points}
     alone = len(keys) == 1 and not any("," in point.split("(")[0] for point in points)
-    title = "In the end (in brackets: by chance)" if rows else "In the end"
-    table = _titled(title)
+    table = _titled("In the end (in brackets: by chance)" if rows else "In the end")
     table.add_column(escape(keys.pop()) if alone else "point", overflow="fold", min_width=22)
     metrics = [
         metric
-        for metric in dict.fromkeys(m for values in utility.values() for m in values)
+        for metric in dict.fromkeys(row["metric"] for row in utility)
         if metric == "accuracy" or (budget(metric) or "").startswith("epsilon")
     ]
     main = measures.main((row["label"], row["metric"]) for row in rows)
     titles = [f"{label} {measures[metric].title.lower()}" for label, metric in main.items()]
     for title in (*(metric.replace("_", " ") for metric in metrics), *titles):
         table.add_column(escape(title.replace(" ", "\n")), justify="right")
+    trained = {(row["point"], row["metric"]): _utility(row) for row in utility}
     found = {  # by point and adversary
         (row["point"], row["label"]): row for row in rows if row["metric"] == main[row["label"]]
     }
     for point in points:
-        values = utility.get(point, {})
-        cells = [_utility(metric, values.get(metric)) for metric in metrics]
+        cells = [trained.get((point, metric), "") for metric in metrics]
         for label, metric in main.items():
             how, mine = measures[metric], found.get((point, label))
-            cells.append(f"{how.show(mine['mean'])} ({how.show(mine['baseline'])})" if mine else "")
+            cells.append(f"{_mean(mine, how)} ({how.show(mine['baseline'])})" if mine else "")
         table.add_row(*map(escape, [point.partition("=")[2] if alone else point, *cells]))
     return table
 
 
+def _print_differences(
+    console: Console,
+    rows: list[dict[str, Any]],
+    utility: list[dict[str, Any]],
+    measures: Measures,
+) -> None:
+    """Print how points differ from the undefended one, on the same seeds and victims."""
+    main = measures.main((row["label"], row["metric"]) for row in rows)
+    found: dict[str, dict[str, str]] = {}  # by point, then by column
+    against: dict[str, None] = {}
+    for row in (*utility, *rows):
+        label = row.get("label")
+        column = f"{label} {measures[row['metric']].title.lower()}" if label else row["metric"]
+        if row["against"] and row["metric"] == (main[label] if label else "accuracy"):
+            found.setdefault(row["point"], {})[column] = row["difference_shown"]
+            against[row["against"]] = None
+    if not found:
+        return
+    columns = list(dict.fromkeys(column for cells in found.values() for column in cells))
+    table = _titled(f"Less the undefended point ({', '.join(against)})", "point")
+    for column in columns:
+        table.add_column(escape(column.replace(" ", "\n")), justify="right")
+    for point, cells in found.items():
+        table.add_row(*map(escape, [point, *(cells.get(column, "") for column in columns)]))
+    console.print(table)
+
+
+def _mean(row: dict[str, Any], how: Measure) -> str:
+    """A mean, with its interval if that is one over seeds."""
+    if row["seeds"] < FEWEST or row["mean"] is None:
+        return how.show(row["mean"])
+    return interval_text(row["mean"], row["low"], row["high"], how)
+
+
 def _titled(title: str, *columns: Column | str) -> Table:
-    return Table(*columns, title=title, title_justify="left", title_style="bold", box=None)
+    return Table(*columns, title=escape(title), title_justify="left", title_style="bold", box=None)
 
 
-def _utility(metric: str, value: float | None) -> str:
-    if value is None:
-        return ""
-    return f"{100 * value:.1f} %" if metric == "accuracy" else f"{value:.3g}"
+def _utility(row: dict[str, Any]) -> str:
+    if row["low"] is not None:
+        return str(row["shown"])
+    value = row["mean"]
+    return f"{100 * value:.1f} %" if row["metric"] == "accuracy" else f"{value:.3g}"
 
 
 def _print_leakage(console: Console, rows: list[dict[str, Any]], measures: Measures) -> None:
@@ -237,7 +284,7 @@ def _print_leakage(console: Console, rows: list[dict[str, Any]], measures: Measu
         main = [row for row in group if not measures[row["metric"]].detail] or group[:1]
         for row in group[:1] if first["denied"] == first["attacks"] else main:
             how = measures[row["metric"]]
-            shown = [how.show(row["mean"]), how.show(row["baseline"]), row["verdict"]]
+            shown = [_mean(row, how), how.show(row["baseline"]), row["verdict"]]
             table.add_row(*map(escape, [name, attacked, how.title, *shown]))
             name = attacked = ""
     console.print(table)

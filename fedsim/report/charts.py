@@ -1,100 +1,172 @@
-"""The plot of a report: utility and leakage against rounds, as a plotly figure in plain JSON.
+"""Plots of utility and leakage against rounds, as plotly figures in plain JSON.
 
 The page sets the colours of text and grid, according to the reader's light or dark scheme.
 """
 
-import html
 import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from fedsim.report.intervals import Estimate
+from fedsim.report.replication import (
+    Series,
+    attacks_of,
+    over_rounds,
+    utility_measure,
+    worst_probe,
+)
+from fedsim.report.traces import (
+    COLOURS,
+    GREY,
+    GUESS,
+    LAYOUT,
+    NAME,
+    SHARE,
+    SYMBOLS,
+    Trace,
+    curve,
+    guesses,
+    plain,
+)
 from fedsim.runs.reading import Measures, budget
 
 if TYPE_CHECKING:
     import pandas as pd
 
-# Distinct under the common colour vision deficiencies, on white and on near-black.
-COLOURS = ("#d9660b", "#2f7ed8", "#1a9a76", "#9a6fd8", "#d6457a", "#9a8a12")
-GREY = "#7d8797"
-LAYOUT = {
-    "margin": {"l": 66, "r": 16, "t": 10, "b": 90},
-    "legend": {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0},
-}
-ROW_PIXELS = 190
+ROW_PIXELS, HEADING_PIXELS, LEGEND_PIXELS = 190, 44, 22
 TITLES = {"wer": "Word error rate", "mcc": "Matthews correlation"}
 """Titles of utility metrics whose name is an abbreviation."""
 
 WHOSE = {"": "on the test set", "train": "in training", "client": "on clients' own data"}
+WORST = "dashdot"
+"""The dash of the curve of the probe that leaked most."""
 
 
-def figure(
-    rows: "pd.DataFrame", utility: "pd.DataFrame", main: dict[str, str], measures: Measures
-) -> dict[str, Any]:
-    """Plot one sweep point as a plotly figure {"data", "layout"}: charts that share their x axis.
+@dataclass(slots=True)
+class Panel:
+    """One of the charts that stand above each other.
+
+    Attributes:
+        share: Whether its values go from 0 to 1.
+        traces: What is drawn in it.
+    """
+
+    share: bool = False
+    traces: list[Trace] = field(default_factory=list)
+
+
+def figure(series: Series, main: Mapping[str, str], measures: Measures) -> dict[str, Any]:
+    """Plot one series as a plotly figure {"data", "layout"}: charts that share their x axis.
 
     Args:
-        rows: The findings of the point.
-        utility: The utility of the point.
+        series: The results of one setting.
         main: The main metric of each adversary, by label.
         measures: How metrics are read.
     """
-    panels: dict[str, list[dict[str, Any]]] = {}
-    by_metric = dict(list(utility.groupby("metric", sort=False)))
-    for metric in sorted(by_metric, key=lambda metric: not str(metric).endswith("accuracy")):
-        if (spent := budget(str(metric))) is not None:
-            if spent.startswith("epsilon"):
-                style = {"color": COLOURS[len(panels) % len(COLOURS)], "width": 2.5}
-                part = by_metric[metric]
-                line = _line(part["round"], part["value"], str(metric), style)
-                panels.setdefault("Privacy spent: epsilon", []).append(line)
+    panels: dict[str, Panel] = {}
+    utility = series.utility
+    for metric in sorted(utility["metric"].unique(), key=lambda one: not one.endswith("accuracy")):
+        title, name, whose = _quantity(metric)
+        if not title:
             continue
-        # `loss`, `train_loss` and `client_loss` are one quantity, measured on different examples.
-        part, (whose, _, quantity) = by_metric[metric], str(metric).rpartition("_")
-        name = f"{quantity}: {WHOSE.get(whose, whose)}"
-        style = {"color": GREY, "width": 3 if not whose else 1.5}
-        if whose:
+        spent = whose == "budget"
+        panel = panels.setdefault(title, Panel(title == "Accuracy"))
+        style = {"color": GREY, "width": 1.5 if whose else 3}
+        if spent:
+            style = {"color": COLOURS[(len(panels) - 1) % len(COLOURS)], "width": 2.5}
+        elif whose:
             style["dash"] = "dash" if whose == "train" else "longdashdot"
-        line = _line(part["round"], part["value"], name, style)
-        panels.setdefault(TITLES.get(quantity, quantity.capitalize()), []).append(line)
+        panel.traces += curve(_utility(utility, metric), name, style, f"{title} {name}")
     for place, (label, metric) in enumerate(main.items()):
-        part = rows[(rows["label"] == label) & (rows["metric"] == metric)]
-        part = part[part["counted"].notna()]
+        part = attacks_of(series.rows, label, metric)
         if part.empty:
             continue
         how, colour = measures[metric], COLOURS[place % len(COLOURS)]
-        panel = "Leakage" if how.kind != "number" else how.title
-        by_round = part.groupby("round")
-        means, chance = by_round["counted"].mean(), by_round["baseline"].mean()
+        panel = panels.setdefault(
+            "Leakage" if how.kind != "number" else how.title, Panel(how.kind != "number")
+        )
         name = f"{label}: {how.title.lower() if how.kind != 'number' else how.title}"
-        leak = _line(means.index, means, name, {"color": colour, "width": 2.5})
-        leak["customdata"] = [int(n) for n in by_round["counted"].count()]
-        leak["hovertemplate"] = "%{y:.3~g}, mean of %{customdata} attacks"
-        guess = _line(chance.index, chance, f"{label}: chance", {"color": colour, "width": 1.5})
-        guess["line"]["dash"], guess["mode"], guess["showlegend"] = "dot", "lines", False
-        if len(chance) == 1:
-            guess["mode"], guess["marker"]["symbol"] = "markers", "line-ew-open"
-        group = {"legendgroup": str(place)}
-        panels.setdefault(panel, []).extend([leak | group, guess | group])
-    return _stacked(panels)
+        style = {"color": colour, "width": 2.5}
+        panel.traces += curve(over_rounds(part, how), name, style, str(place), of="attacks")
+        if worst := worst_probe(part, how):
+            alone = over_rounds(part[part["probe"] == worst].assign(probe=""), how)
+            style = {"color": colour, "width": 1.5, "dash": WORST}
+            panel.traces += curve(alone, f"{label}: worst probe, {worst}", style, f"{place} worst")
+        chance = _chance(part)
+        if chance:
+            guess = guesses(chance, f"{label}: chance", colour, width=1.5)
+            panel.traces.append({**guess, "showlegend": False, "legendgroup": str(place)})
+    return stacked(panels)
 
 
-def _line(x: Any, y: Any, name: str, line: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "type": "scatter",
-        "mode": "lines+markers",
-        "name": _plain(name),
-        "x": [_number(value) for value in x],
-        "y": [_number(value) for value in y],
-        "line": line,
-        "marker": {"color": line["color"], "size": 8},
-        "hovertemplate": "%{y:.3~g}",
-    }
+def overlay(every: Sequence[Series], main: Mapping[str, str], measures: Measures) -> dict[str, Any]:
+    """Plot several series over each other: a chart for each metric of utility and each adversary.
+
+    Args:
+        every: The series, in the order of the legend. Those beyond the number of colours are hidden
+            until the reader chooses them in the legend.
+        main: The main metric of each adversary, by label.
+        measures: How metrics are read.
+    """
+    panels: dict[str, Panel] = {}
+    metrics = dict.fromkeys(metric for one in every for metric in one.utility["metric"])
+    for metric in sorted(metrics, key=lambda one: not one.endswith("accuracy")):
+        title, _, whose = _quantity(metric)
+        elsewhere = whose in ("train", "client") and metric.rpartition("_")[2] in metrics
+        if title and not elsewhere:
+            panel = panels[metric if whose else title] = Panel(title == "Accuracy")
+            for place, one in enumerate(every):
+                means = _utility(one.utility, metric)
+                panel.traces += _of_series(means, one.name, place)
+    for label, metric in main.items():
+        how, panel = measures[metric], Panel(measures[metric].kind != "number")
+        chances: dict[str, dict[float, float]] = {}
+        for place, one in enumerate(every):
+            part = attacks_of(one.rows, label, metric)
+            panel.traces += _of_series(over_rounds(part, how), one.name, place, of="attacks")
+            if chance := _chance(part):
+                chances[str(place)] = chance
+        levels = {tuple(chance.items()) for chance in chances.values()}
+        if len(levels) == 1:
+            chances = {"chance": chances.popitem()[1]}
+        for group, chance in chances.items():
+            colour = GREY if group == "chance" else COLOURS[int(group) % len(COLOURS)]
+            panel.traces.append({**guesses(chance, GUESS, colour), "legendgroup": group})
+        if panel.traces:
+            panels[f"{label}: {how.title}"] = panel
+    for panel in panels.values():
+        panel.traces.sort(key=lambda trace: "fill" not in trace)  # No band lies on a line.
+    named: set[str] = set()
+    for trace in (trace for panel in panels.values() for trace in panel.traces):
+        group, is_band = trace["legendgroup"], "fill" in trace
+        own_guess = trace["name"] == GUESS and group != "chance"
+        trace["showlegend"] = not (is_band or own_guess or group in named)
+        if group.isdigit() and int(group) >= len(COLOURS):
+            trace["visible"] = "legendonly"
+        if trace["showlegend"]:
+            named.add(group)
+    found = stacked(panels, headings=True)
+    lines = sum(math.ceil(len(one.name) / 45) for one in every) / 2 + 1
+    extra = max(0, math.ceil(lines) - 2) * LEGEND_PIXELS
+    margin = found["layout"]["margin"]
+    found["layout"]["margin"] = {**margin, "t": HEADING_PIXELS, "b": margin["b"] + extra}
+    found["layout"]["height"] += extra + HEADING_PIXELS
+    return found
 
 
-def _stacked(panels: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """The panels one above the other, with the axis of rounds below the last."""
+def stacked(panels: Mapping[str, Panel], *, headings: bool = False) -> dict[str, Any]:
+    """Panels one above the other, with the axis of rounds below the last.
+
+    Args:
+        panels: By title.
+        headings: Whether a title stands above its panel; otherwise it is that of the axis.
+    """
     count, data = len(panels), []
+    gap = HEADING_PIXELS if headings else 0.07 * ROW_PIXELS * count
+    pixels = ROW_PIXELS * count + (gap * (count - 1) if headings else 0)
     layout: dict[str, Any] = {
-        "height": ROW_PIXELS * count + 110,
+        "height": pixels + 110,
         "hovermode": "x",
         **LAYOUT,
         "xaxis": {
@@ -104,38 +176,84 @@ def _stacked(panels: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
             "zeroline": False,
         },
     }
-    gap = 0.07
-    height = (1 - gap * (count - 1)) / count if count else 1
-    for place, (title, traces) in enumerate(panels.items()):
+    share_of_gap = gap / pixels if count else 0.0
+    height = (1 - share_of_gap * (count - 1)) / count if count else 1
+    for place, (title, panel) in enumerate(panels.items()):
         suffix = str(place + 1) if place else ""
-        top = 1 - place * (height + gap)
-        values = [v for trace in traces for v in trace["y"] if v is not None]
+        top = 1 - place * (height + share_of_gap)
         axis: dict[str, Any] = {
-            "title": {"text": _plain(title)},
             "domain": [max(0.0, top - height), top],
             "anchor": "x",
             "zeroline": False,
         }
-        if values and min(values) > 0 and max(values) / min(values) > 50:
-            axis |= {"type": "log", "exponentformat": "power", "dtick": 1}
-        elif values and title in ("Accuracy", "Leakage") and max(values) <= 1:
-            axis |= {"range": [-0.03, 1.05], "tickformat": ".0%"}
-        elif values:
-            axis |= {"rangemode": "tozero"}
-        layout[f"yaxis{suffix}"] = axis
-        data += [trace | {"xaxis": "x", "yaxis": f"y{suffix}"} for trace in traces]
+        if headings:
+            layout.setdefault("annotations", []).append(_heading(title, top))
+        else:
+            axis["title"] = {"text": plain(title, NAME)}
+        layout[f"yaxis{suffix}"] = axis | _scale(panel)
+        data += [trace | {"xaxis": "x", "yaxis": f"y{suffix}"} for trace in panel.traces]
     rounds = [v for trace in data for v in trace["x"] if v is not None]
     if rounds and max(rounds) - min(rounds) <= 12:
         layout["xaxis"]["dtick"] = 1
     return {"data": data, "layout": layout}
 
 
-def _number(value: Any) -> float | None:
-    """A number for JSON, which has neither NaN nor infinity; None is a gap in the line."""
-    number = float(value)
-    return number if math.isfinite(number) else None
+def _scale(panel: Panel) -> dict[str, Any]:
+    """The scale of a panel's axis; on a logarithmic one, bands are cut off at positive values."""
+    values = [
+        v for trace in panel.traces if "fill" not in trace for v in trace["y"] if v is not None
+    ]
+    if values and min(values) > 0 and max(values) / min(values) > 50:
+        for trace in (trace for trace in panel.traces if "fill" in trace):
+            trace["y"] = [max(v, min(values) / 10) for v in trace["y"]]
+        return {"type": "log", "exponentformat": "power", "dtick": 1}
+    if values and panel.share and max(values) <= 1:
+        return dict(SHARE)
+    return {"rangemode": "tozero"} if values else {}
 
 
-def _plain(text: str) -> str:
-    """Escape text for plotly, which interprets some HTML in names, and shorten it."""
-    return html.escape(text if len(text) <= 60 else text[:59] + "…", quote=False)
+def _heading(title: str, top: float) -> dict[str, Any]:
+    place = {"x": 0, "y": top, "xref": "paper", "yref": "paper", "xanchor": "left"}
+    return {
+        "text": f"<b>{plain(title, NAME)}</b>",
+        "yanchor": "bottom",
+        "showarrow": False,
+        **place,
+    }
+
+
+def _quantity(metric: str) -> tuple[str, str, str]:
+    """The panel of a utility metric ("" if it has none), its name there, and whose value it is.
+
+    `loss`, `train_loss` and `client_loss` are one quantity, measured on different examples.
+    """
+    if (spent := budget(metric)) is not None:
+        return ("Privacy spent: epsilon" if spent.startswith("epsilon") else ""), metric, "budget"
+    whose, _, quantity = metric.rpartition("_")
+    title = TITLES.get(quantity, quantity.capitalize())
+    return title, f"{quantity}: {WHOSE.get(whose, whose)}", whose
+
+
+def _utility(utility: "pd.DataFrame", metric: str) -> dict[float, Estimate]:
+    part = utility[utility["metric"] == metric]
+    return over_rounds(part, utility_measure(metric), "value")
+
+
+def _of_series(
+    means: Mapping[float, Estimate], name: str, place: int, *, of: str = ""
+) -> list[Trace]:
+    """The curve of one of several series; earlier ones are wider, so that equal lines are seen."""
+    width = max(1.5, 4.5 - 0.8 * (place % len(COLOURS)))
+    style = {"color": COLOURS[place % len(COLOURS)], "width": width}
+    traces = curve(means, name or "(no point)", style, str(place), of=of)
+    symbol = SYMBOLS[place % len(SYMBOLS)]
+    for trace in traces:
+        if "marker" in trace:
+            trace["marker"] |= {"symbol": symbol, "size": 6 + 1.5 * width}
+    return traces
+
+
+def _chance(part: "pd.DataFrame") -> dict[float, float]:
+    """The mean score of a random guess in each round, as far as it is known."""
+    means = part.groupby("round")["baseline"].mean().dropna()
+    return dict(zip(means.index.tolist(), means.tolist(), strict=True))

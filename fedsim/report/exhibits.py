@@ -45,13 +45,15 @@ class Exhibits:
         chosen = order.iloc[[round(at * step) for at in range(min(len(order), SHOWN))]]
         items: list[dict[str, Any]] = []
         notes: dict[str, None] = {}
+        repeated = order["seed"].nunique() > 1
         for row in chosen.to_dict("records"):
             same = rows[(rows["victim"] == row["victim"]) & (rows["seed"] == row["seed"])]
             artifact = str(row["artifact"]).replace("\\", "/").rstrip("/")
             for pairs in self._figures(artifact):
                 items.append(
                     {
-                        "who": f"Client {row['client']}, round {row['round']:g}",
+                        "who": f"Client {row['client']}, round {row['round']:g}"
+                        + (f", seed {row['seed']}" if repeated else ""),
                         "scores": scores(same, self.measures, details=False),
                         "pairs": pairs,
                     }

@@ -1,7 +1,9 @@
-"""95 % intervals of a mean: Student's t, or Wilson's for yes/no values, also over clusters."""
+"""95 % intervals of a mean: Student's t, or Wilson's for yes/no values, also over seeds."""
 
 import math
+from collections import Counter
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 
 from fedsim.metric import Measure
 
@@ -9,6 +11,75 @@ FEWEST = 3
 """The smallest number of values, or of clusters, that has an interval."""
 NORMAL = 1.96
 """The normal distribution's 97.5 % quantile."""
+CHANGE = Measure("Change", signed=True)
+"""How a difference of two values of any measure is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean with its 95 % interval.
+
+    Attributes:
+        mean: The mean of the seeds' means; NaN without values.
+        low: Lower end of the interval; None if there are too few values.
+        high: Upper end of the interval.
+        n: Number of values.
+        seeds: Number of seeds that the values come from.
+    """
+
+    mean: float
+    low: float | None
+    high: float | None
+    n: int
+    seeds: int
+
+    @property
+    def over_seeds(self) -> bool:
+        """Whether the interval is one over seeds; otherwise it treats values as independent."""
+        return self.seeds >= FEWEST
+
+    def show(self, how: Measure) -> str:
+        """Format the mean and its interval, such as `98.1 % [97, 98.9]`."""
+        return interval_text(self.mean, self.low, self.high, how)
+
+
+def estimate(values: Sequence[float], seeds: Sequence[Hashable], how: Measure) -> Estimate:
+    """The mean over repeated runs: first over the values of a seed, then over the seeds.
+
+    From three seeds on, the interval is Student's t over the seeds' means; for yes/no values it is
+    Wilson's with Student's quantile and an effective sample size. With fewer seeds the interval
+    treats values as independent, so it does not cover how seeds differ.
+
+    Args:
+        values: The values.
+        seeds: The seed of each value.
+        how: How the measure is read.
+    """
+    counts = Counter(seeds)
+    sums: dict[Hashable, float] = dict.fromkeys(counts, 0.0)
+    for value, seed in zip(values, seeds, strict=True):
+        sums[seed] += value
+    means = [total / counts[seed] for seed, total in sums.items()]
+    mean = sum(means) / len(means) if means else math.nan
+    weights = [1 / counts[seed] for seed in seeds] if len(counts) > 1 else []
+    clusters = seeds if len(counts) >= FEWEST else ()
+    low, high = interval(values, how, clusters=clusters, weights=weights)
+    return Estimate(mean, low, high, len(values), len(counts))
+
+
+def interval_text(mean: float, low: float | None, high: float | None, how: Measure) -> str:
+    """Format a mean and its interval, such as `98.1 % [97, 98.9]`."""
+    if low is None or high is None:
+        return how.show(mean)
+    ends = [how.show(end).removesuffix(" %") for end in (low, high)]
+    return f"{how.show(mean)} [{ends[0]}, {ends[1]}]"
+
+
+def change(value: float, how: Measure) -> str:
+    """Format a difference of two values; shares in percentage points."""
+    if how.kind == "number":
+        return f"{value:+.3g}"
+    return f"{100 * value:+.1f} points"
 
 
 def interval(

@@ -6,6 +6,8 @@ Averages are taken as follows (the report explains the same to its readers):
   attacker whose attack breaks can still guess;
 - if there is no level of chance (for measures of an attack's own search), it does not count;
 - a denied attack did not take place: it is listed and not averaged;
+- seeds are repetitions: the mean is one over the seeds' means, and so is the interval from three
+  seeds on (`fedsim.report.intervals.estimate`);
 - if a resumed run repeated an attack, its last attempt counts.
 """
 
@@ -14,41 +16,68 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from fedsim.metric import Measure
-from fedsim.report.intervals import interval
+from fedsim.report.intervals import CHANGE, Estimate, estimate
+from fedsim.report.replication import attacks_of, change_of, paired, undefended
 from fedsim.runs.reading import STATUSES, Measures
 
 if TYPE_CHECKING:
     import pandas as pd
 
-GAIN = Measure("Gain on chance", "", "", signed=True)
-
 
 def summarise(rows: "pd.DataFrame", measures: Measures) -> list[dict[str, Any]]:
     """Make a row for each sweep point, adversary label and metric; see `fedsim.report.summary`."""
     found = []
+    bases = undefended(rows["point"].unique())
+    by_point = {str(point): part for point, part in rows.groupby("point", sort=False)}
     for (point, label, metric), part in rows.groupby(["point", "label", "metric"], sort=False):
         how = measures[str(metric)]
         counts = {status: int((part["status"] == status).sum()) for status in STATUSES}
         counted = part[part["counted"].notna()]
-        values = counted["counted"].tolist()
         scored = part["value"].dropna().tolist()
-        low, high = interval(values, how)
+        mean = _over_seeds(counted, "counted", how)
         ends = (min, max) if how.lower else (max, min)
         row: dict[str, Any] = {
             "point": str(point), "label": str(label), "adversary": str(part["adversary"].iloc[0]),
-            "metric": str(metric), "attacks": len(part), **counts, "n": len(values),
-            "mean": _mean(values), "low": low, "high": high,
-            "baseline": _mean(counted["baseline"].dropna().tolist()),
-            "baseline_prior": _mean(counted["baseline_prior"].dropna().tolist()),
+            "metric": str(metric), "attacks": len(part), **counts, "n": mean.n,
+            "mean": _known(mean.mean), "low": mean.low, "high": mean.high,
+            "baseline": _known(_over_seeds(counted, "baseline", how).mean),
+            "baseline_prior": _known(_over_seeds(counted, "baseline_prior", how).mean),
             "best": ends[0](scored, default=None), "worst": ends[1](scored, default=None),
-            "lower_is_better": how.lower, **_successes(part),
+            "lower_is_better": how.lower, **_successes(part), "seeds": part["seed"].nunique(),
         }  # fmt: skip
-        gains = (counted["counted"] - counted["baseline"]).dropna().tolist()
-        row["verdict"] = _verdict(row, how, gains)
+        base = bases.get(str(point))
+        pair = (by_point[str(point)], by_point[base]) if base in by_point else None
+        row |= _difference(pair, str(label), str(metric), base, how)
+        gains = counted.assign(gain=counted["counted"] - counted["baseline"])
+        row["verdict"] = _verdict(row, how, _over_seeds(gains, "gain", CHANGE))
         why = next((" ".join(error.split()) for error in part["error"] if error), "")
         row["sentence"] = _sentence(row, how, scored, why)
         found.append(row)
     return found
+
+
+def _over_seeds(part: "pd.DataFrame", column: str, how: Measure) -> Estimate:
+    """The estimate of a column, without rows that lack it."""
+    known = part[part[column].notna()]
+    return estimate(known[column].tolist(), known["seed"].tolist(), how)
+
+
+def _difference(
+    pair: "tuple[pd.DataFrame, pd.DataFrame] | None",
+    label: str,
+    metric: str,
+    base: str | None,
+    how: Measure,
+) -> dict[str, Any]:
+    """The keys of a row about its difference from the undefended point."""
+    keys = ("difference", "difference_low", "difference_high")
+    nothing = {"against": None, **dict.fromkeys(keys), "difference_shown": "", "pairs": 0}
+    found = paired(*(attacks_of(rows, label, metric) for rows in pair)) if pair else None
+    if found is None:
+        return nothing
+    numbers = dict(zip(keys, (_known(found.mean), found.low, found.high), strict=True))
+    shown = change_of(found, how)
+    return {"against": base, **numbers, "difference_shown": shown, "pairs": found.n}
 
 
 def _successes(part: "pd.DataFrame") -> dict[str, int | float | None]:
@@ -68,12 +97,11 @@ def _successes(part: "pd.DataFrame") -> dict[str, int | float | None]:
     return found
 
 
-def _mean(values: list[float]) -> float | None:
-    mean = sum(values) / len(values) if values else math.nan
+def _known(mean: float) -> float | None:
     return None if math.isnan(mean) else mean
 
 
-def _verdict(row: Mapping[str, Any], how: Measure, gains: list[float]) -> str:
+def _verdict(row: Mapping[str, Any], how: Measure, gains: Estimate) -> str:
     """Compare a row with chance on the same victims.
 
     Yes/no values beat chance if Wilson's interval excludes the mean baseline. Others do if the t
@@ -82,21 +110,21 @@ def _verdict(row: Mapping[str, Any], how: Measure, gains: list[float]) -> str:
     Args:
         row: The row.
         how: How the metric is read.
-        gains: Value minus baseline for each victim.
+        gains: Value minus baseline, over all victims and seeds.
     """
     if row["denied"] == row["attacks"]:
         return "denied"
     if not how.leaks:
         return "about the attack"
-    if row["mean"] is None or row["baseline"] is None or not gains:
+    if row["mean"] is None or row["baseline"] is None or not gains.n:
         return "not known"
-    gain = sum(gains) / len(gains) * (-1 if how.lower else 1)
+    gain = gains.mean * (-1 if how.lower else 1)
     if row["low"] is None:
         return f"{'beats' if gain > 0 else 'at'} chance, few attacks"
     if how.kind == "yes/no":
         decided = not row["low"] <= row["baseline"] <= row["high"]
     else:
-        low, high = interval(gains, GAIN)
+        low, high = gains.low, gains.high
         decided = low is not None and high is not None and not low <= 0 <= high
     if not decided:
         return "at chance"

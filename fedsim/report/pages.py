@@ -5,6 +5,7 @@ import contextlib
 import hashlib
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,7 +42,9 @@ def render(
     )
     environment.filters["capitalize_first"] = lambda text: text[:1].upper() + text[1:]
     if not html:
-        return environment.get_template(f"{template.name}.md.jinja").render(content, quote=_fenced)
+        return environment.get_template(f"{template.name}.md.jinja").render(
+            content, quote=_fenced, grid=_grid
+        )
     import plotly.offline
 
     scripts = [plotly.offline.get_plotlyjs(), (TEMPLATES / "report.js").read_text("utf-8")]
@@ -86,6 +89,16 @@ def _markdown(value: object) -> object:
     text = " ".join(str(value).split())
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"([\\`*_\[\]|~#!])", r"\\\1", text)
+
+
+def _grid(table: Mapping[str, Any]) -> str:
+    """A table of `fedsim.report.tables` in Markdown, with the lines of a cell in one line."""
+    from markupsafe import Markup
+
+    texts = [table["head"], *([" ".join(cell) for cell in row] for row in table["body"])]
+    rows = [" | ".join(str(_markdown(text)) for text in row) for row in texts]
+    rows.insert(1, " | ".join("---" for _ in table["head"]))
+    return Markup("\n".join(f"| {row} |" for row in rows))  # noqa: S704
 
 
 def _fenced(text: str) -> str:

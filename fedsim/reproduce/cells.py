@@ -10,7 +10,14 @@ from fedsim.errors import ScenarioError
 from fedsim.metric import Measure
 from fedsim.metrics import installed
 from fedsim.report.intervals import FEWEST, interval
-from fedsim.runs.reading import Measures, read_findings, read_measures, read_rows, read_utility
+from fedsim.runs.reading import (
+    Measures,
+    read_findings,
+    read_measures,
+    read_rows,
+    read_utility,
+    split_point,
+)
 from fedsim.scenario import Scenario
 from fedsim.scenario.dotted import short
 from fedsim.scenario.paper import Paper
@@ -188,8 +195,11 @@ class Rows:
     def _placed(self, rows: "pd.DataFrame") -> "pd.DataFrame":
         if rows.empty:  # killed early
             return rows.assign(seed="", rest="", extra="", place="")
-        split = rows["point"].str.partition(",")
-        rows = rows.assign(seed=split[0].str.removeprefix("seed="), rest=split[2])
+        split = {point: split_point(point) for point in rows["point"].unique()}
+        rows = rows.assign(
+            seed=[split[point][0] for point in rows["point"]],
+            rest=[split[point][1] for point in rows["point"]],
+        )
         rows = rows[rows["rest"].isin(set(self._known))].copy()
         rows["extra"] = [self._known[point][1] for point in rows["rest"]]
         if self.paper.x == "round":

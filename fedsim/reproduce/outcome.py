@@ -16,7 +16,7 @@ from fedsim.reproduce.driver import folder_of
 from fedsim.reproduce.verdict import Judgement, Measured, judge, speaks_of
 from fedsim.runs import provenance
 from fedsim.runs.ledger import Ledger
-from fedsim.runs.reading import Measures
+from fedsim.runs.reading import Measures, split_point
 from fedsim.scenario import Scenario, read_table
 from fedsim.scenario.paper import Paper
 
@@ -254,9 +254,9 @@ def _seeds(scenario: Scenario, folder: Path) -> tuple[set[int], set[int]]:
     """Seeds with all points of the sweep finished, and seeds with some of them finished."""
     ended: dict[str, set[int]] = {point: set() for point in scenario.combinations() or [""]}
     for point in Ledger(folder).ended():
-        seed, _, rest = point.partition(",")
+        seed, rest = split_point(point)
         if rest in ended:
-            ended[rest].add(int(seed.removeprefix("seed=")))
+            ended[rest].add(int(seed))
     whole = set.intersection(*ended.values())
     return whole, set.union(*ended.values()) - whole
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from fedsim.metric import Measure
 from fedsim.report import pages
-from fedsim.report.intervals import FEWEST
+from fedsim.report.intervals import FEWEST, interval_text
 from fedsim.reproduce.cells import Cell, axis
 from fedsim.reproduce.outcome import Outcome
 from fedsim.reproduce.picture import picture
@@ -99,14 +99,10 @@ def number(cell: Cell, how: Measure, *, with_n: bool = False) -> str:
     With fewer than three seeds the interval is over victims of the same networks, and is labelled
     so: it does not cover the variation between networks.
     """
-    show = how.show
-    text = show(cell.mean)
-    if cell.low is not None and cell.high is not None:
-        ends = [show(end).removesuffix(" %") for end in (cell.low, cell.high)]
-        text += f" [{ends[0]}, {ends[1]}]"
-        if cell.seeds < FEWEST and cell.seeds < cell.n:
-            networks = "one network" if cell.seeds == 1 else f"{cell.seeds} networks"
-            text += f" over victims of {networks}"
+    text = interval_text(cell.mean, cell.low, cell.high, how)
+    if cell.low is not None and cell.seeds < FEWEST and cell.seeds < cell.n:
+        networks = "one network" if cell.seeds == 1 else f"{cell.seeds} networks"
+        text += f" over victims of {networks}"
     text += f", n {cell.n}" if with_n else ""
     return f"{text} ({cell.broken} failed)" if cell.broken else text
 

@@ -1,17 +1,14 @@
 """A plot that resembles the paper's: our curves with 95 % bands, chance, published numbers."""
 
-import html
 import math
 from collections.abc import Sequence
 from typing import Any
 
-from fedsim.report.charts import COLOURS, GREY, LAYOUT
+from fedsim.report.traces import COLOURS, LAYOUT, SHARE, Trace, band, guesses, plain
 from fedsim.reproduce.cells import Cell, axis
 from fedsim.reproduce.outcome import Outcome, Share
 from fedsim.reproduce.verdict import shown, speaks_of
 from fedsim.scenario.paper import Published
-
-Trace = dict[str, Any]
 
 
 def picture(found: Outcome, measure: str) -> dict[str, Any]:
@@ -34,9 +31,8 @@ def picture(found: Outcome, measure: str) -> dict[str, Any]:
 
 def _series(name: str, cells: Sequence[Cell], colour: str, kind: str) -> list[Trace]:
     x, y = [cell.place.at for cell in cells], [cell.mean for cell in cells]
-    known = [cell for cell in cells if cell.low is not None and cell.high is not None]
     line: Trace = {
-        "name": _plain(name),
+        "name": plain(name),
         "legendgroup": name,
         "x": x,
         "y": y,
@@ -53,19 +49,8 @@ def _series(name: str, cells: Sequence[Cell], colour: str, kind: str) -> list[Tr
         }
         return [{"type": "bar", "error_y": bars, **line}]
     line |= {"type": "scatter", "mode": "lines+markers", "line": {"color": colour, "width": 2.5}}
-    band = {
-        "type": "scatter",
-        "mode": "lines",
-        "fill": "toself",
-        "x": [c.place.at for c in known] + [c.place.at for c in reversed(known)],
-        "y": [c.high for c in known] + [c.low for c in reversed(known)],
-        "line": {"width": 0, "color": colour},
-        "opacity": 0.25,
-        "hoverinfo": "skip",
-        "showlegend": False,
-        "legendgroup": name,
-    }
-    return [band, line] if len(known) > 1 else [line]
+    known = [(c.place.at, c.low, c.high) for c in cells if c.low is not None]
+    return [*(band(known, colour, name) if len(known) > 1 else ()), line]
 
 
 def _published(share: Share, measure: str, name: str, colour: str) -> list[Trace]:
@@ -82,14 +67,14 @@ def _published(share: Share, measure: str, name: str, colour: str) -> list[Trace
                 {
                     "type": "scatter",
                     "mode": "lines+markers" if len(x) > 1 else "markers",
-                    "name": _plain(f"{name}: published {number}"),
+                    "name": plain(f"{name}: published {number}"),
                     "legendgroup": name,
                     "showlegend": False,
                     "x": x,
                     "y": [level] * len(x),
                     "line": {"color": colour, "width": 1.5, "dash": "dash"},
                     "marker": {"color": colour, "symbol": symbol, "size": 10},
-                    "hovertemplate": _plain(f"published: {number}"),
+                    "hovertemplate": plain(f"published: {number}"),
                 }
             )
     return traces
@@ -109,22 +94,13 @@ def _chance(cells: Sequence[Cell]) -> Trace:
     by_place: dict[float | str, list[float]] = {}
     for cell in cells:
         by_place.setdefault(cell.place.at, []).append(cell.chance or 0.0)
-    return {
-        "type": "scatter",
-        "mode": "lines+markers" if len(by_place) == 1 else "lines",
-        "name": "random guess",
-        "x": list(by_place),
-        "y": [sum(values) / len(values) for values in by_place.values()],
-        "line": {"color": GREY, "width": 2, "dash": "dot"},
-        "marker": {"color": GREY, "symbol": "line-ew-open", "size": 12},
-        "hovertemplate": "%{y:.3~g}",
-    }
+    return guesses({at: sum(values) / len(values) for at, values in by_place.items()})
 
 
 def _layout(shares: Sequence[Share], measure: str) -> dict[str, Any]:
     reading = shares[0].measures[measure]
     x = shares[0].paper.x
-    below: dict[str, Any] = {"title": {"text": _plain(axis(x))}}
+    below: dict[str, Any] = {"title": {"text": plain(axis(x))}}
     at = sorted({p.at for share in shares for p in share.places if isinstance(p.at, float)})
     if x == "round":
         below |= {"zeroline": False}
@@ -135,11 +111,11 @@ def _layout(shares: Sequence[Share], measure: str) -> dict[str, Any]:
         below |= {"type": "log"}
     elif not at:
         below |= {"type": "category"}
-    y: dict[str, Any] = {"title": {"text": _plain(reading.title)}, "zeroline": False}
+    y: dict[str, Any] = {"title": {"text": plain(reading.title)}, "zeroline": False}
     if reading.kind != "number":
-        y |= {"tickformat": ".0%"}
-        if not measure.endswith("_change"):
-            y |= {"range": [-0.03, 1.05]}
+        y |= SHARE
+        if measure.endswith("_change"):
+            del y["range"]
     return {
         "height": 420,
         "hovermode": "x" if at else "closest",
@@ -147,8 +123,3 @@ def _layout(shares: Sequence[Share], measure: str) -> dict[str, Any]:
         "xaxis": below,
         "yaxis": y,
     }
-
-
-def _plain(text: str) -> str:
-    """Escape text for plotly, which interprets some HTML in names."""
-    return html.escape(text, quote=False)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from fedsim.metric import Measure
+from fedsim.report.intervals import change
 from fedsim.reproduce.cells import Cell, Place
 from fedsim.scenario.paper import Published
 
@@ -78,7 +79,7 @@ def judge(
     for cell in cells:
         off = gap(published, cell, ours.others.get(cell.place))
         at = f" at {cell.place.where}" if cell.place.where else ""
-        difference = f"{_signed(off, ours.how)}{at}"
+        difference = f"{change(off, ours.how)}{at}"
         if cell.low is None:
             few.append(f"{difference}, n = {cell.n}" if off else "")
         elif off:
@@ -166,10 +167,3 @@ def shown(published: Published, how: Measure) -> str:
     else:
         text = show(published.value)
     return f"{text} ± {show(published.tolerance)}" if published.tolerance else text
-
-
-def _signed(value: float, how: Measure) -> str:
-    """A difference as text; shares in percentage points."""
-    if how.kind == "number":
-        return f"{value:+.3g}"
-    return f"{100 * value:+.1f} points"

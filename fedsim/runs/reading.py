@@ -5,6 +5,7 @@ since it may come from another machine.
 """
 
 import io
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -158,6 +159,35 @@ def read_utility(run_dir: Path) -> "tuple[pd.DataFrame, list[str]]":
     for column in ("round", "value"):
         rows[column] = pd.to_numeric(rows[column], errors="coerce").astype(float)
     return rows.drop_duplicates(["point", "round", "metric"], keep="last"), notes
+
+
+def split_point(point: str) -> tuple[str, str]:
+    """Split the name of a sweep's point into its seed and its other values.
+
+    Args:
+        point: Such as `seed=7,defenses.0.sigma=0.1`.
+
+    Returns:
+        The seed, "" if the sweep has none, and the rest, here `defenses.0.sigma=0.1`.
+    """
+    parts = point_parts(point)
+    seed = next((value for key, value in parts if key == "seed"), "")
+    return seed, ",".join(
+        f"{key}={value}" if key else value for key, value in parts if key != "seed"
+    )
+
+
+def point_parts(point: str) -> list[tuple[str, str]]:
+    """The keys and values in the name of a sweep's point; commas within a value separate none."""
+    parts = re.split(r",(?=[A-Za-z_][\w.-]*=)", point) if point else []
+    found = (part.partition("=") for part in parts)
+    return [(key, value) if equals else ("", key) for key, equals, value in found]
+
+
+def probe_of(victim: str) -> str:
+    """The probe of a victim's key: `c0003-p00` of `r0001-c0003-p00`; "" for a client's update."""
+    found = re.fullmatch(r"r\d+-(c\d+-p\d+)", victim)
+    return found[1] if found else ""
 
 
 def _one_row_a_metric(rows: "pd.DataFrame") -> "pd.DataFrame":

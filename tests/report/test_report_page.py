@@ -33,7 +33,7 @@ def test_sweep_points_are_kept_apart(run):
         ("sigma=0.1", 0.3),
     ]
     page = page_of(folder)
-    assert page.count("data-figure=") == 2
+    assert page.count("data-figure=") == 3  # all together, and each on its own
     assert '<select id="point">' in page
     assert "sigma=0.1" in write_report(folder, "markdown").read_text(encoding="utf-8")
 

@@ -1,0 +1,203 @@
+"""What the page of a run shows: its settings together, then each on its own."""
+
+import json
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from fedsim.report import tables
+from fedsim.report.exhibits import Exhibits, scores
+from fedsim.report.folder import RunFolder
+from fedsim.report.intervals import FEWEST
+from fedsim.report.leakage import summarise
+from fedsim.report.replication import Series, against, last_utility, over_rounds, utility_measure
+from fedsim.runs.reading import budget
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+ATTACK = ["seed", "round", "victim", "client", "label"]
+ATTACKS, ERRORS, ERROR_LENGTH = 400, 12, 2000
+
+
+def content(folder: RunFolder) -> dict[str, Any]:
+    """Everything that the templates of a run's page show, as plain values."""
+    from fedsim.report import charts
+
+    rows, measures, notes = folder.rows, folder.measures, [*folder.notes]
+    totals = summarise(rows, measures)
+    main = measures.main(zip(rows["label"], rows["metric"], strict=True))
+    every = folder.series()
+    several = len(every) > 1
+    exhibits = Exhibits(folder.path, measures)
+    pages = [
+        _point(one, [row for row in totals if row["point"] == one.name], main, exhibits)
+        for one in every
+    ]
+    if exhibits.refused:
+        notes.append(
+            f"{exhibits.refused} artifacts are not shown: missing, outside the run folder, too "
+            "large, or of a kind that is not embedded."
+        )
+    scenario, provenance = folder.scenario, folder.provenance
+    listed = provenance.get("unknown")
+    unknown = [str(key) for key in listed] if isinstance(listed, list) else []
+    versions = provenance.get("versions")
+    return {
+        "name": folder.name,
+        "lead": _lead(folder, every),
+        "points": pages,
+        "replication": tables.replication(every),
+        "sweep": tables.means(every, main, measures) if several else None,
+        "paired": tables.differences(against(every), main, measures) if several else None,
+        "bases": list(dict.fromkeys(base.name for _, base in against(every))),
+        "repeated": any(len(tables.seeds(one)) >= FEWEST for one in every),
+        "figures": [page["figure"] for page in pages]
+        + ([charts.overlay(every, main, measures)] if several else []),
+        "notes": notes,
+        "measures": measures,
+        "threat": _pairs(scenario.get("threat")),
+        "training": _pairs(scenario.get("task"))
+        + _pairs(scenario.get("training"))
+        + _pairs({key: provenance[key] for key in ("optimizer",) if key in provenance})
+        + [(key.partition(".")[2], "unknown") for key in unknown if "." in key],
+        "defenses": [("unknown", "nobody stated what clients do to their updates")]
+        if "defenses" in unknown
+        else _named(scenario.get("defenses")),
+        "scenario": folder.scenario_text,
+        "provenance": _pairs(
+            {k: v for k, v in provenance.items() if k not in ("versions", "optimizer", "unknown")}
+        ),
+        "versions": _pairs(versions),
+        "provenance_text": "" if provenance else folder.provenance_text,
+    }
+
+
+def _point(
+    series: Series,
+    totals: list[dict[str, Any]],
+    main: dict[str, str],
+    exhibits: Exhibits,
+) -> dict[str, Any]:
+    """The plot, tables and gallery of one sweep point, or of a run without a sweep."""
+    from fedsim.report import charts
+
+    rows, adversaries = series.rows, []
+    for label in dict.fromkeys(row["label"] for row in totals):
+        mine = rows[rows["label"] == label]
+        table = [row for row in totals if row["label"] == label]
+        chief = next((row for row in table if row["metric"] == main[label]), table[0])
+        attacks = mine.drop_duplicates(["seed", "round", "client", "victim"])
+        errors = attacks[attacks["error"] != ""].groupby(["status", "error"], sort=False).size()
+        order = mine[mine["metric"] == chief["metric"]].sort_values(
+            "counted", ascending=chief["lower_is_better"], kind="stable"
+        )
+        adversaries.append(
+            {
+                "label": label,
+                "adversary": chief["adversary"],
+                "chief": chief,
+                "table": table,
+                "statuses": attacks["status"].value_counts().to_dict(),
+                "seconds": float(attacks["seconds"].sum()),
+                "errors": [
+                    {"status": status, "text": str(error)[:ERROR_LENGTH], "count": int(count)}
+                    for (status, error), count in list(errors.items())[:ERRORS]
+                ],
+                "more_errors": max(0, len(errors) - ERRORS),
+                "gallery": exhibits.of(order, mine),
+            }
+        )
+    each = rows.groupby(ATTACK, sort=False)
+    return {
+        "name": series.name,
+        "seeds": len(tables.seeds(series)),
+        "replication": tables.replication([series]),
+        "adversaries": adversaries,
+        "figure": charts.figure(series, main, exhibits.measures),
+        "rounds": tables.by_round(series, main, exhibits.measures),
+        "attacks": [
+            {str(k): v for k, v in part.iloc[0].items()}
+            | {"shown": scores(part, exhibits.measures)}
+            for _, part in rows[each.ngroup() < ATTACKS].groupby(ATTACK, sort=False)
+        ],
+        "attack_count": each.ngroups,
+    }
+
+
+def _lead(folder: RunFolder, every: Sequence[Series]) -> str:
+    """Two or three sentences about who was attacked."""
+    rows, points, parts = folder.rows, len(every), []
+    if points > 1:
+        parts.append(f"A sweep over {points} points: first together, then each on its own.")
+    if (repeated := max(len(tables.seeds(one)) for one in every)) > 1:
+        parts.append(f"{'Each' if points > 1 else 'It'} was run with {repeated} seeds.")
+    if rows.empty:
+        parts.append("No adversary took part in this run: it shows utility alone.")
+    else:
+        each = ["point", "seed", "round", "client"]
+        updates = rows[rows["status"] != "denied"].drop_duplicates(each)
+        denied = rows[rows["status"] == "denied"].drop_duplicates([*each, "label"])
+        training = folder.scenario.get("training")
+        of = training.get("clients") if isinstance(training, dict) else None
+        clients = _count(updates["client"].nunique(), "client")
+        if isinstance(of, int):
+            clients = f"{updates['client'].nunique()} of {_count(of, 'client')}"
+        parts.append(
+            f"{_count(len(updates), 'update')} from {clients} "
+            f"{'was' if len(updates) == 1 else 'were'} attacked in "
+            f"{_count(rows['round'].nunique(), 'round')} by "
+            f"{_count(rows['label'].nunique(), 'adversary', 'adversaries')}."
+        )
+        if len(denied):
+            were = "was" if len(denied) == 1 else "were"
+            parts.append(f"{_count(len(denied), 'attack')} {were} denied by the threat model.")
+    if points == 1:
+        utility = folder.utility
+        accuracy = over_rounds(
+            utility[utility["metric"] == "accuracy"], utility_measure("accuracy"), "value"
+        )
+        if accuracy:
+            first, *_, last = [*accuracy.values()] * 2
+            parts.append(
+                f"Meanwhile accuracy went from {100 * first.mean:.0f} % to {100 * last.mean:.0f} %."
+            )
+        parts += [f"Privacy spent: {text}." for text in _spent(utility)]
+    return " ".join(parts)
+
+
+def _spent(utility: "pd.DataFrame") -> list[str]:
+    """The privacy that each defense has spent, such as `epsilon = 3.1 at delta = 1e-05`."""
+    last, found = {name: one.mean for name, one in last_utility(utility).items()}, []
+    for name, value in last.items():
+        if (part := budget(name)) in ("epsilon", "epsilon_released"):
+            delta = last.get(name.removesuffix(str(part)) + "delta", math.nan)
+            spent = "infinite" if math.isinf(value) else f"{value:.3g}"
+            found.append(f"{name} = {spent} at delta = {delta:.3g}")
+    return found
+
+
+def _count(number: int, one: str, many: str = "") -> str:
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+def _pairs(table: object) -> list[tuple[str, str]]:
+    """Keys and values of a table, as text."""
+    if not isinstance(table, dict):
+        return []
+    return [(str(key), _shown(value)) for key, value in table.items()]
+
+
+def _shown(value: object) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+    return text if len(text) <= 300 else text[:299] + "…"
+
+
+def _named(tables: object) -> list[tuple[str, str]]:
+    """Plugins of a scenario: (name, settings)."""
+    found = []
+    for table in tables if isinstance(tables, list) else []:
+        pairs = dict(_pairs(table))
+        name = pairs.pop("name", "?")
+        found.append((name, ", ".join(f"{key} = {value}" for key, value in pairs.items())))
+    return found

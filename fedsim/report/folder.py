@@ -1,0 +1,133 @@
+"""A run folder as a report reads it: tables, scenario, how metrics are read, and notes."""
+
+import json
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedsim.errors import RunFolderError
+from fedsim.report.replication import Series, in_order
+from fedsim.runs.reading import (
+    Measures,
+    inside,
+    probe_of,
+    read_findings,
+    read_measures,
+    read_utility,
+    split_point,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+KNOWN = ("scenario.toml", "findings.csv", "utility.csv", "provenance.json")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RunFolder:
+    """What a report uses of a run folder.
+
+    Attributes:
+        path: The folder.
+        rows: The findings. The column `point` is without the seed, which `seed` holds; `probe` is
+            the probe that was attacked, "" for a client's own update.
+        utility: The utility, with the same columns `point` and `seed`.
+        measures: How metrics are read.
+        scenario: The tables of scenario.toml; empty if it cannot be read.
+        scenario_text: The text of scenario.toml.
+        provenance: The content of provenance.json; empty if it cannot be read.
+        provenance_text: The text of provenance.json.
+        notes: What had to be left out.
+    """
+
+    path: Path
+    rows: "pd.DataFrame"
+    utility: "pd.DataFrame"
+    measures: Measures
+    scenario: dict[str, Any]
+    scenario_text: str
+    provenance: dict[str, Any]
+    provenance_text: str
+    notes: list[str]
+
+    @property
+    def name(self) -> str:
+        """The name of the scenario, or of the folder."""
+        first = next(iter(self.rows["scenario"]), "")
+        return str(self.provenance.get("scenario") or first or self.path.resolve().name)
+
+    def points(self) -> list[str]:
+        """The points of the sweep, without seeds: baselines first, then as they were run."""
+        return in_order([*self.utility["point"], *self.rows["point"]])
+
+    def series(self) -> list[Series]:
+        """The results of each point."""
+        return [
+            Series(
+                point,
+                self.rows[self.rows["point"] == point],
+                self.utility[self.utility["point"] == point],
+            )
+            for point in self.points()
+        ]
+
+
+def open_folder(run_dir: Path) -> RunFolder:
+    """Read a run folder.
+
+    Raises:
+        RunFolderError: It is no run folder, its tables cannot be read, or they are empty.
+    """
+    if not run_dir.is_dir():
+        raise RunFolderError(f"there is no run folder '{run_dir}'")
+    if not any(inside(run_dir, name) for name in KNOWN):
+        raise RunFolderError(
+            f"'{run_dir}' is no run folder: none of {', '.join(KNOWN)} is there. "
+            "Give the folder that `fedsim run` wrote."
+        )
+    rows, notes = read_findings(run_dir)
+    utility, more = read_utility(run_dir)
+    utility = utility[utility["round"].notna()].sort_values("round", kind="stable")
+    if rows.empty and utility.empty:
+        raise RunFolderError(
+            f"'{run_dir}' holds no findings and no utility: the run ended before its first round. "
+            "Finish it with `fedsim run --resume`."
+        )
+    measures, unread = read_measures(run_dir)
+    notes += [*more, *unread]
+    scenario_text = _text(run_dir, "scenario.toml")
+    try:
+        scenario = tomllib.loads(scenario_text)
+    except tomllib.TOMLDecodeError:
+        scenario = {}
+        notes.append("scenario.toml cannot be read; it is shown as it is.")
+    provenance_text = _text(run_dir, "provenance.json")
+    try:
+        provenance = json.loads(provenance_text)
+    except (ValueError, RecursionError):
+        provenance = {}
+    rows = rows.assign(probe=[probe_of(victim) for victim in rows["victim"]])
+    alone = next(iter(rows["seed"]), str(scenario.get("seed", ""))[:40])
+    split = {
+        point: split_point(point) for point in {*rows["point"].unique(), *utility["point"].unique()}
+    }
+    return RunFolder(
+        run_dir,
+        rows.assign(point=[split[point][1] for point in rows["point"]]),
+        utility.assign(
+            seed=[split[point][0] or alone for point in utility["point"]],
+            point=[split[point][1] for point in utility["point"]],
+        ),
+        measures,
+        scenario,
+        scenario_text,
+        provenance if isinstance(provenance, dict) else {},
+        provenance_text,
+        notes,
+    )
+
+
+def _text(run_dir: Path, name: str) -> str:
+    path = inside(run_dir, name)
+    return path.read_bytes()[:200_000].decode("utf-8", errors="replace") if path else ""

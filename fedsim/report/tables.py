@@ -1,0 +1,133 @@
+"""Tables of a page: the means of several series, their differences, and the numbers by round."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedsim.metric import Measure
+from fedsim.report.intervals import FEWEST, Estimate, estimate
+from fedsim.report.replication import (
+    Series,
+    attacks_of,
+    differences_of,
+    last_utility,
+    over_rounds,
+    utility_measure,
+)
+from fedsim.runs.reading import Measures
+
+Table = dict[str, Any]
+"""A table with `head` (column titles) and `body`: rows of lists of lines of text."""
+
+NOTHING = ["–"]
+
+
+def seeds(series: Series) -> list[str]:
+    """The seeds of a series, in order."""
+    found = {*series.rows["seed"], *series.utility["seed"]}
+    return sorted(map(str, found), key=lambda seed: (len(seed), seed))
+
+
+def replication(every: Sequence[Series]) -> str:
+    """A sentence on what the intervals of some series rest on."""
+    most = max((seeds(one) for one in every), key=len, default=[])
+    if len(most) >= FEWEST:
+        return (
+            f"Means over {len(most)} seeds ({_range(most)}). In brackets and as bands: the 95 % "
+            "interval over seeds (Student's t over the seeds' means; Wilson's for yes or no)."
+        )
+    if len(most) > 1:
+        return (
+            f"Means over {len(most)} seeds ({_range(most)}). An interval over seeds takes at least "
+            f"{FEWEST}."
+        )
+    return (
+        "One seed, so there is no interval over seeds; fedsim run with --seeds 3 repeats the "
+        "scenario."
+    )
+
+
+def _range(found: Sequence[str]) -> str:
+    return ", ".join(found) if len(found) <= 3 else f"{found[0]} to {found[-1]}"
+
+
+def means(every: Sequence[Series], main: Mapping[str, str], measures: Measures) -> Table:
+    """Tabulate series: the utility after the last round, and each adversary's main metric.
+
+    A cell holds the mean, its interval over seeds and, for leakage, the score of a random guess.
+    """
+    metrics = list(dict.fromkeys(metric for one in every for metric in one.utility["metric"]))
+    repeated = any(len(seeds(one)) > 1 for one in every)
+    body = []
+    for one in every:
+        last = last_utility(one.utility)
+        row = [[one.name or "(no point)"]]
+        row += [[str(len(seeds(one)))]] if repeated else []
+        for metric in metrics:
+            row.append(_cell(last.get(metric), utility_measure(metric)))
+        for label, metric in main.items():
+            part, how = attacks_of(one.rows, label, metric), measures[metric]
+            if (one.rows["label"] == label).any():
+                mean = estimate(part["counted"].tolist(), part["seed"].tolist(), how)
+                guess = estimate(part["baseline"].tolist(), part["seed"].tolist(), how)
+                row.append([*_cell(mean, how), f"chance {how.show(guess.mean)}"])
+            else:
+                row.append(NOTHING)
+        body.append(row)
+    head = ["Point", *(["Seeds"] if repeated else []), *metrics]
+    head += [f"{label}: {measures[metric].title}" for label, metric in main.items()]
+    return {"head": head, "body": body}
+
+
+def _cell(mean: Estimate | None, how: Measure) -> list[str]:
+    if mean is None:
+        return NOTHING
+    shown = mean.show(how) if mean.over_seeds else how.show(mean.mean)
+    number, bracket, ends = shown.partition(" [")
+    return [number, f"[{ends}"] if bracket else [number]
+
+
+def differences(
+    pairs: Sequence[tuple[Series, Series]], main: Mapping[str, str], measures: Measures
+) -> Table | None:
+    """Tabulate the differences of series from their baselines; None if nothing can be compared.
+
+    Args:
+        pairs: Each series with its baseline.
+        main: The main metric of each adversary, by label.
+        measures: How metrics are read.
+    """
+    found = [(one, base, differences_of(one, base, main, measures)) for one, base in pairs]
+    columns = list(dict.fromkeys(name for *_, texts in found for name in texts))
+    if not columns:
+        return None
+    several = len({base.name for _, base in pairs}) > 1
+    body = []
+    for one, base, texts in found:
+        row = [[one.name or "(no point)"]]
+        row += [[base.name or "(no point)"]] if several else []
+        for name in columns:
+            number, bracket, ends = texts.get(name, "–").partition(" [")
+            row.append([number, f"[{ends}"] if bracket else [number])
+        body.append(row)
+    titles = [f"{name}: {measures[main[name]].title}" if name in main else name for name in columns]
+    return {"head": ["Point", *(["Compared with"] if several else []), *titles], "body": body}
+
+
+def by_round(series: Series, main: Mapping[str, str], measures: Measures) -> dict[str, list[Any]]:
+    """The numbers behind the plot of a series, a row for each round."""
+    columns: dict[str, dict[float, str]] = {}
+    for metric, part in series.utility.groupby("metric", sort=False):
+        how = utility_measure(str(metric))
+        columns[str(metric)] = {
+            at: f"{one.mean:.3g}{one.show(how).removeprefix(how.show(one.mean))}"
+            for at, one in over_rounds(part, how, "value").items()
+        }
+    for label, metric in main.items():
+        part, how = attacks_of(series.rows, label, metric), measures[metric]
+        over = over_rounds(part, how)
+        chance = over_rounds(part[part["baseline"].notna()], how, "baseline")
+        columns[f"{label}: {how.title}"] = {at: one.show(how) for at, one in over.items()}
+        columns[f"{label}: chance"] = {at: how.show(one.mean) for at, one in chance.items()}
+    rounds = sorted({at for column in columns.values() for at in column})
+    body = [[f"{at:g}", *(column.get(at, "–") for column in columns.values())] for at in rounds]
+    return {"head": ["Round", *columns], "body": body}
