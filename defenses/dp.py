@@ -116,9 +116,9 @@ class DPSGD(_Private):
     Epsilon counts every local step of every round that a client took part in, with batches as
     samples of rate B / n of its n examples. It is the bound for the client with the fewest examples
     and the most rounds, against the curious server, which sees all updates. It is infinite if
-    batches are composed by label. Neighbouring data sets differ by the presence of one example.
-    Batches have a fixed size, although the accountant assumes Poisson sampling, which is the usual
-    approximation.
+    batches are composed by label or follow epochs. Neighbouring data sets differ by the presence of
+    one example. Batches have a fixed size, although the accountant assumes Poisson sampling, which
+    is the usual approximation.
     """
 
     name = "dp-sgd"
@@ -220,8 +220,9 @@ class DPSGD(_Private):
         found = weak_delta(self.name, self.delta, exposure.examples, "examples on one client")
         if not exposure.uniform:
             found.append(
-                "dp-sgd: batches are composed by label, so that no accountant's sampling fits "
-                'and epsilon is infinite. Set task.composition = "natural"'
+                "dp-sgd: batches are composed by label or follow epochs, so that no accountant's "
+                'sampling fits and epsilon is infinite. Set task.composition = "natural" and '
+                'training.batching = "draw"'
             )
         return found
 

@@ -87,7 +87,7 @@ class Exposure:
         clients_per_round: Number of clients sampled in a round.
         examples: Training examples of the client with the fewest.
         batch_size: Examples of a local step, at most those of that client.
-        local_steps: Local steps of a round.
+        local_steps: Local steps of a round, the most of any client that runs the defense.
         summed: Number of clients whose noise adds up in the smallest sum that the server sees. It
             is 1 if the server sees every update, if weights differ, or if a later defense removes
             noise.
@@ -95,7 +95,7 @@ class Exposure:
             name.
         trained: Names of the trained parameters that are sent.
         buffers: Names of the buffers that are sent.
-        uniform: Whether batches are drawn regardless of labels.
+        uniform: Whether batches are drawn uniformly, regardless of labels and of earlier batches.
     """
 
     rounds: int

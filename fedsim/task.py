@@ -18,6 +18,9 @@ from fedsim.records import Batch, Reconstruction, Reduction, Spec, Truth
 from fedsim.seeds import isolated
 from fedsim.victim import Loss, VictimModel, load_arrays
 
+RUN_FIELDS = frozenset({"seed", "clients", "folder", "batching"})
+"""Fields of a task that the scenario sets from its other tables, and `[task]` cannot."""
+
 
 @contextlib.contextmanager
 def evaluating(module: nn.Module) -> Iterator[torch.device]:
@@ -98,7 +101,8 @@ class Task(Plugin, ABC):
         """Compose a client's training batches in a round.
 
         The result must be a pure function of (seed, client, round), and the first batches the same
-        for any number of steps.
+        for any number of steps. A task with a field `batching` gets `training.batching` in it: with
+        "epochs", the number of steps decides where a round begins.
 
         Args:
             client: The client, from 0.
@@ -111,7 +115,8 @@ class Task(Plugin, ABC):
     def draws_uniformly(self) -> bool:
         """Whether every example of a client is equally likely in a batch, and at most once in it.
 
-        Privacy accounting per example relies on this property.
+        Privacy accounting per example relies on this property, if batches are drawn and do not
+        follow epochs (`training.batching`).
         """
         return False
 

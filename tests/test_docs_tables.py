@@ -14,7 +14,7 @@ from fedsim.metrics import METRICS
 from fedsim.plugin import find, names
 from fedsim.records import Finding, Reconstruction
 from fedsim.scenario import Scenario, settings
-from fedsim.task import Task
+from fedsim.task import RUN_FIELDS, Task
 from fedsim.tasks.images import Images
 from fedsim.tasks.models import MODELS
 from fedsim.tasks.partition import PARTITIONS
@@ -69,7 +69,7 @@ PLACES = [
 @pytest.mark.parametrize(("page", "prefix", "model"), PLACES)
 def test_every_key_of_a_scenario_is_documented_with_its_default(page, prefix, model):
     documented = rows(DOCS / page)
-    hidden = {"seed", "clients", "folder"} if issubclass(model, Task) else set()
+    hidden = RUN_FIELDS if issubclass(model, Task) else set()
     for key, field in model.model_fields.items():
         if key in hidden:
             continue

@@ -19,7 +19,7 @@ from fedsim.runs.ledger import Ledger
 from fedsim.scenario import Scenario
 from fedsim.scenario.built import build
 from fedsim.scenario.settings import AttackPlan
-from fedsim.task import Task
+from fedsim.task import RUN_FIELDS, Task
 
 LOCAL = ("algorithm", "rounds", "batch_size", "local_steps", "lr", "momentum", "weight_decay")
 """Keys of `training` on how clients train, which may be unknown in another Flower project."""
@@ -61,9 +61,14 @@ def audit_campaign(
         )
     table = {"name": "audit", "seed": task.seed, **settings, "training": training}
     if task.name in names("tasks"):
-        own = task.model_dump(mode="json", exclude={"seed", "clients", "folder"}, exclude_none=True)
+        own = task.model_dump(mode="json", exclude=set(RUN_FIELDS), exclude_none=True)
         table["task"] = {"name": task.name, **own}
         table["data_dir"] = str(task.folder or "")
+    if "local_epochs" in training and "batch_size" not in training:
+        raise ScenarioError(
+            "training.local_epochs is stated without training.batch_size, and both decide how many "
+            "local steps a client takes. State the batch size, too"
+        )
     scenario = Scenario.parse(table)
     plans, called = [], Counter[str]()
     for adversary in adversaries:
@@ -75,7 +80,8 @@ def audit_campaign(
     ledger = Ledger.create(Path(out), scenario)
     ledger.artifact("scenario.toml", tomli_w.dumps(stated).encode())
     unknown = [] if "defenses" in table else ["defenses"]
-    unknown += [f"training.{key}" for key in LOCAL if key not in training]
+    known = {*training, *(["local_steps"] if "local_epochs" in training else [])}
+    unknown += [f"training.{key}" for key in LOCAL if key not in known]
     if "model" not in stated["task"]:
         unknown.append("task.model")
     ledger.provenance(

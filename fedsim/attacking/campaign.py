@@ -55,6 +55,7 @@ class Campaign:
         retry: bool = False,
     ) -> None:
         self.scenario, self.ledger, self.executor = built.scenario, ledger, executor
+        self.built = built
         self.point, self.observer = point, observer
         self.recording = Recording(ledger.folder / place("tape", point))
         self._plans = built.adversaries

@@ -1,14 +1,17 @@
 """Scores and pictures of a reconstruction, against a truth that is derived after the attack."""
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedsim import metrics
+from fedsim.errors import DataError
 from fedsim.plugin import title
 from fedsim.records import Finding, Interception, Reconstruction, Status, Truth
 from fedsim.runs.ledger import place
@@ -80,13 +83,23 @@ class Scorer:
 
     def truth(self, interception: Interception) -> Truth:
         """Derive the examples of the victim from seed, clients and round."""
-        settings = self.scenario.training
-        size, steps = settings.batch_size, settings.local_steps
+        round, size = interception.round, self.scenario.training.batch_size
+        by_steps: dict[int, list[int]] = {}
+        for client in interception.clients:
+            by_steps.setdefault(self.built.steps(client), []).append(client)
         if not self.batch_size_stated:
-            size = max(1, interception.update.num_examples // steps)
-        return self.task.truth(
-            interception.clients, interception.round, batch_size=size, steps=steps
-        )
+            size = max(1, interception.update.num_examples // max(by_steps))
+        truths = [
+            self.task.truth(tuple(clients), round, batch_size=size, steps=steps)
+            for steps, clients in by_steps.items()
+        ]
+        return truths[0] if len(truths) == 1 else union(truths)
+
+    def _steps(self, clients: Sequence[int]) -> list[int]:
+        """The number of local steps of each client."""
+        with suppress(DataError):
+            return [self.built.steps(client) for client in clients]
+        return [1] * len(clients)  # a node that did not say which client it is
 
     def _baselines(
         self, metric: metrics.Metric, truth: Truth, interception: Interception, guess: metrics.Guess
@@ -121,7 +134,7 @@ class Scorer:
         """
         label, plan, adversary = self.built.adversaries[attack.adversary]
         scenario, interception = self.scenario, attack.interception
-        steps = scenario.training.local_steps
+        steps = self._steps(interception.clients)
         truth = Truth()
         files: dict[str, bytes] = {}
         values: dict[str, float | None] = {}
@@ -158,7 +171,7 @@ class Scorer:
         artifact = folder if len(shown) > 1 else "".join(shown)
         held = scenario.training.batch_size
         if truth.num_examples:
-            held = truth.num_examples // (steps * len(interception.clients)) or 1
+            held = truth.num_examples // sum(steps) or 1
         rows = []
         guess = metrics.remembering(self.task.guess)
         # A reconstruction that no metric scores has a row, too.
@@ -192,7 +205,7 @@ class Scorer:
                     granted="|".join(self.built.threat.granted.names()),
                     label=label,
                     batch_size=held,
-                    local_steps=steps,
+                    local_steps=max(steps),
                     inclusion=attack.inclusion,
                     artifact=artifact,
                 )
@@ -202,6 +215,26 @@ class Scorer:
             with suppress(Exception):  # broken diagnostics do not cost the row
                 diagnostics = as_json(claimed.diagnostics)
         return Outcome(interception.round, tuple(rows), files, attack.caution, diagnostics)
+
+
+def union(truths: Sequence[Truth]) -> Truth:
+    """Join the examples of several clients; a field that one of them lacks is None."""
+
+    def joined(parts: Sequence[Any]) -> Any:
+        if any(part is None for part in parts):
+            return None
+        if isinstance(parts[0], Tensor):
+            return torch.cat(list(parts))
+        return [example for part in parts for example in part]
+
+    fields = {
+        one.name: joined([getattr(truth, one.name) for truth in truths])
+        for one in dataclasses.fields(Truth)
+        if one.name != "attributes"
+    }
+    shared = set.intersection(*(set(truth.attributes) for truth in truths))
+    attributes = {key: joined([truth.attributes[key] for truth in truths]) for key in shared}
+    return Truth(**fields, attributes=attributes)
 
 
 MOST_VALUES = 100

@@ -21,7 +21,7 @@ from fedsim.metric import Metric
 from fedsim.metrics import installed
 from fedsim.scenario import Scenario, scenario_names
 from fedsim.spec import Spec
-from fedsim.task import Task
+from fedsim.task import RUN_FIELDS, Task
 
 KINDS = ("adversaries", "defenses", "scenarios", "tasks", "metrics", "models", "data")
 
@@ -78,7 +78,7 @@ class Entry:
         facts["text"] = self.summary if cls is None else inspect.getdoc(cls) or ""
         if cls is None:
             return facts
-        hidden = {"seed", "clients", "folder"} if issubclass(cls, Task) else set[str]()
+        hidden = set(RUN_FIELDS if issubclass(cls, Task) else ())
         if issubclass(cls, Adversary):
             facts |= {
                 "attacks": self.attacks,

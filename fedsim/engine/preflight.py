@@ -1,5 +1,6 @@
 """Checks of a scenario on this machine, made before a run folder is created."""
 
+import math
 from typing import Any
 
 import torch
@@ -82,9 +83,13 @@ def preflight(
 
 def _rehearse(scenario: Scenario, task: Task, module: nn.Module) -> None:
     """Take the gradient of one batch, the smallest that a client has, by code of the user's own."""
-    t = scenario.training
-    client = min(range(t.clients), key=task.num_examples)
-    batch = task.batches(client, 1, batch_size=t.batch_size, steps=1)[0]
+    t, steps = scenario.training, 1
+    if t.batching == "epochs":  # the last batch of an epoch may be smaller than the others
+        client = min(range(t.clients), key=lambda c: (task.num_examples(c) - 1) % t.batch_size)
+        steps = math.ceil(task.num_examples(client) / t.batch_size)
+    else:
+        client = min(range(t.clients), key=task.num_examples)
+    batch = task.batches(client, 1, batch_size=t.batch_size, steps=steps)[-1]
     what = f"on a batch of {len(batch)} (inputs {tuple(batch.inputs.shape)})"
     parameters = {k: p for k, p in module.named_parameters() if k in task.trained(module)}
     try:

@@ -43,9 +43,8 @@ def train(message: Message, context: Context) -> Message:
     scenario, task, module = session.built.scenario, session.built.task, session.module
     config = message.content.config_records["config"]
     client, seed, settings = client_number(context), scenario.seed, scenario.training
-    batches = task.batches(
-        client, round, batch_size=settings.batch_size, steps=settings.local_steps
-    )
+    steps = session.built.steps(client)
+    batches = task.batches(client, round, batch_size=settings.batch_size, steps=steps)
     with isolated(seed, "client", round, client):
         module.train()
         defenses = [defense for defense in session.built.defenses if defense.guards(client)]

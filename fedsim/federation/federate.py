@@ -46,7 +46,7 @@ def run(
     if isinstance(grid, LocalGrid):
         contexts = {client: grid.contexts[node] for node, client in grid.clients.items()}
     if settings.secure_aggregation:
-        most = settings.batch_size * settings.local_steps
+        most = settings.batch_size * max(map(built.steps, range(settings.clients)))
         grid = SecureGrid(grid, settings.secure_aggregation, seed=seed, most=most)
     found = Checkpoint.read(ledger, folder)
     done = found if found and found.complete and found.round and contexts else None

@@ -121,10 +121,15 @@ class HonestButCurious(Wrapper):
                 clients = self._added_up(reply) or clients
                 campaign = self.campaign
                 update = read_update(
-                    reply, config, campaign.scenario.training, campaign.trained, campaign.optimizer
+                    reply,
+                    config,
+                    campaign.scenario.training,
+                    campaign.trained,
+                    campaign.optimizer,
+                    steps=max(map(campaign.built.steps, clients)),
                 )
                 update.check(before)
-                self._check_size(reply, update, len(clients))
+                self._check_size(reply, update, clients)
                 self._check_memory(reply, clients)
             except ClientError as error:
                 failed |= dict.fromkeys(clients, f"{type(error).__name__}: {error}")
@@ -188,15 +193,15 @@ class HonestButCurious(Wrapper):
             )
         return tuple(sorted(cast(list[int], record["clients"])))
 
-    def _check_size(self, reply: Message, update: Update, clients: int) -> None:
+    def _check_size(self, reply: Message, update: Update, clients: tuple[int, ...]) -> None:
         """Refuse updates of fedsim's clients that claim more examples than their steps hold."""
-        training = self.campaign.scenario.training
-        most = training.batch_size * training.local_steps * clients
+        size = self.campaign.scenario.training.batch_size
+        steps = [self.campaign.built.steps(client) for client in clients]
+        most = size * sum(steps)
         if UPDATE_KEY in reply.content.config_records and update.num_examples > most:
             raise UpdateRefused(
-                f"it claims {update.num_examples} examples; {training.local_steps} steps of "
-                f"{training.batch_size} hold {most}"
-                + (f" for {clients} clients" if clients > 1 else "")
+                f"it claims {update.num_examples} examples; {max(steps)} steps of {size} hold "
+                f"{most}" + (f" for {len(clients)} clients" if len(clients) > 1 else "")
             )
 
     def _check_memory(self, reply: Message, clients: tuple[int, ...]) -> None:
@@ -244,6 +249,8 @@ def read_update(
     training: Training,
     trained: Collection[str] | None = None,
     optimizer: str = UNKNOWN,
+    *,
+    steps: int | None = None,
 ) -> Update:
     """Read the update in a reply.
 
@@ -257,6 +264,7 @@ def read_update(
             has none. A batch size that it states counts before the reply's `num-examples`.
         trained: Names of the arrays that are parameters, the others being buffers; all by default.
         optimizer: The optimizer of the local steps, "unknown" if it is not stated.
+        steps: The number of local steps, by default that of `training`.
 
     Raises:
         ClientError: The reply is an error.
@@ -280,13 +288,13 @@ def read_update(
         raise UpdateRefused(f"num-examples is {examples!r:.80}, expected a number from 1 on")
     count = int(examples)
     if UPDATE_KEY not in content.config_records:
-        stated = training.model_fields_set
+        stated, steps = training.model_fields_set, steps or training.local_steps
         lr = config.get("lr", config.get("learning-rate"))
         if not isinstance(lr, int | float):
             round = int(cast(int, config.get("server-round", 1)))
             lr = training.rate(round) if "lr" in stated else None
         if "batch_size" in stated:
-            count = training.batch_size * training.local_steps
+            count = training.batch_size * steps
         # BatchNorm's counters: integers that turn into floats when a strategy averages them.
         floats = {k: v if v.is_floating_point() else v.float() for k, v in tensors.items()}
         return Update(
@@ -297,7 +305,7 @@ def read_update(
             lr=None if lr is None else float(lr),
             momentum=training.momentum,
             weight_decay=training.weight_decay,
-            steps=training.local_steps,
+            steps=steps,
             num_examples=count,
         )
     fields = dict(content.config_records[UPDATE_KEY])

@@ -36,7 +36,7 @@ from fedsim.scenario.settings import (
     Training,
     default_strategy,
 )
-from fedsim.task import Task
+from fedsim.task import RUN_FIELDS, Task
 
 __all__ = ["AttackPlan", "Scenario", "locate", "read_table", "scenario_names"]
 
@@ -199,7 +199,8 @@ class Scenario(Table):
         """Make the task with its settings, seed and number of clients, without loading data."""
         settings = dict(self.task)
         name = settings.pop("name", "images")
-        known = set(find("tasks", name).model_fields) - {"seed", "clients", "folder"}
+        fields = set(find("tasks", name).model_fields)
+        known = fields - RUN_FIELDS
         if unknown := [key for key in settings if key not in known]:
             raise ScenarioError(
                 "\n".join(f"task.{key}: unknown key. {did_you_mean(key, known)}" for key in unknown)
@@ -209,6 +210,13 @@ class Scenario(Table):
             "clients": self.training.clients,
             "folder": Path(self.data_dir) if self.data_dir else None,
         }
+        if "batching" in fields:
+            settings["batching"] = self.training.batching
+        elif self.training.batching != "draw":
+            raise ScenarioError(
+                f"training.batching = \"{self.training.batching}\": task '{name}' composes its "
+                "batches itself. Leave it out, or give the task a field `batching` that it follows"
+            )
         return cast(Task, make("tasks", name, settings, "task"))
 
     def build_defenses(self) -> list[Defense]:
@@ -261,6 +269,8 @@ class Scenario(Table):
             training = table["training"]
             if training["strategy"] == default_strategy(training["algorithm"]):
                 del training["strategy"]  # a swept algorithm brings its own default
+            if "training.local_epochs" in chosen and training.get("local_steps") == 1:
+                del training["local_steps"]  # the default, which a file of a run states
             for key, value in chosen.items():
                 assign(table, key, value)
             found[name] = Scenario.parse(table)

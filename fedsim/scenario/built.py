@@ -1,5 +1,6 @@
 """The task, plugins and threat model of a scenario, built once in each process."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -33,6 +34,22 @@ class BuiltRun:
     adversaries: tuple[PlannedAdversary, ...]
     metrics: tuple[Metric, ...]
     threat: ThreatModel
+
+    def steps(self, client: int) -> int:
+        """The number of local steps of a client in every round.
+
+        Args:
+            client: The client, from 0.
+
+        Raises:
+            DataError: Steps follow from epochs, and there is no such client.
+        """
+        training = self.scenario.training
+        if training.local_epochs is None:
+            return training.local_steps
+        return training.local_epochs * math.ceil(
+            self.task.num_examples(client) / training.batch_size
+        )
 
 
 def build(

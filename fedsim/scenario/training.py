@@ -1,8 +1,15 @@
 """The `[training]` table of a scenario: how clients train, and how the server combines updates."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SerializeAsAny,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from fedsim.scenario.schedules import Schedule, as_schedule
 from fedsim.scenario.tables import Table
@@ -39,6 +46,14 @@ class Training(Table):
 
     local_steps: int = Field(default=1, ge=1)
     """Number of local steps in a round, with one batch each; always 1 under FedSGD."""
+
+    local_epochs: int | None = Field(default=None, ge=1)
+    """Number of local epochs in a round, instead of `local_steps`: a client with n examples takes
+    ceil(n / batch_size) steps for each."""
+
+    batching: Literal["draw", "epochs"] = "draw"
+    """How a client's batches follow each other: every round draws batches of its own ("draw"), or
+    continues through shuffled epochs, so that examples recur in later rounds ("epochs")."""
 
     lr: float = Field(default=0.1, gt=0, allow_inf_nan=False)
     """Learning rate: the clients' under FedAvg, the server's under FedSGD."""
@@ -78,6 +93,22 @@ class Training(Table):
             return {**values, "strategy": default_strategy(values.get("algorithm"))}
         return values
 
+    @model_validator(mode="after")
+    def _one_length(self) -> Self:
+        if self.local_epochs is not None and "local_steps" in self.model_fields_set:
+            raise ValueError(
+                "local_epochs and local_steps both say how long a client trains; leave one out"
+            )
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_unused_steps(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out `local_steps` if epochs count, so that the table can be read again."""
+        table: dict[str, Any] = handler(self)
+        if self.local_epochs is not None:
+            table.pop("local_steps", None)
+        return table
+
     @property
     def strategy_table(self) -> dict[str, Any]:
         """The strategy as a table with a `name`, a new one at each access."""
@@ -104,6 +135,11 @@ class Training(Table):
             found.append(
                 f"training.local_steps = {self.local_steps}: FedSGD sends the gradient of one "
                 'step. Set it to 1, or algorithm = "fedavg"'
+            )
+        if self.algorithm == "fedsgd" and self.local_epochs is not None:
+            found.append(
+                f"training.local_epochs = {self.local_epochs}: FedSGD sends the gradient of one "
+                'step. Leave it out, or set algorithm = "fedavg"'
             )
         if self.algorithm == "fedsgd" and (self.momentum or self.weight_decay):
             found.append(

@@ -4,18 +4,22 @@ import hashlib
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from fedsim.errors import DataError
 from fedsim.records import Batch, Reconstruction
 from fedsim.seeds import torch_generator
 from fedsim.task import Task
-
-Composition = Literal["natural", "unbalanced", "balanced"]
+from fedsim.tasks.composition import Composition as Composition
+from fedsim.tasks.composition import balanced as balanced
+from fedsim.tasks.composition import compose as compose
+from fedsim.tasks.composition import in_epochs as in_epochs
+from fedsim.tasks.composition import natural as natural
+from fedsim.tasks.composition import unbalanced as unbalanced
 
 
 class Partitioned(Task):
@@ -29,6 +33,10 @@ class Partitioned(Task):
 
     auxiliary_fraction: float = Field(default=0.1, ge=0, lt=1)
     """Share of training examples that no client holds; they are the auxiliary data."""
+
+    batching: Literal["draw", "epochs"] = "draw"
+    """How a client's batches follow each other, as `training.batching` says: every round draws
+    batches of its own ("draw"), or continues through shuffled epochs ("epochs")."""
 
     @property
     @abstractmethod
@@ -68,12 +76,13 @@ class Partitioned(Task):
     def batches(self, client: int, round: int, *, batch_size: int, steps: int) -> list[Batch]:
         """Compose a client's training batches, a pure function of (seed, client, round).
 
-        The first batches are the same for any number of steps.
+        Drawn batches are the first ones of those for a larger number of steps.
 
         Args:
             client: Number of the client, from 0.
             round: Number of the round, from 1.
-            batch_size: Number of examples in a batch; fewer if the client has fewer.
+            batch_size: Number of examples in a batch; fewer if the client has fewer, or if an epoch
+                ends.
             steps: Number of batches.
 
         Raises:
@@ -88,7 +97,7 @@ class Partitioned(Task):
         Args:
             client: The client.
             round: The round.
-            batch_size: Examples in a batch, if the client has as many.
+            batch_size: Examples in a batch, if the client has as many, and the epoch.
             steps: The number of batches.
 
         Returns:
@@ -98,8 +107,13 @@ class Partitioned(Task):
             DataError: There is no such client.
         """
         share = self.share(client)
-        rng = torch_generator(self.seed, "batches", client, round)
-        batches = self._composed(share, min(batch_size, len(share)), steps, rng)
+        size = min(batch_size, len(share))
+        if self.batching == "epochs":
+            done = (round - 1) * steps  # in rounds without this client, too
+            batches = in_epochs(len(share), size, range(done, done + steps), self.seed, client)
+        else:
+            rng = torch_generator(self.seed, "batches", client, round)
+            batches = self._composed(share, size, steps, rng)
         return [share[positions] for positions in batches]
 
     def _composed(self, share: Tensor, size: int, steps: int, rng: torch.Generator) -> list[Tensor]:
@@ -116,6 +130,16 @@ class Labelled(Partitioned):
     composition: Composition = "natural"
     """How batches are composed of a client's examples: "natural", "unbalanced" or "balanced"."""
 
+    @model_validator(mode="after")
+    def _composed_by_draws(self) -> Self:
+        if self.batching == "epochs" and self.composition != "natural":
+            raise ValueError(
+                f'composition = "{self.composition}" draws every batch by its labels, and '
+                'training.batching = "epochs" takes each example once an epoch. Leave one of them '
+                "out"
+            )
+        return self
+
     @property
     @abstractmethod
     def labels(self) -> Tensor:
@@ -128,107 +152,6 @@ class Labelled(Partitioned):
 
     def _composed(self, share: Tensor, size: int, steps: int, rng: torch.Generator) -> list[Tensor]:
         return compose(self.composition, self.labels[share], size, steps, rng)
-
-
-def compose(
-    how: Composition, labels: Tensor, size: int, steps: int, rng: torch.Generator
-) -> list[Tensor]:
-    """Compose the batches of one client.
-
-    An example repeats within a batch only if its label has too few examples.
-
-    Args:
-        how: The rule; see `natural`, `unbalanced` and `balanced`.
-        labels: The labels of the client's examples, int64 of shape (N,).
-        size: Examples in a batch.
-        steps: The number of batches.
-        rng: Source of randomness.
-
-    Returns:
-        The positions of each batch's examples, `steps` tensors int64 of shape (size,).
-    """
-    if how == "natural":
-        return natural(len(labels), size, steps, rng)
-    if how == "unbalanced":
-        return unbalanced(labels, size, steps, rng)
-    return [balanced(labels, size, rng) for _ in range(steps)]
-
-
-def natural(held: int, size: int, steps: int, rng: torch.Generator) -> list[Tensor]:
-    """Cut random permutations of the examples into batches.
-
-    Args:
-        held: The number of examples.
-        size: Examples in a batch. A permutation's last examples are skipped if they are fewer.
-        steps: The number of batches.
-        rng: Source of randomness.
-
-    Returns:
-        The positions of each batch's examples, `steps` tensors int64 of shape (size,).
-    """
-    chosen: list[Tensor] = []
-    while len(chosen) < steps:
-        order = torch.randperm(held, generator=rng)
-        whole = min(held // size, steps - len(chosen))
-        chosen.extend(order[place * size : (place + 1) * size] for place in range(whole))
-    return chosen
-
-
-def unbalanced(labels: Tensor, size: int, steps: int, rng: torch.Generator) -> list[Tensor]:
-    """LLG's unbalanced batches: half of one label, a quarter of another, the rest of any.
-
-    Both labels are drawn once for all steps, uniformly from those that the client holds. The rest
-    of a batch are examples that are not in it yet, whatever their label.
-
-    Args:
-        labels: The labels of the client's examples, int64 of shape (N,).
-        size: Examples in a batch, at most N.
-        steps: The number of batches.
-        rng: Source of randomness.
-
-    Returns:
-        The positions of each batch's examples, `steps` tensors int64 of shape (size,).
-    """
-    present = torch.unique(labels)
-    present = present[torch.randperm(len(present), generator=rng)]
-    wanted = list(zip(present.tolist(), (size // 2, size // 4), strict=False))
-    chosen = []
-    for _ in range(steps):
-        used = torch.cat([_pick(labels, label, count, rng) for label, count in wanted])
-        others = torch.ones(len(labels), dtype=torch.bool)
-        others[used] = False
-        free = others.nonzero().flatten()
-        rest = free[torch.randperm(len(free), generator=rng)[: size - len(used)]]
-        chosen.append(torch.cat([used, rest]))
-    return chosen
-
-
-def balanced(labels: Tensor, size: int, rng: torch.Generator) -> Tensor:
-    """A batch in which the counts of the client's labels differ by at most one.
-
-    Args:
-        labels: The labels of the client's examples, int64 of shape (N,).
-        size: Examples in the batch.
-        rng: Draws which labels get one example more.
-
-    Returns:
-        The positions of the batch's examples, int64 of shape (size,).
-    """
-    present = torch.unique(labels)
-    present = present[torch.randperm(len(present), generator=rng)].tolist()
-    counts = [size // len(present) + (i < size % len(present)) for i in range(len(present))]
-    picked = [_pick(labels, *wanted, rng) for wanted in zip(present, counts, strict=True)]
-    return torch.cat(picked)
-
-
-def _pick(labels: Tensor, label: int, count: int, rng: torch.Generator) -> Tensor:
-    """The positions of `count` examples with this label; repeats them only if there are fewer."""
-    own = (labels == label).nonzero().flatten()
-    order = own[torch.randperm(len(own), generator=rng)]
-    if count > len(own):
-        more = torch.randint(len(own), (count - len(own),), generator=rng)
-        order = torch.cat([order, own[more]])
-    return order[:count]
 
 
 def sample(index: Tensor, count: int | None, seed: int, purpose: str) -> Tensor:

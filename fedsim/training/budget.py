@@ -14,6 +14,7 @@ class Budget:
     """Counts the exposure of clients, from which defenses compute what they have spent."""
 
     def __init__(self, built: BuiltRun) -> None:
+        self.built = built
         self.scenario, self.task, self.defenses = built.scenario, built.task, built.defenses
 
     @functools.cached_property
@@ -67,7 +68,10 @@ class Budget:
             overlap(defense, later) and type(later).protect is not Defense.protect
             for later in self.defenses[position + 1 :]
         )
-        adds_up = fewest >= training.batch_size and everyone and last
+        # Clients weigh as many examples as they train on.
+        steps = {client: self.built.steps(client) for client in held}
+        alike = training.batching == "draw" and len({*steps.values()}) == 1
+        adds_up = fewest >= training.batch_size and alike and everyone and last
         name = training.strategy_table["name"]
         sampled = not self.scenario.threat.follow
         # If clients may be dropped, a single one may be left, or two of a secure sum.
@@ -80,10 +84,10 @@ class Budget:
             clients_per_round=training.per_round,
             examples=fewest,
             batch_size=min(training.batch_size, fewest),
-            local_steps=training.local_steps,
+            local_steps=max(n for client, n in steps.items() if defense.guards(client)),
             summed=added if hidden and adds_up else 1,
             released=added if adds_up and sampled and name in PLAIN_MEAN else 0,
             trained=self._names[0],
             buffers=self._names[1],
-            uniform=self.task.draws_uniformly,
+            uniform=self.task.draws_uniformly and training.batching == "draw",
         )

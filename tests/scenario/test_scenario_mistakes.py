@@ -8,6 +8,7 @@ from fedsim.engine.simulate import simulate
 from fedsim.errors import DataError, FedsimError, PluginError, ScenarioError
 from fedsim.federation.strategies import build_strategy
 from fedsim.scenario import Scenario
+from fedsim.task import RUN_FIELDS
 
 
 def parsed(text: str) -> Scenario:
@@ -192,7 +193,7 @@ def test_keys_of_a_task_that_a_scenario_sets_elsewhere_are_not_offered():
         parsed("[task]\nmodle = 'cnn'")
     known = str(raised.value).partition("Known: ")[2].rstrip(".").split(", ")
     assert "model" in known
-    assert not {"seed", "clients", "folder"} & {*known}
+    assert not RUN_FIELDS & {*known}
 
 
 def test_settings_of_an_adversary_may_stand_in_both_places():
