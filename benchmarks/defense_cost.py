@@ -12,7 +12,7 @@ import time
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 
 from fedsim.engine.inline import InlineGrid
-from fedsim.engine.simulate import one_thread
+from fedsim.engine.process import one_thread
 from fedsim.federation.strategies import quiet
 from fedsim.plugin import names
 from fedsim.scenario import Scenario

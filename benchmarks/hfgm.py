@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from adversaries.speech.hfgm.frame_changes import HeadOnly
-from fedsim.engine.simulate import one_thread
+from fedsim.engine.process import one_thread
 from fedsim.gradients import cosine_distance, ctc_head_gradient, head_passes
 from fedsim.seeds import isolated, torch_generator
 from fedsim.tasks.speech.recognisers import as_recogniser

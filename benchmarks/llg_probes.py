@@ -16,7 +16,7 @@ from torch import Tensor
 from adversaries import LLG
 from adversaries.labels.llg.probes import by_label, draw
 from fedsim import testing
-from fedsim.engine.simulate import one_thread
+from fedsim.engine.process import one_thread
 from fedsim.records import Batch, Observation, Spec
 from fedsim.seeds import isolated, torch_generator
 from fedsim.tasks.images import cross_entropy

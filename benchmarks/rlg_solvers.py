@@ -23,7 +23,7 @@ from adversaries.labels.rlg.separability import by_lp, normalised
 from adversaries.labels.rlg.spanning import by_spanning
 from adversaries.labels.rlg.subspace import leading
 from fedsim import testing
-from fedsim.engine.simulate import one_thread
+from fedsim.engine.process import one_thread
 
 
 def gradient(classes: int, size: int, features: int, repeats: bool) -> Tensor:

@@ -14,7 +14,8 @@ _HOMES = {
     for module, names in {
         "adversary": "Adversary Job",
         "defense": "ClientState Defense Exposure MeanGradient Training",
-        "engine.simulate": "simulate",
+        "engine.attack": "attack",
+        "engine.simulate": "simulate train",
         "errors": "FedsimError NotGranted",
         "federation.client": "defend",
         "federation.fedsgd": "FedSGD",
@@ -23,6 +24,7 @@ _HOMES = {
         "plugin": "Plugin",
         "records": "Batch Finding Interception Observation Reconstruction Truth Update",
         "report": "write_report",
+        "runs.loading": "load",
         "scenario": "Scenario",
         "spec": "ImageSpec Spec SpeechSpec TabularSpec TextSpec",
         "task": "Task",

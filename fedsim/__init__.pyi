@@ -2,7 +2,8 @@
 
 from fedsim.adversary import Adversary, Job
 from fedsim.defense import ClientState, Defense, Exposure, MeanGradient, Training
-from fedsim.engine.simulate import simulate
+from fedsim.engine.attack import attack
+from fedsim.engine.simulate import simulate, train
 from fedsim.errors import FedsimError, NotGranted
 from fedsim.federation.client import defend
 from fedsim.federation.fedsgd import FedSGD
@@ -11,6 +12,7 @@ from fedsim.knowledge import Knowledge
 from fedsim.plugin import Plugin
 from fedsim.records import Batch, Finding, Interception, Observation, Reconstruction, Truth, Update
 from fedsim.report import write_report
+from fedsim.runs.loading import load
 from fedsim.scenario import Scenario
 from fedsim.spec import ImageSpec, Spec, SpeechSpec, TabularSpec, TextSpec
 from fedsim.task import Task
@@ -22,7 +24,7 @@ __all__ = [
     "HonestButCurious", "ImageSpec", "Interception", "Job", "Knowledge", "MeanGradient",
     "NotGranted", "Observation", "Plugin", "Reconstruction", "Scenario", "Spec", "SpeechSpec",
     "TabularSpec", "Task", "TextSpec", "ThreatModel", "Training", "Truth", "Update", "VictimModel",
-    "__version__", "defend", "simulate", "write_report",
+    "__version__", "attack", "defend", "load", "simulate", "train", "write_report",
 ]  # fmt: skip
 
 __version__: str

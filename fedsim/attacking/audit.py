@@ -15,6 +15,7 @@ from fedsim.attacking.executor import InlineExecutor
 from fedsim.errors import ScenarioError
 from fedsim.knowledge import Knowledge
 from fedsim.plugin import find, names
+from fedsim.runs import provenance
 from fedsim.runs.ledger import Ledger
 from fedsim.scenario import Scenario
 from fedsim.scenario.built import build
@@ -88,13 +89,11 @@ def audit_campaign(
         scenario, {"data": task.fingerprint()}, optimizer=optimizer.lower(), unknown=unknown
     )
     built = build(scenario, task=task, adversaries=plans)
-    for key, knowledge in (
-        ("defenses", Knowledge.DEFENSE),
-        ("training.local_steps", Knowledge.LOCAL_STEPS),
-    ):
+    granted = built.threat.granted
+    for key, knowledge in provenance.STATED.items():
         if key in unknown:
-            granted = built.threat.granted & ~knowledge
-            built = replace(built, threat=replace(built.threat, granted=granted))
+            granted &= ~Knowledge[knowledge]
+    built = replace(built, threat=replace(built.threat, granted=granted))
     runner = AttackRunner(built, batch_size_stated="batch_size" in training)
     campaign = Campaign(built, ledger, InlineExecutor(runner))
     campaign.trained = task.trained(task.module())

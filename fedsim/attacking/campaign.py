@@ -21,6 +21,7 @@ from fedsim.runs.attack_log import Ended
 from fedsim.runs.ledger import Ledger, place
 from fedsim.runs.recording import Recording
 from fedsim.scenario.built import BuiltRun
+from fedsim.scenario.settings import AttackPlan
 
 UNKNOWN = "unknown"
 """The name of a local optimizer that is not stated."""
@@ -64,7 +65,11 @@ class Campaign:
             label: ledger.attacks.plan(plan) for label, plan in plans(built, point).items()
         }
         self._new_plans = {*self._plan_digests.values()} - known
-        ended = ledger.finished(point)
+        ended = {
+            key: one
+            for key, one in ledger.finished(point).items()
+            if one.plan == self._plan_digests.get(one.label)
+        }
         repeated = ("failed", "timeout") if retry else ()
         self._repeated = {key: one for key, one in ended.items() if one.status in repeated}
         self._done = {key: one for key, one in ended.items() if key not in self._repeated}
@@ -99,10 +104,10 @@ class Campaign:
         refused = refused or {}
         present = [one.clients for one in interceptions] + [(client,) for client in refused]
         chosen = self._chosen(round, present)
-        attacked = {victim for victims in chosen for victim, _ in victims}
+        attacked = self._attacked(round, present, chosen)
         found = self._keeper.record(round, interceptions, refused, attacked)
         groups, _ = self._groups(round, found, refused, chosen)
-        self._submit(round, groups)
+        self.submit(round, groups)
 
     def replay(self, last: int) -> bool:
         """Queue the attacks on recorded rounds that are not done, before training goes on.
@@ -120,7 +125,7 @@ class Campaign:
         if lost:
             return False
         for round, groups in queued.items():
-            self._submit(round, groups)
+            self.submit(round, groups)
         return True
 
     def recorded(
@@ -141,17 +146,40 @@ class Campaign:
         for round, line in self.recording.rounds.items():
             present = [one.clients for one in line.updates] + [(one,) for one in line.refused]
             chosen = self._chosen(round, present)
-            self._keeper.note(round, {victim for victims in chosen for victim, _ in victims})
+            self._keeper.note(round, self._attacked(round, present, chosen))
             found = self.recording.interceptions(round)
             groups, missing = self._groups(round, found, line.refused, chosen, wanted)
             queued |= {round: groups} if groups else {}
             lost |= {round: missing} if missing else {}
         return queued, lost
 
+    def selects(self, wanted: Wanted) -> int:
+        """The number of wanted attacks on recorded rounds, done or not."""
+        return sum(
+            wanted(number, victim)
+            for number, line in self.recording.rounds.items()
+            for victims in self._chosen(
+                number, [one.clients for one in line.updates] + [(one,) for one in line.refused]
+            )
+            for victim, _ in victims
+        )
+
     def _chosen(self, round: int, present: Sequence[Clients]) -> list[list[tuple[Clients, float]]]:
         """The victims of each adversary among the clients that took part in a round."""
         here = sorted({*present})
         return [victims_of(self.scenario, plan, round, here) for _, plan, _ in self._plans]
+
+    def _attacked(
+        self,
+        round: int,
+        present: Sequence[Clients],
+        chosen: Sequence[Sequence[tuple[Clients, float]]],
+    ) -> set[Clients]:
+        """The victims of any adversary; without adversaries, those that `[threat]` selects."""
+        if not self._plans:
+            plan = AttackPlan(name="")
+            chosen = [victims_of(self.scenario, plan, round, sorted({*present}))]
+        return {victim for victims in chosen for victim, _ in victims}
 
     def _groups(
         self,
@@ -208,7 +236,8 @@ class Campaign:
         self.ledger.drop(lambda *key: key == ended.key)
         return False
 
-    def _submit(self, round: int, groups: Sequence[Sequence[Attack]]) -> None:
+    def submit(self, round: int, groups: Sequence[Sequence[Attack]]) -> None:
+        """Queue groups of attacks on a round."""
         self._open[round] += sum(map(len, groups))
         self.executor.submit(groups)
         wanted = [

@@ -2,8 +2,9 @@
 
 import hashlib
 import inspect
+import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -35,7 +36,7 @@ def plans(built: BuiltRun, point: str) -> dict[str, dict[str, Any]]:
         except Exception:  # its attacks fail, and say so
             fields = adversary.recovers
         measured = metrics.applicable(fields, built.task.spec, built.metrics)
-        found[label] = {
+        plain = {
             "point": point,
             "label": label,
             "name": plan.name,
@@ -48,6 +49,7 @@ def plans(built: BuiltRun, point: str) -> dict[str, dict[str, Any]]:
             "metrics": sorted(metric.name for metric in measured),
             "fedsim": metadata.version("fedsim"),
         }
+        found[label] = json.loads(json.dumps(plain, default=str))
     return found
 
 
@@ -101,31 +103,34 @@ def _files(kind: type) -> Iterator[Path]:
             )
 
 
-def settle(ledger: Ledger, planned: dict[str, dict[str, Any]], *, overwrite: bool) -> None:
-    """Compare an attack's plans with those of earlier attacks under the same labels.
-
-    Rows of which metrics are missing that are measured now are dropped, and made again.
+def settle(
+    ledger: Ledger, planned: Mapping[str, Mapping[str, Any]], *, overwrite: bool
+) -> set[tuple[str, str]]:
+    """Compare adversaries with those that attacked earlier under the same labels.
 
     Args:
         ledger: The run folder.
         planned: The plans of one point by label, see `plans`.
-        overwrite: Whether the rows of another adversary under the same label are dropped.
+        overwrite: Whether the attacks of another adversary under the same label are dropped.
+
+    Returns:
+        The points and labels whose earlier attacks do not count: they are overwritten, or metrics
+        are measured now that were not.
 
     Raises:
-        RunFolderError: The run has rows of another adversary, or of other settings, under a label.
+        RunFolderError: The run has attacks of another adversary under a label.
     """
     complaints, dropped = [], set()
     for label, plan in planned.items():
-        point = plan["point"]
-        for digest in ledger.attacks.plans_of(point, label):
+        for digest in ledger.attacks.plans_of(plan["point"], label):
             before = ledger.attacks.plans.get(digest, {})
-            differing = sorted(k for k in plan if _plain(plan[k]) != _plain(before.get(k)))
-            if overwrite or differing == ["metrics"]:
-                dropped |= {(point, label)} if differing else set()
+            differing = sorted(k for k in plan if plan[k] != before.get(k))
+            if differing and (overwrite or differing == ["metrics"]):
+                dropped.add((plan["point"], label))
             elif differing:
+                reasons = "; ".join(_difference(key, before, plan) for key in differing)
                 complaints.append(
-                    f"{label}: this run has rows of another {label}, which differs in "
-                    + "; ".join(_difference(key, before, plan) for key in differing)
+                    f"{label}: this run has rows of another {label}, which differs in {reasons}"
                 )
     if complaints:
         raise RunFolderError(
@@ -133,15 +138,16 @@ def settle(ledger: Ledger, planned: dict[str, dict[str, Any]], *, overwrite: boo
             + "\nGive the adversary a label of its own, or --overwrite to drop the rows of the "
             "earlier one"
         )
+    return dropped
+
+
+def forget(ledger: Ledger, dropped: Collection[tuple[str, str]]) -> None:
+    """Drop the attacks, with their rows, of points and labels that `settle` returned."""
     if dropped:
         ledger.drop(lambda point, victim, label: (point, label) in dropped)
 
 
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
-
-
-def _difference(key: str, before: dict[str, Any], now: dict[str, Any]) -> str:
+def _difference(key: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     if key == "source":
         return "the source of its modules"
     if key != "settings":

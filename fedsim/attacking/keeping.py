@@ -5,9 +5,11 @@ from typing import Any
 
 from torch import Tensor
 
+from fedsim.attacking.victims import victims_of
 from fedsim.records import Interception
 from fedsim.runs.recording import Recording
-from fedsim.scenario import Scenario
+from fedsim.scenario import AttackPlan, Scenario
+from fedsim.scenario.built import BuiltRun
 
 Clients = tuple[int, ...]
 
@@ -129,6 +131,28 @@ class Keeper:
             kept = self._fitting(number, {key: _size(one) for key, one in there.items()})
             stay[number] = [there[key].victim for key in kept]
         self._recording.keep(stay)
+
+
+def expected_bytes(built: BuiltRun) -> int:
+    """About how many bytes of a run are kept at most, without regard to `record.max_bytes`."""
+    scenario, training = built.scenario, built.scenario.training
+    if scenario.keeps == "nothing":
+        return 0
+    arrays = built.task.arrays(built.task.module())
+    one = sum(value.numel() * value.element_size() for value in arrays.values())
+    anyone = [(client,) for client in range(training.clients)]
+    total = 0
+    for round in range(1, training.rounds + 1):
+        chosen = [victims_of(scenario, plan, round, anyone) for plan in plans_of(scenario)]
+        most = training.per_round if scenario.keeps == "all" else max(map(len, chosen))
+        most = min(most, 1 if training.secure_aggregation else training.per_round)
+        total += one * (most + 1) if most else 0
+    return total
+
+
+def plans_of(scenario: Scenario) -> list[AttackPlan]:
+    """The plans of a scenario's adversaries; without any, that of `[threat]` alone."""
+    return [*scenario.adversaries] or [AttackPlan(name="")]
 
 
 def _size(one: Interception) -> int:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from fedsim.cli.attack import attack
 from fedsim.cli.check import check
 from fedsim.cli.list import list_
 from fedsim.cli.new import new
@@ -13,9 +14,10 @@ from fedsim.cli.report import report
 from fedsim.cli.reproduce import reproduce
 from fedsim.cli.run import run
 from fedsim.cli.show import show
+from fedsim.cli.train import train
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
-for command in (run, report, reproduce, list_, show, check, new):
+for command in (run, train, attack, report, reproduce, list_, show, check, new):
     app.command(command.__name__.rstrip("_"))(command)
 
 

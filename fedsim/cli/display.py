@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console, Group
+from rich.filesize import decimal
 from rich.live import Live
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -69,6 +70,21 @@ class Display:
     def _on_started(self, scenario: str, points: list[str], engine: str, **_: Any) -> None:
         several = f", {len(points)} points" if len(points) > 1 else ""
         self._say(f"scenario {scenario}{several}, engine {engine}")
+
+    def _on_recording(self, keep: str, bytes: int, max_bytes: int, **_: Any) -> None:
+        full = ", the limit of record.max_bytes" if bytes >= max_bytes else ""
+        self._say(f"recording {_what(keep)}: at most about {decimal(bytes)}{full}")
+
+    def _on_recorded(self, updates: int, rounds: int, bytes: int, **_: Any) -> None:
+        if updates:
+            self._say(
+                f"recorded {updates} update{'s' * (updates > 1)} of {rounds} "
+                f"round{'s' * (rounds > 1)}, {decimal(bytes)}"
+            )
+
+    def _on_attacking(self, attacks: int, adversaries: str, **_: Any) -> None:
+        several = f"{attacks} attack{'s' * (attacks > 1)} on recorded updates, as in {adversaries}"
+        self._say(several if attacks else "nothing left to attack: all of these attacks ended")
 
     def _on_point(self, point: str, rounds: int, **_: Any) -> None:
         self._bars.reset(self._rounds, total=rounds)
@@ -134,6 +150,10 @@ class Display:
     def _picture(self) -> Group:
         leakage = self._leakage()
         return Group(self._bars, Text(f"leakage so far: {leakage}" if leakage else ""))
+
+
+def _what(keep: str) -> str:
+    return "every update" if keep == "all" else "attacked updates"
 
 
 def _number(metric: str, value: float) -> str:

@@ -24,6 +24,14 @@ Data = Annotated[
     str,
     typer.Option("--data", envvar="FEDSIM_DATA", help="Folder with local data sets"),
 ]
+Out = Annotated[
+    str | None, typer.Option("--out", metavar="PATH", help="Run folder [default: runs/NAME]")
+]
+Points = Annotated[
+    list[str] | None,
+    typer.Option("--points", help="Only this point of the sweep; give it once a point"),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors")]
 Trust = Annotated[
     bool,
     typer.Option("--trust", help="Import the code that a run folder's scenario names"),

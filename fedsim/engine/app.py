@@ -17,7 +17,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedsim.attacking.attack import AttackRunner
 from fedsim.attacking.executor import InlineExecutor
 from fedsim.engine.preflight import preflight
-from fedsim.engine.simulate import one_thread, reporting
+from fedsim.engine.process import one_thread, reporting
 from fedsim.errors import EngineError, ScenarioError
 from fedsim.federation import federate
 from fedsim.federation.grid import OrderedGrid

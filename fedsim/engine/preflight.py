@@ -8,6 +8,7 @@ from torch import nn
 
 from fedsim.defense import Defense
 from fedsim.engine import engine_name
+from fedsim.engine.process import attack_cautions
 from fedsim.errors import DataError, ScenarioError
 from fedsim.federation.strategies import build_strategy, quiet
 from fedsim.libraries import brief
@@ -62,22 +63,7 @@ def preflight(
         chain = [one for one, on in zip(defenses, guarded, strict=True) if on]
         local_training(scenario, task, module, (), torch.Generator(), chain)
     cautions = too_many + task.cautions() + Budget(built).cautions()
-    if built.adversaries:
-        model = task.victim({})
-        if references(scenario.task) and model.drops:
-            cautions.append(
-                "task.model drops units at random, by masks that no adversary knows: attacks that "
-                "match gradients recover less. Set p = 0 to see what leaks without it"
-            )
-        if scenario.training.optimizer != "sgd":
-            cautions.append(
-                f'training.optimizer = "{scenario.training.optimizer}" scales every coordinate of '
-                "a step, and one step from its new state sends little more than signs: adversaries "
-                "see the change of the weights as if SGD had made it, marked as inexact, and "
-                "recover less"
-            )
-        for label, _, adversary in built.adversaries:
-            cautions += [f"{label}: {text}" for text in adversary.cautions(model)]
+    cautions += attack_cautions(built)
     return built, cautions
 
 

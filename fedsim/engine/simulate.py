@@ -3,23 +3,23 @@
 import contextlib
 import hashlib
 import os
-import platform
-import re
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fedsim.attacking.executor import Observer
+from fedsim.attacking.identity import forget, plans, settle
+from fedsim.attacking.keeping import expected_bytes
 from fedsim.engine import Engine, engine_name
 from fedsim.engine.preflight import preflight
-from fedsim.errors import EngineError, FedsimError, ScenarioError, did_you_mean
+from fedsim.engine.process import device_name, one_thread, reporting
+from fedsim.errors import ClientError, EngineError, ScenarioError, did_you_mean
 from fedsim.federation.strategies import quiet
-from fedsim.report import write_report
 from fedsim.runs.ledger import Ledger
+from fedsim.runs.lock import alone_in
 from fedsim.scenario import Scenario
 from fedsim.scenario.built import BuiltRun, build
 from fedsim.seeds import isolated
@@ -30,17 +30,20 @@ def simulate(
     out: str | Path,
     *,
     resume: bool = False,
+    overwrite: bool = False,
     points: Sequence[str] | None = None,
     observer: Observer = lambda event, **fields: None,
 ) -> Path:
     """Run a scenario, with all points of its sweep, and write a run folder.
 
-    If the run ends early (Ctrl-C, a failing client), the findings so far are kept and reported.
+    If the run ends early (Ctrl-C, a failing client), the findings so far are kept and reported. A
+    point whose client fails does not end the other points.
 
     Args:
         scenario: The scenario.
         out: The run folder.
         resume: Whether to continue an interrupted run. Finished attacks are not repeated.
+        overwrite: Whether a resumed run drops the rows of another adversary of the same label.
         points: The names of the points to run, all by default.
         observer: Called with each event as it happens.
 
@@ -50,49 +53,99 @@ def simulate(
     Raises:
         FedsimError: The scenario cannot be run, or a client failed; see `fedsim.errors`.
     """
-    chosen = scenario.points()
-    if points:
-        for name in points:
-            if not scenario.sweep:
-                raise ScenarioError(f"no point '{name}': this scenario has no [sweep]")
-            if name not in chosen:
-                raise ScenarioError(f"no point '{name}' in the sweep. {did_you_mean(name, chosen)}")
-        chosen = {name: chosen[name] for name in points}
+    chosen = _chosen(scenario, points)
+    return _run(scenario, chosen, Path(out), resume, observer, overwrite=overwrite)
+
+
+def train(
+    scenario: Scenario,
+    out: str | Path,
+    *,
+    resume: bool = False,
+    points: Sequence[str] | None = None,
+    observer: Observer = lambda event, **fields: None,
+) -> Path:
+    """Train a scenario and record what the server intercepts, for `fedsim.attack`.
+
+    Args:
+        scenario: The scenario; its adversaries attack when `fedsim.attack` names no others. All
+            interceptions are kept unless it states another `record.keep`.
+        out: The run folder.
+        resume: Whether to continue an interrupted run.
+        points: The names of the points to run, all by default.
+        observer: Called with each event as it happens.
+
+    Returns:
+        The path of the report, which shows the training.
+
+    Raises:
+        FedsimError: The scenario cannot be run, or a client failed; see `fedsim.errors`.
+    """
+    record = scenario.record
+    own = any(plan.victims is not None or plan.rounds is not None for plan in scenario.adversaries)
+    if "keep" not in record.model_fields_set or (own and record.keep == "attacked"):
+        record = record.model_copy(update={"keep": "all"})
+    scenario = scenario.model_copy(update={"record": record})
+    chosen = {
+        name: point.model_copy(update={"adversaries": [], "record": record})
+        for name, point in _chosen(scenario, points).items()
+    }
+    return _run(scenario, chosen, Path(out), resume, observer)
+
+
+def _chosen(scenario: Scenario, names: Sequence[str] | None) -> dict[str, Scenario]:
+    """The points of a scenario that are to be run, by name."""
+    found = scenario.points()
+    for name in names or ():
+        if not scenario.sweep:
+            raise ScenarioError(f"no point '{name}': this scenario has no [sweep]")
+        if name not in found:
+            raise ScenarioError(f"no point '{name}' in the sweep. {did_you_mean(name, found)}")
+    return {name: found[name] for name in names or found}
+
+
+def _run(
+    scenario: Scenario,
+    chosen: Mapping[str, Scenario],
+    out: Path,
+    resume: bool,
+    observer: Observer,
+    *,
+    overwrite: bool = False,
+) -> Path:
+    """Run points of a scenario, and write a run folder; see `simulate`."""
     # A scenario that cannot run is an error before its folder is created.
-    built, cautions = None, {}
+    built, cautions, planned, size = None, {}, dict[str, Any](), 0
     for name, point in chosen.items():
         built, cautions[name] = preflight(point, after=built)
-    ledger = open_ledger(scenario, Path(out), resume=resume, after=built)
+        planned[name] = plans(built, name)
+        size += expected_bytes(built)
+    ledger = open_ledger(scenario, out, resume=resume, after=built)
 
     def notify(event: str, **fields: Any) -> None:
         if event not in ("findings", "progress"):
             ledger.event(event, **fields)
         observer(event, **fields)
 
-    notify("started", scenario=scenario.name, points=list(chosen), engine=engine_name(scenario))
-    with reporting(ledger):
-        try:
-            run_points(scenario, chosen.items(), ledger, notify, cautions, after=built)
-        except BaseException as error:
-            notify("ended", status="interrupted", reason=f"{type(error).__name__}: {error}")
-            raise
-        notify("ended", status="finished")
+    with alone_in(ledger.folder):
+        for each in planned.values():
+            forget(ledger, settle(ledger, each, overwrite=overwrite))
+        notify("started", scenario=scenario.name, points=[*chosen], engine=engine_name(scenario))
+        if size:
+            most = scenario.record.max_bytes
+            notify("recording", keep=scenario.keeps, bytes=min(size, most), max_bytes=most)
+        with reporting(ledger):
+            try:
+                failed = run_points(scenario, chosen.items(), ledger, notify, cautions, after=built)
+            except BaseException as error:
+                notify("ended", status="interrupted", reason=f"{type(error).__name__}: {error}")
+                raise
+            notify("ended", status="failed" if failed else "finished", failed=failed)
+    if failed:
+        name, reason = next(iter(failed.items()))
+        several = f"{len(failed)} of {len(chosen)} points failed; the first, {name}: "
+        raise ClientError((several if len(chosen) > 1 else "") + reason)
     return ledger.folder / "report.html"
-
-
-@contextlib.contextmanager
-def reporting(ledger: Ledger) -> Iterator[None]:
-    """Finish a run folder and write its report when the code within ends, for whatever reason."""
-    try:
-        yield
-    except BaseException:
-        # The error that ended the run matters more than that of a report without rows.
-        with contextlib.suppress(FedsimError):
-            ledger.finish()
-            write_report(ledger.folder)
-        raise
-    ledger.finish()
-    write_report(ledger.folder)
 
 
 def open_ledger(
@@ -137,8 +190,10 @@ def run_points(
     cautions: Mapping[str, Sequence[str]] | None = None,
     *,
     after: BuiltRun | None = None,
-) -> None:
+) -> dict[str, str]:
     """Run points of a scenario on its engine, one after the other.
+
+    A point whose client fails ends, and the others go on.
 
     Args:
         scenario: The scenario, for its seed and engine.
@@ -147,7 +202,11 @@ def run_points(
         notify: Called with each event.
         cautions: Warnings by the name of a point.
         after: The run that this process built before; see `build`.
+
+    Returns:
+        Why points failed, by name.
     """
+    failed: dict[str, str] = {}
     with (
         quiet(),
         one_thread(),
@@ -160,8 +219,14 @@ def run_points(
                 notify("caution", point=name, text=caution)
             started = time.perf_counter()
             after = build(point, after=after)
-            engine.run(after, ledger, name, notify)
+            try:
+                engine.run(after, ledger, name, notify)
+            except ClientError as error:  # of this point alone: an update with NaN, say
+                failed[name] = str(error)
+                notify("caution", point=name, text=f"this point failed: {error}")
+                continue
             ledger.end(name, time.perf_counter() - started)
+    return failed
 
 
 def start_engine(scenario: Scenario) -> Engine:
@@ -195,30 +260,8 @@ play = run_points
 """The name that `run_points` had."""
 
 
-def device_name(scenario: Scenario) -> str:
-    """The name of the GPU or processor that attacks run on."""
-    if scenario.engine.gpus_per_attack and torch.cuda.is_available():
-        return str(torch.cuda.get_device_name())
-    with contextlib.suppress(OSError):  # not on every system
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.M)
-        if found:
-            return found[1]
-    return platform.processor() or platform.machine()
-
-
 def _hash(arrays: dict[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name, value in sorted(arrays.items()):
         digest.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Limit torch to one thread, so that sums are rounded alike on every engine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -12,9 +12,10 @@ console      the same tables on a terminal
 """
 
 from fedsim.reproduce.catalogue import choose, figures
-from fedsim.reproduce.driver import locked, run_figure
+from fedsim.reproduce.driver import run_figure
 from fedsim.reproduce.outcome import outcome
 from fedsim.reproduce.pages import write_page
+from fedsim.runs.lock import locked
 
 __all__ = ["choose", "figures", "locked", "outcome", "play", "run_figure", "write_page"]
 

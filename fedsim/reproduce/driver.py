@@ -14,9 +14,10 @@ from typing import Any
 
 from fedsim.engine import simulate as simulation
 from fedsim.engine.preflight import preflight
-from fedsim.errors import ClientError, DataError, FedsimError, RunFolderError
+from fedsim.errors import DataError, FedsimError
 from fedsim.reproduce.catalogue import GROWING, Figure, Part
 from fedsim.runs.ledger import Ledger, place
+from fedsim.runs.lock import locked
 from fedsim.scenario import Scenario
 from fedsim.scenario.settings import Record
 
@@ -92,17 +93,14 @@ def _run_points(scenario: Scenario, folder: Path, progress: Progress, name: str)
     for own in _repetition(scenario, left[0]).points().values():
         built, _ = preflight(own, after=built)
     ledger = simulation.open_ledger(scenario, folder, resume=exists, growing=GROWING, after=built)
-    refused: dict[str, str] = {}
-    current = ""
     here = Counter[str]()
 
     def waiting() -> Iterator[tuple[str, Scenario]]:
-        nonlocal ended, current
+        nonlocal ended
         for seed in left:
             for point, own in _repetition(scenario, seed).points().items():
                 if point in done:
                     continue
-                current = point
                 here.clear()
                 yield point, own
                 ledger.discard(place("checkpoint", point))
@@ -120,12 +118,7 @@ def _run_points(scenario: Scenario, folder: Path, progress: Progress, name: str)
 
     points = waiting()
     try:
-        while True:
-            try:
-                simulation.run_points(scenario, points, ledger, report, after=built)
-                break
-            except ClientError as error:  # of this point alone: an update with NaN, say
-                refused[current] = str(error)
+        refused = simulation.run_points(scenario, points, ledger, report, after=built)
     finally:
         with contextlib.suppress(FedsimError):
             ledger.finish()
@@ -142,27 +135,3 @@ def _repetition(scenario: Scenario, seed: int) -> Scenario:
 
 def _names(scenario: Scenario, seed: int) -> list[str]:
     return list(_repetition(scenario, seed).combinations())
-
-
-@contextlib.contextmanager
-def locked(path: Path) -> Iterator[bool]:
-    """Hold a lock file for this process; yields False if another process holds it already."""
-    try:
-        import fcntl
-    except ImportError:  # Windows: two calls at once are the user's care
-        yield True
-        return
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("w")
-    except OSError as error:
-        raise RunFolderError(
-            f"{path.parent} cannot be written: {error.strerror}. Choose another --out"
-        ) from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            yield False
-            return
-        yield True

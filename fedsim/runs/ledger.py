@@ -118,9 +118,17 @@ class Ledger:
         )
         self._replace(path.name, content.encode())
 
-    def same_scenario(self, scenario: Scenario, growing: Collection[str] = ()) -> None:
-        """Raise `RunFolderError` for a folder of another scenario; see `create` for `growing`."""
-        if differing := differences(self.folder, scenario, growing):
+    def same_scenario(
+        self, scenario: Scenario, growing: Collection[str] = (), *, training: bool = False
+    ) -> None:
+        """Raise `RunFolderError` for a folder of another scenario.
+
+        Args:
+            scenario: The scenario.
+            growing: Keys that may differ; see `create`.
+            training: Whether only keys that training depends on are compared.
+        """
+        if differing := differences(self.folder, scenario, growing, training=training):
             raise RunFolderError(
                 f"{self.folder} was run with another scenario than this one, which differs in "
                 f"{', '.join(differing)}; resume it with the same scenario and --set options, or "
@@ -128,9 +136,13 @@ class Ledger:
             )
 
     def _take_up(self, scenario: Scenario, growing: Collection[str] = ()) -> None:
-        self.same_scenario(scenario, growing)
-        if growing:
-            self._replace("scenario.toml", scenario.to_toml().encode())
+        if not growing and provenance.read(self.folder).get("schema") == 1:
+            raise RunFolderError(
+                f"{self.folder} is of an earlier version of fedsim (schema 1), which cannot be "
+                "resumed. fedsim attack attacks what it recorded; or choose another --out"
+            )
+        self.same_scenario(scenario, growing, training=not growing)
+        self._replace("scenario.toml", scenario.to_toml().encode())
         self._describe_metrics(scenario)
         for name, columns in TABLES.items():
             if name == "points.csv" and not (self.folder / name).exists():
@@ -151,11 +163,22 @@ class Ledger:
             self._write_table("utility.csv", kept)
         self.drop_incomplete(point)
 
-    def drop_incomplete(self, point: str) -> None:
-        """Drop the rows of a point's attacks whose end is not recorded in `attacks`."""
+    def drop_incomplete(self, point: str, labels: Collection[str] | None = None) -> None:
+        """Drop the rows of a point's attacks whose end is not recorded in `attacks`.
+
+        Args:
+            point: The name of the point.
+            labels: The labels of the adversaries, all by default.
+        """
         ended = self.attacks.ended
         rows = self._so_far("findings.csv")
-        whole = [row for row in rows if row[POINT] != point or _attack(row) in ended]
+        whole = [
+            row
+            for row in rows
+            if row[POINT] != point
+            or (labels is not None and row[LABEL] not in labels)
+            or _attack(row) in ended
+        ]
         if len(whole) < len(rows):
             self._write_table("findings.csv", whole)
 

@@ -5,7 +5,7 @@ import hashlib
 import json
 import platform
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,18 @@ from fedsim.references import references
 from fedsim.scenario import Scenario
 
 FILE = "provenance.json"
-SCHEMA = 1
-"""Version number of the run folder's format."""
+SCHEMA = 2
+"""Version number of the run folder's format; 1 had no digests of recorded files and attacks."""
 ASIDE = frozenset({"data_dir", "engine", "description", "paper", "record", "search_dirs"})
 """Keys of a scenario that do not affect results: where it runs, what for, and what is kept."""
+ATTACKING = frozenset({"adversaries", "metrics", "name"})
+"""Further keys that training does not depend on, of which a resumed run may have others."""
+LONGEST = 80
+"""Characters of two differing values that are shown."""
 THEN = ", then "
 """Separates the devices of a run that was continued elsewhere."""
+STATED = {"defenses": "DEFENSE", "training.local_steps": "LOCAL_STEPS"}
+"""Knowledge that is not granted if a key of another Flower project's scenario was not stated."""
 PACKAGES = ["flwr", "numpy", "ray", "torch", "transformers"]
 
 
@@ -62,18 +68,42 @@ def read(folder: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def changed_since(folder: Path) -> list[str]:
+    """What differs between this process and a run on which results may depend, in sentences."""
+    before = read(folder)
+    now = {"fedsim": metadata.version("fedsim"), "python": platform.python_version()}
+    now |= {name: _version(name) for name in ("numpy", "torch", "transformers")}
+    then = {**before.get("versions", {}), **before}
+    changed = [
+        f"{name} {then[name]}, now {version}"
+        for name, version in now.items()
+        if name in then and then[name] != version
+    ]
+    if before.get("platform") not in (None, platform.platform()):
+        changed.append(f"{before['platform']}, now {platform.platform()}")
+    if not changed:
+        return []
+    return [f"the run was recorded with {'; '.join(changed)}: values may differ by rounding"]
+
+
 def results(table: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of a scenario that results depend on, with their values."""
     return {key: value for key, value in table.items() if key not in ASIDE}
 
 
-def differences(folder: Path, scenario: Scenario, growing: Collection[str] = ()) -> list[str]:
+def differences(
+    folder: Path, scenario: Scenario, growing: Collection[str] = (), *, training: bool = False
+) -> list[str]:
     """The keys in which a scenario differs from that of a run folder.
 
     Args:
         folder: The run folder.
         scenario: The scenario.
         growing: Keys, in any table, that may differ.
+        training: Whether only keys that training depends on are compared.
+
+    Returns:
+        Dotted keys, with both values if these are short.
 
     Raises:
         RunFolderError: The folder's scenario cannot be read.
@@ -95,7 +125,27 @@ def differences(folder: Path, scenario: Scenario, growing: Collection[str] = ())
     before, now = (
         _without(growing, results(table)) for table in (before, tomllib.loads(scenario.to_toml()))
     )
-    return sorted(key for key in {*before, *now} if before.get(key) != now.get(key))
+    if training:
+        before, now = map(trained_by, (before, now))
+    return [*_differing(before, now, "")]
+
+
+def trained_by(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a scenario that training depends on."""
+    kept = {key: value for key, value in results(table).items() if key not in ATTACKING}
+    threat = kept.get("threat", {})
+    return {**kept, "threat": {"follow": threat.get("follow", [])}}
+
+
+def _differing(before: Any, now: Any, key: str) -> Iterator[str]:
+    """The places at which two tables differ."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        for each in sorted({*before, *now}):
+            where = f"{key}.{each}" if key else each
+            yield from _differing(before.get(each), now.get(each), where)
+    elif before != now:
+        values = f"{before!r} before, now {now!r}"
+        yield f"{key} ({values})" if len(values) < LONGEST else key
 
 
 def _without(keys: Collection[str], value: Any) -> Any:

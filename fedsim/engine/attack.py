@@ -1,0 +1,317 @@
+"""Attack a recorded run: no training, no Flower, and Ray only with several attack workers."""
+
+import contextlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fedsim.adversary import Adversary
+from fedsim.attacking.attack import Attack, AttackRunner
+from fedsim.attacking.campaign import Campaign, Clients, Wanted
+from fedsim.attacking.executor import Executor, InlineExecutor, Observer
+from fedsim.attacking.identity import forget, plans, settle
+from fedsim.engine import attack_workers
+from fedsim.engine.process import attack_cautions, one_thread, reporting
+from fedsim.engine.request import SECTIONS
+from fedsim.errors import RunFolderError, ScenarioError, did_you_mean
+from fedsim.knowledge import Knowledge
+from fedsim.runs import provenance
+from fedsim.runs.ledger import Ledger, place
+from fedsim.runs.loading import load
+from fedsim.runs.lock import alone_in
+from fedsim.runs.recording import Recording
+from fedsim.scenario import AttackPlan, Scenario
+from fedsim.scenario.built import BuiltRun, build
+from fedsim.seeds import isolated
+from fedsim.task import Task
+
+
+def attack(  # noqa: PLR0913 - each argument is an option of the command
+    run: str | Path,
+    adversaries: Sequence[Adversary] = (),
+    *,
+    changes: Mapping[str, Any] | None = None,
+    task: Task | None = None,
+    rounds: Collection[int] | None = None,
+    clients: Collection[int] | None = None,
+    points: Sequence[str] | None = None,
+    retry: bool = False,
+    overwrite: bool = False,
+    trust: bool = False,
+    data: str | Path | None = None,
+    observer: Observer = lambda event, **fields: None,
+) -> Path:
+    """Attack the interceptions that a run recorded, and add the findings to its folder.
+
+    The rows are those that the same adversary would have had in the run itself.
+
+    Args:
+        run: The run folder.
+        adversaries: The adversaries; by default those that the run's scenario or `changes` name.
+        changes: Tables `adversaries`, `threat`, `engine` and `metrics` instead of the run's own;
+            of a table, the keys that are left out stay as they were.
+        task: What the clients trained, for a run of another Flower project whose task is not
+            installed; by default it is made from the run's scenario.
+        rounds: Rounds whose findings are written, all that the threat model selects by default.
+        clients: Clients whose findings are written.
+        points: Points of the run's sweep, all by default.
+        retry: Whether attacks that failed or timed out are repeated.
+        overwrite: Whether the rows of another adversary of the same label are dropped.
+        trust: Whether to import code that the run's scenario names.
+        data: Folder of local data sets, the run's own by default.
+        observer: Called with each event.
+
+    Returns:
+        The path of the report.
+
+    Raises:
+        FedsimError: The folder is no run, is being written, or has no recording of a victim; the
+            data differ; or the adversaries cannot be used. Nothing is attacked then.
+    """
+    folder = Path(run)
+    scenario, unknown = _scenario_of(folder, trust=trust, data=data)
+    with alone_in(folder):
+        ledger = Ledger(folder)
+        chosen = _points(scenario, changes or {}, adversaries, points)
+        prepared: list[tuple[str, BuiltRun]] = []
+        after: BuiltRun | None = None
+        for name, point in chosen.items():
+            after = _built(point, adversaries, task, after, unknown)
+            if not prepared:
+                ledger.same_data(after.task.fingerprint())
+            prepared.append((name, after))
+        stated = "training.batch_size" not in unknown
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(one_thread())
+            stack.enter_context(isolated(scenario.seed, "simulation"))
+            wanted = _wanted(rounds, clients)
+            left = _check(ledger, prepared, wanted, retry=retry, overwrite=overwrite)
+
+            def notify(event: str, **fields: Any) -> None:
+                if event not in ("findings", "progress"):
+                    ledger.event(event, **fields)
+                observer(event, **fields)
+
+            file = _store(ledger, prepared[0][1]) if left else ""
+            notify("attacking", points=[*chosen], attacks=left, adversaries=file)
+            for text in provenance.changed_since(folder):
+                notify("caution", text=text)
+            stack.enter_context(reporting(ledger))
+            for name, built in prepared:
+                for text in attack_cautions(built):
+                    notify("caution", point=name, text=text)
+                notify("point", point=name, rounds=built.scenario.training.rounds)
+                runner = AttackRunner(built, name, batch_size_stated=stated)
+                here = bool(adversaries or task)  # other processes cannot make these again
+                with _executor(runner, notify, here=here) as where:
+                    campaign = Campaign(
+                        built, ledger, where, point=name, observer=notify, retry=retry
+                    )
+                    _attack_point(campaign, wanted)
+    return folder / "report.html"
+
+
+def _attack_point(campaign: Campaign, wanted: Wanted) -> None:
+    queued, _ = campaign.recorded(wanted)
+    try:
+        for round, groups in queued.items():
+            campaign.submit(round, groups)
+            campaign.collect()
+            campaign.observer("round", round=round, of=campaign.scenario.training.rounds)
+        campaign.collect(wait=True)
+    except BaseException:
+        campaign.cancel()
+        with contextlib.suppress(Exception):
+            campaign.collect()
+        raise
+
+
+def _scenario_of(
+    folder: Path, *, trust: bool, data: str | Path | None
+) -> tuple[Scenario, list[str]]:
+    """The scenario of a run folder, and the keys that were not stated in it."""
+    unknown = provenance.read(folder).get("unknown", [])
+    return load(folder, data=data, trust=trust).scenario, [str(key) for key in unknown]
+
+
+def _points(
+    scenario: Scenario,
+    changes: Mapping[str, Any],
+    adversaries: Sequence[Adversary],
+    names: Sequence[str] | None,
+) -> dict[str, Scenario]:
+    """The points that are attacked, with the tables that the attack changes."""
+    found = scenario.points()
+    for name in names or ():
+        if name not in found:
+            what = f"no point '{name}' in this run's sweep." if scenario.sweep else "no sweep here."
+            raise ScenarioError(f"{what} {did_you_mean(name, found)}")
+    changed = {}
+    for name in names or found:
+        table = found[name].to_dict()
+        for key, value in changes.items():
+            table[key] = {**table[key], **value} if isinstance(value, dict) else value
+        if adversaries:
+            table["adversaries"] = []
+        changed[name] = Scenario.parse(table)
+        if not adversaries and not changed[name].adversaries:
+            raise ScenarioError(
+                "no adversary: the run's scenario names none. Name one with --adversary, or a "
+                "scenario that has [[adversaries]]"
+            )
+    return changed
+
+
+def _built(
+    scenario: Scenario,
+    adversaries: Sequence[Adversary],
+    task: Task | None,
+    after: BuiltRun | None,
+    unknown: Sequence[str],
+) -> BuiltRun:
+    """Build what attacks need; what was not stated of another Flower project is not granted."""
+    planned = None
+    if adversaries:
+        labels: dict[str, int] = {}
+        planned = []
+        for one in adversaries:
+            labels[one.name] = labels.get(one.name, 0) + 1
+            label = one.name if labels[one.name] == 1 else f"{one.name} {labels[one.name]}"
+            plan = AttackPlan(name=one.name, label=label, settings=one.model_dump())
+            planned.append((label, plan, one))
+    built = build(scenario, after=after, task=task, adversaries=planned)
+    kind = built.task.spec_type
+    if wrong := [
+        text for _, _, one in built.adversaries for text in one.unsuited(kind, built.task.name)
+    ]:
+        raise ScenarioError("\n".join(wrong))
+    granted = built.threat.granted
+    for key, knowledge in provenance.STATED.items():
+        if key in unknown:
+            granted &= ~Knowledge[knowledge]
+    built.task.num_examples(0)
+    return replace(built, threat=replace(built.threat, granted=granted))
+
+
+def _wanted(rounds: Collection[int] | None, clients: Collection[int] | None) -> Wanted:
+    def wanted(round: int, victim: Clients) -> bool:
+        return (rounds is None or round in rounds) and (
+            clients is None or bool(set(clients) & set(victim))
+        )
+
+    return wanted
+
+
+def _check(
+    ledger: Ledger,
+    prepared: Sequence[tuple[str, BuiltRun]],
+    wanted: Wanted,
+    *,
+    retry: bool,
+    overwrite: bool,
+) -> int:
+    """Refuse what cannot be attacked, before any attack.
+
+    Returns:
+        The number of attacks that will be made.
+
+    Raises:
+        RunFolderError: A label has rows of another adversary, nothing is recorded, or a victim's
+            interception was not kept.
+        ScenarioError: No victim is selected.
+    """
+    empty = [
+        name for name, _ in prepared if not Recording(ledger.folder / place("tape", name)).rounds
+    ]
+    if empty:
+        where = f" of point {empty[0]}" if empty[0] else ""
+        raise RunFolderError(
+            f"{ledger.folder} has no recording{where}: the run kept nothing. Run it again with "
+            'record.keep = "all", or record it with fedsim train'
+        )
+    dropped = set[tuple[str, str]]()
+    for name, built in prepared:
+        dropped |= settle(ledger, plans(built, name), overwrite=overwrite)
+    lost: dict[int, set[Clients]] = {}
+    selected = left = 0
+    for name, built in prepared:
+        campaign = Campaign(built, ledger, _Nowhere(), point=name, retry=retry)
+        selected += campaign.selects(wanted)
+        queued, lacking = campaign.recorded(wanted)
+        left += sum(len(group) for groups in queued.values() for group in groups)
+        for round, missing in lacking.items():
+            lost.setdefault(round, set()).update(missing)
+    if not selected:
+        raise ScenarioError(
+            "no victim: threat.rounds and threat.victims, --rounds and --clients together select "
+            "no update of this run"
+        )
+    if lost:
+        each = [
+            f"  round {round}: clients {', '.join('+'.join(map(str, c)) for c in sorted(missing))}"
+            for round, missing in sorted(lost.items())
+        ]
+        raise RunFolderError(
+            "these victims are to be attacked, and their updates were not kept:\n"
+            + "\n".join(each[:20])
+            + (f"\n  and {len(each) - 20} more rounds" if len(each) > 20 else "")
+            + '\nRun it again with record.keep = "all", or choose others with threat.victims, '
+            "--rounds and --clients"
+        )
+    forget(ledger, dropped)
+    for name, built in prepared:
+        ledger.drop_incomplete(name, [label for label, _, _ in built.adversaries])
+    return left
+
+
+class _Nowhere(Executor):
+    """Takes no attacks; of a campaign that only plans."""
+
+    def submit(self, groups: Sequence[Sequence[Attack]]) -> None:
+        raise NotImplementedError
+
+    def collect(self, *, wait: bool) -> Iterator[Any]:
+        return iter(())
+
+    @property
+    def pending(self) -> int:
+        return 0
+
+    def cancel(self) -> None:
+        return
+
+
+def _store(ledger: Ledger, built: BuiltRun) -> str:
+    """Write which adversaries attack, and under which threat model, to a file of the folder."""
+    number = 1
+    while (ledger.folder / f"attacks/{number}.toml").exists():
+        number += 1
+    table = built.scenario.to_dict()
+    stated = {key: table[key] for key in SECTIONS if key in table}
+    stated["adversaries"] = [
+        {**plan.model_dump(exclude_none=True, exclude={"settings"}), **plan.settings}
+        for _, plan, _ in built.adversaries
+    ]
+    ledger.artifact(f"attacks/{number}.toml", tomli_w.dumps(stated).encode())
+    return f"attacks/{number}.toml"
+
+
+@contextlib.contextmanager
+def _executor(runner: AttackRunner, observer: Observer, *, here: bool) -> Iterator[Executor]:
+    """Where attacks run: in this process, or on Ray with several workers."""
+    number = attack_workers(runner.scenario)
+    if here or number == 1:
+        yield InlineExecutor(runner, observer)
+        return
+    from fedsim.engine.ray.attacks import RayExecutor
+    from fedsim.engine.ray.session import start_session
+
+    start_session(runner.scenario.engine, 0, number)
+    executor = RayExecutor(runner, number, runner.scenario.engine.gpus_per_attack, observer)
+    try:
+        yield executor
+    finally:
+        executor.cancel()

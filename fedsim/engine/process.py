@@ -1,0 +1,72 @@
+"""What a process does around a run: one thread, a report in the end, the name of its device."""
+
+import contextlib
+import platform
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from fedsim.errors import FedsimError
+from fedsim.references import references
+from fedsim.report import write_report
+from fedsim.runs.ledger import Ledger
+from fedsim.scenario import Scenario
+from fedsim.scenario.built import BuiltRun
+
+
+@contextlib.contextmanager
+def reporting(ledger: Ledger) -> Iterator[None]:
+    """Finish a run folder and write its report when the code within ends, for whatever reason."""
+    try:
+        yield
+    except BaseException:
+        # The error that ended the run matters more than that of a report without rows.
+        with contextlib.suppress(FedsimError):
+            ledger.finish()
+            write_report(ledger.folder)
+        raise
+    ledger.finish()
+    write_report(ledger.folder)
+
+
+def device_name(scenario: Scenario) -> str:
+    """The name of the GPU or processor that attacks run on."""
+    if scenario.engine.gpus_per_attack and torch.cuda.is_available():
+        return str(torch.cuda.get_device_name())
+    with contextlib.suppress(OSError):  # not on every system
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.M)
+        if found:
+            return found[1]
+    return platform.processor() or platform.machine()
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Limit torch to one thread, so that sums are rounded alike on every engine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def attack_cautions(built: BuiltRun) -> list[str]:
+    """Warnings of a scenario's adversaries: properties of the model that weaken them.
+
+    Raises:
+        DataError: An attack is impossible, because something that it needs is missing.
+    """
+    if not built.adversaries:
+        return []
+    model, cautions = built.task.victim({}), []
+    if references(built.scenario.task) and model.drops:
+        cautions.append(
+            "task.model drops units at random, by masks that no adversary knows: attacks that "
+            "match gradients recover less. Set p = 0 to see what leaks without it"
+        )
+    for label, _, adversary in built.adversaries:
+        cautions += [f"{label}: {text}" for text in adversary.cautions(model)]
+    return cautions

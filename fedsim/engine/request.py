@@ -1,0 +1,109 @@
+"""What `fedsim attack` is asked for: tables that replace those of the recorded run's scenario."""
+
+import copy
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedsim.errors import ScenarioError
+from fedsim.runs.loading import load
+from fedsim.runs.provenance import trained_by
+from fedsim.scenario import locate, read_table
+from fedsim.scenario.dotted import set_by
+
+SECTIONS = ("adversaries", "threat", "engine", "metrics")
+"""Tables of a scenario that an attack on a recorded run may change."""
+
+ABOUT = ("name", "description", "record", "paper", "data_dir", "search_dirs")
+"""Keys of a scenario that an attack on a recorded run ignores."""
+
+
+def changes_of(
+    run: Path,
+    scenario: str | None,
+    adversary: str | None,
+    overrides: Sequence[str],
+    grants: str | None,
+    *,
+    trust: bool = False,
+    data: str | None = None,
+) -> dict[str, Any]:
+    """The tables that an attack changes.
+
+    Args:
+        run: The run folder.
+        scenario: A scenario whose adversaries, threat model and engine are used.
+        adversary: The name of the only adversary.
+        overrides: `key=value` strings with paths of the scenario.
+        grants: A preset of knowledge, or names separated by commas.
+        trust: Whether to import code that the run's scenario names.
+        data: Folder of local data sets.
+
+    Returns:
+        The changed tables by name, see `fedsim.engine.attack`.
+
+    Raises:
+        ScenarioError: A key would change the training, which is recorded already.
+        RunFolderError: The folder holds no run.
+    """
+    before = load(run, trust=trust, data=data).scenario.to_dict()
+    now = copy.deepcopy({"metrics": [], **before})
+    if scenario is not None:
+        table = read_table(locate(scenario))
+        if differing := list(_differing(table, before)):
+            raise ScenarioError("\n".join(differing))
+        for key in SECTIONS:
+            if key in table:
+                now[key] = {**now[key], **table[key]} if isinstance(now[key], dict) else table[key]
+    if adversary is not None:
+        now["adversaries"] = [{"name": adversary}]
+    if grants is not None:
+        now["threat"] = {**now["threat"], "grants": _grants(grants)}
+    for override in overrides:
+        key = override.partition("=")[0].strip()
+        if key.partition(".")[0] not in SECTIONS:
+            raise ScenarioError(
+                f"--set {override}: {key} cannot change after training; of a recorded run, only "
+                f"{', '.join(SECTIONS)} can"
+            )
+        set_by(now, override)
+    if now["threat"]["follow"] != before["threat"]["follow"]:
+        raise ScenarioError("threat.follow cannot change after training; it decides who takes part")
+    return {key: now[key] for key in SECTIONS if now[key] != before.get(key, [])}
+
+
+def numbers(text: str | None, option: str) -> frozenset[int] | None:
+    """Read numbers and ranges such as `1,5-10`; None if nothing is given."""
+    if text is None:
+        return None
+    found: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)(?:\s*-\s*(\d+))?\s*", part)
+        if match is None:
+            raise ScenarioError(f"{option} {text}: expected numbers or ranges, such as 1,5-10")
+        found.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return frozenset(found)
+
+
+def _grants(text: str) -> str | list[str]:
+    names = [name.strip() for name in text.split(",")]
+    return names if len(names) > 1 or names[0].isupper() else names[0]
+
+
+def _differing(table: Mapping[str, Any], before: Mapping[str, Any], key: str = "") -> Iterator[str]:
+    """The keys of a scenario that differ from the run's, and would change the training."""
+    if not key:
+        follow = table.get("threat", {}).get("follow")
+        table = {k: v for k, v in trained_by(table).items() if k not in (*SECTIONS, *ABOUT)}
+        if follow is not None:
+            table["threat"] = {"follow": follow}
+    for name, value in table.items():
+        where = f"{key}.{name}" if key else name
+        if isinstance(value, dict) and isinstance(before.get(name), dict):
+            yield from _differing(value, before[name], where)
+        elif before.get(name) != value:
+            yield (
+                f"{where} = {value!r}, and the run has {before.get(name)!r}: a recorded run is "
+                "attacked as it was trained. Leave the key out, or run the scenario"
+            )
