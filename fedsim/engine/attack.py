@@ -95,6 +95,7 @@ def attack(  # noqa: PLR0913 - each argument is an option of the command
                     ledger.event(event, **fields)
                 observer(event, **fields)
 
+            ledger.describe_metrics(prepared[0][1].scenario)
             file = _store(ledger, prepared[0][1]) if left else ""
             notify("attacking", points=[*chosen], attacks=left, adversaries=file)
             for text in provenance.changed_since(folder):

@@ -106,9 +106,9 @@ class Ledger:
         self._replace("scenario.toml", scenario.to_toml().encode())
         for name in ("findings.csv", "utility.csv"):
             self._write_table(name, [])
-        self._describe_metrics(scenario)
+        self.describe_metrics(scenario)
 
-    def _describe_metrics(self, scenario: Scenario) -> None:
+    def describe_metrics(self, scenario: Scenario) -> None:
         """Write to metrics.json how the metrics of this run are read."""
         path, before = self.folder / "metrics.json", {}
         with contextlib.suppress(OSError, ValueError, TypeError):  # of a run with other metrics
@@ -143,7 +143,7 @@ class Ledger:
             )
         self.same_scenario(scenario, growing, training=not growing)
         self._replace("scenario.toml", scenario.to_toml().encode())
-        self._describe_metrics(scenario)
+        self.describe_metrics(scenario)
         for name, columns in TABLES.items():
             if name == "points.csv" and not (self.folder / name).exists():
                 continue
