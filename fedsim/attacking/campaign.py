@@ -82,10 +82,16 @@ class Campaign:
         self._keeper = Keeper(self.recording, built.scenario, shows_history=self._shows_history)
 
     def finish(self) -> Path:
-        """Wait for all attacks, close the run folder and write its report; returns its path."""
+        """Wait for all attacks, close the run folder and write its report.
+
+        Returns:
+            The path of the report, or the folder if nothing was attacked and there is nothing to
+            report.
+        """
         self.close()
         self.ledger.finish()
-        return write_report(self.ledger.folder)
+        folder = self.ledger.folder
+        return write_report(folder) if self.ledger.rows() else folder
 
     def intercept(
         self,

@@ -73,6 +73,11 @@ def attack(  # noqa: PLR0913 - each argument is an option of the command
     """
     folder = Path(run)
     scenario, unknown = _scenario_of(folder, trust=trust, data=data)
+    if "task.model" in unknown and task is None:
+        raise RunFolderError(
+            f"{folder} is of another Flower project, whose task.model is not stated in it. Attack "
+            "it in Python, with the task that its clients trained: fedsim.attack(..., task=...)"
+        )
     with alone_in(folder):
         ledger = Ledger(folder)
         chosen = _points(scenario, changes or {}, adversaries, points)

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -299,3 +300,24 @@ def test_python_does_what_the_commands_do(tmp_path):
     assert found.scenario.keeps == "all"
     with pytest.raises(FedsimError):
         fedsim.load(tmp_path)
+
+
+def test_attacks_that_were_killed_are_taken_up_again(recorded, tmp_path):
+    command = ["attack", str(recorded), "--quiet", "--set", "adversaries.1.iterations=4000"]
+    whole = Path(shutil.copytree(recorded, tmp_path / "whole"))
+    process = subprocess.Popen([sys.executable, "-m", "fedsim.cli", *command])
+    table, deadline = recorded / "findings.csv", time.monotonic() + 100
+    try:
+        while table.read_bytes().count(b"\n") < 20:
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    finally:
+        process.kill()
+        process.wait()
+    changes = {"adversaries": [{"name": "llg"}, {**DLG, "iterations": 4000}]}
+    kept = timeless(recorded)
+    attack(whole, changes=changes)
+    assert 0 < len(kept) < len(timeless(whole))
+    attack(recorded, changes=changes)
+    assert timeless(recorded) == timeless(whole)

@@ -9,12 +9,15 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
+from support.tiny import timeless
 from torch import nn
 
+from adversaries import LLG
 from defenses import GaussianNoise
 from fedsim import Adversary, HonestButCurious, Knowledge, Reconstruction, defend
+from fedsim.engine.attack import attack
 from fedsim.engine.inline import InlineGrid
-from fedsim.errors import ScenarioError
+from fedsim.errors import RunFolderError, ScenarioError
 from fedsim.runs.provenance import read
 from fedsim.tasks.images import Images
 
@@ -59,12 +62,12 @@ def adam_app(task) -> ClientApp:
     return app
 
 
-def audit(out, **settings):
+def audit(out, adversaries=None, **settings):
     """What the adversary was shown, and the run folder."""
     task = Own(clients=2, model="cnn", seed=5)
     curious = HonestButCurious(
         FedAvg(fraction_evaluate=0.0),
-        adversaries=[Watcher()],
+        adversaries=[Watcher()] if adversaries is None else adversaries,
         task=task,
         out=out,
         threat={"grants": "full", "victims": 1},
@@ -120,3 +123,14 @@ def test_mistaken_keys_are_named(tmp_path):
         audit(tmp_path / "one", training={"optimizer": 3})
     with pytest.raises(ScenarioError, match="local_steps"):
         audit(tmp_path / "two", training={"local_step": 3})
+
+
+def test_an_own_project_is_recorded_and_attacked_elsewhere(tmp_path):
+    _, live = audit(tmp_path / "live", [LLG()])
+    _, out = audit(tmp_path / "recorded", [], record={"keep": "all"})
+    with pytest.raises(RunFolderError, match=r"task\.model is not stated .* task="):
+        attack(out, [LLG()])
+    attack(out, [LLG()], task=Own(clients=2, model="cnn", seed=5))
+    assert timeless(out) == timeless(live)
+    assert {row["status"] for row in timeless(out)} == {"ok"}
+    assert not any("LOCAL_STEPS" in row["granted"] for row in timeless(out))
