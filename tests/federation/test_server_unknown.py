@@ -126,11 +126,16 @@ def test_mistaken_keys_are_named(tmp_path):
 
 
 def test_an_own_project_is_recorded_and_attacked_elsewhere(tmp_path):
-    _, live = audit(tmp_path / "live", [LLG()])
-    _, out = audit(tmp_path / "recorded", [], record={"keep": "all"})
+    _, out = audit(tmp_path / "run", [LLG()], record={"keep": "all"})
+    live, table = timeless(out), out / "findings.csv"
+    table.write_text(table.read_text().splitlines()[0] + "\n")
+    (out / "attacks.jsonl").unlink()
     with pytest.raises(RunFolderError, match=r"task\.model is not stated .* task="):
         attack(out, [LLG()])
     attack(out, [LLG()], task=Own(clients=2, model="cnn", seed=5))
-    assert timeless(out) == timeless(live)
-    assert {row["status"] for row in timeless(out)} == {"ok"}
-    assert not any("LOCAL_STEPS" in row["granted"] for row in timeless(out))
+    assert timeless(out) == live
+    assert {row["status"] for row in live} == {"ok"}
+    assert not any("LOCAL_STEPS" in row["granted"] for row in live)
+    _, only = audit(tmp_path / "only", [], record={"keep": "all"})
+    attack(only, [LLG()], task=Own(clients=2, model="cnn", seed=5))
+    assert len(timeless(only)) == len(live)
