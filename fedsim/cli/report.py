@@ -1,4 +1,4 @@
-"""`fedsim report`: a run's page, from its folder alone."""
+"""`fedsim report`: the page of a run, or of several runs beside each other."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -7,11 +7,27 @@ import typer
 
 
 def report(
-    run_dirs: Annotated[list[Path], typer.Argument(help="One run folder or more")],
+    run_dirs: Annotated[
+        list[Path], typer.Argument(help="A run folder; or several, to compare them on one page")
+    ],
     format: Annotated[Literal["html", "markdown"], typer.Option("--format")] = "html",
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", metavar="PATH", help="Page of a comparison [default: ./comparison.html]"
+        ),
+    ] = None,
 ) -> None:
-    """Write a run's report again, from its folder alone."""
-    from fedsim.report import write_report
+    """Write a run's report again, or compare several runs; from their folders alone."""
+    from fedsim.errors import RunFolderError
+    from fedsim.report import compare, write_report
 
-    for folder in run_dirs:
-        typer.echo(write_report(folder, format))
+    if len(run_dirs) > 1:
+        typer.echo(compare(run_dirs, out, format))
+    elif out is not None:
+        raise RunFolderError(
+            "--out is the page of a comparison: give several run folders, or leave it out to write "
+            "the page of one run into its folder"
+        )
+    else:
+        typer.echo(write_report(run_dirs[0], format))

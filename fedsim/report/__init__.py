@@ -4,14 +4,16 @@ It is made from the run folder alone. All text in the folder is treated as hosti
 come from another machine. The page contains its pictures and its library, and loads nothing else.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from fedsim.errors import RunFolderError
+from fedsim.report import comparison
 from fedsim.report.content import content
 from fedsim.report.folder import open_folder
 from fedsim.report.leakage import summarise
-from fedsim.report.pages import render, write_page
+from fedsim.report.pages import COMPARISON, render, write_page
 from fedsim.report.replication import (
     against,
     change_of,
@@ -39,6 +41,32 @@ def write_report(run_dir: Path, format: Literal["html", "markdown"] = "html") ->
         raise RunFolderError(f"no report format '{format}'; there are html and markdown")
     page = render(content(open_folder(Path(run_dir))), format)
     return write_page(Path(run_dir) / f"report.{'html' if format == 'html' else 'md'}", page)
+
+
+def compare(
+    run_dirs: Sequence[Path],
+    out: Path | None = None,
+    format: Literal["html", "markdown"] = "html",
+) -> Path:
+    """Write one page that compares several runs: settings that differ, results, differences.
+
+    Args:
+        run_dirs: Two run folders or more; the others are compared with the first one.
+        out: The path of the page; `comparison.html` or `comparison.md` in the current folder by
+            default. An existing file is replaced.
+        format: "html" or "markdown".
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        RunFolderError: There are fewer than two folders, one is given twice or cannot be read, or
+            the file cannot be written.
+    """
+    if len(run_dirs) < 2:
+        raise RunFolderError("a comparison takes two run folders or more")
+    page = render(comparison.content([Path(one) for one in run_dirs]), format, COMPARISON)
+    return write_page(out or Path(f"comparison.{'html' if format == 'html' else 'md'}"), page)
 
 
 def summary(run_dir: Path) -> list[dict[str, Any]]:

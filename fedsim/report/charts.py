@@ -243,13 +243,13 @@ def _of_series(
     means: Mapping[float, Estimate], name: str, place: int, *, of: str = ""
 ) -> list[Trace]:
     """The curve of one of several series; earlier ones are wider, so that equal lines are seen."""
-    width = max(1.5, 4.5 - 0.8 * (place % len(COLOURS)))
+    width = max(1.5, 6 - 2 * (place % len(COLOURS)))
     style = {"color": COLOURS[place % len(COLOURS)], "width": width}
     traces = curve(means, name or "(no point)", style, str(place), of=of)
     symbol = SYMBOLS[place % len(SYMBOLS)]
     for trace in traces:
         if "marker" in trace:
-            trace["marker"] |= {"symbol": symbol, "size": 6 + 1.5 * width}
+            trace["marker"] |= {"symbol": symbol, "size": 7 + width}
     return traces
 
 

@@ -185,10 +185,11 @@ def _pairs(table: object) -> list[tuple[str, str]]:
     """Keys and values of a table, as text."""
     if not isinstance(table, dict):
         return []
-    return [(str(key), _shown(value)) for key, value in table.items()]
+    return [(str(key), shown(value)) for key, value in table.items()]
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """A setting as text, shortened to 300 characters."""
     text = value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
     return text if len(text) <= 300 else text[:299] + "…"
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from fedsim.errors import RunFolderError
 
 TEMPLATES = Path(__file__).parent / "templates"
+COMPARISON = TEMPLATES / "comparison"
 
 
 def render(
@@ -33,7 +34,7 @@ def render(
 
     html = format == "html"
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(template.parent),
+        loader=jinja2.FileSystemLoader([template.parent, TEMPLATES]),
         autoescape=html,  # noqa: S701 (markdown has its own escaping, on every value)
         finalize=None if html else _markdown,
         trim_blocks=True,

@@ -50,10 +50,18 @@ def _range(found: Sequence[str]) -> str:
     return ", ".join(found) if len(found) <= 3 else f"{found[0]} to {found[-1]}"
 
 
-def means(every: Sequence[Series], main: Mapping[str, str], measures: Measures) -> Table:
+def means(
+    every: Sequence[Series], main: Mapping[str, str], measures: Measures, *, of: str = "Point"
+) -> Table:
     """Tabulate series: the utility after the last round, and each adversary's main metric.
 
     A cell holds the mean, its interval over seeds and, for leakage, the score of a random guess.
+
+    Args:
+        every: The series.
+        main: The main metric of each adversary, by label.
+        measures: How metrics are read.
+        of: The title of the column with the series' names.
     """
     metrics = list(dict.fromkeys(metric for one in every for metric in one.utility["metric"]))
     repeated = any(len(seeds(one)) > 1 for one in every)
@@ -66,14 +74,14 @@ def means(every: Sequence[Series], main: Mapping[str, str], measures: Measures) 
             row.append(_cell(last.get(metric), utility_measure(metric)))
         for label, metric in main.items():
             part, how = attacks_of(one.rows, label, metric), measures[metric]
-            if (one.rows["label"] == label).any():
+            if len(part) or ((one.rows["label"] == label) & (one.rows["metric"] == metric)).any():
                 mean = estimate(part["counted"].tolist(), part["seed"].tolist(), how)
                 guess = estimate(part["baseline"].tolist(), part["seed"].tolist(), how)
                 row.append([*_cell(mean, how), f"chance {how.show(guess.mean)}"])
             else:
                 row.append(NOTHING)
         body.append(row)
-    head = ["Point", *(["Seeds"] if repeated else []), *metrics]
+    head = [of, *(["Seeds"] if repeated else []), *metrics]
     head += [f"{label}: {measures[metric].title}" for label, metric in main.items()]
     return {"head": head, "body": body}
 
@@ -87,7 +95,11 @@ def _cell(mean: Estimate | None, how: Measure) -> list[str]:
 
 
 def differences(
-    pairs: Sequence[tuple[Series, Series]], main: Mapping[str, str], measures: Measures
+    pairs: Sequence[tuple[Series, Series]],
+    main: Mapping[str, str],
+    measures: Measures,
+    *,
+    of: str = "Point",
 ) -> Table | None:
     """Tabulate the differences of series from their baselines; None if nothing can be compared.
 
@@ -95,6 +107,7 @@ def differences(
         pairs: Each series with its baseline.
         main: The main metric of each adversary, by label.
         measures: How metrics are read.
+        of: The title of the column with the series' names.
     """
     found = [(one, base, differences_of(one, base, main, measures)) for one, base in pairs]
     columns = list(dict.fromkeys(name for *_, texts in found for name in texts))
@@ -110,7 +123,7 @@ def differences(
             row.append([number, f"[{ends}"] if bracket else [number])
         body.append(row)
     titles = [f"{name}: {measures[main[name]].title}" if name in main else name for name in columns]
-    return {"head": ["Point", *(["Compared with"] if several else []), *titles], "body": body}
+    return {"head": [of, *(["Compared with"] if several else []), *titles], "body": body}
 
 
 def by_round(series: Series, main: Mapping[str, str], measures: Measures) -> dict[str, list[Any]]:

@@ -176,4 +176,4 @@ def _content(paper: str, scale: str, found: Sequence[Outcome]) -> dict[str, Any]
                 "shares": one.shares,
             }
         )
-    return {"paper": paper, "scale": scale, "figures": figures, "pictures": pictures}
+    return {"paper": paper, "scale": scale, "results": figures, "figures": pictures}

@@ -23,6 +23,7 @@
       layout.margin.b += 22 * figure.data.filter((trace) => trace.showlegend !== false).length;
       layout.height += layout.margin.b - figure.layout.margin.b;
     }
+    box.style.height = `${layout.height}px`;  // else it collapses when the window changes its width
     for (const key of Object.keys(layout)) {
       if (/^[xy]axis/.test(key)) Object.assign(layout[key], {gridcolor: line, linecolor: line});
     }
