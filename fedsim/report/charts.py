@@ -5,7 +5,7 @@ The page sets the colours of text and grid, according to the reader's light or d
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from fedsim.report.intervals import Estimate
@@ -87,10 +87,12 @@ def figure(series: Series, main: Mapping[str, str], measures: Measures) -> dict[
             "Leakage" if how.kind != "number" else how.title, Panel(how.kind != "number")
         )
         name = f"{label}: {how.title.lower() if how.kind != 'number' else how.title}"
-        style = {"color": colour, "width": 2.5}
+        style, worst = {"color": colour, "width": 2.5}, worst_probe(part, how)
+        name += ", mean of probes" if worst else ""
         panel.traces += curve(over_rounds(part, how), name, style, str(place), of="attacks")
-        if worst := worst_probe(part, how):
-            alone = over_rounds(part[part["probe"] == worst].assign(probe=""), how)
+        if worst:
+            means = over_rounds(part[part["probe"] == worst], how)
+            alone = {at: replace(one, low=None, high=None) for at, one in means.items()}
             style = {"color": colour, "width": 1.5, "dash": WORST}
             panel.traces += curve(alone, f"{label}: worst probe, {worst}", style, f"{place} worst")
         chance = _chance(part)

@@ -113,6 +113,7 @@ def _point(
         "name": series.name,
         "seeds": len(tables.seeds(series)),
         "replication": tables.replication([series]),
+        "probed": bool((rows["probe"] != "").any()),
         "adversaries": adversaries,
         "figure": charts.figure(series, main, exhibits.measures),
         "rounds": tables.by_round(series, main, exhibits.measures),

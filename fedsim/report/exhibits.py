@@ -8,7 +8,7 @@ from difflib import SequenceMatcher
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedsim.runs.reading import Measures, inside
+from fedsim.runs.reading import Measures, inside, probe_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,8 +52,7 @@ class Exhibits:
             for pairs in self._figures(artifact):
                 items.append(
                     {
-                        "who": f"Client {row['client']}, round {row['round']:g}"
-                        + (f", seed {row['seed']}" if repeated else ""),
+                        "who": _who(row, repeated=repeated),
                         "scores": scores(same, self.measures, details=False),
                         "pairs": pairs,
                     }
@@ -118,6 +117,13 @@ class Exhibits:
         uri = f"data:{kind};base64,{base64.b64encode(data).decode()}"
         path_shown = path.relative_to(self.run_dir).as_posix()
         return {"kind": kind.split("/")[0], "uri": uri, "path": path_shown}
+
+
+def _who(row: dict[str, Any], *, repeated: bool) -> str:
+    """Whose update was attacked, with its seed if the exhibits are of several."""
+    probe = probe_of(str(row["victim"])).rpartition("-")[2]
+    seed = f", seed {row['seed']}" if repeated else ""
+    return f"Client {row['client']}{probe and f', probe {probe}'}, round {row['round']:g}{seed}"
 
 
 def scores(rows: "pd.DataFrame", measures: Measures, *, details: bool = True) -> str:
