@@ -99,7 +99,7 @@ def figure(series: Series, main: Mapping[str, str], measures: Measures) -> dict[
         if chance:
             guess = guesses(chance, f"{label}: chance", colour, width=1.5)
             panel.traces.append({**guess, "showlegend": False, "legendgroup": str(place)})
-    return stacked(panels)
+    return with_room_for_legend(stacked(panels))
 
 
 def overlay(every: Sequence[Series], main: Mapping[str, str], measures: Measures) -> dict[str, Any]:
@@ -148,13 +148,23 @@ def overlay(every: Sequence[Series], main: Mapping[str, str], measures: Measures
             trace["visible"] = "legendonly"
         if trace["showlegend"]:
             named.add(group)
-    found = stacked(panels, headings=True)
-    lines = sum(math.ceil(len(one.name) / 45) for one in every) / 2 + 1
-    extra = max(0, math.ceil(lines) - 2) * LEGEND_PIXELS
-    margin = found["layout"]["margin"]
-    found["layout"]["margin"] = {**margin, "t": HEADING_PIXELS, "b": margin["b"] + extra}
-    found["layout"]["height"] += extra + HEADING_PIXELS
+    found = with_room_for_legend(stacked(panels, headings=True))
+    found["layout"]["margin"] |= {"t": HEADING_PIXELS}
+    found["layout"]["height"] += HEADING_PIXELS
     return found
+
+
+def with_room_for_legend(figure: dict[str, Any]) -> dict[str, Any]:
+    """A figure whose lower margin is as high as the lines that its legend probably takes."""
+    entries = (trace["name"] for trace in figure["data"] if trace.get("showlegend", True))
+    lines = sum(7 * len(name) + 50 for name in entries) / 950
+    more = max(0, math.ceil(lines) - 1) * LEGEND_PIXELS
+    margin = figure["layout"]["margin"]
+    figure["layout"] |= {
+        "margin": margin | {"b": margin["b"] + more},
+        "height": figure["layout"]["height"] + more,
+    }
+    return figure
 
 
 def stacked(panels: Mapping[str, Panel], *, headings: bool = False) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import base64
 import fnmatch
 import re
 from collections import Counter
+from collections.abc import Mapping
 from difflib import SequenceMatcher
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -119,7 +120,7 @@ class Exhibits:
         return {"kind": kind.split("/")[0], "uri": uri, "path": path_shown}
 
 
-def _who(row: dict[str, Any], *, repeated: bool) -> str:
+def _who(row: Mapping[Any, Any], *, repeated: bool) -> str:
     """Whose update was attacked, with its seed if the exhibits are of several."""
     probe = probe_of(str(row["victim"])).rpartition("-")[2]
     seed = f", seed {row['seed']}" if repeated else ""
