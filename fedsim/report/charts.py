@@ -39,6 +39,9 @@ TITLES = {"wer": "Word error rate", "mcc": "Matthews correlation"}
 """Titles of utility metrics whose name is an abbreviation."""
 
 WHOSE = {"": "on the test set", "train": "in training", "client": "on clients' own data"}
+OVERLAID = 4 * len(COLOURS)
+"""The largest number of series in one chart."""
+
 WORST = "dashdot"
 """The dash of the curve of the probe that leaked most."""
 
@@ -106,12 +109,12 @@ def overlay(every: Sequence[Series], main: Mapping[str, str], measures: Measures
     """Plot several series over each other: a chart for each metric of utility and each adversary.
 
     Args:
-        every: The series, in the order of the legend. Those beyond the number of colours are hidden
-            until the reader chooses them in the legend.
+        every: The series, in the order of the legend; those beyond `OVERLAID` are left out. Those
+            beyond the number of colours are hidden until the reader chooses them in the legend.
         main: The main metric of each adversary, by label.
         measures: How metrics are read.
     """
-    panels: dict[str, Panel] = {}
+    every, panels = every[:OVERLAID], dict[str, Panel]()
     metrics = dict.fromkeys(metric for one in every for metric in one.utility["metric"])
     for metric in sorted(metrics, key=lambda one: not one.endswith("accuracy")):
         title, _, whose = _quantity(metric)

@@ -12,7 +12,6 @@ from fedsim.report.content import shown
 from fedsim.report.folder import RunFolder, open_folder
 from fedsim.report.intervals import FEWEST
 from fedsim.report.replication import Series
-from fedsim.report.traces import COLOURS
 from fedsim.runs.reading import Measures
 
 ASIDE = ("name", "description", "search_dirs", "data_dir")
@@ -72,7 +71,7 @@ def content(run_dirs: Sequence[Path]) -> dict[str, Any]:
         "means": tables.means(every, main, measures, of="Run"),
         "paired": tables.differences(pairs, main, measures, of="Run"),
         "figures": [charts.overlay(every, main, measures)],
-        "shown": len(COLOURS) if len(every) > len(COLOURS) else 0,
+        "hidden": tables.hidden(len(every), charts.OVERLAID),
     }
 
 

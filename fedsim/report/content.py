@@ -51,6 +51,7 @@ def content(folder: RunFolder) -> dict[str, Any]:
         "sweep": tables.means(every, main, measures) if several else None,
         "paired": tables.differences(against(every), main, measures) if several else None,
         "bases": list(dict.fromkeys(base.name for _, base in against(every))),
+        "hidden": tables.hidden(len(every), charts.OVERLAID),
         "repeated": any(len(tables.seeds(one)) >= FEWEST for one in every),
         "figures": [page["figure"] for page in pages]
         + ([charts.overlay(every, main, measures)] if several else []),

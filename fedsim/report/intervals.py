@@ -1,5 +1,6 @@
 """95 % intervals of a mean: Student's t, or Wilson's for yes/no values, also over seeds."""
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Hashable, Sequence
@@ -107,15 +108,13 @@ def interval(
     Returns:
         Both ends; (None, None) with fewer than three values or clusters.
     """
-    from scipy.stats import t
-
     n = len(values)
     counted = weights or [1.0] * n
     if len(set(clusters or range(n))) < FEWEST or not all(map(math.isfinite, values)):
         return None, None
     mean = sum(w * x for w, x in zip(counted, values, strict=True)) / sum(counted)
     error, groups = _error(values, mean, clusters or range(n), counted)
-    quantile = float(t.ppf(0.975, groups - 1))
+    quantile = _quantile(groups - 1)
     lowest, highest = how.range
     if how.kind == "yes/no" and min(values) >= 0 and max(values) <= 1:
         # Victims of one network that agree carry less information than victims of several.
@@ -126,6 +125,14 @@ def interval(
     # Values of a plugin's measure may lie outside its declared range.
     lowest, highest = min(lowest, *values), max(highest, *values)
     return max(lowest, mean - half), min(highest, mean + half)
+
+
+@functools.cache
+def _quantile(freedom: int) -> float:
+    """Student's 97.5 % quantile, by the degrees of freedom."""
+    from scipy.stats import t
+
+    return float(t.ppf(0.975, freedom))
 
 
 def _error(

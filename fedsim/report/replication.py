@@ -5,6 +5,7 @@ of a series are repetitions of it. Two series are compared on the attacks that t
 by seed, round and victim, so that a difference does not depend on who was attacked.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -66,15 +67,19 @@ def over_rounds(
         how: How the metric is read.
         column: The column with the values.
     """
-    found: dict[float, Estimate] = {}
     probed = "probe" in part and (part["probe"] != "").all()
-    for at in sorted(part["round"].dropna().unique().tolist()):
-        rows = part[part["round"] == at]
-        mean = estimate(rows[column].tolist(), rows["seed"].tolist(), how)
-        if not (mean.over_seeds or probed):
-            mean = replace(mean, low=None, high=None)
-        found[at] = mean
-    return found
+    columns = (part[name].tolist() for name in ("round", "seed", column))
+    values: dict[float, tuple[list[str], list[float]]] = {}
+    for at, seed, value in zip(*columns, strict=True):
+        if not math.isnan(at):
+            seeds, own = values.setdefault(at, ([], []))
+            seeds.append(seed)
+            own.append(value)
+    found = {at: estimate(own, seeds, how) for at, (seeds, own) in sorted(values.items())}
+    return {
+        at: one if one.over_seeds or probed else replace(one, low=None, high=None)
+        for at, one in found.items()
+    }
 
 
 def last_utility(utility: "pd.DataFrame") -> dict[str, Estimate]:
@@ -98,7 +103,8 @@ def paired(ours: "pd.DataFrame", base: "pd.DataFrame") -> Estimate | None:
         interval for fewer than three seeds; None if the series have no attack in common.
     """
     left, right = (
-        part[part["counted"].notna()].drop_duplicates(PAIR, keep="last") for part in (ours, base)
+        part.loc[part["counted"].notna(), [*PAIR, "counted"]].drop_duplicates(PAIR, keep="last")
+        for part in (ours, base)
     )
     return _difference(left.merge(right, on=PAIR, suffixes=("", "_base")), "counted")
 

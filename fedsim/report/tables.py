@@ -13,6 +13,7 @@ from fedsim.report.replication import (
     over_rounds,
     utility_measure,
 )
+from fedsim.report.traces import COLOURS
 from fedsim.runs.reading import Measures
 
 Table = dict[str, Any]
@@ -44,6 +45,15 @@ def replication(every: Sequence[Series]) -> str:
         "One seed, so there is no interval over seeds; fedsim run with --seeds 3 repeats the "
         "scenario."
     )
+
+
+def hidden(series: int, drawn: int) -> str:
+    """A sentence on the series that a chart of several does not show at first, or ""."""
+    first = len(COLOURS)
+    if series <= first:
+        return ""
+    rest = f"; {series - drawn} others are in the tables alone" if series > drawn else ""
+    return f"The first {first} are shown, and a click in the legend shows others{rest}."
 
 
 def _range(found: Sequence[str]) -> str:

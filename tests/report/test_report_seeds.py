@@ -152,7 +152,16 @@ def test_more_points_than_colours_are_there_to_be_chosen(tmp_path):
     data = json.loads(page.split('id="figures">')[1].split("</script>")[0])[-1]["data"]
     hidden = {trace["name"] for trace in data if trace.get("visible") == "legendonly"}
     assert {f"training.lr=0.{n}" for n in (7, 8, 9)} <= hidden
-    assert "Six points are shown" in page
+    assert "The first 6 are shown, and a click in the legend shows others." in page
+
+
+def test_a_chart_of_very_many_points_leaves_the_last_to_the_tables(tmp_path):
+    rows = [row(point=f"training.lr=0.{n}") for n in range(100, 130)]
+    page = page_of(written(tmp_path, *rows, points=[one["point"] for one in rows]))
+    data = json.loads(page.split('id="figures">')[1].split("</script>")[0])[-1]["data"]
+    named = [trace["name"] for trace in data if trace["showlegend"]]
+    assert named == [*(f"training.lr=0.{n}" for n in range(100, 124)), "random guess"]
+    assert "6 others are in the tables alone" in page
 
 
 def test_curves_have_an_interval_over_seeds_in_each_round(tmp_path):
