@@ -4,7 +4,7 @@ The page sets the colours of text and grid, according to the reader's light or d
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -90,9 +90,9 @@ def figure(series: Series, main: Mapping[str, str], measures: Measures) -> dict[
             "Leakage" if how.kind != "number" else how.title, Panel(how.kind != "number")
         )
         name = f"{label}: {how.title.lower() if how.kind != 'number' else how.title}"
-        style, worst = {"color": colour, "width": 2.5}, worst_probe(part, how)
+        worst = worst_probe(part, how)
         name += ", mean of probes" if worst else ""
-        panel.traces += curve(over_rounds(part, how), name, style, str(place), of="attacks")
+        panel.traces += _of_series(over_rounds(part, how), name, place, of="attacks")
         if worst:
             means = over_rounds(part[part["probe"] == worst], how)
             alone = {at: replace(one, low=None, high=None) for at, one in means.items()}
@@ -102,6 +102,7 @@ def figure(series: Series, main: Mapping[str, str], measures: Measures) -> dict[
         if chance:
             guess = guesses(chance, f"{label}: chance", colour, width=1.5)
             panel.traces.append({**guess, "showlegend": False, "legendgroup": str(place)})
+    _bands_first(panels.values())
     return with_room_for_legend(stacked(panels))
 
 
@@ -140,8 +141,7 @@ def overlay(every: Sequence[Series], main: Mapping[str, str], measures: Measures
             panel.traces.append({**guesses(chance, GUESS, colour), "legendgroup": group})
         if panel.traces:
             panels[f"{label}: {how.title}"] = panel
-    for panel in panels.values():
-        panel.traces.sort(key=lambda trace: "fill" not in trace)  # No band lies on a line.
+    _bands_first(panels.values())
     named: set[str] = set()
     for trace in (trace for panel in panels.values() for trace in panel.traces):
         group, is_band = trace["legendgroup"], "fill" in trace
@@ -257,15 +257,24 @@ def _utility(utility: "pd.DataFrame", metric: str) -> dict[float, Estimate]:
 def _of_series(
     means: Mapping[float, Estimate], name: str, place: int, *, of: str = ""
 ) -> list[Trace]:
-    """The curve of one of several series; earlier ones are wider, so that equal lines are seen."""
-    width = max(1.5, 6 - 2 * (place % len(COLOURS)))
+    """The curve of one of several series or adversaries.
+
+    Earlier ones are wider, so that a line is seen where a later one lies on it.
+    """
+    width = max(1.5, 7 - 2.5 * (place % len(COLOURS)))
     style = {"color": COLOURS[place % len(COLOURS)], "width": width}
     traces = curve(means, name or "(no point)", style, str(place), of=of)
     symbol = SYMBOLS[place % len(SYMBOLS)]
     for trace in traces:
         if "marker" in trace:
-            trace["marker"] |= {"symbol": symbol, "size": 7 + width}
+            trace["marker"] |= {"symbol": symbol, "size": 6 + width}
     return traces
+
+
+def _bands_first(panels: Iterable[Panel]) -> None:
+    """Order traces so that no band lies on a line."""
+    for panel in panels:
+        panel.traces.sort(key=lambda trace: "fill" not in trace)
 
 
 def _chance(part: "pd.DataFrame") -> dict[float, float]:
