@@ -93,7 +93,8 @@ def run(
     if done is not None and contexts is not None:
         restore(done, strategy, contexts)
         curious.taken_part.update(done.taken_part)
-        initial = done.arrays
+        kept = done.arrays
+        initial = {name: kept[name] for name in initial}  # FedAvgM knows arrays by their order
         server = Later(curious, done.round)
         reseed(derive(seed, "round", done.round))
     try:

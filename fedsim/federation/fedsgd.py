@@ -1,11 +1,20 @@
-"""FedSGD: clients send gradients, and the server takes the step."""
+"""FedSGD: clients send gradients, and the server takes the step, by SGD or another optimizer."""
 
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAvg
+from flwr.serverapp.strategy import FedAvg, Strategy
+
+from fedsim.federation.grid import message
+from fedsim.federation.wrappers import Wrapper
+
+RATES = {
+    **dict.fromkeys(["FedAdagrad", "FedAdam", "FedYogi"], "eta"),
+    "FedAvgM": "server_learning_rate",
+}
+"""The argument and attribute that is the server's learning rate, by Flower's server optimizer."""
 
 
 class FedSGD(FedAvg):
@@ -45,3 +54,66 @@ class FedSGD(FedAvg):
             for name, value in mean.to_torch_state_dict().items()
         }
         return ArrayRecord(after), metrics
+
+
+class ServerOptimizer(Wrapper):
+    """FedSGD whose step is that of a server optimizer (Reddi et al., ICLR 2021, algorithm 2).
+
+    Flower's optimizers take the change of the clients' mean weights as the pseudo-gradient's
+    opposite. Here that change is the opposite of the clients' mean gradient: the optimizer
+    aggregates one reply, the weights before the round minus the mean gradient. Buffers are
+    averaged, and are not optimized.
+
+    Args:
+        strategy: One of the strategies of Flower in `RATES`.
+        buffers: Names of arrays that are not gradients.
+    """
+
+    def __init__(self, strategy: Strategy, buffers: Collection[str] = ()) -> None:
+        super().__init__(strategy)
+        self.buffers = frozenset(buffers)
+        self._mean = FedAvg()
+        self._arrays = ArrayRecord()
+
+    @property
+    def lr(self) -> float:
+        """The server's learning rate."""
+        return float(getattr(self.strategy, RATES[type(self.strategy).__name__]))
+
+    @lr.setter
+    def lr(self, value: float) -> None:
+        setattr(self.strategy, RATES[type(self.strategy).__name__], value)
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """As the optimizer does; keeps the weights to step from."""
+        self._arrays = arrays
+        # FedAvgM would step from its own copy, and without momentum at a rate of 1 not at all.
+        vars(self.strategy).update(current_arrays=None, server_opt=True)
+        return super().configure_train(server_round, arrays, config, grid)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Average the gradients, and take one step of the optimizer."""
+        mean, metrics = self._mean.aggregate_train(server_round, replies)
+        if mean is None:
+            return None, metrics
+        before, found = self._arrays.to_torch_state_dict(), mean.to_torch_state_dict()
+        # In float64, since the optimizer subtracts the weights again.
+        weights = {
+            name: value.double() - found[name].double() * (name not in self.buffers)
+            for name, value in before.items()
+        }
+        content = RecordDict(
+            {"arrays": ArrayRecord(weights), "metrics": MetricRecord({"num-examples": 1})}
+        )
+        after, _ = super().aggregate_train(server_round, [message(content)])
+        if after is None:
+            raise TypeError(f"{type(self.strategy).__name__} returned no arrays for one reply")
+        stepped = {
+            name: found[name] if name in self.buffers else value.to(before[name].dtype)
+            for name, value in after.to_torch_state_dict().items()
+        }
+        return ArrayRecord(stepped), metrics

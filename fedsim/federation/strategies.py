@@ -11,6 +11,7 @@ import flwr.serverapp.strategy as flower_strategies
 from flwr.serverapp.strategy import Strategy
 
 from fedsim.errors import ScenarioError, did_you_mean
+from fedsim.federation.fedsgd import RATES, ServerOptimizer
 from fedsim.federation.fedsgd import FedSGD as FedSGD
 from fedsim.federation.wrappers import Following as Following
 from fedsim.federation.wrappers import Wrapper as Wrapper
@@ -73,10 +74,12 @@ def build_strategy(scenario: Scenario, buffers: Collection[str] = ()) -> Strateg
         cls: Callable[..., Strategy] = getattr(flower_strategies, name, FedSGD)
         takes = inspect.signature(cls).parameters
         given: dict[str, Any] = {key: value for key, value in common.items() if key in takes}
-        if training.algorithm == "fedsgd" and cls is not FedSGD:
+        optimizes = training.algorithm == "fedsgd" and name in RATES
+        if training.algorithm == "fedsgd" and cls is not FedSGD and not optimizes:
             raise ScenarioError(
                 f'training.strategy = "{name}" combines weights, and algorithm = "fedsgd" sends '
-                'gradients. Use strategy = "FedSGD", or algorithm = "fedavg"'
+                'gradients. Use strategy = "FedSGD", a server optimizer '
+                f'({", ".join(sorted(RATES))}), or algorithm = "fedavg"'
             )
         if training.algorithm != "fedsgd" and cls is FedSGD:
             raise ScenarioError(
@@ -85,6 +88,13 @@ def build_strategy(scenario: Scenario, buffers: Collection[str] = ()) -> Strateg
             )
         if cls is FedSGD:
             given = {**common, "lr": training.lr, "buffers": buffers}
+        if optimizes:
+            given[RATES[name]] = training.lr
+            if RATES[name] in settings:
+                raise ScenarioError(
+                    f"training.strategy.{RATES[name]}: under FedSGD the server's learning rate is "
+                    "training.lr; set that instead"
+                )
         if "strategy" in takes:
             wrapped = {"name": inner} if isinstance(inner, str) else dict(inner)
             if str(wrapped.get("name", "")).startswith(PRIVATE):
@@ -114,7 +124,8 @@ def build_strategy(scenario: Scenario, buffers: Collection[str] = ()) -> Strateg
                 f"training.strategy.{key}: {name} has no such setting. {did_you_mean(key, takes)}"
             )
         try:
-            return cls(**{**given, **settings})
+            made = cls(**{**given, **settings})
+            return ServerOptimizer(made, buffers) if optimizes else made
         except (TypeError, ValueError, AttributeError) as error:
             raise ScenarioError(f"training.strategy ({name}): {error}") from error
 
