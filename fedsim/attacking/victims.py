@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from fedsim.scenario import Scenario
-from fedsim.scenario.settings import AttackPlan
+from fedsim.scenario.settings import AttackPlan, attacked_rounds
 from fedsim.seeds import torch_generator
 
 
@@ -28,7 +28,8 @@ def victims_of(
     """
     threat = scenario.threat
     rounds = threat.rounds if plan.rounds is None else plan.rounds
-    if rounds != "all" and round not in rounds:
+    # Another Flower project may train for more rounds than it states.
+    if rounds != "all" and round not in attacked_rounds(rounds, scenario.training.rounds):
         return []
     victims = threat.victims if plan.victims is None else plan.victims
     if victims == "all":
@@ -41,3 +42,19 @@ def victims_of(
     last = len(rank)  # for nodes whose client is not known
     chosen = sorted(sorted(present, key=lambda one: min(rank.get(c, last) for c in one))[:victims])
     return [(one, min(1.0, victims / len(present))) for one in chosen]
+
+
+def most_attacks(scenario: Scenario, plan: AttackPlan) -> int:
+    """The largest number of attacks of an adversary in a run.
+
+    Args:
+        scenario: The scenario.
+        plan: The adversary's plan.
+    """
+    training, threat = scenario.training, scenario.threat
+    rounds = threat.rounds if plan.rounds is None else plan.rounds
+    victims = threat.victims if plan.victims is None else plan.victims
+    updates = 1 if training.secure_aggregation else training.per_round
+    asked = updates if victims == "all" else victims
+    number = len({*asked}) if isinstance(asked, list) else int(asked)
+    return len(attacked_rounds(rounds, training.rounds)) * min(number, updates)

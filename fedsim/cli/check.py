@@ -1,11 +1,15 @@
 """`fedsim check`: what is wrong with a scenario or a plugin, before anything runs."""
 
+from collections.abc import Container
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedsim.cli.options import Data, Set, Trust
+
+if TYPE_CHECKING:
+    from fedsim.scenario.built import BuiltRun
 
 
 def check(
@@ -47,6 +51,8 @@ def check(
             needs, lacking = ", ".join(adversary.requires().names()), denials.get(label)
             verdict = f"denied: lacks {', '.join(lacking.names())}" if lacking else "granted"
             typer.echo(f"  {label}: needs {needs}: {verdict}")
+        if built.adversaries:
+            typer.echo(f"  {_bound(built, denials)}")
         if denials:
             denied = True
             typer.echo(
@@ -56,6 +62,32 @@ def check(
             )
     if denied:
         raise typer.Exit(1)
+
+
+def _bound(built: "BuiltRun", denials: Container[str]) -> str:
+    """The number of attacks that are not denied, and the time that their limits allow."""
+    from fedsim.attacking.victims import most_attacks
+    from fedsim.engine import engine_name, workers
+
+    scenario, engine = built.scenario, built.scenario.engine
+    number, seconds, longest = 0, 0.0, 0.0
+    for label, plan, _ in built.adversaries:
+        if label not in denials and (attacks := most_attacks(scenario, plan)):
+            limit = plan.timeout or scenario.threat.timeout
+            number, seconds = number + attacks, seconds + attacks * limit
+            longest = max(longest, limit)
+    at_once = 1
+    if engine_name(scenario) == "ray":
+        auto = engine.attack_workers == "auto"
+        at_once = workers(scenario) if auto else int(engine.attack_workers)
+    # However attacks are dealt out, no worker is idle while one waits.
+    seconds = seconds / at_once + longest * (1 - 1 / at_once)
+    hours, minutes = seconds / 3600, seconds / 60
+    most = f"{hours:.3g} h" if hours >= 1 else f"{minutes:.3g} min"
+    several = "" if at_once == 1 else "s"
+    return (
+        f"{number} attacks; at most {most} with {at_once} attack worker{several} (threat.timeout)"
+    )
 
 
 def _check_plugin(what: str) -> None:

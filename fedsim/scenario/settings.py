@@ -1,5 +1,6 @@
 """The tables `[threat]`, `[record]`, `[engine]` and `[[adversaries]]` of a scenario."""
 
+import re
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
@@ -22,16 +23,37 @@ def _whom(value: Any) -> Any:
     return value
 
 
+EVERY = re.compile(r"every ([1-9]\d{0,8})")
+"""Rounds at a constant distance, as a text."""
+
+
 def _when(value: Any) -> Any:
     listed = isinstance(value, list) and all(type(number) is int for number in value)
-    if value not in ("all", None) and not listed:
-        raise ValueError("expected 'all', or a list of round numbers")
+    named = value in ("all", "log", None) or (isinstance(value, str) and EVERY.fullmatch(value))
+    if not named and not listed:
+        raise ValueError("expected 'all', 'log', 'every N', or a list of round numbers")
     return value
+
+
+def attacked_rounds(which: str | list[int], last: int) -> frozenset[int]:
+    """The rounds that are attacked.
+
+    Args:
+        which: "all"; "log": 1, 2, 4, 8, ... and the last; "every N": 1, 1 + N, 1 + 2 N, ... and the
+            last; or a list of rounds.
+        last: The number of rounds.
+    """
+    if isinstance(which, list):
+        return frozenset(which)
+    if which == "log":
+        return frozenset({last, *(2**power for power in range(last.bit_length()))})
+    step = EVERY.fullmatch(which)
+    return frozenset({last, *range(1, last + 1, int(step[1]) if step else 1)})
 
 
 Victims = Annotated[Literal["all"] | int | list[int], BeforeValidator(_whom)]
 Workers = Literal["auto"] | Annotated[int, Field(ge=1)]
-Rounds = Annotated[Literal["all"] | list[int], BeforeValidator(_when)]
+Rounds = Annotated[str | list[int], BeforeValidator(_when)]
 
 
 class Threat(Table):
@@ -41,7 +63,8 @@ class Threat(Table):
     """Knowledge of the adversaries: a preset, or a list of names of knowledge."""
 
     rounds: Rounds = "all"
-    """Rounds that are attacked: "all", or a list of them."""
+    """Rounds that are attacked: "all"; "log" (1, 2, 4, 8, ... and the last); "every 10" (1, 11, 21,
+    ... and the last); or a list of them."""
 
     victims: Victims = "all"
     """Updates attacked in each round: "all", a number drawn by the seed, or a list of clients."""
