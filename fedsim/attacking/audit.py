@@ -65,6 +65,12 @@ def audit_campaign(
         own = task.model_dump(mode="json", exclude=set(RUN_FIELDS), exclude_none=True)
         table["task"] = {"name": task.name, **own}
         table["data_dir"] = str(task.folder or "")
+    rounds = settings.get("threat", {}).get("rounds", "all")
+    if isinstance(rounds, str) and rounds != "all" and "rounds" not in training:
+        raise ScenarioError(
+            f"threat.rounds = {rounds!r} ends with the last round, and training.rounds is not "
+            "stated. State the number of rounds, too"
+        )
     if "local_epochs" in training and "batch_size" not in training:
         raise ScenarioError(
             "training.local_epochs is stated without training.batch_size, and both decide how many "

@@ -251,7 +251,7 @@ def test_missing_data_is_an_error_before_any_folder(tmp_path):
         ({"task": {"name": 3}}, "3 names none of the tasks"),
         ({"seed": 2**63}, "seed"),
         ({"threat": {"victims": "al"}}, "expected 'all', a number of at least 1, or a list"),
-        ({"threat": {"rounds": 3}}, "expected 'all', or a list"),
+        ({"threat": {"rounds": 3}}, "expected 'all', 'log', 'every N', or a list"),
         ({"training": {"algorithm": "fedsgd", "momentum": 0.9}}, "FedSGD"),
         ({"sweep": {"seed": [1, 1]}}, "twice"),
     ],
