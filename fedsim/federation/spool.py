@@ -49,6 +49,7 @@ class Spool:
         if self._taken <= HELD:
             return interception
         stored = self._recording.write(interception)
+        self._recording.flush()
         tensors = {**interception.update.tensors, **interception.update.buffers}
         # In the record itself: `array_records` leaves copies of its references to Python's
         # garbage collection, which counts objects and not bytes.

@@ -16,6 +16,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,11 @@ from fedsim.runs.tables import writing
 
 INDEX = "index.jsonl"
 
+AHEAD = 8
+"""Files that wait to be written while training goes on."""
+
+_WRITERS = ThreadPoolExecutor(max_workers=2, thread_name_prefix="fedsim-recording")
+
 
 class Recording:
     """The recorded interceptions of one point of a run.
@@ -42,6 +48,7 @@ class Recording:
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()
         self._open: dict[str, Entry] = {}
+        self._writes: list[Future[None]] = []
         self._sent: list[tuple[Mapping[str, Tensor], File]] = []
 
     @functools.cached_property
@@ -70,6 +77,8 @@ class Recording:
     def write(self, interception: Interception) -> Interception:
         """Write an interception, if it is not written yet; the global arrays are written once.
 
+        Files are written by threads; they are there after `flush` or `close`.
+
         Returns:
             The interception, with tensors that are read from the files.
 
@@ -89,6 +98,11 @@ class Recording:
             files = Stored(meaning=meaning, before=before, update=file)
             self._open[interception.victim] = Entry(clients=interception.clients, files=files)
         return self._read(interception.round, self._open[interception.victim])
+
+    def flush(self) -> None:
+        """Wait until all files are written; raises `RunFolderError` as `write` does."""
+        while self._writes:
+            self._writes.pop(0).result()
 
     @property
     def is_open(self) -> bool:
@@ -113,6 +127,7 @@ class Recording:
             refused: Why replies could not be used, by client.
             kept: Keys of the written interceptions that stay after the run.
         """
+        self.flush()
         stay, updates = frozenset(kept), []
         for one in sorted(interceptions, key=lambda one: one.clients):
             entry = self._open.pop(one.victim, Entry(clients=one.clients))
@@ -221,10 +236,16 @@ class Recording:
         plain = {key: value.detach().contiguous().cpu() for key, value in tensors.items()}
         content = save(plain, meta or None)
         partial = path.with_name(path.name + ".part")
-        with writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_bytes(content)
-            partial.replace(path)
+
+        def put() -> None:
+            with writing(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                partial.write_bytes(content)
+                partial.replace(path)
+
+        self._writes.append(_WRITERS.submit(put))
+        if len(self._writes) > AHEAD:
+            self._writes.pop(0).result()
         return File(name=name, digest=hashlib.sha256(content).hexdigest(), bytes=len(content))
 
     def _there(self, entry: Entry) -> bool:

@@ -51,6 +51,14 @@ def equal(one: Interception, other: Interception) -> bool:
     )
 
 
+def written(folder, one: Interception) -> Interception:
+    """An interception of a round that is not closed."""
+    recording = Recording(folder)
+    stored = recording.write(one)
+    recording.flush()
+    return stored
+
+
 def recorded(folder, *interceptions, kept=None) -> Recording:
     """A recording of one round, or of several."""
     recording = Recording(folder)
@@ -67,7 +75,7 @@ def recorded(folder, *interceptions, kept=None) -> Recording:
 )
 def test_what_was_recorded_is_read_back(changes, tmp_path):
     one = interception(**changes)
-    assert equal(Recording(tmp_path / "open").write(one), one)
+    assert equal(written(tmp_path / "open", one), one)
     recorded(tmp_path, one)
     (again,) = Recording(tmp_path)
     assert equal(again, one)
@@ -77,7 +85,7 @@ def test_what_was_recorded_is_read_back(changes, tmp_path):
 def test_the_dtype_is_the_one_that_was_sent(tmp_path):
     tensors = {"w": torch.ones(2, dtype=torch.bfloat16), "v": torch.ones(2, dtype=torch.float64)}
     one = Interception(1, (0,), tensors, Update(tensors=tensors, kind="gradient"))
-    stored = Recording(tmp_path).write(one)
+    stored = written(tmp_path, one)
     assert {name: value.dtype for name, value in stored.update.tensors.items()} == {
         "w": torch.bfloat16,
         "v": torch.float64,
