@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from fedsim.attacking.victims import victims_of
+from fedsim.errors import RunFolderError
 from fedsim.records import Interception
 from fedsim.runs.recording import Recording
 from fedsim.scenario import AttackPlan, Scenario
@@ -49,7 +50,27 @@ class Keeper:
 
         Returns:
             The interceptions by clients; the tensors of those that were written are read from disk.
+
+        Raises:
+            RunFolderError: They cannot be written, such as on a full disk; it says what is lost.
         """
+        try:
+            return self._record(round, interceptions, refused, attacked)
+        except RunFolderError as error:
+            last = max(self._recording.rounds, default=0)
+            there = f"rounds up to {last} are" if last else "no round is"
+            raise RunFolderError(
+                f"{error}. The updates of round {round} are lost; {there} recorded, and all "
+                "findings so far are kept. Make room and resume, or lower what record.keep asks for"
+            ) from error
+
+    def _record(
+        self,
+        round: int,
+        interceptions: Sequence[Interception],
+        refused: Mapping[int, str],
+        attacked: set[Clients],
+    ) -> dict[Clients, Interception]:
         self.note(round, attacked)
         kept = self._fitting(round, {one.clients: _size(one) for one in interceptions})
         stored = [

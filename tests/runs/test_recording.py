@@ -2,6 +2,7 @@
 
 import dataclasses
 import pickle
+import sys
 from collections import Counter
 
 import pytest
@@ -268,3 +269,27 @@ def test_the_history_of_a_victim_stays_and_nothing_else(tmp_path):
     )
     simulate(run, tmp_path)
     assert [one.victim for one in Recording(tmp_path / "tape")] == ["r0001-c0005", "r0002-c0005"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="limits of file sizes are POSIX")
+def test_a_disk_that_fills_up_costs_its_round_and_no_finding(tmp_path):
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def observe(event, **fields):
+        full = event == "round" and fields["round"] == 1
+        if full or event == "ended":  # files may hold 20 kB, and an update has 60
+            soft = 20_000 if full else before[0]
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, before[1]))
+
+    run = scenario(training={"rounds": 3}, record={"keep": "all"})
+    try:
+        with pytest.raises(RunFolderError, match=r"round 2 are lost; rounds up to 1 are recorded"):
+            simulate(run, tmp_path / "run", observer=observe)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert {row["round"] for row in rows(tmp_path / "run")} == {"1"}
+    assert {one.round for one in Recording(tmp_path / "run" / "tape")} == {1}
+    simulate(run, tmp_path / "run", resume=True)
+    assert {one.round for one in Recording(tmp_path / "run" / "tape")} == {1, 2, 3}
