@@ -17,6 +17,7 @@ from fedsim.knowledge import Knowledge
 from fedsim.plugin import find, names
 from fedsim.runs import provenance
 from fedsim.runs.ledger import Ledger
+from fedsim.runs.lock import alone_in
 from fedsim.scenario import Scenario
 from fedsim.scenario.built import build
 from fedsim.scenario.settings import AttackPlan
@@ -104,6 +105,7 @@ def audit_campaign(
     campaign = Campaign(built, ledger, InlineExecutor(runner))
     campaign.trained = task.trained(task.module())
     campaign.optimizer = optimizer.lower()
+    campaign.held.enter_context(alone_in(ledger.folder))
     return campaign
 
 

@@ -3,6 +3,7 @@
 The campaign chooses the victims and records results; an `Executor` of the engine runs the attacks.
 """
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -76,6 +77,8 @@ class Campaign:
         self._wanted: dict[tuple[str, str], tuple[str, ...]] = {}
         self._open: Counter[int] = Counter()
         self.trained: frozenset[str] | None = None
+        self.held = contextlib.ExitStack()
+        """What `finish` gives back, such as the lock of the run folder."""
         self.optimizer = UNKNOWN
         """The local optimizer of clients whose updates do not name it."""
         self._shows_history = Knowledge.HISTORY in built.threat.granted
@@ -88,10 +91,11 @@ class Campaign:
             The path of the report, or the folder if nothing was attacked and there is nothing to
             report.
         """
-        self.close()
-        self.ledger.finish()
         folder = self.ledger.folder
-        return write_report(folder) if self.ledger.rows() else folder
+        with self.held:
+            self.close()
+            self.ledger.finish()
+            return write_report(folder) if self.ledger.rows() else folder
 
     def intercept(
         self,

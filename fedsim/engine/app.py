@@ -23,6 +23,7 @@ from fedsim.federation import federate
 from fedsim.federation.grid import OrderedGrid
 from fedsim.report import summary
 from fedsim.runs.ledger import Ledger
+from fedsim.runs.lock import alone_in
 from fedsim.scenario import Scenario
 from fedsim.seeds import isolated
 
@@ -67,7 +68,12 @@ def main(grid: Grid, context: Context) -> None:
 
     for caution in cautions:
         notify("caution", text=caution)
-    with reporting(ledger), one_thread(), isolated(scenario.seed, "simulation"):
+    with (
+        alone_in(ledger.folder),
+        reporting(ledger),
+        one_thread(),
+        isolated(scenario.seed, "simulation"),
+    ):
         executor = InlineExecutor(AttackRunner(built))
         federate.run(built, ledger, OrderedGrid(grid, nodes), executor, "", notify)
     for row in summary(ledger.folder):

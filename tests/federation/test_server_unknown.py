@@ -15,6 +15,7 @@ from torch import nn
 from adversaries import LLG
 from defenses import GaussianNoise
 from fedsim import Adversary, HonestButCurious, Knowledge, Reconstruction, defend
+from fedsim.attacking.audit import audit_campaign
 from fedsim.engine.attack import attack
 from fedsim.engine.inline import InlineGrid
 from fedsim.errors import RunFolderError, ScenarioError
@@ -128,6 +129,10 @@ def test_mistaken_keys_are_named(tmp_path):
 def test_an_own_project_is_recorded_and_attacked_elsewhere(tmp_path):
     _, out = audit(tmp_path / "run", [LLG()], record={"keep": "all"})
     live, table = timeless(out), out / "findings.csv"
+    running = audit_campaign([LLG()], Own(clients=2, seed=5), out=tmp_path / "running")
+    with pytest.raises(RunFolderError, match="is being written by another process"):
+        attack(tmp_path / "running", [LLG()], task=Own(clients=2, seed=5))
+    running.finish()
     table.write_text(table.read_text().splitlines()[0] + "\n")
     (out / "attacks.jsonl").unlink()
     with pytest.raises(RunFolderError, match=r"task\.model is not stated .* task="):
