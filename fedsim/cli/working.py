@@ -66,7 +66,9 @@ def work(
             sys.modules["fedsim.engine.ray.session"].kill_session()
         os._exit(130)  # leaving by the front door, Ray takes seconds to say goodbye
     except (ClientError, EngineError):
-        typer.secho(f"what was found is in {folder}; {command}", fg="yellow", err=True)
+        table = folder / "findings.csv"
+        if table.exists() and table.read_bytes().count(b"\n") > 1:
+            typer.secho(f"what was found is in {folder}; {command}", fg="yellow", err=True)
         raise
     if as_json:
         from fedsim.report import summary

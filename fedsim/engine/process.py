@@ -67,6 +67,13 @@ def attack_cautions(built: BuiltRun) -> list[str]:
             "task.model drops units at random, by masks that no adversary knows: attacks that "
             "match gradients recover less. Set p = 0 to see what leaks without it"
         )
+    optimizer = built.scenario.training.optimizer
+    if optimizer != "sgd":
+        cautions.append(
+            f'training.optimizer = "{optimizer}" scales every coordinate of a step, and one step '
+            "from its new state sends little more than signs: adversaries see the change of the "
+            "weights as if SGD had made it, marked as inexact, and recover less"
+        )
     for label, _, adversary in built.adversaries:
         cautions += [f"{label}: {text}" for text in adversary.cautions(model)]
     return cautions

@@ -11,6 +11,7 @@ from adversaries import LLG
 from fedsim.attacking.attack import Attack, AttackRunner, grouped
 from fedsim.attacking.campaign import Campaign
 from fedsim.attacking.executor import InlineExecutor
+from fedsim.attacking.identity import plans
 from fedsim.engine.simulate import simulate
 from fedsim.records import Interception, Update
 from fedsim.runs.attack_log import Ended
@@ -143,8 +144,9 @@ def test_a_resumed_round_repeats_groups_whole_and_writes_what_has_no_rows_yet(tm
     ledger = Ledger.create(tmp_path / "run", run)
     runner = AttackRunner(build(run))
     for one in caught([0, 3]):
-        rows = runner.perform(Attack(one, 0, 1.0)).findings
-        ledger.findings(rows, Ended(point="", victim=one.victim, label=rows[0].label, plan=""))
+        rows, label = runner.perform(Attack(one, 0, 1.0)).findings, runner.adversaries[0][0]
+        plan = ledger.attacks.plan(plans(runner.built, "")[label])
+        ledger.findings(rows, Ended(point="", victim=one.victim, label=label, plan=plan))
     (tmp_path / "sizes").unlink(missing_ok=True)
     before = len(ledger.rows())
     campaign = Campaign(runner.built, ledger, InlineExecutor(runner))
