@@ -1,10 +1,10 @@
 """Modules that have moved can be imported by their old names."""
 
-import subprocess
-import sys
+import os
 from importlib import import_module
 
 import pytest
+from support.commands import python
 
 import adversaries
 from fedsim.moved import _MOVED
@@ -28,8 +28,8 @@ def test_every_new_name_is_a_module():
         "from adversaries.llg import LLG; assert LLG is __import__('adversaries').LLG",
     ],
 )
-def test_an_old_name_has_what_the_new_one_has_and_warns(line):
-    done = subprocess.run([sys.executable, "-c", f"import fedsim; {line}"], stderr=-1, text=True)
+def test_an_old_name_has_what_the_new_one_has_and_warns(line, tmp_path):
+    done = python("-c", f"import fedsim; {line}", folder=tmp_path, env=os.environ)
     assert done.returncode == 0, done.stderr
     assert "is now" in done.stderr
     assert "DeprecationWarning" in done.stderr

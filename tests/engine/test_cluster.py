@@ -11,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from support.commands import python
 
 ROWS = ("training.rounds=1", "adversaries.1.iterations=5", "adversaries.1.restarts=0")
 
@@ -81,12 +82,8 @@ def run_scenario(
 ) -> subprocess.CompletedProcess[str]:
     options = [word for each in (*ROWS, *settings) for word in ("--set", each)]
     command = ["run", "quickstart", "--quiet", "--out", str(folder), *options]
-    return subprocess.run(
-        [sys.executable, "-m", "fedsim.cli", *command],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-    )
+    env = {**os.environ, **environment}
+    return python("-m", "fedsim.cli", *command, folder=folder.parent, env=env)
 
 
 def findings(folder: Path) -> list[dict[str, str]]:

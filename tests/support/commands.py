@@ -33,10 +33,10 @@ LOADED = (
 
 
 def python(*words: str, folder: Path, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    """Run `python *words`, where the words begin with a script or with `-m` and a module.
+    """Run `python *words` in a process forked from the one that has imported the libraries.
 
     Args:
-        *words: The words after `python`.
+        *words: They begin with a script, with `-m` and a module, or with `-c` and code.
         folder: The current folder of the command.
         env: Its whole environment.
     """
@@ -93,7 +93,11 @@ def _become(words: list[str], folder: str, env: dict[str, str], out: str, err: s
     os.environ.update(env)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # plugins' modules are imported already
     path = [place for place in env.get("PYTHONPATH", "").split(os.pathsep) if place]
-    if words[0] == "-m":
+    if words[0] == "-c":
+        sys.path[:0] = [folder, *path]
+        sys.argv = ["-c", *words[2:]]
+        exec(compile(words[1], "<string>", "exec"), {"__name__": "__main__"})  # noqa: S102
+    elif words[0] == "-m":
         sys.path[:0] = [folder, *path]
         sys.argv = words[1:]
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 from support.image_sets import toy, written
-from support.processes import elsewhere
+from support.processes import fresh_python
 
 from fedsim.errors import DataError, ScenarioError
 from fedsim.plugin import make
@@ -129,7 +129,7 @@ def test_settings_survive_a_copy_and_a_pickle_but_nothing_worked_out_from_them(d
 def test_importing_the_task_loads_nothing_heavy():
     heavy = "{'flwr', 'ray', 'datasets', 'flwr_datasets', 'transformers', 'sklearn', 'PIL'}"
     script = f"import sys, fedsim.tasks.images; print({heavy} & set(sys.modules))"
-    assert elsewhere(script) == "set()"
+    assert fresh_python(script) == "set()"
 
 
 # --- guesses and pictures -------------------------------------------------------------------

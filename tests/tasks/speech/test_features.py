@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from support.processes import elsewhere
+from support.processes import fresh_python
 
 from fedsim import libraries
 from fedsim.errors import DataError
@@ -109,4 +109,4 @@ from fedsim.tasks.speech.voices import speak
 frames = Features().of(torch.from_numpy(speak("kettle", 1)))
 print(hashlib.sha256(frames.numpy().tobytes()).hexdigest())
 """
-    assert elsewhere(code) == digest(Features().of(torch.from_numpy(speak("kettle", 1))))
+    assert fresh_python(code) == digest(Features().of(torch.from_numpy(speak("kettle", 1))))

@@ -6,7 +6,7 @@ from collections import Counter
 import jiwer
 import pytest
 import torch
-from support.processes import elsewhere
+from support.processes import fresh_python
 from support.sequence_tasks import observed
 from support.small_speech import TASK
 
@@ -63,7 +63,7 @@ def test_importing_the_task_loads_nothing_heavy():
     heavy = {"flwr", "ray", "datasets", "flwr_datasets", "transformers", "scipy", "torchaudio",
              "tokenizers", "jiwer", "soundfile"}  # fmt: skip
     script = f"import sys, fedsim.tasks.speech; print({heavy} & set(sys.modules))"
-    assert elsewhere(script) == "set()"
+    assert fresh_python(script) == "set()"
 
 
 # --- knowledge ------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 import torch
 from sklearn.metrics import matthews_corrcoef
-from support.processes import elsewhere
+from support.processes import fresh_python
 from support.sequence_tasks import observed
 from support.small_text import model, small
 
@@ -58,7 +58,7 @@ def test_importing_the_task_loads_nothing_heavy():
     heavy = {"flwr", "ray", "datasets", "transformers", "scipy", "tokenizers", "rouge_score",
              "nltk", "sklearn"}  # fmt: skip
     script = f"import sys, fedsim.tasks.text; print({heavy} & set(sys.modules))"
-    assert elsewhere(script) == "set()"
+    assert fresh_python(script) == "set()"
 
 
 # --- what adversaries may know --------------------------------------------------------------
