@@ -82,7 +82,14 @@ class Campaign:
         self.optimizer = UNKNOWN
         """The local optimizer of clients whose updates do not name it."""
         self._shows_history = Knowledge.HISTORY in built.threat.granted
-        self._keeper = Keeper(self.recording, built.scenario, shows_history=self._shows_history)
+        mine = self.recording.folder
+        files = mine.parent.glob("*/r*/*.safetensors") if point else ()  # of a sweep's points
+        self._keeper = Keeper(
+            self.recording,
+            built.scenario,
+            shows_history=self._shows_history,
+            elsewhere=sum(f.stat().st_size for f in files if not f.is_relative_to(mine)),
+        )
 
     def finish(self) -> Path:
         """Wait for all attacks, close the run folder and write its report.

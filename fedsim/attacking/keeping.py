@@ -1,6 +1,7 @@
 """Which interceptions are written to the recording, and which of them stay after the run."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -23,13 +24,22 @@ class Keeper:
         scenario: The scenario, for what it keeps (`Scenario.keeps`, `record.max_bytes`).
         shows_history: Whether attacks see earlier interceptions of their victims. All are then
             written, and those that no attack was shown are removed in the end.
+        elsewhere: Bytes that the run keeps of other points, which count for `record.max_bytes`.
     """
 
-    def __init__(self, recording: Recording, scenario: Scenario, *, shows_history: bool) -> None:
+    def __init__(
+        self,
+        recording: Recording,
+        scenario: Scenario,
+        *,
+        shows_history: bool,
+        elsewhere: int = 0,
+    ) -> None:
         self._recording, self._shows_history = recording, shows_history
         self._keeps, self._most = scenario.keeps, scenario.record.max_bytes
         self._attacked: dict[int, set[Clients]] = {}
-        self._bytes = 0
+        self._elsewhere = elsewhere
+        self._bytes = elsewhere + sum(recording.kept.values())
         self._left_out: dict[int, int] = {}
         self._unsettled: set[int] = set()
 
@@ -54,33 +64,20 @@ class Keeper:
         Raises:
             RunFolderError: They cannot be written, such as on a full disk; it says what is lost.
         """
-        try:
-            return self._record(round, interceptions, refused, attacked)
-        except RunFolderError as error:
-            last = max(self._recording.rounds, default=0)
-            there = f"rounds up to {last} are" if last else "no round is"
-            raise RunFolderError(
-                f"{error}. The updates of round {round} are lost; {there} recorded, and all "
-                "findings so far are kept. Make room and resume, or lower what record.keep asks for"
-            ) from error
-
-    def _record(
-        self,
-        round: int,
-        interceptions: Sequence[Interception],
-        refused: Mapping[int, str],
-        attacked: set[Clients],
-    ) -> dict[Clients, Interception]:
         self.note(round, attacked)
+        before = self._recording.rounds.get(round)
+        if before is not None:  # of a run that was interrupted; it is recorded again
+            self._bytes -= sum(before.kept.values())
         kept = self._fitting(round, {one.clients: _size(one) for one in interceptions})
-        stored = [
-            self._recording.write(one) if one.clients in kept or self._shows_history else one
-            for one in interceptions
-        ]
-        if self._keeps != "nothing" or self._recording.is_open:
-            stay = [one.victim for one in interceptions if one.clients in kept]
-            self._recording.close(round, stored, refused, stay)
-            self._unsettled.add(round)
+        with _saying_what_is_lost(round, self._recording):
+            stored = [
+                self._recording.write(one) if one.clients in kept or self._shows_history else one
+                for one in interceptions
+            ]
+            if self._keeps != "nothing" or self._recording.is_open:
+                stay = [one.victim for one in interceptions if one.clients in kept]
+                self._recording.close(round, stored, refused, stay)
+                self._unsettled.add(round)
         return {one.clients: one for one in stored}
 
     def note(self, round: int, attacked: set[Clients]) -> None:
@@ -140,16 +137,17 @@ class Keeper:
     def _keep_history(self) -> None:
         """Decide what stays once it is known what attacks were shown."""
         later, stay = set[int](), dict[int, list[str]]()
-        self._bytes, self._left_out = 0, {}
+        self._bytes, self._left_out = self._elsewhere, {}
         for number in sorted(self._recording.rounds, reverse=True):
             attacked = self._attacked.setdefault(number, set())
             there = self._recording.interceptions(number)
             alone = {one[0] for one in attacked if len(one) == 1}
             attacked |= {one for one in there if later.intersection(one)}
             later |= alone
-        for number in self._recording.rounds:
+        for number, line in self._recording.rounds.items():
             there = self._recording.interceptions(number)
-            kept = self._fitting(number, {key: _size(one) for key, one in there.items()})
+            sizes = {one.clients: one.files.update.bytes for one in line.updates if one.files}
+            kept = self._fitting(number, {key: sizes[key] for key in there})
             stay[number] = [there[key].victim for key in kept]
         self._recording.keep(stay)
 
@@ -174,6 +172,20 @@ def expected_bytes(built: BuiltRun) -> int:
 def plans_of(scenario: Scenario) -> list[AttackPlan]:
     """The plans of a scenario's adversaries; without any, that of `[threat]` alone."""
     return [*scenario.adversaries] or [AttackPlan(name="")]
+
+
+@contextlib.contextmanager
+def _saying_what_is_lost(round: int, recording: Recording) -> Iterator[None]:
+    """Add to the error of a full disk which round is lost, and which are recorded."""
+    try:
+        yield
+    except RunFolderError as error:
+        last = max(recording.rounds, default=0)
+        there = f"rounds up to {last} are" if last else "no round is"
+        raise RunFolderError(
+            f"{error}. The updates of round {round} are lost; {there} recorded, and all findings "
+            "so far are kept. Make room and resume, or lower what record.keep asks for"
+        ) from error
 
 
 def _size(one: Interception) -> int:

@@ -85,6 +85,8 @@ class Recording:
         Raises:
             RunFolderError: A file cannot be written, such as on a full disk.
         """
+        if not self._open:
+            self._begin()
         if interception.victim not in self._open:
             update, place = interception.update, f"r{interception.round:04d}"
             meaning = Meaning.of(update)
@@ -172,13 +174,8 @@ class Recording:
     @property
     def kept(self) -> dict[str, int]:
         """The bytes of each file that stays after the run, by its path in the folder."""
-        return {
-            file.name: file.bytes
-            for round in self.rounds.values()
-            for one in round.updates
-            if one.files and one.kept
-            for file in (one.files.before, one.files.update)
-        }
+        rounds = self.rounds.values()
+        return {name: size for round in rounds for name, size in round.kept.items()}
 
     def keep(self, kept: Mapping[int, Iterable[str]]) -> None:
         """Decide anew which interceptions stay, and write the index again.
@@ -219,6 +216,13 @@ class Recording:
         """Remove the whole folder."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.rounds = {}
+
+    def _begin(self) -> None:
+        """Make an index before the first file: without one, a folder counts as of schema 1."""
+        path = self.folder / INDEX
+        with writing(path):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            path.touch()
 
     def _before(self, interception: Interception) -> File:
         """The file of the arrays that an interception's clients received."""

@@ -79,6 +79,16 @@ class Round(_Record):
     updates: tuple[Entry, ...] = ()
     refused: dict[int, str] = {}
 
+    @property
+    def kept(self) -> dict[str, int]:
+        """The bytes of each file that stays after the run, by its path in the recording."""
+        return {
+            file.name: file.bytes
+            for one in self.updates
+            if one.files and one.kept
+            for file in (one.files.before, one.files.update)
+        }
+
 
 class StoredTensors(Mapping[str, Tensor]):
     """Tensors of a recorded file, read when they are used; pickled as the file's path.

@@ -187,5 +187,5 @@ def test_nothing_stays_of_what_waited_beyond_what_is_kept(keep, tmp_path, nothin
 
 def test_a_disk_that_fills_up_is_one_clear_error(tmp_path, nothing_held):
     (tmp_path / "gone").write_text("a file where a folder is needed")
-    with pytest.raises(RunFolderError, match=r"before.safetensors cannot be written: "):
+    with pytest.raises(RunFolderError, match=r"gone/index.jsonl cannot be written: "):
         spooled(tmp_path / "gone", reply(torch.ones(10)))

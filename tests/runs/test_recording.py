@@ -293,3 +293,26 @@ def test_a_disk_that_fills_up_costs_its_round_and_no_finding(tmp_path):
     assert {one.round for one in Recording(tmp_path / "run" / "tape")} == {1}
     simulate(run, tmp_path / "run", resume=True)
     assert {one.round for one in Recording(tmp_path / "run" / "tape")} == {1, 2, 3}
+
+
+def test_the_limit_of_bytes_is_that_of_the_run_and_holds_over_a_resume(tmp_path):
+    run = scenario(
+        record={"keep": "all", "max_bytes": 700_000},
+        sweep={"training.lr": [0.1, 0.2, 0.3]},
+    )
+    simulate(run, tmp_path / "run")
+
+    def size():
+        return sum(
+            path.stat().st_size for path in (tmp_path / "run").rglob("tape/**/*.safetensors")
+        )
+
+    assert 350_000 < size() <= 700_000
+    before = size()
+    simulate(run, tmp_path / "run", resume=True)
+    assert size() == before
+
+
+def test_the_files_of_an_unfinished_round_are_no_round(tmp_path):
+    written(tmp_path, interception())
+    assert list(Recording(tmp_path)) == []
