@@ -124,6 +124,9 @@ def load_scenario(
     return loaded, of_run
 
 
-def resumed(folder: Path, *, trust: bool, command: str = "run") -> list[str]:
+def resumed(
+    folder: Path, points: Sequence[str] | None, *, trust: bool, command: str = "run"
+) -> list[str]:
     """The command that continues a run."""
-    return ["fedsim", command, str(folder), "--resume", *["--trust"] * trust]
+    chosen = [word for point in points or () for word in ("--points", point)]
+    return ["fedsim", command, str(folder), "--resume", *chosen, *["--trust"] * trust]

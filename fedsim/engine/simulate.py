@@ -120,14 +120,19 @@ def _run(
         built, cautions[name] = preflight(point, after=built)
         planned[name] = plans(built, name)
         size += expected_bytes(built)
-    ledger = open_ledger(scenario, out, resume=resume, after=built)
+    with contextlib.ExitStack() as stack:
+        known = (out / "scenario.toml").is_file()
+        if known:  # another process may be writing to it
+            stack.enter_context(alone_in(out))
+        ledger = open_ledger(scenario, out, resume=resume, after=built)
+        if not known:
+            stack.enter_context(alone_in(out))
 
-    def notify(event: str, **fields: Any) -> None:
-        if event not in ("findings", "progress"):
-            ledger.event(event, **fields)
-        observer(event, **fields)
+        def notify(event: str, **fields: Any) -> None:
+            if event not in ("findings", "progress"):
+                ledger.event(event, **fields)
+            observer(event, **fields)
 
-    with alone_in(ledger.folder):
         for each in planned.values():
             forget(ledger, settle(ledger, each, overwrite=overwrite))
         notify("started", scenario=scenario.name, points=[*chosen], engine=engine_name(scenario))

@@ -258,6 +258,13 @@ def test_what_is_no_run_or_is_being_written_is_refused(trained, recorded, tmp_pa
         pytest.raises(RunFolderError, match="is being written by another process"),
     ):
         attack(recorded)
+    before = (recorded / "scenario.toml").read_bytes()
+    with (
+        alone_in(recorded),
+        pytest.raises(RunFolderError, match="is being written by another process"),
+    ):
+        simulate(run().model_copy(update={"name": "other"}), recorded, resume=True)
+    assert (recorded / "scenario.toml").read_bytes() == before
     with pytest.raises(ScenarioError, match="no victim"):
         attack(recorded, rounds=[77])
     with pytest.raises(ScenarioError, match="no adversary"):
