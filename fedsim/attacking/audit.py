@@ -1,7 +1,7 @@
-"""The campaign of another Flower project, whose settings are known as far as they are stated."""
+"""A campaign for another Flower project, which knows only the settings that are stated."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from fedsim.runs import provenance
 from fedsim.runs.ledger import Ledger
 from fedsim.runs.lock import alone_in
 from fedsim.scenario import Scenario
-from fedsim.scenario.built import build
+from fedsim.scenario.built import BuiltRun, PlannedAdversary, build
 from fedsim.scenario.settings import AttackPlan
 from fedsim.task import RUN_FIELDS, Task
 
@@ -78,12 +78,6 @@ def audit_campaign(
             "local steps a client takes. State the batch size, too"
         )
     scenario = Scenario.parse(table)
-    plans, called = [], Counter[str]()
-    for adversary in adversaries:
-        called[name := adversary.name] += 1
-        label = name if called[name] == 1 else f"{name} {called[name]}"
-        plan = AttackPlan(name=name, label=label, settings=adversary.model_dump())
-        plans.append((label, plan, adversary))
     stated = _stated(scenario, table, task)
     ledger = Ledger.create(Path(out), scenario)
     ledger.artifact("scenario.toml", tomli_w.dumps(stated).encode())
@@ -95,18 +89,33 @@ def audit_campaign(
     ledger.provenance(
         scenario, {"data": task.fingerprint()}, optimizer=optimizer.lower(), unknown=unknown
     )
-    built = build(scenario, task=task, adversaries=plans)
-    granted = built.threat.granted
-    for key, knowledge in provenance.STATED.items():
-        if key in unknown:
-            granted &= ~Knowledge[knowledge]
-    built = replace(built, threat=replace(built.threat, granted=granted))
+    built = as_stated(build(scenario, task=task, adversaries=planned(adversaries)), unknown)
     runner = AttackRunner(built, batch_size_stated="batch_size" in training)
     campaign = Campaign(built, ledger, InlineExecutor(runner))
     campaign.trained = task.trained(task.module())
     campaign.optimizer = optimizer.lower()
     campaign.held.enter_context(alone_in(ledger.folder))
     return campaign
+
+
+def planned(adversaries: Sequence[Adversary]) -> list[PlannedAdversary]:
+    """Plan attacks of adversaries; the second of a name has the label `NAME 2`, and so on."""
+    found, called = list[PlannedAdversary](), Counter[str]()
+    for adversary in adversaries:
+        called[name := adversary.name] += 1
+        label = name if called[name] == 1 else f"{name} {called[name]}"
+        plan = AttackPlan(name=name, label=label, settings=adversary.model_dump())
+        found.append((label, plan, adversary))
+    return found
+
+
+def as_stated(built: BuiltRun, unknown: Collection[str]) -> BuiltRun:
+    """Withhold the knowledge that depends on keys which were not stated."""
+    granted = built.threat.granted
+    for key, knowledge in provenance.STATED.items():
+        if key in unknown:
+            granted &= ~Knowledge[knowledge]
+    return replace(built, threat=replace(built.threat, granted=granted))
 
 
 def _stated(scenario: Scenario, table: Mapping[str, Any], task: Task) -> dict[str, Any]:

@@ -93,7 +93,7 @@ def _files(kind: type) -> Iterator[Path]:
         file = getattr(module, "__file__", None)
         if file and Path(file).is_file():
             yield Path(file)
-        for value in vars(module).values() if module else ():
+        for value in list(vars(module).values()) if module else ():
             left.append(
                 value.__name__
                 if isinstance(value, ModuleType)

@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import tomli_w
 
 from fedsim.adversary import Adversary
 from fedsim.attacking.attack import Attack, AttackRunner
+from fedsim.attacking.audit import as_stated, planned
 from fedsim.attacking.campaign import Campaign, Clients, Wanted
 from fedsim.attacking.executor import Executor, InlineExecutor, Observer
 from fedsim.attacking.identity import forget, plans, settle
@@ -17,13 +17,12 @@ from fedsim.engine import attack_workers
 from fedsim.engine.process import attack_cautions, one_thread, reporting
 from fedsim.engine.request import SECTIONS
 from fedsim.errors import RunFolderError, ScenarioError, did_you_mean
-from fedsim.knowledge import Knowledge
 from fedsim.runs import provenance
 from fedsim.runs.ledger import Ledger, place
 from fedsim.runs.loading import load
 from fedsim.runs.lock import alone_in
 from fedsim.runs.recording import Recording
-from fedsim.scenario import AttackPlan, Scenario
+from fedsim.scenario import Scenario
 from fedsim.scenario.built import BuiltRun, build
 from fedsim.seeds import isolated
 from fedsim.task import Task
@@ -111,7 +110,8 @@ def attack(  # noqa: PLR0913 - each argument is an option of the command
                     notify("caution", point=name, text=text)
                 notify("point", point=name, rounds=built.scenario.training.rounds)
                 runner = AttackRunner(built, name, batch_size_stated=stated)
-                here = bool(adversaries or task)  # other processes cannot make these again
+                # Other processes cannot make these again, nor know what was not stated.
+                here = bool(adversaries or task or unknown)
                 with _executor(runner, notify, here=here) as where:
                     campaign = Campaign(
                         built, ledger, where, point=name, observer=notify, retry=retry
@@ -179,27 +179,15 @@ def _built(
     unknown: Sequence[str],
 ) -> BuiltRun:
     """Build what attacks need; what was not stated of another Flower project is not granted."""
-    planned = None
-    if adversaries:
-        labels: dict[str, int] = {}
-        planned = []
-        for one in adversaries:
-            labels[one.name] = labels.get(one.name, 0) + 1
-            label = one.name if labels[one.name] == 1 else f"{one.name} {labels[one.name]}"
-            plan = AttackPlan(name=one.name, label=label, settings=one.model_dump())
-            planned.append((label, plan, one))
-    built = build(scenario, after=after, task=task, adversaries=planned)
+    own = planned(adversaries) if adversaries else None
+    built = build(scenario, after=after, task=task, adversaries=own)
     kind = built.task.spec_type
     if wrong := [
         text for _, _, one in built.adversaries for text in one.unsuited(kind, built.task.name)
     ]:
         raise ScenarioError("\n".join(wrong))
-    granted = built.threat.granted
-    for key, knowledge in provenance.STATED.items():
-        if key in unknown:
-            granted &= ~Knowledge[knowledge]
     built.task.num_examples(0)
-    return replace(built, threat=replace(built.threat, granted=granted))
+    return as_stated(built, unknown)
 
 
 def _wanted(rounds: Collection[int] | None, clients: Collection[int] | None) -> Wanted:

@@ -158,7 +158,7 @@ def _off(value: str) -> bool:
 
 
 def in_order(points: Iterable[str]) -> list[str]:
-    """Points with the baselines first, otherwise as they are."""
+    """Put the baselines first; the other points keep their order."""
     every = list(dict.fromkeys(points))
     bases = {*undefended(every).values()}
     return sorted(every, key=lambda point: point not in bases)

@@ -19,6 +19,7 @@ from fedsim.attacking.audit import audit_campaign
 from fedsim.engine.attack import attack
 from fedsim.engine.inline import InlineGrid
 from fedsim.errors import RunFolderError, ScenarioError
+from fedsim.records import Interception, Update
 from fedsim.runs.provenance import read
 from fedsim.tasks.images import Images
 
@@ -144,3 +145,18 @@ def test_an_own_project_is_recorded_and_attacked_elsewhere(tmp_path):
     _, only = audit(tmp_path / "only", [], record={"keep": "all"})
     attack(only, [LLG()], task=Own(clients=2, model="cnn", seed=5))
     assert len(timeless(only)) == len(live)
+
+
+def test_what_was_not_stated_is_not_granted_with_many_workers_either(tmp_path):
+    task = Images(clients=2, model="mlp", seed=5)
+    settings = {"record": {"keep": "all"}, "threat": {"grants": "full"}}
+    running = audit_campaign([], task, out=tmp_path, **settings)
+    module = task.module()
+    before = task.arrays(module)
+    update = Update(tensors={k: v + 0.1 for k, v in before.items()}, kind="weights")
+    running.intercept(1, [Interception(1, (0,), before, update)])
+    running.finish()
+    attack(tmp_path, changes={"adversaries": [{"name": "llg"}], "engine": {"attack_workers": 2}})
+    (granted,) = {row["granted"] for row in timeless(tmp_path)}
+    assert "LOCAL_STEPS" not in granted
+    assert "DEFENSE" not in granted
