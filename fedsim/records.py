@@ -7,7 +7,6 @@ The client makes an `Update`, the curious server an `Interception`, the threat m
 path: the scorer derives it again from (seed, client, round).
 """
 
-import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedsim.errors import NotGranted, UpdateRefused
+from fedsim.errors import NotGranted
 from fedsim.knowledge import Knowledge
 from fedsim.spec import BLANK_PIECE as BLANK_PIECE
 from fedsim.spec import END as END
@@ -24,17 +23,14 @@ from fedsim.spec import UNKNOWN as UNKNOWN
 from fedsim.spec import WORD_START as WORD_START
 from fedsim.spec import Spec as Spec
 from fedsim.spec import Tokens as Tokens
+from fedsim.update import LARGEST as LARGEST
+from fedsim.update import MOST as MOST
+from fedsim.update import Kind as Kind
+from fedsim.update import Reduction as Reduction
+from fedsim.update import Update as Update
 from fedsim.victim import VictimModel
 
-Kind = Literal["gradient", "delta", "weights"]
-Reduction = Literal["example", "token", "sequence"]
 Status = Literal["ok", "denied", "failed", "timeout"]
-
-LARGEST = 1e15
-"""Largest absolute value in an update: larger squares overflow, and no honest client sends one."""
-
-MOST = 1_000_000
-"""Largest number of examples or local steps of one update: attacks allocate memory for each."""
 
 MOST_NAMED = 16
 """Largest number of clients that the key of an interception names one by one."""
@@ -63,81 +59,6 @@ class Batch:
         """Return the batch with all tensors on another device."""
         lengths = None if self.lengths is None else self.lengths.to(device)
         return Batch(self.inputs.to(device), self.labels.to(device), lengths, self.attributes)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Update:
-    """What one client sends to the server in one round.
-
-    Attributes:
-        tensors: Gradient of the loss, delta (after - before) or new weights, by parameter name.
-        kind: Which of these three the tensors are.
-        buffers: Floating-point buffers after local training (running statistics), by name.
-        optimizer: Local optimizer: "sgd", another name, or "unknown".
-        lr: Its learning rate; None if not known. `momentum`, `weight_decay`: as in torch.optim.
-        steps: Number of local steps.
-        num_examples: Number of examples in all steps, repeated ones counted each time.
-        reduction: What the training loss is a mean over.
-    """
-
-    tensors: Mapping[str, Tensor]
-    kind: Kind
-    buffers: Mapping[str, Tensor] = field(default_factory=dict)
-    optimizer: str = "sgd"
-    lr: float | None = None
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    steps: int = 1
-    num_examples: int = 1
-    reduction: Reduction = "example"
-
-    def replace(self, **changes: Any) -> "Update":
-        """Return a copy with some fields changed, as a defense does."""
-        return dataclasses.replace(self, **changes)
-
-    def check(self, before: Mapping[str, Tensor]) -> None:
-        """Refuse a hostile or broken update.
-
-        Args:
-            before: Global arrays that the client received; names and shapes must agree with them.
-
-        Raises:
-            UpdateRefused: A tensor is missing, extra, wrongly shaped, not floating point, or holds
-                NaN, Inf or values beyond 1e15; or counts or settings are out of range.
-        """
-        found = {**self.tensors, **self.buffers}
-        if missing := sorted(before.keys() - found.keys()):
-            raise UpdateRefused(f"tensors are missing: {_few(missing)}; expected {len(before)}")
-        if extra := sorted(found.keys() - before.keys()):
-            raise UpdateRefused(f"tensors that were not asked for: {_few(extra)}")
-        for name, tensor in found.items():
-            if tensor.shape != before[name].shape:
-                raise UpdateRefused(
-                    f"'{name}' has shape {tuple(tensor.shape)}, expected "
-                    f"{tuple(before[name].shape)}"
-                )
-            if not tensor.is_floating_point():
-                raise UpdateRefused(f"'{name}' holds {tensor.dtype}, expected floating point")
-            if not torch.isfinite(tensor).all():
-                bad = int((~torch.isfinite(tensor)).sum())
-                raise UpdateRefused(f"'{name}' holds {bad} NaN or Inf of {tensor.numel()} values")
-            if tensor.numel() and float(tensor.abs().max()) > LARGEST:
-                raise UpdateRefused(
-                    f"'{name}' holds {float(tensor.abs().max()):.1e}; beyond {LARGEST:.0e} "
-                    "no honest update goes"
-                )
-        if not (1 <= self.steps <= MOST and 1 <= self.num_examples <= MOST):
-            raise UpdateRefused(
-                f"{self.num_examples} examples in {self.steps} steps; expected 1 to {MOST} of each"
-            )
-        settings = (0.0 if self.lr is None else self.lr, self.momentum, self.weight_decay)
-        if not all(0 <= value < LARGEST for value in settings) or self.momentum >= 1:
-            raise UpdateRefused(
-                f"lr {self.lr}, momentum {self.momentum}, weight decay {self.weight_decay}; "
-                "expected none below 0, and a momentum below 1"
-            )
-        if self.lr == 0:
-            raise UpdateRefused("lr 0: nothing was trained")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -341,8 +262,3 @@ class Finding:
     local_steps: int
     inclusion: float
     artifact: str
-
-
-def _few(names: Sequence[str]) -> str:
-    shown = ", ".join(repr(name)[:60] for name in names[:3])
-    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"

@@ -25,7 +25,7 @@ ROOMS = [
     {"seeds", "plugin", "privacy"},
     {"spec"},
     {"knowledge"},
-    {"victim"},
+    {"victim", "update"},
     {"records"},
     {"threat"},
     {"adversary", "defense", "metric", "task"},
