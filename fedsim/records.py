@@ -35,6 +35,9 @@ Status = Literal["ok", "denied", "failed", "timeout"]
 MOST_NAMED = 16
 """Largest number of clients that the key of an interception names one by one."""
 
+PROBES = 2**31
+"""First number by which probes are drawn; no run has as many rounds."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
@@ -61,22 +64,50 @@ class Batch:
         return Batch(self.inputs.to(device), self.labels.to(device), lengths, self.attributes)
 
 
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """An update that no client sent: a client's local training, repeated on a round's global model.
+
+    It is computed for an attack, on batches that are the same in every round, so that two rounds
+    differ by the model alone.
+
+    Attributes:
+        number: The client's probes are numbered from 0.
+        batch_size: Number of examples in a local batch.
+    """
+
+    number: int
+    batch_size: int
+
+    @property
+    def draw(self) -> int:
+        """The number by which its batches and noise are drawn, in place of a round's."""
+        return PROBES + self.number
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Interception:
-    """An update as the honest-but-curious server received it.
+    """An update as the honest-but-curious server received it, or a probe.
 
     `clients` holds several numbers under secure aggregation. `before` is the global model from
-    which the client started: parameters and buffers by name.
+    which the client started: parameters and buffers by name. `probe` is None for what was received;
+    the update of a probe is computed when it is attacked.
     """
 
     round: int
     clients: tuple[int, ...]
     before: Mapping[str, Tensor]
     update: Update
+    probe: Probe | None = None
+
+    @property
+    def draw(self) -> int:
+        """The round whose batches and noise the update has, or the probe's number for them."""
+        return self.round if self.probe is None else self.probe.draw
 
     @property
     def victim(self) -> str:
-        """Key of this interception in tables and file names, such as `r0003-c0017`.
+        """Key in tables and file names, such as `r0003-c0017`, or `r0003-c0017-p00` of a probe.
 
         File names hold 255 characters at most: for more than 16 clients the key holds the first
         client, the number of the others, and a hash of all.
@@ -85,7 +116,8 @@ class Interception:
         if len(self.clients) > MOST_NAMED:
             digest = hashlib.blake2b(clients.encode(), digest_size=6).hexdigest()
             clients = f"{self.clients[0]:04d}+{len(self.clients) - 1}-{digest}"
-        return f"r{self.round:04d}-c{clients}"
+        probe = "" if self.probe is None else f"-p{self.probe.number:02d}"
+        return f"r{self.round:04d}-c{clients}{probe}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

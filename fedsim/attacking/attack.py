@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from fedsim.adversary import Adversary, Job
+from fedsim.attacking.probes import computed
 from fedsim.attacking.progress import AttackProgress, progress
 from fedsim.attacking.scoring import Attack, Outcome, Scorer
 from fedsim.errors import AttackTimeout, NotGranted
@@ -172,7 +173,7 @@ class AttackRunner:
         """The arguments that seed an attack's random numbers: seed, purpose, round, clients."""
         label, _, _ = self.adversaries[attack.adversary]
         interception = attack.interception
-        return (self.scenario.seed, f"attack.{label}", interception.round, *interception.clients)
+        return (self.scenario.seed, f"attack.{label}", interception.draw, *interception.clients)
 
     def _job(self, attack: Attack, limit: float) -> Job:
         _, plan, _ = self.adversaries[attack.adversary]
@@ -195,7 +196,7 @@ class AttackRunner:
                 "it needs HISTORY, and the recording does not have all earlier updates of this "
                 'client. Record them with record.keep = "all"'
             )
-        interception = attack.interception
+        interception = computed(self.built, attack.interception)
         given = Knowledge.LABELS | Knowledge.LENGTHS
         run = [
             one.name for one in self.built.defenses if any(map(one.guards, interception.clients))

@@ -12,6 +12,7 @@ from fedsim.adversary import Adversary
 from fedsim.attacking.attack import AttackRunner
 from fedsim.attacking.campaign import UNKNOWN, Campaign
 from fedsim.attacking.executor import InlineExecutor
+from fedsim.attacking.probes import refuse_elsewhere
 from fedsim.errors import ScenarioError
 from fedsim.knowledge import Knowledge
 from fedsim.plugin import find, names
@@ -47,8 +48,8 @@ def audit_campaign(
             `optimizer`, such as "sgd" or "adam".
 
     Raises:
-        ScenarioError: The task is missing, an adversary attacks other
-            modalities, or a table holds what a scenario's cannot.
+        ScenarioError: The task is missing, an adversary attacks other modalities, there are
+            probes, or a table holds what a scenario's cannot.
     """
     if task is None:
         raise ScenarioError("task is missing: adversaries are scored against its data")
@@ -78,6 +79,7 @@ def audit_campaign(
             "local steps a client takes. State the batch size, too"
         )
     scenario = Scenario.parse(table)
+    refuse_elsewhere(scenario)
     stated = _stated(scenario, table, task)
     ledger = Ledger.create(Path(out), scenario)
     ledger.artifact("scenario.toml", tomli_w.dumps(stated).encode())

@@ -4,9 +4,12 @@ The campaign chooses the victims and records results; an `Executor` of the engin
 """
 
 import contextlib
+import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+
+from torch import Tensor
 
 from fedsim.attacking.attack import Attack, grouped
 from fedsim.attacking.executor import Executor as Executor
@@ -14,6 +17,7 @@ from fedsim.attacking.executor import InlineExecutor as InlineExecutor
 from fedsim.attacking.executor import Observer as Observer
 from fedsim.attacking.identity import plans, seen
 from fedsim.attacking.keeping import Keeper
+from fedsim.attacking.probes import probes_of
 from fedsim.attacking.victims import victims_of
 from fedsim.knowledge import Knowledge
 from fedsim.records import Interception, Update
@@ -22,16 +26,20 @@ from fedsim.runs.attack_log import Ended
 from fedsim.runs.ledger import Ledger, place
 from fedsim.runs.recording import Recording
 from fedsim.scenario.built import BuiltRun
-from fedsim.scenario.settings import AttackPlan
 
 UNKNOWN = "unknown"
 """The name of a local optimizer that is not stated."""
 
 Clients = tuple[int, ...]
+Lost = tuple[Clients, bool]
+"""The clients of a victim, and whether it is a probe."""
 Wanted = Callable[[int, Clients], bool]
 
 NOTHING = Update(tensors={}, kind="gradient")
-"""The update of a victim that sent none, or whose update is not in the recording."""
+"""The update of a victim that sent none, or whose update is not in the recording, or of a probe."""
+
+NO_MODEL: Mapping[str, Tensor] = {}
+"""The global model of a victim whose files are not in the recording."""
 
 
 class Campaign:
@@ -86,7 +94,7 @@ class Campaign:
         files = mine.parent.glob("*/r*/*.safetensors") if point else ()  # of a sweep's points
         self._keeper = Keeper(
             self.recording,
-            built.scenario,
+            built,
             shows_history=self._shows_history,
             elsewhere=sum(f.stat().st_size for f in files if not f.is_relative_to(mine)),
         )
@@ -121,8 +129,7 @@ class Campaign:
         refused = refused or {}
         present = [one.clients for one in interceptions] + [(client,) for client in refused]
         chosen = self._chosen(round, present)
-        attacked = self._attacked(round, present, chosen)
-        found = self._keeper.record(round, interceptions, refused, attacked)
+        found = self._keeper.record(round, interceptions, refused)
         groups, _ = self._groups(round, found, refused, chosen)
         self.submit(round, groups)
 
@@ -147,7 +154,7 @@ class Campaign:
 
     def recorded(
         self, wanted: Wanted = lambda number, victim: True
-    ) -> tuple[dict[int, list[list[Attack]]], dict[int, set[Clients]]]:
+    ) -> tuple[dict[int, list[list[Attack]]], dict[int, set[Lost]]]:
         """The attacks on recorded rounds that are not done.
 
         Groups are formed from all victims of a round, and a group is made whole if any of its
@@ -159,11 +166,11 @@ class Campaign:
         Returns:
             The groups of attacks by round, and the victims whose interceptions are not there.
         """
-        queued, lost = dict[int, list[list[Attack]]](), dict[int, set[Clients]]()
+        queued, lost = dict[int, list[list[Attack]]](), dict[int, set[Lost]]()
         for round, line in self.recording.rounds.items():
             present = [one.clients for one in line.updates] + [(one,) for one in line.refused]
             chosen = self._chosen(round, present)
-            self._keeper.note(round, self._attacked(round, present, chosen))
+            self._keeper.note(round, present)
             found = self.recording.interceptions(round)
             groups, missing = self._groups(round, found, line.refused, chosen, wanted)
             queued |= {round: groups} if groups else {}
@@ -172,31 +179,22 @@ class Campaign:
 
     def selects(self, wanted: Wanted) -> int:
         """The number of wanted attacks on recorded rounds, done or not."""
-        return sum(
-            wanted(number, victim)
-            for number, line in self.recording.rounds.items()
-            for victims in self._chosen(
-                number, [one.clients for one in line.updates] + [(one,) for one in line.refused]
-            )
-            for victim, _ in victims
-        )
+        selected = 0
+        for number, line in self.recording.rounds.items():
+            present = [one.clients for one in line.updates] + [(one,) for one in line.refused]
+            chosen = [one for victims in self._chosen(number, present) for one, _ in victims]
+            chosen += [
+                (client,)
+                for _, plan, _ in self._plans
+                for client, _ in probes_of(self.scenario, plan, number)
+            ]
+            selected += sum(wanted(number, one) for one in chosen)
+        return selected
 
     def _chosen(self, round: int, present: Sequence[Clients]) -> list[list[tuple[Clients, float]]]:
         """The victims of each adversary among the clients that took part in a round."""
         here = sorted({*present})
         return [victims_of(self.scenario, plan, round, here) for _, plan, _ in self._plans]
-
-    def _attacked(
-        self,
-        round: int,
-        present: Sequence[Clients],
-        chosen: Sequence[Sequence[tuple[Clients, float]]],
-    ) -> set[Clients]:
-        """The victims of any adversary; without adversaries, those that `[threat]` selects."""
-        if not self._plans:
-            plan = AttackPlan(name="")
-            chosen = [victims_of(self.scenario, plan, round, sorted({*present}))]
-        return {victim for victims in chosen for victim, _ in victims}
 
     def _groups(
         self,
@@ -205,17 +203,16 @@ class Campaign:
         refused: Mapping[int, str],
         chosen: Sequence[Sequence[tuple[Clients, float]]],
         wanted: Wanted = lambda number, victim: True,
-    ) -> tuple[list[list[Attack]], set[Clients]]:
+    ) -> tuple[list[list[Attack]], set[Lost]]:
         """The groups of which an attack is wanted and not done, and victims that are not there."""
-        groups, lost = list[list[Attack]](), set[Clients]()
+        groups, lost = list[list[Attack]](), set[Lost]()
         for index, (label, _, adversary) in enumerate(self._plans):
             attacks = []
             for victim, inclusion in chosen[index]:
                 alone, history, whole = len(victim) == 1, list[Interception](), True
                 if self._shows_history and alone:
                     history, whole = self.recording.history(victim[0], round)
-                one = found.get(victim) or Interception(round, victim, {}, NOTHING)
-                before = self._repeated.get((one.victim, label))
+                one = found.get(victim) or Interception(round, victim, NO_MODEL, NOTHING)
                 attack = Attack(
                     one,
                     index,
@@ -223,10 +220,10 @@ class Campaign:
                     refused=refused.get(victim[0], "") if alone else "",
                     history=tuple(history),
                     whole_history=whole,
-                    attempt=before.attempt + 1 if before else 1,
+                    attempt=self._attempt(one, label),
                 )
                 attacks.append(attack)
-            for group in grouped(adversary, attacks):
+            for group in [*grouped(adversary, attacks), *self._probes(index, round, found)]:
                 left = [
                     one
                     for one in group
@@ -236,11 +233,41 @@ class Campaign:
                     groups.append(group)
                     self._wanted |= {(one.interception.victim, label): seen(one) for one in left}
                     lost |= {
-                        one.interception.clients
+                        (one.interception.clients, one.interception.probe is not None)
                         for one in group
-                        if one.interception.update is NOTHING and not one.refused
+                        if one.interception.before is NO_MODEL and not one.refused
                     }
         return groups, lost
+
+    def _probes(
+        self, index: int, round: int, found: Mapping[Clients, Interception]
+    ) -> Iterator[list[Attack]]:
+        """Groups of an adversary's attacks on the probes of a round, each of one batch size."""
+        label, plan, adversary = self._plans[index]
+        probes = probes_of(self.scenario, plan, round)
+        before = next((one.before for one in found.values()), self.recording.model(round))
+        line = self.recording.rounds.get(round)
+        nothing = before is None and not (line and line.updates)
+        refused = "no update of this round could be used, so its global model was not recorded"
+        for _, alike in itertools.groupby(probes, key=lambda one: one[1].batch_size):
+            attacks = []
+            for client, probe in alike:
+                given = NO_MODEL if before is None else before
+                one = Interception(round, (client,), given, NOTHING, probe)
+                attack = Attack(
+                    one,
+                    index,
+                    1.0,
+                    refused=refused if nothing else "",
+                    attempt=self._attempt(one, label),
+                )
+                attacks.append(attack)
+            yield from grouped(adversary, attacks)
+
+    def _attempt(self, one: Interception, label: str) -> int:
+        """How often an attack was made when it is made now."""
+        before = self._repeated.get((one.victim, label))
+        return before.attempt + 1 if before else 1
 
     def _is_done(self, attack: Attack, label: str) -> bool:
         """Whether an attack ended with these interceptions; those of other ones do not count."""
@@ -298,10 +325,11 @@ class Campaign:
         kept = self._keeper.close()
         if left_out := kept.pop("left_out"):
             most = self.scenario.record.max_bytes
+            what = "updates or global models" if self.scenario.threat.probes else "updates"
             self.observer(
                 "caution",
                 text=f"the recording is full (record.max_bytes = {most}): "
-                f"{sum(left_out.values())} updates of rounds {min(left_out)} to {max(left_out)} "
+                f"{sum(left_out.values())} {what} of rounds {min(left_out)} to {max(left_out)} "
                 "are left out, and cannot be attacked later. Raise record.max_bytes to keep them",
             )
         self.observer("recorded", point=self.point, **kept)

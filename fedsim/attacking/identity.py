@@ -59,8 +59,9 @@ def seen(attack: Attack) -> tuple[str, ...]:
 
 
 def _digest(one: Interception) -> str:
-    parts = (one.before, one.update.tensors)
+    parts = (one.before,) if one.probe else (one.before, one.update.tensors)
     digests = [part.digest for part in parts if isinstance(part, StoredTensors)]
+    digests += [repr(one.probe)] if one.probe and digests else []
     return hashlib.sha256("".join(digests).encode()).hexdigest() if digests else ""
 
 

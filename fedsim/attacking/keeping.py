@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fedsim.attacking.probes import probes_of
 from fedsim.attacking.victims import victims_of
 from fedsim.errors import RunFolderError
 from fedsim.records import Interception
@@ -21,7 +22,8 @@ class Keeper:
 
     Args:
         recording: The recording.
-        scenario: The scenario, for what it keeps (`Scenario.keeps`, `record.max_bytes`).
+        built: The run: what it keeps (`Scenario.keeps`, `record.max_bytes`), and whom its
+            adversaries attack. Without adversaries, that is what `[threat]` selects.
         shows_history: Whether attacks see earlier interceptions of their victims. All are then
             written, and those that no attack was shown are removed in the end.
         elsewhere: Bytes that the run keeps of other points, which count for `record.max_bytes`.
@@ -30,14 +32,17 @@ class Keeper:
     def __init__(
         self,
         recording: Recording,
-        scenario: Scenario,
+        built: BuiltRun,
         *,
         shows_history: bool,
         elsewhere: int = 0,
     ) -> None:
         self._recording, self._shows_history = recording, shows_history
-        self._keeps, self._most = scenario.keeps, scenario.record.max_bytes
+        self._scenario = built.scenario
+        self._plans = [plan for _, plan, _ in built.adversaries] or plans_of(built.scenario)
+        self._keeps, self._most = built.scenario.keeps, built.scenario.record.max_bytes
         self._attacked: dict[int, set[Clients]] = {}
+        self._probed: set[int] = set()
         self._elsewhere = elsewhere
         self._bytes = elsewhere + sum(recording.kept.values())
         self._left_out: dict[int, int] = {}
@@ -48,7 +53,6 @@ class Keeper:
         round: int,
         interceptions: Sequence[Interception],
         refused: Mapping[int, str],
-        attacked: set[Clients],
     ) -> dict[Clients, Interception]:
         """Write the interceptions of a round; what neither stays nor is shown remains in memory.
 
@@ -56,7 +60,6 @@ class Keeper:
             round: The number of the round.
             interceptions: All of its interceptions.
             refused: Why other replies could not be used, by client.
-            attacked: The victims of any adversary.
 
         Returns:
             The interceptions by clients; the tensors of those that were written are read from disk.
@@ -64,25 +67,40 @@ class Keeper:
         Raises:
             RunFolderError: They cannot be written, such as on a full disk; it says what is lost.
         """
-        self.note(round, attacked)
-        before = self._recording.rounds.get(round)
-        if before is not None:  # of a run that was interrupted; it is recorded again
-            self._bytes -= sum(before.kept.values())
-        kept = self._fitting(round, {one.clients: _size(one) for one in interceptions})
+        self.note(round, [*(one.clients for one in interceptions), *((c,) for c in refused)])
+        earlier = self._recording.rounds.get(round)
+        if earlier is not None:  # of a run that was interrupted; it is recorded again
+            self._bytes -= sum(earlier.kept.values())
+        sizes = {
+            one.clients: _size(one.update.tensors, one.update.buffers) for one in interceptions
+        }
+        model = _size(interceptions[0].before) if interceptions else 0
+        kept, with_model = self._fitting(round, sizes, model)
         with _saying_what_is_lost(round, self._recording):
             stored = [
                 self._recording.write(one) if one.clients in kept or self._shows_history else one
                 for one in interceptions
             ]
+            if with_model:
+                self._recording.write_model(interceptions[0])
             if self._keeps != "nothing" or self._recording.is_open:
                 stay = [one.victim for one in interceptions if one.clients in kept]
                 self._recording.close(round, stored, refused, stay)
                 self._unsettled.add(round)
         return {one.clients: one for one in stored}
 
-    def note(self, round: int, attacked: set[Clients]) -> None:
-        """Note the victims of a round, of which some may be shown their history."""
-        self._attacked[round] = attacked
+    def note(self, round: int, present: Iterable[Clients]) -> None:
+        """Note whom adversaries attack in a round, and whether they attack probes.
+
+        Args:
+            round: The number of the round.
+            present: The clients of each update, and those whose replies could not be used.
+        """
+        here = sorted({*present})
+        chosen = [victims_of(self._scenario, plan, round, here) for plan in self._plans]
+        self._attacked[round] = {victim for victims in chosen for victim, _ in victims}
+        if any(probes_of(self._scenario, plan, round) for plan in self._plans):
+            self._probed.add(round)
 
     def settle(self, rounds: Iterable[int]) -> None:
         """Remove the files of rounds whose attacks have ended, if no later attack needs them."""
@@ -99,8 +117,9 @@ class Keeper:
         """Remove what does not stay.
 
         Returns:
-            Numbers of kept `updates` and `rounds`, their `bytes`, and the number of updates that
-            were `left_out` of each round because of `record.max_bytes`.
+            Numbers of kept `updates` and of `rounds` that have such, or a global model for probes,
+            their `bytes`, and the number of updates and models that were `left_out` of each round
+            because of `record.max_bytes`.
         """
         if self._shows_history:
             self._keep_history()
@@ -112,31 +131,46 @@ class Keeper:
         updates = [name for name in kept if "/c" in name]
         return {
             "updates": len(updates),
-            "rounds": len({name.partition("/")[0] for name in updates}),
+            "rounds": len({name.partition("/")[0] for name in kept}),
             "bytes": sum(kept.values()),
             "left_out": self._left_out,
         }
 
-    def _fitting(self, round: int, sizes: Mapping[Clients, int]) -> set[Clients]:
-        """What stays of a round: as many updates as fit, the attacked ones first."""
+    def _fitting(
+        self, round: int, sizes: Mapping[Clients, int], model: int
+    ) -> tuple[set[Clients], bool]:
+        """What stays of a round: the model for probes, then updates that fit, attacked first.
+
+        Args:
+            round: The number of the round.
+            sizes: The bytes of each update.
+            model: The bytes of the global arrays, which are written once a round.
+
+        Returns:
+            The clients of the updates that stay, and whether the global arrays stay for probes.
+        """
         attacked, kept = self._attacked[round], set[Clients]()
+        probed = round in self._probed and bool(sizes)
         if self._keeps == "nothing":
-            return kept
+            return kept, False
         wanted = [one for one in sizes if self._keeps == "all" or one in attacked]
         wanted.sort(key=lambda one: one not in attacked)
+        if probed and self._bytes + model > self._most:
+            self._left_out[round] = len(wanted) + 1
+            return kept, False
+        self._bytes += model if probed else 0
         for one in wanted:
-            # The global arrays, about as large as an update, are written once a round.
-            size = sizes[one] * (1 if kept else 2)
+            size = sizes[one] + (0 if kept or probed else model)
             if self._bytes + size > self._most:
                 self._left_out[round] = len(wanted) - len(kept)
                 break
             self._bytes += size
             kept.add(one)
-        return kept
+        return kept, probed
 
     def _keep_history(self) -> None:
         """Decide what stays once it is known what attacks were shown."""
-        later, stay = set[int](), dict[int, list[str]]()
+        later, stay, models = set[int](), dict[int, list[str]](), set[int]()
         self._bytes, self._left_out = self._elsewhere, {}
         for number in sorted(self._recording.rounds, reverse=True):
             attacked = self._attacked.setdefault(number, set())
@@ -146,10 +180,13 @@ class Keeper:
             later |= alone
         for number, line in self._recording.rounds.items():
             there = self._recording.interceptions(number)
-            sizes = {one.clients: one.files.update.bytes for one in line.updates if one.files}
-            kept = self._fitting(number, {key: sizes[key] for key in there})
+            files = {one.clients: one.files for one in line.updates if one.files}
+            sizes = {key: files[key].update.bytes for key in there}
+            model = max((two.before.bytes for two in files.values()), default=0)
+            kept, with_model = self._fitting(number, sizes, model)
             stay[number] = [there[key].victim for key in kept]
-        self._recording.keep(stay)
+            models |= {number} if with_model else set()
+        self._recording.keep(stay, models)
 
 
 def expected_bytes(built: BuiltRun) -> int:
@@ -165,7 +202,8 @@ def expected_bytes(built: BuiltRun) -> int:
         chosen = [victims_of(scenario, plan, round, anyone) for plan in plans_of(scenario)]
         most = training.per_round if scenario.keeps == "all" else max(map(len, chosen))
         most = min(most, 1 if training.secure_aggregation else training.per_round)
-        total += one * (most + 1) if most else 0
+        probed = any(probes_of(scenario, plan, round) for plan in plans_of(scenario))
+        total += one * (most + 1) if most or probed else 0
     return total
 
 
@@ -188,7 +226,6 @@ def _saying_what_is_lost(round: int, recording: Recording) -> Iterator[None]:
         ) from error
 
 
-def _size(one: Interception) -> int:
-    """The bytes of an update."""
-    parts: tuple[Mapping[str, Tensor], ...] = (one.update.tensors, one.update.buffers)
+def _size(*parts: Mapping[str, Tensor]) -> int:
+    """The bytes of tensors."""
     return sum(each.numel() * each.element_size() for part in parts for each in part.values())

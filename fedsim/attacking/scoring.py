@@ -82,12 +82,12 @@ class Scorer:
         self._chances: dict[tuple[str, str], tuple[float | None, float | None]] = {}
 
     def truth(self, interception: Interception) -> Truth:
-        """Derive the examples of the victim from seed, clients and round."""
-        round, size = interception.round, self.scenario.training.batch_size
+        """Derive the examples of a victim from seed, clients and round (a probe: its number)."""
+        round, size, probe = interception.draw, self._batch_size(interception), interception.probe
         by_steps: dict[int, list[int]] = {}
         for client in interception.clients:
-            by_steps.setdefault(self.built.steps(client), []).append(client)
-        if not self.batch_size_stated:
+            by_steps.setdefault(self.built.steps(client, size), []).append(client)
+        if not self.batch_size_stated and probe is None:
             size = max(1, interception.update.num_examples // max(by_steps))
         truths = [
             self.task.truth(tuple(clients), round, batch_size=size, steps=steps)
@@ -95,10 +95,16 @@ class Scorer:
         ]
         return truths[0] if len(truths) == 1 else union(truths)
 
-    def _steps(self, clients: Sequence[int]) -> list[int]:
+    def _batch_size(self, interception: Interception) -> int:
+        """Examples in a local batch, as far as the client has as many."""
+        probe = interception.probe
+        return self.scenario.training.batch_size if probe is None else probe.batch_size
+
+    def _steps(self, interception: Interception) -> list[int]:
         """The number of local steps of each client."""
+        clients, size = interception.clients, self._batch_size(interception)
         with suppress(DataError):
-            return [self.built.steps(client) for client in clients]
+            return [self.built.steps(client, size) for client in clients]
         return [1] * len(clients)  # a node that did not say which client it is
 
     def _baselines(
@@ -109,7 +115,7 @@ class Scorer:
         if key not in self._chances:
             if len(self._chances) >= REMEMBERED:
                 self._chances.clear()
-            seed = derive(self.scenario.seed, "baseline", interception.round, *interception.clients)
+            seed = derive(self.scenario.seed, "baseline", interception.draw, *interception.clients)
             self._chances[key] = metrics.baselines(metric, truth, self.task.spec, guess, seed)
         return self._chances[key]
 
@@ -134,7 +140,7 @@ class Scorer:
         """
         label, plan, adversary = self.built.adversaries[attack.adversary]
         scenario, interception = self.scenario, attack.interception
-        steps = self._steps(interception.clients)
+        steps = self._steps(interception)
         truth = Truth()
         files: dict[str, bytes] = {}
         values: dict[str, float | None] = {}
@@ -169,7 +175,7 @@ class Scorer:
                 error = f"it cannot be shown: {type(reason).__name__}: {reason}"
         shown = [path for path in files if path.startswith(f"{folder}/reconstruction")] or [*files]
         artifact = folder if len(shown) > 1 else "".join(shown)
-        held = scenario.training.batch_size
+        held = self._batch_size(interception)
         if truth.num_examples:
             held = truth.num_examples // sum(steps) or 1
         rows = []

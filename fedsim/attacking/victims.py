@@ -57,4 +57,5 @@ def most_attacks(scenario: Scenario, plan: AttackPlan) -> int:
     updates = 1 if training.secure_aggregation else training.per_round
     asked = updates if victims == "all" else victims
     number = len({*asked}) if isinstance(asked, list) else int(asked)
-    return len(attacked_rounds(rounds, training.rounds)) * min(number, updates)
+    probes = sum(table.updates for table in threat.probes)
+    return len(attacked_rounds(rounds, training.rounds)) * (min(number, updates) + probes)

@@ -76,11 +76,9 @@ class Display:
         self._say(f"recording {_what(keep)}: at most about {decimal(bytes)}{full}")
 
     def _on_recorded(self, updates: int, rounds: int, bytes: int, **_: Any) -> None:
-        if updates:
-            self._say(
-                f"recorded {updates} update{'s' * (updates > 1)} of {rounds} "
-                f"round{'s' * (rounds > 1)}, {decimal(bytes)}"
-            )
+        if rounds:
+            what = f"{updates} update{'s' * (updates > 1)}" if updates else "the global model"
+            self._say(f"recorded {what} of {rounds} round{'s' * (rounds > 1)}, {decimal(bytes)}")
 
     def _on_attacking(self, attacks: int, adversaries: str, **_: Any) -> None:
         several = f"{attacks} attack{'s' * (attacks > 1)} on recorded updates, as in {adversaries}"

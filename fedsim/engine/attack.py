@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import tomli_w
 from fedsim.adversary import Adversary
 from fedsim.attacking.attack import Attack, AttackRunner
 from fedsim.attacking.audit import as_stated, planned
-from fedsim.attacking.campaign import Campaign, Clients, Wanted
+from fedsim.attacking.campaign import Campaign, Clients, Lost, Wanted
 from fedsim.attacking.executor import Executor, InlineExecutor, Observer
 from fedsim.attacking.identity import forget, plans, settle
+from fedsim.attacking.probes import check_probes, refuse_elsewhere
 from fedsim.engine import attack_workers
 from fedsim.engine.process import attack_cautions, one_thread, reporting
 from fedsim.engine.request import SECTIONS
@@ -83,6 +85,8 @@ def attack(  # noqa: PLR0913 - each argument is an option of the command
         prepared: list[tuple[str, BuiltRun]] = []
         after: BuiltRun | None = None
         for name, point in chosen.items():
+            if "unknown" in provenance.read(folder):
+                refuse_elsewhere(point)
             after = _built(point, adversaries, task, after, unknown)
             if not prepared:
                 ledger.same_data(after.task.fingerprint())
@@ -106,7 +110,7 @@ def attack(  # noqa: PLR0913 - each argument is an option of the command
                 notify("caution", text=text)
             stack.enter_context(reporting(ledger))
             for name, built in prepared:
-                for text in attack_cautions(built):
+                for text in check_probes(built) + attack_cautions(built):
                     notify("caution", point=name, text=text)
                 notify("point", point=name, rounds=built.scenario.training.rounds)
                 runner = AttackRunner(built, name, batch_size_stated=stated)
@@ -229,7 +233,7 @@ def _check(
     dropped = set[tuple[str, str]]()
     for name, built in prepared:
         dropped |= settle(ledger, plans(built, name), overwrite=overwrite)
-    lost: dict[int, set[Clients]] = {}
+    lost: dict[int, set[Lost]] = {}
     selected = left = 0
     for name, built in prepared:
         campaign = Campaign(built, ledger, _Nowhere(), point=name, retry=retry)
@@ -245,7 +249,7 @@ def _check(
         )
     if lost:
         each = [
-            f"  round {round}: clients {', '.join('+'.join(map(str, c)) for c in sorted(missing))}"
+            f"  round {round}: clients {', '.join(starmap(_named, sorted(missing)))}"
             for round, missing in sorted(lost.items())
         ]
         raise RunFolderError(
@@ -259,6 +263,10 @@ def _check(
     for name, built in prepared:
         ledger.drop_incomplete(name, [label for label, _, _ in built.adversaries])
     return left
+
+
+def _named(clients: Clients, probe: bool) -> str:
+    return "+".join(map(str, clients)) + (" (probes)" if probe else "")
 
 
 class _Nowhere(Executor):

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedsim.attacking.probes import check_probes
 from fedsim.defense import Defense
 from fedsim.engine import engine_name
 from fedsim.engine.process import attack_cautions
@@ -63,7 +64,7 @@ def preflight(
         chain = [one for one, on in zip(defenses, guarded, strict=True) if on]
         local_training(scenario, task, module, (), torch.Generator(), chain)
     cautions = too_many + task.cautions() + Budget(built).cautions()
-    cautions += attack_cautions(built)
+    cautions += check_probes(built) + attack_cautions(built)
     return built, cautions
 
 

@@ -3,8 +3,9 @@
 `defend` is a mod that adds fedsim's defenses to another ClientApp.
 """
 
+import contextlib
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
@@ -18,8 +19,7 @@ from fedsim.federation.grid import CLIENT_KEY, UPDATE_KEY, update_record
 from fedsim.federation.secure.client import secured
 from fedsim.federation.session import Session, session_of
 from fedsim.records import Update
-from fedsim.seeds import isolated, torch_generator
-from fedsim.training.local import STATE_KEY, local_training, protect, train_locally
+from fedsim.training.local import STATE_KEY, client_update, protect
 
 __all__ = ["app", "defend", "update_record"]
 
@@ -40,26 +40,18 @@ def _open(message: Message) -> tuple[Session, dict[str, Tensor], int]:
 def train(message: Message, context: Context) -> Message:
     """Train locally, and reply with the update and a record of what its arrays mean."""
     session, before, round = _open(message)
-    scenario, task, module = session.built.scenario, session.built.task, session.module
-    config = message.content.config_records["config"]
-    client, seed, settings = client_number(context), scenario.seed, scenario.training
-    steps = session.built.steps(client)
-    batches = task.batches(client, round, batch_size=settings.batch_size, steps=steps)
-    with isolated(seed, "client", round, client):
-        module.train()
-        defenses = [defense for defense in session.built.defenses if defense.guards(client)]
-        rng = torch_generator(seed, "training", round, client)
-        lr = float(cast(float, config.get("lr", settings.lr)))
-        training = local_training(scenario, task, module, batches, rng, defenses, lr=lr)
-        update, loss = train_locally(
-            training,
+    config, client = message.content.config_records["config"], client_number(context)
+    with _remembered(context) as states:
+        update, loss = client_update(
+            session.built,
+            session.module,
             before,
-            trained=task.trained(module),
-            reduction=task.reduction,
+            (round, client),
+            states,
+            lr=float(cast(float, config.get("lr", session.built.scenario.training.lr))),
             proximal_mu=float(cast(float, config.get("proximal-mu", 0.0))),
         )
-        where = (seed, round, client)
-        update = _protected(update, before, session.built.defenses, where, context)
+    defenses = [defense for defense in session.built.defenses if defense.guards(client)]
     arrays = {
         name: value.detach().contiguous()
         for name, value in {**update.tensors, **update.buffers}.items()
@@ -108,24 +100,18 @@ def _signature(client: int, defenses: Sequence[Defense], state: RecordDict) -> C
     return ConfigRecord(signature)
 
 
-def _protected(
-    update: Update,
-    before: Mapping[str, Tensor],
-    defenses: Sequence[Defense],
-    where: tuple[int, int, int],
-    context: Context,
-) -> Update:
-    """Apply `protect`, with the defenses' state kept in the node's context between rounds."""
+@contextlib.contextmanager
+def _remembered(context: Context) -> Iterator[dict[str, ClientState]]:
+    """The states of a client's defenses, kept in the node's context between rounds."""
     records = context.state.array_records
     ours = [key for key in records if key.startswith(f"{STATE_KEY}.")]
     states: dict[str, ClientState] = {key: dict(records[key].to_torch_state_dict()) for key in ours}
-    protected = protect(update, before, defenses, where, states)
+    yield states
     for key in set(ours) - set(states):
         del context.state[key]
     for key, state in states.items():
         kept = {name: value.contiguous() for name, value in state.items()}
         context.state[key] = ArrayRecord(kept)
-    return protected
 
 
 def defend(
@@ -195,7 +181,8 @@ def defend(
         drawn_from = secrets.randbits(63) if seed is None else seed
         where = (drawn_from, int(cast(int, round)), client)
         update = Update(tensors=floating, kind="weights")
-        protected = _protected(update, before, defenses, where, context)
+        with _remembered(context) as states:
+            protected = protect(update, before, defenses, where, states)
         reply.content[key] = ArrayRecord({**after, **dict(protected.tensors)})
         return reply
 

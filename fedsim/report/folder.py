@@ -31,7 +31,8 @@ class RunFolder:
     Attributes:
         path: The folder.
         rows: The findings. The column `point` is without the seed, which `seed` holds; `probe` is
-            the probe that was attacked, "" for a client's own update.
+            the probe that was attacked, "" for a client's own update; `label` names the batch size
+            if an adversary attacked probes of several.
         utility: The utility, with the same columns `point` and `seed`.
         measures: How metrics are read.
         scenario: The tables of scenario.toml; empty if it cannot be read.
@@ -108,6 +109,7 @@ def open_folder(run_dir: Path) -> RunFolder:
     except (ValueError, RecursionError):
         provenance = {}
     rows = rows.assign(probe=[probe_of(victim) for victim in rows["victim"]])
+    rows = rows.assign(label=_labels(rows))
     alone = next(iter(rows["seed"]), str(scenario.get("seed", ""))[:40])
     split = {
         point: split_point(point) for point in {*rows["point"].unique(), *utility["point"].unique()}
@@ -126,6 +128,15 @@ def open_folder(run_dir: Path) -> RunFolder:
         provenance_text,
         notes,
     )
+
+
+def _labels(rows: "pd.DataFrame") -> "pd.Series":
+    """Labels with the batch size, such as `dlg, B = 4`, of probes that have several sizes."""
+    probes = rows[rows["probe"] != ""]
+    sizes = probes.groupby("label")["batch_size"].nunique()
+    apart = probes[probes["label"].isin(sizes[sizes > 1].index)]
+    sized = apart["label"] + ", B = " + apart["batch_size"]
+    return sized.reindex(rows.index).fillna(rows["label"])
 
 
 def _text(run_dir: Path, name: str) -> str:

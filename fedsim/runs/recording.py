@@ -15,7 +15,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,7 @@ class Recording:
         self._open: dict[str, Entry] = {}
         self._writes: list[Future[None]] = []
         self._sent: list[tuple[Mapping[str, Tensor], File]] = []
+        self._model: File | None = None
 
     @functools.cached_property
     def rounds(self) -> dict[int, Round]:
@@ -101,6 +102,15 @@ class Recording:
             self._open[interception.victim] = Entry(clients=interception.clients, files=files)
         return self._read(interception.round, self._open[interception.victim])
 
+    def write_model(self, interception: Interception) -> None:
+        """Write the global arrays that an interception's clients received, to stay for probes.
+
+        Raises:
+            RunFolderError: The file cannot be written, such as on a full disk.
+        """
+        self._begin()
+        self._model = self._before(interception)
+
     def flush(self) -> None:
         """Wait until all files are written; raises `RunFolderError` as `write` does."""
         while self._writes:
@@ -108,8 +118,8 @@ class Recording:
 
     @property
     def is_open(self) -> bool:
-        """Whether interceptions were written whose round is not closed."""
-        return bool(self._open)
+        """Whether files were written whose round is not closed."""
+        return bool(self._open or self._model)
 
     record = write
     """The name that `write` had."""
@@ -134,8 +144,9 @@ class Recording:
         for one in sorted(interceptions, key=lambda one: one.clients):
             entry = self._open.pop(one.victim, Entry(clients=one.clients))
             updates.append(entry.model_copy(update={"kept": one.victim in stay}))
+        line = Round(round=round, updates=tuple(updates), refused=dict(refused), before=self._model)
         self._sent.clear()
-        line = Round(round=round, updates=tuple(updates), refused=dict(refused))
+        self._model = None
         self.rounds[round] = line
         path = self.folder / INDEX
         with writing(path):
@@ -149,6 +160,17 @@ class Recording:
         """The interceptions of a round that can be read, by their clients."""
         updates = self.rounds[round].updates if round in self.rounds else ()
         return {one.clients: self._read(round, one) for one in updates if self._there(one)}
+
+    def model(self, round: int) -> StoredTensors | None:
+        """The global arrays of a round, those that its first client received; None if lost."""
+        line = self.rounds.get(round, Round(round=round))
+        files = [line.before] if line.before else []
+        files += [one.files.before for one in line.updates if one.files]
+        kept = line.kept
+        for file in files:
+            if file.name in kept or (self.folder / file.name).exists():
+                return StoredTensors(self.folder / file.name, file.digest)
+        return None
 
     def history(self, client: int, before: int) -> tuple[list[Interception], bool]:
         """A client's interceptions in the rounds before one.
@@ -177,11 +199,12 @@ class Recording:
         rounds = self.rounds.values()
         return {name: size for round in rounds for name, size in round.kept.items()}
 
-    def keep(self, kept: Mapping[int, Iterable[str]]) -> None:
+    def keep(self, kept: Mapping[int, Iterable[str]], models: Collection[int]) -> None:
         """Decide anew which interceptions stay, and write the index again.
 
         Args:
             kept: Their keys, by round.
+            models: Rounds whose global arrays stay for probes.
         """
         for number, round in self.rounds.items():
             stay = frozenset(kept.get(number, ()))
@@ -189,7 +212,10 @@ class Recording:
                 one.model_copy(update={"kept": bool(one.files) and _key(number, one) in stay})
                 for one in round.updates
             ]
-            self.rounds[number] = round.model_copy(update={"updates": tuple(updates)})
+            before = round.before if number in models else None
+            self.rounds[number] = round.model_copy(
+                update={"updates": tuple(updates), "before": before}
+            )
         path = self.folder / INDEX
         if path.exists():
             partial = path.with_name(path.name + ".part")
@@ -203,12 +229,11 @@ class Recording:
 
     def prune(self, round: int) -> None:
         """Remove the files of a round that do not stay."""
-        updates = sorted(self.rounds[round].updates, key=lambda one: one.kept)
-        files = [(one.files, one.kept) for one in updates if one.files]
-        stays = {file.name: kept for two, kept in files for file in (two.before, two.update)}
-        for name, kept in stays.items():
-            if not kept:
-                (self.folder / name).unlink(missing_ok=True)
+        line = self.rounds[round]
+        files = [one.files for one in line.updates if one.files]
+        names = {file.name for two in files for file in (two.before, two.update)}
+        for name in names - line.kept.keys():
+            (self.folder / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # not empty, or not there
             (self.folder / f"r{round:04d}").rmdir()
 

@@ -78,16 +78,16 @@ class Round(_Record):
     round: int
     updates: tuple[Entry, ...] = ()
     refused: dict[int, str] = {}
+    before: File | None = None
+    """The global arrays, if they stay for probes, whether or not an update does."""
 
     @property
     def kept(self) -> dict[str, int]:
         """The bytes of each file that stays after the run, by its path in the recording."""
-        return {
-            file.name: file.bytes
-            for one in self.updates
-            if one.files and one.kept
-            for file in (one.files.before, one.files.update)
-        }
+        files = [self.before] if self.before else []
+        for one in self.updates:
+            files += [one.files.before, one.files.update] if one.files and one.kept else []
+        return {file.name: file.bytes for file in files}
 
 
 class StoredTensors(Mapping[str, Tensor]):

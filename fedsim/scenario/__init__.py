@@ -129,6 +129,12 @@ class Scenario(Table):
                 f"threat.follow = {threat.follow} names a client twice; name each once"
             )
         named = {"threat.follow": threat.follow}
+        named |= {f"threat.probes.{i}": [one.client] for i, one in enumerate(threat.probes)}
+        if threat.probes and t.secure_aggregation:
+            complaints.append(
+                "threat.probes under training.secure_aggregation: the server receives sums of "
+                "updates alone, and a probe is the update of one client. Leave one of them out"
+            )
         plans: dict[str, Threat | AttackPlan] = {"threat": threat}
         plans |= {f"adversaries.{i}": plan for i, plan in enumerate(self.adversaries)}
         for where, plan in plans.items():
@@ -304,6 +310,8 @@ class Scenario(Table):
         for key in ("metrics", "search_dirs"):  # left out if empty, as in most scenarios
             if not table[key]:
                 del table[key]
+        if not self.threat.probes:
+            del table["threat"]["probes"]
         for entry in table["adversaries"]:
             entry |= entry.pop("settings")
         return table

@@ -35,11 +35,12 @@ class BuiltRun:
     metrics: tuple[Metric, ...]
     threat: ThreatModel
 
-    def steps(self, client: int) -> int:
+    def steps(self, client: int, batch_size: int | None = None) -> int:
         """The number of local steps of a client in every round.
 
         Args:
             client: The client, from 0.
+            batch_size: Examples in a batch, by default those of the scenario.
 
         Raises:
             DataError: Steps follow from epochs, and there is no such client.
@@ -48,7 +49,7 @@ class BuiltRun:
         if training.local_epochs is None:
             return training.local_steps
         return training.local_epochs * math.ceil(
-            self.task.num_examples(client) / training.batch_size
+            self.task.num_examples(client) / (batch_size or training.batch_size)
         )
 
 

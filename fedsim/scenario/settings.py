@@ -56,6 +56,22 @@ Workers = Literal["auto"] | Annotated[int, Field(ge=1)]
 Rounds = Annotated[str | list[int], BeforeValidator(_when)]
 
 
+class Probes(Table):
+    """One `[[threat.probes]]` table: updates of a client that are computed for attacks, not sent.
+
+    Their batches are the same in every attacked round, and the global model is that round's.
+    """
+
+    client: int = Field(ge=0)
+    """The client."""
+
+    batch_size: int = Field(default=1, ge=1)
+    """Number of examples in a local batch."""
+
+    updates: int = Field(default=1, ge=1)
+    """Number of probes, each with batches of its own."""
+
+
 class Threat(Table):
     """The `[threat]` table: what the curious server knows, and which updates it attacks."""
 
@@ -71,6 +87,9 @@ class Threat(Table):
 
     follow: list[int] = Field(default=[])
     """Clients that take part in every round."""
+
+    probes: list[Probes] = Field(default=[])
+    """Updates that are computed on each attacked round's global model, and attacked as well."""
 
     timeout: float = Field(default=600.0, gt=0, allow_inf_nan=False)
     """Time limit of an attack, in seconds for each victim."""

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from fedsim.errors import DataError
-from fedsim.records import Batch, Reconstruction
+from fedsim.records import PROBES, Batch, Reconstruction
 from fedsim.seeds import torch_generator
 from fedsim.task import Task
 from fedsim.tasks.composition import Composition as Composition
@@ -96,7 +96,7 @@ class Partitioned(Task):
 
         Args:
             client: The client.
-            round: The round.
+            round: The round; the batches of a probe are in no epoch, and always drawn.
             batch_size: Examples in a batch, if the client has as many, and the epoch.
             steps: The number of batches.
 
@@ -108,7 +108,7 @@ class Partitioned(Task):
         """
         share = self.share(client)
         size = min(batch_size, len(share))
-        if self.batching == "epochs":
+        if self.batching == "epochs" and round < PROBES:
             done = (round - 1) * steps  # in rounds without this client, too
             batches = in_epochs(len(share), size, range(done, done + steps), self.seed, client)
         else:

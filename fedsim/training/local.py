@@ -10,11 +10,59 @@ from fedsim.defense import ClientState, Defense, MeanGradient, Training
 from fedsim.errors import PluginError
 from fedsim.records import Batch, Reduction, Update
 from fedsim.scenario import Scenario
-from fedsim.seeds import torch_generator
+from fedsim.scenario.built import BuiltRun
+from fedsim.seeds import isolated, torch_generator
 from fedsim.task import Task
 from fedsim.victim import Loss
 
 STATE_KEY = "fedsim.defense"
+
+
+def client_update(
+    built: BuiltRun,
+    module: nn.Module,
+    before: Mapping[str, Tensor],
+    where: tuple[int, int],
+    states: MutableMapping[str, ClientState],
+    *,
+    batch_size: int | None = None,
+    lr: float | None = None,
+    proximal_mu: float = 0.0,
+) -> tuple[Update, float]:
+    """A client's local training and defenses in a round.
+
+    Batches, dropout and the defenses' noise depend on (seed, client, round) alone.
+
+    Args:
+        built: The run.
+        module: The model, with the weights `before`; it is trained in place.
+        before: The arrays that the server sent, by name.
+        where: Round and client.
+        states: The client's own state of each defense, by `STATE_KEY`.POSITION; changed in place.
+        batch_size: Examples in a batch, by default those of the scenario.
+        lr: The learning rate of the round, by default that of the scenario.
+        proximal_mu: The weight of FedProx's term, which the strategy sends.
+
+    Returns:
+        The defended update and the mean training loss.
+    """
+    scenario, task, (round, client) = built.scenario, built.task, where
+    size, steps = batch_size or scenario.training.batch_size, built.steps(client, batch_size)
+    batches = task.batches(client, round, batch_size=size, steps=steps)
+    with isolated(scenario.seed, "client", round, client):
+        module.train()
+        defenses = [defense for defense in built.defenses if defense.guards(client)]
+        rng = torch_generator(scenario.seed, "training", round, client)
+        training = local_training(scenario, task, module, batches, rng, defenses, lr=lr)
+        update, loss = train_locally(
+            training,
+            before,
+            trained=task.trained(module),
+            reduction=task.reduction,
+            proximal_mu=proximal_mu,
+        )
+        place = (scenario.seed, round, client)
+        return protect(update, before, built.defenses, place, states), loss
 
 
 def local_training(

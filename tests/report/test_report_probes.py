@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import pytest
 from support.run_folders import page_of, row, written
@@ -78,3 +79,15 @@ def test_the_page_draws_the_mean_of_probes_and_the_worst_probe(tmp_path):
     assert worst["y"] == pytest.approx([0.6, 0.5, 0.4])
     assert [trace["legendgroup"] for trace in figure["data"] if trace.get("fill")] == ["0"]
     assert "the probe that leaked most over all rounds" in page
+
+
+def test_probes_of_several_batch_sizes_are_read_apart(tmp_path):
+    rows = probed()
+    for one in rows:
+        one["batch_size"] = 4 if one["victim"].endswith("p02") else 1
+    folder = open_folder(written(tmp_path, *rows))
+    assert sorted({*folder.rows["label"]}) == ["llg", "llg, B = 1", "llg, B = 4"]
+    (series,) = folder.series()
+    assert len(attacks_of(series.rows, "llg, B = 1", "asr")) == 6
+    assert len(attacks_of(series.rows, "llg, B = 4", "asr")) == 3
+    assert re.search('llg, B = 4: [^"]*, mean of probes', page_of(folder.path))

@@ -142,7 +142,7 @@ class RayExecutor:
 
     def _in_files(self, interception: Interception) -> bool:
         """Whether an interception is recorded, in files that all nodes find; tried once."""
-        tensors = interception.update.tensors
+        tensors = interception.before
         if not isinstance(tensors, StoredTensors):
             return False
         if self._sees_files is None:
