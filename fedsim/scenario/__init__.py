@@ -157,6 +157,15 @@ class Scenario(Table):
             f"two adversaries are called '{label}'; give one a label of its own"
             for label in sorted({x for x in labels if labels.count(x) > 1})
         ]
+        for i, one in enumerate(self.adversaries):
+            whom = threat.victims if one.victims is None else one.victims
+            when = threat.rounds if one.rounds is None else one.rounds
+            if (whom == [] and not threat.probes) or when == []:
+                nothing = "rounds = []" if when == [] else "victims = [], without threat.probes"
+                complaints.append(
+                    f"adversaries.{i} ({one.title}) attacks nobody: {nothing}. Name some, or leave "
+                    "the key out to attack all"
+                )
         complaints += [
             f"sweep.{key}: {options} holds a value twice"
             for key, options in self.sweep.items()

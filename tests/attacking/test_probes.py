@@ -189,6 +189,19 @@ def test_probes_that_cannot_be_are_refused(changes, complaint):
         probed(**changes)
 
 
+@pytest.mark.parametrize(
+    ("threat", "complaint"),
+    [
+        ({"victims": []}, r"adversaries.0 \(llg\) attacks nobody: victims = \[\], without"),
+        ({"rounds": [], "probes": TABLES}, r"attacks nobody: rounds = \[\]"),
+    ],
+    ids=str,
+)
+def test_an_adversary_without_victims_and_probes_is_refused(threat, complaint):
+    with pytest.raises(ScenarioError, match=complaint):
+        scenario(threat=threat)
+
+
 def test_a_batch_larger_than_the_clients_data_is_refused(tmp_path):
     small = {"task": {"train_examples": 60}}
     tables = {"probes": [{"client": 3, "batch_size": 100}]}
