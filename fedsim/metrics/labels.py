@@ -85,12 +85,13 @@ class AttackSuccessRate(Metric):
 
     def chance(self, truth: Truth, spec: Spec) -> float:
         """Sum over classes of E[min(Binomial(|D|, 1/n), count)] / |D|."""
-        from scipy.stats import binom
+        from scipy.special import betainc
 
         true = true_counts(truth)
         size = true.total()
-        # E[min(X, c)] = sum_{k < c} P(X > k)
-        above = binom.sf(np.arange(max(true.values())), size, 1 / spec.classes).tolist()
+        # E[min(X, c)] = sum_{k < c} P(X > k), and P(X > k) = I_p(k + 1, n - k) (DLMF 8.17.5)
+        k = np.arange(max(true.values()))
+        above = betainc(k + 1, size - k, 1 / spec.classes).tolist()
         overlap = sum(above[k] for count in true.values() for k in range(count))
         return float(overlap / size)
 

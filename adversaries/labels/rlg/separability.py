@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linprog
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
@@ -74,6 +73,8 @@ def separates(q: Array, c: int, others: Indices) -> Array | None:
     Raises:
         SolverError: HiGHS found neither a solution nor a proof that there is none.
     """
+    from scipy.optimize import linprog  # takes half a second, which each process would wait for
+
     others = others[others != c]
     if not q[:, c].any():
         return None

@@ -8,7 +8,7 @@ from support import recognised, spellers
 from support.rlg_heads import attacked, gradient
 from torch import nn
 
-from adversaries.labels.rlg import RLG, separability, tied
+from adversaries.labels.rlg import RLG, tied
 from fedsim import testing
 from fedsim.knowledge import Knowledge
 from fedsim.records import Spec
@@ -60,7 +60,7 @@ def test_an_error_of_the_solver_is_told(monkeypatch):
     class Broken:
         status, x, message = 4, None, "numerical difficulties"
 
-    monkeypatch.setattr(separability, "linprog", lambda *_, **__: Broken())
+    monkeypatch.setattr("scipy.optimize.linprog", lambda *_, **__: Broken())
     claimed = attacked(gradient(classes=60, size=5)[0], RLG(solver="lp"))
     assert claimed.label_set == frozenset()
     assert claimed.diagnostics["failed"] == list(range(60))

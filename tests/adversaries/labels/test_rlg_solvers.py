@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import sparse
 from scipy.optimize import linprog, nnls
 
-from adversaries.labels.rlg import acceptance, separability
+from adversaries.labels.rlg import acceptance
 from adversaries.labels.rlg.acceptance import by_majority, otsu
 from adversaries.labels.rlg.least_squares import nonnegative
 from adversaries.labels.rlg.separability import (
@@ -219,7 +219,7 @@ class Broken:
 
 
 def test_a_solver_in_error_never_says_feasible(monkeypatch):
-    monkeypatch.setattr(separability, "linprog", lambda *_, **__: Broken())
+    monkeypatch.setattr("scipy.optimize.linprog", lambda *_, **__: Broken())
     q = normalised(np.array([[1.0, 1.0, -1.0, 0.3], [0.0, 0.0, 0.2, -1.0]]))
     with pytest.raises(SolverError, match="numerical"):
         separates(q, 0, np.arange(4))

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from sklearn.datasets import load_digits
 from support.image_sets import toy, written
 
 from fedsim.errors import DataError
@@ -251,3 +252,10 @@ def test_more_clients_than_examples():
 def test_a_client_that_does_not_exist(digits, client):
     with pytest.raises(DataError, match="clients run from 0 to 19"):
         digits.batches(client, 0, batch_size=1, steps=1)
+
+
+def test_the_digits_are_those_of_scikit_learn(digits):
+    expected, held = load_digits(), torch.cat(digits.shares)
+    batch = digits.batch(held)
+    assert torch.equal(batch.inputs[:, 0] * 16, torch.tensor(expected.images)[held].float())
+    assert batch.labels.tolist() == expected.target[held.numpy()].tolist()
