@@ -10,13 +10,14 @@ from fedsim.federation.fedsgd import FedSGD
 from fedsim.federation.server import HonestButCurious
 from fedsim.knowledge import Knowledge
 from fedsim.plugin import Plugin
-from fedsim.records import Batch, Finding, Interception, Observation, Reconstruction, Truth, Update
+from fedsim.records import Batch, Finding, Interception, Observation, Reconstruction, Truth
 from fedsim.report import write_report
 from fedsim.runs.loading import load
 from fedsim.scenario import Scenario
 from fedsim.spec import ImageSpec, Spec, SpeechSpec, TabularSpec, TextSpec
 from fedsim.task import Task
 from fedsim.threat import ThreatModel
+from fedsim.update import Update
 from fedsim.victim import VictimModel
 
 __all__ = [

@@ -45,6 +45,7 @@ SECTIONS = {
     "": Scenario,
     "training.": settings.Training,
     "threat.": settings.Threat,
+    "threat.probes.N.": settings.Probes,
     "engine.": settings.Engine,
     "adversaries.N.": settings.AttackPlan,
     "task.": Images,

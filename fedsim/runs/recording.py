@@ -199,7 +199,7 @@ class Recording:
         rounds = self.rounds.values()
         return {name: size for round in rounds for name, size in round.kept.items()}
 
-    def keep(self, kept: Mapping[int, Iterable[str]], models: Collection[int]) -> None:
+    def keep(self, kept: Mapping[int, Iterable[str]], models: Collection[int] = ()) -> None:
         """Decide anew which interceptions stay, and write the index again.
 
         Args:

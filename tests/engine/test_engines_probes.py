@@ -20,7 +20,7 @@ def run(folder, engine, **threat):
     one = scenario(
         threat={"grants": "white-box", **threat},
         training={"algorithm": "fedavg", "local_steps": 2, "momentum": 0.5},
-        defenses=[{"name": "gaussian-noise", "sigma": 0.01}, {"name": "dropout", "p": 0.2}],
+        defenses=[{"name": "gaussian-noise", "sigma": 0.01}, {"name": "dropout", "rate": 0.2}],
         record={"keep": "all"},
         engine=engine,
     )
