@@ -62,7 +62,8 @@ name = "rlg"
 ONE = ["paper.repetitions=1", "threat.victims=all"]
 RUNS: dict[str, tuple[list[str], list[str], bool]] = {
     "quickstart": (["run", "quickstart"], [], False),
-    "quickstart-ray": (["run", "quickstart"], ["engine.workers=2"], False),
+    "first-rounds": (["run", "first-rounds"], [], False),
+    "first-rounds-ray": (["run", "first-rounds"], ["engine.workers=2"], False),
     "defenses": (["run", "defenses"], [], False),
     "text": (["run", "text"], [], False),
     "speech": (["run", "speech"], [], False),

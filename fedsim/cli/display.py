@@ -1,6 +1,7 @@
 """Terminal output: progress of a run, its summary, and descriptions of plugins."""
 
 import math
+import time
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,16 @@ from fedsim.report import summary, utility_summary
 from fedsim.report.intervals import FEWEST, interval_text
 from fedsim.runs.reading import Measures, budget, read_measures
 
+LINES, PAUSE = 20, 10.0
+"""Off a terminal a run prints about as many lines of rounds, and more if a round takes longer than
+these seconds."""
+
 
 class Display:
     """An observer that shows rounds, clients, running attacks and leakage so far.
 
-    A terminal gets a live display, any other output a plain line for each round.
+    A terminal gets a live display, any other output a plain line for each round, or for every
+    n-th of many short rounds.
 
     Args:
         console: Where to print.
@@ -46,6 +52,7 @@ class Display:
         self._attacks = self._bars.add_task("attacks", total=0, note="")
         self._queued = 0
         self._done = 0
+        self._said = 0.0
         self._sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
 
     def __enter__(self) -> "Display":
@@ -121,7 +128,9 @@ class Display:
 
     def _on_round(self, round: int, of: int, **fields: Any) -> None:
         self._bars.update(self._rounds, completed=round)
-        if round and self._live is None:
+        due = round in (1, of) or round % max(1, of // LINES) == 0
+        if self._live is None and round and (due or time.monotonic() - self._said >= PAUSE):
+            self._said = time.monotonic()
             numbers = {k: v for k, v in fields.items() if isinstance(v, float)}
             utility = "  ".join(f"{name} {_number(name, value)}" for name, value in numbers.items())
             leakage = self._leakage()
@@ -187,7 +196,8 @@ def print_summary(console: Console, folder: Path) -> None:
     """Print what leaked beside chance; for a sweep one line for each point, with the utility.
 
     Seeds are repetitions: of a point with several, means are printed, with 95 % intervals from
-    three seeds on. Without a sweep, the privacy that defenses have spent is printed too.
+    three seeds on. Without a sweep, the accuracy and the privacy that defenses have spent are
+    printed too.
     """
     rows, utility, measures = summary(folder), utility_summary(folder), read_measures(folder)[0]
     seeds = {row["seeds"] for row in (*rows, *utility)}
@@ -197,7 +207,7 @@ def print_summary(console: Console, folder: Path) -> None:
             _print_differences(console, rows, utility, measures)
     else:
         spent = [row for row in utility if budget(row["metric"])]
-        trained = [row for row in utility if row["metric"] == "accuracy" and row["seeds"] > 1]
+        trained = [row for row in utility if row["metric"] == "accuracy"]
         for words, found in (("privacy spent", spent), ("in the end", trained)):
             if found:
                 text = ", ".join(f"{row['metric']} {_utility(row)}" for row in found)

@@ -34,7 +34,7 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run the scenario that the run config names."""
     given = {key: str(value) for key, value in context.run_config.items()}
-    name = given.get("scenario") or "quickstart"
+    name = given.get("scenario") or "first-rounds"
     overrides = shlex.split(given.get("overrides", ""))
     data = given.get("data") or os.environ.get("FEDSIM_DATA")
     nodes = _settled(grid)

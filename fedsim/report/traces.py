@@ -24,6 +24,9 @@ NAME = 60
 
 GUESS = "random guess"
 
+MARKED = 60
+"""The largest number of places of a line that have a marker each."""
+
 
 def curve(
     means: Mapping[float, Estimate], name: str, style: dict[str, Any], group: str, *, of: str = ""
@@ -41,7 +44,7 @@ def curve(
         return []
     line: Trace = {
         "type": "scatter",
-        "mode": "lines+markers",
+        "mode": "lines+markers" if len(means) <= MARKED else "lines",
         "name": plain(name, NAME),
         "x": [_number(at) for at in means],
         "y": [_number(one.mean) for one in means.values()],

@@ -63,7 +63,7 @@ def test_what_an_adversary_attacks_is_shown_and_listed():
 
 @pytest.mark.parametrize("key", ["threat.victims", "adversaries.1.victims"])
 def test_more_victims_than_clients_a_round_are_an_error_unless_nodes_decide(key):
-    run = Scenario.load("quickstart", [f"{key}=6"])
+    run = Scenario.load("first-rounds", [f"{key}=6"])
     with pytest.raises(ScenarioError, match=rf"^{key} = 6, and 5 clients take part in a round"):
         preflight(run)
     _, cautions = preflight(run, nodes_decide=True)
@@ -74,9 +74,9 @@ def test_more_victims_than_clients_a_round_are_an_error_unless_nodes_decide(key)
 def test_a_gpu_that_is_not_there_is_an_error(key, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(ScenarioError, match=rf"needs a GPU \(engine\.{key} = 0\.5\), and there is"):
-        preflight(Scenario.load("quickstart", [f"engine.{key}=0.5"]))
+        preflight(Scenario.load("first-rounds", [f"engine.{key}=0.5"]))
     elsewhere = [f"engine.{key}=0.5", "engine.address=10.0.0.1:6379"]
-    assert preflight(Scenario.load("quickstart", elsewhere))
+    assert preflight(Scenario.load("first-rounds", elsewhere))
 
 
 def test_the_version_is_printed():
@@ -96,7 +96,7 @@ def test_a_name_of_a_task_and_of_a_scenario_shows_both():
 
 def test_every_point_of_a_sweep_is_checked():
     sweep = 'sweep={"threat.grants"=["gradients","white-box"]}'
-    done = checked("quickstart", "--set", sweep)
+    done = checked("first-rounds", "--set", sweep)
     assert done.exit_code == 1
     assert done.stdout.count("dlg: needs") == 2
     assert done.stdout.count("dlg: needs GRADIENT, MODEL") == 2
@@ -104,7 +104,7 @@ def test_every_point_of_a_sweep_is_checked():
 
 
 def test_a_sweep_over_the_algorithm_takes_each_ones_own_strategy():
-    done = checked("quickstart", "--set", 'sweep={"training.algorithm"=["fedsgd","fedavg"]}')
+    done = checked("first-rounds", "--set", 'sweep={"training.algorithm"=["fedsgd","fedavg"]}')
     assert done.exit_code == 0, done.output
     assert done.stdout.count("granted") == 2 * done.stdout.count("dlg: ")
 

@@ -1,8 +1,10 @@
 """What `fedsim run` prints where there is no terminal: a log, or a pipe."""
 
+from rich.console import Console
 from typer.testing import CliRunner
 
 from fedsim.cli import app
+from fedsim.cli.display import Display
 
 SWEEP = """
 seed = 7
@@ -40,3 +42,22 @@ def test_off_a_terminal_lines_say_what_they_are_and_tables_are_whole(tmp_path, m
         for steps in ("1", "2"):
             name = f"defenses.0.sigma={point},training.local_steps={steps}"
             assert any(name in line for line in done.output.splitlines())
+
+
+def test_off_a_terminal_many_short_rounds_are_about_twenty_lines():
+    console = Console(width=80, record=True)
+    with Display(console) as display:
+        display("point", point="", rounds=200)
+        for number in range(201):
+            display("round", round=number, of=200, accuracy=number / 200)
+    lines = console.export_text().splitlines()
+    assert [line.split()[1] for line in lines] == [f"{n}/200" for n in (1, *range(10, 201, 10))]
+
+
+def test_off_a_terminal_long_rounds_are_a_line_each(monkeypatch):
+    monkeypatch.setattr("fedsim.cli.display.PAUSE", 0.0)
+    console = Console(width=80, record=True)
+    with Display(console) as display:
+        for number in range(1, 61):
+            display("round", round=number, of=60)
+    assert len(console.export_text().splitlines()) == 60

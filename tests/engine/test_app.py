@@ -29,13 +29,13 @@ def serve(nodes: int, **config: str) -> None:
 
 
 def test_the_app_runs_the_scenario_of_its_run_config(tmp_path, capsys):
-    serve(4, scenario="quickstart", overrides=OVERRIDES, out=str(tmp_path / "app"))
+    serve(4, scenario="first-rounds", overrides=OVERRIDES, out=str(tmp_path / "app"))
     assert "4 SuperNodes are connected, so training.clients = 4 instead of 20" in (
         said := capsys.readouterr().out
     )
     assert f"report: {(tmp_path / 'app' / 'report.html').resolve()}" in said
     overrides = [*OVERRIDES.split(), "training.clients=4", "training.clients_per_round=4"]
-    simulate(Scenario.load("quickstart", overrides), tmp_path / "run")
+    simulate(Scenario.load("first-rounds", overrides), tmp_path / "run")
     assert timeless(tmp_path / "app") == timeless(tmp_path / "run")
     assert rows(tmp_path / "app", "utility.csv") == rows(tmp_path / "run", "utility.csv")
 
@@ -43,15 +43,15 @@ def test_the_app_runs_the_scenario_of_its_run_config(tmp_path, capsys):
 def test_the_app_refuses_a_sweep_and_an_existing_folder(tmp_path):
     sweep = "training.rounds=1 'sweep={\"training.lr\"=[0.1,0.2]}'"
     with pytest.raises(ScenarioError, match="sweep"):
-        serve(2, scenario="quickstart", overrides=sweep, out=str(tmp_path / "sweep"))
+        serve(2, scenario="first-rounds", overrides=sweep, out=str(tmp_path / "sweep"))
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "scenario.toml").touch()
     with pytest.raises(RunFolderError, match="holds a run already"):
-        serve(2, scenario="quickstart", overrides=OVERRIDES, out=str(tmp_path / "taken"))
+        serve(2, scenario="first-rounds", overrides=OVERRIDES, out=str(tmp_path / "taken"))
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="ends processes by /proc")
-def test_flwr_run_runs_the_quickstart(tmp_path):
+def test_flwr_run_runs_the_scenario_of_the_project(tmp_path):
     mark = f"FEDSIM_TEST_{uuid.uuid4().hex}"
     home = tmp_path / "flwr"
     home.mkdir()
@@ -80,7 +80,7 @@ def test_flwr_run_runs_the_quickstart(tmp_path):
     assert "report:" in said, said[-3000:]
     assert (tmp_path / "run" / "report.html").stat().st_size > 1000
     overrides = [*OVERRIDES.split(), "training.clients=5"]
-    simulate(Scenario.load("quickstart", overrides), tmp_path / "alone")
+    simulate(Scenario.load("first-rounds", overrides), tmp_path / "alone")
     assert timeless(tmp_path / "run") == timeless(tmp_path / "alone")
 
 

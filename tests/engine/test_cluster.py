@@ -81,7 +81,7 @@ def run_scenario(
     folder: Path, *settings: str, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     options = [word for each in (*ROWS, *settings) for word in ("--set", each)]
-    command = ["run", "quickstart", "--quiet", "--out", str(folder), *options]
+    command = ["run", "first-rounds", "--quiet", "--out", str(folder), *options]
     env = {**os.environ, **environment}
     return python("-m", "fedsim.cli", *command, folder=folder.parent, env=env)
 

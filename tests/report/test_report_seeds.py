@@ -12,7 +12,9 @@ from support.tiny import rows as read
 from fedsim.cli.display import print_summary
 from fedsim.report import final_utility, summary, utility_summary, write_report
 from fedsim.report.folder import open_folder
+from fedsim.report.intervals import Estimate
 from fedsim.report.replication import over_rounds, undefended
+from fedsim.report.traces import curve
 from fedsim.runs.reading import MEASURES, split_point
 
 T2 = 4.302652729911275
@@ -170,6 +172,13 @@ def test_curves_have_an_interval_over_seeds_in_each_round(tmp_path):
     means = over_rounds(part, MEASURES["asr"])
     assert list(means) == [1, 2, 3]
     assert all(one.seeds == 3 and one.low < one.mean < one.high for one in means.values())
+
+
+@pytest.mark.parametrize(("rounds", "mode"), [(60, "lines+markers"), (61, "lines")])
+def test_a_curve_of_many_rounds_is_a_line_without_markers(rounds, mode):
+    one = Estimate(0.5, None, None, 1, 1)
+    (line,) = curve(dict.fromkeys(range(rounds), one), "accuracy", {"color": "#000"}, "0")
+    assert line["mode"] == mode
 
 
 def test_a_run_without_seeds_in_its_points_keeps_its_seed(tmp_path):
