@@ -137,19 +137,25 @@ def _lead(folder: RunFolder, every: Sequence[Series]) -> str:
     if rows.empty:
         parts.append("No adversary took part in this run: it shows utility alone.")
     else:
-        each = ["point", "seed", "round", "client"]
-        updates = rows[rows["status"] != "denied"].drop_duplicates(each)
+        each = ["point", "seed", "victim", "client"]
+        attacked = rows[rows["status"] != "denied"].drop_duplicates(each)
+        updates, probes = (attacked[(attacked["probe"] != "") == one] for one in (False, True))
         denied = rows[rows["status"] == "denied"].drop_duplicates([*each, "label"])
         training = folder.scenario.get("training")
         of = training.get("clients") if isinstance(training, dict) else None
         clients = _count(updates["client"].nunique(), "client")
         if isinstance(of, int):
             clients = f"{updates['client'].nunique()} of {_count(of, 'client')}"
+        whom = [f"{_count(len(updates), 'update')} from {clients}"] * (
+            len(updates) > 0 or probes.empty
+        )
+        if len(probes):
+            whom.append(f"{_count(probes['probe'].nunique(), 'probe')} of each round's model")
         parts.append(
-            f"{_count(len(updates), 'update')} from {clients} "
-            f"{'was' if len(updates) == 1 else 'were'} attacked in "
+            f"{' and '.join(whom)} "
+            f"{'was' if len(attacked) == 1 else 'were'} attacked in "
             f"{_count(rows['round'].nunique(), 'round')} by "
-            f"{_count(rows['label'].nunique(), 'adversary', 'adversaries')}."
+            f"{_count(rows['named'].nunique(), 'adversary', 'adversaries')}."
         )
         if len(denied):
             were = "was" if len(denied) == 1 else "were"

@@ -31,8 +31,8 @@ class RunFolder:
     Attributes:
         path: The folder.
         rows: The findings. The column `point` is without the seed, which `seed` holds; `probe` is
-            the probe that was attacked, "" for a client's own update; `label` names the batch size
-            if an adversary attacked probes of several.
+            the probe that was attacked, "" for a client's own update; `label` has the batch size in
+            it if an adversary attacked probes of several, and `named` never has.
         utility: The utility, with the same columns `point` and `seed`.
         measures: How metrics are read.
         scenario: The tables of scenario.toml; empty if it cannot be read.
@@ -109,7 +109,7 @@ def open_folder(run_dir: Path) -> RunFolder:
     except (ValueError, RecursionError):
         provenance = {}
     rows = rows.assign(probe=[probe_of(victim) for victim in rows["victim"]])
-    rows = rows.assign(label=_labels(rows))
+    rows = rows.assign(named=rows["label"], label=_labels(rows))
     alone = next(iter(rows["seed"]), str(scenario.get("seed", ""))[:40])
     split = {
         point: split_point(point) for point in {*rows["point"].unique(), *utility["point"].unique()}

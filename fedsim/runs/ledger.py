@@ -305,8 +305,7 @@ class Ledger:
                 r["point"],
                 int(r["round"]),
                 [int(client) for client in r["client"].split("+")],
-                r["label"],
-                r["metric"],
+                *(r["victim"], r["label"], r["metric"]),
             )
         )
         self._write_table("findings.csv", [[*row.values()] for row in rows])

@@ -99,6 +99,11 @@ def test_rows_name_the_probe_its_client_and_batch(live):
         assert row["batch_size"] == "4" or row["value"] == "1.0"
 
 
+def test_rows_are_in_the_order_of_their_probes(live):
+    victims = [row["victim"] for row in of_probes(live)]
+    assert victims == sorted(victims)
+
+
 def test_chance_is_the_same_in_every_round(live):
     each = {}
     for row in of_probes(live):

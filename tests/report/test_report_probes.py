@@ -90,4 +90,7 @@ def test_probes_of_several_batch_sizes_are_read_apart(tmp_path):
     (series,) = folder.series()
     assert len(attacks_of(series.rows, "llg, B = 1", "asr")) == 6
     assert len(attacks_of(series.rows, "llg, B = 4", "asr")) == 3
-    assert re.search('llg, B = 4: [^"]*, mean of probes', page_of(folder.path))
+    text = page_of(folder.path)
+    whom = "3 updates from 1 of 20 clients and 3 probes of each round&#39;s model"
+    assert f"{whom} were attacked in 3 rounds by 1 adversary" in text
+    assert re.search('llg, B = 4: [^"]*, mean of probes', text)
