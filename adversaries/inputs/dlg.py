@@ -91,7 +91,9 @@ class DLG(InputMatching):
         pairs = 2 * self.history * int(seen.know(Knowledge.BATCH_SIZE)) * coordinates
         return max(1, MEMORY // (8 * pairs))
 
-    def match(self, problem: Problem, jobs: Sequence[Job]) -> list[Match]:
+    def match(
+        self, problem: Problem, jobs: Sequence[Job], seen: Sequence[Observation]
+    ) -> list[Match]:
         """Minimise by L-BFGS."""
         order = ORDER[self.distance]
         rules = [

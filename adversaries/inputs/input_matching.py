@@ -1,11 +1,12 @@
 """Base class of gradient matching attacks on inputs of a fixed shape."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from fedsim import Knowledge, Observation, Reconstruction
 from fedsim.adversary import Adversary, Job, Source
@@ -47,23 +48,11 @@ class InputMatching(Adversary):
         """Match many at once: those with the same model and training in one optimisation."""
         labels = [self.labels(one, job) for one, job in zip(seen, jobs, strict=True)]
         models = [one.know(Knowledge.MODEL) for one in seen]
-        keys = [(int(one.know(Knowledge.BATCH_SIZE)), self.training(one)) for one in seen]
+        keys = [(int(one.know(Knowledge.BATCH_SIZE)), self.alike(one)) for one in seen]
 
         def attack(some: list[int]) -> list[Reconstruction]:
             views, own = [seen[i] for i in some], [jobs[i] for i in some]
-            size, (steps, lr) = keys[some[0]]
-            problem = Problem(
-                models[some[0]],
-                [one.know(Knowledge.GRADIENT) for one in views],
-                views[0].spec,
-                size=size,
-                labels=[labels[i] for i in some],
-                shuffled=steps > 1,
-                comparison=Comparison(
-                    self.distance, self.parameters, own[0].device, getattr(torch, self.precision)
-                ),
-                simulate=local_steps(steps, lr) if steps > 1 else None,
-            )
+            problem = self.problem(views, [labels[i] for i in some], own[0].device)
             return [
                 problem.claim(
                     victim,
@@ -72,14 +61,41 @@ class InputMatching(Adversary):
                     exact_gradient=views[victim].exact,
                     **self.notes(match, views[victim]),
                 )
-                for victim, match in enumerate(self.match(problem, own))
+                for victim, match in enumerate(self.match(problem, own, views))
             ]
 
         return in_groups(models, keys, attack, most=lambda victim: self.at_once(seen[victim]))
 
+    def problem(
+        self,
+        seen: Sequence[Observation],
+        labels: Sequence[Tensor | None],
+        device: torch.device | str,
+    ) -> Problem:
+        """The matching of these victims' gradients, at the model that they share."""
+        steps, lr = self.training(seen[0])
+        return Problem(
+            seen[0].know(Knowledge.MODEL),
+            [one.know(Knowledge.GRADIENT) for one in seen],
+            seen[0].spec,
+            size=int(seen[0].know(Knowledge.BATCH_SIZE)),
+            labels=labels,
+            shuffled=steps > 1,
+            comparison=Comparison(
+                self.distance, self.parameters, device, getattr(torch, self.precision)
+            ),
+            simulate=local_steps(steps, lr) if steps > 1 else None,
+        )
+
     @abstractmethod
-    def match(self, problem: Problem, jobs: Sequence[Job]) -> list[Match]:
-        """Minimise the objective; one job and one match for each victim."""
+    def match(
+        self, problem: Problem, jobs: Sequence[Job], seen: Sequence[Observation]
+    ) -> list[Match]:
+        """Minimise the objective; one job, one observation and one match for each victim."""
+
+    def alike(self, seen: Observation) -> Hashable:
+        """What victims in one optimisation share, besides the model and the batch size."""
+        return self.training(seen)
 
     def training(self, seen: Observation) -> tuple[int, float]:
         """Local steps to simulate, and their learning rate; 1 and 0 where there is none."""

@@ -1,7 +1,7 @@
 """inverting-gradients: images by matching the gradient's direction, with total variation."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -11,7 +11,18 @@ from torch import Tensor
 from adversaries.inputs.input_matching import InputMatching
 from fedsim import ImageSpec, Knowledge, Observation
 from fedsim.adversary import Job, Source
-from fedsim.gradients import Adam, Match, Objective, Problem, Restarts, Rules, minimise
+from fedsim.gradients import (
+    Adam,
+    Match,
+    Objective,
+    Problem,
+    Restarts,
+    Rules,
+    StatisticsDistance,
+    batch_statistics,
+    layer_calls,
+    minimise,
+)
 
 DECAYS = (3 / 8, 5 / 8, 7 / 8)
 """Shares of the iterations after which the step length is cut to a tenth (the paper's schedule)."""
@@ -41,6 +52,11 @@ class InvertingGradients(InputMatching):
     begins with the one of the lowest objective. Otherwise, and for another optimizer than SGD, all
     steps count as one batch at the initial weights.
 
+    If `BUFFERS` is granted and one local step was taken, the running statistics of BatchNorm layers
+    give the mean and the variance of the batch at each of these layers, and `statistics` times the
+    distance of the dummy batch's own (`fedsim.gradients.statistics`) is added to the objective.
+    After several steps they are only averages over batches at changing weights, and are not used.
+
     Claims one float32 tensor of `spec.input_shape` for each example, within the input range, and
     its label. The order of the examples is unknown.
     """
@@ -55,7 +71,9 @@ class InvertingGradients(InputMatching):
     suits = (ImageSpec,)
     cites = (
         "Geiping et al., Inverting Gradients: How easy is it to break privacy in federated "
-        "learning?, NeurIPS 2020, Eq. 4"
+        "learning?, NeurIPS 2020, Eq. 4; batch statistics: Yin et al., See Through Gradients, CVPR "
+        "2021, Eq. 9, and Hatamizadeh et al., Do Gradient Inversion Attacks Make Federated "
+        "Learning Unsafe?, IEEE TMI 2023"
     )
 
     iterations: int = Field(default=2000, ge=1)
@@ -79,6 +97,10 @@ class InvertingGradients(InputMatching):
     tv: float = Field(default=1e-3, ge=0)
     """Weight of the total variation, inputs as shares of their range; more helps where the
     gradient says little, such as behind max-pooling."""
+
+    statistics: float = Field(default=0.3, ge=0)
+    """Weight of the distance of batch statistics, where BUFFERS is granted, the model has BatchNorm
+    layers in training mode, and one local step was taken; 0: they are not used."""
 
     labels_from: Source | None = "llg"
     """Where the labels come from: another adversary by name, "given" (the threat model grants
@@ -123,15 +145,24 @@ class InvertingGradients(InputMatching):
         return steps, lr
 
     def notes(self, match: Match, seen: Observation) -> dict[str, Any]:
-        """The number of local steps that were simulated."""
-        return {"unrolled_steps": self.training(seen)[0]}
+        """The number of local steps that were simulated, and of layers with known statistics."""
+        known = {"batch_statistics": layers} if (layers := len(self._known(seen))) else {}
+        return {"unrolled_steps": self.training(seen)[0], **known}
 
-    def match(self, problem: Problem, jobs: Sequence[Job]) -> list[Match]:
+    def _known(self, seen: Observation) -> dict[str, tuple[Tensor, Tensor]]:
+        """The batch's statistics by layer; empty if they are not used."""
+        if not (self.statistics and seen.buffers and (seen.exact or seen.steps == 1)):
+            return {}
+        return batch_statistics(seen.know(Knowledge.MODEL), seen.buffers)
+
+    def match(
+        self, problem: Problem, jobs: Sequence[Job], seen: Sequence[Observation]
+    ) -> list[Match]:
         """Minimise by Adam on the sign of the gradient."""
         spec = problem.spec
         low, high = spec.input_range or (0.0, 1.0)
 
-        objective = self._objective(problem, high - low)
+        objective = self._objective(problem, high - low, [self._known(one) for one in seen])
 
         def start(victim: int) -> Tensor:
             rng = jobs[victim].rng
@@ -160,16 +191,25 @@ class InvertingGradients(InputMatching):
             restarts=Restarts(self.restarts, together=True),
         )
 
-    def _objective(self, problem: Problem, width: float) -> Objective:
+    def _objective(
+        self,
+        problem: Problem,
+        width: float,
+        known: Sequence[Mapping[str, tuple[Tensor, Tensor]]],
+    ) -> Objective:
         if self.tv and len(problem.inputs_shape) != 4:
             raise ValueError(
                 f"inputs of shape {problem.inputs_shape[1:]} are no images (channels, height, "
                 "width), so that they have no total variation: set tv = 0"
             )
         scale = torch.tensor(problem.scales, dtype=problem.dtype, device=problem.device)
+        statistics = StatisticsDistance(problem.model, known)
 
         def objective(points: Tensor, victims: Tensor) -> Tensor:
-            value = problem(points, victims) / scale[victims]
+            with layer_calls(statistics.layers) as calls:
+                value = problem(points, victims) / scale[victims]
+            if calls:
+                value = value + self.statistics * statistics(calls, victims)
             if not self.tv:
                 return value
             images = points[:, : problem.pixels].view(-1, *problem.inputs_shape)

@@ -7,6 +7,7 @@ dummy       gradients of many dummy batches in one pass
 factored    gradients of many dummy sequences, as sums of outer products
 ghost       gradients of transformers that are fed embeddings, as sums of outer products
 terms       the part of a distance that parameters of one shape contribute
+statistics  batch statistics of BatchNorm layers, from running statistics
 unrolled    the average gradient of several simulated local steps
 problem     gradient matching of inputs and labels as an objective
 texts       gradient matching of token embeddings as an objective
@@ -35,6 +36,7 @@ from fedsim.gradients.head import (
     head_calls,
     head_gradient,
     head_passes,
+    layer_calls,
     layer_rows,
 )
 from fedsim.gradients.matching import Checks, Match, Objective, Restarts, Rules, minimise
@@ -49,6 +51,7 @@ from fedsim.gradients.rank import (
     rounding,
 )
 from fedsim.gradients.sequences import LabelBag, SequenceProblem, keep_labels
+from fedsim.gradients.statistics import StatisticsDistance, batch_statistics
 from fedsim.gradients.texts import TextDistance, TextMetric, nearest_tokens, norm_gap
 from fedsim.gradients.unrolled import LossModule, local_steps, unrolled_gradient
 from fedsim.threat import to_gradient
@@ -77,9 +80,11 @@ __all__ = [
     "Restarts",
     "Rules",
     "SequenceProblem",
+    "StatisticsDistance",
     "TextDistance",
     "TextMetric",
     "WhitenedDistance",
+    "batch_statistics",
     "claim_labels",
     "cosine_distance",
     "ctc_head_gradient",
@@ -93,6 +98,7 @@ __all__ = [
     "in_groups",
     "keep_labels",
     "l1_l2_distance",
+    "layer_calls",
     "layer_rows",
     "leading",
     "local_steps",

@@ -9,6 +9,7 @@ from fedsim.plugin import Model, table, validated
 from fedsim.references import is_reference
 from fedsim.tasks.models.architecture import Architecture
 from fedsim.tasks.models.cnn import CNN, LeNetSigmoid
+from fedsim.tasks.models.convnet import ConvNet
 from fedsim.tasks.models.factory import FACTORY, Classifier
 from fedsim.tasks.models.hub import Transformers
 from fedsim.tasks.models.lenet import LeNet
@@ -19,6 +20,7 @@ __all__ = ["FACTORY", "MODELS", "Architecture", "as_architecture", "as_model"]
 
 MODELS: dict[str, type[Architecture]] = {
     "cnn": CNN,
+    "convnet": ConvNet,
     "lenet": LeNet,
     "lenet-sigmoid": LeNetSigmoid,
     "mlp": MLP,

@@ -25,6 +25,13 @@ TINY = {
 }
 CASES = {
     "cnn": "cnn",
+    "convnet": "convnet",
+    "convnet of sigmoids": {
+        "name": "convnet",
+        "widths": [4, 6],
+        "activation": "sigmoid",
+        "batch_norm": False,
+    },
     "lenet": "lenet",
     "lenet-sigmoid": "lenet-sigmoid",
     "mlp": "mlp",
@@ -39,7 +46,14 @@ CASES = {
     },
     "transformers vit": {"name": "transformers", "config": "vit", "settings": TINY["vit"]},
 }
-SMOOTH = ("cnn", "lenet-sigmoid", "mlp of sigmoids", "resnet20 as in DLG", "transformers vit")
+SMOOTH = (
+    "cnn",
+    "convnet of sigmoids",
+    "lenet-sigmoid",
+    "mlp of sigmoids",
+    "resnet20 as in DLG",
+    "transformers vit",
+)
 
 
 def built(case, shape=(1, 16, 16), classes=7):
