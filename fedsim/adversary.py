@@ -127,6 +127,9 @@ class Adversary(Plugin, ABC):
         recovers: Fields of `Reconstruction` that the attack fills, on which it is scored.
         suits: Modalities of the tasks that it attacks; any by default.
         cites: The paper, with equation or section.
+        over_history: Whether it claims the examples of all observations that it is shown, the
+            present one and its `history`, each example once. Such claims are scored on the union
+            of the distinct examples behind all of them.
         group: Largest number of one round's observations that `reconstruct_many` attacks at once;
             1 if that method is not overridden.
     """
@@ -135,6 +138,7 @@ class Adversary(Plugin, ABC):
     recovers: ClassVar[frozenset[str]]
     suits: ClassVar[tuple[type[Spec], ...]] = (Spec,)
     cites: ClassVar[str] = ""
+    over_history: ClassVar[bool] = False
     group: ClassVar[int] = 1
 
     @field_validator("*", mode="before")

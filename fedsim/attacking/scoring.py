@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedsim import metrics
+from fedsim.adversary import Adversary
 from fedsim.errors import DataError
 from fedsim.plugin import title
 from fedsim.records import Finding, Interception, Reconstruction, Status, Truth
@@ -79,7 +80,7 @@ class Scorer:
     def __init__(self, built: BuiltRun, point: str, *, batch_size_stated: bool) -> None:
         self.built, self.point, self.batch_size_stated = built, point, batch_size_stated
         self.scenario, self.task = built.scenario, built.task
-        self._chances: dict[tuple[str, str], tuple[float | None, float | None]] = {}
+        self._chances: dict[tuple[str, str, bool], tuple[float | None, float | None]] = {}
 
     def truth(self, interception: Interception) -> Truth:
         """Derive the examples of a victim from seed, clients and round (a probe: its number)."""
@@ -100,6 +101,15 @@ class Scorer:
         probe = interception.probe
         return self.scenario.training.batch_size if probe is None else probe.batch_size
 
+    def _adversary(self, attack: Attack) -> Adversary:
+        return self.built.adversaries[attack.adversary][2]
+
+    def _scored(self, attack: Attack, truth: Truth) -> Truth:
+        """The examples that an attack is scored on, given those of the update itself."""
+        if not self._adversary(attack).over_history:
+            return truth
+        return distinct(union([*map(self.truth, attack.history), truth]))
+
     def _steps(self, interception: Interception) -> list[int]:
         """The number of local steps of each client."""
         clients, size = interception.clients, self._batch_size(interception)
@@ -108,10 +118,11 @@ class Scorer:
         return [1] * len(clients)  # a node that did not say which client it is
 
     def _baselines(
-        self, metric: metrics.Metric, truth: Truth, interception: Interception, guess: metrics.Guess
+        self, metric: metrics.Metric, truth: Truth, attack: Attack, guess: metrics.Guess
     ) -> tuple[float | None, float | None]:
-        """`metrics.baselines`, computed once a victim, as they are the same for all attacks."""
-        key = (interception.victim, metric.name)
+        """`metrics.baselines`, computed once a victim and truth, as they are alike for attacks."""
+        interception = attack.interception
+        key = (interception.victim, metric.name, self._adversary(attack).over_history)
         if key not in self._chances:
             if len(self._chances) >= REMEMBERED:
                 self._chances.clear()
@@ -141,7 +152,7 @@ class Scorer:
         label, plan, adversary = self.built.adversaries[attack.adversary]
         scenario, interception = self.scenario, attack.interception
         steps = self._steps(interception)
-        truth = Truth()
+        truth, held = Truth(), self._batch_size(interception)
         files: dict[str, bytes] = {}
         values: dict[str, float | None] = {}
         try:
@@ -153,6 +164,9 @@ class Scorer:
         measured = metrics.applicable(fields, self.task.spec, self.built.metrics)
         try:
             truth = self.truth(interception)
+            if truth.num_examples:
+                held = truth.num_examples // sum(steps) or 1
+            truth = self._scored(attack, truth)
         except Exception as reason:
             if status == "ok":
                 status = "failed"
@@ -175,9 +189,6 @@ class Scorer:
                 error = f"it cannot be shown: {type(reason).__name__}: {reason}"
         shown = [path for path in files if path.startswith(f"{folder}/reconstruction")] or [*files]
         artifact = folder if len(shown) > 1 else "".join(shown)
-        held = self._batch_size(interception)
-        if truth.num_examples:
-            held = truth.num_examples // sum(steps) or 1
         rows = []
         guess = metrics.remembering(self.task.guess)
         # A reconstruction that no metric scores has a row, too.
@@ -187,7 +198,7 @@ class Scorer:
             informed: float | None = None
             try:
                 if known and metric is not None:
-                    chance, informed = self._baselines(metric, truth, interception, guess)
+                    chance, informed = self._baselines(metric, truth, attack, guess)
             except Exception as reason:
                 error = error or f"no baseline: {type(reason).__name__}: {reason}"
             rows.append(
@@ -241,6 +252,41 @@ def union(truths: Sequence[Truth]) -> Truth:
     shared = set.intersection(*(set(truth.attributes) for truth in truths))
     attributes = {key: joined([truth.attributes[key] for truth in truths]) for key in shared}
     return Truth(**fields, attributes=attributes)
+
+
+def distinct(truth: Truth) -> Truth:
+    """Keep one of examples with equal inputs, tokens and text; all if only labels are known."""
+    content = [each for each in (truth.inputs, truth.tokens, truth.text) if each is not None]
+    first: dict[tuple[Any, ...], int] = {}
+    for index, example in enumerate(zip(*content, strict=True)):
+        first.setdefault(tuple(map(_hashed, example)), index)
+    if not content or len(first) == truth.num_examples:
+        return truth
+    kept = [*first.values()]
+
+    def of_kept(values: Any) -> Any:
+        if isinstance(values, Tensor):
+            return values[kept]
+        return None if values is None else [values[index] for index in kept]
+
+    fields = {
+        one.name: of_kept(getattr(truth, one.name))
+        for one in dataclasses.fields(Truth)
+        if one.name not in ("labels", "attributes")
+    }
+    labels = truth.labels
+    if labels is not None and truth.sequences is not None:
+        labels = torch.cat([one[one >= 0] for one in fields["sequences"]])
+    elif labels is not None:
+        labels = labels[kept]
+    attributes = {key: of_kept(values) for key, values in truth.attributes.items()}
+    return Truth(**fields, labels=labels, attributes=attributes)
+
+
+def _hashed(value: Tensor | str) -> Any:
+    if isinstance(value, str):
+        return value
+    return tuple(value.shape), value.detach().cpu().contiguous().numpy().tobytes()
 
 
 MOST_VALUES = 100

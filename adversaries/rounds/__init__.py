@@ -1,0 +1,1 @@
+"""Attacks on several updates of one client: what leaks over rounds."""
