@@ -52,7 +52,10 @@ def perceptron(seed: int) -> VictimModel:
     return VictimModel(module, head="head", loss=cross_entropy)
 
 
+QUICK_DLG = {"name": "dlg", "iterations": 3, "restarts": 0}
+
 EASY = {
+    "accumulate": Easy("mse", victims=2, noise=8, noise_settings={"claims_from": QUICK_DLG}),
     "dlg": Easy("mse", victims=2, noise=8, noise_settings={"iterations": 3, "restarts": 0}),
     "first-linear": Easy("mse", model=perceptron),
     "idlg": Easy("label_exact"),
@@ -68,6 +71,9 @@ EASY = {
     "llg+": Easy("asr", 6, "llg", {"variant": "llg+"}, noise_settings={"variant": "llg+"}),
     "min-column": Easy("label_f1", size=4),
     "bias-signs": Easy("asr", size=4),
+    "repeated-gradients": Easy(
+        "mse", victims=2, noise=8, noise_settings={"iterations": 3, "restarts": 0}
+    ),
     "rlg": Easy("label_f1", size=4),
     "rlg by margin": Easy("label_f1", 4, "rlg", {"accept": "margin"}),
     "rlg of the authors": Easy("label_f1", 4, "rlg", {"accept": "authors"}),
