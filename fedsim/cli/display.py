@@ -235,9 +235,9 @@ def _points(rows: list[dict[str, Any]], utility: list[dict[str, Any]], measures:
         if metric == "accuracy" or (budget(metric) or "").startswith("epsilon")
     ]
     main = measures.main((row["label"], row["metric"]) for row in rows)
-    titles = [f"{label} {measures[metric].title.lower()}" for label, metric in main.items()]
-    for title in (*(metric.replace("_", " ") for metric in metrics), *titles):
-        table.add_column(escape(title.replace(" ", "\n")), justify="right")
+    titles = [_title(label, measures[metric]) for label, metric in main.items()]
+    for title in (*(_stacked(metric.replace("_", " ")) for metric in metrics), *titles):
+        table.add_column(escape(title), justify="right")
     trained = {(row["point"], row["metric"]): _utility(row) for row in utility}
     found = {  # by point and adversary
         (row["point"], row["label"]): row for row in rows if row["metric"] == main[row["label"]]
@@ -263,7 +263,7 @@ def _print_differences(
     against: dict[str, None] = {}
     for row in (*utility, *rows):
         label = row.get("label")
-        column = f"{label} {measures[row['metric']].title.lower()}" if label else row["metric"]
+        column = _title(label, measures[row["metric"]]) if label else row["metric"]
         if row["against"] and row["metric"] == (main[label] if label else "accuracy"):
             found.setdefault(row["point"], {})[column] = row["difference_shown"]
             against[row["against"]] = None
@@ -272,10 +272,19 @@ def _print_differences(
     columns = list(dict.fromkeys(column for cells in found.values() for column in cells))
     table = _titled(f"Less the undefended point ({', '.join(against)})", "point")
     for column in columns:
-        table.add_column(escape(column.replace(" ", "\n")), justify="right")
+        table.add_column(escape(column), justify="right")
     for point, cells in found.items():
         table.add_row(*map(escape, [point, *(cells.get(column, "") for column in columns)]))
     console.print(table)
+
+
+def _title(label: str, how: Measure) -> str:
+    """The title of an adversary's column: its label, below it the words of the measure."""
+    return f"{label}\n{_stacked(how.title.lower())}"
+
+
+def _stacked(words: str) -> str:
+    return words.replace(" ", "\n")
 
 
 def _mean(row: dict[str, Any], how: Measure) -> str:

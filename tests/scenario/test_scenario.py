@@ -163,7 +163,7 @@ def test_what_is_written_is_read_back(name, tmp_path):
     rounds=st.integers(1, 9),
     lr=st.floats(1e-6, 10, allow_subnormal=False),
     grants=st.sampled_from(["gradients", "full", ["LABELS", "HEAD_GRADIENT"]]),
-    victims=st.one_of(st.just("all"), st.integers(1, 5), st.lists(st.integers(0, 4))),
+    victims=st.one_of(st.just("all"), st.integers(1, 5), st.lists(st.integers(0, 4), min_size=1)),
     description=st.text(st.characters(blacklist_categories=["Cs"]), max_size=30),
     sigma=st.floats(0, 10, allow_subnormal=False),
     label=st.text("abc-'\"=é", max_size=5),
