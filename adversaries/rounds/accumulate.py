@@ -12,7 +12,15 @@ import torch
 from pydantic import Field, field_validator
 from torch import Tensor
 
-from fedsim import Adversary, Job, Knowledge, NotGranted, Observation, Reconstruction
+from fedsim import (
+    Adversary,
+    Job,
+    Knowledge,
+    NotGranted,
+    Observation,
+    Reconstruction,
+    VictimModel,
+)
 from fedsim.adversary import Source
 from fedsim.spec import Spec
 
@@ -102,6 +110,22 @@ class Accumulate(Adversary):
         """The fields of the other attack of which there is a union."""
         return self.parts()["claims_from"].fills() & UNITED
 
+    def cautions(self, model: VictimModel) -> list[str]:
+        """Warn of an attack that needs what is never granted of earlier rounds."""
+        withheld = self._withheld()
+        return [*super().cautions(model), *([withheld] if withheld else [])]
+
+    def _withheld(self) -> str:
+        """Why the other attack cannot have what it needs; "" if it can."""
+        part = self.parts()["claims_from"]
+        missing = part.requires() & (Knowledge.LABELS | Knowledge.LENGTHS)
+        if not missing:
+            return ""
+        return (
+            f"{part.name} needs {', '.join(missing.names())}, which is not granted of earlier "
+            "rounds. Choose an adversary for claims_from that does without"
+        )
+
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
         """Attack all updates, and unite the claims.
 
@@ -110,11 +134,8 @@ class Accumulate(Adversary):
             ValueError: It fails on every update, or claims nothing that can be united.
         """
         part, fields = self.parts()["claims_from"], self.fills()
-        if withheld := part.requires() & (Knowledge.LABELS | Knowledge.LENGTHS):
-            raise NotGranted(
-                f"{part.name} needs {', '.join(withheld.names())}, which is not granted of earlier "
-                "rounds. Choose an adversary for claims_from that does without"
-            )
+        if withheld := self._withheld():
+            raise NotGranted(withheld)
         if not fields:
             raise ValueError(f"{part.name} claims nothing of which there is a union")
         shown = (*seen.know(Knowledge.HISTORY), seen)

@@ -181,6 +181,9 @@ def test_labels_of_earlier_rounds_are_never_granted():
     attack = Accumulate(claims_from={"name": "dlg", "labels_from": "given"})
     with pytest.raises(NotGranted, match=r"LABELS.*not granted of earlier rounds"):
         attack.reconstruct(observed(1, 2), testing.job())
+    (caution,) = attack.cautions(testing.network())
+    assert "dlg needs LABELS" in caution
+    assert Accumulate().cautions(testing.network()) == []
 
 
 def test_needs_and_fields_are_those_of_the_other_attack():
