@@ -91,9 +91,9 @@ class Accumulate(Adversary):
     """Mean squared difference up to which two claimed inputs are one example, as a share of the
     squared input range; two claims that each count as `recovered` differ by 0.004 at most."""
 
-    edits: float = Field(default=0.2, ge=0, le=1)
+    edits: float = Field(default=0.0, ge=0, le=1)
     """Share of tokens (of sequences labels, of texts words) to change, add or remove, up to which
-    two claims are one example."""
+    two claims are one example; more than 0 for attacks that make mistakes."""
 
     counts: Literal["most", "sum"] = "most"
     """How counts of labels or tokens without examples are united: "most" (as many as in the update

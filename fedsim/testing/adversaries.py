@@ -54,6 +54,11 @@ def adversary_complaints(attack: Adversary, sample: Observation | None) -> list[
         found.append(f"fills() names {unknown}, which Reconstruction lacks: use {sorted(CLAIMS)}")
     if left := sorted(attack.recovers - filled):
         found.append(f"fills() leaves out {left}, which `recovers` names: start from self.recovers")
+    if attack.over_history and Knowledge.HISTORY not in attack.requires():
+        found.append(
+            "over_history is set, and HISTORY is not needed: without it there is no other "
+            "observation to claim anything of; add it to `needs`"
+        )
     if attack.requires():
         try:
             _attack(attack, blind, 0)

@@ -1,5 +1,7 @@
 """Conformance names what an adversary does wrong."""
 
+from typing import ClassVar
+
 import pytest
 import torch
 
@@ -59,6 +61,13 @@ class Boastful(Adversary):
         return Reconstruction(labels=torch.tensor([0]) * len(seen.know(Knowledge.HEAD_GRADIENT)))
 
 
+class Shortsighted(Greedy):
+    """Claims examples of earlier rounds that it does not ask for."""
+
+    name = "shortsighted"
+    over_history: ClassVar[bool] = True
+
+
 class Elsewhere(Greedy):
     """Does not say in classes what it attacks."""
 
@@ -84,6 +93,7 @@ class Silent(Greedy):
         (Boastful, ["sequencez", "leaves out ['labels']", "fills() names 'inputs', but"]),
         (Careless, ["name is", "'limit' has no description", "unbounded", "lables"]),
         (Leaky, ["changes the observation", "global generator of torch", "same seed", "empty"]),
+        (Shortsighted, ["over_history is set, and HISTORY is not needed"]),
         (Greedy, ["more than it declares"]),
     ],
 )
