@@ -4,14 +4,16 @@
     python benchmarks/results_rows.py restore OUT [llg rlg/table2 ...]
 
 `keep` zips scenario, provenance and rows of every run folder below into `docs/results/rows/`, one
-file a run folder, where `reproduce --out OUT` put them; a file whose content is the same stays as
-it is. `restore` puts them back where no run folder is, so that on another machine
-`fedsim reproduce` goes on with the repetitions that are there, and `--show` makes pages of them.
+file a run folder, where `reproduce --out OUT` put them, or below `study/` if its scenario is of no
+paper; a file whose content is the same stays as it is. `restore` puts them back where no run folder
+is, so that on another machine `fedsim reproduce` goes on with the repetitions that are there, and
+`--show` makes pages of them.
 """
 
 import argparse
 import io
 import re
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -37,8 +39,9 @@ def zipped(run: Path) -> bytes:
 
 
 def place(run: Path) -> Path:
-    """Where below a folder of results a run folder lies: PAPER/FIGURE/SCALE/SCENARIO."""
-    return Path(*run.resolve().parts[-4:])
+    """Where below a folder of results a run lies: PAPER/FIGURE/SCALE/SCENARIO, or study/RUN."""
+    scenario = tomllib.loads((run / TABLES[0]).read_text(encoding="utf-8"))
+    return Path(*run.resolve().parts[-4:]) if "paper" in scenario else Path("study", run.name)
 
 
 def keep(folders: list[Path], rows: Path = ROWS) -> list[Path]:

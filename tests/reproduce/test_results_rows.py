@@ -60,3 +60,13 @@ def test_a_run_without_a_row_is_not_kept(tmp_path, tool):
     run.mkdir(parents=True)
     (run / "findings.csv").write_text("scenario,point\n")
     assert tool.keep([tmp_path / "out"], tmp_path / "kept") == []
+
+
+def test_a_run_of_no_papers_scenario_is_kept_as_a_study(tmp_path, tool):
+    run = tmp_path / "runs" / "mine"
+    run.mkdir(parents=True)
+    (run / "scenario.toml").write_text("seed = 7\n")
+    (run / "findings.csv").write_text("scenario,point\nmine,\n")
+    assert tool.keep([run], tmp_path / "kept") == [tmp_path / "kept" / "study" / "mine.zip"]
+    assert tool.restore(tmp_path / "out", ["study"], tmp_path / "kept")
+    assert (tmp_path / "out/study/mine/findings.csv").read_text() == "scenario,point\nmine,\n"
