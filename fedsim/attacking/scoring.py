@@ -15,7 +15,9 @@ from fedsim.adversary import Adversary
 from fedsim.errors import DataError
 from fedsim.plugin import title
 from fedsim.records import Finding, Interception, Reconstruction, Status, Truth
-from fedsim.runs.ledger import place
+from fedsim.runs.reading import TENSORS
+from fedsim.runs.reconstructions import to_bytes
+from fedsim.runs.tables import artifacts_place
 from fedsim.scenario.built import BuiltRun
 from fedsim.seeds import derive
 
@@ -180,7 +182,7 @@ class Scorer:
             except Exception as reason:
                 status, values = "failed", {}
                 error = f"its reconstruction cannot be scored: {type(reason).__name__}: {reason}"
-        folder = f"{place('artifacts', self.point)}/{interception.victim}/{label}"
+        folder = f"{artifacts_place(self.point)}/{interception.victim}/{label}"
         if status == "ok":
             try:
                 rendered = self.task.render(claimed, truth)
@@ -189,6 +191,13 @@ class Scorer:
                 error = f"it cannot be shown: {type(reason).__name__}: {reason}"
         shown = [path for path in files if path.startswith(f"{folder}/reconstruction")] or [*files]
         artifact = folder if len(shown) > 1 else "".join(shown)
+        if status == "ok":
+            try:
+                tensors = to_bytes(claimed)
+                files = {f"{folder}/{TENSORS}": tensors} | files if tensors else files
+            except Exception as reason:
+                why = f"{type(reason).__name__}: {reason}"
+                error = error or f"its tensors cannot be kept: {why}"
         rows = []
         guess = metrics.remembering(self.task.guess)
         # A reconstruction that no metric scores has a row, too.

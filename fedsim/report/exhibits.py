@@ -9,7 +9,7 @@ from difflib import SequenceMatcher
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedsim.runs.reading import Measures, inside, probe_of
+from fedsim.runs.reading import TENSORS, Measures, inside, probe_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -78,12 +78,13 @@ class Exhibits:
         about all of them. The file `original*` with the same suffix stands beside it, or one folder
         up if several adversaries share it. An image without an original is a sheet, with originals
         in the top row and the reconstruction of each below (`Task.render`); a text
-        without one shows both as well.
+        without one shows both as well. The file of tensors is not shown.
         """
         names = [artifact]
         if inside(self.run_dir, artifact, folder=True):
             found = sorted(path.name for path in (self.run_dir / artifact).iterdir())
-            names = [f"{artifact}/{name}" for name in fnmatch.filter(found, "reconstruction*")]
+            shown = [name for name in fnmatch.filter(found, "reconstruction*") if name != TENSORS]
+            names = [f"{artifact}/{name}" for name in shown]
         figures: dict[str, list[str]] = {}
         for name in names:
             figures.setdefault(name.rpartition(".")[0], []).append(name)

@@ -24,6 +24,8 @@ COLUMNS = [
 """The fields of `fedsim.records.Finding`, which cannot be imported here: it needs torch."""
 NEEDED = {"round", "victim", "adversary", "metric", "value", "baseline", "status"}
 NUMBERS = ("round", "value", "baseline", "baseline_prior", "attempt", "seconds", "iterations")
+TENSORS = "reconstruction.safetensors"
+"""The file of an attack's claims, beside the files that show them."""
 STATUSES = ("ok", "failed", "timeout", "denied")
 
 

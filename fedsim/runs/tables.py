@@ -5,6 +5,7 @@ import csv
 import hashlib
 import io
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,26 @@ def place(folder: str, point: str) -> str:
     if not point:
         return folder
     return f"{folder}/{hashlib.sha256(point.encode()).hexdigest()[:12]}"
+
+
+LONGEST = 100
+"""Characters of a point's name in the name of its folder of artifacts."""
+
+
+def artifacts_place(point: str) -> str:
+    """The path of a sweep point's artifacts, `artifacts/POINT`, or `artifacts` without a sweep.
+
+    Characters that a path, a link or another system could misread become `_`, and long names are
+    cut off; a hash of the name then keeps points apart.
+    """
+    if not point:
+        return "artifacts"
+    name = re.sub(r"[^A-Za-z0-9._=,+-]", "_", point)[:LONGEST]
+    if name.startswith("."):
+        name = f"_{name[1:]}"
+    if name != point:
+        name += f"-{hashlib.sha256(point.encode()).hexdigest()[:8]}"
+    return f"artifacts/{name}"
 
 
 @contextlib.contextmanager
