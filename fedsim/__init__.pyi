@@ -12,7 +12,7 @@ from fedsim.knowledge import Knowledge
 from fedsim.plugin import Plugin
 from fedsim.records import Batch, Finding, Interception, Observation, Reconstruction, Truth
 from fedsim.report import write_report
-from fedsim.runs.loading import load
+from fedsim.results.loading import load
 from fedsim.scenario import Scenario
 from fedsim.spec import ImageSpec, Spec, SpeechSpec, TabularSpec, TextSpec
 from fedsim.task import Task

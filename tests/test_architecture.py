@@ -36,6 +36,7 @@ ROOMS = [
     {"training"},
     {"runs"},
     {"report"},
+    {"results"},
     {"attacking"},
     {"federation"},
     {"engine"},

@@ -17,11 +17,21 @@ def report(
             "--out", metavar="PATH", help="Page of a comparison [default: ./comparison.html]"
         ),
     ] = None,
+    figures: Annotated[
+        Path | None,
+        typer.Option(
+            "--figures", metavar="DIR", help="Also write the plots of a run there, as PNG and SVG"
+        ),
+    ] = None,
 ) -> None:
     """Write a run's report again, or compare several runs; from their folders alone."""
     from fedsim.errors import RunFolderError
     from fedsim.report import compare, write_report
 
+    if figures is not None and len(run_dirs) > 1:
+        raise RunFolderError(
+            "--figures draws one run: give one run folder, or leave it out to compare several"
+        )
     if len(run_dirs) > 1:
         typer.echo(compare(run_dirs, out, format))
     elif out is not None:
@@ -31,3 +41,8 @@ def report(
         )
     else:
         typer.echo(write_report(run_dirs[0], format))
+        if figures is not None:
+            from fedsim.results.plots import Plots
+
+            for path in Plots(run_dirs[0]).save(figures):
+                typer.echo(path)

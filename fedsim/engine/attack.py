@@ -19,9 +19,9 @@ from fedsim.engine import attack_workers
 from fedsim.engine.process import attack_cautions, one_thread, reporting
 from fedsim.engine.request import SECTIONS
 from fedsim.errors import RunFolderError, ScenarioError, did_you_mean
+from fedsim.results.loading import load
 from fedsim.runs import provenance
 from fedsim.runs.ledger import Ledger, place
-from fedsim.runs.loading import load
 from fedsim.runs.lock import alone_in
 from fedsim.runs.recording import Recording
 from fedsim.scenario import Scenario

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.errors import ScenarioError
-from fedsim.runs.loading import load
+from fedsim.results.loading import load
 from fedsim.runs.provenance import trained_by
 from fedsim.scenario import locate, read_table
 from fedsim.scenario.dotted import set_by

@@ -70,7 +70,7 @@ def figure(series: Series, main: Mapping[str, str], measures: Measures) -> dict[
     panels: dict[str, Panel] = {}
     utility = series.utility
     for metric in sorted(utility["metric"].unique(), key=lambda one: not one.endswith("accuracy")):
-        title, name, whose = _quantity(metric)
+        title, name, whose = quantity(metric)
         if not title:
             continue
         spent = whose == "budget"
@@ -118,7 +118,7 @@ def overlay(every: Sequence[Series], main: Mapping[str, str], measures: Measures
     every, panels = every[:OVERLAID], dict[str, Panel]()
     metrics = dict.fromkeys(metric for one in every for metric in one.utility["metric"])
     for metric in sorted(metrics, key=lambda one: not one.endswith("accuracy")):
-        title, _, whose = _quantity(metric)
+        title, _, whose = quantity(metric)
         elsewhere = whose in ("train", "client") and metric.rpartition("_")[2] in metrics
         if title and not elsewhere:
             panel = panels[metric if whose else title] = Panel(title == "Accuracy")
@@ -237,7 +237,7 @@ def _heading(title: str, top: float) -> dict[str, Any]:
     }
 
 
-def _quantity(metric: str) -> tuple[str, str, str]:
+def quantity(metric: str) -> tuple[str, str, str]:
     """The panel of a utility metric ("" if it has none), its name there, and whose value it is.
 
     `loss`, `train_loss` and `client_loss` are one quantity, measured on different examples.

@@ -26,8 +26,7 @@ def content(folder: RunFolder) -> dict[str, Any]:
 
     rows, measures, notes = folder.rows, folder.measures, [*folder.notes]
     totals = summarise(rows, measures)
-    main = measures.main(zip(rows["label"], rows["metric"], strict=True))
-    every = folder.series()
+    main, every = folder.main, folder.series()
     several = len(every) > 1
     exhibits = Exhibits(folder.path, measures)
     pages = [

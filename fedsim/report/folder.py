@@ -58,6 +58,11 @@ class RunFolder:
         first = next(iter(self.rows["scenario"]), "")
         return str(self.provenance.get("scenario") or first or self.path.resolve().name)
 
+    @property
+    def main(self) -> dict[str, str]:
+        """The main metric of each adversary, by label."""
+        return self.measures.main(zip(self.rows["label"], self.rows["metric"], strict=True))
+
     def points(self) -> list[str]:
         """The points of the sweep, without seeds: baselines first, then as they were run."""
         return in_order([*self.utility["point"], *self.rows["point"]])

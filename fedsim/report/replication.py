@@ -49,6 +49,17 @@ def attacks_of(rows: "pd.DataFrame", label: str, metric: str) -> "pd.DataFrame":
     return part if probes.empty else probes
 
 
+def leaked(part: "pd.DataFrame", how: Measure, column: str = "counted") -> Estimate:
+    """The estimate of one adversary's metric over all its attacks, or of what a guess scores.
+
+    Args:
+        part: Rows of one adversary's metric.
+        how: How the metric is read.
+        column: "counted" or "baseline".
+    """
+    return estimate(part[column].tolist(), part["seed"].tolist(), how)
+
+
 def worst_probe(part: "pd.DataFrame", how: Measure) -> str:
     """The probe that leaked most, as the mean over seeds and rounds; "" without probes."""
     if part.empty or (part["probe"] == "").any():

@@ -4,12 +4,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedsim.metric import Measure
-from fedsim.report.intervals import FEWEST, Estimate, estimate
+from fedsim.report.intervals import FEWEST, Estimate
 from fedsim.report.replication import (
     Series,
     attacks_of,
     differences_of,
     last_utility,
+    leaked,
     over_rounds,
     utility_measure,
 )
@@ -85,8 +86,7 @@ def means(
         for label, metric in main.items():
             part, how = attacks_of(one.rows, label, metric), measures[metric]
             if len(part) or ((one.rows["label"] == label) & (one.rows["metric"] == metric)).any():
-                mean = estimate(part["counted"].tolist(), part["seed"].tolist(), how)
-                guess = estimate(part["baseline"].tolist(), part["seed"].tolist(), how)
+                mean, guess = leaked(part, how), leaked(part, how, "baseline")
                 row.append([*_cell(mean, how), f"chance {how.show(guess.mean)}"])
             else:
                 row.append(NOTHING)

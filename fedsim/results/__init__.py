@@ -1,0 +1,1 @@
+"""A run folder in Python: its tables, tensors and plots, for notebooks and scripts."""
