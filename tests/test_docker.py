@@ -68,7 +68,7 @@ def test_every_copied_path_exists_and_reaches_the_build():
 
 def test_what_the_wheel_is_made_of_is_copied():
     built = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
-    needed = {*built["targets"]["wheel"]["packages"], PROJECT["readme"], *PROJECT["license-files"]}
+    needed = {*built["targets"]["wheel"]["packages"], "README.md", *PROJECT["license-files"]}
     copied = " ".join(instructions("COPY")).split()
     assert needed <= set(copied)
 

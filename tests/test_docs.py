@@ -27,7 +27,7 @@ METRIC = DOCS / "write-a-metric.md"
 TASK = DOCS / "write-a-task.md"
 OWN = DOCS / "your-model-and-data.md"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *DOCS.rglob("*.md")]
-PAGES.append(ROOT / "docker" / "README.md")
+PAGES += [ROOT / "SECURITY.md", ROOT / "docker" / "README.md"]
 OTHERS = [page for page in PAGES if page not in (TUTORIAL, DEFENSE, FLOWER, METRIC, TASK, OWN)]
 KNOWN_HOSTS = {"flower.ai", "www.ray.io", "docs.ray.io", "keepachangelog.com"}
 
