@@ -20,6 +20,7 @@ _HOMES = {
         "federation.client": "defend",
         "federation.fedsgd": "FedSGD",
         "federation.server": "HonestButCurious",
+        "federation.watching": "reveal watch",
         "knowledge": "Knowledge",
         "plugin": "Plugin",
         "records": "Batch Finding Interception Observation Reconstruction Truth",

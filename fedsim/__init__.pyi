@@ -8,6 +8,7 @@ from fedsim.errors import FedsimError, NotGranted
 from fedsim.federation.client import defend
 from fedsim.federation.fedsgd import FedSGD
 from fedsim.federation.server import HonestButCurious
+from fedsim.federation.watching import reveal, watch
 from fedsim.knowledge import Knowledge
 from fedsim.plugin import Plugin
 from fedsim.records import Batch, Finding, Interception, Observation, Reconstruction, Truth
@@ -25,7 +26,8 @@ __all__ = [
     "HonestButCurious", "ImageSpec", "Interception", "Job", "Knowledge", "MeanGradient",
     "NotGranted", "Observation", "Plugin", "Reconstruction", "Scenario", "Spec", "SpeechSpec",
     "TabularSpec", "Task", "TextSpec", "ThreatModel", "Training", "Truth", "Update", "VictimModel",
-    "__version__", "attack", "defend", "load", "simulate", "train", "write_report",
+    "__version__", "attack", "defend", "load", "reveal", "simulate", "train", "watch",
+    "write_report",
 ]  # fmt: skip
 
 __version__: str

@@ -106,7 +106,7 @@ def planned(adversaries: Sequence[Adversary]) -> list[PlannedAdversary]:
     for adversary in adversaries:
         called[name := adversary.name] += 1
         label = name if called[name] == 1 else f"{name} {called[name]}"
-        plan = AttackPlan(name=name, label=label, settings=adversary.model_dump())
+        plan = AttackPlan(name=name, label=label, settings=adversary.model_dump(exclude_none=True))
         found.append((label, plan, adversary))
     return found
 

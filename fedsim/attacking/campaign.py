@@ -334,6 +334,10 @@ class Campaign:
             )
         self.observer("recorded", point=self.point, **kept)
 
+    def used(self, round: int) -> set[int]:
+        """The clients of a round that are attacked, or whose updates stay in the recording."""
+        return {client for one in self._keeper.used(round) for client in one}
+
     def settled(self, round: int) -> bool:
         """Whether every attack on this round and the earlier ones is recorded."""
         return not any(count and open <= round for open, count in self._open.items())

@@ -102,6 +102,12 @@ class Keeper:
         if any(probes_of(self._scenario, plan, round) for plan in self._plans):
             self._probed.add(round)
 
+    def used(self, round: int) -> set[Clients]:
+        """The clients of each update of a round that is attacked or stays."""
+        line = self._recording.rounds.get(round)
+        stay = {one.clients for one in line.updates if one.kept} if line else set[Clients]()
+        return stay | self._attacked[round]
+
     def settle(self, rounds: Iterable[int]) -> None:
         """Remove the files of rounds whose attacks have ended, if no later attack needs them."""
         for round in () if self._shows_history else self._unsettled.intersection(rounds):

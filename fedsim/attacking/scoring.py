@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedsim import metrics
 from fedsim.adversary import Adversary
+from fedsim.attacking.revealed import Revealed
 from fedsim.errors import DataError
 from fedsim.plugin import title
 from fedsim.records import Finding, Interception, Reconstruction, Status, Truth
@@ -87,6 +88,8 @@ class Scorer:
     def truth(self, interception: Interception) -> Truth:
         """Derive the examples of a victim from seed, clients and round (a probe: its number)."""
         round, size, probe = interception.draw, self._batch_size(interception), interception.probe
+        if isinstance(self.task, Revealed):
+            return self.task.truth(interception.clients, round, batch_size=size, steps=1)
         by_steps: dict[int, list[int]] = {}
         for client in interception.clients:
             by_steps.setdefault(self.built.steps(client, size), []).append(client)
@@ -115,9 +118,18 @@ class Scorer:
     def _steps(self, interception: Interception) -> list[int]:
         """The number of local steps of each client."""
         clients, size = interception.clients, self._batch_size(interception)
+        if isinstance(self.task, Revealed):
+            return [interception.update.steps]
         with suppress(DataError):
             return [self.built.steps(client, size) for client in clients]
         return [1] * len(clients)  # a node that did not say which client it is
+
+    def _is_hidden(self, metric: metrics.Metric, truth: Truth) -> bool:
+        """Whether a metric scores what a client of another project did not reveal."""
+        if not isinstance(self.task, Revealed):
+            return False
+        inputs = truth.inputs is None and "inputs" in metric.fields
+        return inputs or (truth.labels is None and any("label" in one for one in metric.fields))
 
     def _baselines(
         self, metric: metrics.Metric, truth: Truth, attack: Attack, guess: metrics.Guess
@@ -177,6 +189,8 @@ class Scorer:
         if status == "ok":
             try:
                 for each in measured:
+                    if self._is_hidden(each, truth):
+                        continue
                     value = each.score(claimed, truth, self.task.spec)
                     values[each.name] = None if math.isnan(value) else value
             except Exception as reason:
@@ -206,7 +220,7 @@ class Scorer:
             chance: float | None = None
             informed: float | None = None
             try:
-                if known and metric is not None:
+                if known and metric is not None and not self._is_hidden(metric, truth):
                     chance, informed = self._baselines(metric, truth, attack, guess)
             except Exception as reason:
                 error = error or f"no baseline: {type(reason).__name__}: {reason}"

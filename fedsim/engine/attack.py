@@ -1,12 +1,13 @@
 """Attack a recorded run: no training, no Flower, and Ray only with several attack workers."""
 
 import contextlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import starmap
 from pathlib import Path
 from typing import Any
 
 import tomli_w
+from torch import nn
 
 from fedsim.adversary import Adversary
 from fedsim.attacking.attack import Attack, AttackRunner
@@ -15,6 +16,7 @@ from fedsim.attacking.campaign import Campaign, Clients, Lost, Wanted
 from fedsim.attacking.executor import Executor, InlineExecutor, Observer
 from fedsim.attacking.identity import forget, plans, settle
 from fedsim.attacking.probes import check_probes, refuse_elsewhere
+from fedsim.attacking.revealed import Revealed
 from fedsim.engine import attack_workers
 from fedsim.engine.process import attack_cautions, one_thread, reporting
 from fedsim.engine.request import SECTIONS
@@ -28,6 +30,7 @@ from fedsim.scenario import Scenario
 from fedsim.scenario.built import BuiltRun, build
 from fedsim.seeds import isolated
 from fedsim.task import Task
+from fedsim.victim import Loss
 
 
 def attack(  # noqa: PLR0913 - each argument is an option of the command
@@ -36,6 +39,8 @@ def attack(  # noqa: PLR0913 - each argument is an option of the command
     *,
     changes: Mapping[str, Any] | None = None,
     task: Task | None = None,
+    model: Callable[[], nn.Module] | None = None,
+    loss: Loss | None = None,
     rounds: Collection[int] | None = None,
     clients: Collection[int] | None = None,
     points: Sequence[str] | None = None,
@@ -56,6 +61,9 @@ def attack(  # noqa: PLR0913 - each argument is an option of the command
             of a table, the keys that are left out stay as they were.
         task: What the clients trained, for a run of another Flower project whose task is not
             installed; by default it is made from the run's scenario.
+        model: Makes the model of another Flower project whose clients revealed their examples
+            (`fedsim.reveal`), such as its class; in place of a task.
+        loss: The training loss of such a project, cross-entropy by default.
         rounds: Rounds whose findings are written, all that the threat model selects by default.
         clients: Clients whose findings are written.
         points: Points of the run's sweep, all by default.
@@ -74,10 +82,13 @@ def attack(  # noqa: PLR0913 - each argument is an option of the command
     """
     folder = Path(run)
     scenario, unknown = _scenario_of(folder, trust=trust, data=data)
+    if model is not None and task is None:
+        task = Revealed.of_run(folder, model, loss, scenario)
     if "task.model" in unknown and task is None:
         raise RunFolderError(
             f"{folder} is of another Flower project, whose task.model is not stated in it. Attack "
-            "it in Python, with the task that its clients trained: fedsim.attack(..., task=...)"
+            "it in Python, with the task that its clients trained: fedsim.attack(..., task=...), "
+            "or model=... if they revealed their examples"
         )
     with alone_in(folder):
         ledger = Ledger(folder)

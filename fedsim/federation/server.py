@@ -7,13 +7,13 @@ bit. It is curious: it keeps what it sent, and passes what it receives to a camp
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Literal, cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedsim.adversary import Adversary
 from fedsim.attacking.audit import audit_campaign
@@ -21,6 +21,7 @@ from fedsim.attacking.campaign import UNKNOWN, Campaign
 from fedsim.errors import ClientError, FedsimError, ScenarioError, UpdateRefused
 from fedsim.federation.fedsgd import FedSGD
 from fedsim.federation.grid import CLIENT_KEY, UPDATE_KEY
+from fedsim.federation.project import WatchedProject
 from fedsim.federation.secure import CLIENTS_KEY
 from fedsim.federation.spool import Spool
 from fedsim.federation.wrappers import Wrapper, clients_of
@@ -29,6 +30,7 @@ from fedsim.records import Interception, Update
 from fedsim.runs.stored import Meaning
 from fedsim.scenario.settings import Training
 from fedsim.task import Task
+from fedsim.victim import Loss
 
 __all__ = ["FedSGD", "HonestButCurious", "read_update"]
 
@@ -43,6 +45,9 @@ class HonestButCurious(Wrapper):
             differential privacy, for example, changes replies in place.
         adversaries: The adversaries.
         task: What the clients train; models and truth are derived from it.
+        model: Makes the clients' model, such as its class, in place of a task: the clients run
+            under `fedsim.watch` and show what they train on by `fedsim.reveal`.
+        loss: The clients' training loss, if they have a model and not cross-entropy.
         campaign: A campaign, instead of adversaries, task and settings.
         on_failure: What happens to a client's error or broken update, beside its recorded rows:
             "pass" leaves it to the strategy, "drop" keeps it from the strategy, "stop" raises
@@ -57,19 +62,33 @@ class HonestButCurious(Wrapper):
         adversaries: Sequence[Adversary] = (),
         *,
         task: Task | None = None,
+        model: Callable[[], nn.Module] | None = None,
+        loss: Loss | None = None,
         campaign: Campaign | None = None,
         on_failure: Literal["pass", "drop", "stop"] = "pass",
         **settings: Any,
     ) -> None:
         super().__init__(strategy)
         self._owned = campaign is None
-        self.campaign = campaign or audit_campaign(adversaries, task, **settings)
+        self._project: WatchedProject | None = None
+        self._campaign = campaign
+        if campaign is None and model is not None and task is None:
+            self._project = WatchedProject(model, loss, adversaries, settings)
+        elif campaign is None:
+            self._campaign = audit_campaign(adversaries, task, **settings)
         self.on_failure = on_failure
         self.metrics: dict[str, float] = {}
         self._sent: dict[int, tuple[ArrayRecord, ConfigRecord]] = {}
         self._clients: dict[int, int] = {}
         self._known = False
         self.taken_part: Counter[int] = Counter()
+
+    @property
+    def campaign(self) -> Campaign:
+        """The attacks; with `model`, they are there once the first replies are."""
+        if self._campaign is None:
+            raise FedsimError("no reply yet: the attacks begin with the first round's replies")
+        return self._campaign
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -79,14 +98,17 @@ class HonestButCurious(Wrapper):
         self._known = hasattr(grid, "clients")
         if self._known or not self._clients:
             # Beyond every true number until a node has named its client.
-            first = 0 if self._known else self.campaign.scenario.training.clients
-            self._clients = {node: first + rank for node, rank in clients_of(grid).items()}
+            ranks = clients_of(grid)
+            total = self._campaign.scenario.training.clients if self._campaign else len(ranks)
+            first = 0 if self._known else total
+            self._clients = {node: first + rank for node, rank in ranks.items()}
         self._sent = {}
         for message in messages:
             (sent,) = message.content.array_records.values()
             (settings,) = message.content.config_records.values()
             self._sent[message.metadata.dst_node_id] = (sent, ConfigRecord(dict(settings)))
-        self.campaign.observer("training", round=server_round, clients=len(messages))
+        if self._campaign is not None:
+            self._campaign.observer("training", round=server_round, clients=len(messages))
         return messages
 
     def aggregate_train(
@@ -97,6 +119,10 @@ class HonestButCurious(Wrapper):
         Replies beyond a limit of memory wait on disk; see `fedsim.federation.spool`.
         """
         kept: list[Message] = []
+        if self._campaign is None and self._project is not None:
+            replies = list(replies)
+            names = {name for sent, _ in self._sent.values() for name in sent}
+            self._campaign = self._project.begin(replies, names, len(self._clients))
         if not self._known:  # such a Grid may return replies in any order
             kept = list(replies)
             replies = sorted(kept, key=lambda r: self._number(r.metadata.src_node_id))
@@ -135,6 +161,8 @@ class HonestButCurious(Wrapper):
                 failed |= dict.fromkeys(clients, f"{type(error).__name__}: {error}")
             else:
                 one = Interception(server_round, clients, before, update)
+                if self._project is not None:
+                    one = self._project.seen(reply, one)
                 interceptions.append(spool.take(reply, one))
             if not reply.has_error():
                 self.taken_part.update(clients)
@@ -145,6 +173,8 @@ class HonestButCurious(Wrapper):
             if client not in answered
         }
         self.campaign.intercept(server_round, interceptions, failed)
+        if self._project is not None:
+            self._project.keep(server_round, self.campaign.used(server_round))
         if failed and self.on_failure != "pass":
             named = "\n".join(f"  client {c}: {why}" for c, why in sorted(failed.items()))
             if self.on_failure == "stop":
@@ -172,12 +202,12 @@ class HonestButCurious(Wrapper):
         try:
             result = super().start(*args, **settings)
         except BaseException:
-            if self._owned:
+            if self._owned and self._campaign is not None:
                 self.campaign.cancel()
                 with contextlib.suppress(FedsimError):
                     self.campaign.finish()
             raise
-        if self._owned:
+        if self._owned and self._campaign is not None:
             self.campaign.finish()
         return result
 

@@ -1,0 +1,279 @@
+"""The task of another Flower project, made from its model and what its clients revealed."""
+
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from pydantic import PrivateAttr
+from torch import Tensor, nn
+
+from fedsim.errors import DataError, ScenarioError
+from fedsim.libraries import brief
+from fedsim.records import Batch, Reconstruction, Truth
+from fedsim.runs.truth import TruthFile
+from fedsim.scenario import Scenario
+from fedsim.seeds import isolated
+from fedsim.spec import ImageSpec, Spec
+from fedsim.task import Task, evaluating
+from fedsim.tasks.classification import cross_entropy
+from fedsim.tasks.images import side_by_side
+from fedsim.tasks.models.architecture import head_behind
+from fedsim.tasks.partitioned import claim_labels
+from fedsim.victim import Loss
+
+FOLDER = "truth"
+"""The folder of a run folder that holds what clients revealed."""
+
+POOL = 256
+"""Examples of other clients that guesses are drawn from."""
+
+
+class Revealed(Task):
+    """A classifier of another Flower project, whose clients reveal what they train on.
+
+    Nothing can be trained with it: the clients have their data themselves. Its truth is what
+    `fedsim.watch` saw, and its guesses are drawn from the examples of the other clients.
+    """
+
+    name = "revealed"
+
+    _project: "_Project" = PrivateAttr()
+    _files: dict[tuple[int, int], Path] = PrivateAttr(default_factory=dict)
+    _pool: dict[int, list[tuple[Tensor, int]]] = PrivateAttr(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        make: Callable[[], nn.Module],
+        example: Tensor,
+        *,
+        loss: Loss | None = None,
+        clients: int = 1,
+        seed: int = 0,
+    ) -> "Revealed":
+        """Make the task from the project's model and one of its inputs.
+
+        Args:
+            make: Makes the model, such as its class.
+            example: One input, without the batch dimension: an image (C, H, W) in floating point,
+                or anything else, of which labels alone are attacked.
+            loss: The training loss, called as `cross_entropy` is, which is the default.
+            clients: The number of clients.
+            seed: The run's seed.
+
+        Raises:
+            ScenarioError: `make` makes no module, or it cannot take the example.
+        """
+        example = example.detach().cpu()
+        images, shape = example.is_floating_point() and example.dim() == 3, tuple(example.shape)
+        task = (RevealedImages if images else cls)(clients=clients, seed=seed)
+        try:
+            with isolated(seed, "model"):
+                module = make()
+            with evaluating(module):
+                logits = module(example[None])
+        except Exception as error:
+            raise ScenarioError(
+                f"model: it cannot be made, or cannot take the clients' inputs {shape}: "
+                f"{brief(error)}. Give the class or function that makes the model which they train"
+            ) from error
+        if not isinstance(logits, Tensor) or logits.dim() != 2:
+            shown = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+            raise ScenarioError(
+                f"model: it returns {shown} for one input, expected logits of shape (1, classes)"
+            )
+        classes = int(logits.shape[1])
+        inside = bool((example >= 0).all() and (example <= 1).all())
+        of_images = ImageSpec(classes, shape, (0.0, 1.0) if inside else None)
+        task._project = _Project(
+            make,
+            loss or cross_entropy,
+            _head_of(module, example, classes),
+            of_images if images else Spec(classes),
+        )
+        return task
+
+    @classmethod
+    def of_run(
+        cls, folder: Path, make: Callable[[], nn.Module], loss: Loss | None, scenario: Scenario
+    ) -> "Revealed":
+        """Make the task of a recorded run again, from what its clients revealed then.
+
+        Args:
+            folder: The run folder.
+            make: Makes the model, such as its class.
+            loss: The training loss; cross-entropy by default.
+            scenario: The run's scenario, for its seed and number of clients.
+
+        Raises:
+            ScenarioError: Nothing was revealed, or the model does not fit.
+            RunFolderError: A file cannot be read.
+        """
+        files = [TruthFile(path) for path in sorted((folder / FOLDER).glob("r*-c*.safetensors"))]
+        example = next((one.inputs[0][0] for one in files if one.inputs), None)
+        if example is None:
+            raise ScenarioError(f"{folder} has no examples that clients revealed; give a task")
+        clients, seed = scenario.training.clients, scenario.seed
+        task = cls.of(make, example, loss=loss, clients=clients, seed=seed)
+        for one in files:
+            round, client = one.path.stem.split("-c")
+            task.add(int(client), int(round[1:]), one)
+        return task
+
+    def add(self, client: int, round: int, file: TruthFile) -> None:
+        """Note what a client revealed; the first round serves guesses on other clients."""
+        self._files[client, round] = file.path
+        if round == min(at for _, at in self._files):
+            found = file.truth()
+            if found.inputs and found.labels is not None:
+                pairs = zip(found.inputs, found.labels.tolist(), strict=True)
+                self._pool[client] = list(pairs)[:POOL]
+
+    def fits(self, names: Iterable[str]) -> None:
+        """Refuse a model that has other arrays than the clients were sent.
+
+        Raises:
+            ScenarioError: It names the first array that differs.
+        """
+        sent, own = set(names), self.module().state_dict().keys()
+        if differing := sorted(sent ^ own):
+            has, lacks = ("server", "model") if differing[0] in sent else ("model", "server")
+            raise ScenarioError(
+                f"model: the {has} has an array '{differing[0]}', and the {lacks} has none of "
+                "that name. Give the class or function that makes the model which clients train"
+            )
+
+    @property
+    def spec(self) -> Spec:
+        """The number of classes and, of images, their shape."""
+        return self._project.spec
+
+    @property
+    def head(self) -> str:
+        """The name of the projection layer."""
+        return self._project.head
+
+    @property
+    def loss(self) -> Loss:
+        """The training loss."""
+        return self._project.loss
+
+    def build(self) -> nn.Module:
+        """Make the model."""
+        return self._project.make()
+
+    def batches(self, client: int, round: int, *, batch_size: int, steps: int) -> list[Batch]:
+        """Nothing can be trained on what was revealed; raises `DataError`."""
+        raise DataError("the clients of another Flower project have their data themselves")
+
+    def num_examples(self, client: int) -> int:
+        """Not known; 0."""
+        return 0
+
+    def fingerprint(self) -> str:
+        """The data are the clients' own, and have no hash."""
+        return "revealed by the clients"
+
+    def evaluate(self, module: nn.Module, client: int | None = None) -> dict[str, float]:
+        """There are no data to evaluate a model on; raises `DataError`."""
+        raise DataError("the clients of another Flower project have their data themselves")
+
+    def truth(self, clients: Sequence[int], round: int, *, batch_size: int, steps: int) -> Truth:
+        """What a client revealed; empty if it revealed nothing."""
+        path = self._files.get((clients[0], round))
+        return TruthFile(path).truth() if path and len(clients) == 1 else Truth()
+
+    def guess(self, truth: Truth, rng: torch.Generator, *, informed: bool) -> Reconstruction:
+        """Guess as many examples as there are, from those that other clients revealed.
+
+        Args:
+            truth: The client's examples; none of them is used.
+            rng: Source of randomness.
+            informed: Claim the mean input, and labels by their frequencies; otherwise examples of
+                other clients, and labels that are uniform at random.
+
+        Raises:
+            NotImplementedError: No other client revealed an example.
+        """
+        own = {_content(one) for one in truth.inputs or ()}
+        pool = [pair for _, held in sorted(self._pool.items()) for pair in held]
+        others = [pair for pair in pool if _content(pair[0]) not in own]
+        if not others:
+            raise NotImplementedError("no other client revealed an example")
+        count = truth.num_examples
+        if informed:
+            frequencies = torch.bincount(
+                torch.tensor([label for _, label in others]), minlength=self._project.spec.classes
+            ).float()
+            labels = torch.multinomial(frequencies, count, replacement=True, generator=rng)
+            mean = torch.stack([one.float() for one, _ in others]).mean(dim=0)
+            scores = count * frequencies / frequencies.sum()
+            return claim_labels(labels, scores, inputs=[mean] * count)
+        labels = torch.randint(self._project.spec.classes, (count,), generator=rng)
+        drawn = torch.randint(len(others), (count,), generator=rng).tolist()
+        scores = torch.randn(self._project.spec.classes, generator=rng)
+        return claim_labels(labels, scores, inputs=[others[at][0] for at in drawn])
+
+
+class RevealedImages(Revealed):
+    """Images that clients of another Flower project reveal."""
+
+    spec_type: ClassVar[type[Spec]] = ImageSpec
+
+    def render(self, claimed: Reconstruction, truth: Truth) -> dict[str, bytes]:
+        """A PNG of up to 16 originals, with what was matched to each of them below it.
+
+        Inputs that the clients normalised are scaled to the range of the originals.
+        """
+        if not claimed.inputs or not truth.inputs or truth.inputs[0].shape[0] not in (1, 3):
+            return {}
+        originals = torch.stack(list(truth.inputs))
+        low, high = self._project.spec.input_range or (
+            float(originals.min()),
+            float(originals.max()),
+        )
+        span = (high - low) or 1.0
+        claims, shown = ([(x - low) / span for x in each] for each in (claimed.inputs, originals))
+        return {"reconstruction.png": side_by_side(claims, shown)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Project:
+    """What is known of the project: its model, loss, head and inputs."""
+
+    make: Callable[[], nn.Module]
+    loss: Loss
+    head: str
+    spec: Spec
+
+
+def _head_of(module: nn.Module, example: Tensor, classes: int) -> str:
+    """The layer whose output is the logits, or else the last linear layer of as many outputs.
+
+    Raises:
+        ScenarioError: There is none.
+    """
+    with contextlib.suppress(DataError):
+        return head_behind(
+            module,
+            lambda: module(example[None]),
+            (1, classes),
+            label="model",
+            takes=f"inputs of shape {tuple(example.shape)}",
+            named=None,
+        )
+    layers = [(name, one) for name, one in module.named_modules() if isinstance(one, nn.Linear)]
+    likely: list[str] = [name for name, layer in layers if layer.out_features == classes]
+    if not likely:
+        raise ScenarioError(
+            f"model: none of its linear layers has {classes} outputs, as the logits have, so that "
+            "its head cannot be told. Adversaries need one"
+        )
+    return likely[-1]
+
+
+def _content(one: Tensor) -> bytes:
+    return one.detach().cpu().contiguous().numpy().tobytes()
