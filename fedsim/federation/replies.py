@@ -1,0 +1,94 @@
+"""Reading the update in a client's reply, fedsim's own clients' or another project's."""
+
+import math
+from collections.abc import Collection
+from typing import cast
+
+from flwr.app import ConfigRecord, Message
+
+from fedsim.attacking.campaign import UNKNOWN
+from fedsim.errors import ClientError, ScenarioError, UpdateRefused
+from fedsim.federation.grid import UPDATE_KEY
+from fedsim.plugin import validated
+from fedsim.records import Update
+from fedsim.runs.stored import Meaning
+from fedsim.scenario.settings import Training
+
+
+def read_update(
+    reply: Message,
+    config: ConfigRecord,
+    training: Training,
+    trained: Collection[str] | None = None,
+    optimizer: str = UNKNOWN,
+    *,
+    steps: int | None = None,
+) -> Update:
+    """Read the update in a reply.
+
+    Clients of fedsim describe their arrays. The arrays of other clients are read as new weights,
+    after training as `training` states.
+
+    Args:
+        reply: The reply.
+        config: The config that the server sent, which may hold the learning rate.
+        training: The clients' local steps, momentum, weight decay and learning rate, if `config`
+            has none. A batch size that it states counts before the reply's `num-examples`.
+        trained: Names of the arrays that are parameters, the others being buffers; all by default.
+        optimizer: The optimizer of the local steps, "unknown" if it is not stated.
+        steps: The number of local steps, by default that of `training`.
+
+    Raises:
+        ClientError: The reply is an error.
+        UpdateRefused: The update is broken.
+    """
+    if reply.has_error():
+        raise ClientError(reply.error.reason or f"error code {reply.error.code}")
+    content = reply.content
+    if len(content.array_records) != 1:
+        raise UpdateRefused(f"{len(content.array_records)} array records, expected one")
+    (record,) = content.array_records.values()
+    try:
+        tensors = dict(record.to_torch_state_dict())
+    except Exception as error:  # whatever a client put there
+        raise UpdateRefused(f"its arrays cannot be read: {type(error).__name__}") from error
+    if len(content.metric_records) != 1:
+        raise UpdateRefused(f"{len(content.metric_records)} metric records, expected one")
+    (metrics,) = content.metric_records.values()
+    examples = metrics.get("num-examples")
+    if not isinstance(examples, int | float) or not math.isfinite(examples) or examples < 1:
+        raise UpdateRefused(f"num-examples is {examples!r:.80}, expected a number from 1 on")
+    count = int(examples)
+    if UPDATE_KEY not in content.config_records:
+        stated, steps = training.model_fields_set, steps or training.local_steps
+        lr = config.get("lr", config.get("learning-rate"))
+        if not isinstance(lr, int | float):
+            round = int(cast(int, config.get("server-round", 1)))
+            lr = training.rate(round) if "lr" in stated else None
+        if "batch_size" in stated:
+            count = training.batch_size * steps
+        # BatchNorm's counters: integers that turn into floats when a strategy averages them.
+        floats = {k: v if v.is_floating_point() else v.float() for k, v in tensors.items()}
+        return Update(
+            tensors={k: v for k, v in floats.items() if trained is None or k in trained},
+            buffers={k: v for k, v in floats.items() if trained is not None and k not in trained},
+            kind="weights",
+            optimizer=optimizer,
+            lr=None if lr is None else float(lr),
+            momentum=training.momentum,
+            weight_decay=training.weight_decay,
+            steps=steps,
+            num_examples=count,
+        )
+    fields = dict(content.config_records[UPDATE_KEY])
+    try:
+        meaning = validated(Meaning, fields, UPDATE_KEY)
+        buffers = {name: tensors.pop(name) for name in meaning.buffers}
+    except (ScenarioError, KeyError) as error:
+        raise UpdateRefused(f"the description of its arrays is broken: {error}") from error
+    if meaning.num_examples != count:
+        raise UpdateRefused(
+            f"the description of its arrays is broken: {meaning.num_examples} examples, and "
+            f"num-examples is {count}"
+        )
+    return Update(tensors=tensors, **{**dict(meaning), "buffers": buffers})
