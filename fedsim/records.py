@@ -30,7 +30,7 @@ from fedsim.update import Reduction as Reduction
 from fedsim.update import Update as Update
 from fedsim.victim import VictimModel
 
-Status = Literal["ok", "denied", "failed", "timeout"]
+Status = Literal["ok", "denied", "failed", "timeout", "unverified"]
 
 MOST_NAMED = 16
 """Largest number of clients that the key of an interception names one by one."""
@@ -264,12 +264,16 @@ class Finding:
     """One metric of one attack on one victim: a row of `findings.csv`.
 
     `point` is the sweep's point. `client` is the client's number, or several joined by + under
-    secure aggregation; `victim` is the interception's key. `value` is None unless `status` is
-    "ok". `baseline` is the score of a random guess on the same victim, `baseline_prior` that of a
-    guess from public data. `attempt` counts how often the attack was made. `seconds` is the
-    attack's wall-clock time. `granted` joins knowledge by |. `label` is the adversary's name
+    secure aggregation; `victim` is the interception's key. `value` is None unless `status` is "ok"
+    or "unverified". `baseline` is the score of a random guess on the same victim, `baseline_prior`
+    that of a guess from public data. `attempt` counts how often the attack was made. `seconds` is
+    the attack's wall-clock time. `granted` joins knowledge by |. `label` is the adversary's name
     in the scenario. `inclusion` is the probability that this victim was attacked, among the
-    round's participants. `artifact` is the reconstruction's path in the run folder.
+    round's participants. `artifact` is the reconstruction's path in the run folder. `truth` is
+    where the true examples come from: "derived" from the seed, or, of another Flower project,
+    "revealed" by its client, "partial" or "absent". `checked` says whether revealed examples
+    explain the update: "fits", "misfit: WHICH" or "not checked: WHY", "" if they are derived. With
+    a misfit, an attack that ended is "unverified": its value is kept, and enters no average.
     """
 
     scenario: str
@@ -294,3 +298,5 @@ class Finding:
     local_steps: int
     inclusion: float
     artifact: str
+    truth: str = "derived"
+    checked: str = ""

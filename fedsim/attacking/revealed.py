@@ -1,7 +1,8 @@
 """The task of another Flower project, made from its model and what its clients revealed."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -10,6 +11,7 @@ import torch
 from pydantic import PrivateAttr
 from torch import Tensor, nn
 
+from fedsim.attacking.consistency import consistency
 from fedsim.errors import DataError, ScenarioError
 from fedsim.libraries import brief
 from fedsim.records import Batch, Reconstruction, Truth
@@ -43,6 +45,7 @@ class Revealed(Task):
     _project: "_Project" = PrivateAttr()
     _files: dict[tuple[int, int], Path] = PrivateAttr(default_factory=dict)
     _pool: dict[int, list[tuple[Tensor, int]]] = PrivateAttr(default_factory=dict)
+    _checks: dict[tuple[int, int], str] = PrivateAttr(default_factory=dict)
 
     @classmethod
     def of(
@@ -185,6 +188,37 @@ class Revealed(Task):
         """What a client revealed; empty if it revealed nothing."""
         path = self._files.get((clients[0], round))
         return TruthFile(path).truth() if path and len(clients) == 1 else Truth()
+
+    def state(self, clients: Sequence[int], round: int) -> str:
+        """Whether a client's examples are known: "revealed", "partial" or "absent"."""
+        path = self._files.get((clients[0], round))
+        if path is None or len(clients) > 1:
+            return "absent"
+        found = TruthFile(path).truth()
+        if found.labels is None and found.inputs is None:
+            return "absent"
+        return "partial" if found.labels is None or found.inputs is None else "revealed"
+
+    def checked(self, clients: Sequence[int], round: int, before: Mapping[str, Tensor]) -> str:
+        """Whether what a client revealed explains its update; see `consistency`.
+
+        The first misfit is a warning at once.
+        """
+        path, key = self._files.get((clients[0], round)), (clients[0], round)
+        if path is None:
+            return "not checked: the client revealed nothing"
+        if key not in self._checks:
+            found = consistency(TruthFile(path), before, self._project.make, self._project.loss)
+            if found.startswith("misfit") and not any(
+                one.startswith("misfit") for one in self._checks.values()
+            ):
+                warnings.warn(
+                    f"what client {clients[0]} revealed in round {round} does not explain its "
+                    f"update ({found}): attacks on it are marked 'unverified', and count nowhere",
+                    stacklevel=2,
+                )
+            self._checks[key] = found
+        return self._checks[key]
 
     def guess(self, truth: Truth, rng: torch.Generator, *, informed: bool) -> Reconstruction:
         """Guess as many examples as there are, from those that other clients revealed.

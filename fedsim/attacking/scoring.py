@@ -124,6 +124,16 @@ class Scorer:
             return [self.built.steps(client, size) for client in clients]
         return [1] * len(clients)  # a node that did not say which client it is
 
+    def _verified(self, one: Interception) -> tuple[str, str]:
+        """Where the truth comes from, and whether it explains the update, as columns of a row."""
+        if not isinstance(self.task, Revealed):
+            return "derived", ""
+        try:
+            checked = self.task.checked(one.clients, one.round, one.before)
+            return self.task.state(one.clients, one.round), checked
+        except Exception as reason:  # a broken file, or a client that was refused
+            return "absent", f"not checked: {type(reason).__name__}: {reason}"[:300]
+
     def _is_hidden(self, metric: metrics.Metric, truth: Truth) -> bool:
         """Whether a metric scores what a client of another project did not reveal."""
         if not isinstance(self.task, Revealed):
@@ -186,6 +196,7 @@ class Scorer:
                 status = "failed"
                 error = f"its truth cannot be re-derived: {type(reason).__name__}: {reason}"
         known = truth.labels is not None or truth.inputs is not None
+        origin, checked = self._verified(interception)
         if status == "ok":
             try:
                 for each in measured:
@@ -196,8 +207,10 @@ class Scorer:
             except Exception as reason:
                 status, values = "failed", {}
                 error = f"its reconstruction cannot be scored: {type(reason).__name__}: {reason}"
+        if status == "ok" and checked.startswith("misfit"):
+            status, error = "unverified", f"its examples do not explain its update: {checked}"
         folder = f"{artifacts_place(self.point)}/{interception.victim}/{label}"
-        if status == "ok":
+        if status in ("ok", "unverified"):
             try:
                 rendered = self.task.render(claimed, truth)
                 files = {f"{folder}/{name}": content for name, content in rendered.items()}
@@ -248,6 +261,8 @@ class Scorer:
                     local_steps=max(steps),
                     inclusion=attack.inclusion,
                     artifact=artifact,
+                    truth=origin,
+                    checked=checked,
                 )
             )
         diagnostics = {}

@@ -316,7 +316,7 @@ def _print_leakage(console: Console, rows: list[dict[str, Any]], measures: Measu
     for label, group in groups.items():
         first = group[0]
         name, attacked = label, f"{first['attacks']} update{'' if first['attacks'] == 1 else 's'}"
-        for status in ("failed", "timeout", "denied"):
+        for status in ("failed", "timeout", "denied", "unverified"):
             attacked += f", {first[status]} {status}" if first[status] else ""
         main = [row for row in group if not measures[row["metric"]].detail] or group[:1]
         for row in group[:1] if first["denied"] == first["attacks"] else main:

@@ -35,6 +35,10 @@ TRUTH_KEY = "fedsim.truth"
 MOST_BYTES = 64 * 2**20
 """Bytes of inputs that are kept of a client and round; labels and counts are kept beyond it."""
 
+UNSTATED = ("initial_lr", "decoupled_weight_decay")
+"""Entries of an optimizer's group that are no argument of every optimizer: a scheduler's, and what
+AdamW sets for itself."""
+
 LABELS = ("labels", "label", "target", "y")
 """Keys of the labels in batches that are dictionaries."""
 
@@ -58,6 +62,9 @@ class Watching:
         self._partial = False
         self._training = True
         self._steps: list[dict[str, Any]] = []
+        self._rates: list[float] = []
+        self._ends: list[int] = []
+        self._groups, self._warm = 0, False
 
     def offer(self, batch: Any) -> None:
         """Note a batch that the training function has asked for; it counts once it is used."""
@@ -92,8 +99,12 @@ class Watching:
     def _step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._offered is not None:
             self._use(None)
-        group = optimizer.param_groups[0]
-        self._steps.append({"optimizer": type(optimizer).__name__.lower(), **group})
+        group = {k: v for k, v in optimizer.param_groups[0].items() if k != "params"}
+        if not self._steps:
+            self._groups, self._warm = len(optimizer.param_groups), bool(optimizer.state)
+        self._steps.append({"kind": type(optimizer).__name__, **group})
+        self._rates.append(float(group.get("lr", 0.0)))
+        self._ends.append(len(self._sizes))
 
     def _use(self, received: Tensor | None) -> None:
         """Count the batch that was offered last: the model received it, or a step followed it."""
@@ -103,6 +114,7 @@ class Watching:
         place = len(self._sizes)
         known = inputs if inputs is not None else labels
         self._sizes.append(0 if known is None else len(known))
+        self._tensors[f"rng.{place}"] = torch.get_rng_state()
         if labels is not None:
             self._tensors[f"labels.{place}"] = labels.detach().cpu().clone()
         size = 0 if inputs is None else inputs.numel() * inputs.element_size()
@@ -112,20 +124,34 @@ class Watching:
         self._bytes += size
         self._tensors[f"inputs.{place}"] = inputs.detach().cpu().clone()
 
+    def replied(self, reply: Message) -> None:
+        """Note the arrays of the reply, before defenses change them."""
+        if len(reply.content.array_records) == 1:
+            (arrays,) = reply.content.array_records.values()
+            for name, value in arrays.to_torch_state_dict().items():
+                self._tensors[f"after.{name}"] = value.detach().clone()
+
     def save(self) -> str:
         """Write what was seen to a file of the truth store, and return the file's name."""
         first = self._steps[0] if self._steps else {}
-        used = {str(step["optimizer"]) for step in self._steps}
+        used = {str(step["kind"]) for step in self._steps}
+        plain = {k: v for k, v in first.items() if isinstance(v, bool | int | float | tuple)}
         seen = Seen(
             round=self.round,
             steps=len(self._steps),
-            optimizer=next(iter(used), "unknown") if len(used) < 2 else "several",
+            optimizer=next(iter(used), "unknown").lower() if len(used) < 2 else "several",
             lr=float(first["lr"]) if "lr" in first else None,
             momentum=float(first.get("momentum") or 0.0),
             weight_decay=float(first.get("weight_decay") or 0.0),
             training=self._training,
             sizes=tuple(self._sizes),
             partial=self._partial,
+            kind=str(first.get("kind", "")),
+            settings={k: v for k, v in plain.items() if k not in UNSTATED},
+            rates=tuple(self._rates),
+            ends=tuple(self._ends),
+            groups=self._groups,
+            warm=self._warm,
         )
         name = secrets.token_hex(16)
         write(name, seen, self._tensors)
@@ -161,6 +187,7 @@ class Watch:
             _ACTIVE.reset(token)
         if reply.has_error():
             return reply
+        watching.replied(reply)
         reply.content[TRUTH_KEY] = ConfigRecord({"name": watching.save()})
         number = context.node_config.get("partition-id")
         if CLIENT_KEY not in reply.content and number is not None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from fedsim.metric import Measure
 from fedsim.report.intervals import CHANGE, Estimate, estimate
 from fedsim.report.replication import attacks_of, change_of, paired, undefended
-from fedsim.runs.reading import STATUSES, Measures
+from fedsim.runs.reading import STATUSES, UNCOUNTED, Measures
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -143,7 +143,8 @@ def _sentence(row: Mapping[str, Any], how: Measure, scored: list[float], why: st
         if row["denied"] == row["attacks"]:
             return f"denied on all updates ({row['attacks']}){f': {why}' if why else ''}"
         attacked = f"{row['attacks']} update{'' if row['attacks'] == 1 else 's'} attacked"
-        return "; ".join([", ".join([attacked, *_ended(row)]), "nothing to average"])
+        doubt = [f"{row['unverified']} unverified"] if row["unverified"] else []
+        return "; ".join([", ".join([attacked, *_ended(row), *doubt]), "nothing to average"])
     parts = [how.say(row["mean"], scored, row["n"])]
     if row["baseline"] is not None:
         parts.append(f"chance {how.show(row['baseline'])}")
@@ -155,6 +156,6 @@ def _sentence(row: Mapping[str, Any], how: Measure, scored: list[float], why: st
         parts.append(f"iterations to success: median {median} over {successes}")
     if broken := _ended(row):
         parts.append(f"{' and '.join(broken)}, {'counted as a guess' if how.leaks else 'left out'}")
-    if row["denied"]:
-        parts.append(f"{row['denied']} denied, not counted")
+    for status in UNCOUNTED:
+        parts += [f"{row[status]} {status}, not counted"] if row[status] else []
     return "; ".join(parts)

@@ -26,7 +26,7 @@ from fedsim.runs import provenance
 from fedsim.runs.attack_log import AttackLog, Ended
 from fedsim.runs.provenance import SCHEMA, differences
 from fedsim.runs.reading import COLUMNS
-from fedsim.runs.tables import cells, lines, not_writable, place, read_table, writing
+from fedsim.runs.tables import cells, lines, not_writable, place, read_table, widen, writing
 from fedsim.scenario import Scenario
 
 __all__ = ["COLUMNS", "SCHEMA", "Ledger", "place", "writing"]
@@ -51,6 +51,7 @@ class Ledger:
         self._started = time.monotonic()
         self._known: dict[str, tuple[list[list[str]], int]] = {}
         self.attacks = AttackLog(folder)
+        widen(folder / "findings.csv", COLUMNS)
 
     @classmethod
     def create(

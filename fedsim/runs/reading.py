@@ -19,14 +19,16 @@ if TYPE_CHECKING:
 COLUMNS = [
     "scenario", "point", "seed", "round", "client", "victim", "adversary", "metric", "value",
     "baseline", "baseline_prior", "status", "error", "attempt", "seconds", "iterations", "granted",
-    "label", "batch_size", "local_steps", "inclusion", "artifact",
+    "label", "batch_size", "local_steps", "inclusion", "artifact", "truth", "checked",
 ]  # fmt: skip
 """The fields of `fedsim.records.Finding`, which cannot be imported here: it needs torch."""
 NEEDED = {"round", "victim", "adversary", "metric", "value", "baseline", "status"}
 NUMBERS = ("round", "value", "baseline", "baseline_prior", "attempt", "seconds", "iterations")
 TENSORS = "reconstruction.safetensors"
 """The file of an attack's claims, beside the files that show them."""
-STATUSES = ("ok", "failed", "timeout", "denied")
+STATUSES = ("ok", "failed", "timeout", "denied", "unverified")
+UNCOUNTED = ("denied", "unverified")
+"""Statuses of attacks that enter no average: they never took place, or their truth is in doubt."""
 
 
 def inside(run_dir: Path, relative: str, *, folder: bool = False) -> Path | None:
@@ -139,7 +141,7 @@ def read_findings(run_dir: Path) -> "tuple[pd.DataFrame, list[str]]":
         rows["baseline"] = rows["baseline"].where(~broken, rows["baseline"].fillna(usual))
     rows["value"] = rows["value"].where(rows["status"] == "ok")
     rows["counted"] = rows["value"].where(rows["status"] == "ok", rows["baseline"])
-    rows["counted"] = rows["counted"].where(rows["status"] != "denied")
+    rows["counted"] = rows["counted"].where(~rows["status"].isin(UNCOUNTED))
     return rows.reset_index(drop=True), notes
 
 

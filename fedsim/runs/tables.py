@@ -85,6 +85,25 @@ def read_table(path: Path, columns: Sequence[str]) -> tuple[list[list[str]], boo
     return rows[1:], torn
 
 
+def widen(path: Path, columns: Sequence[str]) -> None:
+    """Add the columns, empty, that an earlier version of fedsim did not write to a table.
+
+    Raises:
+        RunFolderError: The table cannot be read or written.
+    """
+    with contextlib.suppress(FileNotFoundError), path.open(encoding="utf-8", newline="") as file:
+        found = next(csv.reader(file), [])
+        known = len(found)
+        if 0 < known < len(columns) and found == list(columns[:known]):
+            rows, _ = read_table(path, found)
+            more = [""] * (len(columns) - known)
+            partial = path.with_name(path.name + ".part")
+            with writing(path):
+                text = lines([columns, *([*row, *more] for row in rows)])
+                partial.write_text(text, encoding="utf-8")
+                partial.replace(path)
+
+
 def not_writable(folder: Path, error: OSError) -> RunFolderError:
     """Why a run folder cannot be made, with the user's number if a permission is missing.
 

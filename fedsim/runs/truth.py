@@ -10,6 +10,7 @@ import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -41,6 +42,12 @@ class Seen(BaseModel):
         training: Whether the model was in training mode.
         sizes: Number of examples of each batch, in the order of training.
         partial: Whether some inputs are missing, because they were too large.
+        kind: Name of the optimizer's class.
+        settings: Its arguments at the first step.
+        rates: Its learning rate at each step.
+        ends: For each step the number of batches so far.
+        groups: Number of its groups of parameters.
+        warm: Whether it had state before the first step.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -54,6 +61,12 @@ class Seen(BaseModel):
     training: bool = True
     sizes: tuple[int, ...] = ()
     partial: bool = False
+    kind: str = ""
+    settings: dict[str, Any] = {}
+    rates: tuple[float, ...] = ()
+    ends: tuple[int, ...] = ()
+    groups: int = 0
+    warm: bool = False
 
 
 class TruthFile:
@@ -91,6 +104,17 @@ class TruthFile:
     def labels(self) -> list[Tensor]:
         """The labels of each batch, (B,) int64; empty if they were not found."""
         return self._each("labels")
+
+    @property
+    def rng(self) -> list[Tensor]:
+        """The state of torch's generator before the model received each batch, uint8."""
+        return self._each("rng")
+
+    @property
+    def after(self) -> dict[str, Tensor]:
+        """The arrays that the training function replied with, before any defense, by name."""
+        found = self._tensors.items()
+        return {key.removeprefix("after."): one for key, one in found if key.startswith("after.")}
 
     def truth(self) -> Truth:
         """The examples, those of all batches together; inputs only if they are complete."""
