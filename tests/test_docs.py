@@ -189,6 +189,12 @@ def test_the_flower_script_finds_what_was_trained_on(tmp_path):
     assert scores["llg", "asr"] == 1
     assert scores["dlg", "recovered"] == 1
     assert (tmp_path / "runs/audit/report.html").is_file()
+    watched = findings(tmp_path / "runs/watched")
+    assert {(row["status"], row["truth"], row["checked"]) for row in watched} == {
+        ("ok", "revealed", "fits")
+    }
+    for row in watched:
+        assert row["value"] == "1.0" or row["metric"] not in ("asr", "recovered")
 
 
 @pytest.mark.parametrize("page", [*OTHERS, DEFENSE, FLOWER], ids=lambda page: page.name)

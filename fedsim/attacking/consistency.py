@@ -58,8 +58,9 @@ def consistency(
     """Compare a client's update with what its revealed examples give.
 
     A layer fits if the relative error of its change is below `TOLERANCE`, or below `ROUNDING` times
-    the rounding error of its weights; under autocast the whole model, with three times that error. If the training as it was seen does not fit, other ways are
-    tried: gradient clipping, label smoothing, the other mode of the model, one step fewer, and
+    the rounding error of its weights; under autocast the whole model counts, with three times that
+    error. If the training as it was seen does not fit, other ways are tried: gradient clipping,
+    label smoothing, a loss that is summed, the other mode of the model, one step fewer, and
     autocast.
 
     Args:
