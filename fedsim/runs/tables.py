@@ -91,17 +91,19 @@ def widen(path: Path, columns: Sequence[str]) -> None:
     Raises:
         RunFolderError: The table cannot be read or written.
     """
-    with contextlib.suppress(FileNotFoundError), path.open(encoding="utf-8", newline="") as file:
-        found = next(csv.reader(file), [])
-        known = len(found)
-        if 0 < known < len(columns) and found == list(columns[:known]):
-            rows, _ = read_table(path, found)
-            more = [""] * (len(columns) - known)
-            partial = path.with_name(path.name + ".part")
-            with writing(path):
-                text = lines([columns, *([*row, *more] for row in rows)])
-                partial.write_text(text, encoding="utf-8")
-                partial.replace(path)
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            found = next(csv.reader(file), [])
+    except (OSError, ValueError):  # not there yet, or an error when it is read or written
+        return
+    if not found or len(found) == len(columns) or found != list(columns[: len(found)]):
+        return
+    rows, _ = read_table(path, found)
+    more = [""] * (len(columns) - len(found))
+    partial = path.with_name(path.name + ".part")
+    with writing(path):
+        partial.write_text(lines([columns, *([*row, *more] for row in rows)]), encoding="utf-8")
+        partial.replace(path)
 
 
 def not_writable(folder: Path, error: OSError) -> RunFolderError:

@@ -7,8 +7,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from support.findings import RUN, finding
-from support.tiny import scenario
+from support.tiny import rows, scenario
 
+from fedsim.engine.simulate import simulate
 from fedsim.errors import RunFolderError
 from fedsim.runs.attack_log import Ended
 from fedsim.runs.ledger import COLUMNS, Ledger
@@ -191,3 +192,14 @@ def test_another_scenario_is_not_resumed(ledger):
     with pytest.raises(RunFolderError, match="another scenario"):
         Ledger.create(ledger.folder, scenario(seed=4), resume=True)
     assert (ledger.folder / "scenario.toml").read_bytes() == before
+
+
+def test_a_table_of_an_earlier_version_gets_its_new_columns(tmp_path):
+    simulate(scenario(), tmp_path / "run")
+    path = tmp_path / "run/findings.csv"
+    before = rows(tmp_path / "run")
+    lines = path.read_text().splitlines()
+    path.write_text("".join(line.rpartition(",")[0].rpartition(",")[0] + "\n" for line in lines))
+    assert list(rows(tmp_path / "run")[0]) == COLUMNS[:-2]
+    Ledger(tmp_path / "run")
+    assert rows(tmp_path / "run") == [{**row, "truth": "", "checked": ""} for row in before]

@@ -11,10 +11,10 @@ from fedsim.engine.inline import InlineGrid
 from fedsim.engine.preflight import preflight
 from fedsim.engine.simulate import simulate
 from fedsim.errors import ClientError, ScenarioError
-from fedsim.federation import client
 from fedsim.runs.recording import Recording
 from fedsim.scenario import Scenario
 from fedsim.scenario.built import build
+from fedsim.training import local
 from fedsim.training.budget import Budget
 
 UNEQUAL = {"train_examples": 60, "partition": {"kind": "dirichlet", "alpha": 1.0}}
@@ -87,13 +87,13 @@ def test_the_scorers_truth_is_what_the_clients_trained_on(tmp_path, protocol):
 
 
 def test_an_update_of_more_examples_than_its_epochs_have_is_refused(tmp_path, monkeypatch):
-    trained = client.train_locally
+    trained = local.train_locally
 
     def greedy(*args, **settings):
         update, loss = trained(*args, **settings)
         return update.replace(num_examples=4 * update.steps + 1), loss
 
-    monkeypatch.setattr(client, "train_locally", greedy)
+    monkeypatch.setattr(local, "train_locally", greedy)
     run = epochs(training={"clients_per_round": 6})
     most = [f"{steps} steps of 4 hold {4 * steps}" for steps in steps_of(run)]
     with pytest.raises(ClientError) as refused:
