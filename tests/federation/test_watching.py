@@ -14,7 +14,7 @@ from support.tiny import rows, same, timeless, weights
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from adversaries import DLG, LLG, FirstLinear
+from adversaries import LLG, FirstLinear
 from defenses import GaussianNoise
 from fedsim import HonestButCurious, attack, defend, reveal, watch
 from fedsim.engine.inline import InlineGrid
@@ -109,7 +109,7 @@ def values(folder, metric):
 
 @pytest.mark.parametrize("normalise", [False, True])
 def test_images_come_back_as_the_model_received_them(normalise, tmp_path):
-    audit(project(watch(), normalise=normalise), tmp_path / "run", DLG(iterations=60), LLG())
+    audit(project(watch(), normalise=normalise), tmp_path / "run", FirstLinear(), LLG())
     found = rows(tmp_path / "run")
     assert {row["status"] for row in found} == {"ok"}, {row["error"] for row in found}
     assert len({row["victim"] for row in found}) == 2 * CLIENTS
@@ -150,7 +150,7 @@ def test_what_ran_is_seen_and_not_assumed(optimizer, name, tmp_path):
 
 
 def test_a_recorded_project_is_attacked_later_with_the_same_rows(tmp_path):
-    both = [LLG(), DLG(iterations=20)]
+    both = [LLG(), FirstLinear()]
     audit(project(watch()), tmp_path / "live", *both)
     audit(project(watch()), tmp_path / "run", record={"keep": "all"})
     assert not (tmp_path / "run/findings.csv").exists() or rows(tmp_path / "run") == []
