@@ -14,7 +14,7 @@ from fedsim.attacking.revealed import FOLDER, Revealed
 from fedsim.errors import RunFolderError, ScenarioError
 from fedsim.federation.watching import TRUTH_KEY
 from fedsim.records import Interception, Update
-from fedsim.runs.truth import NAME, Seen, TruthFile, store, take
+from fedsim.runs.truth import NAME, Seen, TruthFile, discard, store, take
 from fedsim.victim import Loss
 
 
@@ -87,6 +87,10 @@ class WatchedProject:
             num_examples=max(1, sum(seen.sizes)),
         )
         return Interception(one.round, one.clients, one.before, update)
+
+    def refuse(self, reply: Message) -> None:
+        """Remove what a client revealed whose reply could not be used."""
+        discard(_name(reply))
 
     def keep(self, round: int, clients: Collection[int]) -> None:
         """Remove what clients that are neither attacked nor recorded revealed in a round."""

@@ -156,6 +156,8 @@ class HonestButCurious(Wrapper):
                 self._check_memory(reply, clients)
             except ClientError as error:
                 failed |= dict.fromkeys(clients, f"{type(error).__name__}: {error}")
+                if self._project is not None:
+                    self._project.refuse(reply)
             else:
                 one = Interception(server_round, clients, before, update)
                 if self._project is not None:

@@ -5,9 +5,11 @@ random name of that file along with its update. A server of the same user on the
 the file into its run folder, to score attacks. The examples never travel over the network.
 """
 
+import contextlib
 import os
 import re
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,9 @@ from fedsim.runs.tables import writing
 
 VARIABLE = "FEDSIM_TRUTH"
 """The environment variable that names another folder for the truth store."""
+
+KEPT_SECONDS = 86_400
+"""Age from which files that no server has taken are removed."""
 
 NAME = re.compile(r"[0-9a-f]{32}")
 """Names of files in the truth store, which are drawn at random."""
@@ -129,6 +134,8 @@ class TruthFile:
 def store() -> Path:
     """The folder of the truth store, readable by its user alone; made if it is not there.
 
+    Files that no server has taken for a day are removed.
+
     Raises:
         RunFolderError: It cannot be made, or belongs to another user.
     """
@@ -137,11 +144,21 @@ def store() -> Path:
     folder = Path(named) if named else Path(tempfile.gettempdir(), f"fedsim-truth-{user}")
     with writing(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if folder.stat().st_uid != user:
+        if folder.stat().st_uid != user or (folder.is_symlink() and not named):
             raise RunFolderError(
                 f"{folder} belongs to another user; set {VARIABLE} to a folder of your own"
             )
+        for path in folder.iterdir():  # of servers that ended, or that are on another machine
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - path.stat().st_mtime > KEPT_SECONDS:
+                    path.unlink()
     return folder
+
+
+def discard(name: object) -> None:
+    """Remove a file of the truth store, such as that of a client whose update was refused."""
+    if isinstance(name, str) and NAME.fullmatch(name):
+        (store() / f"{name}.safetensors").unlink(missing_ok=True)
 
 
 def write(name: str, seen: Seen, tensors: Mapping[str, Tensor]) -> None:

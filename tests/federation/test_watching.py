@@ -1,6 +1,7 @@
 """Another Flower project is watched: its model, its data, and no task."""
 
 import json
+import os
 import random
 import stat
 import threading
@@ -290,6 +291,21 @@ def test_a_name_that_is_no_name_reads_no_file(tmp_path):
     (tmp_path / "secret.safetensors").write_bytes(b"x")
     for name in ("../secret", "/etc/passwd", "0" * 31, 7, None, "0" * 32):
         assert take(name, tmp_path / "to") is None
+
+
+def test_files_that_nobody_takes_do_not_stay(tmp_path):
+    def broken(loader):
+        for x, y in reveal(loader):
+            yield x * float("inf"), y
+
+    audit(project(watch(), shown=broken), tmp_path / "run", LLG(), rounds=1)
+    assert {row["status"] for row in rows(tmp_path / "run")} == {"failed"}
+    assert list(store().iterdir()) == []
+    old = store() / f"{'a' * 32}.safetensors"
+    old.write_bytes(b"x")
+    os.utime(old, (0, 0))
+    (tmp_path / "truth" / "new").write_bytes(b"x")
+    assert [path.name for path in store().iterdir()] == ["new"]
 
 
 def test_attacks_begin_with_the_first_replies():
