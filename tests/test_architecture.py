@@ -36,7 +36,7 @@ ROOMS = [
     {"training"},
     {"runs"},
     {"report"},
-    {"results"},
+    {"results", "sinks"},
     {"attacking"},
     {"federation"},
     {"engine"},

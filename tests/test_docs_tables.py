@@ -47,6 +47,9 @@ SECTIONS = {
     "threat.": settings.Threat,
     "threat.probes.N.": settings.Probes,
     "engine.": settings.Engine,
+    "sinks.": settings.Sinks,
+    "sinks.tensorboard.": settings.TensorBoardSink,
+    "sinks.mlflow.": settings.MLflowSink,
     "adversaries.N.": settings.AttackPlan,
     "task.": Images,
 }

@@ -62,11 +62,17 @@ def computed(built: BuiltRun, one: Interception) -> Interception:
 
 
 def refuse_elsewhere(scenario: Scenario) -> None:
-    """Refuse probes of another Flower project's clients, whose training fedsim cannot repeat.
+    """Refuse what an audit of another Flower project cannot do.
 
     Raises:
-        ScenarioError: The scenario has probes.
+        ScenarioError: The scenario has probes, which repeat a training that fedsim does not know,
+            or sinks, which follow the rounds of fedsim's own runs.
     """
+    if scenario.sinks.model_dump(exclude_none=True):
+        raise ScenarioError(
+            "sinks: curves go to TensorBoard and MLflow from fedsim's own runs, not from another "
+            "Flower project. Leave sinks out; fedsim.load reads the same numbers"
+        )
     if scenario.threat.probes:
         raise ScenarioError(
             "threat.probes: probes repeat the local training of fedsim's own clients, and those of "

@@ -23,6 +23,7 @@ from fedsim.runs.lock import alone_in
 from fedsim.scenario import Scenario
 from fedsim.scenario.built import BuiltRun, build
 from fedsim.seeds import isolated
+from fedsim.sinks import Curves
 
 
 def simulate(
@@ -132,7 +133,11 @@ def _run(
             if event not in ("findings", "progress"):
                 ledger.event(event, **fields)
             observer(event, **fields)
+            curves(event, **fields)
 
+        curves = Curves(
+            scenario.sinks, chosen, ledger.folder, lambda text: notify("caution", text=text)
+        )
         for each in planned.values():
             forget(ledger, settle(ledger, each, overwrite=overwrite))
         notify("started", scenario=scenario.name, points=[*chosen], engine=engine_name(scenario))

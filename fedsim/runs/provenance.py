@@ -17,7 +17,7 @@ from fedsim.scenario import Scenario
 FILE = "provenance.json"
 SCHEMA = 2
 """Version number of the run folder's format; 1 had no digests of recorded files and attacks."""
-ASIDE = frozenset({"data_dir", "engine", "description", "paper", "record", "search_dirs"})
+ASIDE = frozenset({"data_dir", "engine", "description", "paper", "record", "search_dirs", "sinks"})
 """Keys of a scenario that do not affect results: where it runs, what for, and what is kept."""
 ATTACKING = frozenset({"adversaries", "metrics", "name"})
 """Further keys that training does not depend on, of which a resumed run may have others."""

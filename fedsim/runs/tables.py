@@ -21,23 +21,26 @@ def place(folder: str, point: str) -> str:
 
 
 LONGEST = 100
-"""Characters of a point's name in the name of its folder of artifacts."""
+"""Characters of a point's name in the name of its folder."""
 
 
 def artifacts_place(point: str) -> str:
-    """The path of a sweep point's artifacts, `artifacts/POINT`, or `artifacts` without a sweep.
+    """The path of a sweep point's artifacts, `artifacts/POINT`, or `artifacts` without a sweep."""
+    return f"artifacts/{folder_name(point)}" if point else "artifacts"
+
+
+def folder_name(point: str) -> str:
+    """The name of a sweep point as that of a folder.
 
     Characters that a path, a link or another system could misread become `_`, and long names are
     cut off; a hash of the name then keeps points apart.
     """
-    if not point:
-        return "artifacts"
     name = re.sub(r"[^A-Za-z0-9._=,+-]", "_", point)[:LONGEST]
     if name.startswith("."):
         name = f"_{name[1:]}"
     if name != point:
         name += f"-{hashlib.sha256(point.encode()).hexdigest()[:8]}"
-    return f"artifacts/{name}"
+    return name
 
 
 @contextlib.contextmanager

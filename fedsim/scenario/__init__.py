@@ -30,6 +30,7 @@ from fedsim.scenario.settings import (
     Engine,
     PlainName,
     Record,
+    Sinks,
     Sweep,
     Table,
     Threat,
@@ -54,6 +55,7 @@ class Scenario(Table):
     adversaries: list[AttackPlan] = Field(default=[])
     record: Record = Record()
     engine: Engine = Engine()
+    sinks: Sinks = Sinks()
     metrics: list[str] = Field(default=[])
     """Metrics in addition to the installed ones, each as "module:Class"."""
     sweep: Sweep = Field(default={})
@@ -316,7 +318,7 @@ class Scenario(Table):
     def to_dict(self) -> dict[str, Any]:
         """Return the scenario as nested tables, which `parse` reads back."""
         table = self.model_dump(exclude_none=True)
-        for key in ("metrics", "search_dirs"):  # left out if empty, as in most scenarios
+        for key in ("metrics", "search_dirs", "sinks"):  # left out if empty, as in most scenarios
             if not table[key]:
                 del table[key]
         if not self.threat.probes:

@@ -1,4 +1,4 @@
-"""The tables `[threat]`, `[record]`, `[engine]` and `[[adversaries]]` of a scenario."""
+"""The tables `[threat]`, `[record]`, `[engine]`, `[sinks]` and `[[adversaries]]` of a scenario."""
 
 import re
 from typing import Annotated, Any, Literal, cast
@@ -133,6 +133,34 @@ class Engine(Table):
 
     address: str = ""
     """Address of an existing Ray cluster to join; a new one is started if empty."""
+
+
+class TensorBoardSink(Table):
+    """The `[sinks.tensorboard]` table: curves of the run as TensorBoard's event files."""
+
+    folder: str = ""
+    """Folder in which the run gets a folder of its name; `tensorboard` in the run folder if
+    empty."""
+
+
+class MLflowSink(Table):
+    """The `[sinks.mlflow]` table: curves of the run as a run of MLflow."""
+
+    uri: str = ""
+    """Address of the tracking server or database; MLflow's own default if empty."""
+
+    experiment: str = Field(default="fedsim", min_length=1)
+    """The experiment, which is made if there is none of that name."""
+
+
+class Sinks(Table):
+    """The `[sinks]` table: where curves go while a run goes on, in addition to the run folder."""
+
+    tensorboard: TensorBoardSink | None = None
+    """TensorBoard."""
+
+    mlflow: MLflowSink | None = None
+    """MLflow."""
 
 
 class AttackPlan(Table):

@@ -1,0 +1,119 @@
+"""Curves in TensorBoard and MLflow are the run's numbers, and a sink that fails costs no run."""
+
+import sys
+
+import pytest
+from support.tiny import rows, scenario, timeless
+
+from adversaries import LLG
+from fedsim.attacking.audit import audit_campaign
+from fedsim.engine.simulate import simulate
+from fedsim.errors import ScenarioError
+from fedsim.runs.provenance import results
+from fedsim.scenario import Scenario
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the libraries
+
+NAMES = ["leakage/llg/asr", "utility/accuracy"]
+
+
+def told(folder, name, point=""):
+    """What the tables of a run have for a curve, by round."""
+    kind, *rest = name.split("/")
+    if kind == "utility":
+        found = [one for one in rows(folder, "utility.csv") if one["metric"] == rest[0]]
+    else:
+        found = [one for one in rows(folder) if [one["label"], one["metric"]] == rest]
+    values = {}
+    for one in found:
+        if one["point"] == point:
+            values.setdefault(int(one["round"]), []).append(float(one["value"]))
+    return {round: sum(each) / len(each) for round, each in values.items()}
+
+
+def of_tensorboard(folder):
+    """The curves in event files, by name: values by round."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    names = events.Tags()["scalars"]
+    return {name: {one.step: one.value for one in events.Scalars(name)} for name in names}
+
+
+def test_tensorboard_shows_the_numbers_of_each_point(tmp_path):
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    run = scenario(sinks={"tensorboard": {}}, sweep={"training.lr": [0.1, 0.2]})
+    simulate(run, tmp_path / "run")
+    for point in ("training.lr=0.1", "training.lr=0.2"):
+        found = of_tensorboard(tmp_path / "run" / "tensorboard" / point)
+        for name in NAMES:
+            assert found[name] == pytest.approx(told(tmp_path / "run", name, point)), name
+            assert len(found[name]) >= 2
+
+
+def test_tensorboard_of_several_runs_is_in_the_folder_that_is_named(tmp_path):
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    board = {"tensorboard": {"folder": str(tmp_path / "board")}}
+    simulate(scenario(sinks=board, training={"rounds": 1}), tmp_path / "first")
+    assert set(NAMES) <= set(of_tensorboard(tmp_path / "board" / "first"))
+    assert not (tmp_path / "first" / "tensorboard").exists()
+
+
+def test_mlflow_has_the_numbers_the_settings_and_the_end(tmp_path):
+    mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed")
+    uri = f"sqlite:///{tmp_path}/curves.db"
+    sink = {"mlflow": {"uri": uri, "experiment": "tests"}}
+    simulate(scenario(sinks=sink), tmp_path / "run")
+    client = mlflow.MlflowClient(uri)
+    experiment = client.get_experiment_by_name("tests")
+    (found,) = client.search_runs([experiment.experiment_id])
+    assert (found.info.status, found.info.run_name) == ("FINISHED", "tiny")
+    assert found.data.params["training.lr"] == "0.1"
+    assert found.data.params["adversaries.0.name"] == "llg"
+    for name in NAMES:
+        history = client.get_metric_history(found.info.run_id, name)
+        values = {one.step: one.value for one in history}
+        assert values == pytest.approx(told(tmp_path / "run", name))
+
+
+def test_a_server_that_is_not_there_is_said_once_and_the_run_is_the_same(tmp_path):
+    pytest.importorskip("mlflow", reason="mlflow is not installed")
+    simulate(scenario(), tmp_path / "without")
+    said = []
+
+    def observer(event, **fields):
+        if event == "caution":
+            said.append(fields["text"])
+
+    sink = {"mlflow": {"uri": "http://127.0.0.1:9"}}
+    swept = scenario(sinks=sink)
+    simulate(swept, tmp_path / "with", observer=observer)
+    (only,) = [text for text in said if "mlflow" in text]
+    assert only.startswith("nothing more goes to mlflow, and the run goes on: ")
+    assert timeless(tmp_path / "with") == timeless(tmp_path / "without")
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "mlflow"])
+def test_a_library_that_is_missing_is_said_with_its_extra(tmp_path, monkeypatch, name):
+    monkeypatch.setitem(sys.modules, f"fedsim.sinks.{name}", None)
+    said = []
+    run = scenario(sinks={name: {}}, training={"rounds": 1}, sweep={"seed": [1, 2]})
+    simulate(run, tmp_path / "run", observer=lambda event, **f: said.append(f.get("text", "")))
+    (only,) = [text for text in said if name in text]
+    assert f"pip install '.[{name}]'" in only
+
+
+def test_sinks_are_no_part_of_what_results_depend_on():
+    plain, sunk = scenario(), scenario(sinks={"tensorboard": {}})
+    assert "sinks" not in plain.to_toml()
+    assert results(plain.to_dict()) == results(sunk.to_dict())
+    assert Scenario.parse(sunk.to_dict()) == sunk
+
+
+def test_an_audit_of_another_project_is_refused_a_sink(tmp_path):
+    with pytest.raises(ScenarioError, match="Leave sinks out"):
+        audit_campaign(
+            [LLG()], scenario().build_task(), out=tmp_path / "audit", sinks={"tensorboard": {}}
+        )
+    assert not (tmp_path / "audit").exists()
