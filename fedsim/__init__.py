@@ -13,6 +13,7 @@ _HOMES = {
     name: module
     for module, names in {
         "adversary": "Adversary Job",
+        "attacking.inversion": "invert",
         "defense": "ClientState Defense Exposure MeanGradient Training",
         "engine.attack": "attack",
         "engine.simulate": "simulate train",

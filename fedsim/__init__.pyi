@@ -1,6 +1,7 @@
 """The types of the public names, which `fedsim/__init__.py` loads when they are first used."""
 
 from fedsim.adversary import Adversary, Job
+from fedsim.attacking.inversion import invert
 from fedsim.defense import ClientState, Defense, Exposure, MeanGradient, Training
 from fedsim.engine.attack import attack
 from fedsim.engine.simulate import simulate, train
@@ -26,7 +27,7 @@ __all__ = [
     "HonestButCurious", "ImageSpec", "Interception", "Job", "Knowledge", "MeanGradient",
     "NotGranted", "Observation", "Plugin", "Reconstruction", "Scenario", "Spec", "SpeechSpec",
     "TabularSpec", "Task", "TextSpec", "ThreatModel", "Training", "Truth", "Update", "VictimModel",
-    "__version__", "attack", "defend", "load", "reveal", "simulate", "train", "watch",
+    "__version__", "attack", "defend", "invert", "load", "reveal", "simulate", "train", "watch",
     "write_report",
 ]  # fmt: skip
 

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import PrivateAttr
@@ -57,6 +57,7 @@ class Revealed(Task):
         loss: Loss | None = None,
         clients: int = 1,
         seed: int = 0,
+        input_range: tuple[float, float] | Literal["seen"] | None = "seen",
     ) -> "Revealed":
         """Make the task from the project's model and one of its inputs.
 
@@ -67,6 +68,8 @@ class Revealed(Task):
             loss: The training loss, called as `cross_entropy` is, which is the default.
             clients: The number of clients.
             seed: The run's seed.
+            input_range: Smallest and largest value of an image's inputs, None if unbounded; by
+                default from 0 to 1 if the example is within.
 
         Raises:
             ScenarioError: `make` makes no module, or it cannot take the example.
@@ -90,13 +93,14 @@ class Revealed(Task):
                 f"model: it returns {shown} for one input, expected logits of shape (1, classes)"
             )
         classes = int(logits.shape[1])
-        inside = bool((example >= 0).all() and (example <= 1).all())
-        of_images = ImageSpec(classes, shape, (0.0, 1.0) if inside else None)
+        if input_range == "seen":
+            inside = bool((example >= 0).all() and (example <= 1).all())
+            input_range = (0.0, 1.0) if inside else None
         task._project = _Project(
             make,
             loss or cross_entropy,
             _head_of(module, example, classes),
-            of_images if images else Spec(classes),
+            ImageSpec(classes, shape, input_range) if images else Spec(classes),
         )
         return task
 

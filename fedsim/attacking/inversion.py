@@ -1,0 +1,93 @@
+"""One attack on one update, in one call, without a federation."""
+
+import copy
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fedsim.adversary import Adversary, Job
+from fedsim.attacking.revealed import Revealed
+from fedsim.errors import NotGranted, ScenarioError
+from fedsim.knowledge import Knowledge
+from fedsim.records import Interception, Reconstruction, Truth, Update
+from fedsim.seeds import isolated, torch_generator
+from fedsim.threat import ThreatModel
+from fedsim.victim import Loss
+
+NOT_THERE = Knowledge.AUXILIARY | Knowledge.PRIOR | Knowledge.HISTORY | Knowledge.DEFENSE
+"""Knowledge that one update does not come with."""
+
+
+def invert(  # noqa: PLR0913 - each argument is something that the attacker knows
+    update: Update | Mapping[str, Tensor],
+    model: nn.Module,
+    adversary: Adversary,
+    *,
+    shape: Sequence[int],
+    labels: Tensor | Sequence[int] | None = None,
+    num_examples: int = 1,
+    input_range: tuple[float, float] | None = (0.0, 1.0),
+    loss: Loss | None = None,
+    seed: int = 0,
+    budget: int | None = None,
+    device: torch.device | str = "cpu",
+) -> Reconstruction:
+    """Attack one gradient or one update, as of a script or a notebook.
+
+        gradient = dict(zip(names, torch.autograd.grad(loss, net.parameters())))
+        claimed = fedsim.invert(gradient, net, DLG(), shape=(1, 28, 28))
+
+    Args:
+        update: The gradient of the loss, mean over examples, by parameter name; or an `Update`,
+            such as new weights after several local steps.
+        model: The classifier as the client had it: weights, buffers and mode. It is not changed.
+        adversary: The adversary.
+        shape: Shape of one input without the batch dimension, such as (3, 32, 32).
+        labels: The labels (N,), if they are known; they are shown as a sorted bag.
+        num_examples: The number N of examples, where `labels` and an `Update` do not give it.
+        input_range: The smallest and the largest value of an image's inputs; None if unbounded.
+        loss: The training loss, called as `cross_entropy` is, which is the default.
+        seed: Seed of the attack's random numbers.
+        budget: Largest number of iterations, restarts included.
+        device: Where the attack computes.
+
+    Returns:
+        What the adversary claims.
+
+    Raises:
+        NotGranted: The adversary needs more than one update comes with, such as auxiliary data.
+        ScenarioError: The model cannot take the inputs, its gradient has other names, or the
+            adversary attacks other inputs.
+    """
+    example = torch.zeros(tuple(shape))
+    task = Revealed.of(
+        lambda: copy.deepcopy(model), example, loss=loss, seed=seed, input_range=input_range
+    )
+    if unsuited := list(adversary.unsuited(task.spec_type, task.name)):
+        raise ScenarioError("\n".join(unsuited))
+    truth = Truth(labels=None if labels is None else torch.as_tensor(labels))
+    if not isinstance(update, Update):
+        count = num_examples if truth.labels is None else len(truth.labels)
+        update = Update(tensors=update, kind="gradient", num_examples=count)
+    before = {k: v.detach().cpu() for k, v in task.arrays(model).items()}
+    trained = task.trained(model)
+    if differing := sorted(update.tensors.keys() ^ trained):
+        raise ScenarioError(
+            f"update: '{differing[0]}' is the name of a tensor in one of update and model alone. "
+            "Give a tensor for each trained parameter, by its name in model.named_parameters()"
+        )
+    granted = ~NOT_THERE if truth.labels is not None else ~(NOT_THERE | Knowledge.LABELS)
+    threat = ThreatModel(granted & ~Knowledge.LENGTHS, task)
+    if lacking := adversary.requires() & ~threat.granted.closed():
+        fix = ": give labels=" if Knowledge.LABELS in lacking else ""
+        raise NotGranted(
+            f"{adversary.name} needs {', '.join(lacking.names())}, which one update does not come "
+            f"with{fix}"
+        )
+    with isolated(seed, "invert"):
+        seen = threat.observe(Interception(1, (0,), before, update), truth=truth)
+        if seen.model is not None:
+            seen.model.module.train(model.training)
+        rng = torch_generator(seed, "invert")
+        return adversary.reconstruct(seen, Job(rng, device=device, budget=budget))

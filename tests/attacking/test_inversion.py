@@ -1,0 +1,72 @@
+"""One gradient is attacked in one call, without a federation."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import fedsim
+from adversaries import DAGER, DLG, LLG, FirstLinear, InvertingGradients
+from fedsim.errors import NotGranted, ScenarioError
+from fedsim.records import Update
+
+
+@pytest.fixture(scope="module")
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 24), nn.Sigmoid(), nn.Linear(24, 4))
+
+
+@pytest.fixture(scope="module")
+def image():
+    return torch.rand(1, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+
+
+def gradient(net, inputs, labels):
+    loss = nn.functional.cross_entropy(net(inputs), labels)
+    names, parameters = zip(*net.named_parameters(), strict=True)
+    return dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
+
+
+def test_an_image_and_its_label_come_back(net, image):
+    before = copy.deepcopy(net.state_dict())
+    found = gradient(net, image, torch.tensor([2]))
+    claimed = fedsim.invert(found, net, DLG(iterations=60), shape=(1, 8, 8))
+    assert (claimed.inputs[0] - image[0]).square().mean() < 1e-6
+    assert claimed.labels.tolist() == [2]
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    again = fedsim.invert(found, net, DLG(iterations=60), shape=(1, 8, 8))
+    assert torch.equal(claimed.inputs[0], again.inputs[0])
+
+
+def test_new_weights_are_an_update(net, image):
+    found = gradient(net, image, torch.tensor([3]))
+    after = {name: p.detach() - 0.1 * found[name] for name, p in net.named_parameters()}
+    update = Update(tensors=after, kind="weights", lr=0.1)
+    assert fedsim.invert(update, net, LLG(), shape=(1, 8, 8)).label_set == {3}
+    (claimed,) = fedsim.invert(update, net, FirstLinear(), shape=(1, 8, 8)).inputs
+    assert (claimed - image[0]).square().mean() < 1e-6
+
+
+def test_known_labels_are_used(net, image):
+    found = gradient(net, image, torch.tensor([1]))
+    adversary = InvertingGradients(labels_from="given", iterations=2, restarts=0)
+    with pytest.raises(NotGranted, match="give labels="):
+        fedsim.invert(found, net, adversary, shape=(1, 8, 8))
+    claimed = fedsim.invert(found, net, adversary, shape=(1, 8, 8), labels=[1], budget=2)
+    assert claimed.labels.tolist() == [1]
+
+
+def test_what_does_not_fit_is_refused_in_a_sentence(net, image):
+    found = gradient(net, image, torch.tensor([1]))
+    with pytest.raises(ScenarioError, match="cannot take the clients' inputs"):
+        fedsim.invert(found, net, LLG(), shape=(1, 9, 9))
+    del found["3.bias"]
+    with pytest.raises(ScenarioError, match=r"update: '3\.bias' is the name of a tensor"):
+        fedsim.invert(found, net, LLG(), shape=(1, 8, 8))
+    with pytest.raises(ScenarioError, match="dager"):
+        fedsim.invert(found, net, DAGER(), shape=(1, 8, 8))
+    found = gradient(net, image, torch.tensor([1]))
+    with pytest.raises(NotGranted, match="needs AUXILIARY, which one update does not come with"):
+        fedsim.invert(found, net, LLG(variant="llg+"), shape=(1, 8, 8))
