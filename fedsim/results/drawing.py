@@ -66,7 +66,9 @@ def draw(figure: Mapping[str, Any], formats: Sequence[str]) -> dict[str, bytes]:
             for trace in own:
                 _trace(axes, trace)
             if layout[f"yaxis{own[0]['yaxis'][1:]}"].get("rangemode") == "tozero":
-                axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+                bottom, top = axes.get_ylim()
+                bottom = min(0.0, bottom)
+                axes.set_ylim(bottom, top + 0.05 * (top - bottom))
         for note in layout.get("annotations", []):
             y = spot[1] + note["y"] * spot[3] + 4 / height
             picture.text(spot[0], y, _text(note["text"]), weight="bold", va="bottom")

@@ -120,8 +120,9 @@ class Curves:
 
     def _add(self, findings: Iterable[Finding]) -> None:
         for one in findings:
-            value = one.value if one.status == "ok" else one.baseline
-            if one.metric and one.status != "denied" and value is not None:
+            counted = {"ok": one.value, "failed": one.baseline, "timeout": one.baseline}
+            value = counted.get(one.status)
+            if one.metric and value is not None:
                 cell = (one.round, f"leakage/{one.label}/{one.metric}")
                 self._leaked.setdefault(cell, []).append(value)
 

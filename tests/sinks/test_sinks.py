@@ -3,6 +3,7 @@
 import sys
 
 import pytest
+from support.findings import finding
 from support.tiny import rows, scenario, timeless
 
 from adversaries import LLG
@@ -11,6 +12,7 @@ from fedsim.engine.simulate import simulate
 from fedsim.errors import ScenarioError
 from fedsim.runs.provenance import results
 from fedsim.scenario import Scenario
+from fedsim.sinks import Curves
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the libraries
 
@@ -58,6 +60,23 @@ def test_tensorboard_of_several_runs_is_in_the_folder_that_is_named(tmp_path):
     simulate(scenario(sinks=board, training={"rounds": 1}), tmp_path / "first")
     assert set(NAMES) <= set(of_tensorboard(tmp_path / "board" / "first"))
     assert not (tmp_path / "first" / "tensorboard").exists()
+
+
+def test_only_attacks_that_count_enter_a_mean(tmp_path):
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    run = scenario(sinks={"tensorboard": {}})
+    curves = Curves(run.sinks, {"": run}, tmp_path, pytest.fail)
+    curves("point", point="")
+    ended = [
+        finding(value=1.0),
+        finding(value=None, status="failed", baseline=0.2),
+        finding(value=None, status="denied", baseline=0.9),
+        finding(value=0.9, status="unverified"),
+    ]
+    for pending, one in zip((3, 2, 1, 0), ended, strict=True):
+        curves("findings", findings=(one,), pending=pending)
+    curves("ended", status="finished")
+    assert of_tensorboard(tmp_path / "tensorboard") == {"leakage/llg/asr": {1: pytest.approx(0.6)}}
 
 
 def test_mlflow_has_the_numbers_the_settings_and_the_end(tmp_path):
