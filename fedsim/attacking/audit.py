@@ -86,7 +86,7 @@ def audit_campaign(
     unknown = [] if "defenses" in table else ["defenses"]
     known = {*training, *(["local_steps"] if "local_epochs" in training else [])}
     unknown += [f"training.{key}" for key in LOCAL if key not in known]
-    if "model" not in stated["task"]:
+    if "model" not in stated.get("task", {}):
         unknown.append("task.model")
     ledger.provenance(
         scenario, {"data": task.fingerprint()}, optimizer=optimizer.lower(), unknown=unknown
@@ -126,8 +126,8 @@ def _stated(scenario: Scenario, table: Mapping[str, Any], task: Task) -> dict[st
     stated["training"] = {key: stated["training"][key] for key in table["training"]}
     if "defenses" not in table:
         stated.pop("defenses", None)
-    if "task" not in table:
-        stated["task"] = {"name": task.name}
+    if "task" not in table:  # a task that is not installed, which nobody could make again
+        del stated["task"]
     elif type(task) is not find("tasks", task.name):  # a subclass may build another model
         stated["task"].pop("model", None)
     return stated

@@ -41,7 +41,6 @@ class Revealed(Task):
     """
 
     name = "revealed"
-    keywords = ("audit", "own project", "watch", "reveal")
 
     _project: "_Project" = PrivateAttr()
     _files: dict[tuple[int, int], Path] = PrivateAttr(default_factory=dict)
