@@ -11,7 +11,7 @@ PROBES = [{"client": 3, "updates": 2}, {"client": 1, "batch_size": 4}]
 ENGINES = {
     "inline": {"name": "inline"},
     "ray": {"name": "ray", "workers": 2},
-    "flower": {"name": "flower", "workers": 2},
+    "flower": {"name": "flower", "workers": 1},
 }
 
 
