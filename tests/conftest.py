@@ -65,18 +65,41 @@ def rogue_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def _inherit(patch: pytest.MonkeyPatch, rogue_package: Path) -> None:
+    """Let processes started from now on find the plugins of `support/rogues.py`."""
+    before = os.environ.get("PYTHONPATH")
+    path = [str(rogue_package), str(HERE), *([before] if before else [])]
+    patch.setenv("PYTHONPATH", os.pathsep.join(path))
+    patch.setenv("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(scope="session")
+def ray_session(rogue_package: Path) -> Iterator[None]:
+    """One Ray session for all tests with at most two client and two attack workers.
+
+    Engines keep the session that they find. Its workers find the plugins of `support/rogues.py`.
+    """
+    import ray
+
+    from fedsim.engine.ray.session import start_session
+    from fedsim.scenario.settings import Engine
+
+    with pytest.MonkeyPatch.context() as patch:
+        _inherit(patch, rogue_package)
+        start_session(Engine(), clients=2, attackers=2)
+    yield
+    ray.shutdown()
+
+
 @pytest.fixture(scope="module")
 def rogues_everywhere(rogue_package: Path) -> Iterator[None]:
     """Plugins of `support/rogues.py`, by name, here and in every process started from here."""
     from fedsim import plugin
 
     with pytest.MonkeyPatch.context() as patch:
-        path = [str(rogue_package), str(HERE)]
-        for folder in path:
+        for folder in (str(rogue_package), str(HERE)):
             patch.syspath_prepend(folder)
-        inherited = os.environ.get("PYTHONPATH")
-        patch.setenv("PYTHONPATH", os.pathsep.join([*path, *([inherited] if inherited else [])]))
-        patch.setenv("OMP_NUM_THREADS", "1")
+        _inherit(patch, rogue_package)
         plugin._entry_points.cache_clear()
         yield
     sys.path_importer_cache.clear()

@@ -188,10 +188,8 @@ def test_conformance_wants_a_size_with_a_batched_attack():
     assert not any("group" in complaint for complaint in [*conformance(Flock), *conformance(LLG)])
 
 
-@pytest.mark.usefixtures("rogues_everywhere")
+@pytest.mark.usefixtures("rogues_everywhere", "ray_session")
 def test_ray_finds_the_same_in_groups_and_survives_a_group_that_kills_its_worker(tmp_path):
-    import ray
-
     def run(engine, *deadly):
         plans = [
             {"name": "flock", "log": str(tmp_path / f"sizes-{engine['workers']}")},
@@ -202,10 +200,7 @@ def test_ray_finds_the_same_in_groups_and_survives_a_group_that_kills_its_worker
 
     simulate(run({"workers": 1}), tmp_path / "inline")
     dies = {"name": "flock", "how": "die", "label": "dies", "known_as": "dies"}
-    try:
-        told = cautions(run({"name": "ray", "workers": 2}, dies), tmp_path / "ray")
-    finally:
-        ray.shutdown()
+    told = cautions(run({"name": "ray", "workers": 2}, dies), tmp_path / "ray")
     found = [row for row in timeless(tmp_path / "ray") if row["label"] != "dies"]
     assert found == timeless(tmp_path / "inline")
     assert ends(tmp_path / "ray", "flock") == only("ok", client=-1)

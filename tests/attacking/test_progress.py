@@ -20,15 +20,6 @@ LONG = {"name": "dlg", "iterations": 40, "restarts": 0, "tolerance": 0.0}
 """Some seconds: workers look once a second."""
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _ray():
-    """Other modules' sessions know plugins that this one's workers do not."""
-    yield
-    import ray
-
-    ray.shutdown()
-
-
 @pytest.fixture
 def often(monkeypatch):
     monkeypatch.setattr(told, "EVERY", 0.02)
@@ -70,7 +61,7 @@ def test_a_board_holds_what_each_worker_said_last():
 
 
 @pytest.mark.parametrize("engine", [{"name": "inline"}, {"name": "ray", "workers": 2}])
-def test_every_engine_tells_how_far_its_attacks_are(tmp_path, engine, often):
+def test_every_engine_tells_how_far_its_attacks_are(tmp_path, engine, often, ray_session):
     heard = []
 
     def observe(event, **fields):

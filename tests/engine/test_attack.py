@@ -65,14 +65,9 @@ def test_attacks_on_a_recorded_run_are_those_of_the_run(live, recorded):
     assert [path.name for path in (recorded / "attacks").iterdir()] == ["1.toml"]
 
 
-def test_ray_workers_read_the_recording_and_find_the_same(live, recorded):
-    try:
-        attack(recorded, changes={"engine": {"attack_workers": 2}})
-        assert timeless(recorded) == timeless(live)
-    finally:
-        import ray
-
-        ray.shutdown()
+def test_ray_workers_read_the_recording_and_find_the_same(live, recorded, ray_session):
+    attack(recorded, changes={"engine": {"attack_workers": 2}})
+    assert timeless(recorded) == timeless(live)
 
 
 def test_what_is_chosen_has_the_rows_of_the_whole(live, recorded):

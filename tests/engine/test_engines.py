@@ -20,20 +20,11 @@ from fedsim.errors import EngineError
 from fedsim.metrics import applicable
 
 pytestmark = [
-    pytest.mark.usefixtures("rogues_everywhere"),
+    pytest.mark.usefixtures("rogues_everywhere", "ray_session"),
     pytest.mark.skipif(sys.platform == "win32", reason="process groups and SIGALRM are POSIX"),
 ]
 
 RAY = {"name": "ray", "workers": 2}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _ray(rogues_everywhere):
-    """One Ray session for the module; engines keep whatever session there is."""
-    yield
-    import ray
-
-    ray.shutdown()
 
 
 def statuses(folder: Path) -> dict[tuple[int, str, str], set[str]]:

@@ -47,16 +47,11 @@ def with_probes(tmp_path_factory):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_training_is_bit_identical_with_probes(engine, without, with_probes, tmp_path):
+def test_training_is_bit_identical_with_probes(engine, without, with_probes, tmp_path, ray_session):
     if engine == "inline":
         found = with_probes
     else:
-        try:
-            found = run(tmp_path / "run", ENGINES[engine], probes=PROBES)
-        finally:
-            import ray
-
-            ray.shutdown()
+        found = run(tmp_path / "run", ENGINES[engine], probes=PROBES)
     assert found[1:] == without[1:]
     assert found[0] == with_probes[0]
     assert [row for row in found[0] if "-p" not in row["victim"]] == without[0]

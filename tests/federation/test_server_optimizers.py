@@ -134,7 +134,7 @@ def test_adversaries_see_the_gradients_and_the_servers_rate(tmp_path, secure):
     assert {row["status"] for row in rows(tmp_path)} == {"ok"}
 
 
-def test_ray_and_inline_train_alike(tmp_path):
+def test_ray_and_inline_train_alike(tmp_path, ray_session):
     for workers in (1, 2):
         run = run_of("FedYogi", engine={"workers": workers})
         simulate(run, tmp_path / str(workers))

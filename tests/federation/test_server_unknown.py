@@ -147,7 +147,7 @@ def test_an_own_project_is_recorded_and_attacked_elsewhere(tmp_path):
     assert len(timeless(only)) == len(live)
 
 
-def test_what_was_not_stated_is_not_granted_with_many_workers_either(tmp_path):
+def test_what_was_not_stated_is_not_granted_with_many_workers_either(tmp_path, ray_session):
     task = Images(clients=2, model="mlp", seed=5)
     settings = {"record": {"keep": "all"}, "threat": {"grants": "full"}}
     running = audit_campaign([], task, out=tmp_path, **settings)

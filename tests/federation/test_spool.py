@@ -64,18 +64,13 @@ def test_a_run_is_the_same_whether_updates_waited_on_disk_or_not(strategy, tmp_p
     assert len(tapes[0]) == 8
 
 
-def test_ray_answers_in_shares_and_finds_the_same(tmp_path, monkeypatch, nothing_held):
-    import ray as library
-
+def test_ray_answers_in_shares_and_finds_the_same(tmp_path, monkeypatch, nothing_held, ray_session):
     from fedsim.engine.ray import clients as engine
 
     found = outcome(scenario(training=MANY), tmp_path / "inline")
     monkeypatch.setattr(engine, "SHARE", 1)  # one model at a time
     run = scenario(training=MANY, engine={"name": "ray", "workers": 2})
-    try:
-        assert outcome(run, tmp_path / "ray") == found
-    finally:
-        library.shutdown()
+    assert outcome(run, tmp_path / "ray") == found
 
 
 @pytest.mark.parametrize("victims", ["all", 1])

@@ -154,7 +154,7 @@ def test_an_attack_builds_on_one_of_ones_own(tmp_path):
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("engine", "workers"), [("inline", 1), ("ray", 2), ("flower", 2)])
-def test_every_process_finds_the_code(tmp_path, engine, workers, monkeypatch):
+def test_every_process_finds_the_code(tmp_path, engine, workers, monkeypatch, ray_session):
     monkeypatch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     module = fresh()
     path = written(tmp_path / "there", module, engine, workers)

@@ -44,7 +44,7 @@ def test_the_cosine_stays_on_its_plateau_where_the_whitened_distance_does_not():
 
 def test_all_layers_give_a_narrow_model_away():
     heard = voice(0, 4)
-    settings = {"layers": "all", "distance": "cosine", "lr": 0.1, "iterations": 60}
+    settings = {"layers": "all", "distance": "cosine", "lr": 0.1, "iterations": 100, "restarts": 1}
     claimed = attack(observed(recogniser(32), heard), **settings)
     assert error(claimed, heard) < 0.3
 
@@ -115,7 +115,7 @@ def test_what_comes_after_a_transcript_that_matches_is_not_tried():
 def test_where_no_transcript_matches_the_closest_meet_first():
     heard = voice(0, 10)
     seen = observed(recogniser(256), heard, labels=None)
-    settings = {"transcripts": ["its", "abc", "z e"]}
+    settings = {"transcripts": ["its", "abc"]}
     apart, met = (attack(seen, meetings=count, **settings) for count in (0, 12))
     assert apart.text == met.text == ["abc"]
     assert error(met, heard) < min(1e-3, error(apart, heard) / 10)

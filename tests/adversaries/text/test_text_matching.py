@@ -187,7 +187,7 @@ def test_moved_loses_nothing(order, seed):
 
 def test_discrete_steps_at_the_end_or_never():
     observed, _ = seen(small())
-    settings = {**LAMP_QUICK, "steps": 100}
+    settings = {**LAMP_QUICK, "steps": 40}
     claims = {
         when: LAMP(**settings, discrete=when).reconstruct(observed, testing.job())
         for when in ("end", "none")

@@ -14,9 +14,7 @@ pytestmark = pytest.mark.usefixtures("rogues")
     ("engine", "protocols"),
     [("ray", PROTOCOLS), ("flower", ["secagg+"])],  # a start of Flower's takes half a minute
 )
-def test_every_engine_finds_what_one_process_finds(engine, protocols, tmp_path):
-    import ray
-
+def test_every_engine_finds_what_one_process_finds(engine, protocols, tmp_path, ray_session):
     run = secure(
         protocols[0],
         training={"algorithm": "fedavg", "local_steps": 2, "on_failure": "drop"},
@@ -25,10 +23,7 @@ def test_every_engine_finds_what_one_process_finds(engine, protocols, tmp_path):
     run = run.model_copy(update={"sweep": {"training.secure_aggregation": protocols}})
     several = run.engine.model_copy(update={"name": engine, "workers": 2})
     simulate(run, tmp_path / "inline")
-    try:
-        simulate(run.model_copy(update={"engine": several}), tmp_path / "other")
-    finally:
-        ray.shutdown()
+    simulate(run.model_copy(update={"engine": several}), tmp_path / "other")
 
     def found(name):
         # Flower's engine tells a client's error with its traceback.

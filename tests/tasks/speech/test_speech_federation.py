@@ -49,15 +49,11 @@ def test_a_run_finds_words_and_its_report_escapes_them(tmp_path, algorithm):
     assert "<end>" not in page
 
 
-def test_engines_find_the_same(tmp_path):
-    ray = pytest.importorskip("ray")
+def test_engines_find_the_same(tmp_path, ray_session):
     training = {"algorithm": "fedavg", "local_steps": 2}
-    try:
-        for name, workers in (("inline", 1), ("ray", 2)):
-            engine = {"name": name, "workers": workers}
-            simulate(scenario(training=training, engine=engine), tmp_path / name)
-    finally:
-        ray.shutdown()
+    for name, workers in (("inline", 1), ("ray", 2)):
+        engine = {"name": name, "workers": workers}
+        simulate(scenario(training=training, engine=engine), tmp_path / name)
     assert timeless(tmp_path / "inline") == timeless(tmp_path / "ray")
 
 
