@@ -149,7 +149,8 @@ class AttackRunner:
         limit, alone = self.limit(attacks), len(attacks) == 1
         try:
             with isolated(*self._place(attacks[0])):
-                seen = [self._observe(adversary, attack) for attack in attacks]
+                with alarm(limit):  # a probe is trained here
+                    seen = [self._observe(adversary, attack) for attack in attacks]
                 call.jobs = [self._job(attack, limit) for attack in attacks]
                 self._running = (label, call.jobs)
                 call.started = time.perf_counter()

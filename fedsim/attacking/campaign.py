@@ -141,10 +141,13 @@ class Campaign:
 
         Returns:
             Whether this is possible. It is not if an interception is not there any more, or if
-            adversaries are new and nothing was recorded; then nothing is queued.
+            adversaries or probes are new and nothing was recorded; then nothing is queued.
         """
-        if not all(round in self.recording.rounds for round in range(1, last + 1)):
-            return not self._new_plans
+        rounds = range(1, last + 1)
+        if not all(round in self.recording.rounds for round in rounds):
+            nobody = [[] for _ in self._plans]
+            probes = any(self._groups(round, {}, {}, nobody)[0] for round in rounds)
+            return not (self._new_plans or probes)
         queued, lost = self.recorded(lambda number, victim: number <= last)
         if lost:
             return False

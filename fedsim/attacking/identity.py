@@ -54,14 +54,18 @@ def plans(built: BuiltRun, point: str) -> dict[str, dict[str, Any]]:
 
 
 def seen(attack: Attack) -> tuple[str, ...]:
-    """The digests of the interception and the history that an attack is shown, "" if unknown."""
-    return tuple(map(_digest, (attack.interception, *attack.history)))
+    """The digests of the interception and the history that an attack is shown, "" if unknown.
+
+    A probe is told in words after the digest of its model, since it is known without a recording.
+    """
+    one = attack.interception
+    digests = tuple(map(_digest, (one, *attack.history)))
+    return (*digests, repr(one.probe)) if one.probe else digests
 
 
 def _digest(one: Interception) -> str:
     parts = (one.before,) if one.probe else (one.before, one.update.tensors)
     digests = [part.digest for part in parts if isinstance(part, StoredTensors)]
-    digests += [repr(one.probe)] if one.probe and digests else []
     return hashlib.sha256("".join(digests).encode()).hexdigest() if digests else ""
 
 

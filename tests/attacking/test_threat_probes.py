@@ -1,6 +1,7 @@
 """Probes: updates that are computed for attacks, on a round's model and on batches of their own."""
 
 import shutil
+import time
 from dataclasses import replace
 
 import pytest
@@ -133,6 +134,30 @@ def test_another_probe_under_the_same_key_is_attacked_anew(live, tmp_path):
     attack(folder, changes={"threat": {"probes": [{"client": 3, "batch_size": 2}]}})
     found = {row["victim"][6:]: row["batch_size"] for row in of_probes(folder)}
     assert found == dict(zip(KEYS, "2141", strict=True))
+
+
+def test_another_probe_is_attacked_anew_on_resume_of_a_run_without_recording(tmp_path):
+    threat = {"victims": [], "probes": TABLES[:1]}
+    simulate(probed(threat=threat, record={"keep": "nothing"}), tmp_path / "run")
+    threat = {"victims": [], "probes": [{**TABLES[0], "batch_size": 2}]}
+    other = probed(threat=threat, record={"keep": "nothing"})
+    for folder, resume in (("run", True), ("alone", False)):
+        simulate(other, tmp_path / folder, resume=resume)
+    assert timeless(tmp_path / "run") == timeless(tmp_path / "alone")
+    before = (tmp_path / "run/findings.csv").read_bytes()
+    simulate(other, tmp_path / "run", resume=True)
+    assert (tmp_path / "run/findings.csv").read_bytes() == before
+
+
+def test_a_probe_that_trains_too_long_is_ended(monkeypatch):
+    from fedsim.attacking import attack as attacks
+
+    monkeypatch.setattr(attacks, "computed", lambda *_: time.sleep(20))
+    built = build(probed(threat={"timeout": 0.01}))
+    started = time.perf_counter()
+    outcome = AttackRunner(built).perform(Attack(probe(built), 0, 1.0))
+    assert {row.status for row in outcome.findings} == {"timeout"}
+    assert time.perf_counter() - started < 10
 
 
 def test_a_model_that_was_not_kept_is_named(tmp_path):
