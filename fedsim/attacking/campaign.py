@@ -145,7 +145,7 @@ class Campaign:
         """
         rounds = range(1, last + 1)
         if not all(round in self.recording.rounds for round in rounds):
-            nobody = [[] for _ in self._plans]
+            nobody: list[list[tuple[Clients, float]]] = [[] for _ in self._plans]
             probes = any(self._groups(round, {}, {}, nobody)[0] for round in rounds)
             return not (self._new_plans or probes)
         queued, lost = self.recorded(lambda number, victim: number <= last)

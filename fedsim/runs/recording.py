@@ -22,12 +22,11 @@ from typing import Any
 
 from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from fedsim.errors import RunFolderError
 from fedsim.records import Interception, Update
-from fedsim.runs.stored import Entry, File, Meaning, Round, Stored, StoredTensors
+from fedsim.runs.stored import Entry, File, Meaning, Round, Stored, StoredTensors, serialised
 from fedsim.runs.tables import writing
 
 INDEX = "index.jsonl"
@@ -260,8 +259,7 @@ class Recording:
     def _save(self, name: str, tensors: Mapping[str, Tensor], meta: dict[str, str]) -> File:
         """Write tensors under a partial name, and rename the file."""
         path = self.folder / name
-        plain = {key: value.detach().contiguous().cpu() for key, value in tensors.items()}
-        content = save(plain, meta or None)
+        content = serialised(tensors, meta)
         partial = path.with_name(path.name + ".part")
 
         def put() -> None:
