@@ -11,7 +11,7 @@ export HF_HUB_OFFLINE ?= 1
 export RAY_USAGE_STATS_ENABLED ?= 0
 export FLWR_TELEMETRY_ENABLED ?= 0
 
-.PHONY: demo test check format bench image clean
+.PHONY: demo test check docs format bench image clean
 
 demo: $(VENV)/.base  ## install, then run the quickstart
 	$(BIN)/fedsim run quickstart
@@ -19,11 +19,14 @@ demo: $(VENV)/.base  ## install, then run the quickstart
 test: $(VENV)/.dev  ## install, then run the tests
 	$(BIN)/python -m pytest $(PYTEST)
 
-check: $(VENV)/.dev  ## formatting, lint, types, length of files
+check: $(VENV)/.dev docs  ## formatting, lint, types, length of files, documentation
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	find $(CODE) -name '*.py' | xargs awk 'FNR == 351 {print FILENAME ": longer than 350 lines, make it two files"; long = 1} END {exit long}'
+
+docs: $(VENV)/.dev  ## the documentation site, in build/site; warnings are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 format: $(VENV)/.dev  ## put formatting and imports right
 	$(BIN)/ruff check --fix .
