@@ -47,7 +47,8 @@ def quiet() -> Iterator[None]:
 def installing(name: str) -> str:
     """The command that installs an extra.
 
-    It names the source folder, because the name fedsim belongs to another project on PyPI.
+    It names the source folder, because fedsim is on no package index yet; there it will be
+    fedsim-privacy, since the name fedsim belongs to another project.
     """
     return f"pip install -e '.[{name}]' in fedsim's folder"
 

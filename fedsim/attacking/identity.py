@@ -5,12 +5,11 @@ import inspect
 import json
 import sys
 from collections.abc import Collection, Iterator, Mapping
-from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from fedsim import metrics
+from fedsim import __version__, metrics
 from fedsim.adversary import Adversary
 from fedsim.attacking.scoring import Attack
 from fedsim.errors import RunFolderError
@@ -47,7 +46,7 @@ def plans(built: BuiltRun, point: str) -> dict[str, dict[str, Any]]:
             "seed": scenario.seed,
             "device": "cuda" if scenario.engine.gpus_per_attack else "cpu",
             "metrics": sorted(metric.name for metric in measured),
-            "fedsim": metadata.version("fedsim"),
+            "fedsim": __version__,
         }
         found[label] = json.loads(json.dumps(plain, default=str))
     return found

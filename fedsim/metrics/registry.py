@@ -44,7 +44,8 @@ def installed() -> dict[str, Metric]:
         PluginError: An entry point cannot be imported or names something else, or two metrics have
             the same name.
     """
-    points = importlib.metadata.entry_points(group=GROUPS["metrics"])
+    # A set: fedsim may be installed under an earlier name of the distribution, too.
+    points = {*importlib.metadata.entry_points(group=GROUPS["metrics"])}
     found: dict[str, Metric] = {}
     for point in sorted(points, key=lambda point: (point.name != BUILT_IN, point.name)):
         try:

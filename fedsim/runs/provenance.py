@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from fedsim import __version__
 from fedsim.errors import FedsimError, RunFolderError
 from fedsim.references import references
 from fedsim.scenario import Scenario
@@ -50,7 +51,7 @@ def of(
         "schema": SCHEMA,
         "scenario": scenario.name,
         "seed": scenario.seed,
-        "fedsim": metadata.version("fedsim"),
+        "fedsim": __version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
         "versions": {name: _version(name) for name in PACKAGES},
@@ -71,7 +72,7 @@ def read(folder: Path) -> dict[str, Any]:
 def changed_since(folder: Path) -> list[str]:
     """What differs between this process and a run on which results may depend, in sentences."""
     before = read(folder)
-    now = {"fedsim": metadata.version("fedsim"), "python": platform.python_version()}
+    now = {"fedsim": __version__, "python": platform.python_version()}
     now |= {name: _version(name) for name in ("numpy", "torch", "transformers")}
     then = {**before.get("versions", {}), **before}
     changed = [

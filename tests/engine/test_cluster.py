@@ -106,9 +106,9 @@ def test_without_an_address_a_run_keeps_to_itself_beside_a_cluster(head, tmp_pat
 
 
 def test_a_worker_of_another_version_is_one_clear_error(head, tmp_path):
-    other = tmp_path / "site" / "fedsim-0.0.9.dist-info"
+    other = tmp_path / "site" / "fedsim"
     other.mkdir(parents=True)
-    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: fedsim\nVersion: 0.0.9\n")
+    (other / "__init__.py").write_text('__version__ = "0.0.9"\n')
     joins = (f"--address={head}", "--node-ip-address=127.0.0.2")
     with node(tmp_path, *joins, PYTHONPATH=str(other.parent)):
         wait(head, 2)

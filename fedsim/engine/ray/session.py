@@ -109,13 +109,18 @@ def check_nodes() -> None:
 
     # A nested function travels by value: a node that lacks fedsim can run it as well.
     def versions() -> dict[str, str]:
+        import contextlib
         import hashlib
         import importlib.metadata
         import importlib.util
         from pathlib import Path
 
-        found = {}
-        for name in ("fedsim", "torch", "numpy", "flwr"):
+        found = {"fedsim": ""}
+        with contextlib.suppress(ImportError):
+            import fedsim
+
+            found["fedsim"] = fedsim.__version__
+        for name in ("torch", "numpy", "flwr"):
             try:
                 # CPU and CUDA builds ("2.13.0+cpu") may be mixed in one cluster.
                 found[name] = importlib.metadata.version(name).partition("+")[0]
