@@ -8,6 +8,7 @@ the file into its run folder, to score attacks. The examples never travel over t
 import contextlib
 import os
 import re
+import stat
 import tempfile
 import time
 from collections.abc import Mapping
@@ -32,6 +33,9 @@ KEPT_SECONDS = 86_400
 
 NAME = re.compile(r"[0-9a-f]{32}")
 """Names of files in the truth store, which are drawn at random."""
+
+OURS = re.compile(NAME.pattern + r"\.safetensors(\.part)?")
+"""Files that the truth store may remove; the folder may hold others, which are not fedsim's."""
 
 
 class Seen(BaseModel):
@@ -148,11 +152,19 @@ def store() -> Path:
             raise RunFolderError(
                 f"{folder} belongs to another user; set {VARIABLE} to a folder of your own"
             )
-        for path in folder.iterdir():  # of servers that ended, or that are on another machine
-            with contextlib.suppress(FileNotFoundError):
-                if time.time() - path.stat().st_mtime > KEPT_SECONDS:
-                    path.unlink()
+        _sweep(folder)
     return folder
+
+
+def _sweep(folder: Path) -> None:
+    """Remove old files of servers that ended, or that are on another machine."""
+    for path in folder.iterdir():
+        if not OURS.fullmatch(path.name):
+            continue
+        with contextlib.suppress(OSError):  # another process removes them, too
+            found = path.lstat()
+            if stat.S_ISREG(found.st_mode) and time.time() - found.st_mtime > KEPT_SECONDS:
+                path.unlink()
 
 
 def discard(name: object) -> None:

@@ -301,11 +301,22 @@ def test_files_that_nobody_takes_do_not_stay(tmp_path):
     audit(project(watch(), shown=broken), tmp_path / "run", LLG(), rounds=1)
     assert {row["status"] for row in rows(tmp_path / "run")} == {"failed"}
     assert list(store().iterdir()) == []
-    old = store() / f"{'a' * 32}.safetensors"
-    old.write_bytes(b"x")
-    os.utime(old, (0, 0))
-    (tmp_path / "truth" / "new").write_bytes(b"x")
-    assert [path.name for path in store().iterdir()] == ["new"]
+
+
+def test_old_files_of_the_store_are_removed_and_those_of_others_stay():
+    """FEDSIM_TRUTH may name a folder that holds other things."""
+    old = [f"{'a' * 32}.safetensors", f"{'b' * 32}.safetensors.part"]
+    others = ["thesis.txt", "weights.safetensors", f"{'c' * 32}.safetensors.bak"]
+    folder = store()
+    for name in [*old, *others]:
+        (folder / name).write_bytes(b"x")
+    (folder / "project").mkdir()
+    (folder / f"{'d' * 32}.safetensors").mkdir()  # a folder, whatever its name
+    for path in folder.iterdir():
+        os.utime(path, (0, 0))
+    (folder / f"{'e' * 32}.safetensors").write_bytes(b"x")
+    left = {"project", f"{'d' * 32}.safetensors", f"{'e' * 32}.safetensors", *others}
+    assert {path.name for path in store().iterdir()} == left
 
 
 def test_attacks_begin_with_the_first_replies():
