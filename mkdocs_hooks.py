@@ -9,7 +9,13 @@ from mkdocs.structure.files import File, Files
 
 import fedsim
 
-OUTSIDE = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docker/README.md")
+OUTSIDE = (
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "docker/README.md",
+    "examples/README.md",
+)
 """Pages of the repository that are part of the site."""
 
 LINK = re.compile(r"\[([^\]\n]*)\]\(((?:\.\./)*)([^)#\s:]+)(#[^)\s]*)?\)")
