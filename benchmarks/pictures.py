@@ -1,4 +1,4 @@
-"""Make the pictures of the pages on attacks and defenses: originals above, what was recovered below.
+"""Make the pictures of the pages on attacks and defenses: originals above what was recovered.
 
     python benchmarks/pictures.py RUNS
 
@@ -37,7 +37,6 @@ RUNS: dict[str, tuple[str, list[str]]] = {
         "first-rounds",
         ["training.rounds=1", 'adversaries=[{name="inverting-gradients", restarts=0}]'],
     ),
-    "repeated-gradients": ("repeated-gradients", []),
 }
 """Of each run: the scenario and its settings. `defenses` gives the pictures of all defenses."""
 
