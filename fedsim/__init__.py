@@ -12,9 +12,10 @@ __version__ = "0.1.0"
 _HOMES = {
     name: module
     for module, names in {
-        "adversary": "Adversary Job",
+        "adversary": "Adversary",
         "attacking.inversion": "invert",
         "defense": "ClientState Defense Exposure MeanGradient Training",
+        "diagnosis.diagnose": "diagnose",
         "engine.attack": "attack",
         "engine.simulate": "simulate train",
         "errors": "FedsimError NotGranted",
@@ -22,11 +23,13 @@ _HOMES = {
         "federation.fedsgd": "FedSGD",
         "federation.server": "HonestButCurious",
         "federation.watching": "reveal watch",
+        "job": "Job",
         "knowledge": "Knowledge",
         "plugin": "Plugin",
         "records": "Batch Finding Interception Observation Reconstruction Truth",
         "update": "Update",
         "report": "write_report",
+        "requirement": "Requirement",
         "results.loading": "load",
         "scenario": "Scenario",
         "spec": "ImageSpec Spec SpeechSpec TabularSpec TextSpec",

@@ -1,113 +1,22 @@
-"""The base class of adversaries, whose authors write one method, and the resources of an attack."""
+"""The base class of adversaries, whose authors write one method."""
 
 import json
-import math
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, ClassVar, Literal, cast, get_args, get_origin
 
-import torch
 from pydantic import ValidationError, ValidationInfo, field_validator
 from torch import Tensor
 
-from fedsim.errors import AttackTimeout, Cancelled, PluginError
+from fedsim.errors import PluginError
+from fedsim.job import Job as Job
 from fedsim.knowledge import Knowledge
 from fedsim.plugin import Plugin, find, make, names, table
 from fedsim.records import Observation, Reconstruction
+from fedsim.requirement import Requirement
 from fedsim.spec import Spec
 from fedsim.victim import VictimModel
-
-
-class Job:
-    """Resources of one attack: randomness, a device, an iteration budget and a time limit.
-
-    Args:
-        rng: The only generator that an attack may draw from, on the CPU.
-        device: Device of the computation.
-        budget: Largest number of iterations, all restarts together; None leaves the number to the
-            attack's settings.
-        deadline: Wall-clock limit in seconds. It is a safety stop: no result may depend on it.
-        cancelled: Returns whether the run is being stopped.
-        on_progress: Called with the iteration and the objective.
-    """
-
-    def __init__(
-        self,
-        rng: torch.Generator,
-        *,
-        device: torch.device | str = "cpu",
-        budget: int | None = None,
-        deadline: float | None = None,
-        cancelled: Callable[[], bool] | None = None,
-        on_progress: Callable[[int, float], None] | None = None,
-    ) -> None:
-        self.rng = rng
-        self.device = torch.device(device)
-        self.budget = budget
-        self.iterations = 0
-        self.trace: list[tuple[int, float]] = []
-        self._cancelled = cancelled
-        self._on_progress = on_progress
-        self._seconds = deadline
-        self._stop_at = None if deadline is None else time.monotonic() + deadline
-
-    @property
-    def remaining(self) -> float:
-        """Seconds until the deadline; infinite without one.
-
-        An attack that cannot finish in this time can refuse at once.
-        """
-        return math.inf if self._stop_at is None else self._stop_at - time.monotonic()
-
-    def steps(self, limit: int) -> Iterator[int]:
-        """Count iterations from 0: `for step in job.steps(300)`.
-
-        Args:
-            limit: Number of iterations, fewer if the budget is used up before.
-        """
-        for step in range(limit):
-            if self.budget is not None and self.iterations >= self.budget:
-                return
-            self.iterations += 1
-            yield step
-
-    @contextmanager
-    def portion(self, of: int) -> Iterator[None]:
-        """Limit the budget to one search of several that share it.
-
-        Args:
-            of: Number of searches that still share the iterations left, this one included.
-        """
-        whole = self.budget
-        if whole is not None:
-            self.budget = self.iterations + -(-max(0, whole - self.iterations) // of)
-        try:
-            yield
-        finally:
-            self.budget = whole
-
-    def progress(self, step: int, objective: float | Tensor) -> None:
-        """Report the objective; an attack calls this about once an iteration.
-
-        Args:
-            step: Number of the iteration.
-            objective: Value of the attack's loss.
-
-        Raises:
-            Cancelled: The run is being stopped.
-            AttackTimeout: The deadline has passed.
-        """
-        objective = float(objective.item() if isinstance(objective, Tensor) else objective)
-        self.trace.append((int(step), objective))
-        if self._cancelled is not None and self._cancelled():
-            raise Cancelled("the run was stopped")
-        if self._stop_at is not None and time.monotonic() > self._stop_at:
-            raise AttackTimeout(f"over its limit of {self._seconds:g} s at iteration {step}")
-        if self._on_progress is not None:
-            self._on_progress(step, objective)
-
 
 Source = str | dict[str, Any]
 """Another adversary, as its name or a table of `name` and settings; "given": the threat model."""
@@ -127,6 +36,8 @@ class Adversary(Plugin, ABC):
         recovers: Fields of `Reconstruction` that the attack fills, on which it is scored.
         suits: Modalities of the tasks that it attacks; any by default.
         cites: The paper, with equation or section.
+        requirements: What an update must be like for the attack to find something, as bounds on
+            what `fedsim diagnose` measures. An adversary without any is not diagnosed.
         over_history: Whether it claims the examples of all observations that it is shown, the
             present one and its `history`, each example once. Such claims are scored on the union
             of the distinct examples behind all of them.
@@ -138,6 +49,7 @@ class Adversary(Plugin, ABC):
     recovers: ClassVar[frozenset[str]]
     suits: ClassVar[tuple[type[Spec], ...]] = (Spec,)
     cites: ClassVar[str] = ""
+    requirements: ClassVar[tuple[Requirement, ...]] = ()
     over_history: ClassVar[bool] = False
     group: ClassVar[int] = 1
 
@@ -311,6 +223,17 @@ class Adversary(Plugin, ABC):
             if setting.endswith("_from") and getattr(self, setting) == "given":
                 required |= Knowledge[setting.removesuffix("_from").upper()]
         return required
+
+    def conditions(self) -> tuple[Requirement, ...]:
+        """Return the requirements with the present settings, the most important first.
+
+        They are `requirements`, and those of the adversaries that run first. If a setting changes
+        them, the class overrides this.
+        """
+        found = dict.fromkeys(self.requirements)
+        for part in self.parts().values():
+            found |= dict.fromkeys(part.conditions())
+        return tuple(found)
 
     @classmethod
     def by_default(cls) -> Knowledge:

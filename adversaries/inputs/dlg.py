@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import nn
 
 from adversaries.inputs.input_matching import InputMatching
-from fedsim import ImageSpec, Job, Knowledge, Observation, TabularSpec, VictimModel
+from fedsim import ImageSpec, Job, Knowledge, Observation, Requirement, TabularSpec, VictimModel
 from fedsim.gradients import LBFGS, Match, Problem, Restarts, Rules, minimise
 
 RELATIVE = {"float64": 1e-9, "float32": 5e-9}
@@ -59,6 +59,15 @@ class DLG(InputMatching):
     )
     suits = (ImageSpec, TabularSpec)
     cites = "Zhu et al., Deep Leakage from Gradients, NeurIPS 2019, Algorithm 1"
+    requirements = (
+        Requirement("examples", "every example adds unknowns, and no equations", most=8),
+        Requirement("steps", "the gradient is matched as that of one step", most=1),
+        Requirement("optimizer", "it matches a gradient, not steps of it", only=("sgd",)),
+        Requirement("noise", "the dummy matches the noise as well", most=0.1),
+        Requirement("zeros", "coordinates that were not sent are matched as zeros", most=0.1),
+        Requirement("max_pooling", "no derivative shows which pixel a window takes", most=0),
+        Requirement("dropout", "the masks are not known", most=0),
+    )
 
     iterations: int = Field(default=300, ge=1)
     """L-BFGS outer steps a start, of 20 evaluations each."""

@@ -7,7 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedsim import Adversary, Job, Knowledge, Observation, Reconstruction, VictimModel
+from fedsim import Adversary, Job, Knowledge, Observation, Reconstruction, Requirement, VictimModel
 from fedsim.gradients import layer_rows, rank_of
 from fedsim.spec import ImageSpec, TabularSpec
 
@@ -61,6 +61,11 @@ class FirstLinear(Adversary):
         "Phong et al., Privacy-Preserving Deep Learning via Additively Homomorphic Encryption, "
         "IEEE TIFS 2018, Section 3; Geiping et al., Inverting Gradients, NeurIPS 2020, "
         "Proposition 3.1"
+    )
+    requirements = (
+        Requirement("first_fill", "each example needs units of its own", most=0.3),
+        Requirement("optimizer", "steps of another optimizer have other ratios", only=("sgd",)),
+        Requirement("imbalance", "noise changes the ratio of weight and bias", most=0.05),
     )
 
     layer: str | None = None

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from adversaries.inputs.input_matching import InputMatching
-from fedsim import ImageSpec, Knowledge, Observation
+from fedsim import ImageSpec, Knowledge, Observation, Requirement
 from fedsim.adversary import Job, Source
 from fedsim.gradients import (
     Adam,
@@ -74,6 +74,14 @@ class InvertingGradients(InputMatching):
         "learning?, NeurIPS 2020, Eq. 4; batch statistics: Yin et al., See Through Gradients, CVPR "
         "2021, Eq. 9, and Hatamizadeh et al., Do Gradient Inversion Attacks Make Federated "
         "Learning Unsafe?, IEEE TMI 2023"
+    )
+    requirements = (
+        Requirement("examples", "every example adds unknowns, and no equations", most=8),
+        Requirement("steps", "simulated steps are of SGD, in an unknown order", most=4),
+        Requirement("optimizer", "it matches a gradient, not steps of it", only=("sgd",)),
+        Requirement("noise", "the dummy matches the noise as well", most=0.1),
+        Requirement("zeros", "coordinates that were not sent are matched as zeros", most=0.1),
+        Requirement("dropout", "the masks are not known", most=0),
     )
 
     iterations: int = Field(default=2000, ge=1)

@@ -16,6 +16,7 @@ from fedsim import (
     Knowledge,
     Observation,
     Reconstruction,
+    Requirement,
     TabularSpec,
     VictimModel,
 )
@@ -63,6 +64,15 @@ class RepeatedGradients(InputMatching):
         "Li et al., Temporal Gradient Inversion Attacks with Robust Optimization, 2023 "
         "(arXiv:2306.07883), without its robust statistics; matching: Zhu et al., Deep Leakage "
         "from Gradients, NeurIPS 2019"
+    )
+    requirements = (
+        Requirement("examples", "every example adds unknowns, and no equations", most=8),
+        Requirement("steps", "the gradient is matched as that of one step", most=1),
+        Requirement("optimizer", "it matches a gradient, not steps of it", only=("sgd",)),
+        Requirement("noise", "the dummy matches the noise as well", most=0.1),
+        Requirement("zeros", "coordinates that were not sent are matched as zeros", most=0.1),
+        Requirement("max_pooling", "no derivative shows which pixel a window takes", most=0),
+        Requirement("dropout", "the masks are not known", most=0),
     )
 
     recur: Literal["all", "labels"] = "all"

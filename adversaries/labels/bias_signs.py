@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedsim import Adversary, Job, Knowledge, Observation, Reconstruction
+from fedsim import Adversary, Job, Knowledge, Observation, Reconstruction, Requirement
 from fedsim.gradients import HeadGradient, claim_labels
 
 
@@ -29,6 +29,11 @@ class BiasSigns(Adversary):
     cites = (
         "Wainakh et al., User-Level Label Leakage from Gradients in Federated Learning, "
         "PoPETs 2022, Eq. 9 and Property 1"
+    )
+    requirements = (
+        Requirement("missing_bias", "the signs are those of the bias", most=0),
+        Requirement("head_fill", "with as many labels as classes no class stands out", most=0.95),
+        Requirement("imbalance", "noise turns the signs of small entries", most=0.5),
     )
 
     of: Literal["bias", "weight"] = "bias"

@@ -1,6 +1,6 @@
 """iDLG's label inference: the label of a single example, from the signs of the head's gradient."""
 
-from fedsim import Adversary, Job, Knowledge, Observation, Reconstruction
+from fedsim import Adversary, Job, Knowledge, Observation, Reconstruction, Requirement
 from fedsim.gradients import HeadGradient, claim_labels
 
 
@@ -20,6 +20,10 @@ class IDLG(Adversary):
     needs = Knowledge.HEAD_GRADIENT
     recovers = frozenset({"label_set", "label_counts", "labels"})
     cites = "Zhao et al., iDLG: Improved Deep Leakage from Gradients, 2020, Eq. 4-5"
+    requirements = (
+        Requirement("examples", "it claims one label", most=1),
+        Requirement("opposite_signs", "a negative sum of features turns the sign", most=0.1),
+    )
 
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
         """Claim one label.

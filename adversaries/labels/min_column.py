@@ -4,7 +4,7 @@ from typing import Literal
 
 import torch
 
-from fedsim import Adversary, Job, Knowledge, Observation, Reconstruction
+from fedsim import Adversary, Job, Knowledge, Observation, Reconstruction, Requirement
 from fedsim.gradients import HeadGradient, claim_labels
 
 
@@ -32,6 +32,7 @@ class MinColumn(Adversary):
         "Yin et al., See through Gradients: Image Batch Recovery via GradInversion, CVPR 2021, "
         "section 3 (label restoration)"
     )
+    requirements = (Requirement("head_fill", "labels that repeat are claimed once", most=0.95),)
 
     rule: Literal["lowest", "negative"] = "lowest"
     """Classes that are claimed: "lowest": as many as there are examples, those with the smallest

@@ -19,6 +19,7 @@ from fedsim import (
     NotGranted,
     Observation,
     Reconstruction,
+    Requirement,
     VictimModel,
 )
 from fedsim.adversary import Source
@@ -83,6 +84,7 @@ class Accumulate(Adversary):
         "Marchand et al., SRATTA: Sample Re-ATTribution Attack of Secure Aggregation in Federated "
         "Learning, ICML 2023, which collects the samples of many rounds, too"
     )
+    requirements = (Requirement("clients", "a sum has no history of one client", most=1),)
 
     claims_from: Source = "dlg"
     """The adversary that attacks each update, by name."""

@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor
 from torch.linalg import svdvals
 
-from fedsim import Knowledge, Observation, Reconstruction, SpeechSpec, VictimModel
+from fedsim import Knowledge, Observation, Reconstruction, Requirement, SpeechSpec, VictimModel
 from fedsim.adversary import Adversary, Job, Source
 from fedsim.gradients import HeadGradient, claim_labels, filled_sides, rank_above, rank_of, rounding
 
@@ -23,6 +23,11 @@ class TranscriptAttack(Adversary):
     needs = Knowledge.GRADIENT | Knowledge.MODEL
     recovers = frozenset(
         {"sequences", "num_labels", "labels", "label_counts", "label_set", "objective", "outcomes"}
+    )
+    requirements = (
+        Requirement("examples", "it decodes one utterance", most=1),
+        Requirement("optimizer", "other optimizers change the row spaces", only=("sgd",)),
+        Requirement("head_fill", "the labels are those that the head's rank shows", most=0.95),
     )
 
     labels_from: Source = "rlg"

@@ -8,7 +8,16 @@ from pydantic import Field
 from torch import Tensor
 
 from adversaries.speech.candidates import Candidate, Candidates, encoded, other, too_short
-from fedsim import Adversary, Job, Knowledge, Observation, Reconstruction, SpeechSpec, VictimModel
+from fedsim import (
+    Adversary,
+    Job,
+    Knowledge,
+    Observation,
+    Reconstruction,
+    Requirement,
+    SpeechSpec,
+    VictimModel,
+)
 from fedsim.errors import DataError
 from fedsim.gradients import WhitenedDistance, cosine_distance, squared_distance
 
@@ -46,6 +55,11 @@ class UtteranceAttack(Adversary):
 
     suits = (SpeechSpec,)
     needs = Knowledge.HEAD_GRADIENT | Knowledge.MODEL | Knowledge.BATCH_SIZE
+    requirements = (
+        Requirement("examples", "every utterance adds frames to be found", most=4),
+        Requirement("optimizer", "it matches a gradient, not steps of it", only=("sgd",)),
+        Requirement("dropout", "the masks are not known", most=0),
+    )
 
     layers: Literal["last", "all"] = "last"
     """Layers whose gradient is matched: the head ("last"), or "all"."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from adversaries.text.dummy_texts import MATCHED, DummyTexts
 from adversaries.text.text_attack import Candidate, TextAttack, padded
-from fedsim import Job, Knowledge, Observation, Reconstruction, VictimModel
+from fedsim import Job, Knowledge, Observation, Reconstruction, Requirement, VictimModel
 from fedsim.gradients import (
     Adam,
     Checks,
@@ -51,6 +51,12 @@ class TextMatching(TextAttack):
         "text reconstruction",
     )
     recovers = frozenset({"tokens", "text", "objective", "outcomes"})
+    requirements = (
+        Requirement("examples", "every text adds unknowns, and no equations", most=4),
+        Requirement("steps", "the gradient is matched as that of one step", most=1),
+        Requirement("optimizer", "it matches a gradient, not steps of it", only=("sgd",)),
+        Requirement("dropout", "the masks are not known", most=0),
+    )
     group = 8
 
     @property

@@ -5,7 +5,16 @@ import math
 import torch
 from torch import Tensor
 
-from fedsim import Adversary, Job, Knowledge, Observation, Reconstruction, TextSpec, VictimModel
+from fedsim import (
+    Adversary,
+    Job,
+    Knowledge,
+    Observation,
+    Reconstruction,
+    Requirement,
+    TextSpec,
+    VictimModel,
+)
 
 FILLED = 0.5
 """Share of nonzero rows above which they are no longer the tokens of the batch."""
@@ -47,6 +56,7 @@ class TokenLeak(Adversary):
         "Melis et al., Exploiting Unintended Feature Leakage in Collaborative Learning, IEEE S&P "
         "2019, section 4.1"
     )
+    requirements = (Requirement("imbalance", "noise fills the rows of absent tokens", most=1.0),)
 
     def cautions(self, model: VictimModel) -> list[str]:
         """Warn of word embeddings that are not trained."""

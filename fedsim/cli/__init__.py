@@ -8,6 +8,7 @@ import typer
 
 from fedsim.cli.attack import attack
 from fedsim.cli.check import check
+from fedsim.cli.diagnose import diagnose
 from fedsim.cli.list import list_
 from fedsim.cli.new import new
 from fedsim.cli.report import report
@@ -17,7 +18,7 @@ from fedsim.cli.show import show
 from fedsim.cli.train import train
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
-for command in (run, train, attack, report, reproduce, list_, show, check, new):
+for command in (run, train, attack, diagnose, report, reproduce, list_, show, check, new):
     app.command(command.__name__.rstrip("_"))(command)
 
 

@@ -89,6 +89,9 @@ class Entry:
                 },
                 "recovers": sorted(cls.recovers),
                 "cites": cls.cites,
+                "requires": [
+                    f"{one.needed} ({one.quantity}): {one.why}" for one in cls.requirements
+                ],
             }
         elif issubclass(cls, Metric):
             low, high = cls.shown.range

@@ -22,6 +22,7 @@ def check(
     trust: Trust = False,
 ) -> None:
     """Check a scenario, or a plugin's conformance, before any training."""
+    from fedsim.diagnosis.foreseen import foreseen
     from fedsim.engine.preflight import preflight
     from fedsim.references import is_reference
     from fedsim.scenario import Scenario
@@ -46,11 +47,13 @@ def check(
             )
         for caution in cautions:
             typer.echo(f"  warning: {caution}")
-        denials = point.denials()
+        denials, expected = point.denials(), dict(foreseen(built))
         for label, _, adversary in built.adversaries:
             needs, lacking = ", ".join(adversary.requires().names()), denials.get(label)
             verdict = f"denied: lacks {', '.join(lacking.names())}" if lacking else "granted"
             typer.echo(f"  {label}: needs {needs}: {verdict}")
+            if label in expected:
+                typer.echo(f"    {expected[label]}")
         if built.adversaries:
             typer.echo(f"  {_bound(built, denials)}")
         if denials:

@@ -185,6 +185,8 @@ def print_facts(console: Console, facts: dict[str, Any]) -> None:
                 console.print(
                     f"with {setting} also: {', '.join(more)}", markup=False, highlight=False
                 )
+    for each in facts.get("requires", ()):
+        console.print(f"requires {each}", markup=False, highlight=False)
     if facts.get("settings"):
         table = Table("setting", "type", "default", "meaning", box=None)
         for setting in facts["settings"]:

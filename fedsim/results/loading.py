@@ -43,6 +43,22 @@ class Run:
         return read_utility(self.folder)[0]
 
     @property
+    def diagnosis(self) -> "pd.DataFrame":
+        """Why attacks leak or not, one row for each recorded update and adversary.
+
+        It is diagnosis.csv, which is written first if it is not there or the run has changed since.
+
+        Raises:
+            RunFolderError: Nothing was recorded, or the run is of another Flower project whose
+                model is not known; `fedsim.diagnose` takes it.
+        """
+        from fedsim.diagnosis.diagnose import diagnosed, is_current, read_diagnosis
+
+        if is_current(self.folder):
+            return read_diagnosis(self.folder)
+        return diagnosed(self.folder, self.scenario)
+
+    @property
     def artifacts(self) -> "pd.DataFrame":
         """The files of reconstructions, one row for each attack that has any.
 

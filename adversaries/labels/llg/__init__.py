@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from adversaries.labels.llg.probes import by_label, class_sums, draw, dummies
-from fedsim import Adversary, Job, Knowledge
+from fedsim import Adversary, Job, Knowledge, Requirement
 from fedsim.gradients import HeadGradient, claim_labels
 from fedsim.records import Observation, Reconstruction, Spec
 
@@ -57,6 +57,19 @@ class LLG(Adversary):
     cites = (
         "Wainakh et al., User-Level Label Leakage from Gradients in Federated Learning, "
         "PoPETs 2022, Algorithm 1"
+    )
+
+    requirements = (
+        Requirement(
+            "opposite_signs",
+            "the sign of a row sum is that of p - y only if features have a positive sum",
+            most=0.1,
+        ),
+        Requirement(
+            "head_fill",
+            "with as many labels as classes every class is negative or none stands out",
+            most=0.95,
+        ),
     )
 
     variant: Literal["llg", "llg*", "llg+"] = "llg"

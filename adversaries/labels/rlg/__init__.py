@@ -10,7 +10,16 @@ from adversaries.labels.rlg.acceptance import by_majority, by_margin
 from adversaries.labels.rlg.separability import SCREEN, Verdict, by_lp, by_perceptron, normalised
 from adversaries.labels.rlg.spanning import by_spanning
 from adversaries.labels.rlg.subspace import Rank, Subspace, leading
-from fedsim import Adversary, Job, Knowledge, Observation, Reconstruction, SpeechSpec, VictimModel
+from fedsim import (
+    Adversary,
+    Job,
+    Knowledge,
+    Observation,
+    Reconstruction,
+    Requirement,
+    SpeechSpec,
+    VictimModel,
+)
 from fedsim.gradients import HeadGradient
 
 FRAMES = (
@@ -52,6 +61,13 @@ class RLG(Adversary):
     cites = (
         "Dang et al., Revealing and Protecting Labels in Distributed Training, NeurIPS 2021, "
         "Algorithm 1"
+    )
+    requirements = (
+        Requirement(
+            "head_fill", "the rank shows labels only below min(features, classes)", most=0.95
+        ),
+        Requirement("optimizer", "steps of another optimizer change the rank", only=("sgd",)),
+        Requirement("imbalance", "noise and compression raise the rank", most=0.3),
     )
 
     accept: Literal["strict", "margin", "authors"] = "strict"

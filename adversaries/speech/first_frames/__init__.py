@@ -9,7 +9,16 @@ from torch import Tensor
 
 from adversaries.speech.first_frames.noisy_windows import MOST, refined
 from adversaries.speech.first_frames.overlapping import Chain, separated
-from fedsim import Adversary, Job, Knowledge, Observation, Reconstruction, SpeechSpec, VictimModel
+from fedsim import (
+    Adversary,
+    Job,
+    Knowledge,
+    Observation,
+    Reconstruction,
+    Requirement,
+    SpeechSpec,
+    VictimModel,
+)
 from fedsim.gradients import filled_sides, layer_rows, numerical_rank, rounding
 
 ROUNDING = 1e-10
@@ -69,6 +78,10 @@ class FirstFrames(Adversary):
     cites = (
         "this project; for one example of fixed size: Phong et al., Privacy-Preserving Deep "
         "Learning via Additively Homomorphic Encryption, IEEE TIFS 2018, Section 3"
+    )
+    requirements = (
+        Requirement("first_fill", "the row space of the first layer must leave room", most=0.95),
+        Requirement("optimizer", "other optimizers change the row space", only=("sgd",)),
     )
 
     layer: str | None = None

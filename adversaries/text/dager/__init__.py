@@ -10,7 +10,7 @@ from torch import Tensor
 from adversaries.text.dager.first_layers import First, Span, spanned
 from adversaries.text.dager.sentence_search import AGAIN, Found, Search
 from adversaries.text.dager.token_candidates import candidates
-from fedsim import Adversary, Job, Knowledge, TextSpec
+from fedsim import Adversary, Job, Knowledge, Requirement, TextSpec
 from fedsim.records import Observation, Reconstruction, Tokens
 
 NOISE = 3.0
@@ -48,6 +48,14 @@ class DAGER(Adversary):
     needs = Knowledge.GRADIENT | Knowledge.MODEL
     recovers = frozenset({"tokens", "text"})
     cites = "Petrov et al., DAGER: Exact Gradient Inversion for Large Language Models, NeurIPS 2024"
+    requirements = (
+        Requirement("first_fill", "tokens are told apart outside the row space", most=0.95),
+        Requirement("missing_rank", "tokens that the rank lacks are not found", most=0.5),
+        Requirement("steps", "the row space is that of one step", most=1),
+        Requirement("optimizer", "other optimizers change the row space", only=("sgd",)),
+        Requirement("imbalance", "noise fills the row space", most=0.02),
+        Requirement("dropout", "masks change the inputs of a layer", most=0),
+    )
 
     tolerance: float = Field(default=1e-4, gt=0, lt=1)
     """Largest distance of a token's embedding from the first row space, relative to its norm. It is

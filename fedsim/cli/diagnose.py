@@ -1,0 +1,34 @@
+"""`fedsim diagnose`: why the attacks on a recorded run find something or not."""
+
+from typing import Annotated
+
+import typer
+
+from fedsim.cli.options import AsJson, Data, Quiet, Trust, open_console, print_json
+
+
+def diagnose(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run folder")],
+    adversary: Annotated[
+        list[str] | None,
+        typer.Option("--adversary", metavar="NAME", help="A further adversary; repeat for several"),
+    ] = None,
+    data: Data = "",
+    trust: Trust = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say why each attack on a recorded run leaks or not, and what to try; attacks nothing."""
+    from fedsim.cli.working import loading
+
+    with loading(open_console(stderr=as_json), quiet=quiet):
+        from fedsim.diagnosis.diagnose import FILE, summary
+        from fedsim.diagnosis.diagnose import diagnose as diagnose_run
+
+        table = diagnose_run(run, adversary or (), data=data or None, trust=trust)
+    if as_json:
+        print_json(table.to_dict("records"))
+    elif not quiet:
+        for text in summary(table):
+            typer.echo(text)
+        typer.echo(f"all {len(table)} rows: {run.rstrip('/')}/{FILE}")

@@ -1,0 +1,45 @@
+"""What a scenario alone says about its attacks, before any training."""
+
+from collections.abc import Iterator
+
+from fedsim.diagnosis.measuring import seen_in_model
+from fedsim.diagnosis.verdict import expect, sentence
+from fedsim.requirement import Value
+from fedsim.scenario.built import BuiltRun
+
+
+def foreseen(built: BuiltRun) -> Iterator[tuple[str, str]]:
+    """Say of each adversary what is expected, as far as the scenario and its first model show.
+
+    Args:
+        built: The scenario's task and plugins; its data are loaded.
+
+    Yields:
+        The adversary's label, and a sentence. Adversaries that declare no requirements, and those
+        that are denied, have none.
+    """
+    values = {**_of_training(built), **seen_in_model(built.task.victim({}))}
+    for label, _, adversary in built.adversaries:
+        verdict = expect(adversary, built.threat.granted, values)
+        if verdict.withheld or verdict.leaks is None:
+            continue
+        yield label, sentence(label, verdict, values)
+
+
+def _of_training(built: BuiltRun) -> dict[str, Value]:
+    """Examples, local steps, clients and optimizer of the largest update."""
+    training = built.scenario.training
+    together = training.per_round if training.secure_aggregation else 1
+    clients = range(training.clients)
+    steps, held = 1, max(built.task.num_examples(client) for client in clients)
+    if training.algorithm == "fedavg":
+        steps = max(built.steps(client) for client in clients)
+    examples = min(training.batch_size, held) * steps
+    if training.local_epochs is not None:
+        examples = held * training.local_epochs
+    return {
+        "examples": examples * together,
+        "clients": together,
+        "steps": steps,
+        "optimizer": training.optimizer,
+    }

@@ -1,0 +1,295 @@
+"""Measurements of an interception: what decides whether an attack can find something in it.
+
+Everything is measured from what the server sees: the update, the model that it started from and
+its own copy of the network. Only what `Quantity.truth` marks needs the true examples.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from fedsim.gradients import filled_sides, head_calls, layer_calls, numerical_rank, rounding
+from fedsim.records import Interception, Truth, Update
+from fedsim.requirement import QUANTITIES, Value
+from fedsim.seeds import torch_generator
+from fedsim.spec import ImageSpec, Spec, TabularSpec, TextSpec
+from fedsim.threat import to_gradient
+from fedsim.victim import VictimModel
+
+RANDOM = 16
+"""Number of random inputs with which the signs of a model's features are seen."""
+
+WIDEST = 4096
+"""Largest smaller side of a layer whose rank is computed: singular values cost its cube."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """What the gradient of a linear layer shows.
+
+    Attributes:
+        rank: Its numerical rank.
+        most: The largest rank that it can have: its smaller side, of the head at most classes - 1.
+        snr: Energy of the singular values that count over that of the others, which are taken for
+            noise; None where all count, infinite where the others are zero.
+    """
+
+    rank: int
+    most: int
+    snr: float | None
+
+    @property
+    def fill(self) -> float:
+        """The rank, relative to the largest."""
+        return self.rank / self.most if self.most else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The measurements of an interception.
+
+    Attributes:
+        values: Values of `QUANTITIES` by name; None where one does not apply or is not known.
+        layers: What each linear layer shows, by name, in the model's order.
+    """
+
+    values: Mapping[str, Value]
+    layers: Mapping[str, Layer] = field(default_factory=dict)
+
+
+def measure(
+    interception: Interception, model: VictimModel, *, truth: Truth | None = None
+) -> Measured:
+    """Measure an interception.
+
+    Args:
+        interception: The update as the server received it.
+        model: The network with the weights before the round, in the mode of the training. Its
+            buffers change.
+        truth: The true examples, if they are known; only measurements so marked use them.
+
+    Returns:
+        The measurements.
+    """
+    update, before = interception.update, interception.before
+    gradient, _ = to_gradient(update, before, lr=update.lr, steps=update.steps)
+    head = gradient.get(f"{model.head}.weight")
+    layers = {
+        name: _layer(gradient[f"{name}.weight"], is_head=name == model.head)
+        for name in linear_layers(model)
+        if f"{name}.weight" in gradient
+    }
+    first = next((one for name, one in layers.items() if name != model.head), None)
+    values: dict[str, Value] = {
+        "examples": update.num_examples,
+        "clients": len(interception.clients),
+        "steps": update.steps,
+        "optimizer": None if update.optimizer == "unknown" else update.optimizer,
+        "movement": _movement(update, before),
+        "first_fill": first.fill if first else None,
+        "missing_rank": _missing_rank(model, gradient, first.rank) if first else None,
+        "dead": _dead(model, gradient),
+        **_in_mode(model),
+    }
+    if head is not None and head.ndim == 2:
+        imbalance = _imbalance(head)
+        values |= {
+            "imbalance": imbalance,
+            "noise": _noise(imbalance, head, gradient),
+            "zeros": _zeros(head),
+            "coarseness": _coarseness(head),
+            "opposite_signs": _opposite_signs(
+                head, gradient.get(f"{model.head}.bias"), update.num_examples
+            ),
+            "head_rank": layers[model.head].rank if model.head in layers else None,
+            "head_fill": layers[model.head].fill if model.head in layers else None,
+        }
+    if truth is not None:
+        values |= _with_truth(model, truth)
+    return Measured({name: values.get(name) for name in QUANTITIES}, layers)
+
+
+def seen_in_model(model: VictimModel) -> dict[str, Value]:
+    """Measure what a model alone shows: signs of feature sums, batch statistics and dropout.
+
+    Args:
+        model: The model in the mode of the training. Its buffers change.
+    """
+    return {**_in_mode(model), "opposite_signs": _negative_sums(model)}
+
+
+def _in_mode(model: VictimModel) -> dict[str, Value]:
+    """Layers that behave differently in training, and the head's bias."""
+    parts = list(model.module.modules())
+    norms = [p for p in parts if isinstance(p, nn.modules.batchnorm._BatchNorm) and p.training]
+    return {
+        "batch_norm": len(norms),
+        "max_pooling": sum(isinstance(p, nn.modules.pooling._MaxPoolNd) for p in parts),
+        "dropout": float(model.drops),
+        "missing_bias": float(f"{model.head}.bias" not in model.trained),
+    }
+
+
+def linear_layers(model: VictimModel) -> list[str]:
+    """Return the names of layers that multiply by a trained matrix, in the model's order."""
+    return [
+        name
+        for name, part in model.module.named_modules()
+        if not isinstance(part, nn.Embedding)
+        and isinstance(weight := getattr(part, "weight", None), Tensor)
+        and weight.ndim == 2
+        and f"{name}.weight" in model.trained
+    ]
+
+
+def _layer(matrix: Tensor, *, is_head: bool) -> Layer:
+    """The rank of a layer's gradient, and what is left over of it."""
+    exact = matrix.double()
+    most = min(matrix.shape)
+    if is_head and matrix.shape[0] == most:
+        most -= 1  # with cross-entropy the rows of the classes sum to zero
+    if not bool(torch.isfinite(exact).all()) or min(matrix.shape) > WIDEST:
+        return Layer(0, 0, None)
+    values = torch.linalg.svdvals(exact)
+    sides = filled_sides(matrix)
+    rank = numerical_rank(values, sides, rounding(matrix))
+    signal, rest = (float(part.square().sum()) for part in (values[:rank], values[rank:]))
+    left = (sides[0] - rank) * (sides[1] - rank)
+    snr = None
+    if rank and left > 0:
+        # The rest is noise in the dimensions without signal; all dimensions have as much.
+        noise = rest * sides[0] * sides[1] / left
+        snr = max(0.0, signal / noise - 1) if noise else math.inf
+    return Layer(rank, most, snr)
+
+
+def _norm(tensors: Mapping[str, Tensor]) -> float:
+    return math.sqrt(sum(float(one.double().square().sum()) for one in tensors.values()))
+
+
+def _movement(update: Update, before: Mapping[str, Tensor]) -> float | None:
+    """Norm of the weights' change over that of the weights; of a gradient, that of one step."""
+    if update.kind == "gradient":
+        if update.lr is None:
+            return None
+        change = {name: value * update.lr for name, value in update.tensors.items()}
+    elif update.kind == "weights":
+        change = {name: value - before[name] for name, value in update.tensors.items()}
+    else:
+        change = dict(update.tensors)
+    weights = _norm({name: before[name] for name in update.tensors})
+    return _norm(change) / weights if weights else None
+
+
+def _imbalance(head: Tensor) -> float | None:
+    norm = float(head.double().norm())
+    return float(head.double().sum(dim=0).norm()) / norm if norm else None
+
+
+def _noise(imbalance: float | None, head: Tensor, gradient: Mapping[str, Tensor]) -> float | None:
+    """Norm of noise of the head's strength at every parameter, over that of the gradient."""
+    norm = _norm(gradient)
+    if imbalance is None or not norm:
+        return None
+    entry = imbalance * float(head.double().norm()) / math.sqrt(head.numel())
+    return entry * math.sqrt(sum(one.numel() for one in gradient.values())) / norm
+
+
+def _filled(head: Tensor) -> Tensor:
+    """The rows and columns of a matrix that are not zero throughout."""
+    return head[head.any(dim=1)][:, head.any(dim=0)]
+
+
+def _zeros(head: Tensor) -> float | None:
+    filled = _filled(head)
+    return float((filled == 0).double().mean()) if filled.numel() else None
+
+
+def _coarseness(head: Tensor) -> float | None:
+    values = head[head != 0].abs()
+    return 1 - len(torch.unique(values)) / len(values) if len(values) else None
+
+
+def _opposite_signs(head: Tensor, bias: Tensor | None, examples: int) -> float | None:
+    """Share of the bias gradient at classes whose weights have a row sum of the other sign."""
+    sums = head.double().sum(dim=1)
+    if bias is None:
+        # An example makes one class negative at most, that of its label.
+        return max(0, int((sums < 0).sum()) - examples) / len(sums)
+    if bias.shape != sums.shape or not bias.any():
+        return None
+    weights = bias.double().abs()
+    return float(weights[sums * bias.double() < 0].sum() / weights.sum())
+
+
+def _missing_rank(model: VictimModel, gradient: Mapping[str, Tensor], rank: int) -> float | None:
+    """Share of the tokens that the rank of the first layer does not show."""
+    if model.words is None or model.words not in gradient:
+        return None
+    tokens = int(gradient[model.words].any(dim=1).sum())
+    return max(0.0, 1 - rank / tokens) if tokens else None
+
+
+def _dead(model: VictimModel, gradient: Mapping[str, Tensor]) -> float | None:
+    """Share of the outputs of layers before the head whose weights have no gradient."""
+    dead = units = 0
+    for name, part in model.module.named_modules():
+        weight = gradient.get(f"{name}.weight")
+        if weight is None or weight.ndim < 2 or name == model.head:
+            continue
+        if isinstance(part, nn.Linear | nn.modules.conv._ConvNd):
+            rows = weight.flatten(1).any(dim=1)
+            dead, units = dead + int((~rows).sum()), units + len(rows)
+    return dead / units if units else None
+
+
+def _random_inputs(spec: Spec | None) -> Tensor | None:
+    """Random inputs (`RANDOM`, ...) of a modality; None of one whose inputs have no fixed form."""
+    rng = torch_generator(0, "diagnosis")
+    if isinstance(spec, ImageSpec):
+        low, high = spec.input_range or (0.0, 1.0)
+        return low + (high - low) * torch.rand(RANDOM, *spec.input_shape, generator=rng)
+    if isinstance(spec, TabularSpec):
+        return torch.randn(RANDOM, *spec.input_shape, generator=rng)
+    if isinstance(spec, TextSpec):
+        length = min(RANDOM, spec.tokens.longest)
+        return torch.randint(spec.vocabulary, (RANDOM, length), generator=rng)
+    return None
+
+
+def _negative_sums(model: VictimModel) -> float | None:
+    """Share of random inputs for which the inputs of the head have a negative sum."""
+    inputs = _random_inputs(model.spec)
+    if inputs is None or model.spec is None:
+        return None
+    target = inputs if model.spec.labels_are_tokens else torch.zeros(RANDOM, dtype=torch.int64)
+    lengths = torch.full((RANDOM,), inputs.shape[1]) if inputs.dtype == torch.int64 else None
+    with torch.no_grad(), head_calls(model) as calls:
+        model.loss(inputs, target, lengths=lengths)
+    sums = [features.sum(dim=-1).flatten() for features, _ in calls]
+    return float(torch.cat(sums).lt(0).double().mean()) if sums else None
+
+
+def _relus(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    for name, part in module.named_modules():
+        if isinstance(part, nn.ReLU | nn.ReLU6):
+            yield name, part
+
+
+def _with_truth(model: VictimModel, truth: Truth) -> dict[str, Value]:
+    """Measure what only the true examples show."""
+    found: dict[str, Value] = {}
+    if truth.labels is not None and truth.labels.ndim == 1 and len(truth.labels):
+        counts = torch.bincount(truth.labels)
+        found["repetition"] = float(counts[counts > 1].sum()) / len(truth.labels)
+    relus = dict(_relus(model.module))
+    if relus and truth.inputs is not None and isinstance(model.spec, ImageSpec | TabularSpec):
+        inputs = torch.stack(list(truth.inputs))
+        with torch.no_grad(), layer_calls(relus) as calls:
+            model.module(inputs)
+        dead = [output.flatten(1).le(0).all(dim=0) for uses in calls.values() for _, output in uses]
+        found["dead_relu"] = float(torch.cat(dead).double().mean()) if dead else None
+    return found

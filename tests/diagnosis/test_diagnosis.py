@@ -1,0 +1,163 @@
+"""What a diagnosis says of a run, and where it can be read."""
+
+import json
+import math
+
+import pytest
+from support.tiny import rows, scenario
+from typer.testing import CliRunner
+
+import fedsim
+from fedsim import Adversary, Knowledge, Reconstruction, Requirement
+from fedsim.cli import app
+from fedsim.diagnosis.leaks import gain
+from fedsim.diagnosis.verdict import expect, sentence
+from fedsim.engine.simulate import simulate
+from fedsim.errors import RunFolderError
+from fedsim.knowledge import PRESETS
+from fedsim.plugin import find, names
+
+LARGE = {"training.batch_size": [1, 30]}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("diagnosis") / "run"
+    plans = [{"name": "llg"}, {"name": "rlg"}, {"name": "llg", "variant": "llg+", "label": "plus"}]
+    simulate(scenario(adversaries=plans, sweep=LARGE), folder)
+    return fedsim.load(folder)
+
+
+def test_what_leaks_is_expected_and_what_does_not_has_a_reason(run):
+    table = run.diagnosis
+    assert len(table) == 2 * 2 * 4 * 3, "points, rounds, victims, adversaries"
+    mine = table[table["label"] != "plus"]
+    easy = mine[mine["point"] == "training.batch_size=1"]
+    hard = mine[mine["point"] != "training.batch_size=1"]
+    assert set(easy["expected"]) == set(easy["found"]) == {"leaks"}
+    assert set(hard["expected"]) == {"nothing"}
+    assert all("head_fill" in one for one in hard["reasons"])
+    assert hard["advice"].str.contains("smaller batch").all()
+    denied = table[table["label"] == "plus"]
+    assert denied["reasons"].str.startswith("MODEL AUXILIARY").all()
+    assert set(denied["found"]) == {""}
+    assert all(json.loads(one)["head"]["most"] == 9 for one in table["layers"])
+
+
+def test_the_table_is_in_the_folder_and_made_anew_when_the_run_has_changed(run):
+    table = run.diagnosis
+    path = run.folder / "diagnosis.csv"
+    assert len(rows(run.folder, "diagnosis.csv")) == len(table)
+    written = path.stat().st_mtime_ns
+    assert run.diagnosis.equals(table)
+    assert path.stat().st_mtime_ns == written, "it is read, not written again"
+    findings = run.folder / "findings.csv"
+    findings.write_bytes(findings.read_bytes())
+    assert run.diagnosis.equals(table)
+    assert path.stat().st_mtime_ns > written
+
+
+def test_the_command_prints_a_sentence_for_each_adversary_and_point(run):
+    done = CliRunner().invoke(app, ["diagnose", str(run.folder), "--adversary", "random"])
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("training.batch_size=1: llg leaks in rounds 1 to 2: 1 example in 1")
+    assert "random is not attacked yet in rounds 1 to 2; it declares no req" in done.stdout
+    assert lines[-1] == f"all 64 rows: {run.folder}/diagnosis.csv"
+    said = {(line.split(": ")[0], line.split(": ")[1].split()[0]) for line in lines[:-1]}
+    assert len(said) == 2 * 4, "every point and adversary"
+    assert set(run.diagnosis["label"]) == {"llg", "rlg", "plus", "random"}
+
+
+def test_a_run_without_recording_cannot_be_diagnosed(tmp_path):
+    with pytest.raises(RunFolderError, match="holds no run"):
+        fedsim.diagnose(tmp_path)
+    simulate(scenario(record={"keep": "nothing"}, training={"rounds": 1}), tmp_path / "run")
+    with pytest.raises(RunFolderError, match=r"nothing to diagnose.*record\.keep"):
+        fedsim.diagnose(tmp_path / "run")
+
+
+def test_check_says_what_follows_from_the_scenario_alone():
+    runner = CliRunner()
+    done = runner.invoke(app, ["check", "first-rounds"])
+    assert "    llg is expected to leak: 1 example in 1 local step" in done.stdout
+    told = ["training.algorithm=fedavg", "training.local_steps=10", "training.batch_size=32"]
+    sets = [part for one in told for part in ("--set", one)]
+    done = runner.invoke(app, ["check", "first-rounds", *sets])
+    said = next(line for line in done.stdout.splitlines() if "dlg is expected" in line)
+    assert "320 examples" in said
+    assert "try a smaller training.batch_size" in said
+
+
+@pytest.mark.parametrize("name", [name for name in names("adversaries") if name != "random"])
+def test_every_attack_declares_what_it_requires_and_show_prints_it(name):
+    cls = find("adversaries", name)
+    assert cls().conditions(), f"{name} declares no requirements"
+    shown = CliRunner().invoke(app, ["show", name]).stdout
+    for one in cls.requirements:
+        assert one.why[0].islower()
+        assert f"requires {one.needed} ({one.quantity}): {one.why}" in " ".join(shown.split())
+
+
+class Undeclared(Adversary):
+    """An attack that declares nothing."""
+
+    name = "undeclared"
+    needs = Knowledge.HEAD_GRADIENT
+    recovers = frozenset({"label_set"})
+
+    def reconstruct(self, seen, job):
+        """Claim nothing."""
+        return Reconstruction(label_set=frozenset())
+
+
+class Picky(Undeclared):
+    """An attack that needs few examples, and what the attack behind it needs."""
+
+    requirements = (Requirement("examples", "because", most=4, advice="a batch of 4"),)
+    labels_from: str = "llg"
+
+
+def test_nothing_is_expected_of_an_attack_without_requirements():
+    verdict = expect(Undeclared(), PRESETS["gradients"], {"examples": 99})
+    assert verdict.leaks is None
+    assert sentence("mine", verdict, {}, found=False) == (
+        "mine found nothing; it declares no requirements that could say why"
+    )
+
+
+def test_a_sentence_names_what_was_seen_what_is_needed_and_what_to_try():
+    values = {"examples": 80, "steps": 10, "head_fill": 0.2}
+    verdict = expect(Picky(), PRESETS["gradients"], values)
+    assert sentence("picky", verdict, values, where=" in round 10", found=False) == (
+        "picky found nothing in round 10: 80 examples; it needs at most 4 examples; "
+        "try a batch of 4"
+    )
+    few = {**values, "examples": 4}
+    verdict = expect(Picky(), PRESETS["gradients"], few)
+    assert verdict.leaks
+    assert sentence("picky", verdict, few, found=False) == (
+        "picky found nothing in 4 examples in 10 local steps, with all that it requires; "
+        "try more iterations or another adversary"
+    )
+    signs = {**few, "opposite_signs": 1.0}
+    assert expect(Picky(), PRESETS["gradients"], signs).reasons == ("opposite_signs",)
+
+
+def test_an_attack_leaks_from_half_of_the_way_between_the_better_guess_and_a_perfect_score():
+    assert gain(0.8, 0.2, 0.6, lower=False, best=1) == pytest.approx(0.5)
+    assert gain(0.02, 0.3, 0.08, lower=True, best=0) == pytest.approx(0.75)
+    assert gain(0.5, 0.5, math.nan, lower=False, best=1) == 0
+    assert gain(1.0, 1.0, math.nan, lower=False, best=1) == 0
+    assert math.isnan(gain(1.0, math.nan, math.nan, lower=False, best=1))
+
+
+def test_probes_are_diagnosed_with_the_examples_that_they_have(tmp_path):
+    probes = [{"client": 1, "batch_size": 2, "updates": 2}]
+    simulate(
+        scenario(threat={"victims": [0], "probes": probes}, training={"rounds": 1}), tmp_path / "r"
+    )
+    table = fedsim.diagnose(tmp_path / "r")
+    assert sorted(table["victim"]) == ["r0001-c0000", "r0001-c0001-p00", "r0001-c0001-p01"]
+    assert list(table["examples"]) == [4, 2, 2]
+    assert set(table["found"]) == {"leaks"}

@@ -1,0 +1,166 @@
+"""What is measured of an interception, against values that were planted."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import fedsim
+from fedsim import ImageSpec, Interception, Truth, Update, VictimModel
+from fedsim.diagnosis.measuring import measure, seen_in_model
+from fedsim.errors import PluginError
+from fedsim.requirement import QUANTITIES, Requirement
+from fedsim.tasks.classification import cross_entropy
+
+SPEC = ImageSpec(5, (1, 4, 4))
+
+
+def model(activation: nn.Module, *more: nn.Module) -> VictimModel:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Flatten(), nn.Linear(16, 12), activation, *more, nn.Linear(12, 5))
+    head = str(len(module) - 1)
+    return VictimModel(module, head=head, loss=cross_entropy, spec=SPEC)
+
+
+def gradient(victim: VictimModel, examples: int = 2):
+    inputs = torch.rand(examples, 1, 4, 4, generator=torch.Generator().manual_seed(1))
+    labels = torch.arange(examples) % 2
+    found = victim.gradient(inputs, labels)
+    return {k: v.detach() for k, v in found.items()}, Truth(inputs=list(inputs), labels=labels)
+
+
+def measured(victim, tensors, truth=None, clients=(0,), **more):
+    before = {k: v.detach().clone() for k, v in victim.module.state_dict().items()}
+    update = Update(tensors=tensors, kind="gradient", lr=0.1, **more)
+    return measure(Interception(1, clients, before, update), victim, truth=truth)
+
+
+def test_an_exact_gradient_shows_its_examples_and_nothing_else():
+    victim = model(nn.ReLU())
+    tensors, truth = gradient(victim)
+    found = measured(victim, tensors, truth, clients=(0, 3), num_examples=2)
+    values = found.values
+    assert list(values) == list(QUANTITIES)
+    assert values["examples"] == values["clients"] == 2
+    assert values["head_rank"] == found.layers[victim.head].rank == 2
+    assert values["head_fill"] == 2 / 4, "five classes have rows that sum to zero"
+    assert values["first_fill"] == 2 / 12
+    assert found.layers["1"].snr > 1e8
+    assert values["noise"] < 1e-6
+    assert values["zeros"] == values["opposite_signs"] == values["missing_bias"] == 0
+    assert values["batch_norm"] == values["dropout"] == values["repetition"] == 0
+    change = 0.1 * sum(v.square().sum() for v in tensors.values()).sqrt()
+    weights = sum(v.square().sum() for v in victim.parameters().values()).sqrt()
+    assert values["movement"] == pytest.approx(float((change / weights).detach()), rel=1e-5)
+
+
+def test_units_that_no_example_reaches_are_dead():
+    victim = model(nn.ReLU())
+    with torch.no_grad():
+        victim.module[1].bias[:3] = -100
+    tensors, truth = gradient(victim)
+    values = measured(victim, tensors, truth).values
+    silent = ~tensors["1.weight"].any(dim=1)
+    assert values["dead"] == pytest.approx(float(silent.double().mean()))
+    assert values["dead"] == values["dead_relu"] >= 3 / 12
+
+
+def test_noise_is_measured_where_it_was_planted():
+    victim = model(nn.Sigmoid())
+    tensors, _ = gradient(victim)
+    rng = torch.Generator().manual_seed(2)
+    noise = {k: 0.03 * torch.randn(v.shape, generator=rng) for k, v in tensors.items()}
+
+    def norm(some):
+        return float(sum(v.square().sum() for v in some.values()).sqrt())
+
+    sent = {k: v + noise[k] for k, v in tensors.items()}
+    expected = norm(noise) / norm(sent)
+    assert measured(victim, sent).values["noise"] == pytest.approx(expected, rel=0.35)
+
+
+def test_compression_shows_as_zeros_and_as_repeated_values():
+    victim = model(nn.Sigmoid())
+    tensors, _ = gradient(victim)
+    head = tensors[f"{victim.head}.weight"]
+    kept = head * (head.abs() > head.abs().median())
+    values = measured(victim, {**tensors, f"{victim.head}.weight": kept}).values
+    assert values["zeros"] == pytest.approx(0.5, abs=0.02)
+    assert measured(victim, tensors).values["coarseness"] < 0.1
+    signs = {k: v.sign() for k, v in tensors.items()}
+    assert measured(victim, signs).values["coarseness"] > 0.9
+
+
+def test_features_of_both_signs_mislead_row_sums_and_rectified_ones_do_not():
+    tanh = model(nn.Tanh())
+    with torch.no_grad():
+        tanh.module[1].bias -= 3
+    assert measured(tanh, gradient(tanh)[0]).values["opposite_signs"] == 1
+    assert seen_in_model(tanh)["opposite_signs"] == 1
+    assert seen_in_model(model(nn.ReLU()))["opposite_signs"] == 0
+
+
+def test_without_a_bias_more_negative_classes_than_examples_show_turned_signs():
+    tanh = model(nn.Tanh())
+    with torch.no_grad():
+        tanh.module[1].bias -= 3
+    tensors, _ = gradient(tanh, examples=1)
+    del tensors[f"{tanh.head}.bias"]
+    values = measured(tanh, tensors, num_examples=1).values
+    assert values["opposite_signs"] == (4 - 1) / 5, "all classes but the label's are negative"
+
+
+def test_batch_statistics_and_dropout_count_in_the_mode_of_the_training():
+    victim = model(nn.ReLU(), nn.BatchNorm1d(12), nn.Dropout(0.1))
+    tensors, _ = gradient(victim)
+    values = measured(victim, tensors).values
+    assert (values["batch_norm"], values["dropout"]) == (1, 1)
+    victim.module.eval()
+    values = measured(victim, tensors).values
+    assert (values["batch_norm"], values["dropout"]) == (0, 0)
+
+
+def test_labels_that_repeat_are_counted_with_the_truth_alone():
+    victim = model(nn.ReLU())
+    tensors, truth = gradient(victim, examples=3)  # labels 0, 1, 0
+    assert measured(victim, tensors, truth).values["repetition"] == pytest.approx(2 / 3)
+    assert measured(victim, tensors).values["repetition"] is None
+
+
+def test_a_requirement_of_nothing_that_is_measured_is_refused():
+    with pytest.raises(PluginError, match="nothing called 'exampels' is measured"):
+        Requirement("exampels", "why", most=1)
+    with pytest.raises(PluginError, match="examples has no bound"):
+        Requirement("examples", "why")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("examples", 1, "1 example"),
+        ("steps", 1, "1 local step"),
+        ("batch_norm", 1, "1 layer with batch statistics"),
+        ("clients", 3, "a sum over 3 clients"),
+        ("optimizer", "adam", "steps of adam"),
+        ("zeros", 0.9712, "97.1 % of the head's gradient set to zero"),
+    ],
+)
+def test_a_measurement_is_said_with_its_unit(name, value, said):
+    assert QUANTITIES[name].describe(value) == said
+
+
+def test_a_requirement_says_what_is_needed():
+    assert Requirement("examples", "", most=1).needed == "a single example"
+    assert Requirement("examples", "", most=8).needed == "at most 8 examples"
+    assert Requirement("dropout", "", most=0).needed == "a model without dropout"
+    assert Requirement("optimizer", "", only=("sgd",)).needed == "steps of sgd"
+    assert Requirement("optimizer", "", only=("sgd",)).met("unknown") is None
+    assert Requirement("optimizer", "", only=("sgd",)).met("adam") is False
+
+
+def test_the_page_defines_every_quantity():
+    page = Path(fedsim.__file__).parent.parent / "docs" / "diagnosis.md"
+    listed = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", page.read_text(), re.MULTILINE))
+    assert listed == {one.name: one.means for one in QUANTITIES.values()}
