@@ -129,7 +129,8 @@ def _dropout_rate(part: nn.Module) -> float:
 
 def load_arrays(module: nn.Module, arrays: Mapping[str, Tensor]) -> None:
     """Copy named arrays into a module's parameters and buffers, in place; unknown names raise."""
-    targets = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    tied = dict(module.named_parameters(remove_duplicate=False))  # under each of its names
+    targets = {**tied, **dict(module.named_buffers())}
     with torch.no_grad():
         for name, value in arrays.items():
             targets[name].copy_(value)

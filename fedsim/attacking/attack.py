@@ -14,6 +14,7 @@ import torch
 from fedsim.adversary import Adversary, Job
 from fedsim.attacking.probes import computed
 from fedsim.attacking.progress import AttackProgress, progress
+from fedsim.attacking.revealed import Revealed
 from fedsim.attacking.scoring import Attack, Outcome, Scorer
 from fedsim.errors import AttackTimeout, NotGranted
 from fedsim.knowledge import Knowledge
@@ -187,22 +188,29 @@ class AttackRunner:
         )
 
     def _observe(self, adversary: Adversary, attack: Attack) -> Observation:
-        missing = adversary.requires() & ~self.threat.granted.closed()
-        if missing:
+        granted, one = self.threat.granted, attack.interception
+        if missing := adversary.requires() & ~granted.closed():
             raise NotGranted(
                 f"it needs {', '.join(missing.names())}, which threat.grants withholds"
             )
+        if isinstance(self.task, Revealed):
+            granted &= ~self.task.unknown(one.clients, one.round)
+            if missing := adversary.requires() & ~granted.closed():
+                raise NotGranted(
+                    f"it needs {', '.join(missing.names())}, which the client did not reveal and "
+                    "nobody stated: training={'local_steps': ...}"
+                )
         if Knowledge.HISTORY in adversary.requires() and not attack.whole_history:
             raise NotGranted(
                 "it needs HISTORY, and the recording does not have all earlier updates of this "
                 'client. Record them with record.keep = "all"'
             )
-        interception = computed(self.built, attack.interception)
+        interception = computed(self.built, one)
         given = Knowledge.LABELS | Knowledge.LENGTHS
         run = [
             one.name for one in self.built.defenses if any(map(one.guards, interception.clients))
         ]
-        threat = replace(self.threat, defenses=tuple(run))
+        threat = replace(self.threat, granted=granted, defenses=tuple(run))
         return threat.observe(
             interception,
             truth=self._scorer.truth(interception) if threat.granted & given else None,

@@ -13,6 +13,7 @@ from fedsim.attacking.attack import AttackRunner
 from fedsim.attacking.campaign import UNKNOWN, Campaign
 from fedsim.attacking.executor import InlineExecutor
 from fedsim.attacking.probes import refuse_elsewhere
+from fedsim.attacking.revealed import Revealed
 from fedsim.errors import ScenarioError
 from fedsim.knowledge import Knowledge
 from fedsim.plugin import find, names
@@ -24,6 +25,9 @@ from fedsim.scenario.built import BuiltRun, PlannedAdversary, build
 from fedsim.scenario.settings import AttackPlan
 from fedsim.task import RUN_FIELDS, Task
 
+OUT = "runs/audit"
+"""The run folder, if none is named."""
+
 LOCAL = ("algorithm", "rounds", "batch_size", "local_steps", "lr", "momentum", "weight_decay")
 """Keys of `training` on how clients train, which may be unknown in another Flower project."""
 
@@ -32,7 +36,8 @@ def audit_campaign(
     adversaries: Sequence[Adversary],
     task: Task | None,
     *,
-    out: str | Path = "runs/audit",
+    out: str | Path = OUT,
+    observed: Collection[str] = (),
     **settings: Any,
 ) -> Campaign:
     """Make a campaign for another Flower project, with attacks in this process.
@@ -43,6 +48,8 @@ def audit_campaign(
         adversaries: The adversaries.
         task: What the clients train.
         out: The run folder, in which settings that are not stated are "unknown".
+        observed: Keys such as "training.lr" among `settings` that clients were seen to use, and
+            nobody stated.
         **settings: Tables of a scenario (seed, threat, training, defenses) that state what the
             server knows and how the clients train. `training` may also name the clients'
             `optimizer`, such as "sgd" or "adam".
@@ -56,17 +63,55 @@ def audit_campaign(
     kind = task.spec_type
     if unsuited := [text for one in adversaries for text in one.unsuited(kind, task.name)]:
         raise ScenarioError("\n".join(unsuited))
-    training = {"clients": task.clients, **settings.pop("training", {})}
+    table, optimizer = stated_table(settings, clients=task.clients, seed=task.seed)
+    training = table["training"]
+    if task.name in names("tasks"):
+        own = task.model_dump(mode="json", exclude=set(RUN_FIELDS), exclude_none=True)
+        table["task"] = {"name": task.name, **own}
+        table["data_dir"] = str(task.folder or "")
+    scenario = Scenario.parse(table)
+    refuse_elsewhere(scenario)
+    stated = _stated(scenario, table, task)
+    ledger = Ledger.create(Path(out), scenario)
+    ledger.artifact("scenario.toml", tomli_w.dumps(stated).encode())
+    unknown = [] if "defenses" in table else ["defenses"]
+    known = {*training, *(["local_steps"] if "local_epochs" in training else [])}
+    unknown += [f"training.{key}" for key in LOCAL if key not in known]
+    if "model" not in stated.get("task", {}):
+        unknown.append("task.model")
+    more: dict[str, Any] = {"observed": sorted(observed)} if observed else {}
+    ledger.provenance(
+        scenario, {"data": task.fingerprint()}, optimizer=optimizer, unknown=unknown, **more
+    )
+    built = build(scenario, task=task, adversaries=planned(adversaries))
+    built = as_stated(built, [*unknown, *observed])
+    runner = AttackRunner(built, batch_size_stated="batch_size" in training)
+    campaign = Campaign(built, ledger, InlineExecutor(runner))
+    campaign.trained = task.trained(task.module())
+    campaign.optimizer = optimizer
+    campaign.held.enter_context(alone_in(ledger.folder))
+    return campaign
+
+
+def stated_table(
+    settings: Mapping[str, Any], *, clients: int, seed: int = 0
+) -> tuple[dict[str, Any], str]:
+    """The scenario's table of what was stated, and the name of the clients' optimizer.
+
+    Args:
+        settings: Tables of a scenario.
+        clients: The number of clients.
+        seed: The seed, if it is not stated.
+
+    Raises:
+        ScenarioError: A table lacks what another one depends on.
+    """
+    training = {"clients": clients, **settings.get("training", {})}
     optimizer = training.pop("optimizer", UNKNOWN)
     if not isinstance(optimizer, str):
         raise ScenarioError(
             f"training.optimizer is {optimizer!r}; expected a name, such as 'sgd' or 'adam'"
         )
-    table = {"name": "audit", "seed": task.seed, **settings, "training": training}
-    if task.name in names("tasks"):
-        own = task.model_dump(mode="json", exclude=set(RUN_FIELDS), exclude_none=True)
-        table["task"] = {"name": task.name, **own}
-        table["data_dir"] = str(task.folder or "")
     rounds = settings.get("threat", {}).get("rounds", "all")
     if isinstance(rounds, str) and rounds != "all" and "rounds" not in training:
         raise ScenarioError(
@@ -78,26 +123,8 @@ def audit_campaign(
             "training.local_epochs is stated without training.batch_size, and both decide how many "
             "local steps a client takes. State the batch size, too"
         )
-    scenario = Scenario.parse(table)
-    refuse_elsewhere(scenario)
-    stated = _stated(scenario, table, task)
-    ledger = Ledger.create(Path(out), scenario)
-    ledger.artifact("scenario.toml", tomli_w.dumps(stated).encode())
-    unknown = [] if "defenses" in table else ["defenses"]
-    known = {*training, *(["local_steps"] if "local_epochs" in training else [])}
-    unknown += [f"training.{key}" for key in LOCAL if key not in known]
-    if "model" not in stated.get("task", {}):
-        unknown.append("task.model")
-    ledger.provenance(
-        scenario, {"data": task.fingerprint()}, optimizer=optimizer.lower(), unknown=unknown
-    )
-    built = as_stated(build(scenario, task=task, adversaries=planned(adversaries)), unknown)
-    runner = AttackRunner(built, batch_size_stated="batch_size" in training)
-    campaign = Campaign(built, ledger, InlineExecutor(runner))
-    campaign.trained = task.trained(task.module())
-    campaign.optimizer = optimizer.lower()
-    campaign.held.enter_context(alone_in(ledger.folder))
-    return campaign
+    table = {"name": "audit", "seed": seed, **settings, "training": training}
+    return table, optimizer.lower()
 
 
 def planned(adversaries: Sequence[Adversary]) -> list[PlannedAdversary]:
@@ -112,10 +139,16 @@ def planned(adversaries: Sequence[Adversary]) -> list[PlannedAdversary]:
 
 
 def as_stated(built: BuiltRun, unknown: Collection[str]) -> BuiltRun:
-    """Withhold the knowledge that depends on keys which were not stated."""
-    granted = built.threat.granted
+    """Withhold the knowledge that depends on keys which were not stated.
+
+    The steps of clients that reveal them are known of each update alone; see `Revealed.unknown`.
+    """
+    granted, seen = built.threat.granted, set[str]()
+    if isinstance(built.task, Revealed):
+        seen.add("training.local_steps")
+        built.task.stating(steps="training.local_steps" not in unknown)
     for key, knowledge in provenance.STATED.items():
-        if key in unknown:
+        if key in unknown and key not in seen:
             granted &= ~Knowledge[knowledge]
     return replace(built, threat=replace(built.threat, granted=granted))
 

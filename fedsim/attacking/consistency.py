@@ -6,6 +6,7 @@ nothing, and nobody would notice. So the recorded steps are taken again from the
 client received, with the recorded optimizer, mode and state of the random generator.
 """
 
+import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.modules.dropout import _DropoutNd
 
-from fedsim.runs.truth import TruthFile
+from fedsim.runs.truth import Seen, TruthFile
 from fedsim.seeds import isolated
 from fedsim.victim import Loss, load_arrays
 
@@ -24,8 +26,17 @@ FITS = "fits"
 TOLERANCE = 1e-2
 """Largest relative error of a layer's change that counts as the same training."""
 
+COARSE = 3
+"""Factor of `TOLERANCE` under autocast, and on devices that round otherwise than the CPU."""
+
 ROUNDING = 16
 """Multiple of the rounding error of a layer's weights, relative to its change, that is allowed."""
+
+RESOLVED = 4
+"""A layer is compared if its change is this many times what rounding allows."""
+
+REPLAYED = 1000
+"""Batches that are replayed to name a misfit; further ways of training are not tried."""
 
 CLIPS = (1.0, 0.5, 5.0, 10.0, 0.1)
 """Norms to which gradients are tried to be clipped."""
@@ -52,55 +63,109 @@ class _Way:
     autocast: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    """A recorded training: what was seen, its batches, and the arrays before and after it."""
+
+    seen: Seen
+    inputs: list[Tensor]
+    labels: list[Tensor]
+    rng: list[Tensor]
+    before: Mapping[str, Tensor]
+    after: Mapping[str, Tensor]
+
+    def change(self, name: str) -> float:
+        """The norm of an array's change."""
+        return float((self.after[name].double() - self.before[name].double()).norm())
+
+    def rounding(self, name: str) -> float:
+        """The norm of what rounding of the weights may change."""
+        eps = torch.finfo(self.before[name].dtype).eps
+        return ROUNDING * eps * float(self.before[name].double().norm())
+
+
 def consistency(
-    file: TruthFile, before: Mapping[str, Tensor], make: Callable[[], nn.Module], loss: Loss
+    file: TruthFile,
+    before: Mapping[str, Tensor],
+    make: Callable[[], nn.Module],
+    loss: Loss,
+    classes: int | None = None,
 ) -> str:
     """Compare a client's update with what its revealed examples give.
 
     A layer fits if the relative error of its change is below `TOLERANCE`, or below `ROUNDING` times
     the rounding error of its weights; under autocast the whole model counts, with three times that
-    error. If the training as it was seen does not fit, other ways are tried: gradient clipping,
-    label smoothing, a loss that is summed, the other mode of the model, one step fewer, and
-    autocast.
+    error. The layers that change by more than rounding must have most of the change. If the
+    training as it was seen does not fit, other ways are tried: gradient clipping, label smoothing,
+    a loss that is summed, the other mode of the model, one step fewer, and autocast; fewer of them
+    after many batches.
 
     Args:
         file: What the client revealed, with the arrays that it sent before any defense.
         before: The arrays that it received, by name.
         make: Makes the model.
         loss: The loss that adversaries assume.
+        classes: The number of classes; None: any integer is a label.
 
     Returns:
         "fits"; "misfit: WHICH" with the way that fits, or "misfit: none of N ways"; or
         "not checked: WHY".
     """
-    if why := _unchecked(file):
+    if why := _unchecked(file, classes):
         return f"not checked: {why}"
-    seen = _Way("", loss)
+    kept = _Recorded(file.seen, file.inputs, file.labels, file.rng, before, file.after)
     with isolated(0, "consistency"):
-        if _fits(file, before, make, seen):
+        if why := _incomparable(kept, make()):
+            return f"not checked: {why}"
+        if _fits(kept, make, _Way("", loss)):
             return FITS
+        if file.seen.wrapper:
+            return f"not checked: the optimizer is wrapped by another one ({file.seen.wrapper})"
         others = _others(loss, training=file.seen.training, steps=file.seen.steps)
+        others = others[: max(1, REPLAYED // max(1, len(kept.inputs)))]
         for way in others:
-            if _fits(file, before, make, way):
+            if _fits(kept, make, way):
                 return f"misfit: {way.words}"
     return f"misfit: none of {1 + len(others)} ways of training fits"
 
 
-def _unchecked(file: TruthFile) -> str:
+def _unchecked(file: TruthFile, classes: int | None) -> str:
     """Why a training cannot be repeated; "" if it can."""
     seen = file.seen
-    if not file.after:
-        return "the reply had no arrays of its own"
-    if seen.partial or len(file.labels) < len(seen.sizes):
-        return "inputs or labels are missing"
+    if seen.sent == "changed":
+        return "the update is not what the training function returned: something changed it"
     if not seen.steps:
         return "no optimizer took a step: weights were changed by hand"
     if seen.optimizer == "several" or not hasattr(torch.optim, seen.kind):
         return f"the optimizer ({seen.optimizer}) is none of torch.optim"
+    if seen.optimizers > 1:
+        return "several optimizers took steps"
     if seen.groups > 1:
         return "the optimizer has several groups of parameters"
     if seen.warm:
         return "the optimizer has state of earlier rounds"
+    truth = file.truth(classes)
+    if seen.partial or truth.inputs is None or len(file.labels) < len(seen.sizes):
+        return "inputs or labels are missing"
+    if truth.labels is None:
+        return "its labels are not one class for each example"
+    return ""
+
+
+def _incomparable(kept: _Recorded, module: nn.Module) -> str:
+    """Why a repeated training would say nothing; "" if it does."""
+    if not kept.after:
+        return "the reply had no arrays of its own"
+    drops = any(isinstance(one, _DropoutNd) and one.p for one in module.modules())
+    if kept.seen.device != "cpu" and kept.seen.training and drops:
+        return f"the model drops out at random on {kept.seen.device}, which cannot be repeated"
+    names = [name for name, one in module.named_parameters() if one.requires_grad]
+    shared = [name for name in names if name in kept.after and name in kept.before]
+    changes = {name: kept.change(name) for name in shared}
+    compared = [one for name, one in changes.items() if one > RESOLVED * kept.rounding(name)]
+    # Biases alone would be too few: with a label of each class, theirs is the same for any labels.
+    if sum(one**2 for one in compared) <= sum(one**2 for one in changes.values()) / 2:
+        return "the change of most weights is within rounding"
     return ""
 
 
@@ -126,47 +191,74 @@ def _others(loss: Loss, *, training: bool, steps: int) -> list[_Way]:
     return found
 
 
-def _fits(
-    file: TruthFile, before: Mapping[str, Tensor], make: Callable[[], nn.Module], way: _Way
-) -> bool:
+def _fits(kept: _Recorded, make: Callable[[], nn.Module], way: _Way) -> bool:
     """Whether a way of training gives the arrays that the client had in the end."""
     module = make()
-    load_arrays(module, {k: v for k, v in before.items() if k in module.state_dict()})
-    _train(module, file, way)
+    load_arrays(module, {k: v for k, v in kept.before.items() if k in module.state_dict()})
+    _train(module, kept, way)
+    tolerance = TOLERANCE * (1 if kept.seen.device == "cpu" else COARSE)
     errors, changes = list[float](), list[float]()
     for name, ours in module.named_parameters():
-        if not ours.requires_grad or name not in file.after:
+        if name not in kept.after or name not in kept.before:
             continue
-        start, theirs = before[name].double(), file.after[name].double()
-        changes.append(float((theirs - start).norm()))
-        errors.append(float((ours.detach().double() - theirs).norm()))
-        rounding = ROUNDING * torch.finfo(ours.dtype).eps * float(start.norm())
-        if not way.autocast and not errors[-1] <= max(TOLERANCE * changes[-1], rounding):
+        changes.append(kept.change(name))
+        errors.append(float((ours.detach().double() - kept.after[name].double()).norm()))
+        allowed = max(tolerance * changes[-1], kept.rounding(name))
+        if not way.autocast and not errors[-1] <= allowed:
             return False
     # In bfloat16, gradients that are zero but for rounding have large relative errors.
-    return not way.autocast or math.hypot(*errors) <= 3 * TOLERANCE * math.hypot(*changes)
+    return not way.autocast or math.hypot(*errors) <= COARSE * TOLERANCE * math.hypot(*changes)
 
 
-def _train(module: nn.Module, file: TruthFile, way: _Way) -> None:
+def _train(module: nn.Module, kept: _Recorded, way: _Way) -> None:
     """Take the recorded steps."""
-    seen, parameters = file.seen, [p for p in module.parameters() if p.requires_grad]
+    seen = kept.seen
     module.train(seen.training if way.training is None else way.training)
-    optimizer = getattr(torch.optim, seen.kind)(parameters, **seen.settings)
+    names = dict(module.named_parameters())
+    if names.keys() & {*seen.trained}:  # others were frozen
+        for name, one in module.named_parameters(remove_duplicate=False):
+            one.requires_grad_(one.requires_grad and name in seen.trained)
+    parameters = [one for one in names.values() if one.requires_grad]
+    optimizer = _optimizer(seen, parameters)
     first = 0
-    for last, lr in zip(seen.ends, seen.rates, strict=True):
+    for step, (last, lr) in enumerate(zip(seen.ends, seen.rates, strict=True)):
         if last > seen.ends[len(seen.ends) - 1 - way.fewer]:
             break
-        optimizer.zero_grad()
-        for place in range(first, last):
-            torch.set_rng_state(file.rng[place].clone())
-            with _autocast(way.autocast):
-                value = way.loss(module, file.inputs[place], file.labels[place])
-            value.backward()  # type: ignore[no-untyped-call]
-        if way.clip is not None:
-            nn.utils.clip_grad_norm_(parameters, way.clip)
-        optimizer.param_groups[0]["lr"] = lr
-        optimizer.step()
+        places = range(first, last)
+
+        def gradient(places: range = places) -> Tensor:
+            optimizer.zero_grad()
+            values = [_backward(module, kept, place, way) for place in places]
+            if way.clip is not None:
+                nn.utils.clip_grad_norm_(parameters, way.clip)
+            return torch.stack(values).sum() if values else torch.zeros(())
+
+        optimizer.param_groups[0].update({**seen.changes.get(step, {}), "lr": lr})
+        if isinstance(optimizer, torch.optim.LBFGS):  # it asks for several gradients in a step
+            optimizer.step(gradient)  # type: ignore[no-untyped-call]
+        else:
+            gradient()
+            optimizer.step()
         first = last
+
+
+def _optimizer(seen: Seen, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """The recorded optimizer; a scheduler adds entries to its settings, which are none of it."""
+    kind = getattr(torch.optim, seen.kind)
+    takes = inspect.signature(kind).parameters
+    made: torch.optim.Optimizer = kind(
+        parameters, **{key: value for key, value in seen.settings.items() if key in takes}
+    )
+    return made
+
+
+def _backward(module: nn.Module, kept: _Recorded, place: int, way: _Way) -> Tensor:
+    """Add a batch's gradient to that of the parameters; returns its loss."""
+    torch.set_rng_state(kept.rng[place].clone())
+    with _autocast(way.autocast):
+        value = way.loss(module, kept.inputs[place], kept.labels[place])
+    value.backward()  # type: ignore[no-untyped-call]
+    return value.detach()
 
 
 @contextmanager

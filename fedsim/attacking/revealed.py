@@ -1,9 +1,7 @@
 """The task of another Flower project, made from its model and what its clients revealed."""
 
-import contextlib
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -11,18 +9,17 @@ import torch
 from pydantic import PrivateAttr
 from torch import Tensor, nn
 
+from fedsim.attacking.classifier import Classifier
 from fedsim.attacking.consistency import consistency
 from fedsim.errors import DataError, ScenarioError
+from fedsim.knowledge import Knowledge
 from fedsim.libraries import brief
 from fedsim.records import Batch, Reconstruction, Truth
-from fedsim.runs.truth import TruthFile
+from fedsim.runs.truth import Seen, TruthFile
 from fedsim.scenario import Scenario
-from fedsim.seeds import isolated
 from fedsim.spec import ImageSpec, Spec
-from fedsim.task import Task, evaluating
-from fedsim.tasks.classification import cross_entropy
+from fedsim.task import Task
 from fedsim.tasks.images import side_by_side
-from fedsim.tasks.models.architecture import head_behind
 from fedsim.tasks.partitioned import claim_labels
 from fedsim.victim import Loss
 
@@ -42,10 +39,12 @@ class Revealed(Task):
 
     name = "revealed"
 
-    _project: "_Project" = PrivateAttr()
-    _files: dict[tuple[int, int], Path] = PrivateAttr(default_factory=dict)
+    _project: Classifier = PrivateAttr()
+    _files: dict[tuple[int, int], TruthFile] = PrivateAttr(default_factory=dict)
     _pool: dict[int, list[tuple[Tensor, int]]] = PrivateAttr(default_factory=dict)
     _checks: dict[tuple[int, int], str] = PrivateAttr(default_factory=dict)
+    _steps_stated: bool = PrivateAttr(default=True)
+    _read: tuple[tuple[int, int], Truth] | None = PrivateAttr(default=None)
 
     @classmethod
     def of(
@@ -73,34 +72,10 @@ class Revealed(Task):
         Raises:
             ScenarioError: `make` makes no module, or it cannot take the example.
         """
-        example = example.detach().cpu()
-        images, shape = example.is_floating_point() and example.dim() == 3, tuple(example.shape)
-        task = (RevealedImages if images else cls)(clients=clients, seed=seed)
-        try:
-            with isolated(seed, "model"):
-                module = make()
-            with evaluating(module):
-                logits = module(example[None])
-        except Exception as error:
-            raise ScenarioError(
-                f"model: it cannot be made, or cannot take the clients' inputs {shape}: "
-                f"{brief(error)}. Give the class or function that makes the model which they train"
-            ) from error
-        if not isinstance(logits, Tensor) or logits.dim() != 2:
-            shown = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-            raise ScenarioError(
-                f"model: it returns {shown} for one input, expected logits of shape (1, classes)"
-            )
-        classes = int(logits.shape[1])
-        if input_range == "seen":
-            inside = bool((example >= 0).all() and (example <= 1).all())
-            input_range = (0.0, 1.0) if inside else None
-        task._project = _Project(
-            make,
-            loss or cross_entropy,
-            _head_of(module, example, classes),
-            ImageSpec(classes, shape, input_range) if images else Spec(classes),
-        )
+        known = Classifier.of(make, example, loss=loss, seed=seed, input_range=input_range)
+        kind = RevealedImages if isinstance(known.spec, ImageSpec) else cls
+        task = kind(clients=clients, seed=seed)
+        task._project = known
         return task
 
     @classmethod
@@ -132,26 +107,12 @@ class Revealed(Task):
 
     def add(self, client: int, round: int, file: TruthFile) -> None:
         """Note what a client revealed; the first round serves guesses on other clients."""
-        self._files[client, round] = file.path
+        self._files[client, round] = file
         if round == min(at for _, at in self._files):
-            found = file.truth()
+            found = file.truth(self.spec.classes)
             if found.inputs and found.labels is not None:
                 pairs = zip(found.inputs, found.labels.tolist(), strict=True)
                 self._pool[client] = list(pairs)[:POOL]
-
-    def fits(self, names: Iterable[str]) -> None:
-        """Refuse a model that has other arrays than the clients were sent.
-
-        Raises:
-            ScenarioError: It names the first array that differs.
-        """
-        sent, own = set(names), self.module().state_dict().keys()
-        if differing := sorted(sent ^ own):
-            has, lacks = ("server", "model") if differing[0] in sent else ("model", "server")
-            raise ScenarioError(
-                f"model: the {has} has an array '{differing[0]}', and the {lacks} has none of "
-                "that name. Give the class or function that makes the model which clients train"
-            )
 
     @property
     def spec(self) -> Spec:
@@ -190,15 +151,31 @@ class Revealed(Task):
 
     def truth(self, clients: Sequence[int], round: int, *, batch_size: int, steps: int) -> Truth:
         """What a client revealed; empty if it revealed nothing."""
-        path = self._files.get((clients[0], round))
-        return TruthFile(path).truth() if path and len(clients) == 1 else Truth()
+        key = (clients[0], round)
+        if key not in self._files or len(clients) > 1:
+            return Truth()
+        if self._read is None or self._read[0] != key:  # one row asks for it several times
+            self._read = key, self._files[key].truth(self.spec.classes)
+        return self._read[1]
+
+    def seen(self, clients: Sequence[int], round: int) -> Seen | None:
+        """What else was seen of a client's training; None if nothing was."""
+        file = self._files.get((clients[0], round)) if len(clients) == 1 else None
+        return file.seen if file else None
+
+    def stating(self, *, steps: bool) -> None:
+        """Note whether the number of local steps is stated, and known of clients that hide it."""
+        self._steps_stated = steps
+
+    def unknown(self, clients: Sequence[int], round: int) -> Knowledge:
+        """What nobody knows of a client's training, so that no adversary can be granted it."""
+        seen = self.seen(clients, round)
+        known = self._steps_stated or (seen is not None and seen.steps > 0)
+        return Knowledge(0) if known else Knowledge.LOCAL_STEPS
 
     def state(self, clients: Sequence[int], round: int) -> str:
         """Whether a client's examples are known: "revealed", "partial" or "absent"."""
-        path = self._files.get((clients[0], round))
-        if path is None or len(clients) > 1:
-            return "absent"
-        found = TruthFile(path).truth()
+        found = self.truth(clients, round, batch_size=1, steps=1)
         if found.labels is None and found.inputs is None:
             return "absent"
         return "partial" if found.labels is None or found.inputs is None else "revealed"
@@ -208,11 +185,11 @@ class Revealed(Task):
 
         The first misfit is a warning at once.
         """
-        path, key = self._files.get((clients[0], round)), (clients[0], round)
-        if path is None:
+        key = (clients[0], round)
+        if key not in self._files:
             return "not checked: the client revealed nothing"
         if key not in self._checks:
-            found = consistency(TruthFile(path), before, self._project.make, self._project.loss)
+            found = self._consistency(key, before)
             if found.startswith("misfit") and not any(
                 one.startswith("misfit") for one in self._checks.values()
             ):
@@ -224,7 +201,23 @@ class Revealed(Task):
             self._checks[key] = found
         return self._checks[key]
 
-    def guess(self, truth: Truth, rng: torch.Generator, *, informed: bool) -> Reconstruction:
+    def _consistency(self, key: tuple[int, int], before: Mapping[str, Tensor]) -> str:
+        project = self._project
+        try:
+            return consistency(
+                self._files[key], before, project.make, project.loss, project.spec.classes
+            )
+        except Exception as reason:  # whatever a model, or a client's file, does
+            return f"not checked: {brief(reason)}"
+
+    def guess(
+        self,
+        truth: Truth,
+        rng: torch.Generator,
+        *,
+        informed: bool,
+        clients: Collection[int] = (),
+    ) -> Reconstruction:
         """Guess as many examples as there are, from those that other clients revealed.
 
         Args:
@@ -232,12 +225,13 @@ class Revealed(Task):
             rng: Source of randomness.
             informed: Claim the mean input, and labels by their frequencies; otherwise examples of
                 other clients, and labels that are uniform at random.
+            clients: Whose examples they are, of which no round's example is used.
 
         Raises:
             NotImplementedError: No other client revealed an example.
         """
         own = {_content(one) for one in truth.inputs or ()}
-        pool = [pair for _, held in sorted(self._pool.items()) for pair in held]
+        pool = [pair for c, held in sorted(self._pool.items()) if c not in clients for pair in held]
         others = [pair for pair in pool if _content(pair[0]) not in own]
         if not others:
             raise NotImplementedError("no other client revealed an example")
@@ -276,41 +270,6 @@ class RevealedImages(Revealed):
         span = (high - low) or 1.0
         claims, shown = ([(x - low) / span for x in each] for each in (claimed.inputs, originals))
         return {"reconstruction.png": side_by_side(claims, shown)}
-
-
-@dataclass(frozen=True, slots=True)
-class _Project:
-    """What is known of the project: its model, loss, head and inputs."""
-
-    make: Callable[[], nn.Module]
-    loss: Loss
-    head: str
-    spec: Spec
-
-
-def _head_of(module: nn.Module, example: Tensor, classes: int) -> str:
-    """The layer whose output is the logits, or else the last linear layer of as many outputs.
-
-    Raises:
-        ScenarioError: There is none.
-    """
-    with contextlib.suppress(DataError):
-        return head_behind(
-            module,
-            lambda: module(example[None]),
-            (1, classes),
-            label="model",
-            takes=f"inputs of shape {tuple(example.shape)}",
-            named=None,
-        )
-    layers = [(name, one) for name, one in module.named_modules() if isinstance(one, nn.Linear)]
-    likely: list[str] = [name for name, layer in layers if layer.out_features == classes]
-    if not likely:
-        raise ScenarioError(
-            f"model: none of its linear layers has {classes} outputs, as the logits have, so that "
-            "its head cannot be told. Adversaries need one"
-        )
-    return likely[-1]
 
 
 def _content(one: Tensor) -> bytes:

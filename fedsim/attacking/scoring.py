@@ -1,18 +1,18 @@
 """Scores and pictures of a reconstruction, against a truth that is derived after the attack."""
 
-import dataclasses
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fedsim import metrics
 from fedsim.adversary import Adversary
 from fedsim.attacking.revealed import Revealed
+from fedsim.attacking.truths import distinct, union
 from fedsim.errors import DataError
 from fedsim.plugin import title
 from fedsim.records import Finding, Interception, Reconstruction, Status, Truth
@@ -124,15 +124,33 @@ class Scorer:
             return [self.built.steps(client, size) for client in clients]
         return [1] * len(clients)  # a node that did not say which client it is
 
+    def _held(self, one: Interception, steps: int) -> int:
+        """Examples in a local batch of a victim whose truth is not known."""
+        if isinstance(self.task, Revealed):
+            return one.update.num_examples // steps or 1
+        return self._batch_size(one)
+
+    def _stepped(self, one: Interception) -> bool:
+        """Whether the number of local steps is known."""
+        if not isinstance(self.task, Revealed):
+            return True
+        return not self.task.unknown(one.clients, one.round)
+
     def _verified(self, one: Interception) -> tuple[str, str]:
         """Where the truth comes from, and whether it explains the update, as columns of a row."""
         if not isinstance(self.task, Revealed):
             return "derived", ""
         try:
-            checked = self.task.checked(one.clients, one.round, one.before)
-            return self.task.state(one.clients, one.round), checked
-        except Exception as reason:  # a broken file, or a client that was refused
+            origin = self.task.state(one.clients, one.round)
+        except Exception as reason:  # a file that is not there any more
             return "absent", f"not checked: {type(reason).__name__}: {reason}"[:300]
+        return origin, self.task.checked(one.clients, one.round, one.before)
+
+    def _guess(self, one: Interception) -> metrics.Guess:
+        """The task's guesses, without examples of the victim's own clients."""
+        if not isinstance(self.task, Revealed):
+            return self.task.guess
+        return functools.partial(self.task.guess, clients=one.clients)
 
     def _is_hidden(self, metric: metrics.Metric, truth: Truth) -> bool:
         """Whether a metric scores what a client of another project did not reveal."""
@@ -176,7 +194,7 @@ class Scorer:
         label, plan, adversary = self.built.adversaries[attack.adversary]
         scenario, interception = self.scenario, attack.interception
         steps = self._steps(interception)
-        truth, held = Truth(), self._batch_size(interception)
+        truth, held = Truth(), self._held(interception, sum(steps))
         files: dict[str, bytes] = {}
         values: dict[str, float | None] = {}
         try:
@@ -196,6 +214,7 @@ class Scorer:
                 status = "failed"
                 error = f"its truth cannot be re-derived: {type(reason).__name__}: {reason}"
         known = truth.labels is not None or truth.inputs is not None
+        stepped = self._stepped(interception)
         origin, checked = self._verified(interception)
         if status == "ok":
             try:
@@ -226,7 +245,7 @@ class Scorer:
                 why = f"{type(reason).__name__}: {reason}"
                 error = error or f"its tensors cannot be kept: {why}"
         rows = []
-        guess = metrics.remembering(self.task.guess)
+        guess = metrics.remembering(self._guess(interception))
         # A reconstruction that no metric scores has a row, too.
         scored: Sequence[metrics.Metric | None] = measured or [None]
         for metric in scored:
@@ -257,8 +276,8 @@ class Scorer:
                     iterations=iterations,
                     granted="|".join(self.built.threat.granted.names()),
                     label=label,
-                    batch_size=held,
-                    local_steps=max(steps),
+                    batch_size=held if stepped else None,
+                    local_steps=max(steps) if stepped else None,
                     inclusion=attack.inclusion,
                     artifact=artifact,
                     truth=origin,
@@ -270,61 +289,6 @@ class Scorer:
             with suppress(Exception):  # broken diagnostics do not cost the row
                 diagnostics = as_json(claimed.diagnostics)
         return Outcome(interception.round, tuple(rows), files, attack.caution, diagnostics)
-
-
-def union(truths: Sequence[Truth]) -> Truth:
-    """Join the examples of several clients; a field that one of them lacks is None."""
-
-    def joined(parts: Sequence[Any]) -> Any:
-        if any(part is None for part in parts):
-            return None
-        if isinstance(parts[0], Tensor):
-            return torch.cat(list(parts))
-        return [example for part in parts for example in part]
-
-    fields = {
-        one.name: joined([getattr(truth, one.name) for truth in truths])
-        for one in dataclasses.fields(Truth)
-        if one.name != "attributes"
-    }
-    shared = set.intersection(*(set(truth.attributes) for truth in truths))
-    attributes = {key: joined([truth.attributes[key] for truth in truths]) for key in shared}
-    return Truth(**fields, attributes=attributes)
-
-
-def distinct(truth: Truth) -> Truth:
-    """Keep one of examples with equal inputs, tokens and text; all if only labels are known."""
-    content = [each for each in (truth.inputs, truth.tokens, truth.text) if each is not None]
-    first: dict[tuple[Any, ...], int] = {}
-    for index, example in enumerate(zip(*content, strict=True)):
-        first.setdefault(tuple(map(_hashed, example)), index)
-    if not content or len(first) == truth.num_examples:
-        return truth
-    kept = [*first.values()]
-
-    def of_kept(values: Any) -> Any:
-        if isinstance(values, Tensor):
-            return values[kept]
-        return None if values is None else [values[index] for index in kept]
-
-    fields = {
-        one.name: of_kept(getattr(truth, one.name))
-        for one in dataclasses.fields(Truth)
-        if one.name not in ("labels", "attributes")
-    }
-    labels = truth.labels
-    if labels is not None and truth.sequences is not None:
-        labels = torch.cat([one[one >= 0] for one in fields["sequences"]])
-    elif labels is not None:
-        labels = labels[kept]
-    attributes = {key: of_kept(values) for key, values in truth.attributes.items()}
-    return Truth(**fields, labels=labels, attributes=attributes)
-
-
-def _hashed(value: Tensor | str) -> Any:
-    if isinstance(value, str):
-        return value
-    return tuple(value.shape), value.detach().cpu().contiguous().numpy().tobytes()
 
 
 MOST_VALUES = 100

@@ -82,6 +82,7 @@ def attack(  # noqa: PLR0913 - each argument is an option of the command
     """
     folder = Path(run)
     scenario, unknown = _scenario_of(folder, trust=trust, data=data)
+    observed = provenance.read(folder).get("observed", [])
     if model is not None and task is None:
         task = Revealed.of_run(folder, model, loss, scenario)
     if "task.model" in unknown and task is None:
@@ -98,7 +99,7 @@ def attack(  # noqa: PLR0913 - each argument is an option of the command
         for name, point in chosen.items():
             if "unknown" in provenance.read(folder):
                 refuse_elsewhere(point)
-            after = _built(point, adversaries, task, after, unknown)
+            after = _built(point, adversaries, task, after, [*unknown, *observed])
             if not prepared:
                 ledger.same_data(after.task.fingerprint())
             prepared.append((name, after))

@@ -159,9 +159,11 @@ def defend(
                 )
         client = client_number(context)
         running = [defense for defense in defenses if defense.guards(client)]
-        reply.content[CLIENT_KEY] = _signature(client, running, context.state)
+        signature = _signature(client, running, context.state)
+        reply.content[CLIENT_KEY] = signature
         if not running:
             return reply
+        signature["defended"] = True
         (sent,) = message.content.array_records.values()
         before = dict(sent.to_torch_state_dict())
         ((key, arrays),) = reply.content.array_records.items()

@@ -22,7 +22,8 @@ UPDATE_KEY = "fedsim.update"
 """Key of a reply's record that describes its arrays, a `Meaning`."""
 
 CLIENT_KEY = "fedsim.client"
-"""Key of a reply's record with the client's number and the rounds that its defenses remember."""
+"""Key of a reply's record with the client's number, the rounds that its defenses remember, and
+whether `defend` changed the arrays."""
 
 
 def message(content: RecordDict) -> Message:

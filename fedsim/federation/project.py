@@ -1,21 +1,37 @@
 """Another Flower project whose clients run under `watch`: its task, and what replies reveal."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Message
-from torch import nn
+from flwr.app import ArrayRecord, Message
+from torch import Tensor, nn
 
 from fedsim.adversary import Adversary
-from fedsim.attacking.audit import audit_campaign
+from fedsim.attacking.audit import OUT, audit_campaign, stated_table
 from fedsim.attacking.campaign import Campaign
-from fedsim.attacking.revealed import FOLDER, Revealed
-from fedsim.errors import RunFolderError, ScenarioError
-from fedsim.federation.watching import TRUTH_KEY
+from fedsim.attacking.classifier import check_arrays
+from fedsim.attacking.revealed import FOLDER, Revealed, RevealedImages
+from fedsim.errors import RunFolderError, ScenarioError, UpdateRefused
+from fedsim.federation.grid import CLIENT_KEY
+from fedsim.federation.watching import TRUTH_KEY, digest
+from fedsim.knowledge import Knowledge
 from fedsim.records import Interception, Update
-from fedsim.runs.truth import NAME, Seen, TruthFile, discard, store, take
+from fedsim.runs.tables import holds_run
+from fedsim.runs.truth import Seen, TruthFile
+from fedsim.runs.truth_store import discard, find, move
+from fedsim.scenario import Scenario
+from fedsim.seeds import isolated
 from fedsim.victim import Loss
+
+MOST_BYTES = 2 * 2**30
+"""Bytes of a run's truth files; of further ones labels and counts are kept, without inputs."""
+
+HOW = (
+    "add mods=[watch()] to the ClientApp's train function, as the last mod, and iterate over "
+    "reveal(loader) in it; with clients on other machines, give example=next(iter(loader))"
+)
 
 
 class WatchedProject:
@@ -24,45 +40,111 @@ class WatchedProject:
     Args:
         make: Makes the model, such as its class.
         loss: The training loss; cross-entropy by default.
+        example: A batch of inputs and labels such as the clients', if none of them reveals one.
         adversaries: The adversaries.
         settings: Tables of a scenario, and `out`, the run folder.
+
+    Raises:
+        FedsimError: The settings are wrong, no input suits the adversaries, or the run folder is
+            in use.
+
+    Attributes:
+        training: The clients' training as far as it was stated.
+        optimizer: Their optimizer as stated, or "unknown".
     """
 
     def __init__(
         self,
         make: Callable[[], nn.Module],
         loss: Loss | None,
+        example: Sequence[Any] | None,
         adversaries: Sequence[Adversary],
         settings: dict[str, Any],
     ) -> None:
         self._make, self._loss = make, loss
         self._adversaries, self._settings = adversaries, settings
+        self._seed = int(settings.get("seed", 0))
+        tables = {key: value for key, value in settings.items() if key != "out"}
+        table, self.optimizer = stated_table(tables, clients=UNCOUNTED)
+        scenario = Scenario.parse(table)
+        self.training = scenario.training
+        self._needs_history = Knowledge.HISTORY in scenario.knowledge()
+        holds_run(Path(settings.get("out", OUT)))
+        kind = RevealedImages  # those for texts or speech attack no project yet
+        if unsuited := [t for one in adversaries for t in one.unsuited(kind.spec_type, kind.name)]:
+            raise ScenarioError("\n".join(unsuited))
+        self._example: Tensor | None = None if example is None else _first(example)
+        self._round, self._digests = 0, dict[int, str]()
+        self._files: dict[int, TruthFile | None] = {}
+        self._refused: list[object] = []
+        self._bytes = 0
+        self._asked = self._warned = False
 
-    def begin(self, replies: Iterable[Message], names: Collection[str], clients: int) -> Campaign:
-        """Make the campaign, once the replies of the first round are there.
+    def sends(self, round: int, sent: Mapping[int, ArrayRecord]) -> None:
+        """Note what each node is sent in a round.
+
+        Raises:
+            ScenarioError: The model has other arrays.
+        """
+        if not self._asked:
+            with isolated(self._seed, "model"):
+                try:
+                    module = self._make()
+                except Exception as error:
+                    raise ScenarioError(f"model: it cannot be made: {error}") from error
+            arrays = {name: one for record in sent.values() for name, one in record.items()}
+            check_arrays(module, {name: tuple(one.shape) for name, one in arrays.items()})
+            self._asked = True
+        known = {id(record): record for record in sent.values()}
+        digests = {key: digest(record) for key, record in known.items()}
+        self._round, self._files = round, {}
+        self._digests = {node: digests[id(record)] for node, record in sent.items()}
+
+    def begin(self, replies: Sequence[Message], clients: int) -> Campaign | None:
+        """Make the campaign, once replies of a round are there.
 
         Args:
             replies: The replies, of which the first one with revealed examples shows the inputs.
-            names: Names of the arrays that the clients were sent.
             clients: The number of clients.
 
+        Returns:
+            The campaign; None, with a warning the first time, if no client revealed an example.
+
         Raises:
-            ScenarioError: No client revealed an example, or the model is not theirs.
+            FedsimError: The model cannot take the inputs, or the settings cannot be used.
         """
-        first = next((file for file in map(_peek, replies) if file and file.inputs), None)
-        if first is None:
-            raise ScenarioError(
-                "no client of this round revealed an example on this machine: add mods=[watch()] "
-                "to the ClientApp's train function, as the last mod, and iterate over "
-                "reveal(loader) in it"
-            )
-        seed = int(self._settings.get("seed", 0))
-        example = first.inputs[0][0]
-        self.task = Revealed.of(self._make, example, loss=self._loss, clients=clients, seed=seed)
-        self.task.fits(names)
-        stated = {**_training(first.seen), **self._settings.get("training", {})}
-        settings = {**self._settings, "seed": seed, "training": stated}
-        campaign = audit_campaign(self._adversaries, self.task, **settings)
+        try:
+            return self._begin(replies, clients)
+        except BaseException:
+            for reply in replies:
+                self.refuse(reply)
+            raise
+
+    def _begin(self, replies: Sequence[Message], clients: int) -> Campaign | None:
+        found = [file for file in map(self._revealed, replies) if file]
+        shown = (batch[0] for file in found for batch in file.inputs[:1] if len(batch))
+        example = next(shown, self._example)
+        if example is None:
+            if not self._warned:
+                self._warned = True
+                warnings.warn(
+                    f"no client of round {self._round} revealed an example on this machine, and "
+                    f"without one nothing is attacked: {HOW}. Waiting for a later round",
+                    stacklevel=2,
+                )
+            for reply in replies:
+                self.refuse(reply)
+            return None
+        self.task = Revealed.of(
+            self._make, example, loss=self._loss, clients=clients, seed=self._seed
+        )
+        stated = self._settings.get("training", {})
+        seen = _training([file.seen for file in found])
+        if "local_epochs" in stated:
+            seen.pop("local_steps", None)
+        observed = [f"training.{key}" for key in seen if key not in stated and key != "optimizer"]
+        settings = {**self._settings, "seed": self._seed, "training": {**seen, **stated}}
+        campaign = audit_campaign(self._adversaries, self.task, observed=observed, **settings)
         self._folder = campaign.ledger.folder / FOLDER
         return campaign
 
@@ -73,34 +155,106 @@ class WatchedProject:
             reply: The client's reply.
             one: The interception that was made of it, with settings as they were stated.
         """
-        file = take(_name(reply), self._path(one.round, one.clients[0]))
+        file = self._revealed(reply)
         if file is None:
             return one
-        self.task.add(one.clients[0], one.round, file)
-        seen = file.seen
-        update = one.update.replace(
-            optimizer=seen.optimizer,
-            lr=seen.lr,
-            momentum=seen.momentum,
-            weight_decay=seen.weight_decay,
-            steps=max(1, seen.steps),
-            num_examples=max(1, sum(seen.sizes)),
-        )
+        update = _corrected(one.update, file.seen)
+        try:
+            update.check(one.before)
+        except UpdateRefused as error:
+            self._disregard(reply, f"what it revealed cannot be: {error}")
+            return one
+        to = self._path(one.round, one.clients[0])
+        fits = self._bytes + file.path.stat().st_size <= MOST_BYTES
+        seen = file.seen.model_copy(update={"sent": _sent(reply, one.update, file)})
+        moved = move(file, to, seen, inputs=fits)
+        self._bytes += moved.path.stat().st_size
+        self.task.add(one.clients[0], one.round, moved)
         return Interception(one.round, one.clients, one.before, update)
 
     def refuse(self, reply: Message) -> None:
         """Remove what a client revealed whose reply could not be used."""
-        discard(_name(reply))
+        self._refused.append(_name(reply))
+        self._discard()
 
-    def keep(self, round: int, clients: Collection[int]) -> None:
-        """Remove what clients that are neither attacked nor recorded revealed in a round."""
-        for path in self._folder.glob(f"r{round:04d}-c*.safetensors"):
-            if path not in {self._path(round, client) for client in clients}:
+    def keep(self, campaign: Campaign, round: int) -> None:
+        """Remove what clients that are neither attacked nor recorded revealed in a round.
+
+        With `HISTORY`, what later attacks need is not known before the end (`close`).
+        """
+        self._discard()
+        if not self._needs_history:
+            self._prune(campaign, round)
+
+    def close(self, campaign: Campaign) -> None:
+        """Remove what no attack of the run has needed."""
+        if self._needs_history:
+            for round in {int(path.name[1:].partition("-")[0]) for path in self._every("*")}:
+                self._prune(campaign, round)
+
+    def _prune(self, campaign: Campaign, round: int) -> None:
+        kept = {self._path(round, client) for client in campaign.used(round)}
+        for path in self._every(f"{round:04d}"):
+            if path not in kept:
+                self._bytes -= path.stat().st_size
                 path.unlink()
+
+    def _every(self, round: str) -> list[Path]:
+        return [*self._folder.glob(f"r{round}-c*.safetensors")]
+
+    def _discard(self) -> None:
+        for name in self._refused:
+            discard(name)
+        self._refused = []
 
     def _path(self, round: int, client: int) -> Path:
         nothing = Update(tensors={}, kind="weights")
         return self._folder / f"{Interception(round, (client,), {}, nothing).victim}.safetensors"
+
+    def _revealed(self, reply: Message) -> TruthFile | None:
+        """What a client revealed, left where it is; None if that is not there or cannot be used."""
+        node = reply.metadata.src_node_id
+        if node not in self._files:
+            self._files[node] = self._found(reply, node)
+        return self._files[node]
+
+    def _found(self, reply: Message, node: int) -> TruthFile | None:
+        try:
+            file = find(_name(reply))
+        except RunFolderError as error:
+            self._disregard(reply, str(error))
+            return None
+        if file is None:
+            return None
+        seen, digests = file.seen, ("", self._digests.get(node))
+        if seen.node != node or seen.round not in (0, self._round) or seen.received not in digests:
+            self._disregard(reply, "its file is of another client, round or model")
+            return None
+        return file
+
+    def _disregard(self, reply: Message, why: str) -> None:
+        """Treat what a client revealed as absent. Its file goes once the round's are taken."""
+        self._refused.append(_name(reply))
+        self._files[reply.metadata.src_node_id] = None
+        number = _signed(reply).get("client", reply.metadata.src_node_id)
+        warnings.warn(
+            f"client {number}, round {self._round}: {why}. Attacks on it cannot be scored",
+            stacklevel=2,
+        )
+
+
+UNCOUNTED = 1_000_000
+"""The number of clients that settings are checked for before it is known."""
+
+
+def _first(example: Sequence[Any]) -> Tensor:
+    """The first input of a batch."""
+    inputs = example[0] if isinstance(example, tuple | list) and example else example
+    if not isinstance(inputs, Tensor) or inputs.dim() < 1 or not len(inputs):
+        raise ScenarioError(
+            "example: expected a batch of inputs (B, ...) and labels, as next(iter(loader)) gives"
+        )
+    return inputs[0]
 
 
 def _name(reply: Message) -> object:
@@ -109,29 +263,56 @@ def _name(reply: Message) -> object:
     return reply.content.config_records[TRUTH_KEY].get("name")
 
 
-def _peek(reply: Message) -> TruthFile | None:
-    """What a client revealed, left where it is; None if it is not on this machine."""
-    name = _name(reply)
-    if not isinstance(name, str) or not NAME.fullmatch(name):
-        return None
-    try:
-        return TruthFile(store() / f"{name}.safetensors")
-    except RunFolderError:
-        return None
+def _signed(reply: Message) -> Mapping[str, Any]:
+    return dict(reply.content.config_records.get(CLIENT_KEY) or {})
 
 
-def _training(seen: Seen) -> dict[str, Any]:
-    """The `[training]` table that one client's training shows."""
-    found: dict[str, Any] = {"optimizer": seen.optimizer}
+def _sent(reply: Message, update: Update, file: TruthFile) -> str:
+    """Whether an update is what its training function returned."""
+    after = file.after
+    same = all(
+        name in after and value.equal(after[name].to(value.dtype))
+        for name, value in {**update.tensors, **update.buffers}.items()
+    )
+    if same and update.kind == "weights":
+        return "as returned"
+    return "defended" if _signed(reply).get("defended") else "changed"
+
+
+def _corrected(update: Update, seen: Seen) -> Update:
+    """An update with the settings that were seen; those that were not stay as they were stated."""
+    changes: dict[str, Any] = {}
     if seen.steps:
-        found |= {
+        changes = {key: getattr(seen, key) for key in OBSERVED}
+        changes["lr"] = seen.lr or None  # rates that are all 0 say nothing of the gradient
+    if total := sum(seen.sizes):
+        changes["num_examples"] = total
+    return update.replace(**changes)
+
+
+OBSERVED = ("optimizer", "lr", "momentum", "weight_decay", "steps")
+"""Fields of an update that its client's steps show."""
+
+
+def _training(every: Iterable[Seen]) -> dict[str, Any]:
+    """The `[training]` table that clients' training shows: what they have in common."""
+    tables = [_table(seen) for seen in every if seen.steps or seen.sizes]
+    first = tables[0] if tables else {}
+    return {k: v for k, v in first.items() if all(table.get(k) == v for table in tables)}
+
+
+def _table(seen: Seen) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if seen.steps:
+        found = {
+            "optimizer": seen.optimizer,
             "algorithm": "fedavg",
             "local_steps": seen.steps,
             "momentum": seen.momentum,
             "weight_decay": seen.weight_decay,
         }
-    if seen.lr:
+    if seen.steps and seen.lr:
         found["lr"] = seen.lr
     if seen.sizes:
-        found["batch_size"] = max(1, max(seen.sizes))
+        found["batch_size"] = max(1, *seen.sizes)
     return found

@@ -5,6 +5,7 @@ bit. It is curious: it keeps what it sent, and passes what it receives to a camp
 """
 
 import contextlib
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, cast
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from fedsim.adversary import Adversary
 from fedsim.attacking.audit import audit_campaign
 from fedsim.attacking.campaign import Campaign
-from fedsim.errors import ClientError, FedsimError, UpdateRefused
+from fedsim.errors import ClientError, FedsimError, ScenarioError, UpdateRefused
 from fedsim.federation.fedsgd import FedSGD
 from fedsim.federation.grid import CLIENT_KEY, UPDATE_KEY
 from fedsim.federation.project import WatchedProject
@@ -45,6 +46,8 @@ class HonestButCurious(Wrapper):
         model: Makes the clients' model, such as its class, in place of a task: the clients run
             under `fedsim.watch` and show what they train on by `fedsim.reveal`.
         loss: The clients' training loss, if they have a model and not cross-entropy.
+        example: A batch of inputs and labels such as the clients', for a model whose clients reveal
+            none on this machine.
         campaign: A campaign, instead of adversaries, task and settings.
         on_failure: What happens to a client's error or broken update, beside its recorded rows:
             "pass" leaves it to the strategy, "drop" keeps it from the strategy, "stop" raises
@@ -61,6 +64,7 @@ class HonestButCurious(Wrapper):
         task: Task | None = None,
         model: Callable[[], nn.Module] | None = None,
         loss: Loss | None = None,
+        example: Sequence[Any] | None = None,
         campaign: Campaign | None = None,
         on_failure: Literal["pass", "drop", "stop"] = "pass",
         **settings: Any,
@@ -69,8 +73,13 @@ class HonestButCurious(Wrapper):
         self._owned = campaign is None
         self._project: WatchedProject | None = None
         self._campaign = campaign
-        if campaign is None and model is not None and task is None:
-            self._project = WatchedProject(model, loss, adversaries, settings)
+        if model is None and (loss is not None or example is not None):
+            raise ScenarioError("loss= and example= belong to a model: give model=, too")
+        if model is not None and (task is not None or campaign is not None):
+            other = "a task" if task is not None else "a campaign"
+            raise ScenarioError(f"model= and {other} say both what is trained; leave one out")
+        if model is not None:
+            self._project = WatchedProject(model, loss, example, adversaries, settings)
         elif campaign is None:
             self._campaign = audit_campaign(adversaries, task, **settings)
         self.on_failure = on_failure
@@ -104,6 +113,9 @@ class HonestButCurious(Wrapper):
             (sent,) = message.content.array_records.values()
             (settings,) = message.content.config_records.values()
             self._sent[message.metadata.dst_node_id] = (sent, ConfigRecord(dict(settings)))
+        if self._project is not None:
+            records = {node: arrays for node, (arrays, _) in self._sent.items()}
+            self._project.sends(server_round, records)
         if self._campaign is not None:
             self._campaign.observer("training", round=server_round, clients=len(messages))
         return messages
@@ -118,8 +130,9 @@ class HonestButCurious(Wrapper):
         kept: list[Message] = []
         if self._campaign is None and self._project is not None:
             replies = list(replies)
-            names = {name for sent, _ in self._sent.values() for name in sent}
-            self._campaign = self._project.begin(replies, names, len(self._clients))
+            self._campaign = self._project.begin(replies, len(self._clients))
+            if self._campaign is None:  # nobody knows the inputs yet
+                return self._aggregated(server_round, replies)
         if not self._known:  # such a Grid may return replies in any order
             kept = list(replies)
             replies = sorted(kept, key=lambda r: self._number(r.metadata.src_node_id))
@@ -143,13 +156,13 @@ class HonestButCurious(Wrapper):
                 clients = (self._number(node),)
                 clients = self._added_up(reply) or clients
                 campaign = self.campaign
+                training, optimizer = campaign.scenario.training, campaign.optimizer
+                steps = max(map(campaign.built.steps, clients))
+                if self._project is not None:  # what clients do not reveal is as it was stated
+                    training, optimizer = self._project.training, self._project.optimizer
+                    steps = training.local_steps
                 update = read_update(
-                    reply,
-                    config,
-                    campaign.scenario.training,
-                    campaign.trained,
-                    campaign.optimizer,
-                    steps=max(map(campaign.built.steps, clients)),
+                    reply, config, training, campaign.trained, optimizer, steps=steps
                 )
                 update.check(before)
                 self._check_size(reply, update, clients)
@@ -173,7 +186,7 @@ class HonestButCurious(Wrapper):
         }
         self.campaign.intercept(server_round, interceptions, failed)
         if self._project is not None:
-            self._project.keep(server_round, self.campaign.used(server_round))
+            self._project.keep(self.campaign, server_round)
         if failed and self.on_failure != "pass":
             named = "\n".join(f"  client {c}: {why}" for c, why in sorted(failed.items()))
             if self.on_failure == "stop":
@@ -183,7 +196,12 @@ class HonestButCurious(Wrapper):
                     f'{named}\nTo go on without such clients: training.on_failure = "drop"'
                 )
             kept = [r for r in kept if self._number(r.metadata.src_node_id) not in failed]
-        aggregated, metrics = super().aggregate_train(server_round, kept)
+        return self._aggregated(server_round, kept)
+
+    def _aggregated(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        aggregated, metrics = super().aggregate_train(server_round, replies)
         self.metrics = _scalars(metrics)
         return aggregated, metrics
 
@@ -193,7 +211,8 @@ class HonestButCurious(Wrapper):
         """As the strategy does; records the attacks that have ended."""
         metrics = super().aggregate_evaluate(server_round, replies)
         self.metrics |= {f"client_{name}": value for name, value in _scalars(metrics).items()}
-        self.campaign.collect()
+        if self._campaign is not None:
+            self._campaign.collect()
         return metrics
 
     def start(self, *args: Any, **settings: Any) -> Result:
@@ -204,11 +223,18 @@ class HonestButCurious(Wrapper):
             if self._owned and self._campaign is not None:
                 self.campaign.cancel()
                 with contextlib.suppress(FedsimError):
-                    self.campaign.finish()
+                    self._finish(self._campaign)
             raise
         if self._owned and self._campaign is not None:
-            self.campaign.finish()
+            self._finish(self._campaign)
+        elif self._owned:
+            warnings.warn("no client revealed an example: nothing was attacked", stacklevel=2)
         return result
+
+    def _finish(self, campaign: Campaign) -> None:
+        campaign.finish()
+        if self._project is not None:
+            self._project.close(campaign)
 
     def _added_up(self, reply: Message) -> tuple[int, ...]:
         """Clients whose updates secure aggregation added up in a reply; empty without it."""

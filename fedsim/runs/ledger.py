@@ -26,7 +26,16 @@ from fedsim.runs import provenance
 from fedsim.runs.attack_log import AttackLog, Ended
 from fedsim.runs.provenance import SCHEMA, differences
 from fedsim.runs.reading import COLUMNS
-from fedsim.runs.tables import cells, lines, not_writable, place, read_table, widen, writing
+from fedsim.runs.tables import (
+    cells,
+    holds_run,
+    lines,
+    not_writable,
+    place,
+    read_table,
+    widen,
+    writing,
+)
 from fedsim.scenario import Scenario
 
 __all__ = ["COLUMNS", "SCHEMA", "Ledger", "place", "writing"]
@@ -76,23 +85,8 @@ class Ledger:
                 is of another scenario.
         """
         ledger = cls(folder)
-        if "\0" in str(folder):
-            raise RunFolderError(f"{str(folder)!r} holds a null character; choose another --out")
         try:
-            exists = (folder / "scenario.toml").exists()
-            if folder.exists() and not folder.is_dir():
-                raise RunFolderError(f"{folder} is a file; choose another --out")
-            if exists and not resume:
-                raise RunFolderError(
-                    f"{folder} holds a run already. Choose another --out (out= in a script), or "
-                    "delete it; fedsim run continues it with --resume"
-                )
-            if folder.exists() and any(folder.iterdir()) and not exists:
-                raise RunFolderError(
-                    f"{folder} is not empty and holds no run; choose another --out"
-                )
-            if resume and not exists:
-                raise RunFolderError(f"{folder} holds no run to resume; leave out --resume")
+            exists = holds_run(folder, resume=resume)
             folder.mkdir(parents=True, exist_ok=True)
             if exists:
                 ledger._take_up(scenario, growing)
@@ -311,7 +305,12 @@ class Ledger:
         )
         self._write_table("findings.csv", [[*row.values()] for row in rows])
         types = {
-            name: {int: "Int64", float: "Float64", float | None: "Float64"}.get(kind, "string")
+            name: {
+                int: "Int64",
+                int | None: "Int64",
+                float: "Float64",
+                float | None: "Float64",
+            }.get(kind, "string")
             for name, kind in get_type_hints(Finding).items()
         }
         path = self.folder / "findings.csv"

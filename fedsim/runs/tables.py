@@ -52,6 +52,34 @@ def writing(path: Path) -> Iterator[None]:
         raise RunFolderError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
+def holds_run(folder: Path, *, resume: bool = False) -> bool:
+    """Whether there is a run in a folder that is to become a run folder.
+
+    Args:
+        folder: The folder, which need not exist.
+        resume: Whether a run there is to be continued.
+
+    Raises:
+        RunFolderError: It holds something else than it should.
+        OSError: It cannot be read.
+    """
+    if "\0" in str(folder):
+        raise RunFolderError(f"{str(folder)!r} holds a null character; choose another --out")
+    exists = (folder / "scenario.toml").exists()
+    if folder.exists() and not folder.is_dir():
+        raise RunFolderError(f"{folder} is a file; choose another --out")
+    if exists and not resume:
+        raise RunFolderError(
+            f"{folder} holds a run already. Choose another --out (out= in a script), or "
+            "delete it; fedsim run continues it with --resume"
+        )
+    if folder.exists() and any(folder.iterdir()) and not exists:
+        raise RunFolderError(f"{folder} is not empty and holds no run; choose another --out")
+    if resume and not exists:
+        raise RunFolderError(f"{folder} holds no run to resume; leave out --resume")
+    return exists
+
+
 def cells(values: Sequence[Any]) -> list[str]:
     """Values as text without line breaks, so that a row is one line."""
     return ["" if v is None else str(v).replace("\r", " ").replace("\n", " ") for v in values]

@@ -1,85 +1,94 @@
-"""What clients of another Flower project trained on, in files that stay on their machine.
+"""What one client of another Flower project trained on, read from a file that the client wrote.
 
-A client's own process writes what `fedsim.watch` saw to a file of the truth store, and sends the
-random name of that file along with its update. A server of the same user on the same machine moves
-the file into its run folder, to score attacks. The examples never travel over the network.
+`fedsim.watch` writes these files to the truth store (`fedsim.runs.truth_store`). Since they come
+from clients, counts and settings beyond any honest client's are refused.
 """
 
-import contextlib
-import os
-import re
-import stat
-import tempfile
-import time
-from collections.abc import Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from fedsim.errors import RunFolderError
-from fedsim.records import Truth
-from fedsim.runs.tables import writing
+from fedsim.records import LARGEST, MOST, Truth
 
-VARIABLE = "FEDSIM_TRUTH"
-"""The environment variable that names another folder for the truth store."""
-
-KEPT_SECONDS = 86_400
-"""Age from which files that no server has taken are removed."""
-
-NAME = re.compile(r"[0-9a-f]{32}")
-"""Names of files in the truth store, which are drawn at random."""
-
-OURS = re.compile(NAME.pattern + r"\.safetensors(\.part)?")
-"""Files that the truth store may remove; the folder may hold others, which are not fedsim's."""
+Count = Annotated[int, Field(ge=0, le=MOST)]
+Setting = Annotated[float, Field(ge=0, lt=LARGEST, allow_inf_nan=False)]
 
 
-class Seen(BaseModel):
-    """What hooks saw of one client's training in one round, apart from its examples.
+class Origin(BaseModel):
+    """Whose training a file is about; a server refuses a file of another reply.
 
     Attributes:
-        round: The round, from 1.
-        steps: Number of steps of its optimizers; 0 if none was used, as in FedSGD.
-        optimizer: Class of the optimizer in lower case, such as "sgd"; "unknown" if there was none,
-            "several" if there were two.
-        lr: Learning rate of the first step; None without an optimizer. `momentum` and
-            `weight_decay` likewise.
-        training: Whether the model was in training mode.
-        sizes: Number of examples of each batch, in the order of training.
-        partial: Whether some inputs are missing, because they were too large.
-        kind: Name of the optimizer's class.
-        settings: Its arguments at the first step.
-        rates: Its learning rate at each step.
-        ends: For each step the number of batches so far.
-        groups: Number of its groups of parameters.
-        warm: Whether it had state before the first step.
+        round: The round, from 1; 0 if the client was not told.
+        node: Flower's id of the client's node.
+        received: Digest of the arrays that the client received.
     """
 
     model_config = ConfigDict(frozen=True)
 
-    round: int
-    steps: int = 0
+    round: Count = 0
+    node: int = 0
+    received: str = ""
+
+
+class Seen(Origin):
+    """What hooks saw of one client's training in one round, apart from its examples.
+
+    Attributes:
+        steps: Number of steps of its optimizers; 0 if none was used, as in FedSGD.
+        optimizer: Class of the optimizer in lower case, such as "sgd"; "unknown" if there was none,
+            "several" if there were two.
+        lr: Mean learning rate of the steps; None without an optimizer, or if it differs between
+            groups of parameters. `momentum` and `weight_decay` are those of the first step.
+        training: Whether the model was in training mode.
+        device: Where the model computed, such as "cpu" or "cuda".
+        sizes: Number of examples of each batch, in the order of training.
+        same: The place of an earlier batch with equal inputs, by place.
+        partial: Whether some inputs are missing, because they were too large or not seen.
+        kind: Name of the optimizer's class.
+        settings: Its arguments at the first step.
+        rates: Its learning rate at each step.
+        changes: Other arguments that a scheduler changed before a step, by the step's place.
+        ends: For each step the number of batches so far.
+        groups: Number of its groups of parameters.
+        optimizers: Number of optimizers.
+        warm: Whether it had state before the first step.
+        wrapper: Class of an optimizer around it, such as "Lookahead"; "" without one.
+        trained: Names of the parameters that it changes; empty if they are not known.
+        sent: Whether the update that the server received is what the training function returned:
+            "as returned", "defended" by `fedsim.defend`, or "changed" by something else.
+    """
+
+    steps: Count = 0
     optimizer: str = "unknown"
-    lr: float | None = None
-    momentum: float = 0.0
-    weight_decay: float = 0.0
+    lr: Setting | None = None
+    momentum: Annotated[Setting, Field(lt=1)] = 0.0
+    weight_decay: Setting = 0.0
     training: bool = True
-    sizes: tuple[int, ...] = ()
+    device: str = "cpu"
+    sizes: tuple[Count, ...] = ()
+    same: dict[int, int] = {}
     partial: bool = False
     kind: str = ""
     settings: dict[str, Any] = {}
-    rates: tuple[float, ...] = ()
-    ends: tuple[int, ...] = ()
-    groups: int = 0
+    rates: tuple[Setting, ...] = ()
+    changes: dict[int, dict[str, Any]] = {}
+    ends: tuple[Count, ...] = ()
+    groups: Count = 0
+    optimizers: Count = 0
     warm: bool = False
+    wrapper: str = ""
+    trained: tuple[str, ...] = ()
+    sent: Literal["as returned", "defended", "changed"] = "as returned"
 
 
 class TruthFile:
-    """One client's batches of one round, read from a file.
+    """One client's batches of one round. Tensors are read when they are asked for, and not kept.
 
     Args:
         path: The file.
@@ -96,118 +105,70 @@ class TruthFile:
         try:
             with safe_open(path, framework="pt") as file:
                 self.seen = Seen.model_validate_json((file.metadata() or {})["fedsim"])
-                self._tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                self._names = frozenset(file.keys())
         except (OSError, SafetensorError, KeyError, ValidationError) as error:
             raise RunFolderError(f"{path} cannot be read: {error}") from error
 
-    def _each(self, kind: str) -> list[Tensor]:
-        names = (f"{kind}.{place}" for place in range(len(self.seen.sizes)))
-        return [self._tensors[name] for name in names if name in self._tensors]
+    def tensors(self, prefix: str = "") -> dict[str, Tensor]:
+        """The file's tensors whose names begin with `prefix`, by name.
+
+        Raises:
+            RunFolderError: The file is not there any more, or broken.
+        """
+        try:
+            with safe_open(self.path, framework="pt") as file:
+                names = [name for name in self._names if name.startswith(prefix)]
+                return {name: file.get_tensor(name) for name in names}
+        except (OSError, SafetensorError) as error:
+            raise RunFolderError(f"{self.path} cannot be read: {error}") from error
+
+    def _each(self, kind: str) -> Iterator[Tensor]:
+        found = self.tensors(f"{kind}.")
+        for place in range(len(self.seen.sizes)):
+            place = self.seen.same.get(place, place) if kind == "inputs" else place
+            if f"{kind}.{place}" in found:
+                yield found[f"{kind}.{place}"]
 
     @property
     def inputs(self) -> list[Tensor]:
         """The inputs of each batch, (B, ...), as the model received them; fewer if partial."""
-        return self._each("inputs")
+        return [*self._each("inputs")]
 
     @property
     def labels(self) -> list[Tensor]:
-        """The labels of each batch, (B,) int64; empty if they were not found."""
-        return self._each("labels")
+        """The labels of each batch, (B,) int64 if they are of classes; fewer if partial."""
+        return [one.flatten(1).squeeze(1) if one.dim() > 1 else one for one in self._each("labels")]
 
     @property
     def rng(self) -> list[Tensor]:
         """The state of torch's generator before the model received each batch, uint8."""
-        return self._each("rng")
+        found, states = self.tensors("rng."), list[Tensor]()
+        for place in range(len(self.seen.sizes)):
+            states.append(found[f"rng.{place}"] if f"rng.{place}" in found else states[-1])
+        return states
 
     @property
     def after(self) -> dict[str, Tensor]:
         """The arrays that the training function replied with, before any defense, by name."""
-        found = self._tensors.items()
-        return {key.removeprefix("after."): one for key, one in found if key.startswith("after.")}
+        return {k.removeprefix("after."): v for k, v in self.tensors("after.").items()}
 
-    def truth(self) -> Truth:
-        """The examples, those of all batches together; inputs only if they are complete."""
+    def truth(self, classes: int | None = None) -> Truth:
+        """The examples, those of all batches together.
+
+        Args:
+            classes: The number of classes; labels beyond are none. None: any integer is a label.
+
+        Returns:
+            Inputs and labels, either of them only if it is complete.
+        """
         inputs, labels = self.inputs, self.labels
-        whole = len(inputs) == len(self.seen.sizes)
+        number, sizes = len(self.seen.sizes), list(self.seen.sizes)
+        whole = bool(inputs) and [len(one) for one in inputs] == sizes
+        classed = number > 0 and [tuple(one.shape) for one in labels] == [(one,) for one in sizes]
+        bag = torch.cat(labels) if classed else torch.empty(0, dtype=torch.int64)
+        if classes is not None and len(bag):
+            classed = classed and int(bag.min()) >= 0 and int(bag.max()) < classes
         return Truth(
-            inputs=[one for batch in inputs for one in batch] if whole and inputs else None,
-            labels=torch.cat(labels) if labels else None,
+            inputs=[one for batch in inputs for one in batch] if whole else None,
+            labels=bag if classed else None,
         )
-
-
-def store() -> Path:
-    """The folder of the truth store, readable by its user alone; made if it is not there.
-
-    Files that no server has taken for a day are removed.
-
-    Raises:
-        RunFolderError: It cannot be made, or belongs to another user.
-    """
-    user = os.getuid() if hasattr(os, "getuid") else 0
-    named = os.environ.get(VARIABLE)
-    folder = Path(named) if named else Path(tempfile.gettempdir(), f"fedsim-truth-{user}")
-    with writing(folder):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if folder.stat().st_uid != user or (folder.is_symlink() and not named):
-            raise RunFolderError(
-                f"{folder} belongs to another user; set {VARIABLE} to a folder of your own"
-            )
-        _sweep(folder)
-    return folder
-
-
-def _sweep(folder: Path) -> None:
-    """Remove old files of servers that ended, or that are on another machine."""
-    for path in folder.iterdir():
-        if not OURS.fullmatch(path.name):
-            continue
-        with contextlib.suppress(OSError):  # another process removes them, too
-            found = path.lstat()
-            if stat.S_ISREG(found.st_mode) and time.time() - found.st_mtime > KEPT_SECONDS:
-                path.unlink()
-
-
-def discard(name: object) -> None:
-    """Remove a file of the truth store, such as that of a client whose update was refused."""
-    if isinstance(name, str) and NAME.fullmatch(name):
-        (store() / f"{name}.safetensors").unlink(missing_ok=True)
-
-
-def write(name: str, seen: Seen, tensors: Mapping[str, Tensor]) -> None:
-    """Write a file of the truth store under a partial name, and rename it.
-
-    Raises:
-        RunFolderError: It cannot be written, such as on a full disk.
-    """
-    path = store() / f"{name}.safetensors"
-    partial = path.with_name(f"{path.name}.part")
-    plain = {key: value.contiguous() for key, value in tensors.items()}
-    with writing(path):
-        partial.write_bytes(save(plain, {"fedsim": seen.model_dump_json()}))
-        partial.chmod(0o600)
-        partial.replace(path)
-
-
-def take(name: object, to: Path) -> TruthFile | None:
-    """Move a file of the truth store into a run folder.
-
-    Args:
-        name: Its name, as a client sent it.
-        to: Where it goes.
-
-    Returns:
-        The file; None if the name is none or there is no such file on this machine.
-
-    Raises:
-        RunFolderError: It cannot be moved or read.
-    """
-    if not isinstance(name, str) or not NAME.fullmatch(name):
-        return None
-    path = store() / f"{name}.safetensors"
-    if not path.is_file():
-        return None
-    with writing(to):
-        to.parent.mkdir(parents=True, exist_ok=True)
-        to.write_bytes(path.read_bytes())
-        path.unlink()
-    return TruthFile(to)

@@ -9,7 +9,7 @@ from support.tiny import rows, scenario
 
 from adversaries import FirstLinear
 from fedsim.attacking.attack import Attack, AttackRunner
-from fedsim.attacking.scoring import distinct
+from fedsim.attacking.truths import distinct
 from fedsim.engine.simulate import simulate
 from fedsim.knowledge import Knowledge
 from fedsim.records import Truth

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from adversaries import LLG
-from fedsim import HonestButCurious, reveal, watch
+from fedsim import HonestButCurious, load, reveal, watch
 from fedsim.engine.inline import InlineGrid
 from fedsim.report import summary
 
@@ -39,15 +39,16 @@ def data():
     return TensorDataset(torch.rand(32, 1, 8, 8, generator=rng), torch.arange(32) % 4)
 
 
-def audited(tmp_path, train, **settings):
-    """The rows of an audit in which one client trains as told, and its run folder."""
+def audited(tmp_path, *trains, model=Net, **settings):
+    """The rows of an audit in which each client trains as told."""
     app = ClientApp()
 
     @app.train(mods=[watch()])
     def run(message, context):
-        net = Net().train()
+        net = model().train()
         net.load_state_dict(message.content["arrays"].to_torch_state_dict())
-        train(net, DataLoader(data(), batch_size=8))
+        torch.manual_seed(7)  # of the dropout masks
+        trains[int(context.node_config["partition-id"])](net, DataLoader(data(), batch_size=8))
         arrays, metrics = ArrayRecord(net.state_dict()), MetricRecord({"num-examples": 8})
         return Message(RecordDict({"model": arrays, "metrics": metrics}), reply_to=message)
 
@@ -55,11 +56,23 @@ def audited(tmp_path, train, **settings):
     HonestButCurious(
         FedAvg(fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=1),
         adversaries=[LLG()],
-        model=Net,
+        model=model,
         out=tmp_path / "run",
         **settings,
-    ).start(grid=InlineGrid(1, app), initial_arrays=ArrayRecord(Net().state_dict()), num_rounds=1)
+    ).start(
+        grid=InlineGrid(len(trains), app),
+        initial_arrays=ArrayRecord(model().state_dict()),
+        num_rounds=1,
+    )
     return rows(tmp_path / "run")
+
+
+def checks(found, *trains):
+    """What `checked` says, with the status, by the name of the client's training function."""
+    return {
+        trains[int(row["client"])].__name__: (row["status"], row["truth"], row["checked"])
+        for row in found
+    }
 
 
 def steps(net, loader, optimizer, loss=nn.functional.cross_entropy, before=lambda x: x, clip=None):
@@ -104,6 +117,12 @@ def scheduled(net, loader):
         schedule.step()
 
 
+def second_epoch(net, loader):
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    steps(net, reveal(loader), optimizer)
+    steps(net, loader, optimizer)  # the same batches, which nobody revealed
+
+
 def accumulated(net, loader):
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     for number, (x, y) in enumerate(reveal(loader)):
@@ -113,14 +132,103 @@ def accumulated(net, loader):
             optimizer.zero_grad()
 
 
-@pytest.mark.parametrize(
-    "train", [momentum, adam, adamw, augmented, normalised, scheduled, accumulated]
-)
-def test_what_was_seen_explains_the_update(train, tmp_path):
-    found = audited(tmp_path, train)
-    assert {(row["status"], row["truth"], row["checked"]) for row in found} == {
-        ("ok", "revealed", "fits")
-    }
+def warmed_up(net, loader):
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: step / 4)
+    for x, y in reveal(loader):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(x), y).backward()
+        optimizer.step()  # the first one at a rate of 0
+        schedule.step()
+
+
+def one_cycle(net, loader):
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=10)
+    for x, y in reveal(loader):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(x), y).backward()
+        optimizer.step()
+        schedule.step()
+
+
+def frozen(net, loader):
+    net.first.requires_grad_(False)
+    steps(net, reveal(loader), torch.optim.SGD(net.out.parameters(), lr=0.1))
+
+
+def in_a_column(net, loader):
+    columns = DataLoader([(x, y[None]) for x, y in loader.dataset], batch_size=8)
+    rows_of = lambda logits, y: nn.functional.cross_entropy(logits, y[:, 0])  # noqa: E731
+    steps(net, reveal(columns), torch.optim.SGD(net.parameters(), lr=0.1), rows_of)
+
+
+def by_keyword(net, loader):
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for x, y in reveal(loader):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(x=2 * x - 1), y).backward()
+        optimizer.step()
+
+
+def loaded_ahead(net, loader):
+    batches, optimizer = iter(reveal(loader)), torch.optim.SGD(net.parameters(), lr=0.1)
+    ahead = next(batches)
+    for following in [*batches, None]:
+        (x, y), ahead = ahead, following
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(2 * x - 1), y).backward()
+        optimizer.step()
+
+
+def listed(net, loader):
+    batches = list(reveal(loader))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(2):
+        steps(net, batches, optimizer)
+
+
+def closure(net, loader):
+    net.eval()  # dropout would differ between the calls
+    optimizer = torch.optim.LBFGS(net.parameters(), lr=0.1, max_iter=3)
+    for x, y in reveal(loader):
+
+        def loss(x=x, y=y):
+            optimizer.zero_grad()
+            value = nn.functional.cross_entropy(net(x), y)
+            value.backward()
+            return value
+
+        optimizer.step(loss)
+
+
+EXPLAINED = [
+    momentum, adam, adamw, augmented, normalised, scheduled, accumulated, second_epoch, warmed_up,
+    one_cycle, frozen, in_a_column, by_keyword, loaded_ahead, listed, closure,
+]  # fmt: skip
+
+
+def test_what_was_seen_explains_the_update(tmp_path):
+    found = checks(audited(tmp_path, *EXPLAINED), *EXPLAINED)
+    assert found == {one.__name__: ("ok", "revealed", "fits") for one in EXPLAINED}
+
+
+class Tied(nn.Module):
+    """A network of two layers with the same weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(64, 64), nn.Linear(64, 64)
+        self.b.weight = self.a.weight
+        self.out = nn.Linear(64, 4)
+
+    def forward(self, x):
+        return self.out(torch.sigmoid(self.b(torch.sigmoid(self.a(x.flatten(1))))))
+
+
+def test_tied_weights_are_trained_once(tmp_path):
+    found = checks(audited(tmp_path, momentum, model=Tied), momentum)
+    assert found == {"momentum": ("ok", "revealed", "fits")}
 
 
 def smoothed(net, loader):
@@ -160,32 +268,26 @@ def others_labels(net, loader):
         optimizer.step()
 
 
-def hidden_batches(net, loader):
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    steps(net, reveal(loader), optimizer)
-    steps(net, loader, optimizer)  # a second epoch that nobody revealed
+MISFITS = {
+    smoothed: "label smoothing of 0.1",
+    clipped: "gradients clipped to norm 0.5",
+    summed: "a loss summed over examples",
+    mixed: "autocast in bfloat16",
+    others_labels: "none of 11 ways of training fits",
+}
 
 
-@pytest.mark.parametrize(
-    ("train", "which"),
-    [
-        (smoothed, "misfit: label smoothing of 0.1"),
-        (clipped, "misfit: gradients clipped to norm 0.5"),
-        (summed, "misfit: a loss summed over examples"),
-        (mixed, "misfit: autocast in bfloat16"),
-        (others_labels, "misfit: none of "),
-        (hidden_batches, "misfit: none of "),
-    ],
-)
-def test_a_misfit_is_named_and_enters_no_average(train, which, tmp_path):
+def test_a_misfit_is_named_and_enters_no_average(tmp_path):
     with pytest.warns(UserWarning, match="does not explain its update"):
-        found = audited(tmp_path, train)
-    assert {row["status"] for row in found} == {"unverified"}
-    assert all(row["checked"].startswith(which) for row in found), found[0]["checked"]
+        found = audited(tmp_path, *MISFITS)
+    assert checks(found, *MISFITS) == {
+        one.__name__: ("unverified", "revealed", f"misfit: {which}")
+        for one, which in MISFITS.items()
+    }
     assert {row["value"] for row in found} != {""}  # kept, for whoever looks
     for row in summary(tmp_path / "run"):
-        assert (row["n"], row["mean"], row["unverified"]) == (0, None, 1)
-        assert "1 unverified" in row["sentence"]
+        assert (row["n"], row["mean"], row["unverified"]) == (0, None, len(MISFITS))
+        assert f"{len(MISFITS)} unverified" in row["sentence"]
     assert "unverified" in (tmp_path / "run/report.html").read_text()
 
 
@@ -197,6 +299,12 @@ def by_hand(net, loader):
             parameter -= 0.1 * parameter.grad
 
 
+def hidden_batches(net, loader):
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    steps(net, reveal(loader), optimizer)
+    steps(net, DataLoader(data(), batch_size=5), optimizer)  # which nobody revealed
+
+
 def two_optimizers(net, loader):
     x, y = next(iter(reveal(loader)))
     nn.functional.cross_entropy(net(x), y).backward()
@@ -204,16 +312,86 @@ def two_optimizers(net, loader):
     torch.optim.Adam(net.out.parameters(), lr=0.1).step()
 
 
-@pytest.mark.parametrize(
-    ("train", "why"),
-    [
-        (by_hand, "not checked: no optimizer took a step: weights were changed by hand"),
-        (two_optimizers, "not checked: the optimizer (several) is none of torch.optim"),
-    ],
-)
-def test_what_cannot_be_checked_says_why(train, why, tmp_path):
-    found = audited(tmp_path, train)
-    assert {(row["status"], row["checked"]) for row in found} == {("ok", why)}
+def tiny_rate(net, loader):
+    wrong = lambda logits, y: nn.functional.cross_entropy(logits, (y + 1) % 4)  # noqa: E731
+    steps(net, reveal(loader), torch.optim.SGD(net.parameters(), lr=1e-6), wrong)
+
+
+def two_groups(net, loader):
+    groups = [{"params": net.first.parameters(), "lr": 0.01}, {"params": net.out.parameters()}]
+    steps(net, reveal(loader), torch.optim.SGD(groups, lr=1.0))
+
+
+class Around(torch.optim.Optimizer):
+    """An optimizer around another one, which halves what it does."""
+
+    def __init__(self, inner):
+        super().__init__(inner.param_groups, {})
+        self.inner = inner
+
+    def step(self, closure=None):
+        held = [one for group in self.param_groups for one in group["params"]]
+        before = [one.detach().clone() for one in held]
+        self.inner.step()
+        with torch.no_grad():
+            for one, was in zip(held, before, strict=True):
+                one.lerp_(was, 0.5)
+
+
+def wrapped(net, loader):
+    steps(net, reveal(loader), Around(torch.optim.SGD(net.parameters(), lr=0.1)))
+
+
+def several_parts(net, loader):
+    numbered = DataLoader([(x, y, 3) for x, y in loader.dataset], batch_size=8)
+    pairs = ((x, y) for x, y, _ in reveal(numbered))
+    with pytest.warns(UserWarning, match=r"reveal\(loader, labels=1\)"):
+        steps(net, pairs, torch.optim.SGD(net.parameters(), lr=0.1))
+
+
+def no_classes(net, loader):
+    numbered = DataLoader([(x, y + 7) for x, y in loader.dataset], batch_size=8)
+    less = lambda logits, y: nn.functional.cross_entropy(logits, y - 7)  # noqa: E731
+    steps(net, reveal(numbered), torch.optim.SGD(net.parameters(), lr=0.1), less)
+
+
+UNCHECKED = {
+    by_hand: ("revealed", "no optimizer took a step: weights were changed by hand"),
+    hidden_batches: ("partial", "inputs or labels are missing"),
+    two_optimizers: ("revealed", "the optimizer (several) is none of torch.optim"),
+    tiny_rate: ("revealed", "the change of most weights is within rounding"),
+    two_groups: ("revealed", "the optimizer has several groups of parameters"),
+    wrapped: ("revealed", "the optimizer is wrapped by another one (Around)"),
+    several_parts: ("partial", "inputs or labels are missing"),
+    no_classes: ("partial", "its labels are not one class for each example"),
+}
+
+
+def test_what_cannot_be_checked_says_why(tmp_path):
+    found = checks(audited(tmp_path, *UNCHECKED, record={"keep": "all"}), *UNCHECKED)
+    assert found == {
+        one.__name__: ("ok", truth, f"not checked: {why}")
+        for one, (truth, why) in UNCHECKED.items()
+    }
+    groups = [*UNCHECKED].index(two_groups)
+    updates = {one.clients[0]: one.update for one in load(tmp_path / "run").recording()}
+    assert updates[groups].lr is None  # no one rate is that of all layers
+    by_hands = [row for row in rows(tmp_path / "run") if row["client"] == "0"]
+    assert {row["local_steps"] for row in by_hands} == {""}  # which nobody saw or stated
+
+
+def test_a_check_that_raises_says_so_and_is_made_once(tmp_path):
+    calls = []
+
+    def loss(module, inputs, target, **more):
+        calls.append(1)
+        raise ValueError("no such loss")
+
+    found = audited(tmp_path, momentum, loss=loss)
+    assert {(row["truth"], row["checked"]) for row in found} == {
+        ("revealed", "not checked: ValueError: no such loss")
+    }
+    assert len(calls) == 1
 
 
 def test_the_models_mode_is_the_clients(tmp_path):

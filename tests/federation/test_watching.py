@@ -20,8 +20,10 @@ from defenses import GaussianNoise
 from fedsim import HonestButCurious, attack, defend, reveal, watch
 from fedsim.engine.inline import InlineGrid
 from fedsim.errors import FedsimError, ScenarioError
-from fedsim.federation.watching import TRUTH_KEY, Watching
-from fedsim.runs.truth import TruthFile, store
+from fedsim.federation.training_hooks import Watching
+from fedsim.federation.watching import TRUTH_KEY
+from fedsim.runs.truth import Origin, TruthFile
+from fedsim.runs.truth_store import find, store
 
 CLIENTS = 3
 
@@ -36,6 +38,21 @@ class Net(nn.Module):
 
     def forward(self, x):
         return self.out(torch.sigmoid(self.hidden(x.flatten(1))))
+
+
+class Wider(Net):
+    """A network of the same names and other shapes."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden = nn.Linear(64, 25)
+
+
+class Sideways(Net):
+    """A network that takes other inputs."""
+
+    def forward(self, x):
+        return super().forward(x[..., :5])
 
 
 class Normalised(nn.Module):
@@ -218,9 +235,8 @@ def test_a_client_that_reveals_nothing_has_rows_without_values(tmp_path):
 @pytest.mark.parametrize(
     ("app", "model", "complaint"),
     [
-        (lambda: project(watch(), shown=iter), Net, "no client of this round revealed an example"),
-        (lambda: project(defend(), shown=iter), Net, "no client of this round revealed an example"),
-        (lambda: project(watch()), lambda: nn.Linear(9, 2), "cannot take the clients' inputs"),
+        (lambda: project(watch()), Sideways, "cannot take the clients' inputs"),
+        (lambda: project(watch()), Wider, r"'hidden.weight' has shape \(25, 64\), and the clients"),
         (
             lambda: project(watch()),
             lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 4)),
@@ -243,7 +259,7 @@ def test_reveal_keeps_the_loader_and_says_when_nobody_watches():
 
 
 def test_what_was_loaded_ahead_and_not_used_does_not_count():
-    watching, net = Watching(1), Net()
+    watching, net = Watching(Origin()), Net()
     batches = list(zip(*data(0).tensors, strict=True))[:3]
     with watching.hooks():
         for x, y in batches:
@@ -256,8 +272,8 @@ def test_what_was_loaded_ahead_and_not_used_does_not_count():
 
 
 def test_large_inputs_leave_labels_and_counts(monkeypatch):
-    monkeypatch.setattr("fedsim.federation.watching.MOST_BYTES", 300)
-    watching, net = Watching(1), Net()
+    monkeypatch.setattr("fedsim.federation.offered.MOST_BYTES", 500)
+    watching, net = Watching(Origin()), Net()
     with watching.hooks():
         for x, y in DataLoader(data(0), batch_size=1):
             watching.offer((x, y))
@@ -286,11 +302,9 @@ def test_batches_of_dictionaries_and_other_threads_are_seen(tmp_path):
 
 
 def test_a_name_that_is_no_name_reads_no_file(tmp_path):
-    from fedsim.runs.truth import take
-
     (tmp_path / "secret.safetensors").write_bytes(b"x")
     for name in ("../secret", "/etc/passwd", "0" * 31, 7, None, "0" * 32):
-        assert take(name, tmp_path / "to") is None
+        assert find(name) is None
 
 
 def test_files_that_nobody_takes_do_not_stay(tmp_path):

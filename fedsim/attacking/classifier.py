@@ -1,0 +1,121 @@
+"""The classifier of another Flower project, known from its model and one of its inputs."""
+
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor, nn
+
+from fedsim.errors import DataError, ScenarioError
+from fedsim.libraries import brief
+from fedsim.seeds import isolated
+from fedsim.spec import ImageSpec, Spec
+from fedsim.task import evaluating
+from fedsim.tasks.classification import cross_entropy
+from fedsim.tasks.models.architecture import head_behind
+from fedsim.victim import Loss
+
+
+@dataclass(frozen=True, slots=True)
+class Classifier:
+    """What is known of a project: how its model is made, its loss, its head and its inputs."""
+
+    make: Callable[[], nn.Module]
+    loss: Loss
+    head: str
+    spec: Spec
+
+    @classmethod
+    def of(
+        cls,
+        make: Callable[[], nn.Module],
+        example: Tensor,
+        *,
+        loss: Loss | None = None,
+        seed: int = 0,
+        input_range: tuple[float, float] | Literal["seen"] | None = "seen",
+    ) -> "Classifier":
+        """Find head, classes and modality; the arguments are those of `Revealed.of`.
+
+        Raises:
+            ScenarioError: `make` makes no module, or it cannot take the example.
+        """
+        example = example.detach().cpu()
+        images, shape = example.is_floating_point() and example.dim() == 3, tuple(example.shape)
+        try:
+            with isolated(seed, "model"):
+                module = make()
+            with evaluating(module):
+                logits = module(example[None])
+        except Exception as error:
+            raise ScenarioError(
+                f"model: it cannot be made, or cannot take the clients' inputs {shape}: "
+                f"{brief(error)}. Give the class or function that makes the model which they train"
+            ) from error
+        if not isinstance(logits, Tensor) or logits.dim() != 2:
+            shown = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+            raise ScenarioError(
+                f"model: it returns {shown} for one input, expected logits of shape (1, classes)"
+            )
+        classes = int(logits.shape[1])
+        if input_range == "seen":
+            inside = bool((example >= 0).all() and (example <= 1).all())
+            input_range = (0.0, 1.0) if inside else None
+        return cls(
+            make,
+            loss or cross_entropy,
+            _head_of(module, example, classes),
+            ImageSpec(classes, shape, input_range) if images else Spec(classes),
+        )
+
+
+def check_arrays(module: nn.Module, sent: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuse a model that has other arrays than the clients are sent.
+
+    Args:
+        module: The model.
+        sent: The shape of each array, by name.
+
+    Raises:
+        ScenarioError: It names the first array that differs.
+    """
+    own = {name: tuple(value.shape) for name, value in module.state_dict().items()}
+    fix = "Give the class or function that makes the model which clients train"
+    if differing := sorted(sent.keys() ^ own.keys()):
+        has, lacks = ("server", "model") if differing[0] in sent else ("model", "server")
+        raise ScenarioError(
+            f"model: the {has} has an array '{differing[0]}', and the {lacks} has none of "
+            f"that name. {fix}"
+        )
+    for name, shape in own.items():
+        if sent[name] != shape:
+            raise ScenarioError(
+                f"model: its array '{name}' has shape {shape}, and the clients are sent one of "
+                f"shape {sent[name]}. {fix}"
+            )
+
+
+def _head_of(module: nn.Module, example: Tensor, classes: int) -> str:
+    """The layer whose output is the logits, or else the last linear layer of as many outputs.
+
+    Raises:
+        ScenarioError: There is none.
+    """
+    with contextlib.suppress(DataError):
+        return head_behind(
+            module,
+            lambda: module(example[None]),
+            (1, classes),
+            label="model",
+            takes=f"inputs of shape {tuple(example.shape)}",
+            named=None,
+        )
+    layers = [(name, one) for name, one in module.named_modules() if isinstance(one, nn.Linear)]
+    likely: list[str] = [name for name, layer in layers if layer.out_features == classes]
+    if not likely:
+        raise ScenarioError(
+            f"model: none of its linear layers has {classes} outputs, as the logits have, so that "
+            "its head cannot be told. Adversaries need one"
+        )
+    return likely[-1]

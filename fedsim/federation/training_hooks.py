@@ -1,0 +1,261 @@
+"""What torch's global hooks see of one call of a training function."""
+
+import contextlib
+import itertools
+import secrets
+import threading
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord
+from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from fedsim.federation.offered import Offered, Parts, Used, tensors_in
+from fedsim.runs.truth import Origin, Seen
+from fedsim.runs.truth_store import write
+
+SHARED = ("lr", "momentum", "weight_decay")
+"""Settings that an update has once, so that they are unknown if groups of parameters differ."""
+
+
+@dataclass(slots=True)
+class _Step:
+    """One step of an optimizer: its class, the first group's settings, and what went with it."""
+
+    kind: str
+    settings: dict[str, Any]
+    alike: bool
+    last_use: int = 0
+    holds_another: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Forward:
+    """A forward pass that has begun: what the model was called with, and the generator's state."""
+
+    received: Tensor | None
+    state: Tensor
+
+
+class Watching:
+    """One call of a training function, as torch's hooks see it.
+
+    Hooks are global, so that what other threads do is left out: only the thread of the training
+    function counts (`here`), and those that iterate over `reveal`.
+
+    Args:
+        origin: Whose call it is.
+    """
+
+    def __init__(self, origin: Origin) -> None:
+        self._origin = origin
+        self._offered, self._used = Offered(), Used()
+        self._threads = {threading.get_ident()}
+        self._depth: dict[int, int] = defaultdict(int)
+        self._root: nn.Module | None = None
+        self._forward: _Forward | None = None
+        self._training, self._device = True, "cpu"
+        self._running: list[_Step] = []
+        self._steps: list[_Step] = []
+        self._optimizers: list[Optimizer] = []
+        self._groups, self._warm, self._wrapper = 0, False, ""
+        self._trained: tuple[str, ...] = ()
+        self._after: dict[str, Tensor] = {}
+
+    def offer(self, batch: Any, labels: int | str | None = None) -> None:
+        """Note a batch that the training function has asked for; it counts once it is used."""
+        self._threads.add(threading.get_ident())
+        self._offered.add(Parts.of(batch, labels))
+
+    @contextlib.contextmanager
+    def hooks(self) -> Iterator[None]:
+        """Watch the modules and optimizers of this thread."""
+        handles = (
+            register_module_forward_pre_hook(self._before),
+            register_module_forward_hook(self._behind, with_kwargs=True, always_call=True),
+            register_optimizer_step_pre_hook(self._begin_step),
+            register_optimizer_step_post_hook(self._end_step),
+        )
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _here(self) -> bool:
+        return threading.get_ident() in self._threads
+
+    def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if not self._here():
+            return
+        outermost = not self._depth[threading.get_ident()]
+        self._depth[threading.get_ident()] += 1
+        if not (outermost and torch.is_grad_enabled()):
+            return
+        if self._root is None and self._offered and _is_trained(module):
+            self._root = module
+        if module is self._root:
+            received = next(tensors_in(args), None)
+            self._forward = _Forward(
+                None if received is None else received.detach().cpu().clone(),
+                torch.get_rng_state(),
+            )
+            self._training = module.training
+
+    def _behind(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any
+    ) -> None:
+        if not self._here():
+            return
+        self._depth[threading.get_ident()] -= 1
+        if self._forward is None or self._depth[threading.get_ident()]:
+            return
+        began, self._forward = self._forward, None
+        every = [*tensors_in(args, kwargs)]
+        if every:
+            self._device = every[0].device.type
+        received = began.received
+        if received is None and every:
+            received = every[0].detach().cpu().clone()
+        self._use(received, began.state)
+
+    def _use(self, received: Tensor | None, state: Tensor) -> None:
+        """Count the batch that the model received."""
+        if received is None:
+            parts = self._offered.next() if self._offered else None
+            self._used.add(None, parts.labels if parts else None, state)
+            return
+        last = self._steps[-1].last_use if self._steps else 0
+        if parts := self._offered.holding(received):
+            labels = parts.labels
+        elif self._used.place_of(received, last) is not None:
+            return  # again before the next step: in a closure, or for the accuracy
+        elif (earlier := self._used.place_of(received)) is not None:
+            labels = self._used.labels(earlier)
+        else:
+            parts = self._offered.in_line(received)
+            labels = parts.labels if parts else None
+        self._used.add(received, labels, state)
+
+    def _begin_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not self._here():
+            return
+        if not any(optimizer is one for one in self._optimizers):
+            self._optimizers.append(optimizer)
+        groups = [{k: v for k, v in one.items() if k != "params"} for one in optimizer.param_groups]
+        if self._running:
+            self._running[-1].holds_another = True
+        elif not self._steps:
+            self._groups, self._warm = len(groups), bool(optimizer.state)
+        alike = all(one.get(key) == groups[0].get(key) for one in groups for key in SHARED)
+        self._running.append(_Step(type(optimizer).__name__, groups[0], alike))
+
+    def _end_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not self._here() or not self._running:
+            return
+        step = self._running.pop()
+        if step.holds_another:  # a wrapper, such as Lookahead; the optimizer in it was counted
+            self._wrapper = step.kind
+            self._optimizers = [one for one in self._optimizers if one is not optimizer]
+            return
+        if self._root is None and self._offered:  # a model that is called as a function
+            parts = self._offered.next()
+            inputs = next((one.detach().cpu().clone() for one in parts.tensors), None)
+            self._used.add(inputs, parts.labels, torch.get_rng_state())
+        if not self._steps:
+            self._trained = self._names(optimizer)
+        step.last_use = len(self._used.sizes)
+        self._steps.append(step)
+
+    def _names(self, optimizer: Optimizer) -> tuple[str, ...]:
+        """Names of the model's parameters that an optimizer changes."""
+        if self._root is None:
+            return ()
+        changed = {id(one) for group in optimizer.param_groups for one in group["params"]}
+        named = self._root.named_parameters(remove_duplicate=False)
+        return tuple(name for name, one in named if id(one) in changed and one.requires_grad)
+
+    def replied(self, arrays: ArrayRecord) -> None:
+        """Note the arrays of the reply, before defenses change them."""
+        self._after = {
+            f"after.{name}": value.detach().clone()
+            for name, value in arrays.to_torch_state_dict().items()
+        }
+
+    def save(self) -> str:
+        """Write what was seen to a file of the truth store, and return the file's name.
+
+        Raises:
+            RunFolderError: It cannot be written, such as on a full disk.
+        """
+        first = self._steps[0] if self._steps else None
+        kinds = {step.kind for step in self._steps}
+        alike = all(step.alike for step in self._steps)
+        rates = tuple(float(step.settings.get("lr", 0.0)) for step in self._steps)
+        several = len(self._optimizers) > 1 or self._groups > 1
+        known = first is not None and hasattr(torch.optim, first.kind)
+        if self._offered.guessed and (several or self._warm or not known):
+            self._used.without_labels()  # which batch was which cannot be checked later
+        # What followed the last step changed nothing.
+        sizes = self._used.sizes[: self._steps[-1].last_use] if first else self._used.sizes
+        seen = Seen(
+            **dict(self._origin),
+            steps=len(self._steps),
+            optimizer=next(iter(kinds), "unknown").lower() if len(kinds) < 2 else "several",
+            lr=_mean(rates) if first and alike and "lr" in first.settings else None,
+            momentum=float(first.settings.get("momentum") or 0.0) if first and alike else 0.0,
+            weight_decay=float(first.settings.get("weight_decay") or 0) if first and alike else 0.0,
+            training=self._training,
+            device=self._device,
+            sizes=tuple(sizes),
+            same=self._used.same,
+            partial=self._used.partial,
+            kind=first.kind if first else "",
+            settings=_plain(first.settings) if first else {},
+            rates=rates,
+            changes=dict(_changes(self._steps)),
+            ends=tuple(step.last_use for step in self._steps),
+            groups=self._groups,
+            optimizers=len(self._optimizers),
+            warm=self._warm,
+            wrapper=self._wrapper,
+            trained=self._trained,
+        )
+        name = secrets.token_hex(16)
+        write(name, seen, {**self._used.tensors, **self._after})
+        return name
+
+
+def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of an optimizer that a file can hold."""
+    return {k: v for k, v in settings.items() if isinstance(v, bool | int | float | tuple)}
+
+
+def _changes(steps: Sequence[_Step]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The place of each step before which arguments other than the learning rate changed."""
+    for place, (before, now) in enumerate(itertools.pairwise(steps), 1):
+        old, new = _plain(before.settings), _plain(now.settings)
+        if changed := {k: v for k, v in new.items() if k != "lr" and old.get(k) != v}:
+            yield place, changed
+
+
+def _is_trained(module: nn.Module) -> bool:
+    """Whether a module has weights to train; a normalisation, say, has none, and is no model."""
+    return any(parameter.requires_grad for parameter in module.parameters())
+
+
+def _mean(rates: tuple[float, ...]) -> float:
+    """The mean learning rate, by which the sum of the gradients is scaled."""
+    return rates[0] if len({*rates}) == 1 else sum(rates) / len(rates)
