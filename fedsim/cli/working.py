@@ -50,7 +50,8 @@ def work(
         quiet: Whether to print nothing but errors.
         as_json: Whether to print the summary as JSON.
     """
-    from fedsim.cli.display import Display, print_summary
+    from fedsim.cli.display import Display
+    from fedsim.cli.summary import print_summary
     from fedsim.errors import ClientError, EngineError
 
     command = f"continue with: {shlex.join(again)}"

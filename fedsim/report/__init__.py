@@ -21,6 +21,7 @@ from fedsim.report.replication import (
     paired_utility,
     utility_measure,
 )
+from fedsim.report.verdict import verdicts_of
 
 
 def write_report(run_dir: Path, format: Literal["html", "markdown"] = "html") -> Path:
@@ -88,7 +89,30 @@ def summary(run_dir: Path) -> list[dict[str, Any]]:
         number of attacks compared. A value is None if there is no number.
     """
     folder = open_folder(Path(run_dir))
-    return summarise(folder.rows, folder.measures)
+    found = verdicts_of(folder.rows, folder.measures)
+    return summarise(folder.rows, folder.measures, found)
+
+
+def verdicts(run_dir: Path) -> list[dict[str, Any]]:
+    """Judge each adversary by all its leakage metrics: a row for each sweep point and label.
+
+    Returns:
+        Rows with the keys point, label and those of `fedsim.report.verdict.Verdict`; mean, low and
+        high (95 % interval) stand for its level, and rounds maps the number of a round to its mean.
+    """
+    folder = open_folder(Path(run_dir))
+    return [
+        {
+            "point": point, "label": label, "kind": one.kind, "badge": one.badge,
+            "metric": one.metric, "figure": one.figure, "sentence": one.sentence,
+            "mean": one.level.mean if one.level else None,
+            "low": one.level.low if one.level else None,
+            "high": one.level.high if one.level else None,
+            "rounds": {f"{at:g}": mean.mean for at, mean in one.rounds.items()},
+            "victims": one.victims, "readings": dict(one.readings),
+        }
+        for (point, label), one in verdicts_of(folder.rows, folder.measures).items()
+    ]  # fmt: skip
 
 
 def final_utility(run_dir: Path) -> dict[str, dict[str, float]]:

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedsim.report import tables
@@ -11,6 +11,7 @@ from fedsim.report.folder import RunFolder
 from fedsim.report.intervals import FEWEST
 from fedsim.report.leakage import summarise
 from fedsim.report.replication import Series, against, last_utility, over_rounds, utility_measure
+from fedsim.report.verdict import Verdict, verdicts_of
 from fedsim.runs.reading import budget
 
 if TYPE_CHECKING:
@@ -25,12 +26,13 @@ def content(folder: RunFolder) -> dict[str, Any]:
     from fedsim.report import charts
 
     rows, measures, notes = folder.rows, folder.measures, [*folder.notes]
-    totals = summarise(rows, measures)
+    verdicts = verdicts_of(rows, measures)
+    totals = summarise(rows, measures, verdicts)
     main, every = folder.main, folder.series()
     several = len(every) > 1
     exhibits = Exhibits(folder.path, measures)
     pages = [
-        _point(one, [row for row in totals if row["point"] == one.name], main, exhibits)
+        _point(one, [row for row in totals if row["point"] == one.name], verdicts, main, exhibits)
         for one in every
     ]
     if exhibits.refused:
@@ -76,6 +78,7 @@ def content(folder: RunFolder) -> dict[str, Any]:
 def _point(
     series: Series,
     totals: list[dict[str, Any]],
+    verdicts: Mapping[tuple[str, str], Verdict],
     main: dict[str, str],
     exhibits: Exhibits,
 ) -> dict[str, Any]:
@@ -97,6 +100,7 @@ def _point(
                 "label": label,
                 "adversary": chief["adversary"],
                 "chief": chief,
+                "verdict": verdicts[series.name, label],
                 "table": table,
                 "statuses": attacks["status"].value_counts().to_dict(),
                 "seconds": float(attacks["seconds"].sum()),

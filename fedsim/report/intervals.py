@@ -130,9 +130,9 @@ def interval(
 @functools.cache
 def _quantile(freedom: int) -> float:
     """Student's 97.5 % quantile, by the degrees of freedom."""
-    from scipy.stats import t
+    from scipy.special import stdtrit
 
-    return float(t.ppf(0.975, freedom))
+    return float(stdtrit(freedom, 0.975))
 
 
 def _error(

@@ -16,15 +16,18 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from fedsim.metric import Measure
-from fedsim.report.intervals import CHANGE, Estimate, estimate
+from fedsim.report.intervals import Estimate, estimate
 from fedsim.report.replication import attacks_of, change_of, paired, undefended
+from fedsim.report.verdict import Verdict
 from fedsim.runs.reading import STATUSES, UNCOUNTED, Measures
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-def summarise(rows: "pd.DataFrame", measures: Measures) -> list[dict[str, Any]]:
+def summarise(
+    rows: "pd.DataFrame", measures: Measures, verdicts: Mapping[tuple[str, str], Verdict]
+) -> list[dict[str, Any]]:
     """Make a row for each sweep point, adversary label and metric; see `fedsim.report.summary`."""
     found = []
     bases = undefended(rows["point"].unique())
@@ -48,8 +51,7 @@ def summarise(rows: "pd.DataFrame", measures: Measures) -> list[dict[str, Any]]:
         base = bases.get(str(point))
         pair = (by_point[str(point)], by_point[base]) if base in by_point else None
         row |= _difference(pair, str(label), str(metric), base, how)
-        gains = counted.assign(gain=counted["counted"] - counted["baseline"])
-        row["verdict"] = _verdict(row, how, _over_seeds(gains, "gain", CHANGE))
+        row["verdict"] = verdicts[str(point), str(label)].readings[str(metric)]
         why = next((" ".join(error.split()) for error in part["error"] if error), "")
         row["sentence"] = _sentence(row, how, scored, why)
         found.append(row)
@@ -99,36 +101,6 @@ def _successes(part: "pd.DataFrame") -> dict[str, int | float | None]:
 
 def _known(mean: float) -> float | None:
     return None if math.isnan(mean) else mean
-
-
-def _verdict(row: Mapping[str, Any], how: Measure, gains: Estimate) -> str:
-    """Compare a row with chance on the same victims.
-
-    Yes/no values beat chance if Wilson's interval excludes the mean baseline. Others do if the t
-    interval of the gains excludes zero: chance differs between victims, so the test is paired.
-
-    Args:
-        row: The row.
-        how: How the metric is read.
-        gains: Value minus baseline, over all victims and seeds.
-    """
-    if row["denied"] == row["attacks"]:
-        return "denied"
-    if not how.leaks:
-        return "about the attack"
-    if row["mean"] is None or row["baseline"] is None or not gains.n:
-        return "not known"
-    gain = gains.mean * (-1 if how.lower else 1)
-    if row["low"] is None:
-        return f"{'beats' if gain > 0 else 'at'} chance, few attacks"
-    if how.kind == "yes/no":
-        decided = not row["low"] <= row["baseline"] <= row["high"]
-    else:
-        low, high = gains.low, gains.high
-        decided = low is not None and high is not None and not low <= 0 <= high
-    if not decided:
-        return "at chance"
-    return "beats chance" if gain > 0 else "worse than chance"
 
 
 def _ended(row: Mapping[str, Any]) -> list[str]:

@@ -1,7 +1,7 @@
 """Tables of a page: the means of several series, their differences, and the numbers by round."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedsim.metric import Measure
 from fedsim.report.intervals import FEWEST, Estimate
@@ -15,7 +15,11 @@ from fedsim.report.replication import (
     utility_measure,
 )
 from fedsim.report.traces import COLOURS
-from fedsim.runs.reading import Measures
+from fedsim.report.verdict import judge
+from fedsim.runs.reading import STATUSES, Measures
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Table = dict[str, Any]
 """A table with `head` (column titles) and `body`: rows of lists of lines of text."""
@@ -66,7 +70,8 @@ def means(
 ) -> Table:
     """Tabulate series: the utility after the last round, and each adversary's main metric.
 
-    A cell holds the mean, its interval over seeds and, for leakage, the score of a random guess.
+    A cell holds the mean and its interval over seeds. One of leakage also holds the score of a
+    random guess, the verdict, and how many attacks have no score or one that does not count.
 
     Args:
         every: The series.
@@ -84,16 +89,30 @@ def means(
         for metric in metrics:
             row.append(_cell(last.get(metric), utility_measure(metric)))
         for label, metric in main.items():
-            part, how = attacks_of(one.rows, label, metric), measures[metric]
-            if len(part) or ((one.rows["label"] == label) & (one.rows["metric"] == metric)).any():
-                mean, guess = leaked(part, how), leaked(part, how, "baseline")
-                row.append([*_cell(mean, how), f"chance {how.show(guess.mean)}"])
-            else:
-                row.append(NOTHING)
+            row.append(_leakage(one.rows[one.rows["label"] == label], label, metric, measures))
         body.append(row)
     head = [of, *(["Seeds"] if repeated else []), *metrics]
     head += [f"{label}: {measures[metric].title}" for label, metric in main.items()]
     return {"head": head, "body": body}
+
+
+def _leakage(mine: "pd.DataFrame", label: str, metric: str, measures: Measures) -> list[str]:
+    """The lines of a cell on one adversary, by its main metric and by the verdict of all."""
+    if mine.empty:
+        return NOTHING
+    part, how = attacks_of(mine, label, metric), measures[metric]
+    mean, guess = leaked(part, how), leaked(part, how, "baseline")
+    verdict = judge(mine, measures)
+    lines = [*_cell(mean, how), f"chance {how.show(guess.mean)}", verdict.badge]
+    if verdict.metric not in ("", metric):
+        lines.append(verdict.figure)
+    return lines + unscored(mine)
+
+
+def unscored(mine: "pd.DataFrame") -> list[str]:
+    """How many attacks of one adversary have no score, or one that does not count, by status."""
+    attacks = mine.drop_duplicates(["seed", "round", "client", "victim"])["status"].value_counts()
+    return [f"{attacks[one]} {one}" for one in STATUSES if one != "ok" and one in attacks]
 
 
 def _cell(mean: Estimate | None, how: Measure) -> list[str]:

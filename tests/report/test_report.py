@@ -111,7 +111,7 @@ def test_yes_or_no_metrics_met_in_part_are_told_as_shares(run):
 
 
 @pytest.mark.parametrize(
-    ("value", "verdict"), [(0.001, "beats"), (0.1, "at"), (0.4, "worse")]
+    ("value", "verdict"), [(0.001, "beats"), (0.1, "not"), (0.4, "worse")]
 )  # fmt: skip
 def test_lower_is_better_for_errors(run, value, verdict):
     rows = [row(client=n, metric="mse", value=value + n * 1e-5 - 5e-5, baseline=0.1)

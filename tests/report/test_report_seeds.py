@@ -9,7 +9,7 @@ from support.repeated import LEAKED, repeated
 from support.run_folders import Page, page_of, row, written
 from support.tiny import rows as read
 
-from fedsim.cli.display import print_summary
+from fedsim.cli.summary import print_summary
 from fedsim.report import final_utility, summary, utility_summary, write_report
 from fedsim.report.folder import open_folder
 from fedsim.report.intervals import Estimate

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 from support.run_folders import row, write_csv
 
-from fedsim.cli.display import print_summary
+from fedsim.cli.summary import print_summary
 from fedsim.report import summary, write_report
 from fedsim.runs.reading import COLUMNS
 

@@ -1,0 +1,167 @@
+"""One metric of an adversary, tested against a random guess and one from public data."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from fedsim.metric import Measure
+from fedsim.report.intervals import FEWEST, Estimate, estimate
+from fedsim.report.replication import attacks_of, over_rounds
+from fedsim.report.significance import LEVEL, better
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+FEW = 10
+"""Fewer victims in a round are tested only if all scores are 0 or 1, and by no t-test: at the small
+levels that a correction for many rounds asks for, it is not reliable."""
+
+
+class Score(NamedTuple):
+    """One attack, as one metric scores it and as it scores the two guesses (NaN: unknown).
+
+    `size` is the number of examples, 1 if it is not known. `ended` says that the attack has a score
+    of its own.
+    """
+
+    round: float
+    seed: str
+    counted: float
+    chance: float
+    prior: float
+    size: float
+    ended: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One metric of an adversary.
+
+    Attributes:
+        metric: Its name.
+        how: How it is read.
+        scores: The attacks that have a score and a chance level.
+        level: The mean over them.
+        chance: The mean score of a random guess.
+        prior: That of a guess from public data; NaN if there is none.
+        beats: The p-value against chance; None for too few attacks.
+        leaks: The p-value against the better of the two guesses.
+        by_round: The same for each round alone, corrected for the number of rounds.
+        levels: The mean of each round.
+    """
+
+    metric: str
+    how: Measure
+    scores: Sequence[Score]
+    level: Estimate
+    chance: float
+    prior: float
+    beats: float | None
+    leaks: float | None
+    by_round: Mapping[float, float]
+    levels: Mapping[float, Estimate]
+
+    @property
+    def guess(self) -> float:
+        """The score of the better guess."""
+        known = [one for one in (self.chance, self.prior) if not math.isnan(one)]
+        return min(known) if self.how.lower else max(known)
+
+    @property
+    def peaks(self) -> list[float]:
+        """The rounds that leak on their own account."""
+        return [at for at, p in self.by_round.items() if p <= LEVEL and at in self.levels]
+
+    @property
+    def strength(self) -> float:
+        """How far the mean, or a round that leaks, is from the guess to a perfect score."""
+        way = (0.0 if self.how.lower else self.how.range[1]) - self.guess
+        if not math.isfinite(way) or not way:
+            return 0.0
+        means = [self.level.mean, *(self.levels[at].mean for at in self.peaks)]
+        return max((mean - self.guess) / way for mean in means)
+
+    @property
+    def ended(self) -> list[float]:
+        """The scores of the attacks that ended."""
+        return [one.counted for one in self.scores if one.ended]
+
+    @property
+    def without_success(self) -> bool:
+        """Whether the metric is met or not met by a victim, and no victim met it even in part."""
+        return self.how.kind == "yes/no" and not any(self.ended)
+
+
+def evidence_of(metric: str, how: Measure, rows: "pd.DataFrame") -> Evidence | None:
+    """Test a metric; None if no attack ended with a score and a chance level."""
+    known = rows[rows["counted"].notna() & rows["baseline"].notna()]
+    if not (known["status"] == "ok").any():
+        return None
+    columns = [known[name] for name in ("round", "seed", "counted", "baseline", "baseline_prior")]
+    sizes = [int(size) if size.isdecimal() and int(size) else 1 for size in known["batch_size"]]
+    scores = [*map(Score, *columns, sizes, known["status"] == "ok")]
+    rounds: dict[float, list[Score]] = {}
+    for one in scores:
+        rounds.setdefault(one.round, []).append(one)
+    alone = {at: _p(own, how, chance_of, FEW) for at, own in rounds.items()}
+    beats = {at: p for at, p in alone.items() if p is not None}
+    leaks = {at: max(p, _p(rounds[at], how, prior_of, FEW) or 0.0) for at, p in beats.items()}
+    together, informed = _p(scores, how, chance_of), _p(scores, how, prior_of)
+    return Evidence(
+        metric,
+        how,
+        scores,
+        level=_mean(scores, lambda one: one.counted, how),
+        chance=_mean(scores, chance_of, how).mean,
+        prior=_mean(scores, prior_of, how).mean,
+        beats=_either_way(together, beats, len(rounds)),
+        leaks=_either_way(
+            None if together is None else max(together, informed or 0.0), leaks, len(rounds)
+        ),
+        by_round={at: len(rounds) * p for at, p in leaks.items()},
+        levels=over_rounds(attacks_of(rows, rows["label"].iloc[0], metric), how),
+    )
+
+
+def chance_of(one: Score) -> float:
+    """What a random guess scores on the same victim."""
+    return one.chance
+
+
+def prior_of(one: Score) -> float:
+    """What a guess from public data scores on the same victim."""
+    return one.prior
+
+
+def _p(
+    scores: Sequence[Score],
+    how: Measure,
+    guess: Callable[[Score], float],
+    fewest: int = FEWEST,
+) -> float | None:
+    """The p-value against one guess; an attack that broke counts as that guess."""
+    known = [one for one in scores if not math.isnan(guess(one))]
+    if how.kind == "yes/no":
+        known = [one for one in known if one.ended]
+    if not known:
+        return None
+    guesses = [guess(one) if one.ended else one.counted for one in known]
+    values, seeds, sizes = zip(*((one.counted, one.seed, one.size) for one in known), strict=True)
+    return better(values, guesses, seeds, how, sizes=sizes, fewest=fewest)
+
+
+def _either_way(together: float | None, apart: Mapping[float, float], rounds: int) -> float | None:
+    """The p-value over all attacks or, with several rounds, of the best round: the smaller one."""
+    if rounds < 2 or not apart:
+        return together
+    return min(1.0, 2 * min(1.0 if together is None else together, rounds * min(apart.values())))
+
+
+def _mean(scores: Sequence[Score], of: Callable[[Score], float], how: Measure) -> Estimate:
+    known = [one for one in scores if not math.isnan(of(one))]
+    values = [of(one) for one in known]
+    if how.kind == "share" and {0.0, 1.0}.issuperset(values):
+        how = replace(how, kind="yes/no")  # an interval of Wilson has a width if all are equal
+    return estimate(values, [one.seed for one in known], how)
