@@ -1,6 +1,6 @@
 """`fedsim diagnose`: why the attacks on a recorded run find something or not."""
 
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
@@ -22,10 +22,14 @@ def diagnose(
     from fedsim.cli.working import loading
 
     with loading(open_console(stderr=as_json), quiet=quiet):
+        from fedsim.adversary import Adversary
         from fedsim.diagnosis.diagnose import FILE, summary
         from fedsim.diagnosis.diagnose import diagnose as diagnose_run
+        from fedsim.plugin import make
 
-        table = diagnose_run(run, adversary or (), data=data or None, trust=trust)
+        more = [make("adversaries", name, {}, "--adversary") for name in adversary or ()]
+        further = cast(list[Adversary], more)
+        table = diagnose_run(run, further, data=data or None, trust=trust)
     if as_json:
         print_json(table.to_dict("records"))
     elif not quiet:

@@ -3,18 +3,22 @@
 import json
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from fedsim.adversary import Adversary
+from fedsim.attacking.audit import as_stated, planned
 from fedsim.attacking.probes import computed, probes_of
 from fedsim.attacking.revealed import Revealed
 from fedsim.attacking.scoring import Scorer
 from fedsim.diagnosis.leaks import LEAKS, gains
 from fedsim.diagnosis.measuring import Layer, measure
 from fedsim.diagnosis.verdict import expect, rounds_text, sentence
-from fedsim.errors import FedsimError, RunFolderError
+from fedsim.errors import FedsimError, RunFolderError, ScenarioError
+from fedsim.plugin import names
 from fedsim.records import Interception, Truth, Update
 from fedsim.requirement import QUANTITIES
 from fedsim.runs import provenance
@@ -42,7 +46,7 @@ OUTCOMES = {True: "leaks", False: "nothing", None: ""}
 
 def diagnose(
     run: str | Path,
-    adversaries: Sequence[str] = (),
+    adversaries: Sequence[Adversary] = (),
     *,
     task: Task | None = None,
     model: Callable[[], nn.Module] | None = None,
@@ -53,11 +57,11 @@ def diagnose(
     """Diagnose every recorded update of a run, for every adversary, and write diagnosis.csv.
 
     Nothing is attacked. Adversaries are those that the run's scenario names and those that attacked
-    it since.
+    it since; of another Flower project, those of its findings, with default settings.
 
     Args:
         run: The run folder.
-        adversaries: Names of further adversaries.
+        adversaries: Further adversaries.
         task: What the clients trained, for a run of another Flower project.
         model: Makes the model of another Flower project whose clients revealed their examples.
         loss: The training loss of such a project, cross-entropy by default.
@@ -71,7 +75,7 @@ def diagnose(
     Raises:
         RunFolderError: The folder holds no run, nothing was recorded, or the model of another
             project is not given.
-        ScenarioError: An adversary is unknown or its settings are invalid.
+        ScenarioError: An adversary attacks other modalities.
     """
     folder = Path(run)
     path = folder / "scenario.toml"
@@ -84,7 +88,11 @@ def diagnose(
 
 
 def diagnosed(
-    folder: Path, scenario: Scenario, adversaries: Sequence[str] = (), *, task: Task | None = None
+    folder: Path,
+    scenario: Scenario,
+    adversaries: Sequence[Adversary] = (),
+    *,
+    task: Task | None = None,
 ) -> "pd.DataFrame":
     """Diagnose a run whose scenario is read; see `diagnose`."""
     unknown = [str(key) for key in provenance.read(folder).get("unknown", [])]
@@ -95,17 +103,23 @@ def diagnosed(
         )
     findings, _ = read_findings(folder)
     measures, _ = read_measures(folder)
-    found = gains(findings, measures) if len(findings) else {}
-    plans, rows = _plans(folder, adversaries), list[list[Any]]()
+    found = gains(findings, measures)
+    plans, rows = _plans(folder, findings), list[list[Any]]()
     built: BuiltRun | None = None
     for name, point in scenario.points().items():
         table = point.to_dict()
-        table["adversaries"] = _distinct([*table.get("adversaries", []), *plans])
-        built = build(Scenario.parse(table), after=built, task=task)
+        table["adversaries"] = _distinct([*plans, *table.get("adversaries", [])])
+        built = as_stated(build(Scenario.parse(table), after=built, task=task), unknown)
+        kind = built.task.spec_type
+        if wrong := [text for a in adversaries for text in a.unsuited(kind, built.task.name)]:
+            raise ScenarioError("\n".join(wrong))
+        more = [one for one in planned(adversaries) if one[0] not in _labels(built)]
+        built = replace(built, adversaries=(*built.adversaries, *more))
         scorer = Scorer(built, name, batch_size_stated="training.batch_size" not in unknown)
         with isolated(point.seed, "diagnosis"):
             for one in _recorded(built, Recording(folder / place("tape", name))):
-                rows += _rows(name, built, scorer, one, found)
+                steps_known = "training.local_steps" not in unknown or _is_seen(built.task, one)
+                rows += _rows(name, built, scorer, one, found, steps_known=steps_known)
     if not rows:
         raise RunFolderError(
             f"{folder} has nothing to diagnose: no update was recorded, or no adversary is named. "
@@ -178,15 +192,22 @@ def summary(table: "pd.DataFrame") -> Iterator[str]:
             yield prefix + said.replace(rounds_text(span[:1]), rounds_text(span), 1)
 
 
-def _plans(folder: Path, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Adversaries that attacked the recorded run, and those that are asked for."""
-    found = list[dict[str, Any]]()
+def _plans(folder: Path, findings: "pd.DataFrame") -> list[dict[str, Any]]:
+    """Adversaries that attacked the recorded run, those of unknown settings first."""
+    installed, found = set(names("adversaries")), list[dict[str, Any]]()
+    for row in findings[["adversary", "label"]].drop_duplicates().to_dict("records"):
+        if row["adversary"] in installed:  # of a scenario's own code, that one names it
+            found.append({"name": row["adversary"], "label": row["label"]})
     for path in sorted(folder.glob("attacks/*.toml")):
         try:
             found += tomllib.loads(path.read_text(encoding="utf-8")).get("adversaries", [])
         except (OSError, ValueError) as error:
             raise RunFolderError(f"{path} cannot be read: {error}") from error
-    return found + [{"name": name} for name in names]
+    return found
+
+
+def _labels(built: BuiltRun) -> list[str]:
+    return [label for label, _, _ in built.adversaries]
 
 
 def _distinct(plans: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -215,16 +236,19 @@ def _rows(
     scorer: Scorer,
     one: Interception,
     found: Mapping[tuple[str, str, str], float],
+    *,
+    steps_known: bool,
 ) -> list[list[Any]]:
     """The rows of an update, one for each adversary."""
     measured = measure(one, built.task.victim(one.before), truth=_truth(scorer, one))
+    values = {**measured.values, **({} if steps_known else {"steps": None})}
     layers = json.dumps({name: _shown(layer) for name, layer in measured.layers.items()})
     rows, where = list[list[Any]](), rounds_text([one.round])
     for label, plan, adversary in built.adversaries:
         score = found.get((point, one.victim, label))
         leaked = None if score is None else score >= LEAKS
-        verdict = expect(adversary, built.threat.granted, measured.values)
-        said = sentence(label, verdict, measured.values, where=where, found=leaked)
+        verdict = expect(adversary, built.threat.granted, values)
+        said = sentence(label, verdict, values, where=where, found=leaked)
         row = {
             "point": point,
             "seed": built.scenario.seed,
@@ -241,10 +265,15 @@ def _rows(
             "sentence": said,
             "advice": verdict.advice,
             "layers": layers,
-            **measured.values,
+            **values,
         }
         rows.append([row[column] for column in COLUMNS])
     return rows
+
+
+def _is_seen(task: Task, one: Interception) -> bool:
+    """Whether `fedsim.watch` saw how a client of another Flower project trained."""
+    return isinstance(task, Revealed) and task.state(one.clients, one.round) != "absent"
 
 
 def _truth(scorer: Scorer, one: Interception) -> Truth | None:

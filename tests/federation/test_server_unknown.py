@@ -14,7 +14,7 @@ from torch import nn
 
 from adversaries import LLG
 from defenses import GaussianNoise
-from fedsim import Adversary, HonestButCurious, Knowledge, Reconstruction, defend
+from fedsim import Adversary, HonestButCurious, Knowledge, Reconstruction, defend, diagnose
 from fedsim.attacking.audit import audit_campaign
 from fedsim.engine.attack import attack
 from fedsim.engine.inline import InlineGrid
@@ -142,6 +142,9 @@ def test_an_own_project_is_recorded_and_attacked_elsewhere(tmp_path):
     assert timeless(out) == live
     assert {row["status"] for row in live} == {"ok"}
     assert not any("LOCAL_STEPS" in row["granted"] for row in live)
+    table = diagnose(out, task=Own(clients=2, model="cnn", seed=5))
+    assert table["steps"].isna().all(), "nobody stated them"
+    assert not table["sentence"].str.contains("1 local step").any()
     _, only = audit(tmp_path / "only", [], record={"keep": "all"})
     attack(only, [LLG()], task=Own(clients=2, model="cnn", seed=5))
     assert len(timeless(only)) == len(live)

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from adversaries import LLG, FirstLinear
 from defenses import GaussianNoise
-from fedsim import HonestButCurious, attack, defend, reveal, watch
+from fedsim import HonestButCurious, attack, defend, diagnose, reveal, watch
 from fedsim.engine.inline import InlineGrid
 from fedsim.errors import FedsimError, ScenarioError
 from fedsim.federation.training_hooks import Watching
@@ -337,3 +337,16 @@ def test_attacks_begin_with_the_first_replies():
     curious = HonestButCurious(FedAvg(), adversaries=[LLG()], model=Net)
     with pytest.raises(FedsimError, match="no reply yet"):
         curious.campaign  # noqa: B018 - it raises
+
+
+def test_a_watched_project_is_diagnosed_with_what_was_seen(tmp_path):
+    app = project(watch(), optimizer=torch.optim.AdamW, batch=2, steps=3)
+    audit(app, tmp_path / "run", LLG(), rounds=1, record={"keep": "all"})
+    with pytest.raises(FedsimError, match=r"fedsim\.diagnose\(\.\.\., model=Net\)"):
+        diagnose(tmp_path / "run")
+    table = diagnose(tmp_path / "run", [FirstLinear()], model=Net)
+    assert list(table["label"]) == ["llg", "first-linear"] * CLIENTS
+    assert set(table["steps"]) == {3}
+    assert set(table["optimizer"]) == {"adamw"}
+    mine = table[table["label"] == "first-linear"]
+    assert mine["reasons"].str.contains("optimizer").all()
