@@ -21,7 +21,7 @@ from fedsim.report.intervals import Estimate
 from fedsim.report.replication import attacks_of, over_rounds, utility_measure
 from fedsim.report.traces import COLOURS, GREY
 
-COLUMNS, WIDTH, HEIGHT, LEFT, GAP, TOP = 2, 330, 130, 46, 62, 34
+COLUMNS, WIDTH, HEIGHT, LEFT, GAP, TOP = 2, 330, 130, 56, 62, 34
 """Number of panels in a row; width and height of a panel, and the room beside and above it, in
 pixels."""
 
