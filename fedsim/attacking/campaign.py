@@ -293,7 +293,8 @@ class Campaign:
             for one in group
             if (one.interception.victim, self._plans[one.adversary][0]) in self._wanted
         ]
-        self.observer("attacks", queued=len(wanted), pending=self.executor.pending)
+        pending = self.executor.pending
+        self.observer("attacks", round=round, queued=len(wanted), pending=pending)
 
     def collect(self, *, wait: bool = False) -> None:
         """Record the attacks that have ended; with `wait`, all of them."""

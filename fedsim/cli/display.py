@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import Any
 
 from rich.console import Console, Group
@@ -15,18 +15,22 @@ from rich.text import Text
 
 from fedsim.attacking.progress import AttackProgress
 from fedsim.metrics import installed
-from fedsim.runs.reading import Measures, budget
+from fedsim.runs.reading import UNCOUNTED, Measures, budget
+
+Sums = dict[tuple[str, str], list[float]]
+"""The number of attacks, the sum of their scores and that of a guess's, by label and metric."""
 
 LINES, PAUSE = 20, 10.0
-"""Off a terminal a run prints about as many lines of rounds, and more if a round takes longer than
-these seconds."""
+"""Off a terminal a run prints about as many lines of rounds, as many of other attacked rounds, and
+more if a round takes longer than these seconds."""
 
 
 class Display:
-    """An observer that shows rounds, clients, running attacks and leakage so far.
+    """An observer that shows rounds, clients, running attacks and leakage.
 
-    A terminal gets a live display, any other output a plain line for each round, or for every
-    n-th of many short rounds.
+    A terminal gets a live display with the leakage so far. Any other output gets a plain line for
+    each round, or for every n-th of many short rounds, with that round's own leakage: at once, or
+    in a second line when its attacks have ended.
 
     Args:
         console: Where to print.
@@ -49,7 +53,12 @@ class Display:
         self._queued = 0
         self._done = 0
         self._said = 0.0
-        self._sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+        self._sums = _sums()
+        self._of = 0
+        self._extra = 0
+        self._open: Counter[int] = Counter()
+        self._own: dict[int, Sums] = defaultdict(_sums)
+        self._late: set[int] = set()
 
     def __enter__(self) -> "Display":
         if self._console.is_terminal and not self._quiet:
@@ -89,7 +98,9 @@ class Display:
 
     def _on_point(self, point: str, rounds: int, **_: Any) -> None:
         self._bars.reset(self._rounds, total=rounds)
-        self._sums.clear()
+        for one in (self._sums, self._open, self._own, self._late):
+            one.clear()
+        self._extra = 0
         if point:
             self._say(f"point {point}")
 
@@ -99,8 +110,9 @@ class Display:
     def _on_training(self, round: int, clients: int, **_: Any) -> None:
         self._bars.update(self._rounds, note=f"round {round}: {clients} clients training")
 
-    def _on_attacks(self, queued: int, pending: int, **_: Any) -> None:
+    def _on_attacks(self, round: int, queued: int, pending: int, **_: Any) -> None:
         self._queued += queued
+        self._open[round] += queued
         self._bars.update(self._attacks, total=self._queued, note=f"{pending} in flight")
 
     def _on_progress(self, progress: AttackProgress, **_: Any) -> None:
@@ -111,39 +123,46 @@ class Display:
         self._done += 1
         self._bars.update(self._attacks, completed=self._done, note=f"{pending} in flight")
         for row in findings:
-            entry = self._sums[(row.label, row.metric)]
             # As in the report, an attack that broke counts as a random guess.
             value = row.value if row.status == "ok" else row.baseline
-            if row.status != "denied" and value is not None:
-                entry[0] += 1
-                entry[1] += value
-                entry[2] += math.nan if row.baseline is None else row.baseline
-        if findings and findings[0].status != "ok":
-            row = findings[0]
-            self._say(f"{row.victim} {row.label}: {row.status}: {row.error}")
+            if row.status not in UNCOUNTED and value is not None:
+                for sums in (self._sums, self._own[row.round]):
+                    entry = sums[row.label, row.metric]
+                    entry[0] += 1
+                    entry[1] += value
+                    entry[2] += math.nan if row.baseline is None else row.baseline
+        if not findings:
+            return
+        first = findings[0]
+        if first.status != "ok":
+            self._say(f"{first.victim} {first.label}: {first.status}: {first.error}")
+        self._open[first.round] -= 1
+        if first.round in self._late and not self._open[first.round]:
+            self._late.remove(first.round)
+            self._say(f"round {first.round}/{self._of}{self._leaked(first.round)}")
 
     def _on_round(self, round: int, of: int, **fields: Any) -> None:
         self._bars.update(self._rounds, completed=round)
+        self._of = of
         due = round in (1, of) or round % max(1, of // LINES) == 0
+        attacked = self._open[round] > 0 or round in self._own
+        if attacked and not due and self._extra < LINES:
+            self._extra, due = self._extra + 1, True
         if self._live is None and round and (due or time.monotonic() - self._said >= PAUSE):
             self._said = time.monotonic()
             numbers = {k: v for k, v in fields.items() if isinstance(v, float)}
             utility = "  ".join(f"{name} {_number(name, value)}" for name, value in numbers.items())
-            leakage = self._leakage()
-            so_far = f"  leaked so far: {leakage}" if leakage else ""
-            self._say(f"round {round}/{of}  {utility}{so_far}")
+            if (left := self._open[round]) > 0:
+                self._late.add(round)
+                leakage = f"  {left} attack{'s' * (left > 1)} in flight"
+            else:
+                leakage = self._leaked(round)
+            self._say(f"round {round}/{of}  {utility}{leakage}")
 
-    def _leakage(self) -> str:
-        """The mean of each adversary's main metric so far, beside chance."""
-        measures = Measures({name: metric.shown for name, metric in installed().items()})
-        parts = []
-        for label, metric in measures.main(self._sums).items():
-            count, total, chance = self._sums[(label, metric)]
-            how = measures[metric]
-            if count:
-                means = f"{how.show(total / count)} (chance {how.show(chance / count)})"
-                parts.append(f"{label}: {how.title.lower()} {means}")
-        return ", ".join(parts)
+    def _leaked(self, round: int) -> str:
+        """What a round leaked, for its line."""
+        text = _leakage(self._own.pop(round, {}))
+        return f"  leaked in this round: {text}" if text else ""
 
     def _say(self, text: str) -> None:
         # Names in a line can come from clients, so markup and control characters are removed.
@@ -151,8 +170,25 @@ class Display:
         self._console.print(escape(clean), highlight=False)
 
     def _picture(self) -> Group:
-        leakage = self._leakage()
+        leakage = _leakage(self._sums)
         return Group(self._bars, Text(f"leakage so far: {leakage}" if leakage else ""))
+
+
+def _sums() -> Sums:
+    return defaultdict(lambda: [0.0, 0.0, 0.0])
+
+
+def _leakage(sums: Sums) -> str:
+    """The mean of each adversary's main metric, beside chance."""
+    measures = Measures({name: metric.shown for name, metric in installed().items()})
+    parts = []
+    for label, metric in measures.main(sums).items():
+        count, total, chance = sums[label, metric]
+        how = measures[metric]
+        if count:
+            means = f"{how.show(total / count)} (chance {how.show(chance / count)})"
+            parts.append(f"{label}: {how.title.lower()} {means}")
+    return ", ".join(parts)
 
 
 def _what(keep: str) -> str:

@@ -87,7 +87,7 @@ def test_every_engine_tells_how_far_its_attacks_are(tmp_path, engine, often, ray
 def test_a_terminal_shows_it_beside_the_attacks_in_flight():
     console = Console(force_terminal=True, width=120, record=True)
     with Display(console) as display:
-        display("attacks", queued=8, pending=8)
+        display("attacks", round=1, queued=8, pending=8)
         display("progress", progress=AttackProgress("lamp cos", 8, 812, 0.0312))
     assert "8 in flight; lamp cos on 8: iteration 812, at 0.0312" in console.export_text()
 
@@ -101,7 +101,7 @@ def row(value, status="ok", error=""):
     )  # fmt: skip
 
 
-def test_leakage_so_far_is_of_one_point_and_a_broken_attack_counts_as_a_guess():
+def test_leakage_is_of_one_point_and_a_broken_attack_counts_as_a_guess():
     console = Console(width=400, record=True)
     with Display(console) as display:
         display("point", point="a", rounds=1)

@@ -1,5 +1,7 @@
 """What `fedsim run` prints where there is no terminal: a log, or a pipe."""
 
+from types import SimpleNamespace
+
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -36,7 +38,7 @@ def test_off_a_terminal_lines_say_what_they_are_and_tables_are_whole(tmp_path, m
     assert done.exit_code == 0, done.output
     rounds = [line for line in done.output.splitlines() if line.startswith("round ")]
     assert len(rounds) == 4 * 2
-    assert all("leaked so far: llg: labels recovered" in line for line in rounds)
+    assert all("leaked in this round: llg: labels recovered" in line for line in rounds)
     assert "…" not in done.output
     for point in ("0.0", "0.1"):
         for steps in ("1", "2"):
@@ -61,3 +63,43 @@ def test_off_a_terminal_long_rounds_are_a_line_each(monkeypatch):
         for number in range(1, 61):
             display("round", round=number, of=60)
     assert len(console.export_text().splitlines()) == 60
+
+
+def finding(at, value):
+    """The only row of an attack of a round."""
+    return SimpleNamespace(
+        round=at, label="dlg", metric="mse", value=value, baseline=0.5, status="ok"
+    )
+
+
+def test_off_a_terminal_a_line_says_what_its_own_round_leaked():
+    console = Console(width=200, record=True)
+    with Display(console) as display:
+        for at, value in ((1, 0.4), (2, 0.2)):
+            display("attacks", round=at, queued=1, pending=1)
+            display("findings", findings=[finding(at, value)], pending=0)
+            display("round", round=at, of=3)
+        display("attacks", round=3, queued=2, pending=2)
+        display("findings", findings=[finding(3, 0.1)], pending=1)
+        display("round", round=3, of=3)
+        display("findings", findings=[finding(3, 0.3)], pending=0)
+    leaked = "leaked in this round: dlg: mean squared error"
+    assert [" ".join(line.split()) for line in console.export_text().splitlines()] == [
+        f"round 1/3 {leaked} 0.4 (chance 0.5)",
+        f"round 2/3 {leaked} 0.2 (chance 0.5)",
+        "round 3/3 1 attack in flight",
+        f"round 3/3 {leaked} 0.2 (chance 0.5)",
+    ]
+
+
+def test_off_a_terminal_attacked_rounds_have_lines_of_their_own():
+    console = Console(width=200, record=True)
+    with Display(console) as display:
+        for at in range(1, 201):
+            if at in (7, 128):
+                display("attacks", round=at, queued=1, pending=1)
+                display("findings", findings=[finding(at, 0.1)], pending=0)
+            display("round", round=at, of=200)
+    lines = console.export_text().splitlines()
+    assert [line.split()[1] for line in lines if "leaked" in line] == ["7/200", "128/200"]
+    assert len(lines) == 23
