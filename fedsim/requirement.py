@@ -169,6 +169,15 @@ QUANTITIES = {
             share=True,
         ),
         Quantity(
+            "mixed_units",
+            "share of the inputs, which the rank of the first linear layer's gradient counts, that "
+            "no two of its units show alone: units with the same ratio of weight and bias gradient",
+            "{} of the inputs without units of their own in the first linear layer",
+            "at most {} of the inputs without units of their own",
+            "a single example, or a wider first layer with ReLU",
+            share=True,
+        ),
+        Quantity(
             "missing_rank",
             "share of the tokens, which the word embeddings' gradient counts, that the rank of the "
             "first linear layer's gradient lacks",

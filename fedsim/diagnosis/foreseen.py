@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from fedsim.diagnosis.measuring import seen_in_model
-from fedsim.diagnosis.verdict import expect, sentence
+from fedsim.diagnosis.verdict import expect, sentence, setting
 from fedsim.requirement import Value
 from fedsim.scenario.built import BuiltRun
 
@@ -14,16 +14,23 @@ def foreseen(built: BuiltRun) -> Iterator[tuple[str, str]]:
     Args:
         built: The scenario's task and plugins; its data are loaded.
 
+    What only an update shows, such as noise, is left to `diagnose`.
+
     Yields:
         The adversary's label, and a sentence. Adversaries that declare no requirements, and those
         that are denied, have none.
     """
     values = {**_of_training(built), **seen_in_model(built.task.victim({}))}
+    defenses = ", ".join(dict.fromkeys(one.name for one in built.defenses))
+    later = f"; how much {defenses} hides is measured by fedsim diagnose" if defenses else ""
     for label, _, adversary in built.adversaries:
         verdict = expect(adversary, built.threat.granted, values)
         if verdict.withheld or verdict.leaks is None:
             continue
-        yield label, sentence(label, verdict, values)
+        if verdict.leaks:
+            yield label, f"nothing in the scenario speaks against it: {setting(values)}{later}"
+        else:
+            yield label, sentence(label, verdict, values)
 
 
 def _of_training(built: BuiltRun) -> dict[str, Value]:

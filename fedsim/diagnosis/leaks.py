@@ -12,6 +12,9 @@ LEAKS = 0.5
 """An attack leaks if its score is at least this share of the way from the better of two guesses
 (a random one, and one from public data) to a perfect score."""
 
+NOTHING_LEFT = 0.9
+"""A score of a guess, of 1, from which on there is nothing to gain."""
+
 DECIDING = (
     *("mse", "mae", "column_error", "column_match", "token_f1", "wer", "speaker_top1"),
     *("asr", "label_f1", "label_recall"),
@@ -33,13 +36,15 @@ def gain(
 
     Returns:
         1 for a perfect score, 0 for that of the guess, below 0 for less, and NaN without a guess.
-        If the guess is perfect, there is nothing to gain: 0.
+        0 too where the guess is nearly perfect, so that there is nothing to gain.
     """
     guesses = [one for one in (baseline, baseline_prior) if not math.isnan(one)]
     if not guesses or math.isnan(value):
         return math.nan
     guess = min(guesses) if lower else max(guesses)
-    return (value - guess) / (best - guess) if best != guess else 0.0
+    if guess == best or (not lower and guess >= NOTHING_LEFT * best):
+        return 0.0
+    return (value - guess) / (best - guess)
 
 
 def gains(findings: "pd.DataFrame", measures: Measures) -> dict[tuple[str, str, str], float]:

@@ -11,7 +11,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from fedsim.gradients import filled_sides, head_calls, layer_calls, numerical_rank, rounding
+from fedsim.gradients import (
+    filled_sides,
+    head_calls,
+    layer_calls,
+    layer_rows,
+    numerical_rank,
+    rounding,
+)
 from fedsim.records import Interception, Truth, Update
 from fedsim.requirement import QUANTITIES, Value
 from fedsim.seeds import torch_generator
@@ -21,6 +28,9 @@ from fedsim.victim import VictimModel
 
 RANDOM = 16
 """Number of random inputs with which the signs of a model's features are seen."""
+
+PARALLEL = 1e-5
+"""Largest distance of the cosine of two units' gradients from 1 with which they count as equal."""
 
 WIDEST = 4096
 """Largest smaller side of a layer whose rank is computed: singular values cost its cube."""
@@ -90,6 +100,7 @@ def measure(
         "optimizer": None if update.optimizer == "unknown" else update.optimizer,
         "movement": _movement(update, before),
         "first_fill": first.fill if first else None,
+        "mixed_units": _mixed_units(gradient, layers, model.head),
         "missing_rank": _missing_rank(model, gradient, first.rank) if first else None,
         "dead": _dead(model, gradient),
         **_in_mode(model),
@@ -223,6 +234,30 @@ def _opposite_signs(head: Tensor, bias: Tensor | None, examples: int) -> float |
         return None
     weights = bias.double().abs()
     return float(weights[sums * bias.double() < 0].sum() / weights.sum())
+
+
+def _mixed_units(
+    gradient: Mapping[str, Tensor], layers: Mapping[str, Layer], head: str
+) -> float | None:
+    """Share of the first layer's rank that no two units with the same ratio show."""
+    first = next((name for name in layers if name != head), None)
+    if first is None or not layers[first].rank:
+        return None
+    bias = gradient.get(f"{first}.bias")
+    if bias is None or len(bias) != len(gradient[f"{first}.weight"]):
+        return None  # units are the columns of the weight in GPT-2
+    rows = layer_rows(gradient, first)
+    rows = rows[rows.norm(dim=1) > 0]
+    if len(rows) > WIDEST:
+        return None
+    rows = rows / rows.norm(dim=1, keepdim=True)
+    near = (rows @ rows.T).abs() > 1 - PARALLEL
+    shown, free = 0, torch.ones(len(rows), dtype=torch.bool)
+    for unit in range(len(rows)):
+        if free[unit] and int((near[unit] & free).sum()) > 1:
+            shown += 1
+            free &= ~near[unit]
+    return max(0.0, 1 - shown / layers[first].rank)
 
 
 def _missing_rank(model: VictimModel, gradient: Mapping[str, Tensor], rank: int) -> float | None:

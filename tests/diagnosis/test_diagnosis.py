@@ -80,7 +80,12 @@ def test_a_run_without_recording_cannot_be_diagnosed(tmp_path):
 def test_check_says_what_follows_from_the_scenario_alone():
     runner = CliRunner()
     done = runner.invoke(app, ["check", "first-rounds"])
-    assert "    llg is expected to leak: 1 example in 1 local step" in done.stdout
+    assert (
+        "    nothing in the scenario speaks against it: 1 example in 1 local step\n" in done.stdout
+    )
+    noise = 'defenses=[{name="gaussian-noise"}]'
+    done = runner.invoke(app, ["check", "first-rounds", "--set", noise])
+    assert "; how much gaussian-noise hides is measured by fedsim diagnose" in done.stdout
     told = ["training.algorithm=fedavg", "training.local_steps=10", "training.batch_size=32"]
     sets = [part for one in told for part in ("--set", one)]
     done = runner.invoke(app, ["check", "first-rounds", *sets])

@@ -67,6 +67,23 @@ def test_units_that_no_example_reaches_are_dead():
     assert values["dead"] == values["dead_relu"] >= 3 / 12
 
 
+def test_units_of_one_example_each_show_its_input_and_mixed_ones_do_not():
+    relu, smooth = model(nn.ReLU()), model(nn.Sigmoid())
+    with torch.no_grad():
+        # Half of the units for each example, by its mean.
+        relu.module[1].weight[:6], relu.module[1].weight[6:] = 1.0, -1.0
+        relu.module[1].bias[:6], relu.module[1].bias[6:] = -8.0, 8.0
+    inputs = torch.rand(2, 1, 4, 4, generator=torch.Generator().manual_seed(1))
+    inputs = torch.stack([inputs[0] * 0.2, 0.8 + inputs[1] * 0.2])
+    found = []
+    for victim in (relu, smooth):
+        grads = victim.gradient(inputs, torch.tensor([0, 1]))
+        values = measured(victim, {k: v.detach() for k, v in grads.items()}).values
+        found.append((values["first_fill"], values["mixed_units"]))
+    assert found[0] == (2 / 12, 0)
+    assert found[1] == (2 / 12, 1), "a sigmoid lets every example through every unit"
+
+
 def test_noise_is_measured_where_it_was_planted():
     victim = model(nn.Sigmoid())
     tensors, _ = gradient(victim)
