@@ -11,7 +11,7 @@ import tomli_w
 from fedsim.adversary import Adversary
 from fedsim.attacking.attack import AttackRunner
 from fedsim.attacking.campaign import UNKNOWN, Campaign
-from fedsim.attacking.executor import InlineExecutor
+from fedsim.attacking.executor import InlineExecutor, Observer
 from fedsim.attacking.probes import refuse_elsewhere
 from fedsim.attacking.revealed import Revealed
 from fedsim.errors import ScenarioError
@@ -38,6 +38,8 @@ def audit_campaign(
     *,
     out: str | Path = OUT,
     observed: Collection[str] = (),
+    seconds: float | None = None,
+    observer: Observer = lambda event, **fields: None,
     **settings: Any,
 ) -> Campaign:
     """Make a campaign for another Flower project, with attacks in this process.
@@ -50,6 +52,8 @@ def audit_campaign(
         out: The run folder, in which settings that are not stated are "unknown".
         observed: Keys such as "training.lr" among `settings` that clients were seen to use, and
             nobody stated.
+        seconds: Time for attacks at the end of a round; the others are made later.
+        observer: Called with each event.
         **settings: Tables of a scenario (seed, threat, training, defenses) that state what the
             server knows and how the clients train. `training` may also name the clients'
             `optimizer`, such as "sgd" or "adam".
@@ -86,7 +90,8 @@ def audit_campaign(
     built = build(scenario, task=task, adversaries=planned(adversaries))
     built = as_stated(built, [*unknown, *observed])
     runner = AttackRunner(built, batch_size_stated="batch_size" in training)
-    campaign = Campaign(built, ledger, InlineExecutor(runner))
+    executor = InlineExecutor(runner, observer, seconds=seconds)
+    campaign = Campaign(built, ledger, executor, observer=observer)
     campaign.trained = task.trained(task.module())
     campaign.optimizer = optimizer
     campaign.held.enter_context(alone_in(ledger.folder))

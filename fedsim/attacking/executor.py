@@ -1,5 +1,6 @@
 """Executors, which run attacks: in this process, or as an engine provides them."""
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
@@ -34,12 +35,18 @@ class InlineExecutor:
     Args:
         runner: Runs and scores the attacks.
         observer: Called with their progress.
+        seconds: Time after which `collect` begins no further attack, unless it is to wait for all;
+            those that are left come first the next time. None: it makes all.
     """
 
     def __init__(
-        self, runner: AttackRunner, observer: Observer = lambda event, **fields: None
+        self,
+        runner: AttackRunner,
+        observer: Observer = lambda event, **fields: None,
+        *,
+        seconds: float | None = None,
     ) -> None:
-        self._runner, self._observer = runner, observer
+        self._runner, self._observer, self._seconds = runner, observer, seconds
         self._queue: deque[list[Attack]] = deque()
 
     def submit(self, groups: Sequence[Sequence[Attack]]) -> None:
@@ -47,12 +54,16 @@ class InlineExecutor:
         self._queue.extend(map(list, groups))
 
     def collect(self, *, wait: bool) -> Iterator[Outcome]:
-        """Run the queued attacks, group by group."""
+        """Run the queued attacks, group by group, as far as the time allows."""
 
         def report(now: AttackProgress) -> None:
             self._observer("progress", progress=now)
 
+        started = time.monotonic()
         while self._queue:
+            spent = time.monotonic() - started
+            if not wait and self._seconds is not None and spent >= self._seconds:
+                return
             group = self._queue.popleft()
             try:
                 with watched(self._runner.progress, report):

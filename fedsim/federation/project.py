@@ -43,6 +43,7 @@ class WatchedProject:
         example: A batch of inputs and labels such as the clients', if none of them reveals one.
         adversaries: The adversaries.
         settings: Tables of a scenario, and `out`, the run folder.
+        attacks: When attacks are made and who hears of them, as `audit_campaign` takes it.
 
     Raises:
         FedsimError: The settings are wrong, no input suits the adversaries, or the run folder is
@@ -60,7 +61,9 @@ class WatchedProject:
         example: Sequence[Any] | None,
         adversaries: Sequence[Adversary],
         settings: dict[str, Any],
+        attacks: Mapping[str, Any] | None = None,
     ) -> None:
+        self._attacks = attacks or {}
         self._make, self._loss = make, loss
         self._adversaries, self._settings = adversaries, settings
         self._seed = int(settings.get("seed", 0))
@@ -144,7 +147,8 @@ class WatchedProject:
             seen.pop("local_steps", None)
         observed = [f"training.{key}" for key in seen if key not in stated and key != "optimizer"]
         settings = {**self._settings, "seed": self._seed, "training": {**seen, **stated}}
-        campaign = audit_campaign(self._adversaries, self.task, observed=observed, **settings)
+        more = {**self._attacks, **settings}
+        campaign = audit_campaign(self._adversaries, self.task, observed=observed, **more)
         self._folder = campaign.ledger.folder / FOLDER
         return campaign
 

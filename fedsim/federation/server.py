@@ -19,6 +19,7 @@ from fedsim.adversary import Adversary
 from fedsim.attacking.audit import audit_campaign
 from fedsim.attacking.campaign import Campaign
 from fedsim.errors import ClientError, FedsimError, ScenarioError, UpdateRefused
+from fedsim.federation.audit_log import audit_observer, log_results
 from fedsim.federation.fedsgd import FedSGD
 from fedsim.federation.grid import CLIENT_KEY, UPDATE_KEY
 from fedsim.federation.project import WatchedProject
@@ -52,11 +53,15 @@ class HonestButCurious(Wrapper):
         on_failure: What happens to a client's error or broken update, beside its recorded rows:
             "pass" leaves it to the strategy, "drop" keeps it from the strategy, "stop" raises
             `ClientError`.
+        defer: Whether all attacks are made after training, in place of the end of each round. What
+            they need is kept in the run folder until then.
+        budget_s: Seconds for attacks at the end of a round. No attack begins after them; those that
+            are left are made in later rounds, or after training. The rows are the same.
         **settings: Tables of a scenario (seed=7, threat={"grants": "white-box", "victims": 2},
             training={"batch_size": 8}), and `out`, the run folder.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each argument is something that the user knows
         self,
         strategy: Strategy,
         adversaries: Sequence[Adversary] = (),
@@ -67,21 +72,31 @@ class HonestButCurious(Wrapper):
         example: Sequence[Any] | None = None,
         campaign: Campaign | None = None,
         on_failure: Literal["pass", "drop", "stop"] = "pass",
+        defer: bool = False,
+        budget_s: float | None = None,
         **settings: Any,
     ) -> None:
         super().__init__(strategy)
         self._owned = campaign is None
         self._project: WatchedProject | None = None
         self._campaign = campaign
+        if campaign is not None and (defer or budget_s is not None):
+            raise ScenarioError("a campaign has its own executor: leave out defer= and budget_s=")
+        if budget_s is not None and not budget_s >= 0:
+            raise ScenarioError(f"budget_s is {budget_s}; expected seconds, from 0 on")
+        attacks: dict[str, Any] = {
+            "seconds": 0.0 if defer else budget_s,
+            "observer": audit_observer(),
+        }
         if model is None and (loss is not None or example is not None):
             raise ScenarioError("loss= and example= belong to a model: give model=, too")
         if model is not None and (task is not None or campaign is not None):
             other = "a task" if task is not None else "a campaign"
             raise ScenarioError(f"model= and {other} say both what is trained; leave one out")
         if model is not None:
-            self._project = WatchedProject(model, loss, example, adversaries, settings)
+            self._project = WatchedProject(model, loss, example, adversaries, settings, attacks)
         elif campaign is None:
-            self._campaign = audit_campaign(adversaries, task, **settings)
+            self._campaign = audit_campaign(adversaries, task, **attacks, **settings)
         self.on_failure = on_failure
         self.metrics: dict[str, float] = {}
         self._sent: dict[int, tuple[ArrayRecord, ConfigRecord]] = {}
@@ -232,9 +247,10 @@ class HonestButCurious(Wrapper):
         return result
 
     def _finish(self, campaign: Campaign) -> None:
-        campaign.finish()
+        report = campaign.finish()
         if self._project is not None:
             self._project.close(campaign)
+        log_results(report)
 
     def _added_up(self, reply: Message) -> tuple[int, ...]:
         """Clients whose updates secure aggregation added up in a reply; empty without it."""

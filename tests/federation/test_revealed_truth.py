@@ -12,7 +12,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
-from support.tiny import rows
+from support.tiny import rows, timeless
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -281,6 +281,29 @@ def test_without_any_example_the_federation_trains_and_says_so(tmp_path):
     assert any("nothing was attacked" in str(one.message) for one in said)
     found = audit(silent, tmp_path / "run", example=next(iter(batches(0))))
     assert {(row["status"], row["truth"], row["value"]) for row in found} == {("ok", "absent", "")}
+
+
+def test_attacks_can_wait_until_training_is_done(tmp_path, caplog):
+    """Rows are the same; with `defer`, no attack is made before the last round."""
+    done, rounds = [], {}
+
+    class Noting(LLG):
+        def reconstruct(self, seen, job):
+            done.append(caplog.text.count("aggregate_train"))
+            return super().reconstruct(seen, job)
+
+    caplog.set_level("INFO", logger="flwr")
+    for name, more in (("now", {}), ("later", {"defer": True}), ("some", {"budget_s": 0.0})):
+        caplog.clear()
+        audit(project(watch()), tmp_path / name, Noting(), clients=2, rounds=3, **more)
+        rounds[name], done[:] = {*done}, []
+    assert rounds == {"now": {1, 2, 3}, "later": {3}, "some": {3}}
+    now, later, some = (timeless(tmp_path / name) for name in ("now", "later", "some"))
+    assert now == later == some
+    assert "fedsim: llg: " in caplog.text
+    assert str(tmp_path / "some/report.html") in caplog.text
+    with pytest.raises(ScenarioError, match="budget_s is -1"):
+        HonestButCurious(FedAvg(), model=Net, out=tmp_path / "run", budget_s=-1.0)
 
 
 def test_settings_are_refused_before_any_client_trains(tmp_path):

@@ -1,0 +1,42 @@
+"""What an audit of another Flower project says, in Flower's log."""
+
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+from fedsim.attacking.executor import Observer
+from fedsim.report import verdicts
+
+LOG = logging.getLogger("flwr")
+EVERY = 10.0
+"""Seconds between two lines on the progress of an attack."""
+
+
+def audit_observer() -> Observer:
+    """An observer that logs how many attacks begin, cautions, and how far a long attack is."""
+    said = time.monotonic()
+
+    def observe(event: str, **fields: Any) -> None:
+        nonlocal said
+        if event == "attacks" and fields["queued"]:
+            LOG.info("fedsim: %d attacks to make, %d waiting", fields["queued"], fields["pending"])
+        elif event == "caution":
+            LOG.warning("fedsim: %s", fields["text"])
+        elif event == "progress" and time.monotonic() - said >= EVERY:
+            LOG.info("fedsim: %s", fields["progress"])
+            said = time.monotonic()
+
+    return observe
+
+
+def log_results(report: Path) -> None:
+    """Log what leaked, a line for each adversary, and where the report is.
+
+    Args:
+        report: The report, or the run folder if nothing was attacked.
+    """
+    if report.is_file():
+        for row in verdicts(report.parent):
+            LOG.info("fedsim: %s: %s. %s", row["label"], row["badge"], row["sentence"])
+    LOG.info("fedsim: the results are in %s", report)
