@@ -72,7 +72,7 @@ server = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     strategy = FedAvg(fraction_train=0.5, fraction_evaluate=0.0)
     strategy = HonestButCurious(strategy, model=Digits, adversaries=[LLG(), RLG()])  # fedsim
-    strategy.start(grid=grid, initial_arrays=ArrayRecord(Digits().state_dict()), num_rounds=3)
+    strategy.start(grid=grid, initial_arrays=ArrayRecord(Digits().state_dict()), num_rounds=2)
 
 
 if __name__ == "__main__":

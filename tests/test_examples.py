@@ -10,10 +10,13 @@ from flwr.app import Context, RecordDict
 from support.tiny import rows
 
 from fedsim.engine.inline import InlineGrid
+from fedsim.libraries import torchaudio
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
 CHANGED = 5
 """The most lines that an audit may add to a project."""
+CHECKED = {"flower_trainer": "not checked: the optimizer has several groups of parameters"}
+"""What the consistency check says where it is not "fits"."""
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
@@ -29,6 +32,7 @@ def test_an_example_takes_few_lines(path):
 def test_an_example_is_audited_right(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDSIM_TRUTH", str(tmp_path / "truth"))
+    torchaudio()  # transformers imports it, and its wheel may not fit
     found = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(found)
     monkeypatch.setitem(sys.modules, path.stem, module)
@@ -38,9 +42,10 @@ def test_an_example_is_audited_right(path, tmp_path, monkeypatch):
     module.server(InlineGrid(10, module.client), context)
     (folder,) = (tmp_path / "runs").iterdir()
     table = rows(folder)
-    assert {row["round"] for row in table} == {"1", "2", "3"}
+    assert {row["round"] for row in table} == {"1", "2"}
+    checked = CHECKED.get(path.stem, "fits")
     assert {(row["status"], row["truth"], row["checked"]) for row in table} == {
-        ("ok", "revealed", "fits")
+        ("ok", "revealed", checked)
     }
     if path.stem == "flower_lightning":  # one step on four examples: nothing is hidden
         assert {row["value"] for row in table if row["metric"] == "asr"} == {"1.0"}

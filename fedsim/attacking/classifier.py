@@ -3,8 +3,9 @@
 import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from fedsim.errors import DataError, ScenarioError
@@ -41,7 +42,7 @@ class Classifier:
         Raises:
             ScenarioError: `make` makes no module, or it cannot take the example.
         """
-        example = example.detach().cpu()
+        make, example = _of_logits(make), example.detach().cpu()
         images, shape = example.is_floating_point() and example.dim() == 3, tuple(example.shape)
         try:
             with isolated(seed, "model"):
@@ -68,6 +69,27 @@ class Classifier:
             _head_of(module, example, classes),
             ImageSpec(classes, shape, input_range) if images else Spec(classes),
         )
+
+
+def _of_logits(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    """Make a model that returns logits, also if it is one of Hugging Face's.
+
+    These return records with `logits`, and are told in training which tokens are padding.
+    """
+
+    def masked(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        padding = getattr(getattr(module, "config", None), "pad_token_id", None)
+        if padding is not None and len(args) == 1 and args[0].dtype == torch.int64:
+            kwargs = {"attention_mask": (args[0] != padding).long(), **kwargs}
+        return args, kwargs
+
+    def made() -> nn.Module:
+        module = make()
+        module.register_forward_pre_hook(masked, with_kwargs=True)
+        module.register_forward_hook(lambda _, args, found: getattr(found, "logits", found))
+        return module
+
+    return made
 
 
 def check_arrays(module: nn.Module, sent: Mapping[str, tuple[int, ...]]) -> None:
