@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message
 
-from fedsim.errors import RunFolderError
+from fedsim.errors import ClientError, RunFolderError
 from fedsim.federation.grid import CLIENT_KEY
 from fedsim.federation.training_hooks import Watching
 from fedsim.runs.truth import Origin
@@ -49,6 +49,14 @@ class Watch:
         try:
             with watching.hooks():
                 reply = call_next(message, context)
+        except KeyError as error:
+            if "fitins." not in str(error):
+                raise
+            raise ClientError(
+                "this ClientApp has a client_fn of Flower's legacy API, which a strategy of "
+                "flwr.serverapp cannot ask: move what fit() does to a function "
+                "train(message, context) under @app.train(mods=[watch()])"
+            ) from error
         finally:
             with _LOCK:
                 _RUNNING.remove(watching)

@@ -14,10 +14,17 @@ class Wrapper(Strategy):
     """Delegates everything to another strategy."""
 
     def __init__(self, strategy: Strategy) -> None:
+        kind = type(strategy).__name__
+        if not isinstance(strategy, Strategy):
+            raise TypeError(
+                f"{kind} is no strategy of flwr.serverapp.strategy: give one of that package, and "
+                "not of Flower's legacy flwr.server.strategy, to a ServerApp with @app.main()"
+            )
         if type(strategy).start is not Strategy.start:
             raise TypeError(
-                f"{type(strategy).__name__} has a training loop of its own (it overrides start), "
-                "which a wrapper would not see"
+                f"{kind} has a training loop of its own (it overrides start), which a wrapper "
+                "would not see: move what it does between rounds to configure_train and "
+                "aggregate_train"
             )
         self.strategy = strategy
 

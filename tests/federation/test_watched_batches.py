@@ -5,9 +5,12 @@ import threading
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.client import NumPyClient
+from flwr.clientapp import ClientApp
+from flwr.server.strategy import FedAvg
 from torch import nn
 
-from fedsim import reveal, watch
+from fedsim import HonestButCurious, reveal, watch
 from fedsim.attacking.consistency import consistency
 from fedsim.engine.inline import InlineGrid
 from fedsim.errors import ScenarioError
@@ -222,6 +225,21 @@ def test_of_two_watches_the_outer_one_sees():
     (file,) = [one.name for one in store().iterdir()]
     assert file == f"{reply.content.config_records[TRUTH_KEY]['name']}.safetensors"
     assert find(file.partition(".")[0]).seen.steps == 1
+
+
+def test_the_legacy_api_is_refused_in_a_sentence():
+    class Old(NumPyClient):
+        def fit(self, parameters, config):
+            return parameters, 1, {}
+
+    def old(context: Context):
+        return Old().to_client()
+
+    (reply,) = InlineGrid(1, ClientApp(client_fn=old, mods=[watch()])).send_and_receive([asked()])
+    assert "legacy API" in reply.error.reason
+    assert "@app.train(mods=[watch()])" in reply.error.reason
+    with pytest.raises(TypeError, match=r"FedAvg is no strategy of flwr\.serverapp\.strategy"):
+        HonestButCurious(FedAvg(), model=nn.Identity)
 
 
 def test_dropout_on_another_device_is_not_checked(tmp_path):
