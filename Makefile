@@ -4,7 +4,7 @@ PYTHON ?= python3
 PYTEST ?= --numprocesses 2 --dist loadfile
 VENV := .venv
 BIN := $(VENV)/bin
-CODE := fedsim adversaries defenses tests benchmarks
+CODE := fedsim adversaries defenses tests benchmarks examples
 
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1

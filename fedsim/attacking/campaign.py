@@ -287,14 +287,13 @@ class Campaign:
         """Queue groups of attacks on a round."""
         self._open[round] += sum(map(len, groups))
         self.executor.submit(groups)
-        wanted = [
-            one
+        queued = sum(
+            (one.interception.victim, self._plans[one.adversary][0]) in self._wanted
             for group in groups
             for one in group
-            if (one.interception.victim, self._plans[one.adversary][0]) in self._wanted
-        ]
+        )
         pending = self.executor.pending
-        self.observer("attacks", round=round, queued=len(wanted), pending=pending)
+        self.observer("attacks", round=round, queued=queued, pending=pending)
 
     def collect(self, *, wait: bool = False) -> None:
         """Record the attacks that have ended; with `wait`, all of them."""
