@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedsim.errors import DataError, ScenarioError
 from fedsim.libraries import brief
 from fedsim.seeds import isolated
-from fedsim.spec import ImageSpec, Spec
+from fedsim.spec import Column, ImageSpec, Spec, TabularSpec
 from fedsim.task import evaluating
 from fedsim.tasks.classification import cross_entropy
 from fedsim.tasks.models.architecture import head_behind
@@ -43,7 +43,7 @@ class Classifier:
             ScenarioError: `make` makes no module, or it cannot take the example.
         """
         make, example = _of_logits(make), example.detach().cpu()
-        images, shape = example.is_floating_point() and example.dim() == 3, tuple(example.shape)
+        shape = tuple(example.shape)
         try:
             with isolated(seed, "model"):
                 module = make()
@@ -67,8 +67,18 @@ class Classifier:
             make,
             loss or cross_entropy,
             _head_of(module, example, classes),
-            ImageSpec(classes, shape, input_range) if images else Spec(classes),
+            _spec_of(example, classes, input_range),
         )
+
+
+def _spec_of(example: Tensor, classes: int, input_range: tuple[float, float] | None) -> Spec:
+    """The modality of an input: images (C, H, W), rows of a table (F,), or anything else."""
+    shape = tuple(example.shape)
+    if example.is_floating_point() and len(shape) == 3:
+        return ImageSpec(classes, shape, input_range)
+    if example.is_floating_point() and len(shape) == 1:
+        return TabularSpec(classes, columns=tuple(Column(f"x{i}") for i in range(shape[0])))
+    return Spec(classes)
 
 
 def _of_logits(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:

@@ -17,10 +17,11 @@ from fedsim.libraries import brief
 from fedsim.records import Batch, Reconstruction, Truth
 from fedsim.runs.truth import Seen, TruthFile
 from fedsim.scenario import Scenario
-from fedsim.spec import ImageSpec, Spec
+from fedsim.spec import ImageSpec, Spec, TabularSpec
 from fedsim.task import Task
 from fedsim.tasks.images import side_by_side
 from fedsim.tasks.partitioned import claim_labels
+from fedsim.tasks.tabular import side_by_side as rows_side_by_side
 from fedsim.victim import Loss
 
 FOLDER = "truth"
@@ -61,8 +62,8 @@ class Revealed(Task):
 
         Args:
             make: Makes the model, such as its class.
-            example: One input, without the batch dimension: an image (C, H, W) in floating point,
-                or anything else, of which labels alone are attacked.
+            example: One input, without the batch dimension: an image (C, H, W) or a row of a table
+                (F,), in floating point, or anything else, of which labels alone are attacked.
             loss: The training loss, called as `cross_entropy` is, which is the default.
             clients: The number of clients.
             seed: The run's seed.
@@ -73,7 +74,7 @@ class Revealed(Task):
             ScenarioError: `make` makes no module, or it cannot take the example.
         """
         known = Classifier.of(make, example, loss=loss, seed=seed, input_range=input_range)
-        kind = RevealedImages if isinstance(known.spec, ImageSpec) else cls
+        kind = next((one for one in KINDS if type(known.spec) is one.spec_type), cls)
         task = kind(clients=clients, seed=seed)
         task._project = known
         return task
@@ -270,6 +271,23 @@ class RevealedImages(Revealed):
         span = (high - low) or 1.0
         claims, shown = ([(x - low) / span for x in each] for each in (claimed.inputs, originals))
         return {"reconstruction.png": side_by_side(claims, shown)}
+
+
+class RevealedTables(Revealed):
+    """Rows of tables that clients of another Flower project reveal; columns are x0, x1, ..."""
+
+    spec_type: ClassVar[type[Spec]] = TabularSpec
+
+    def render(self, claimed: Reconstruction, truth: Truth) -> dict[str, bytes]:
+        """Original rows and what was matched to each, as text and as CSV."""
+        if not claimed.inputs or not truth.inputs:
+            return {}
+        spec = self.spec.require(TabularSpec)
+        return rows_side_by_side(claimed.inputs, truth.inputs, spec)
+
+
+KINDS: tuple[type[Revealed], ...] = (RevealedImages, RevealedTables)
+"""The tasks whose inputs are attacked; of other inputs, such as texts, the labels alone."""
 
 
 def _content(one: Tensor) -> bytes:

@@ -12,7 +12,7 @@ from fedsim.adversary import Adversary
 from fedsim.attacking.audit import OUT, audit_campaign, stated_table
 from fedsim.attacking.campaign import Campaign
 from fedsim.attacking.classifier import check_arrays
-from fedsim.attacking.revealed import FOLDER, Revealed, RevealedImages
+from fedsim.attacking.revealed import FOLDER, KINDS, Revealed
 from fedsim.errors import RunFolderError, ScenarioError, UpdateRefused
 from fedsim.federation.grid import CLIENT_KEY
 from fedsim.federation.watching import TRUTH_KEY, digest
@@ -73,9 +73,10 @@ class WatchedProject:
         self.training = scenario.training
         self._needs_history = Knowledge.HISTORY in scenario.knowledge()
         holds_run(Path(settings.get("out", OUT)))
-        kind = RevealedImages  # those for texts or speech attack no project yet
-        if unsuited := [t for one in adversaries for t in one.unsuited(kind.spec_type, kind.name)]:
-            raise ScenarioError("\n".join(unsuited))
+        for one in adversaries:  # those for texts or speech attack no project yet
+            unsuited = [[*one.unsuited(kind.spec_type, kind.name)] for kind in KINDS]
+            if all(unsuited):
+                raise ScenarioError("\n".join(unsuited[0]))
         self._example: Tensor | None = None if example is None else _first(example)
         self._round, self._digests = 0, dict[int, str]()
         self._files: dict[int, TruthFile | None] = {}

@@ -348,5 +348,3 @@ def test_a_watched_project_is_diagnosed_with_what_was_seen(tmp_path):
     assert list(table["label"]) == ["llg", "first-linear"] * CLIENTS
     assert set(table["steps"]) == {3}
     assert set(table["optimizer"]) == {"adamw"}
-    mine = table[table["label"] == "first-linear"]
-    assert mine["reasons"].str.contains("optimizer").all()
