@@ -102,10 +102,9 @@ QUANTITIES = {
         Quantity(
             "imbalance",
             "norm of the sum over classes of the head's gradient, relative to that of the gradient;"
-            " under cross-entropy only noise, compression and other optimizers make it differ from "
-            "0",
-            "a head's gradient perturbed by {} of its norm (noise, compression or another "
-            "optimizer)",
+            " under cross-entropy and SGD only noise and rounding make it differ from 0; not known "
+            "of a sparse gradient",
+            "a head's gradient perturbed by {} of its norm",
             "at most {} of perturbation at the head",
             "the run without its defense",
             share=True,
@@ -195,6 +194,15 @@ QUANTITIES = {
             free="a head with a bias",
         ),
         Quantity(
+            "unmarked",
+            "share of the examples in excess of the classes with a negative gradient at the head "
+            "(of the bias, without one the row sums): their labels repeat, or are outweighed",
+            "{} of the examples without a negative class of their own",
+            "at most {} of the examples without a negative class of their own",
+            "a smaller batch, or an adversary that counts labels, such as llg",
+            share=True,
+        ),
+        Quantity(
             "opposite_signs",
             "share of the head's bias gradient whose sign the weight's row sums do not have; they "
             "have it if the features of every example have a positive sum. Without a bias, the "
@@ -213,6 +221,15 @@ QUANTITIES = {
             "at most {} layers with batch statistics",
             "GroupNorm, or BatchNorm in evaluation mode",
             free="no batch statistics",
+        ),
+        Quantity(
+            "normalised_batches",
+            "number of batches (local steps times clients) that were normalised by statistics of "
+            "their own; 0 without such layers",
+            "{} batches, each normalised by its own statistics",
+            "at most {} batches with statistics of their own",
+            "a single local step of a single client, or GroupNorm",
+            free="a single batch where batches are normalised",
         ),
         Quantity(
             "max_pooling",
@@ -253,6 +270,10 @@ QUANTITIES = {
 """What is measured of an interception, by name, in the order of the columns."""
 
 
+COUNTED = ("examples", "clients", "steps", "normalised_batches")
+"""Counts that are at least one, so that a bound of one allows no more than there must be."""
+
+
 @dataclass(frozen=True, slots=True)
 class Requirement:
     """A bound on a quantity, beyond which an attack finds nothing.
@@ -291,8 +312,7 @@ class Requirement:
         """What the attack needs, such as `at most 8 examples`."""
         if self.only:
             return self.of.needed.format(" or ".join(self.only))
-        # A count, of examples, clients or steps, is at least one.
-        least = self.most == 1 and self.quantity in ("examples", "clients", "steps")
+        least = self.most == 1 and self.quantity in COUNTED
         if self.of.free and (least or not self.most):
             return self.of.free
         return self.of.needed.format(self.of.show(self.most))

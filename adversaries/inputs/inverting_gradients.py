@@ -76,11 +76,12 @@ class InvertingGradients(InputMatching):
         "Learning Unsafe?, IEEE TMI 2023"
     )
     requirements = (
-        Requirement("examples", "every example adds unknowns, and no equations", most=8),
+        Requirement("examples", "every example adds unknowns, and no equations", most=6),
         Requirement("steps", "simulated steps are of SGD, in an unknown order", most=4),
         Requirement("optimizer", "it matches a gradient, not steps of it", only=("sgd",)),
         Requirement("noise", "the dummy matches the noise as well", most=0.1),
         Requirement("zeros", "coordinates that were not sent are matched as zeros", most=0.1),
+        Requirement("normalised_batches", "a dummy batch has statistics of its own", most=1),
         Requirement("dropout", "the masks are not known", most=0),
     )
 

@@ -72,6 +72,7 @@ class RepeatedGradients(InputMatching):
         Requirement("noise", "the dummy matches the noise as well", most=0.1),
         Requirement("zeros", "coordinates that were not sent are matched as zeros", most=0.1),
         Requirement("max_pooling", "no derivative shows which pixel a window takes", most=0),
+        Requirement("normalised_batches", "a dummy batch has statistics of its own", most=1),
         Requirement("dropout", "the masks are not known", most=0),
     )
 

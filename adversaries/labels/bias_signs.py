@@ -32,8 +32,8 @@ class BiasSigns(Adversary):
     )
     requirements = (
         Requirement("missing_bias", "the signs are those of the bias", most=0),
-        Requirement("head_fill", "with as many labels as classes no class stands out", most=0.95),
-        Requirement("imbalance", "noise turns the signs of small entries", most=0.5),
+        Requirement("unmarked", "it claims one example for a negative class", most=0.4),
+        Requirement("imbalance", "noise turns the signs of small entries", most=1.0),
     )
 
     of: Literal["bias", "weight"] = "bias"

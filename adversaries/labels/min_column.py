@@ -32,7 +32,11 @@ class MinColumn(Adversary):
         "Yin et al., See through Gradients: Image Batch Recovery via GradInversion, CVPR 2021, "
         "section 3 (label restoration)"
     )
-    requirements = (Requirement("head_fill", "labels that repeat are claimed once", most=0.95),)
+    requirements = (
+        Requirement("unmarked", "labels that repeat are claimed once", most=0.4),
+        Requirement("zeros", "the smallest entries may be left out", most=0.3),
+        Requirement("imbalance", "noise reaches the smallest entries of every class", most=0.3),
+    )
 
     rule: Literal["lowest", "negative"] = "lowest"
     """Classes that are claimed: "lowest": as many as there are examples, those with the smallest

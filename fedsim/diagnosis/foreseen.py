@@ -20,7 +20,10 @@ def foreseen(built: BuiltRun) -> Iterator[tuple[str, str]]:
         The adversary's label, and a sentence. Adversaries that declare no requirements, and those
         that are denied, have none.
     """
-    values = {**_of_training(built), **seen_in_model(built.task.victim({}))}
+    training = _of_training(built)
+    batches = training["steps"] * training["clients"]
+    values: dict[str, Value] = {**seen_in_model(built.task.victim({}), batches), **training}
+    values["optimizer"] = built.scenario.training.optimizer
     defenses = ", ".join(dict.fromkeys(one.name for one in built.defenses))
     later = f"; how much {defenses} hides is measured by fedsim diagnose" if defenses else ""
     for label, _, adversary in built.adversaries:
@@ -33,8 +36,8 @@ def foreseen(built: BuiltRun) -> Iterator[tuple[str, str]]:
             yield label, sentence(label, verdict, values)
 
 
-def _of_training(built: BuiltRun) -> dict[str, Value]:
-    """Examples, local steps, clients and optimizer of the largest update."""
+def _of_training(built: BuiltRun) -> dict[str, int]:
+    """Examples, local steps and clients of the largest update."""
     training = built.scenario.training
     together = training.per_round if training.secure_aggregation else 1
     clients = range(training.clients)
@@ -48,5 +51,4 @@ def _of_training(built: BuiltRun) -> dict[str, Value]:
         "examples": examples * together,
         "clients": together,
         "steps": steps,
-        "optimizer": training.optimizer,
     }

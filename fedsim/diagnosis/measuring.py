@@ -29,6 +29,9 @@ from fedsim.victim import VictimModel
 RANDOM = 16
 """Number of random inputs with which the signs of a model's features are seen."""
 
+SPARSE = 0.15
+"""Share of zeros in the head's gradient from which on it shows no noise."""
+
 PARALLEL = 1e-5
 """Largest distance of the cosine of two units' gradients from 1 with which they count as equal."""
 
@@ -103,18 +106,21 @@ def measure(
         "mixed_units": _mixed_units(gradient, layers, model.head),
         "missing_rank": _missing_rank(model, gradient, first.rank) if first else None,
         "dead": _dead(model, gradient),
-        **_in_mode(model),
+        **_in_mode(model, update.steps * len(interception.clients)),
     }
     if head is not None and head.ndim == 2:
-        imbalance = _imbalance(head)
+        # The sums stay zero in no other steps, and not where coordinates were left out.
+        zeros = _zeros(head)
+        whole = update.optimizer in ("sgd", "unknown") and (zeros or 0) < SPARSE
+        imbalance, bias = _imbalance(head) if whole else None, gradient.get(f"{model.head}.bias")
+        negative = int(((head.sum(dim=1) if bias is None else bias) < 0).sum())
         values |= {
             "imbalance": imbalance,
             "noise": _noise(imbalance, head, gradient),
-            "zeros": _zeros(head),
+            "zeros": zeros,
             "coarseness": _coarseness(head),
-            "opposite_signs": _opposite_signs(
-                head, gradient.get(f"{model.head}.bias"), update.num_examples
-            ),
+            "opposite_signs": _opposite_signs(head, bias, update.num_examples),
+            "unmarked": max(0.0, 1 - negative / update.num_examples),
             "head_rank": layers[model.head].rank if model.head in layers else None,
             "head_fill": layers[model.head].fill if model.head in layers else None,
         }
@@ -123,21 +129,23 @@ def measure(
     return Measured({name: values.get(name) for name in QUANTITIES}, layers)
 
 
-def seen_in_model(model: VictimModel) -> dict[str, Value]:
+def seen_in_model(model: VictimModel, batches: int = 1) -> dict[str, Value]:
     """Measure what a model alone shows: signs of feature sums, batch statistics and dropout.
 
     Args:
         model: The model in the mode of the training. Its buffers change.
+        batches: Number of batches behind an update.
     """
-    return {**_in_mode(model), "opposite_signs": _negative_sums(model)}
+    return {**_in_mode(model, batches), "opposite_signs": _negative_sums(model)}
 
 
-def _in_mode(model: VictimModel) -> dict[str, Value]:
+def _in_mode(model: VictimModel, batches: int) -> dict[str, Value]:
     """Layers that behave differently in training, and the head's bias."""
     parts = list(model.module.modules())
     norms = [p for p in parts if isinstance(p, nn.modules.batchnorm._BatchNorm) and p.training]
     return {
         "batch_norm": len(norms),
+        "normalised_batches": batches if norms else 0,
         "max_pooling": sum(isinstance(p, nn.modules.pooling._MaxPoolNd) for p in parts),
         "dropout": float(model.drops),
         "missing_bias": float(f"{model.head}.bias" not in model.trained),
@@ -241,11 +249,13 @@ def _mixed_units(
 ) -> float | None:
     """Share of the first layer's rank that no two units with the same ratio show."""
     first = next((name for name in layers if name != head), None)
-    if first is None or not layers[first].rank:
+    if first is None:
         return None
     bias = gradient.get(f"{first}.bias")
     if bias is None or len(bias) != len(gradient[f"{first}.weight"]):
         return None  # units are the columns of the weight in GPT-2
+    if not layers[first].rank:
+        return 1.0
     rows = layer_rows(gradient, first)
     rows = rows[rows.norm(dim=1) > 0]
     if len(rows) > WIDEST:

@@ -70,6 +70,7 @@ class LLG(Adversary):
             "with as many labels as classes every class is negative or none stands out",
             most=0.95,
         ),
+        Requirement("imbalance", "noise turns the signs of row sums", most=0.3),
     )
 
     variant: Literal["llg", "llg*", "llg+"] = "llg"

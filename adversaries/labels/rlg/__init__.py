@@ -66,7 +66,7 @@ class RLG(Adversary):
         Requirement(
             "head_fill", "the rank shows labels only below min(features, classes)", most=0.95
         ),
-        Requirement("optimizer", "steps of another optimizer change the rank", only=("sgd",)),
+        Requirement("zeros", "coordinates that are left out raise the rank", most=0.15),
         Requirement("imbalance", "noise and compression raise the rank", most=0.3),
     )
 
