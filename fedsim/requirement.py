@@ -144,11 +144,20 @@ QUANTITIES = {
         ),
         Quantity(
             "head_fill",
-            "rank of the head's gradient, relative to the largest one, min(features, classes - 1)",
+            "rank of the head's gradient, relative to the largest one, min(features, classes - 1); "
+            "not known of a single example",
             "a head's gradient that fills {} of the dimensions that it has",
             "at most {} of the head's dimensions filled",
             "fewer labels in an update: a smaller batch, or fewer local steps",
             share=True,
+        ),
+        Quantity(
+            "binary",
+            "whether the head has two classes (1)",
+            "a head with two classes",
+            "a head with more than two classes",
+            "an adversary that counts labels, such as llg",
+            free="a head with more than two classes",
         ),
         Quantity(
             "first_fill",

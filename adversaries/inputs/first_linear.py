@@ -62,7 +62,10 @@ class FirstLinear(Adversary):
         "IEEE TIFS 2018, Section 3; Geiping et al., Inverting Gradients, NeurIPS 2020, "
         "Proposition 3.1"
     )
-    requirements = (Requirement("mixed_units", "each example needs units of its own", most=0.5),)
+    requirements = (
+        Requirement("mixed_units", "each example needs units of its own", most=0.5),
+        Requirement("optimizer", "steps of another optimizer have other ratios", only=("sgd",)),
+    )
 
     layer: str | None = None
     """Name of the first layer, such as hidden.0; if left out, the layer with as many inputs as an

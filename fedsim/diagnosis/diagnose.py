@@ -104,11 +104,11 @@ def diagnosed(
     findings, _ = read_findings(folder)
     measures, _ = read_measures(folder)
     found = gains(findings, measures)
-    plans, rows = _plans(folder, findings), list[list[Any]]()
+    plans, rows = _plans(folder), list[list[Any]]()
     built: BuiltRun | None = None
     for name, point in scenario.points().items():
         table = point.to_dict()
-        table["adversaries"] = _distinct([*plans, *table.get("adversaries", [])])
+        table["adversaries"] = _distinct([*table.get("adversaries", []), *plans], findings)
         built = as_stated(build(Scenario.parse(table), after=built, task=task), unknown)
         kind = built.task.spec_type
         if wrong := [text for a in adversaries for text in a.unsuited(kind, built.task.name)]:
@@ -192,12 +192,9 @@ def summary(table: "pd.DataFrame") -> Iterator[str]:
             yield prefix + said.replace(rounds_text(span[:1]), rounds_text(span), 1)
 
 
-def _plans(folder: Path, findings: "pd.DataFrame") -> list[dict[str, Any]]:
-    """Adversaries that attacked the recorded run, those of unknown settings first."""
-    installed, found = set(names("adversaries")), list[dict[str, Any]]()
-    for row in findings[["adversary", "label"]].drop_duplicates().to_dict("records"):
-        if row["adversary"] in installed:  # of a scenario's own code, that one names it
-            found.append({"name": row["adversary"], "label": row["label"]})
+def _plans(folder: Path) -> list[dict[str, Any]]:
+    """The adversaries of each `fedsim attack` on a recorded run."""
+    found = list[dict[str, Any]]()
     for path in sorted(folder.glob("attacks/*.toml")):
         try:
             found += tomllib.loads(path.read_text(encoding="utf-8")).get("adversaries", [])
@@ -210,9 +207,16 @@ def _labels(built: BuiltRun) -> list[str]:
     return [label for label, _, _ in built.adversaries]
 
 
-def _distinct(plans: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The last plan of each label."""
-    return [*{one.get("label") or one["name"]: one for one in plans}.values()]
+def _distinct(
+    plans: Sequence[Mapping[str, Any]], findings: "pd.DataFrame"
+) -> list[Mapping[str, Any]]:
+    """The last plan of each label, and for labels of findings without a plan the defaults."""
+    found = {str(one.get("label") or one["name"]): one for one in plans}
+    installed = set(names("adversaries"))
+    for label, name in zip(findings["label"], findings["adversary"], strict=True):
+        if name in installed:
+            found.setdefault(label, {"name": name, "label": label})
+    return [*found.values()]
 
 
 def _recorded(built: BuiltRun, recording: Recording) -> Iterator[Interception]:

@@ -122,7 +122,11 @@ def measure(
             "opposite_signs": _opposite_signs(head, bias, update.num_examples),
             "unmarked": max(0.0, 1 - negative / update.num_examples),
             "head_rank": layers[model.head].rank if model.head in layers else None,
-            "head_fill": layers[model.head].fill if model.head in layers else None,
+            "head_fill": (
+                layers[model.head].fill
+                if model.head in layers and update.num_examples > 1
+                else None
+            ),
         }
     if truth is not None:
         values |= _with_truth(model, truth)
@@ -142,12 +146,14 @@ def seen_in_model(model: VictimModel, batches: int = 1) -> dict[str, Value]:
 def _in_mode(model: VictimModel, batches: int) -> dict[str, Value]:
     """Layers that behave differently in training, and the head's bias."""
     parts = list(model.module.modules())
+    weight = model.module.get_parameter(f"{model.head}.weight")
     norms = [p for p in parts if isinstance(p, nn.modules.batchnorm._BatchNorm) and p.training]
     return {
         "batch_norm": len(norms),
         "normalised_batches": batches if norms else 0,
         "max_pooling": sum(isinstance(p, nn.modules.pooling._MaxPoolNd) for p in parts),
         "dropout": float(model.drops),
+        "binary": float(weight.shape[0] == 2),
         "missing_bias": float(f"{model.head}.bias" not in model.trained),
     }
 

@@ -66,8 +66,9 @@ class RLG(Adversary):
         Requirement(
             "head_fill", "the rank shows labels only below min(features, classes)", most=0.95
         ),
+        Requirement("binary", "each of two classes is always separable", most=0),
         Requirement("zeros", "coordinates that are left out raise the rank", most=0.15),
-        Requirement("imbalance", "noise and compression raise the rank", most=0.3),
+        Requirement("imbalance", "noise raises the rank", most=0.15),
     )
 
     accept: Literal["strict", "margin", "authors"] = "strict"
