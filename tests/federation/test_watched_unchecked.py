@@ -1,0 +1,118 @@
+"""Trainings that the consistency check cannot repeat: it says why, and does not call them right."""
+
+import pytest
+import torch
+from support.tiny import rows
+from support.watched import audited, checks, data, momentum, steps
+from torch import nn
+from torch.utils.data import DataLoader
+
+from fedsim import load, reveal
+
+
+@pytest.fixture(autouse=True)
+def _store(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDSIM_TRUTH", str(tmp_path / "truth"))
+
+
+def by_hand(net, loader):
+    x, y = next(iter(reveal(loader)))
+    nn.functional.cross_entropy(net(x), y).backward()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter -= 0.1 * parameter.grad
+
+
+def hidden_batches(net, loader):
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    steps(net, reveal(loader), optimizer)
+    steps(net, DataLoader(data(), batch_size=5), optimizer)  # which nobody revealed
+
+
+def two_optimizers(net, loader):
+    x, y = next(iter(reveal(loader)))
+    nn.functional.cross_entropy(net(x), y).backward()
+    torch.optim.SGD(net.first.parameters(), lr=0.1).step()
+    torch.optim.Adam(net.out.parameters(), lr=0.1).step()
+
+
+def tiny_rate(net, loader):
+    wrong = lambda logits, y: nn.functional.cross_entropy(logits, (y + 1) % 4)  # noqa: E731
+    steps(net, reveal(loader), torch.optim.SGD(net.parameters(), lr=1e-6), wrong)
+
+
+def two_groups(net, loader):
+    groups = [{"params": net.first.parameters(), "lr": 0.01}, {"params": net.out.parameters()}]
+    steps(net, reveal(loader), torch.optim.SGD(groups, lr=1.0))
+
+
+class Around(torch.optim.Optimizer):
+    """An optimizer around another one, which halves what it does."""
+
+    def __init__(self, inner):
+        super().__init__(inner.param_groups, {})
+        self.inner = inner
+
+    def step(self, closure=None):
+        held = [one for group in self.param_groups for one in group["params"]]
+        before = [one.detach().clone() for one in held]
+        self.inner.step()
+        with torch.no_grad():
+            for one, was in zip(held, before, strict=True):
+                one.lerp_(was, 0.5)
+
+
+def wrapped(net, loader):
+    steps(net, reveal(loader), Around(torch.optim.SGD(net.parameters(), lr=0.1)))
+
+
+def several_parts(net, loader):
+    numbered = DataLoader([(x, y, 3) for x, y in loader.dataset], batch_size=8)
+    pairs = ((x, y) for x, y, _ in reveal(numbered))
+    with pytest.warns(UserWarning, match=r"reveal\(loader, labels=1\)"):
+        steps(net, pairs, torch.optim.SGD(net.parameters(), lr=0.1))
+
+
+def no_classes(net, loader):
+    numbered = DataLoader([(x, y + 7) for x, y in loader.dataset], batch_size=8)
+    less = lambda logits, y: nn.functional.cross_entropy(logits, y - 7)  # noqa: E731
+    steps(net, reveal(numbered), torch.optim.SGD(net.parameters(), lr=0.1), less)
+
+
+UNCHECKED = {
+    by_hand: ("revealed", "no optimizer took a step: weights were changed by hand"),
+    hidden_batches: ("partial", "inputs or labels are missing"),
+    two_optimizers: ("revealed", "the optimizer (several) is none of torch.optim"),
+    tiny_rate: ("revealed", "the change of most weights is within rounding"),
+    two_groups: ("revealed", "the optimizer has several groups of parameters"),
+    wrapped: ("revealed", "the optimizer is wrapped by another one (Around)"),
+    several_parts: ("partial", "inputs or labels are missing"),
+    no_classes: ("partial", "its labels are not one class for each example"),
+}
+
+
+def test_what_cannot_be_checked_says_why(tmp_path):
+    found = checks(audited(tmp_path, *UNCHECKED, record={"keep": "all"}), *UNCHECKED)
+    assert found == {
+        one.__name__: ("ok", truth, f"not checked: {why}")
+        for one, (truth, why) in UNCHECKED.items()
+    }
+    groups = [*UNCHECKED].index(two_groups)
+    updates = {one.clients[0]: one.update for one in load(tmp_path / "run").recording()}
+    assert updates[groups].lr is None  # no one rate is that of all layers
+    by_hands = [row for row in rows(tmp_path / "run") if row["client"] == "0"]
+    assert {row["local_steps"] for row in by_hands} == {""}  # which nobody saw or stated
+
+
+def test_a_check_that_raises_says_so_and_is_made_once(tmp_path):
+    calls = []
+
+    def loss(module, inputs, target, **more):
+        calls.append(1)
+        raise ValueError("no such loss")
+
+    found = audited(tmp_path, momentum, loss=loss)
+    assert {(row["truth"], row["checked"]) for row in found} == {
+        ("revealed", "not checked: ValueError: no such loss")
+    }
+    assert len(calls) == 1
