@@ -43,7 +43,7 @@ class Quantity:
 
     def show(self, value: Value) -> str:
         """Format a value: shares in per cent, numbers with three digits."""
-        if value is None:
+        if value is None or (isinstance(value, float) and not math.isfinite(value)):
             return "unknown"
         if isinstance(value, str):
             return value
@@ -329,5 +329,7 @@ class Requirement:
     def met(self, value: Value) -> bool | None:
         """Whether a measured value is within the bound; None if it is not known."""
         if value is None or value == "unknown":
+            return None
+        if isinstance(value, float) and not math.isfinite(value):
             return None
         return value in self.only if isinstance(value, str) else value <= self.most

@@ -140,10 +140,15 @@ def _print_hidden(
     for one in judged:
         row, name = found[one["point"], one["label"]], f"{one['label']} at {one['point']}"
         if one["kind"] == "leaks" and one["metric"] != main[one["label"]]:
-            text = f"{name}: {one['badge']}. {one['sentence']}"
-            console.print(text, markup=False, highlight=False)
+            _say(console, f"{name}: {one['badge']}. {one['sentence']}")
         if lost := _lost(row):
-            console.print(f"{name}: {lost}", markup=False, highlight=False)
+            _say(console, f"{name}: {lost}")
+
+
+def _say(console: Console, text: str) -> None:
+    """Print a line without the control characters that a client's or an adversary's words hold."""
+    clean = "".join(char for char in text if char.isprintable())
+    console.print(clean, markup=False, highlight=False)
 
 
 def _lost(row: dict[str, Any]) -> str:
@@ -179,6 +184,5 @@ def _print_leakage(
     verdict = {one["label"]: one for one in judged}
     for label, group in groups.items():
         if said := verdict[label]["sentence"]:
-            text = f"{label}: {verdict[label]['badge']}. {said}"
-            console.print(text, markup=False, highlight=False)
-        console.print(f"{label}: {group[0]['sentence']}", markup=False, highlight=False)
+            _say(console, f"{label}: {verdict[label]['badge']}. {said}")
+        _say(console, f"{label}: {group[0]['sentence']}")

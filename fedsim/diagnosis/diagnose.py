@@ -169,7 +169,7 @@ def is_current(folder: Path) -> bool:
 def summary(table: "pd.DataFrame") -> Iterator[str]:
     """A sentence for each adversary and point, and one more where the verdict changes with rounds.
 
-    Of a round's updates the most frequent verdict counts, and is shown by one of them.
+    Of a round's updates the most frequent verdict is told, by one of them, and of how many it is.
 
     Args:
         table: The table that `diagnose` returns.
@@ -180,16 +180,17 @@ def summary(table: "pd.DataFrame") -> Iterator[str]:
         rounds.setdefault(row["round"], []).append(row)
     for (point, _), rounds in by_label.items():
         prefix = f"{point}: " if point else ""
-        spans: list[tuple[tuple[Any, ...], str, list[int]]] = []
+        spans: list[tuple[tuple[Any, ...], str, list[int], list[bool]]] = []
         for number, updates in sorted(rounds.items()):
             keys = [(one["expected"], one["found"], one["reasons"]) for one in updates]
             usual = max(keys, key=keys.count)
-            if spans and spans[-1][0] == usual:
-                spans[-1][2].append(number)
-            else:
-                spans.append((usual, updates[keys.index(usual)]["sentence"], [number]))
-        for _, said, span in spans:
-            yield prefix + said.replace(rounds_text(span[:1]), rounds_text(span), 1)
+            if not spans or spans[-1][0] != usual:
+                spans.append((usual, updates[keys.index(usual)]["sentence"], [], []))
+            spans[-1][2].append(number)
+            spans[-1][3].extend(key == usual for key in keys)
+        for _, said, span, alike in spans:
+            rest = "" if all(alike) else f" (so in {sum(alike)} of {len(alike)} updates)"
+            yield prefix + said.replace(rounds_text(span[:1]), rounds_text(span), 1) + rest
 
 
 def _plans(folder: Path) -> list[dict[str, Any]]:

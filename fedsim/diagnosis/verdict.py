@@ -103,6 +103,9 @@ def sentence(
     unmet = verdict.unmet[:NAMED]
     if not unmet:
         holds = f"{setting(values)}, with all that it requires"
+        if verdict.unknown:
+            names = ", ".join(one.quantity for one in verdict.unknown)
+            holds += f" as far as known (not known: {names})"
         if found is None:
             return f"{label} is expected to leak{where}: {holds}"
         if found:

@@ -1,6 +1,7 @@
 """One metric of an adversary, tested against a random guess and one from public data."""
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,6 +18,13 @@ if TYPE_CHECKING:
 FEW = 10
 """Fewer victims in a round are tested only if all scores are 0 or 1, and by no t-test: at the small
 levels that a correction for many rounds asks for, it is not reliable."""
+
+
+SIZE = re.compile(r"[0-9]{1,9}")
+"""A batch size; tables may come from elsewhere."""
+
+STRIKING = 0.5
+"""How far from a guess to a perfect score one attack must be, to be told whatever the mean is."""
 
 
 class Score(NamedTuple):
@@ -89,6 +97,19 @@ class Evidence:
         return [one.counted for one in self.scores if one.ended]
 
     @property
+    def striking(self) -> float | None:
+        """The best score, if it is at least half of the way from the guess to a perfect one.
+
+        Of numbers alone: a share may be far from a guess by chance, in a batch of few examples.
+        """
+        perfect = 0.0 if self.how.lower else self.how.range[1]
+        if self.how.kind != "number" or not self.ended or not math.isfinite(perfect):
+            return None
+        best = min(self.ended) if self.how.lower else max(self.ended)
+        way = perfect - self.guess
+        return best if way and (best - self.guess) / way >= STRIKING else None
+
+    @property
     def without_success(self) -> bool:
         """Whether the metric is met or not met by a victim, and no victim met it even in part."""
         return self.how.kind == "yes/no" and not any(self.ended)
@@ -100,15 +121,15 @@ def evidence_of(metric: str, how: Measure, rows: "pd.DataFrame") -> Evidence | N
     if not (known["status"] == "ok").any():
         return None
     columns = [known[name] for name in ("round", "seed", "counted", "baseline", "baseline_prior")]
-    sizes = [int(size) if size.isdecimal() and int(size) else 1 for size in known["batch_size"]]
+    sizes = [max(1, int(one)) if SIZE.fullmatch(one) else 1 for one in known["batch_size"]]
     scores = [*map(Score, *columns, sizes, known["status"] == "ok")]
     rounds: dict[float, list[Score]] = {}
     for one in scores:
         rounds.setdefault(one.round, []).append(one)
     alone = {at: _p(own, how, chance_of, FEW) for at, own in rounds.items()}
     beats = {at: p for at, p in alone.items() if p is not None}
-    leaks = {at: max(p, _p(rounds[at], how, prior_of, FEW) or 0.0) for at, p in beats.items()}
-    together, informed = _p(scores, how, chance_of), _p(scores, how, prior_of)
+    leaks = {at: max(p, _informed(rounds[at], how, FEW)) for at, p in beats.items()}
+    together = _p(scores, how, chance_of)
     return Evidence(
         metric,
         how,
@@ -118,7 +139,9 @@ def evidence_of(metric: str, how: Measure, rows: "pd.DataFrame") -> Evidence | N
         prior=_mean(scores, prior_of, how).mean,
         beats=_either_way(together, beats, len(rounds)),
         leaks=_either_way(
-            None if together is None else max(together, informed or 0.0), leaks, len(rounds)
+            None if together is None else max(together, _informed(scores, how)),
+            leaks,
+            len(rounds),
         ),
         by_round={at: len(rounds) * p for at, p in leaks.items()},
         levels=over_rounds(attacks_of(rows, rows["label"].iloc[0], metric), how),
@@ -141,7 +164,10 @@ def _p(
     guess: Callable[[Score], float],
     fewest: int = FEWEST,
 ) -> float | None:
-    """The p-value against one guess; an attack that broke counts as that guess."""
+    """The p-value against one guess; an attack that broke counts as that guess.
+
+    A round alone (`fewest` is FEW) is tested over its victims: of a few seeds it has too few means.
+    """
     known = [one for one in scores if not math.isnan(guess(one))]
     if how.kind == "yes/no":
         known = [one for one in known if one.ended]
@@ -149,7 +175,16 @@ def _p(
         return None
     guesses = [guess(one) if one.ended else one.counted for one in known]
     values, seeds, sizes = zip(*((one.counted, one.seed, one.size) for one in known), strict=True)
-    return better(values, guesses, seeds, how, sizes=sizes, fewest=fewest)
+    whose = seeds if fewest < FEW else [""] * len(known)
+    return better(values, guesses, whose, how, sizes=sizes, fewest=fewest)
+
+
+def _informed(scores: Sequence[Score], how: Measure, fewest: int = FEWEST) -> float:
+    """The p-value against a guess from public data: 0 without one, 1 if it cannot be tested."""
+    if all(math.isnan(one.prior) for one in scores):
+        return 0.0
+    found = _p(scores, how, prior_of, fewest)
+    return 1.0 if found is None else found
 
 
 def _either_way(together: float | None, apart: Mapping[float, float], rounds: int) -> float | None:

@@ -161,6 +161,12 @@ def _nothing(tested: Sequence[Evidence], victims: int, readings: Mapping[str, st
             badge = f"nothing seen in {_victims(n)}: rate below {below}"
     else:
         bound = _missed(one)
+    shown = [other for other in tested if other.striking is not None]
+    if shown:
+        kind, best = "unclear", min(shown, key=lambda other: other.how.rank)
+        badge = f"not above chance on average in {_victims(victims)}"
+        badge += f", but {best.how.title} {best.how.show(best.striking)} in one"
+        bound += f"; best {best.how.title} {best.how.show(best.striking)}, {_guesses(best)}"
     if n < FEWEST:
         badge += ", too few to tell"
     elif n < FEW:
@@ -180,6 +186,10 @@ def _nothing(tested: Sequence[Evidence], victims: int, readings: Mapping[str, st
 def _missed(one: Evidence) -> str:
     """The level of a metric with the one-sided bound of its gain over chance."""
     sign, how = -1 if one.how.lower else 1, one.how
+    if how.kind == "share" and {0.0, 1.0}.issuperset(one.ended):
+        below = rate_below(len(one.ended), int(sum(one.ended)))  # equal values have no spread
+        shown = f"{how.title} {how.show(one.level.mean)} over {_victims(len(one.ended))}"
+        return shown if how.lower else f"{shown}, below {_percent(below)} (95 %)"
     seeds = [each.seed for each in one.scores]
     gains = [sign * (each.counted - each.chance) for each in one.scores]
     bound = most(gains, seeds if len({*seeds}) >= FEWEST else range(len(gains)))

@@ -3,6 +3,7 @@
 import json
 import math
 
+import pandas as pd
 import pytest
 from support.tiny import rows, scenario
 from typer.testing import CliRunner
@@ -10,6 +11,7 @@ from typer.testing import CliRunner
 import fedsim
 from fedsim import Adversary, Knowledge, Reconstruction, Requirement
 from fedsim.cli import app
+from fedsim.diagnosis.diagnose import summary
 from fedsim.diagnosis.leaks import gain
 from fedsim.diagnosis.verdict import expect, sentence
 from fedsim.engine.simulate import simulate
@@ -142,8 +144,8 @@ def test_a_sentence_names_what_was_seen_what_is_needed_and_what_to_try():
     verdict = expect(Picky(), PRESETS["gradients"], few)
     assert verdict.leaks
     assert sentence("picky", verdict, few, found=False) == (
-        "picky found nothing in 4 examples in 10 local steps, with all that it requires; "
-        "try more iterations or another adversary"
+        "picky found nothing in 4 examples in 10 local steps, with all that it requires as far as "
+        "known (not known: opposite_signs, imbalance); try more iterations or another adversary"
     )
     signs = {**few, "opposite_signs": 1.0}
     assert expect(Picky(), PRESETS["gradients"], signs).reasons == ("opposite_signs",)
@@ -166,3 +168,21 @@ def test_probes_are_diagnosed_with_the_examples_that_they_have(tmp_path):
     assert sorted(table["victim"]) == ["r0001-c0000", "r0001-c0001-p00", "r0001-c0001-p01"]
     assert list(table["examples"]) == [4, 2, 2]
     assert set(table["found"]) == {"leaks"}
+
+
+def test_of_verdicts_that_differ_in_a_round_the_usual_one_says_how_usual_it_is():
+    said = ["a leaks in round 1", "a found nothing in round 1"]
+    rows = [
+        {"point": "", "label": "a", "round": number, "expected": "leaks", "reasons": "",
+         "found": said[fails], "sentence": said[fails]}
+        for number in (1, 2) for fails in (0, 1, 1)
+    ]  # fmt: skip
+    (line,) = summary(pd.DataFrame(rows))
+    assert line == "a found nothing in rounds 1 to 2 (so in 4 of 6 updates)"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_value_that_is_no_number_is_unknown(value):
+    bound = Requirement("noise", "why", most=0.5)
+    assert bound.met(value) is None
+    assert "unknown" in bound.of.describe(value)

@@ -217,3 +217,47 @@ def test_p_values_have_known_answers(values, guesses, how, p):
 def test_the_reading_of_a_metric_is_in_the_summary(run):
     found = {one["metric"]: one["verdict"] for one in summary(run(*readable(mse=0.31, ssim=0.014)))}
     assert found["mse"] == found["ssim"] == "not above chance"
+
+
+def test_one_readable_reconstruction_is_told_whatever_the_others_are(run):
+    rows = [
+        one
+        for n in range(2)
+        for one in dlg(1, n, recovered=(0.0, 0.0), mse=((0.3, 0.002)[n], 0.31))
+    ]
+    (found,) = verdicts(run(*rows))
+    assert found["kind"] == "unclear"
+    assert found["badge"] == (
+        "not above chance on average in 2 victims, but Mean squared error 0.002 in one, "
+        "too few to tell"
+    )
+    assert "best Mean squared error 0.002, chance 0.31" in found["sentence"]
+
+
+def test_a_guess_from_public_data_that_cannot_be_tested_is_not_beaten(run):
+    rng = random.Random(1)
+    rows = [
+        one
+        for n in range(12)
+        for one in dlg(1, n, mse=(0.2 + rng.gauss(0, 0.01), 0.31, 0.05 if n < 2 else None))
+    ]
+    (found,) = verdicts(run(*rows))
+    assert found["kind"] == "guessed"
+
+
+def test_more_seeds_hide_no_leak(run):
+    def rows(seeds):
+        return [
+            {**row(at, n, value=float(at > 10), baseline=0.3), "seed": str(seed)}
+            for seed in range(seeds) for at in range(1, 13) for n in range(8)
+        ]  # fmt: skip
+
+    for seeds in (1, 3):
+        (found,) = verdicts(run(*rows(seeds)))
+        assert found["kind"] == "leaks", seeds
+
+
+def test_equal_scores_and_hostile_batch_sizes_have_bounds(run):
+    rows = [{**row(1, n, value=0.0, baseline=0.3), "batch_size": "9" * 400} for n in range(5)]
+    (found,) = verdicts(run(*rows))
+    assert "below 45.1 % (95 %)" in found["sentence"]
