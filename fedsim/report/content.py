@@ -5,20 +5,27 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedsim.report import tables
-from fedsim.report.exhibits import Exhibits, scores
+from fedsim.metric import Measure
+from fedsim.report import attacks, tables
+from fedsim.report.exhibits import SHOWN, Exhibits
 from fedsim.report.folder import RunFolder
+from fedsim.report.frontier import frontier
 from fedsim.report.intervals import FEWEST
 from fedsim.report.leakage import summarise
 from fedsim.report.replication import Series, against, last_utility, over_rounds, utility_measure
 from fedsim.report.verdict import Verdict, verdicts_of
-from fedsim.runs.reading import budget
+from fedsim.runs.reading import Measures, budget
 
 if TYPE_CHECKING:
     import pandas as pd
 
-ATTACK = ["seed", "round", "victim", "client", "label"]
-ATTACKS, ERRORS, ERROR_LENGTH = 400, 12, 2000
+ERRORS, ERROR_LENGTH = 12, 2000
+WHOLE = 6
+"""Up to so many galleries have all their pictures; beyond, the best, the median and the worst."""
+EMBEDDED = 5_000_000
+"""Bytes of pictures and sounds: a page with a table of 100,000 rows has less than 15 MB."""
+CURVES = 12
+"""The largest number of metrics among which the reader of a chart can choose."""
 
 
 def content(folder: RunFolder) -> dict[str, Any]:
@@ -30,11 +37,18 @@ def content(folder: RunFolder) -> dict[str, Any]:
     totals = summarise(rows, measures, verdicts)
     main, every = folder.main, folder.series()
     several = len(every) > 1
-    exhibits = Exhibits(folder.path, measures)
+    galleries = len({*zip(rows["point"], rows["label"], strict=True)})
+    shown = SHOWN if galleries <= WHOLE else FEWEST
+    exhibits = Exhibits(folder.path, measures, shown=shown, limit=EMBEDDED)
     pages = [
         _point(one, [row for row in totals if row["point"] == one.name], verdicts, main, exhibits)
         for one in every
     ]
+    figures = [page["figure"] for page in pages]
+    if several:
+        figures += [charts.overlay(every, main, measures), frontier(every, main, measures)]
+    for place, (one, page) in enumerate(zip(every, pages, strict=True)):
+        page["curves"] = _curves([one], place, main, measures, figures)
     if exhibits.refused:
         notes.append(
             f"{exhibits.refused} artifacts are not shown: missing, outside the run folder, too "
@@ -54,8 +68,9 @@ def content(folder: RunFolder) -> dict[str, Any]:
         "bases": list(dict.fromkeys(base.name for _, base in against(every))),
         "hidden": tables.hidden(len(every), charts.OVERLAID),
         "repeated": any(len(tables.seeds(one)) >= FEWEST for one in every),
-        "figures": [page["figure"] for page in pages]
-        + ([charts.overlay(every, main, measures)] if several else []),
+        "overlay": _curves(every, len(every), main, measures, figures) if several else [],
+        "figures": figures,
+        "attacks": attacks.table(rows, measures) if len(rows) else None,
         "notes": notes,
         "measures": measures,
         "threat": _pairs(scenario.get("threat")),
@@ -75,6 +90,45 @@ def content(folder: RunFolder) -> dict[str, Any]:
     }
 
 
+def _curves(
+    every: Sequence[Series],
+    place: int,
+    main: Mapping[str, str],
+    measures: Measures,
+    figures: list[dict[str, Any]],
+) -> list[tuple[str, int]]:
+    """What a chart can show: a title and the place in `figures`; adds a figure for each metric.
+
+    Args:
+        every: The series of the chart.
+        place: Where the chart of the main metrics is.
+        main: The main metric of each adversary, by label.
+        measures: How metrics are read.
+        figures: All figures of the page.
+    """
+    from fedsim.report import charts
+
+    if len(every) > charts.OVERLAID:
+        return []
+    scored: dict[str, dict[str, str]] = {}
+    for one in every:
+        known = one.rows[one.rows["counted"].notna()].drop_duplicates(["label", "metric"])
+        for label, metric in zip(known["label"], known["metric"], strict=True):
+            if not measures[metric].detail:
+                scored.setdefault(metric, {})[label] = metric
+    found = [("main metric of each adversary", place)]
+    for metric in sorted(scored, key=measures.rank)[:CURVES]:
+        if scored[metric].items() <= main.items():
+            continue  # shown already
+        found.append((measures[metric].title, len(figures)))
+        figures.append(
+            charts.overlay(every, scored[metric], measures)
+            if len(every) > 1
+            else charts.figure(every[0], scored[metric], measures)
+        )
+    return found if len(found) > 1 else []
+
+
 def _point(
     series: Series,
     totals: list[dict[str, Any]],
@@ -89,11 +143,18 @@ def _point(
     for label in dict.fromkeys(row["label"] for row in totals):
         mine = rows[rows["label"] == label]
         table = [row for row in totals if row["label"] == label]
+        table.sort(
+            key=lambda row: (
+                not exhibits.measures[row["metric"]].leaks,
+                exhibits.measures.rank(row["metric"]),
+            )
+        )
         chief = next((row for row in table if row["metric"] == main[label]), table[0])
         attacks = mine.drop_duplicates(["seed", "round", "client", "victim"])
         errors = attacks[attacks["error"] != ""].groupby(["status", "error"], sort=False).size()
-        order = mine[mine["metric"] == chief["metric"]].sort_values(
-            "counted", ascending=chief["lower_is_better"], kind="stable"
+        graded = min(table, key=lambda row: _graded(exhibits.measures[row["metric"]]))
+        order = mine[mine["metric"] == graded["metric"]].sort_values(
+            "counted", ascending=graded["lower_is_better"], kind="stable"
         )
         adversaries.append(
             {
@@ -110,9 +171,9 @@ def _point(
                 ],
                 "more_errors": max(0, len(errors) - ERRORS),
                 "gallery": exhibits.of(order, mine),
+                "graded": exhibits.measures[graded["metric"]].title,
             }
         )
-    each = rows.groupby(ATTACK, sort=False)
     return {
         "name": series.name,
         "seeds": len(tables.seeds(series)),
@@ -121,20 +182,21 @@ def _point(
         "adversaries": adversaries,
         "figure": charts.figure(series, main, exhibits.measures),
         "rounds": tables.by_round(series, main, exhibits.measures),
-        "attacks": [
-            {str(k): v for k, v in part.iloc[0].items()}
-            | {"shown": scores(part, exhibits.measures)}
-            for _, part in rows[each.ngroup() < ATTACKS].groupby(ATTACK, sort=False)
-        ],
-        "attack_count": each.ngroups,
     }
+
+
+def _graded(how: Measure) -> tuple[bool, bool, float]:
+    """The order of metrics for ranking pictures: one that is not only met or not met, by rank."""
+    return not how.leaks or how.detail, how.kind == "yes/no", how.rank
 
 
 def _lead(folder: RunFolder, every: Sequence[Series]) -> str:
     """Two or three sentences about who was attacked."""
     rows, points, parts = folder.rows, len(every), []
     if points > 1:
-        parts.append(f"A sweep over {points} points: first together, then each on its own.")
+        parts.append(
+            f"A sweep over {points} points: charts of all, pictures and tables of the one chosen."
+        )
     if (repeated := max(len(tables.seeds(one)) for one in every)) > 1:
         parts.append(f"{'Each' if points > 1 else 'It'} was run with {repeated} seeds.")
     if rows.empty:

@@ -21,6 +21,8 @@ KINDS = {
 }  # fmt: skip
 FILE_LIMIT, PAGE_LIMIT, TEXT_LIMIT = 2_000_000, 24_000_000, 2000
 SHOWN, EACH = 12, 5
+TALL, WIDE, LARGEST = 208, 640, 20_000
+"""Height and width in pixels at which a picture is shown at most, and those that are believed."""
 
 ABOUT = "about.txt"
 
@@ -29,30 +31,51 @@ Pair = tuple[Exhibit | None, Exhibit | None]
 
 
 class Exhibits:
-    """Embeds artifacts, and counts those that it refuses."""
+    """Embeds artifacts, and counts those that it refuses.
 
-    def __init__(self, run_dir: Path, measures: Measures) -> None:
+    Args:
+        run_dir: The run folder.
+        measures: How metrics are read.
+        shown: The largest number of attacks of one adversary that are shown.
+        limit: The largest number of bytes of all files together.
+    """
+
+    def __init__(
+        self, run_dir: Path, measures: Measures, *, shown: int = SHOWN, limit: int = PAGE_LIMIT
+    ) -> None:
         self.run_dir, self.measures, self.used, self.refused = run_dir, measures, 0, 0
+        self.shown, self.limit = shown, limit
 
     def of(self, order: "pd.DataFrame", rows: "pd.DataFrame") -> dict[str, Any]:
         """Exhibits of attacks in the given order, evenly chosen if there are too many to show.
 
         Args:
-            order: One row for each attack, in the order of the gallery.
+            order: One row for each attack, from the best to the worst.
             rows: All rows of these attacks, for their scores.
+
+        Returns:
+            The keys items (the best, the median and the worst attack come first, named by `rank`),
+            has_audio, notes, and the numbers of attacks shown and total.
         """
         order = order[order["artifact"] != ""]
-        step = max(1.0, (len(order) - 1) / (SHOWN - 1))
-        chosen = order.iloc[[round(at * step) for at in range(min(len(order), SHOWN))]]
+        step = max(1.0, (len(order) - 1) / (self.shown - 1))
+        places = [round(at * step) for at in range(min(len(order), self.shown))]
+        middle = len(places) // 2
+        first = {0: "Best", middle: "Median", len(places) - 1: "Worst"} if len(places) > 2 else {}
+        apart = [at for at in range(len(places)) if at not in first]
+        chosen = order.iloc[[places[at] for at in [*first, *apart]]]
         items: list[dict[str, Any]] = []
         notes: dict[str, None] = {}
         repeated = order["seed"].nunique() > 1
-        for row in chosen.to_dict("records"):
+        for row, rank in zip(
+            chosen.to_dict("records"), [*first.values(), *[""] * len(apart)], strict=True
+        ):
             same = rows[(rows["victim"] == row["victim"]) & (rows["seed"] == row["seed"])]
             artifact = str(row["artifact"]).replace("\\", "/").rstrip("/")
             for pairs in self._figures(artifact):
                 items.append(
                     {
+                        "rank": rank,
                         "who": _who(row, repeated=repeated),
                         "scores": scores(same, self.measures, details=False),
                         "pairs": pairs,
@@ -110,7 +133,7 @@ class Exhibits:
             data = b"" if path is None or path.stat().st_size > FILE_LIMIT else path.read_bytes()
         except OSError:
             data = b""
-        if path is None or kind is None or not data or self.used + len(data) > PAGE_LIMIT:
+        if path is None or kind is None or not data or self.used + len(data) > self.limit:
             self.refused += 1
             return None
         self.used += len(data)
@@ -118,7 +141,26 @@ class Exhibits:
             return {"kind": "text", "text": data.decode("utf-8", errors="replace")[:TEXT_LIMIT]}
         uri = f"data:{kind};base64,{base64.b64encode(data).decode()}"
         path_shown = path.relative_to(self.run_dir).as_posix()
-        return {"kind": kind.split("/")[0], "uri": uri, "path": path_shown}
+        return {
+            "kind": kind.split("/")[0],
+            "uri": uri,
+            "path": path_shown,
+            "size": shown_size(data),
+        }
+
+
+def shown_size(data: bytes) -> tuple[int, int] | None:
+    """The width and height at which the page shows a PNG file; None for other files.
+
+    Small pictures are enlarged to `TALL` pixels of height, or `WIDE` of width.
+    """
+    if data[:8] != b"\x89PNG\r\n\x1a\n" or len(data) < 24:
+        return None
+    width, height = (int.from_bytes(data[at : at + 4], "big") for at in (16, 20))
+    if not 0 < width <= LARGEST or not 0 < height <= LARGEST:
+        return None
+    scale = min(TALL / height, WIDE / width)
+    return max(1, round(width * scale)), max(1, round(height * scale))
 
 
 def _who(row: Mapping[Any, Any], *, repeated: bool) -> str:

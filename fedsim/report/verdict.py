@@ -43,7 +43,7 @@ class Verdict:
         level: The mean of that metric with its interval, over seeds if there are three.
         rounds: The means in the first and the last attacked round, and in a round between them that
             leaks more, if the level changes; otherwise empty.
-        figure: The title and the level of the metric, or its levels by round.
+        figure: The title and the mean of the metric, or its means by round.
         sentence: What the verdict rests on; "" if there is no metric.
         victims: The number of attacks that ended.
         readings: A few words on each metric.
@@ -131,7 +131,7 @@ def _seen(
         metric=one.metric,
         level=one.level,
         rounds=stops,
-        figure=f"{how.title} {by_round if {*stops} & {*one.peaks} else level}",
+        figure=f"{how.title} {by_round if {*stops} & {*one.peaks} else how.show(one.level.mean)}",
         sentence="; ".join(parts),
     )
 
@@ -178,7 +178,7 @@ def _nothing(tested: Sequence[Evidence], victims: int, readings: Mapping[str, st
         victims,
         metric=one.metric,
         level=one.level,
-        figure=f"{how.title} {one.level.show(how)}",
+        figure=f"{how.title} {how.show(one.level.mean)}",
         sentence="; ".join([bound, _guesses(one)]),
     )
 

@@ -1,13 +1,16 @@
 """The page of a run: pictures, texts, points of a sweep, all in one file."""
 
 import functools
+import io
 import json
 import re
 
 import pytest
+from PIL import Image
 from support.run_folders import HOSTILE, SCENARIO, Page, page_of, picture, row, written
 
 from fedsim.report import summary, write_report
+from fedsim.report.exhibits import shown_size
 
 
 @pytest.fixture
@@ -33,7 +36,8 @@ def test_sweep_points_are_kept_apart(run):
         ("sigma=0.1", 0.3),
     ]
     page = page_of(folder)
-    assert page.count("data-figure=") == 3  # all together, and each on its own
+    # All together, utility against leakage, and each on its own.
+    assert page.count("data-figure=") == 4
     assert '<select id="point">' in page
     assert "sigma=0.1" in write_report(folder, "markdown").read_text(encoding="utf-8")
 
@@ -98,18 +102,60 @@ def test_a_long_gallery_shows_a_fair_choice(run):
         picture(folder, each["artifact"])
     page = page_of(folder)
     assert "12 of 40, evenly spread from the best to the worst" in page
-    assert "Client 0, round 1" in page
-    assert "Client 39, round 1" in page
+    first = page.split("<figcaption>")[1:4]
+    for rank, client, caption in zip(("Best", "Median", "Worst"), (0, 21, 39), first, strict=True):
+        assert caption.startswith(f"<b>{rank}: Client {client}, round 1")
+    assert page.index('class="gallery"') < page.index("data-figure="), "pictures come first"
+
+
+@pytest.mark.parametrize(
+    ("size", "shown"), [((16, 33), (101, 208)), ((640, 80), (640, 80)), ((8, 8), (208, 208))]
+)
+def test_a_sheet_is_as_high_as_its_picture(size, shown):
+    file = io.BytesIO()
+    Image.new("L", size).save(file, "png")
+    assert shown_size(file.getvalue()) == shown
+    assert shown_size(b"GIF89a" + bytes(40)) is None
+
+
+def test_every_attack_is_in_the_page_as_columns(run):
+    folder = run(
+        row(client=3, value=0.25),
+        row(client=3, metric="label_f1", value="inf"),
+        row(2, 5, "dlg", "mse", status="failed", error="odd  <b>"),
+    )
+    (data,) = re.findall(r'id="attack-data">(.*?)</script>', page_of(folder))
+    found = json.loads(data)
+    assert found["count"] == 2
+    assert found["facets"]["client"] == {"values": ["3", "5"], "of": [0, 1]}
+    assert found["facets"]["status"] == {"values": ["ok", "failed"], "of": [0, 1]}
+    scores = {one["title"]: one["values"] for one in found["scores"]}
+    assert scores == {"Labels recovered": [0.25, None], "Label F1": ["∞", None]}
+    assert (found["messages"], found["why"]) == (["odd <b>"], [-1, 0])
+
+
+def test_a_chart_can_show_other_metrics(run):
+    folder = run(*(row(n, 1, "dlg", metric, 0.5) for n in (1, 2) for metric in ("mse", "ssim")))
+    page = page_of(folder)
+    choice = page.split("<select data-chart>")[1].split("</select>")[0]
+    assert re.findall(r'value="(\d+)">([^<]*)', choice) == [
+        ("0", "main metric of each adversary"),
+        ("1", "SSIM"),
+    ]
+    figures = json.loads(page.split('id="figures">')[1].split("</script>")[0])
+    assert "dlg: SSIM" in [trace["name"] for trace in figures[1]["data"]]
 
 
 def test_the_page_works_in_a_browser_without_a_network(run, browser):
     from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
     from selenium.webdriver.support.select import Select
     from selenium.webdriver.support.wait import WebDriverWait
 
     points = ("sigma=0.0", HOSTILE)
     rows = [row(n, n, HOSTILE, "asr", 0.8, point=point) for n in range(1, 6) for point in points]
     rows += [row(n, n, "dlg", "mse", 10.0**-n, 0.1, point=points[0]) for n in range(1, 4)]
+    rows += [row(6, n, "dlg", "ssim", 0.5, 0.1, point=points[0]) for n in range(300)]
     folder = run(*rows, points=points, name=HOSTILE, scenario=f"# {HOSTILE}\n{SCENARIO}")
     browser.execute_cdp_cmd("Network.enable", {})
     browser.execute_cdp_cmd(
@@ -130,6 +176,21 @@ def test_the_page_works_in_a_browser_without_a_network(run, browser):
     assert not browser.find_element(By.CSS_SELECTOR, "[data-point='0']").is_displayed()
     legend = browser.find_element(By.CSS_SELECTOR, "[data-point='1'] .legend").text
     assert "</script><script>" in legend
+    table = browser.find_element(By.ID, "attacks")
+    count = table.find_element(By.CSS_SELECTOR, "[role=status]")
+    assert count.text.startswith("313 attacks")
+    assert len(table.find_elements(By.CSS_SELECTOR, "tbody tr")) < 60, "the rows in view"
+    chosen = {one.find_element(By.XPATH, "..").text.split("\n")[0]: Select(one)
+              for one in table.find_elements(By.TAG_NAME, "select")}  # fmt: skip
+    assert [*chosen] == ["Point", "Round", "Client", "Adversary", "Outcome"]
+    chosen["Adversary"].select_by_visible_text("dlg")
+    chosen["Round"].select_by_visible_text("6")
+    assert count.text == "300 of 313 attacks."
+    box = table.find_element(By.CSS_SELECTOR, ".rows")
+    box.send_keys(Keys.END)
+    WebDriverWait(browser, 30).until(lambda page: "299 dlg ok SSIM 0.5" in box.text)
+    chosen["Adversary"].select_by_visible_text(HOSTILE)
+    assert count.text == "0 of 313 attacks."
     assert browser.execute_script("return typeof window.hacked") == "undefined"
     wide = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
     assert browser.execute_script(wide) <= 0

@@ -129,16 +129,17 @@ def test_the_baseline_is_the_point_without_defense_and_with_the_same_other_value
 def test_the_page_overlays_the_points_undefended_first(tmp_path):
     page = page_of(repeated(tmp_path / "run", sigmas=("0.1", "0.01", "0.0")))
     figures = json.loads(page.split('id="figures">')[1].split("</script>")[0])
-    assert len(figures) == 4  # three points on their own, then all together
-    assert page.count("<option") == 3
-    drawn = figures[-1]["data"]
+    # Three points on their own, then all together, and utility against leakage.
+    assert len(figures) == 5
+    assert page.split('id="point"')[1].split("</select>")[0].count("<option") == 3
+    drawn = figures[3]["data"]
     named = [trace["name"] for trace in drawn if trace["showlegend"]]
     assert named == [*(f"defenses.0.sigma={sigma}" for sigma in ("0.0", "0.1", "0.01")),
                      "random guess"]  # fmt: skip
     bands = [trace for trace in drawn if trace.get("fill")]
     assert {trace["legendgroup"] for trace in bands} == {"0", "1", "2"}
     assert [at for at, trace in enumerate(drawn) if trace["name"] == "random guess"]
-    titles = [note["text"] for note in figures[-1]["layout"]["annotations"]]
+    titles = [note["text"] for note in figures[3]["layout"]["annotations"]]
     assert titles == ["<b>Accuracy</b>", "<b>Loss</b>", "<b>llg: Labels recovered</b>",
                       "<b>dlg: Mean squared error</b>"]  # fmt: skip
     words = " ".join(" ".join(Page(page).words).split())
@@ -151,7 +152,7 @@ def test_the_page_overlays_the_points_undefended_first(tmp_path):
 def test_more_points_than_colours_are_there_to_be_chosen(tmp_path):
     rows = [row(point=f"training.lr=0.{n}") for n in range(1, 10)]
     page = page_of(written(tmp_path, *rows, points=[one["point"] for one in rows]))
-    data = json.loads(page.split('id="figures">')[1].split("</script>")[0])[-1]["data"]
+    data = json.loads(page.split('id="figures">')[1].split("</script>")[0])[9]["data"]
     hidden = {trace["name"] for trace in data if trace.get("visible") == "legendonly"}
     assert {f"training.lr=0.{n}" for n in (7, 8, 9)} <= hidden
     assert "The first 6 are shown, and a click in the legend shows others." in page
@@ -160,7 +161,7 @@ def test_more_points_than_colours_are_there_to_be_chosen(tmp_path):
 def test_a_chart_of_very_many_points_leaves_the_last_to_the_tables(tmp_path):
     rows = [row(point=f"training.lr=0.{n}") for n in range(100, 130)]
     page = page_of(written(tmp_path, *rows, points=[one["point"] for one in rows]))
-    data = json.loads(page.split('id="figures">')[1].split("</script>")[0])[-1]["data"]
+    data = json.loads(page.split('id="figures">')[1].split("</script>")[0])[30]["data"]
     named = [trace["name"] for trace in data if trace["showlegend"]]
     assert named == [*(f"training.lr=0.{n}" for n in range(100, 124)), "random guess"]
     assert "6 others are in the tables alone" in page

@@ -26,7 +26,7 @@ def test_leakage_is_the_plot_of_the_page(folder):
     page = content(open_folder(folder))["figures"]
     plots = Plots(folder)
     for found, theirs in (
-        (plots.leakage(), page[-1]),
+        (plots.leakage(), page[3]),
         (plots.leakage("defenses.0.sigma=0.1"), page[2]),
     ):
         assert [one.name for one in found.data] == [one["name"] for one in theirs["data"]]
