@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 from torch import nn
 
-from adversaries.inputs.input_matching import InputMatching
+from adversaries.inputs.input_matching import POOLED, SENT, TRAINED, InputMatching
 from fedsim import ImageSpec, Job, Knowledge, Observation, Requirement, TabularSpec, VictimModel
 from fedsim.gradients import LBFGS, Match, Problem, Restarts, Rules, minimise
 
@@ -62,12 +62,9 @@ class DLG(InputMatching):
     requirements = (
         Requirement("examples", "every example adds unknowns, and no equations", most=8),
         Requirement("steps", "the gradient is matched as that of one step", most=2),
-        Requirement("optimizer", "it matches a gradient, not steps of it", only=("sgd",)),
-        Requirement("noise", "the dummy matches the noise as well", most=0.1),
-        Requirement("zeros", "coordinates that were not sent are matched as zeros", most=0.1),
-        Requirement("max_pooling", "no derivative shows which pixel a window takes", most=0),
-        Requirement("normalised_batches", "a dummy batch has statistics of its own", most=1),
-        Requirement("dropout", "the masks are not known", most=0),
+        *SENT,
+        POOLED,
+        *TRAINED,
     )
 
     iterations: int = Field(default=300, ge=1)

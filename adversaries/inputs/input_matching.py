@@ -8,9 +8,25 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedsim import Knowledge, Observation, Reconstruction
+from fedsim import Knowledge, Observation, Reconstruction, Requirement
 from fedsim.adversary import Adversary, Job, Source
 from fedsim.gradients import Comparison, Match, Problem, in_groups, local_steps
+
+SENT = (
+    Requirement("optimizer", "it matches a gradient, not steps of it", only=("sgd",)),
+    Requirement("noise", "the dummy matches the noise as well", most=0.1),
+    Requirement("zeros", "coordinates that were not sent are matched as zeros", most=0.1),
+)
+"""What matching requires of the update that the client sent."""
+
+TRAINED = (
+    Requirement("normalised_batches", "a dummy batch has statistics of its own", most=1),
+    Requirement("dropout", "the masks are not known", most=0),
+)
+"""What matching requires of the model in training."""
+
+POOLED = Requirement("max_pooling", "no derivative shows which pixel a window takes", most=0)
+"""What matching by second derivatives requires of the model."""
 
 
 class InputMatching(Adversary):

@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from adversaries.inputs.input_matching import InputMatching
+from adversaries.inputs.input_matching import SENT, TRAINED, InputMatching
 from fedsim import ImageSpec, Knowledge, Observation, Requirement
 from fedsim.adversary import Job, Source
 from fedsim.gradients import (
@@ -78,11 +78,8 @@ class InvertingGradients(InputMatching):
     requirements = (
         Requirement("examples", "every example adds unknowns, and no equations", most=6),
         Requirement("steps", "simulated steps are of SGD, in an unknown order", most=4),
-        Requirement("optimizer", "it matches a gradient, not steps of it", only=("sgd",)),
-        Requirement("noise", "the dummy matches the noise as well", most=0.1),
-        Requirement("zeros", "coordinates that were not sent are matched as zeros", most=0.1),
-        Requirement("normalised_batches", "a dummy batch has statistics of its own", most=1),
-        Requirement("dropout", "the masks are not known", most=0),
+        *SENT,
+        *TRAINED,
     )
 
     iterations: int = Field(default=2000, ge=1)

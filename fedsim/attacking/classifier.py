@@ -84,7 +84,7 @@ def _spec_of(example: Tensor, classes: int, input_range: tuple[float, float] | N
 def _of_logits(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
     """Make a model that returns logits, also if it is one of Hugging Face's.
 
-    These return records with `logits`, and are told in training which tokens are padding.
+    These return a record with a field `logits`, and take an attention mask that leaves out padding.
     """
 
     def masked(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -148,6 +148,6 @@ def _head_of(module: nn.Module, example: Tensor, classes: int) -> str:
     if not likely:
         raise ScenarioError(
             f"model: none of its linear layers has {classes} outputs, as the logits have, so that "
-            "its head cannot be told. Adversaries need one"
+            "its head cannot be found. Adversaries need one"
         )
     return likely[-1]

@@ -55,7 +55,8 @@ def plans(built: BuiltRun, point: str) -> dict[str, dict[str, Any]]:
 def seen(attack: Attack) -> tuple[str, ...]:
     """The digests of the interception and the history that an attack is shown, "" if unknown.
 
-    A probe is told in words after the digest of its model, since it is known without a recording.
+    For a probe, its number and batch size follow the digest of its model: they are known without a
+    recording.
     """
     one = attack.interception
     digests = tuple(map(_digest, (one, *attack.history)))

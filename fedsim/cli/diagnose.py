@@ -23,6 +23,7 @@ def diagnose(
 
     with loading(open_console(stderr=as_json), quiet=quiet):
         from fedsim.adversary import Adversary
+        from fedsim.cli.summary import printable
         from fedsim.diagnosis.diagnose import FILE, summary
         from fedsim.diagnosis.diagnose import diagnose as diagnose_run
         from fedsim.plugin import make
@@ -34,5 +35,5 @@ def diagnose(
         print_json(table.to_dict("records"))
     elif not quiet:
         for text in summary(table):
-            typer.echo(text)
+            typer.echo(printable(text))
         typer.echo(f"all {len(table)} rows: {run.rstrip('/')}/{FILE}")

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedsim.attacking.progress import AttackProgress
+from fedsim.cli.summary import printable
 from fedsim.metrics import installed
 from fedsim.runs.reading import UNCOUNTED, Measures, budget
 
@@ -165,9 +166,7 @@ class Display:
         return f"  leaked in this round: {text}" if text else ""
 
     def _say(self, text: str) -> None:
-        # Names in a line can come from clients, so markup and control characters are removed.
-        clean = "".join(char for char in text if char.isprintable())
-        self._console.print(escape(clean), highlight=False)
+        self._console.print(printable(text), markup=False, highlight=False)
 
     def _picture(self) -> Group:
         leakage = _leakage(self._sums)

@@ -13,6 +13,11 @@ from fedsim.report.intervals import FEWEST, interval_text
 from fedsim.runs.reading import Measures, budget, read_measures
 
 
+def printable(text: str) -> str:
+    """A line without control characters, which names from clients and plugins may hold."""
+    return "".join(char for char in text if char.isprintable())
+
+
 def print_summary(console: Console, folder: Path) -> None:
     """Print what leaked beside chance; for a sweep one line for each point, with the utility.
 
@@ -21,28 +26,26 @@ def print_summary(console: Console, folder: Path) -> None:
     printed too.
     """
     rows, utility, measures = summary(folder), utility_summary(folder), read_measures(folder)[0]
-    judged = verdicts(folder)
+    verdict_rows = verdicts(folder)
     seeds = {row["seeds"] for row in (*rows, *utility)}
     if len({row["point"] for row in (*utility, *rows)}) > 1:
         console.print(_points(rows, utility, measures))
         if max(seeds) > 1:
             _print_differences(console, rows, utility, measures)
-        _print_hidden(console, rows, judged, measures)
+        _print_other_metrics(console, rows, verdict_rows, measures)
     else:
         spent = [row for row in utility if budget(row["metric"])]
         trained = [row for row in utility if row["metric"] == "accuracy"]
         for words, found in (("privacy spent", spent), ("in the end", trained)):
             if found:
                 text = ", ".join(f"{row['metric']} {_utility(row)}" for row in found)
-                console.print(f"{words}: {text}", markup=False, highlight=False)
+                _say(console, f"{words}: {text}")
         if rows:
-            _print_leakage(console, rows, judged, measures)
+            _print_leakage(console, rows, verdict_rows, measures)
     if 1 < (most := max(seeds, default=1)) < FEWEST:
-        text = f"means over {most} seeds; an interval takes at least {FEWEST}"
-        console.print(text, markup=False, highlight=False)
+        _say(console, f"means over {most} seeds; an interval takes at least {FEWEST}")
     elif most > 1:
-        text = f"means over {most} seeds; in square brackets their 95 % interval"
-        console.print(text, markup=False, highlight=False)
+        _say(console, f"means over {most} seeds; in square brackets their 95 % interval")
 
 
 def _points(rows: list[dict[str, Any]], utility: list[dict[str, Any]], measures: Measures) -> Table:
@@ -128,16 +131,16 @@ def _utility(row: dict[str, Any]) -> str:
     return f"{100 * value:.1f} %" if row["metric"] == "accuracy" else f"{value:.3g}"
 
 
-def _print_hidden(
+def _print_other_metrics(
     console: Console,
     rows: list[dict[str, Any]],
-    judged: list[dict[str, Any]],
+    verdict_rows: list[dict[str, Any]],
     measures: Measures,
 ) -> None:
     """Print what the table of points does not show: other metrics that leak, and lost attacks."""
     main = measures.main((row["label"], row["metric"]) for row in rows)
     found = {(row["point"], row["label"]): row for row in rows}
-    for one in judged:
+    for one in verdict_rows:
         row, name = found[one["point"], one["label"]], f"{one['label']} at {one['point']}"
         if one["kind"] == "leaks" and one["metric"] != main[one["label"]]:
             _say(console, f"{name}: {one['badge']}. {one['sentence']}")
@@ -146,9 +149,8 @@ def _print_hidden(
 
 
 def _say(console: Console, text: str) -> None:
-    """Print a line without the control characters that a client's or an adversary's words hold."""
-    clean = "".join(char for char in text if char.isprintable())
-    console.print(clean, markup=False, highlight=False)
+    """Print a line as it is, without markup and control characters."""
+    console.print(printable(text), markup=False, highlight=False)
 
 
 def _lost(row: dict[str, Any]) -> str:
@@ -160,7 +162,7 @@ def _lost(row: dict[str, Any]) -> str:
 def _print_leakage(
     console: Console,
     rows: list[dict[str, Any]],
-    judged: list[dict[str, Any]],
+    verdict_rows: list[dict[str, Any]],
     measures: Measures,
 ) -> None:
     """Print who was attacked and the main measures of what leaked; the report has the others."""
@@ -181,7 +183,7 @@ def _print_leakage(
             table.add_row(*map(escape, [name, attacked, how.title, *shown]))
             name = attacked = ""
     console.print(table)
-    verdict = {one["label"]: one for one in judged}
+    verdict = {one["label"]: one for one in verdict_rows}
     for label, group in groups.items():
         if said := verdict[label]["sentence"]:
             _say(console, f"{label}: {verdict[label]['badge']}. {said}")

@@ -169,7 +169,7 @@ def is_current(folder: Path) -> bool:
 def summary(table: "pd.DataFrame") -> Iterator[str]:
     """A sentence for each adversary and point, and one more where the verdict changes with rounds.
 
-    Of a round's updates the most frequent verdict is told, by one of them, and of how many it is.
+    A round has the most frequent verdict of its updates, with their number if they differ.
 
     Args:
         table: The table that `diagnose` returns.

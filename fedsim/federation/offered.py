@@ -28,7 +28,7 @@ class Parts:
 
     Attributes:
         tensors: Its tensors other than the labels.
-        labels: Its labels, any integers; None if they cannot be told.
+        labels: Its labels, any integers; None if they cannot be found.
     """
 
     tensors: tuple[Tensor, ...]
@@ -56,7 +56,7 @@ class Parts:
                 place = None
                 warnings.warn(
                     f"batches have {len(batch)} parts, and which of them are the labels cannot be "
-                    "told: name them by their index, such as reveal(loader, labels=1)",
+                    "seen: name them by their index, such as reveal(loader, labels=1)",
                     stacklevel=4,
                 )
         else:
@@ -137,7 +137,7 @@ class Offered:
         """Take the next batch, for a client that changed it (normalisation, augmentation).
 
         Returns:
-            The batch, the only one there was if it is used again, or None if that cannot be told.
+            The batch, the only one there was if it is used again, or None if that is not known.
         """
         if not self._waiting:
             return self._last if self._number == 1 else None

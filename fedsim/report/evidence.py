@@ -24,7 +24,7 @@ SIZE = re.compile(r"[0-9]{1,9}")
 """A batch size; tables may come from elsewhere."""
 
 STRIKING = 0.5
-"""How far from a guess to a perfect score one attack must be, to be told whatever the mean is."""
+"""Share of the way from a guess to a perfect score from which on one attack is reported alone."""
 
 
 class Score(NamedTuple):

@@ -15,7 +15,7 @@ from fedsim.report.replication import (
     utility_measure,
 )
 from fedsim.report.traces import COLOURS
-from fedsim.report.verdict import judge
+from fedsim.report.verdict import verdict_of
 from fedsim.runs.reading import STATUSES, Measures
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def _leakage(mine: "pd.DataFrame", label: str, metric: str, measures: Measures) 
         return NOTHING
     part, how = attacks_of(mine, label, metric), measures[metric]
     mean, guess = leaked(part, how), leaked(part, how, "baseline")
-    verdict = judge(mine, measures)
+    verdict = verdict_of(mine, measures)
     lines = [*_cell(mean, how), f"chance {how.show(guess.mean)}", verdict.badge]
     if verdict.metric not in ("", metric):
         lines.append(verdict.figure)

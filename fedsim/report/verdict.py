@@ -25,7 +25,7 @@ FEW = 10
 """Verdicts on fewer victims say so: in nine, a rate of 28 % can be missed."""
 
 CHANGED = 0.2
-"""How far the level must move between rounds to be told, as a share of its distance to a guess."""
+"""Change of the level between rounds that is reported, as a share of its distance to a guess."""
 
 Kind = Literal["leaks", "guessed", "nothing", "unclear", "unknown", "denied"]
 
@@ -63,10 +63,10 @@ class Verdict:
 def verdicts_of(rows: "pd.DataFrame", measures: Measures) -> dict[tuple[str, str], Verdict]:
     """The verdicts on all adversaries of a run, by sweep point and label."""
     each = rows.groupby(["point", "label"], sort=False)
-    return {(str(point), str(label)): judge(part, measures) for (point, label), part in each}
+    return {(str(point), str(label)): verdict_of(part, measures) for (point, label), part in each}
 
 
-def judge(rows: "pd.DataFrame", measures: Measures) -> Verdict:
+def verdict_of(rows: "pd.DataFrame", measures: Measures) -> Verdict:
     """The verdict on the rows of one adversary at one sweep point."""
     attacks = rows.drop_duplicates(["seed", "round", "client", "victim"])
     victims = int((attacks["status"] == "ok").sum())

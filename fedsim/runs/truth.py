@@ -24,7 +24,7 @@ class Origin(BaseModel):
     """Whose training a file is about; a server refuses a file of another reply.
 
     Attributes:
-        round: The round, from 1; 0 if the client was not told.
+        round: The round, from 1; 0 if the server did not send it.
         node: Flower's id of the client's node.
         received: Digest of the arrays that the client received.
     """

@@ -14,7 +14,7 @@ from fedsim.cli.summary import print_summary
 from fedsim.metric import Measure
 from fedsim.report import summary, verdicts, write_report
 from fedsim.report.significance import better, holm, rate_below
-from fedsim.report.verdict import judge
+from fedsim.report.verdict import verdict_of
 from fedsim.runs.reading import MEASURES
 
 ROUNDS = (1, 5, 10, 15, 20, 25, 30)
@@ -160,7 +160,7 @@ def test_adversaries_that_guess_are_said_to_leak_in_one_case_of_twenty_at_most()
     )  # fmt: skip
     for _ in range(runs):
         scores = rng.normal(0.5, 0.1, len(table))
-        wrong += judge(table.assign(value=scores, counted=scores), MEASURES).kind == "leaks"
+        wrong += verdict_of(table.assign(value=scores, counted=scores), MEASURES).kind == "leaks"
     assert wrong / runs <= 0.05
 
 

@@ -49,7 +49,7 @@ class DAGER(Adversary):
     recovers = frozenset({"tokens", "text"})
     cites = "Petrov et al., DAGER: Exact Gradient Inversion for Large Language Models, NeurIPS 2024"
     requirements = (
-        Requirement("first_fill", "tokens are told apart outside the row space", most=0.75),
+        Requirement("first_fill", "tokens outside the row space are ruled out", most=0.75),
         Requirement("missing_rank", "tokens that the rank lacks are not found", most=0.2),
         Requirement("steps", "the row space is that of one step", most=1),
         Requirement("optimizer", "other optimizers change the row space", only=("sgd",)),
