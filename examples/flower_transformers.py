@@ -14,7 +14,7 @@ from flwr.serverapp.strategy import FedAvg
 from torch.utils.data import DataLoader
 from transformers import BertConfig, BertForSequenceClassification
 
-from adversaries import RLG, BiasSigns  # fedsim
+from adversaries import RLG, TokenLeak  # fedsim
 from fedsim import HonestButCurious, reveal, watch  # fedsim
 
 GOOD = ["great", "fine", "lovely", "superb", "clever", "warm"]
@@ -75,7 +75,7 @@ server = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     strategy = FedAvg(fraction_train=0.5, fraction_evaluate=0.0)
     strategy = HonestButCurious(
-        strategy, model=make_net, adversaries=[BiasSigns(), RLG()]
+        strategy, model=make_net, adversaries=[TokenLeak(), RLG()]
     )  # fedsim
     strategy.start(grid=grid, initial_arrays=ArrayRecord(make_net().state_dict()), num_rounds=2)
 

@@ -8,13 +8,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedsim import Knowledge, TextSpec
+from fedsim import Knowledge, TextSpec, VictimModel
 from fedsim.adversary import Adversary, Job, Source
+from fedsim.errors import DataError
 from fedsim.gradients import rank_above, rounding
 from fedsim.records import Observation, Tokens
 
 MOST = 64
 """The largest number of combinations of unknown labels and lengths that are tried."""
+
+NO_EMBEDDINGS = "the model takes no word embeddings, which this attack optimises"
+"""Why models that take token ids alone cannot be attacked."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,6 +60,16 @@ class TextAttack(Adversary):
             return required | Knowledge.LENGTHS
         return required if self.labels_from != "given" else required & ~Knowledge.LABELS
 
+    def cautions(self, model: VictimModel) -> list[str]:
+        """The warnings of `labels_from`.
+
+        Raises:
+            DataError: The model cannot start from word embeddings.
+        """
+        if model.words is None or "embedding" not in model.points:
+            raise DataError(f"{self.name}: {NO_EMBEDDINGS}")
+        return super().cautions(model)
+
     def texts(self, seen: Observation) -> tuple[Tokens, Tensor]:
         """The vocabulary and word embeddings (V, d).
 
@@ -65,7 +79,7 @@ class TextAttack(Adversary):
         model = seen.know(Knowledge.MODEL)
         tokens, words = seen.spec.require(TextSpec).tokens, model.embedding
         if words is None or "embedding" not in model.points:
-            raise ValueError("the model takes no word embeddings, which this attack optimises")
+            raise ValueError(NO_EMBEDDINGS)
         return tokens, words
 
     def candidate_batches(self, seen: Observation, job: Job) -> list[Candidate]:

@@ -4,12 +4,13 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedsim.adversary import Adversary, Job
 from fedsim.attacking.probes import computed
@@ -93,6 +94,7 @@ class AttackRunner:
         self.adversaries, self.threat = built.adversaries, built.threat
         self._scorer = Scorer(built, point, batch_size_stated=batch_size_stated)
         self._running: tuple[str, Sequence[Job]] = ("", ())
+        self._unsuited: dict[str, str] = {}
 
     def warm(self) -> None:
         """Load data and model, so that this does not count as time of the first attack."""
@@ -149,7 +151,7 @@ class AttackRunner:
         label, _, adversary = self.adversaries[attacks[0].adversary]
         limit, alone = self.limit(attacks), len(attacks) == 1
         try:
-            with isolated(*self._place(attacks[0])):
+            with isolated(*self._place(attacks[0])), self._differentiable():
                 with alarm(limit):  # a probe is trained here
                     seen = [self._observe(adversary, attack) for attack in attacks]
                 call.jobs = [self._job(attack, limit) for attack in attacks]
@@ -170,6 +172,11 @@ class AttackRunner:
                 found = type(claimed).__name__
                 raise TypeError(f"{method} returned {found}, expected a Reconstruction")
         return claims
+
+    def _differentiable(self) -> AbstractContextManager[None]:
+        """Let a project's own model be differentiated twice: fused attention cannot be."""
+        revealed = isinstance(self.task, Revealed)
+        return sdpa_kernel(SDPBackend.MATH) if revealed else nullcontext()
 
     def _place(self, attack: Attack) -> tuple[Any, ...]:
         """The arguments that seed an attack's random numbers: seed, purpose, round, clients."""
@@ -194,6 +201,11 @@ class AttackRunner:
                 f"it needs {', '.join(missing.names())}, which threat.grants withholds"
             )
         if isinstance(self.task, Revealed):
+            label, _, _ = self.adversaries[attack.adversary]
+            if label not in self._unsuited:
+                self._unsuited[label] = self.task.unsuited(adversary)
+            if self._unsuited[label]:
+                raise NotGranted(self._unsuited[label])
             granted &= ~self.task.unknown(one.clients, one.round)
             if missing := adversary.requires() & ~granted.closed():
                 raise NotGranted(

@@ -1,6 +1,7 @@
 """The classifier of another Flower project, known from its model and one of its inputs."""
 
 import contextlib
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -8,24 +9,35 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from fedsim.attacking.texts import padding_of, takes_embeddings, text_loss, text_spec
 from fedsim.errors import DataError, ScenarioError
 from fedsim.libraries import brief
 from fedsim.seeds import isolated
-from fedsim.spec import Column, ImageSpec, Spec, TabularSpec
+from fedsim.spec import Column, ImageSpec, Spec, TabularSpec, TextSpec
 from fedsim.task import evaluating
 from fedsim.tasks.classification import cross_entropy
 from fedsim.tasks.models.architecture import head_behind
+from fedsim.tasks.text.languages.language import POINTS
 from fedsim.victim import Loss
 
 
 @dataclass(frozen=True, slots=True)
 class Classifier:
-    """What is known of a project: how its model is made, its loss, its head and its inputs."""
+    """What is known of a project: how its model is made, its loss, its head and its inputs.
+
+    `points` are those at which the loss takes inputs, as in `VictimModel`.
+    """
 
     make: Callable[[], nn.Module]
     loss: Loss
     head: str
     spec: Spec
+    points: tuple[str, ...] = POINTS[:1]
+
+    @property
+    def words(self) -> str | None:
+        """The name of the parameter that holds the word embeddings; None without texts."""
+        return self.spec.tokens.embedding if isinstance(self.spec, TextSpec) else None
 
     @classmethod
     def of(
@@ -63,20 +75,23 @@ class Classifier:
         if input_range == "seen":
             inside = bool((example >= 0).all() and (example <= 1).all())
             input_range = (0.0, 1.0) if inside else None
-        return cls(
-            make,
-            loss or cross_entropy,
-            _head_of(module, example, classes),
-            _spec_of(example, classes, input_range),
-        )
+        head, spec = _head_of(module, example, classes), Spec(classes)
+        if example.is_floating_point():
+            spec = _spec_of(example, classes, input_range)
+        elif example.dim() == 1:
+            spec = text_spec(module, example, classes) or spec
+        takes = inspect.signature(module.forward).parameters
+        if loss is None and isinstance(spec, TextSpec) and takes_embeddings(module, takes):
+            return cls(make, text_loss, head, spec, POINTS)
+        return cls(make, loss or cross_entropy, head, spec)
 
 
 def _spec_of(example: Tensor, classes: int, input_range: tuple[float, float] | None) -> Spec:
-    """The modality of an input: images (C, H, W), rows of a table (F,), or anything else."""
+    """The modality of a floating-point input: images (C, H, W), rows (F,), or anything else."""
     shape = tuple(example.shape)
-    if example.is_floating_point() and len(shape) == 3:
+    if len(shape) == 3:
         return ImageSpec(classes, shape, input_range)
-    if example.is_floating_point() and len(shape) == 1:
+    if len(shape) == 1:
         return TabularSpec(classes, columns=tuple(Column(f"x{i}") for i in range(shape[0])))
     return Spec(classes)
 
@@ -84,22 +99,31 @@ def _spec_of(example: Tensor, classes: int, input_range: tuple[float, float] | N
 def _of_logits(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
     """Make a model that returns logits, also if it is one of Hugging Face's.
 
-    These return a record with a field `logits`, and take an attention mask that leaves out padding.
+    These return a record with a field `logits`. Models whose `forward` takes an `attention_mask`
+    get one that leaves out padding.
     """
 
     def masked(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        padding = getattr(getattr(module, "config", None), "pad_token_id", None)
+        padding = padding_of(module)
         if padding is not None and len(args) == 1 and args[0].dtype == torch.int64:
             kwargs = {"attention_mask": (args[0] != padding).long(), **kwargs}
         return args, kwargs
 
     def made() -> nn.Module:
         module = make()
-        module.register_forward_pre_hook(masked, with_kwargs=True)
+        if _takes_mask(module):
+            module.register_forward_pre_hook(masked, with_kwargs=True)
         module.register_forward_hook(lambda _, args, found: getattr(found, "logits", found))
         return module
 
     return made
+
+
+def _takes_mask(module: nn.Module) -> bool:
+    """Whether `forward` takes an attention mask, by name or among any named arguments."""
+    takes = inspect.signature(module.forward).parameters
+    anything = any(one.kind is one.VAR_KEYWORD for one in takes.values())
+    return "attention_mask" in takes or (anything and hasattr(module, "config"))
 
 
 def check_arrays(module: nn.Module, sent: Mapping[str, tuple[int, ...]]) -> None:

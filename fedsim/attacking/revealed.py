@@ -1,5 +1,6 @@
 """The task of another Flower project, made from its model and what its clients revealed."""
 
+import dataclasses
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -9,26 +10,25 @@ import torch
 from pydantic import PrivateAttr
 from torch import Tensor, nn
 
+from fedsim.adversary import Adversary
 from fedsim.attacking.classifier import Classifier
 from fedsim.attacking.consistency import consistency
+from fedsim.attacking.guesses import Pool, guess_inputs, guess_texts
 from fedsim.errors import DataError, ScenarioError
 from fedsim.knowledge import Knowledge
 from fedsim.libraries import brief
 from fedsim.records import Batch, Reconstruction, Truth
 from fedsim.runs.truth import Seen, TruthFile
 from fedsim.scenario import Scenario
-from fedsim.spec import ImageSpec, Spec, TabularSpec
+from fedsim.spec import ImageSpec, Spec, TabularSpec, TextSpec
 from fedsim.task import Task
 from fedsim.tasks.images import side_by_side
-from fedsim.tasks.partitioned import claim_labels
 from fedsim.tasks.tabular import side_by_side as rows_side_by_side
+from fedsim.tasks.text.examples import render_texts
 from fedsim.victim import Loss
 
 FOLDER = "truth"
 """The folder of a run folder that holds what clients revealed."""
-
-POOL = 256
-"""Examples of other clients that guesses are drawn from."""
 
 
 class Revealed(Task):
@@ -42,7 +42,7 @@ class Revealed(Task):
 
     _project: Classifier = PrivateAttr()
     _files: dict[tuple[int, int], TruthFile] = PrivateAttr(default_factory=dict)
-    _pool: dict[int, list[tuple[Tensor, int]]] = PrivateAttr(default_factory=dict)
+    _pool: Pool = PrivateAttr(default_factory=Pool)
     _checks: dict[tuple[int, int], str] = PrivateAttr(default_factory=dict)
     _steps_stated: bool = PrivateAttr(default=True)
     _read: tuple[tuple[int, int], Truth] | None = PrivateAttr(default=None)
@@ -63,7 +63,8 @@ class Revealed(Task):
         Args:
             make: Makes the model, such as its class.
             example: One input, without the batch dimension: an image (C, H, W) or a row of a table
-                (F,), in floating point, or anything else, of which labels alone are attacked.
+                (F,), in floating point; token ids (L,), integers; or anything else, of which labels
+                alone are attacked.
             loss: The training loss, called as `cross_entropy` is, which is the default.
             clients: The number of clients.
             seed: The run's seed.
@@ -110,10 +111,7 @@ class Revealed(Task):
         """Note what a client revealed; the first round serves guesses on other clients."""
         self._files[client, round] = file
         if round == min(at for _, at in self._files):
-            found = file.truth(self.spec.classes)
-            if found.inputs and found.labels is not None:
-                pairs = zip(found.inputs, found.labels.tolist(), strict=True)
-                self._pool[client] = list(pairs)[:POOL]
+            self._pool.add(client, self._truth_of(file))
 
     @property
     def spec(self) -> Spec:
@@ -126,9 +124,36 @@ class Revealed(Task):
         return self._project.head
 
     @property
+    def words(self) -> str | None:
+        """The name of the parameter that holds the word embeddings; None without texts."""
+        return self._project.words
+
+    @property
     def loss(self) -> Loss:
         """The training loss."""
         return self._project.loss
+
+    @property
+    def points(self) -> tuple[str, ...]:
+        """The points of the model at which the loss takes inputs."""
+        return self._project.points
+
+    def unsuited(self, adversary: Adversary) -> str:
+        """Say why an adversary cannot work on the project's inputs or its model; "" if it may."""
+        for one in (adversary, *adversary.parts().values()):
+            if type(self.spec) is Spec and Spec not in one.suits:
+                modalities = " or ".join(kind.modality for kind in one.suits)
+                return (
+                    f"{one.name} attacks {modalities}, and the clients' inputs are none of them: "
+                    "of these, labels alone are attacked"
+                )
+        if found := adversary.unsuited(self.spec_type, self.name):
+            return found[0]
+        try:
+            adversary.cautions(self.victim({}))
+        except DataError as impossible:
+            return str(impossible)
+        return ""
 
     def build(self) -> nn.Module:
         """Make the model."""
@@ -156,8 +181,11 @@ class Revealed(Task):
         if key not in self._files or len(clients) > 1:
             return Truth()
         if self._read is None or self._read[0] != key:  # one row asks for it several times
-            self._read = key, self._files[key].truth(self.spec.classes)
+            self._read = key, self._truth_of(self._files[key])
         return self._read[1]
+
+    def _truth_of(self, file: TruthFile) -> Truth:
+        return file.truth(self.spec.classes)
 
     def seen(self, clients: Sequence[int], round: int) -> Seen | None:
         """What else was seen of a client's training; None if nothing was."""
@@ -231,24 +259,9 @@ class Revealed(Task):
         Raises:
             NotImplementedError: No other client revealed an example.
         """
-        own = {_content(one) for one in truth.inputs or ()}
-        pool = [pair for c, held in sorted(self._pool.items()) if c not in clients for pair in held]
-        others = [pair for pair in pool if _content(pair[0]) not in own]
-        if not others:
-            raise NotImplementedError("no other client revealed an example")
-        count = truth.num_examples
-        if informed:
-            frequencies = torch.bincount(
-                torch.tensor([label for _, label in others]), minlength=self._project.spec.classes
-            ).float()
-            labels = torch.multinomial(frequencies, count, replacement=True, generator=rng)
-            mean = torch.stack([one.float() for one, _ in others]).mean(dim=0)
-            scores = count * frequencies / frequencies.sum()
-            return claim_labels(labels, scores, inputs=[mean] * count)
-        labels = torch.randint(self._project.spec.classes, (count,), generator=rng)
-        drawn = torch.randint(len(others), (count,), generator=rng).tolist()
-        scores = torch.randn(self._project.spec.classes, generator=rng)
-        return claim_labels(labels, scores, inputs=[others[at][0] for at in drawn])
+        others = self._pool.others(truth, clients)
+        count, classes = truth.num_examples, self._project.spec.classes
+        return guess_inputs(others, count, classes, rng, informed=informed)
 
 
 class RevealedImages(Revealed):
@@ -286,9 +299,49 @@ class RevealedTables(Revealed):
         return rows_side_by_side(claimed.inputs, truth.inputs, spec)
 
 
-KINDS: tuple[type[Revealed], ...] = (RevealedImages, RevealedTables)
-"""The tasks whose inputs are attacked; of other inputs, such as texts, the labels alone."""
+class RevealedTexts(Revealed):
+    """Texts that clients of another Flower project reveal, as token ids without padding."""
+
+    spec_type: ClassVar[type[Spec]] = TextSpec
+
+    def _truth_of(self, file: TruthFile) -> Truth:
+        found, tokens = super()._truth_of(file), self.spec.require(TextSpec).tokens
+        if found.inputs is None:
+            return found
+        padding = tokens.special.get("pad", -1)
+        ids = [one[one != padding].long() for one in found.inputs]
+        return dataclasses.replace(
+            found,
+            inputs=ids,
+            tokens=ids,
+            lengths=[len(one) for one in ids],
+            text=[tokens.spell(one.tolist()) for one in ids],
+        )
+
+    def guess(
+        self,
+        truth: Truth,
+        rng: torch.Generator,
+        *,
+        informed: bool,
+        clients: Collection[int] = (),
+    ) -> Reconstruction:
+        """Guess labels, and texts of the same lengths.
+
+        If informed, tokens and labels are drawn by their frequencies among the examples of other
+        clients; otherwise both are uniform.
+
+        Raises:
+            NotImplementedError: No other client revealed an example.
+        """
+        others = self._pool.others(truth, clients) if informed else []
+        tokens = self.spec.require(TextSpec).tokens
+        return guess_texts(others, truth, tokens, self.spec.classes, rng)
+
+    def render(self, claimed: Reconstruction, truth: Truth) -> dict[str, bytes]:
+        """Original texts and what was matched to each, one a line."""
+        return render_texts(claimed, truth, self.spec.require(TextSpec)) if truth.tokens else {}
 
 
-def _content(one: Tensor) -> bytes:
-    return one.detach().cpu().contiguous().numpy().tobytes()
+KINDS: tuple[type[Revealed], ...] = (RevealedImages, RevealedTables, RevealedTexts)
+"""The tasks whose inputs are attacked; of other inputs, the labels alone."""

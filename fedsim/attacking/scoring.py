@@ -25,6 +25,9 @@ from fedsim.seeds import derive
 REMEMBERED = 10_000
 """The number of baselines that a scorer caches."""
 
+CONTENT = frozenset({"inputs", "tokens", "token_counts", "text"})
+"""Fields of a claim that are scored against the true inputs."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Attack:
@@ -156,7 +159,7 @@ class Scorer:
         """Whether a metric scores what a client of another project did not reveal."""
         if not isinstance(self.task, Revealed):
             return False
-        inputs = truth.inputs is None and "inputs" in metric.fields
+        inputs = truth.inputs is None and not CONTENT.isdisjoint(metric.fields)
         return inputs or (truth.labels is None and any("label" in one for one in metric.fields))
 
     def _baselines(

@@ -18,6 +18,9 @@ MOST_BYTES = 64 * 2**20
 LABELS = ("labels", "label", "target", "y")
 """Keys of the labels in batches that are dictionaries."""
 
+INPUTS = ("input_ids", "pixel_values", "input_values", "input_features", "x")
+"""Names of a model's inputs, which come before others such as masks."""
+
 MOST_PARTS = 2
 """Parts of a batch of which the last one is taken for its labels; of more, nobody can tell."""
 
@@ -230,7 +233,8 @@ def _digest(values: Tensor) -> bytes:
 
 
 def tensors_in(*groups: Any) -> Iterator[Tensor]:
-    """The tensors among a module's arguments, those named as labels left out."""
+    """The tensors among a module's arguments, `INPUTS` first, those named as labels left out."""
     for group in groups:
-        named = group.items() if isinstance(group, Mapping) else ((None, one) for one in group)
+        named = [*group.items()] if isinstance(group, Mapping) else [(None, one) for one in group]
+        named.sort(key=lambda pair: pair[0] not in INPUTS)
         yield from (one for key, one in named if isinstance(one, Tensor) and key not in LABELS)

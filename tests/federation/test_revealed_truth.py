@@ -16,7 +16,7 @@ from support.tiny import rows, timeless
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from adversaries import DAGER, LLG, Accumulate
+from adversaries import HFGM, LLG, Accumulate
 from fedsim import HonestButCurious, defend, load, reveal, watch
 from fedsim.attacking.revealed import Revealed
 from fedsim.engine.inline import InlineGrid
@@ -313,7 +313,7 @@ def test_settings_are_refused_before_any_client_trains(tmp_path):
     for settings, error, complaint in (
         ({"out": tmp_path / "used"}, RunFolderError, "not empty and holds no run"),
         ({"threat": {"grants": "everything"}}, ScenarioError, "everything"),
-        ({"adversaries": [DAGER()]}, ScenarioError, "dager"),
+        ({"adversaries": [HFGM()]}, ScenarioError, "hfgm"),
         ({"task": task}, ScenarioError, "model= and a task"),
         ({"model": None, "task": task, "loss": len}, ScenarioError, "belong to a model"),
         ({"example": "cat"}, ScenarioError, "example: expected a batch"),

@@ -5,12 +5,13 @@ from typing import Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
-from adversaries.text.dager.first_layers import First, Span, spanned
+from adversaries.text.dager.first_layers import First, Span, no_queries, queries_among, spanned
 from adversaries.text.dager.sentence_search import AGAIN, Found, Search
 from adversaries.text.dager.token_candidates import candidates
-from fedsim import Adversary, Job, Knowledge, Requirement, TextSpec
+from fedsim import Adversary, Job, Knowledge, Requirement, TextSpec, VictimModel
+from fedsim.errors import DataError
 from fedsim.records import Observation, Reconstruction, Tokens
 
 NOISE = 3.0
@@ -75,6 +76,21 @@ class DAGER(Adversary):
 
     starts: int = Field(default=200, ge=0)
     """Number of random sentences of each length if there are more, for encoders."""
+
+    def cautions(self, model: VictimModel) -> list[str]:
+        """No warnings.
+
+        Raises:
+            DataError: The model has no query projections of a known name.
+        """
+        layers = [
+            name
+            for name, layer in model.module.named_modules()
+            if f"{name}.weight" in model.trained and not isinstance(layer, nn.Embedding)
+        ]
+        if not queries_among(layers):
+            raise DataError(f"dager: {no_queries(layers)}")
+        return super().cautions(model)
 
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
         """Search the texts.

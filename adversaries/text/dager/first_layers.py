@@ -5,7 +5,7 @@ each x_i lies in its row space, which has b dimensions if b < d.
 """
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
@@ -107,6 +107,21 @@ TOKENS = 4096
 """Number of tokens that are fed at once."""
 
 
+def queries_among(layers: Iterable[str]) -> list[str]:
+    """The layers that are query projections, by their names."""
+    return [name for name in layers if _own(name) in (*QUERIES, *TOGETHER)]
+
+
+def no_queries(layers: Iterable[str]) -> str:
+    """The error message for a model without query projections, with its linear layers."""
+    return (
+        "the gradient holds no query projection by a known name "
+        f"({', '.join((*QUERIES, *TOGETHER))}); linear layers in it: "
+        f"{', '.join(layers) or 'none'}. Train and send those of the transformer's blocks "
+        "(task.parameters); lamp and tag take models of any names"
+    )
+
+
 class _Reached(Exception):
     """Ends a forward pass early."""
 
@@ -141,14 +156,9 @@ class First:
             and gradient[f"{name}.weight"].ndim == 2
             and not isinstance(layer, nn.Embedding)
         }
-        self._named = [name for name in layers if _own(name) in (*QUERIES, *TOGETHER)]
+        self._named = queries_among(layers)
         if not self._named:
-            raise ValueError(
-                "the gradient holds no query projection by a known name "
-                f"({', '.join((*QUERIES, *TOGETHER))}); linear layers in it: "
-                f"{', '.join(layers) or 'none'}. Train and send those of the transformer's blocks "
-                "(task.parameters); lamp and tag take models of any names"
-            )
+            raise ValueError(no_queries(layers))
         self.turned = {name: hasattr(layer, "nf") for name, layer in layers.items()}
         for name, layer in layers.items():
             layer.register_forward_pre_hook(self._keep(name))
@@ -160,7 +170,7 @@ class First:
         # The first pass ends at the head, or at the second block's query projection.
         self._last: Callable[[str], bool] = lambda name: name in (model.head, self._following())
         # The padding token may have neither an embedding nor a position.
-        padding = getattr(self._model.module.config, "pad_token_id", None)
+        padding = getattr(self._config, "pad_token_id", None)
         self._twice = torch.full((1, 2), int(padding == 0), device=device)
         used = self._run(self._twice)
         if self._named[0] not in used:
@@ -233,7 +243,12 @@ class First:
     @property
     def heads(self) -> int:
         """Number of attention heads; 0 if the model's configuration has none."""
-        return int(getattr(self._model.module.config, "num_attention_heads", 0))
+        return int(getattr(self._config, "num_attention_heads", 0))
+
+    @property
+    def _config(self) -> Any:
+        """The configuration of a Hugging Face model; None of another one."""
+        return getattr(self._model.module, "config", None)
 
     @torch.no_grad()
     def projected(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:

@@ -149,16 +149,8 @@ class Language(TransformersModel):
 
     def longest(self, module: nn.Module, tokenizer: Any) -> int:
         """The largest number of tokens of an input, by the model's positions and its tokenizer."""
-        positions = getattr(module.config, "max_position_embeddings", None)
-        for name, layer in module.named_modules():
-            if isinstance(layer, nn.Embedding) and "position" in name.rpartition(".")[2]:
-                # RoBERTa numbers positions from the one after the padding's.
-                offset = 0 if layer.padding_idx is None else layer.padding_idx + 1
-                positions = layer.num_embeddings - offset
-                break
-        most = int(tokenizer.model_max_length)
-        # XLNet has -1, for no limit.
-        return most if positions is None or int(positions) < 1 else min(most, int(positions))
+        most, limit = int(tokenizer.model_max_length), positions(module)
+        return most if limit is None else min(most, limit)
 
     def find_head(self, module: nn.Module, aim: Aim) -> str:
         """Find the linear layer that returns the logits.
@@ -180,6 +172,19 @@ class Language(TransformersModel):
             takes="three token ids",
             named=self.head,
         )
+
+
+def positions(module: nn.Module) -> int | None:
+    """The largest number of tokens by a model's positions; None if it has no limit."""
+    found = getattr(getattr(module, "config", None), "max_position_embeddings", None)
+    for name, layer in module.named_modules():
+        if isinstance(layer, nn.Embedding) and "position" in name.rpartition(".")[2]:
+            # RoBERTa numbers positions from the one after the padding's.
+            offset = 0 if layer.padding_idx is None else layer.padding_idx + 1
+            found = layer.num_embeddings - offset
+            break
+    # XLNet has -1, for no limit.
+    return None if found is None or int(found) < 1 else int(found)
 
 
 def require_mask(tokenizer: Any) -> None:
@@ -261,7 +266,8 @@ def logits(module: nn.Module, inputs: Tensor, *, lengths: Any = None, at: str = 
             f"token-leak does not need them. The model's error: {error}"
         ) from error
     if score is None:
-        return cast(Tensor, made.logits)
+        # A watched model returns the logits themselves (`fedsim.attacking.classifier`).
+        return cast(Tensor, getattr(made, "logits", made))
     # A decoder classifies by its last token. transformers finds it by the id of the padding, which
     # embeddings do not have.
     states: Tensor = made[0]

@@ -1,0 +1,97 @@
+"""Guesses without an update, drawn from the examples that other clients reveal."""
+
+from collections.abc import Collection
+
+import torch
+from torch import Tensor
+
+from fedsim.records import Reconstruction, Tokens, Truth
+from fedsim.tasks.partitioned import claim_labels
+from fedsim.tasks.text.examples import random_guess
+
+MOST = 256
+"""Examples of a client that guesses are drawn from."""
+
+Example = tuple[Tensor, int]
+"""An input and its label."""
+
+
+class Pool:
+    """Examples of each client."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, list[Example]] = {}
+
+    def add(self, client: int, truth: Truth) -> None:
+        """Keep a client's examples, if inputs and labels are known."""
+        if truth.inputs and truth.labels is not None:
+            pairs = zip(truth.inputs, truth.labels.tolist(), strict=True)
+            self._held[client] = list(pairs)[:MOST]
+
+    def others(self, truth: Truth, clients: Collection[int]) -> list[Example]:
+        """Examples of other clients than these, none of which is among their own.
+
+        Raises:
+            NotImplementedError: No other client revealed an example.
+        """
+        own = {_content(one) for one in truth.inputs or ()}
+        pool = [pair for c, held in sorted(self._held.items()) if c not in clients for pair in held]
+        others = [pair for pair in pool if _content(pair[0]) not in own]
+        if not others:
+            raise NotImplementedError("no other client revealed an example")
+        return others
+
+
+def guess_inputs(
+    others: list[Example], count: int, classes: int, rng: torch.Generator, *, informed: bool
+) -> Reconstruction:
+    """Claim inputs and labels.
+
+    Args:
+        others: Examples of other clients.
+        count: The number of examples to claim.
+        classes: The number of classes.
+        rng: Source of randomness.
+        informed: Claim the mean input, and labels by their frequencies; otherwise examples of
+            other clients, and labels that are uniform at random.
+    """
+    if informed:
+        frequencies = torch.bincount(
+            torch.tensor([label for _, label in others]), minlength=classes
+        ).float()
+        labels = torch.multinomial(frequencies, count, replacement=True, generator=rng)
+        mean = torch.stack([one.float() for one, _ in others]).mean(dim=0)
+        scores = count * frequencies / frequencies.sum()
+        return claim_labels(labels, scores, inputs=[mean] * count)
+    labels = torch.randint(classes, (count,), generator=rng)
+    drawn = torch.randint(len(others), (count,), generator=rng).tolist()
+    scores = torch.randn(classes, generator=rng)
+    return claim_labels(labels, scores, inputs=[others[at][0] for at in drawn])
+
+
+def guess_texts(
+    others: list[Example], truth: Truth, tokens: Tokens, classes: int, rng: torch.Generator
+) -> Reconstruction:
+    """Claim labels, and texts of the same lengths.
+
+    Args:
+        others: Examples of other clients, by whose frequencies tokens and labels are drawn; if
+            there are none, both are uniform.
+        truth: The victim's examples, of which numbers and lengths are used.
+        tokens: The vocabulary.
+        classes: The number of classes.
+        rng: Source of randomness.
+    """
+    weights, shares, scores = torch.ones(len(tokens.pieces)), torch.ones(classes), None
+    if others:
+        ids = torch.cat([one for one, _ in others])
+        weights = torch.bincount(ids, minlength=len(weights)).float()
+        labels = torch.tensor([label for _, label in others])
+        shares = torch.bincount(labels, minlength=classes).float()
+        scores = truth.num_examples * shares / shares.sum()
+    weights[sorted(tokens.marks)] = 0
+    return random_guess(truth, tokens, weights, shares, rng, scores=scores)
+
+
+def _content(one: Tensor) -> bytes:
+    return one.detach().cpu().contiguous().numpy().tobytes()
