@@ -44,6 +44,7 @@ def train(message: Message, context: Context) -> Message:
     net.load_state_dict(message.content["arrays"].to_torch_state_dict())
     arguments = TrainingArguments(
         output_dir="trainer", max_steps=2, per_device_train_batch_size=4, learning_rate=1e-3,
+        weight_decay=0.01, max_grad_norm=0.0, lr_scheduler_type="linear",
         use_cpu=True, disable_tqdm=True, report_to=[], save_strategy="no", logging_strategy="no",
     )  # fmt: skip
     Training(

@@ -140,8 +140,10 @@ def _unchecked(file: TruthFile, classes: int | None) -> str:
         return f"the optimizer ({seen.optimizer}) is none of torch.optim"
     if seen.optimizers > 1:
         return "several optimizers took steps"
-    if seen.groups > 1:
-        return "the optimizer has several groups of parameters"
+    if seen.groups > 1 and not all(one.trained for one in (seen, *seen.more)):
+        return "the optimizer has groups of parameters that are not known by name"
+    if seen.groups > 1 + len(seen.more):
+        return "the optimizer's groups of parameters changed between steps"
     if seen.warm:
         return "the optimizer has state of earlier rounds"
     truth = file.truth(classes)
@@ -214,14 +216,17 @@ def _train(module: nn.Module, kept: _Recorded, way: _Way) -> None:
     """Take the recorded steps."""
     seen = kept.seen
     module.train(seen.training if way.training is None else way.training)
+    groups = (seen, *seen.more)
     names = dict(module.named_parameters())
-    if names.keys() & {*seen.trained}:  # others were frozen
+    trained = {name for one in groups for name in one.trained}
+    if names.keys() & trained:  # others were frozen
         for name, one in module.named_parameters(remove_duplicate=False):
-            one.requires_grad_(one.requires_grad and name in seen.trained)
-    parameters = [one for one in names.values() if one.requires_grad]
-    optimizer = _optimizer(seen, parameters)
+            one.requires_grad_(one.requires_grad and name in trained)
+    free = {name: one for name, one in names.items() if one.requires_grad}
+    parameters = [*free.values()]
+    optimizer = _optimizer(seen, free)
     first = 0
-    for step, (last, lr) in enumerate(zip(seen.ends, seen.rates, strict=True)):
+    for step, last in enumerate(seen.ends):
         if last > seen.ends[len(seen.ends) - 1 - way.fewer]:
             break
         places = range(first, last)
@@ -233,7 +238,8 @@ def _train(module: nn.Module, kept: _Recorded, way: _Way) -> None:
                 nn.utils.clip_grad_norm_(parameters, way.clip)
             return torch.stack(values).sum() if values else torch.zeros(())
 
-        optimizer.param_groups[0].update({**seen.changes.get(step, {}), "lr": lr})
+        for group, was in zip(optimizer.param_groups, groups, strict=True):
+            group.update({**was.changes.get(step, {}), "lr": was.rates[step]})
         if isinstance(optimizer, torch.optim.LBFGS):  # it asks for several gradients in a step
             optimizer.step(gradient)  # type: ignore[no-untyped-call]
         else:
@@ -242,13 +248,24 @@ def _train(module: nn.Module, kept: _Recorded, way: _Way) -> None:
         first = last
 
 
-def _optimizer(seen: Seen, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """The recorded optimizer; a scheduler adds entries to its settings, which are none of it."""
+def _optimizer(seen: Seen, free: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
+    """The recorded optimizer of parameters by name.
+
+    A scheduler adds entries to its settings, which are none of it.
+    """
     kind = getattr(torch.optim, seen.kind)
     takes = inspect.signature(kind).parameters
-    made: torch.optim.Optimizer = kind(
-        parameters, **{key: value for key, value in seen.settings.items() if key in takes}
+    first, *others = (
+        {key: value for key, value in one.settings.items() if key in takes}
+        for one in (seen, *seen.more)
     )
+    elsewhere = {name for one in seen.more for name in one.trained}
+    own = [one for name, one in free.items() if name not in elsewhere]
+    groups: list[dict[str, Any]] = [{"params": own}]
+    for one, settings in zip(seen.more, others, strict=True):
+        held = [free[name] for name in one.trained if name in free]
+        groups.append({"params": held, **settings})
+    made: torch.optim.Optimizer = kind(groups, **first)
     return made
 
 

@@ -313,9 +313,9 @@ def _table(seen: Seen) -> dict[str, Any]:
             "optimizer": seen.optimizer,
             "algorithm": "fedavg",
             "local_steps": seen.steps,
-            "momentum": seen.momentum,
-            "weight_decay": seen.weight_decay,
         }
+    if seen.steps and seen.uniform:
+        found |= {"momentum": seen.momentum, "weight_decay": seen.weight_decay}
     if seen.steps and seen.lr:
         found["lr"] = seen.lr
     if seen.sizes:

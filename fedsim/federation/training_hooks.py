@@ -23,20 +23,16 @@ from torch.optim.optimizer import (
 )
 
 from fedsim.federation.offered import Offered, Parts, Used, tensors_in
-from fedsim.runs.truth import Origin, Seen
+from fedsim.runs.truth import SHARED, Group, Origin, Seen
 from fedsim.runs.truth_store import write
-
-SHARED = ("lr", "momentum", "weight_decay")
-"""Settings that an update has once, so that they are unknown if groups of parameters differ."""
 
 
 @dataclass(slots=True)
 class _Step:
-    """One step of an optimizer: its class, the first group's settings, and what went with it."""
+    """One step of an optimizer: its class, each group's settings, and what went with it."""
 
     kind: str
-    settings: dict[str, Any]
-    alike: bool
+    groups: list[dict[str, Any]]
     last_use: int = 0
     holds_another: bool = False
 
@@ -70,8 +66,8 @@ class Watching:
         self._running: list[_Step] = []
         self._steps: list[_Step] = []
         self._optimizers: list[Optimizer] = []
-        self._groups, self._warm, self._wrapper = 0, False, ""
-        self._trained: tuple[str, ...] = ()
+        self._warm, self._wrapper = False, ""
+        self._trained: list[tuple[str, ...]] = []
         self._after: dict[str, Tensor] = {}
 
     def offer(self, batch: Any, labels: int | str | None = None) -> None:
@@ -158,9 +154,8 @@ class Watching:
         if self._running:
             self._running[-1].holds_another = True
         elif not self._steps:
-            self._groups, self._warm = len(groups), bool(optimizer.state)
-        alike = all(one.get(key) == groups[0].get(key) for one in groups for key in SHARED)
-        self._running.append(_Step(type(optimizer).__name__, groups[0], alike))
+            self._warm = bool(optimizer.state)
+        self._running.append(_Step(type(optimizer).__name__, groups))
 
     def _end_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not self._here() or not self._running:
@@ -175,15 +170,15 @@ class Watching:
             inputs = next((one.detach().cpu().clone() for one in parts.tensors), None)
             self._used.add(inputs, parts.labels, torch.get_rng_state())
         if not self._steps:
-            self._trained = self._names(optimizer)
+            self._trained = [self._names(group["params"]) for group in optimizer.param_groups]
         step.last_use = len(self._used.sizes)
         self._steps.append(step)
 
-    def _names(self, optimizer: Optimizer) -> tuple[str, ...]:
-        """Names of the model's parameters that an optimizer changes."""
+    def _names(self, parameters: Sequence[Tensor]) -> tuple[str, ...]:
+        """Names of the model's parameters among those of a group."""
         if self._root is None:
             return ()
-        changed = {id(one) for group in optimizer.param_groups for one in group["params"]}
+        changed = {id(one) for one in parameters}
         named = self._root.named_parameters(remove_duplicate=False)
         return tuple(name for name, one in named if id(one) in changed and one.requires_grad)
 
@@ -202,9 +197,10 @@ class Watching:
         """
         first = self._steps[0] if self._steps else None
         kinds = {step.kind for step in self._steps}
-        alike = all(step.alike for step in self._steps)
-        rates = tuple(float(step.settings.get("lr", 0.0)) for step in self._steps)
-        several = len(self._optimizers) > 1 or self._groups > 1
+        own, *more = self._every_group() or [Group()]
+        groups = max((len(step.groups) for step in self._steps), default=0)
+        named = groups < 2 or (groups == 1 + len(more) and all(one.trained for one in (own, *more)))
+        several = len(self._optimizers) > 1 or not named
         known = first is not None and hasattr(torch.optim, first.kind)
         if self._offered.guessed and (several or self._warm or not known):
             self._used.without_labels()  # which batch was which cannot be checked later
@@ -214,28 +210,40 @@ class Watching:
             **dict(self._origin),
             steps=len(self._steps),
             optimizer=next(iter(kinds), "unknown").lower() if len(kinds) < 2 else "several",
-            lr=_mean(rates) if first and alike and "lr" in first.settings else None,
-            momentum=float(first.settings.get("momentum") or 0.0) if first and alike else 0.0,
-            weight_decay=float(first.settings.get("weight_decay") or 0) if first and alike else 0.0,
             training=self._training,
             device=self._device,
             sizes=tuple(sizes),
             same=self._used.same,
             partial=self._used.partial,
             kind=first.kind if first else "",
-            settings=_plain(first.settings) if first else {},
-            rates=rates,
-            changes=dict(_changes(self._steps)),
             ends=tuple(step.last_use for step in self._steps),
-            groups=self._groups,
+            groups=groups,
+            more=tuple(more),
             optimizers=len(self._optimizers),
             warm=self._warm,
             wrapper=self._wrapper,
-            trained=self._trained,
+            **dict(own),
         )
+        if first and seen.uniform:
+            shared = {key: float(own.settings.get(key) or 0.0) for key in SHARED}
+            lr = _mean(own.rates) if "lr" in own.settings else None
+            seen = seen.model_copy(update={"lr": lr, **shared})
         name = secrets.token_hex(16)
         write(name, seen, {**self._used.tensors, **self._after})
         return name
+
+    def _every_group(self) -> list[Group]:
+        """The groups of parameters; the first alone if their number changed between steps."""
+        numbers = {len(step.groups) for step in self._steps}
+        number = 1 if len(numbers) > 1 else max(numbers, default=0)
+        found = []
+        for place in range(number):
+            each = [step.groups[place] for step in self._steps]
+            rates = tuple(float(settings.get("lr", 0.0)) for settings in each)
+            changes, trained = dict(_changes(each)), self._trained[place]
+            group = Group(settings=_plain(each[0]), rates=rates, changes=changes, trained=trained)
+            found.append(group)
+        return found
 
 
 def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -243,10 +251,10 @@ def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in settings.items() if isinstance(v, bool | int | float | tuple)}
 
 
-def _changes(steps: Sequence[_Step]) -> Iterator[tuple[int, dict[str, Any]]]:
+def _changes(steps: Sequence[dict[str, Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
     """The place of each step before which arguments other than the learning rate changed."""
     for place, (before, now) in enumerate(itertools.pairwise(steps), 1):
-        old, new = _plain(before.settings), _plain(now.settings)
+        old, new = _plain(before), _plain(now)
         if changed := {k: v for k, v in new.items() if k != "lr" and old.get(k) != v}:
             yield place, changed
 

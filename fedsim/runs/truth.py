@@ -36,30 +36,62 @@ class Origin(BaseModel):
     received: str = ""
 
 
-class Seen(Origin):
+SHARED = ("momentum", "weight_decay")
+"""Settings that an update has once, beside the learning rate."""
+
+
+class Group(BaseModel):
+    """A group of parameters of an optimizer.
+
+    Attributes:
+        settings: The optimizer's arguments for it at the first step.
+        rates: Its learning rate at each step.
+        changes: Other arguments that a scheduler changed before a step, by the step's place.
+        trained: Names of its parameters; empty if they are not known.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    settings: dict[str, Any] = {}
+    rates: tuple[Setting, ...] = ()
+    changes: dict[int, dict[str, Any]] = {}
+    trained: tuple[str, ...] = ()
+
+    @property
+    def shared(self) -> tuple[Any, ...]:
+        """Its learning rate, momentum and weight decay at every step."""
+        changes = {
+            step: {key: value for key, value in new.items() if key in SHARED}
+            for step, new in self.changes.items()
+        }
+        first = [self.settings.get(key) for key in SHARED]
+        return self.rates, first, {step: new for step, new in changes.items() if new}
+
+
+class Seen(Origin, Group):
     """What hooks saw of one client's training in one round, apart from its examples.
+
+    It has the settings of the optimizer's first group of parameters; others are in `more`.
 
     Attributes:
         steps: Number of steps of its optimizers; 0 if none was used, as in FedSGD.
         optimizer: Class of the optimizer in lower case, such as "sgd"; "unknown" if there was none,
             "several" if there were two.
-        lr: Mean learning rate of the steps; None without an optimizer, or if it differs between
-            groups of parameters. `momentum` and `weight_decay` are those of the first step.
+        lr: Mean learning rate of the steps; None without an optimizer, or if groups of parameters
+            differ in it, in momentum or in weight decay. `momentum` and `weight_decay` are those of
+            the first step, 0 if groups differ.
         training: Whether the model was in training mode.
         device: Where the model computed, such as "cpu" or "cuda".
         sizes: Number of examples of each batch, in the order of training.
         same: The place of an earlier batch with equal inputs, by place.
         partial: Whether some inputs are missing, because they were too large or not seen.
         kind: Name of the optimizer's class.
-        settings: Its arguments at the first step.
-        rates: Its learning rate at each step.
-        changes: Other arguments that a scheduler changed before a step, by the step's place.
         ends: For each step the number of batches so far.
         groups: Number of its groups of parameters.
+        more: Its groups beyond the first; fewer than `groups` says if they changed between steps.
         optimizers: Number of optimizers.
         warm: Whether it had state before the first step.
         wrapper: Class of an optimizer around it, such as "Lookahead"; "" without one.
-        trained: Names of the parameters that it changes; empty if they are not known.
         sent: Whether the update that the server received is what the training function returned:
             "as returned", "defended" by `fedsim.defend`, or "changed" by something else.
     """
@@ -75,16 +107,19 @@ class Seen(Origin):
     same: dict[int, int] = {}
     partial: bool = False
     kind: str = ""
-    settings: dict[str, Any] = {}
-    rates: tuple[Setting, ...] = ()
-    changes: dict[int, dict[str, Any]] = {}
     ends: tuple[Count, ...] = ()
     groups: Count = 0
+    more: tuple[Group, ...] = ()
     optimizers: Count = 0
     warm: bool = False
     wrapper: str = ""
-    trained: tuple[str, ...] = ()
     sent: Literal["as returned", "defended", "changed"] = "as returned"
+
+    @property
+    def uniform(self) -> bool:
+        """Whether all groups of parameters have the same rates, momentum and weight decay."""
+        alike = all(one.shared == self.shared for one in self.more)
+        return alike and self.groups <= 1 + len(self.more)
 
 
 class TruthFile:

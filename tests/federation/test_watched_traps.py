@@ -1,12 +1,14 @@
 """Traps in which an audit would be wrong in silence: each is read right, named, or not counted."""
 
+import tomllib
+
 import pytest
 import torch
 from support.watched import audited, checks, momentum, steps
 from torch import nn
 from torch.utils.data import DataLoader
 
-from fedsim import reveal
+from fedsim import load, reveal
 from fedsim.report import summary
 
 
@@ -129,15 +131,59 @@ def closure(net, loader):
         optimizer.step(loss)
 
 
+def decayed(net, loader):
+    """Weight decay for weights and none for biases and norms, as Hugging Face's Trainer has it."""
+    weights = [one for one in net.parameters() if one.dim() > 1]
+    others = [one for one in net.parameters() if one.dim() == 1]
+    groups = [{"params": weights, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=0.01)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, 4)
+    for x, y in reveal(loader):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(x), y).backward()
+        optimizer.step()
+        schedule.step()
+
+
+def faster_head(net, loader):
+    groups = [{"params": net.first.parameters()}, {"params": net.out.parameters(), "lr": 0.5}]
+    steps(net, reveal(loader), torch.optim.SGD(groups, lr=0.05, momentum=0.9))
+
+
+def normalised_ahead(net, loader):
+    """Two groups, and changed inputs while another batch waits."""
+    batches = iter(reveal(loader))
+    groups = [{"params": net.first.parameters()}, {"params": net.out.parameters(), "lr": 0.5}]
+    optimizer, ahead = torch.optim.SGD(groups, lr=0.05), next(batches)
+    for following in [*batches, None]:
+        (x, y), ahead = ahead, following
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(2 * x - 1), y).backward()
+        optimizer.step()
+
+
 EXPLAINED = [
     momentum, adam, adamw, augmented, normalised, scheduled, accumulated, second_epoch, warmed_up,
     one_cycle, frozen, in_a_column, by_keyword, loaded_ahead, listed, closure,
+    decayed, faster_head, normalised_ahead,
 ]  # fmt: skip
 
 
 def test_what_was_seen_explains_the_update(tmp_path):
-    found = checks(audited(tmp_path, *EXPLAINED), *EXPLAINED)
+    found = checks(audited(tmp_path, *EXPLAINED, record={"keep": "all"}), *EXPLAINED)
     assert found == {one.__name__: ("ok", "revealed", "fits") for one in EXPLAINED}
+    updates = {one.clients[0]: one.update for one in load(tmp_path / "run").recording()}
+    for one in (decayed, faster_head):  # no one rate, momentum or decay is that of all layers
+        update = updates[EXPLAINED.index(one)]
+        assert (update.lr, update.momentum, update.weight_decay) == (None, 0.0, 0.0)
+    assert updates[EXPLAINED.index(adam)].weight_decay == 0.1
+
+
+def test_what_differs_between_groups_is_stated_nowhere(tmp_path):
+    audited(tmp_path, faster_head)
+    stated = tomllib.loads((tmp_path / "run/scenario.toml").read_text())["training"]
+    assert stated["local_steps"] == 4
+    assert not {"lr", "momentum", "weight_decay"} & stated.keys()
 
 
 class Tied(nn.Module):
