@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedsim import metrics
 from fedsim.adversary import Adversary
+from fedsim.attacking.contradiction import CONTENT, contradiction
 from fedsim.attacking.revealed import Revealed
 from fedsim.attacking.truths import distinct, union
 from fedsim.errors import DataError
@@ -24,9 +25,6 @@ from fedsim.seeds import derive
 
 REMEMBERED = 10_000
 """The number of baselines that a scorer caches."""
-
-CONTENT = frozenset({"inputs", "tokens", "token_counts", "text"})
-"""Fields of a claim that are scored against the true inputs."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -229,15 +227,20 @@ class Scorer:
             except Exception as reason:
                 status, values = "failed", {}
                 error = f"its reconstruction cannot be scored: {type(reason).__name__}: {reason}"
+        caution = attack.caution
+        if status == "ok":
+            error = contradiction(claimed, values, measured, checked)
+            caution = caution or (f"{interception.victim} {label}: {error}" if error else "")
         if status == "ok" and checked.startswith("misfit"):
-            status, error = "unverified", f"its examples do not explain its update: {checked}"
+            status = "unverified"
+            error = error or f"its examples do not explain its update: {checked}"
         folder = f"{artifacts_place(self.point)}/{interception.victim}/{label}"
         if status in ("ok", "unverified"):
             try:
                 rendered = self.task.render(claimed, truth)
                 files = {f"{folder}/{name}": content for name, content in rendered.items()}
             except Exception as reason:
-                error = f"it cannot be shown: {type(reason).__name__}: {reason}"
+                error = error or f"it cannot be shown: {type(reason).__name__}: {reason}"
         shown = [path for path in files if path.startswith(f"{folder}/reconstruction")] or [*files]
         artifact = folder if len(shown) > 1 else "".join(shown)
         if status in ("ok", "unverified"):
@@ -291,7 +294,7 @@ class Scorer:
         if status == "ok":
             with suppress(Exception):  # broken diagnostics do not cost the row
                 diagnostics = as_json(claimed.diagnostics)
-        return Outcome(interception.round, tuple(rows), files, attack.caution, diagnostics)
+        return Outcome(interception.round, tuple(rows), files, caution, diagnostics)
 
 
 MOST_VALUES = 100

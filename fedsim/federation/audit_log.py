@@ -14,8 +14,11 @@ EVERY = 10.0
 
 
 def audit_observer() -> Observer:
-    """An observer that logs how many attacks begin, cautions, and how far a long attack is."""
-    said = time.monotonic()
+    """An observer that logs how many attacks begin, cautions, and how far a long attack is.
+
+    The first attack of each adversary that fails, is denied or is out of time is logged, too.
+    """
+    said, without = time.monotonic(), set[str]()
 
     def observe(event: str, **fields: Any) -> None:
         nonlocal said
@@ -23,6 +26,12 @@ def audit_observer() -> Observer:
             LOG.info("fedsim: %d attacks to make, %d waiting", fields["queued"], fields["pending"])
         elif event == "caution":
             LOG.warning("fedsim: %s", fields["text"])
+        elif event == "findings":
+            row = fields["findings"][0]
+            if row.status in ("failed", "denied", "timeout") and row.label not in without:
+                without.add(row.label)
+                text = (row.victim, row.label, row.status, row.error)
+                LOG.warning("fedsim: %s %s: %s: %s", *text)
         elif event == "progress" and time.monotonic() - said >= EVERY:
             LOG.info("fedsim: %s", fields["progress"])
             said = time.monotonic()
