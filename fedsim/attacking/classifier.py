@@ -2,9 +2,10 @@
 
 import contextlib
 import inspect
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from fedsim.attacking.texts import padding_of, takes_embeddings, text_loss, text_spec
 from fedsim.errors import DataError, ScenarioError
 from fedsim.libraries import brief
+from fedsim.runs.truth import TruthFile
 from fedsim.seeds import isolated
 from fedsim.spec import Column, ImageSpec, Spec, TabularSpec, TextSpec
 from fedsim.task import evaluating
@@ -47,7 +49,7 @@ class Classifier:
         *,
         loss: Loss | None = None,
         seed: int = 0,
-        input_range: tuple[float, float] | Literal["seen"] | None = "seen",
+        input_range: tuple[float, float] | None = None,
     ) -> "Classifier":
         """Find head, classes and modality; the arguments are those of `Revealed.of`.
 
@@ -72,9 +74,6 @@ class Classifier:
                 f"model: it returns {shown} for one input, expected logits of shape (1, classes)"
             )
         classes = int(logits.shape[1])
-        if input_range == "seen":
-            inside = bool((example >= 0).all() and (example <= 1).all())
-            input_range = (0.0, 1.0) if inside else None
         head, spec = _head_of(module, example, classes), Spec(classes)
         if example.is_floating_point():
             spec = _spec_of(example, classes, input_range)
@@ -124,6 +123,18 @@ def _takes_mask(module: nn.Module) -> bool:
     takes = inspect.signature(module.forward).parameters
     anything = any(one.kind is one.VAR_KEYWORD for one in takes.values())
     return "attention_mask" in takes or (anything and hasattr(module, "config"))
+
+
+def firsts(files: Iterable[TruthFile]) -> Iterator[Tensor]:
+    """The first batch of inputs of each client that revealed one, read as they are asked for."""
+    return (batch for file in files if (batch := file.first) is not None)
+
+
+def seen_range(example: Tensor, others: Iterable[Tensor]) -> tuple[float, float] | None:
+    """The range of pixels: 0 to 1 if all inputs are within, else None, for unbounded."""
+    every = itertools.chain([example], others)
+    inside = all(bool((one >= 0).all() and (one <= 1).all()) for one in every)
+    return (0.0, 1.0) if inside else None
 
 
 def check_arrays(module: nn.Module, sent: Mapping[str, tuple[int, ...]]) -> None:

@@ -4,14 +4,14 @@ import dataclasses
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from pydantic import PrivateAttr
 from torch import Tensor, nn
 
 from fedsim.adversary import Adversary
-from fedsim.attacking.classifier import Classifier
+from fedsim.attacking.classifier import Classifier, firsts, seen_range
 from fedsim.attacking.consistency import consistency
 from fedsim.attacking.guesses import Pool, guess_inputs, guess_texts
 from fedsim.errors import DataError, ScenarioError
@@ -56,7 +56,7 @@ class Revealed(Task):
         loss: Loss | None = None,
         clients: int = 1,
         seed: int = 0,
-        input_range: tuple[float, float] | Literal["seen"] | None = "seen",
+        input_range: tuple[float, float] | None = None,
     ) -> "Revealed":
         """Make the task from the project's model and one of its inputs.
 
@@ -68,8 +68,7 @@ class Revealed(Task):
             loss: The training loss, called as `cross_entropy` is, which is the default.
             clients: The number of clients.
             seed: The run's seed.
-            input_range: Smallest and largest value of an image's inputs, None if unbounded; by
-                default from 0 to 1 if the example is within.
+            input_range: Smallest and largest value of an image's inputs, None if unbounded.
 
         Raises:
             ScenarioError: `make` makes no module, or it cannot take the example.
@@ -97,11 +96,13 @@ class Revealed(Task):
             RunFolderError: A file cannot be read.
         """
         files = [TruthFile(path) for path in sorted((folder / FOLDER).glob("r*-c*.safetensors"))]
-        example = next((one.inputs[0][0] for one in files if one.inputs), None)
+        example = next((batch[0] for batch in firsts(files)), None)
         if example is None:
             raise ScenarioError(f"{folder} has no examples that clients revealed; give a task")
         clients, seed = scenario.training.clients, scenario.seed
-        task = cls.of(make, example, loss=loss, clients=clients, seed=seed)
+        begun = [one for one in files if one.path.stem[:5] == files[0].path.stem[:5]]
+        bounds = seen_range(example, firsts(begun))
+        task = cls.of(make, example, loss=loss, clients=clients, seed=seed, input_range=bounds)
         for one in files:
             round, client = one.path.stem.split("-c")
             task.add(int(client), int(round[1:]), one)

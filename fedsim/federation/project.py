@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedsim.adversary import Adversary
 from fedsim.attacking.audit import OUT, audit_campaign, stated_table
 from fedsim.attacking.campaign import Campaign
-from fedsim.attacking.classifier import check_arrays
+from fedsim.attacking.classifier import check_arrays, firsts, seen_range
 from fedsim.attacking.revealed import FOLDER, KINDS, Revealed
 from fedsim.errors import RunFolderError, ScenarioError, UpdateRefused
 from fedsim.federation.grid import CLIENT_KEY
@@ -126,8 +126,7 @@ class WatchedProject:
 
     def _begin(self, replies: Sequence[Message], clients: int) -> Campaign | None:
         found = [file for file in map(self._revealed, replies) if file]
-        shown = (batch[0] for file in found for batch in file.inputs[:1] if len(batch))
-        example = next(shown, self._example)
+        example = next((batch[0] for batch in firsts(found)), self._example)
         if example is None:
             if not self._warned:
                 self._warned = True
@@ -140,7 +139,12 @@ class WatchedProject:
                 self.refuse(reply)
             return None
         self.task = Revealed.of(
-            self._make, example, loss=self._loss, clients=clients, seed=self._seed
+            self._make,
+            example,
+            loss=self._loss,
+            clients=clients,
+            seed=self._seed,
+            input_range=seen_range(example, firsts(found)),
         )
         stated = self._settings.get("training", {})
         seen = _training([file.seen for file in found])

@@ -170,6 +170,12 @@ class TruthFile:
         return [*self._each("inputs")]
 
     @property
+    def first(self) -> Tensor | None:
+        """The inputs of the first batch, (B, ...); None if they are missing or empty."""
+        found = self.tensors("inputs.0").get("inputs.0")
+        return found if found is not None and found.dim() and len(found) else None
+
+    @property
     def labels(self) -> list[Tensor]:
         """The labels of each batch, (B,) int64 if they are of classes; fewer if partial."""
         return [one.flatten(1).squeeze(1) if one.dim() > 1 else one for one in self._each("labels")]

@@ -57,7 +57,10 @@ def train(message, context):
     batch = torch.rand(1, 1, 4, 4, generator=rng), torch.tensor([number])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for x, y in reveal([batch]):
+        x = 2 * x - 1 if number == 0 else x
         nn.functional.cross_entropy(model(x), y).backward()
+        if number == 1:
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
         optimizer.step()
     arrays, metrics = ArrayRecord(model.state_dict()), MetricRecord({"num-examples": 1})
     return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
@@ -98,7 +101,7 @@ def wait_for(port, seconds=60):
     not {"CI", "FEDSIM_SUPERNODES"} & {*os.environ},
     reason="takes a minute of ten processes: set FEDSIM_SUPERNODES=1",
 )
-def test_the_truth_of_supernodes_of_one_host_is_found(tmp_path):
+def test_supernodes_of_one_host_are_read_right_or_named(tmp_path):
     link, *nodes = free_ports(3)
     home, project, mark = tmp_path / "flwr", tmp_path / "project", f"FEDSIM_{uuid.uuid4().hex}"
     home.mkdir()
@@ -151,8 +154,10 @@ def test_the_truth_of_supernodes_of_one_host_is_found(tmp_path):
     said = (tmp_path / "log").read_text()
     assert (tmp_path / "run/findings.csv").exists(), said[-3000:]
     found = rows(tmp_path / "run")
-    assert {(row["client"], row["truth"], row["checked"]) for row in found} == {
-        (client, "revealed", "fits") for client in "01"
+    # Client 0 normalises its inputs, and client 1 clips its gradients.
+    assert {(row["client"], row["status"], row["truth"], row["checked"]) for row in found} == {
+        ("0", "ok", "revealed", "fits"),
+        ("1", "unverified", "revealed", "misfit: gradients clipped to norm 0.1"),
     }
     assert {row["value"] for row in found if row["metric"] == "recovered"} == {"1.0"}
     assert not list((tmp_path / "store").iterdir())
