@@ -109,12 +109,15 @@ def diagnosed(
     for name, point in scenario.points().items():
         table = point.to_dict()
         table["adversaries"] = _distinct([*table.get("adversaries", []), *plans], findings)
-        built = as_stated(build(Scenario.parse(table), after=built, task=task), unknown)
+        built = as_stated(build(Scenario.parse(table, task=task), after=built, task=task), unknown)
         kind = built.task.spec_type
         if wrong := [text for a in adversaries for text in a.unsuited(kind, built.task.name)]:
             raise ScenarioError("\n".join(wrong))
         more = [one for one in planned(adversaries) if one[0] not in _labels(built)]
-        built = replace(built, adversaries=(*built.adversaries, *more))
+        every = (*built.adversaries, *more)
+        if isinstance(task, Revealed):  # those that cannot work on the project were denied
+            every = tuple(one for one in every if not task.unsuited(one[2]))
+        built = replace(built, adversaries=every)
         scorer = Scorer(built, name, batch_size_stated="training.batch_size" not in unknown)
         with isolated(point.seed, "diagnosis"):
             for one in _recorded(built, Recording(folder / place("tape", name))):

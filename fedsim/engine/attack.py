@@ -93,7 +93,7 @@ def attack(  # noqa: PLR0913 - each argument is an option of the command
         )
     with alone_in(folder):
         ledger = Ledger(folder)
-        chosen = _points(scenario, changes or {}, adversaries, points)
+        chosen = _points(scenario, changes or {}, adversaries, points, task)
         prepared: list[tuple[str, BuiltRun]] = []
         after: BuiltRun | None = None
         for name, point in chosen.items():
@@ -164,6 +164,7 @@ def _points(
     changes: Mapping[str, Any],
     adversaries: Sequence[Adversary],
     names: Sequence[str] | None,
+    task: Task | None,
 ) -> dict[str, Scenario]:
     """The points that are attacked, with the tables that the attack changes."""
     found = scenario.points()
@@ -178,7 +179,7 @@ def _points(
             table[key] = {**table[key], **value} if isinstance(value, dict) else value
         if adversaries:
             table["adversaries"] = []
-        changed[name] = Scenario.parse(table)
+        changed[name] = Scenario.parse(table, task=task)
         if not adversaries and not changed[name].adversaries:
             raise ScenarioError(
                 "no adversary: the run's scenario names none. Name one with --adversary, or a "

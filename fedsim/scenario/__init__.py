@@ -112,14 +112,24 @@ class Scenario(Table):
         return self
 
     @classmethod
-    def parse(cls, table: Mapping[str, Any]) -> "Scenario":
-        """Make a scenario from nested tables; raise `ScenarioError` with a line for each error."""
+    def parse(cls, table: Mapping[str, Any], *, task: Task | None = None) -> "Scenario":
+        """Make a scenario from nested tables; raise `ScenarioError` with a line for each error.
+
+        Args:
+            table: The tables.
+            task: What is trained, if it is another task than the scenario's, such as that of
+                another Flower project: whether adversaries suit it is not checked here.
+        """
         scenario = validated(cls, copy.deepcopy(dict(table)), "")
-        scenario.check()
+        scenario.check(task)
         return scenario
 
-    def check(self) -> None:
-        """Check all that can be checked before training; raise `ScenarioError` with the errors."""
+    def check(self, task: Task | None = None) -> None:
+        """Check all that can be checked before training; raise `ScenarioError` with the errors.
+
+        Args:
+            task: As for `parse`.
+        """
         t, threat = self.training, self.threat
         complaints = t.complaints()
         if len(threat.follow) > t.per_round:
@@ -177,12 +187,13 @@ class Scenario(Table):
         if complaints:
             raise ScenarioError("\n".join(complaints))
         self.knowledge()
-        task = self.build_task()
+        own = self.build_task()
         self._check_defenses()
         unsuited = [
             f"adversaries.{i}: {text}"
             for i, (_, _, adversary) in enumerate(self.build_adversaries())
-            for text in adversary.unsuited(task.spec_type, task.name)
+            for text in adversary.unsuited(own.spec_type, own.name)
+            if task is None
         ]
         if unsuited:
             raise ScenarioError("\n".join(unsuited))

@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
 from adversaries import DAGER, DLG, LLG, RLG, TAG, TokenLeak
-from fedsim import HonestButCurious, attack, libraries, reveal, watch
+from fedsim import HonestButCurious, attack, diagnose, libraries, reveal, watch
 from fedsim.engine.inline import InlineGrid
 from fedsim.tasks.text.messages import TOPICS, messages
 
@@ -135,6 +135,9 @@ def test_words_of_any_embedding_come_back(model, loss, tmp_path):
         assert why in by[label]["error"]
     shown = (tmp_path / "run/artifacts/r0001-c0001/token-leak/reconstruction.txt").read_text()
     assert {*map(int, shown.split())} == {*batch(1)[0].flatten().tolist()} - {0}
+    table = diagnose(tmp_path / "run", model=model)
+    assert {(row.label, row.expected) for row in table.itertuples()} >= {("token-leak", "leaks")}
+    assert not {"dager", "dlg"} & {*table["label"]}  # which were denied, whatever the update
     attack(tmp_path / "run", [LLG()], model=model)
     assert {row["status"] for row in rows(tmp_path / "run") if row["label"] == "llg"} == {"ok"}
 

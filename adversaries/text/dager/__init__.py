@@ -86,7 +86,8 @@ class DAGER(Adversary):
         layers = [
             name
             for name, layer in model.module.named_modules()
-            if f"{name}.weight" in model.trained and not isinstance(layer, nn.Embedding)
+            if f"{name}.weight" in model.trained
+            and not isinstance(layer, nn.Embedding | nn.EmbeddingBag)
         ]
         if not queries_among(layers):
             raise DataError(f"dager: {no_queries(layers)}")

@@ -154,7 +154,7 @@ class First:
             for name, layer in modules.items()
             if f"{name}.weight" in gradient
             and gradient[f"{name}.weight"].ndim == 2
-            and not isinstance(layer, nn.Embedding)
+            and not isinstance(layer, nn.Embedding | nn.EmbeddingBag)
         }
         self._named = queries_among(layers)
         if not self._named:
