@@ -47,6 +47,7 @@ GPT2 = {
 MESSAGES = {"name": "text", "data": "messages", "parameters": "all", "vocabulary": 1000}
 DIGITS = {"name": "images", "data": "digits"}
 MNIST = {"name": "images", "data": "mnist", "size": 12}
+CIFAR = {"name": "images", "data": "cifar10", "size": 12}
 
 TASKS: dict[str, tuple[dict[str, Any], list[Any]]] = {
     "digits-cnn": ({**DIGITS, "model": "cnn"}, [DLG]),
@@ -72,10 +73,43 @@ TASKS: dict[str, tuple[dict[str, Any], list[Any]]] = {
         {**MESSAGES, "data": "cola_train", "model": GPT2},
         ["token-leak", DAGER],
     ),
+    "cifar-convnet": (
+        {**CIFAR, "model": {"name": "convnet", "widths": [8, 16]}},
+        [INVERTING],
+    ),
+    "cifar-mlp": (
+        {**CIFAR, "model": {"name": "mlp", "hidden": [256, 32]}},
+        ["first-linear", DLG],
+    ),
+    "mnist-relu": (
+        {**MNIST, "size": 16, "model": "lenet"},
+        [INVERTING],
+    ),
+    "cancer-deep": (
+        {
+            "name": "tabular",
+            "model": {"name": "mlp", "hidden": [64, 24]},
+            "data": "breast-cancer",
+        },
+        ["first-linear", DLG],
+    ),
+    "sst2": ({**MESSAGES, "data": "sst2_train", "model": BERT}, ["token-leak", DAGER]),
+    "tomatoes": (
+        {**MESSAGES, "data": "rotten_tomatoes_train", "model": GPT2},
+        ["token-leak", DAGER],
+    ),
+    "cifar-sigmoid": ({**CIFAR, "model": "lenet-sigmoid"}, [DLG]),
+    "cifar100-cnn": ({**CIFAR, "data": "cifar100", "model": "cnn"}, [DLG]),
+    "mnist-deep": (
+        {**MNIST, "model": {"name": "mlp", "hidden": [128, 64, 32]}},
+        ["first-linear", INVERTING],
+    ),
+    "wine-relu": ({"name": "tabular", "data": "wine"}, ["first-linear", DLG]),
+    "cola-bert": ({**MESSAGES, "data": "cola_train", "model": BERT}, ["token-leak", DAGER]),
 }
 """Tasks with their attacks on inputs; those on labels attack each of them."""
 
-HELD_OUT = ("mnist-sigmoid", "mnist-wide", "mnist-tanh", "wine", "cola")
+HELD_OUT = ("cifar-sigmoid", "cifar100-cnn", "mnist-deep", "wine-relu", "cola-bert")
 
 DEFENSES: list[dict[str, Any]] = [
     *({"name": "gaussian-noise", "sigma": sigma} for sigma in (1e-4, 1e-3, 1e-2, 0.1)),

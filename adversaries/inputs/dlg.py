@@ -61,7 +61,7 @@ class DLG(InputMatching):
     cites = "Zhu et al., Deep Leakage from Gradients, NeurIPS 2019, Algorithm 1"
     requirements = (
         Requirement("examples", "every example adds unknowns, and no equations", most=8),
-        Requirement("steps", "the gradient is matched as that of one step", most=2),
+        Requirement("steps", "the gradient is matched as that of one step", most=1),
         *SENT,
         POOLED,
         *TRAINED,

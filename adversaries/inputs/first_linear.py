@@ -64,6 +64,7 @@ class FirstLinear(Adversary):
     )
     requirements = (
         Requirement("mixed_units", "each example needs units of its own", most=0.5),
+        Requirement("unshown", "examples with alike errors are mixed in every unit", most=0.6),
         Requirement("optimizer", "steps of another optimizer have other ratios", only=("sgd",)),
     )
 

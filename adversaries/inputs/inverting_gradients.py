@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from adversaries.inputs.input_matching import SENT, TRAINED, InputMatching
+from adversaries.inputs.input_matching import POOLED, SENT, TRAINED, InputMatching
 from fedsim import ImageSpec, Knowledge, Observation, Requirement
 from fedsim.adversary import Job, Source
 from fedsim.gradients import (
@@ -79,6 +79,7 @@ class InvertingGradients(InputMatching):
         Requirement("examples", "every example adds unknowns, and no equations", most=6),
         Requirement("steps", "simulated steps are of SGD, in an unknown order", most=4),
         *SENT,
+        POOLED,
         *TRAINED,
     )
 

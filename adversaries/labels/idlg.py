@@ -23,6 +23,7 @@ class IDLG(Adversary):
     requirements = (
         Requirement("examples", "it claims one label", most=1),
         Requirement("opposite_signs", "a negative sum of features turns the sign", most=0.1),
+        Requirement("row_noise", "noise turns the signs of row sums", most=0.5),
     )
 
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:

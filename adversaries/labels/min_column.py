@@ -33,8 +33,11 @@ class MinColumn(Adversary):
         "section 3 (label restoration)"
     )
     requirements = (
-        Requirement("unmarked", "labels that repeat are claimed once", most=0.4),
-        Requirement("imbalance", "noise reaches the smallest entries of every class", most=0.3),
+        Requirement("unmarked", "labels that repeat are claimed once", most=0.3),
+        Requirement("row_noise", "noise reaches the smallest entries of every class", most=0.35),
+        Requirement(
+            "signed_labels", "negative features turn the entries of other classes", most=0.45
+        ),
     )
 
     rule: Literal["lowest", "negative"] = "lowest"

@@ -56,7 +56,10 @@ class TokenLeak(Adversary):
         "Melis et al., Exploiting Unintended Feature Leakage in Collaborative Learning, IEEE S&P "
         "2019, section 4.1"
     )
-    requirements = (Requirement("imbalance", "noise fills the rows of absent tokens", most=0.3),)
+    requirements = (
+        Requirement("word_noise", "noise fills the rows of absent tokens", most=0.01),
+        Requirement("examples", "a token that many texts hold is claimed once", most=8),
+    )
 
     def cautions(self, model: VictimModel) -> list[str]:
         """Warn of word embeddings that are not trained."""

@@ -14,13 +14,14 @@ from fedsim.attacking.audit import as_stated, planned
 from fedsim.attacking.probes import computed, probes_of
 from fedsim.attacking.revealed import Revealed
 from fedsim.attacking.scoring import Scorer
+from fedsim.diagnosis.head import Layer
 from fedsim.diagnosis.leaks import LEAKS, gains
-from fedsim.diagnosis.measuring import Layer, measure
+from fedsim.diagnosis.measuring import measure
 from fedsim.diagnosis.verdict import expect, rounds_text, sentence
 from fedsim.errors import FedsimError, RunFolderError, ScenarioError
 from fedsim.plugin import names
+from fedsim.quantity import QUANTITIES
 from fedsim.records import Interception, Truth, Update
-from fedsim.requirement import QUANTITIES
 from fedsim.runs import provenance
 from fedsim.runs.reading import read_findings, read_measures
 from fedsim.runs.recording import Recording

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from fedsim.diagnosis.measuring import seen_in_model
 from fedsim.diagnosis.verdict import expect, sentence, setting
-from fedsim.requirement import Value
+from fedsim.quantity import Value
 from fedsim.scenario.built import BuiltRun
 
 

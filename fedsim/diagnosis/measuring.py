@@ -7,10 +7,12 @@ its own copy of the network. Only what `Quantity.truth` marks needs the true exa
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from fedsim.diagnosis.head import Layer, head_values, norm, zeros_in
 from fedsim.gradients import (
     filled_sides,
     head_calls,
@@ -19,8 +21,8 @@ from fedsim.gradients import (
     numerical_rank,
     rounding,
 )
+from fedsim.quantity import QUANTITIES, Value
 from fedsim.records import Interception, Truth, Update
-from fedsim.requirement import QUANTITIES, Value
 from fedsim.seeds import torch_generator
 from fedsim.spec import ImageSpec, Spec, TabularSpec, TextSpec
 from fedsim.threat import to_gradient
@@ -29,35 +31,21 @@ from fedsim.victim import VictimModel
 RANDOM = 16
 """Number of random inputs with which the signs of a model's features are seen."""
 
-SPARSE = 0.15
-"""Share of zeros in the head's gradient from which on it shows no noise."""
-
 PARALLEL = 1e-5
 """Largest distance of the cosine of two units' gradients from 1 with which they count as equal."""
 
+NOISY = 0.1
+"""Imbalance of the head from which on signs in its gradient are those of noise."""
+
+MIXED = 0.1
+"""Share of random inputs with a feature sum of the other sign from which on row sums show nothing,
+such as after layer normalisation, where the sums are zero."""
+
+ONE_SIGN = 0.2
+"""Largest share of features of the other sign with which they count as of one sign."""
+
 WIDEST = 4096
 """Largest smaller side of a layer whose rank is computed: singular values cost its cube."""
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """What the gradient of a linear layer shows.
-
-    Attributes:
-        rank: Its numerical rank.
-        most: The largest rank that it can have: its smaller side, of the head at most classes - 1.
-        snr: Energy of the singular values that count over that of the others, which are taken for
-            noise; None where all count, infinite where the others are zero.
-    """
-
-    rank: int
-    most: int
-    snr: float | None
-
-    @property
-    def fill(self) -> float:
-        """The rank, relative to the largest."""
-        return self.rank / self.most if self.most else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +83,8 @@ def measure(
         for name in linear_layers(model)
         if f"{name}.weight" in gradient
     }
-    first = next((one for name, one in layers.items() if name != model.head), None)
+    first_name = next((name for name in layers if name != model.head), None)
+    first = layers[first_name] if first_name else None
     values: dict[str, Value] = {
         "examples": update.num_examples,
         "clients": len(interception.clients),
@@ -103,31 +92,25 @@ def measure(
         "optimizer": None if update.optimizer == "unknown" else update.optimizer,
         "movement": _movement(update, before),
         "first_fill": first.fill if first else None,
+        "first_zeros": zeros_in(gradient[f"{first_name}.weight"]) if first_name else None,
         "mixed_units": _mixed_units(gradient, layers, model.head),
         "missing_rank": _missing_rank(model, gradient, first.rank) if first else None,
+        "word_noise": _word_noise(model, gradient),
         "dead": _dead(model, gradient),
         **_in_mode(model, update.steps * len(interception.clients)),
     }
     if head is not None and head.ndim == 2:
-        # The sums stay zero in no other steps, and not where coordinates were left out.
-        zeros = _zeros(head)
-        whole = update.optimizer in ("sgd", "unknown") and (zeros or 0) < SPARSE
-        imbalance, bias = _imbalance(head) if whole else None, gradient.get(f"{model.head}.bias")
-        negative = int(((head.sum(dim=1) if bias is None else bias) < 0).sum())
-        values |= {
-            "imbalance": imbalance,
-            "noise": _noise(imbalance, head, gradient),
-            "zeros": zeros,
-            "coarseness": _coarseness(head),
-            "opposite_signs": _opposite_signs(head, bias, update.num_examples),
-            "unmarked": max(0.0, 1 - negative / update.num_examples),
-            "head_rank": layers[model.head].rank if model.head in layers else None,
-            "head_fill": (
-                layers[model.head].fill
-                if model.head in layers and update.num_examples > 1
-                else None
-            ),
-        }
+        signs = _feature_signs(model)
+        values |= head_values(gradient, model.head, update, layers.get(model.head), signs.usual)
+        imbalance = values["imbalance"]
+        noisy = isinstance(imbalance, float) and imbalance > NOISY
+        if noisy or f"{model.head}.bias" not in gradient:
+            values["opposite_signs"] = signs.negative_sums
+        if signs.negative_sums is not None and MIXED < signs.negative_sums < 1 - MIXED:
+            values["row_noise"] = None
+        if signs.negative is not None:
+            signed = ONE_SIGN < signs.negative < 1 - ONE_SIGN
+            values["signed_labels"] = values["label_share"] if signed else 0.0
     if truth is not None:
         values |= _with_truth(model, truth)
     return Measured({name: values.get(name) for name in QUANTITIES}, layers)
@@ -140,20 +123,18 @@ def seen_in_model(model: VictimModel, batches: int = 1) -> dict[str, Value]:
         model: The model in the mode of the training. Its buffers change.
         batches: Number of batches behind an update.
     """
-    return {**_in_mode(model, batches), "opposite_signs": _negative_sums(model)}
+    return {**_in_mode(model, batches), "opposite_signs": _feature_signs(model).negative_sums}
 
 
 def _in_mode(model: VictimModel, batches: int) -> dict[str, Value]:
     """Layers that behave differently in training, and the head's bias."""
     parts = list(model.module.modules())
-    weight = model.module.get_parameter(f"{model.head}.weight")
     norms = [p for p in parts if isinstance(p, nn.modules.batchnorm._BatchNorm) and p.training]
     return {
         "batch_norm": len(norms),
         "normalised_batches": batches if norms else 0,
         "max_pooling": sum(isinstance(p, nn.modules.pooling._MaxPoolNd) for p in parts),
         "dropout": float(model.drops),
-        "binary": float(weight.shape[0] == 2),
         "missing_bias": float(f"{model.head}.bias" not in model.trained),
     }
 
@@ -191,10 +172,6 @@ def _layer(matrix: Tensor, *, is_head: bool) -> Layer:
     return Layer(rank, most, snr)
 
 
-def _norm(tensors: Mapping[str, Tensor]) -> float:
-    return math.sqrt(sum(float(one.double().square().sum()) for one in tensors.values()))
-
-
 def _movement(update: Update, before: Mapping[str, Tensor]) -> float | None:
     """Norm of the weights' change over that of the weights; of a gradient, that of one step."""
     if update.kind == "gradient":
@@ -205,49 +182,8 @@ def _movement(update: Update, before: Mapping[str, Tensor]) -> float | None:
         change = {name: value - before[name] for name, value in update.tensors.items()}
     else:
         change = dict(update.tensors)
-    weights = _norm({name: before[name] for name in update.tensors})
-    return _norm(change) / weights if weights else None
-
-
-def _imbalance(head: Tensor) -> float | None:
-    norm = float(head.double().norm())
-    return float(head.double().sum(dim=0).norm()) / norm if norm else None
-
-
-def _noise(imbalance: float | None, head: Tensor, gradient: Mapping[str, Tensor]) -> float | None:
-    """Norm of noise of the head's strength at every parameter, over that of the gradient."""
-    norm = _norm(gradient)
-    if imbalance is None or not norm:
-        return None
-    entry = imbalance * float(head.double().norm()) / math.sqrt(head.numel())
-    return entry * math.sqrt(sum(one.numel() for one in gradient.values())) / norm
-
-
-def _filled(head: Tensor) -> Tensor:
-    """The rows and columns of a matrix that are not zero throughout."""
-    return head[head.any(dim=1)][:, head.any(dim=0)]
-
-
-def _zeros(head: Tensor) -> float | None:
-    filled = _filled(head)
-    return float((filled == 0).double().mean()) if filled.numel() else None
-
-
-def _coarseness(head: Tensor) -> float | None:
-    values = head[head != 0].abs()
-    return 1 - len(torch.unique(values)) / len(values) if len(values) else None
-
-
-def _opposite_signs(head: Tensor, bias: Tensor | None, examples: int) -> float | None:
-    """Share of the bias gradient at classes whose weights have a row sum of the other sign."""
-    sums = head.double().sum(dim=1)
-    if bias is None:
-        # An example makes one class negative at most, that of its label.
-        return max(0, int((sums < 0).sum()) - examples) / len(sums)
-    if bias.shape != sums.shape or not bias.any():
-        return None
-    weights = bias.double().abs()
-    return float(weights[sums * bias.double() < 0].sum() / weights.sum())
+    weights = norm({name: before[name] for name in update.tensors})
+    return norm(change) / weights if weights else None
 
 
 def _mixed_units(
@@ -284,6 +220,15 @@ def _missing_rank(model: VictimModel, gradient: Mapping[str, Tensor], rank: int)
     return max(0.0, 1 - rank / tokens) if tokens else None
 
 
+def _word_noise(model: VictimModel, gradient: Mapping[str, Tensor]) -> float | None:
+    """Median norm of the rows of the word embeddings' gradient over the largest."""
+    if model.words is None or model.words not in gradient:
+        return None
+    norms = gradient[model.words].double().norm(dim=1)
+    largest = float(norms.max())
+    return float(norms.median()) / largest if largest else None
+
+
 def _dead(model: VictimModel, gradient: Mapping[str, Tensor]) -> float | None:
     """Share of the outputs of layers before the head whose weights have no gradient."""
     dead = units = 0
@@ -311,17 +256,38 @@ def _random_inputs(spec: Spec | None) -> Tensor | None:
     return None
 
 
-def _negative_sums(model: VictimModel) -> float | None:
-    """Share of random inputs for which the inputs of the head have a negative sum."""
+class Signs(NamedTuple):
+    """Signs of the head's inputs, for random inputs of the model; None where it takes no such ones.
+
+    Attributes:
+        negative_sums: Share of the inputs whose features have a negative sum.
+        negative: Share of the features that are negative.
+        usual: Mean probability of each class (classes,).
+    """
+
+    negative_sums: float | None = None
+    negative: float | None = None
+    usual: Tensor | None = None
+
+
+def _feature_signs(model: VictimModel) -> Signs:
+    """Pass random inputs through the model, and look at the signs of what reaches the head."""
     inputs = _random_inputs(model.spec)
     if inputs is None or model.spec is None:
-        return None
+        return Signs()
     target = inputs if model.spec.labels_are_tokens else torch.zeros(RANDOM, dtype=torch.int64)
     lengths = torch.full((RANDOM,), inputs.shape[1]) if inputs.dtype == torch.int64 else None
     with torch.no_grad(), head_calls(model) as calls:
         model.loss(inputs, target, lengths=lengths)
-    sums = [features.sum(dim=-1).flatten() for features, _ in calls]
-    return float(torch.cat(sums).lt(0).double().mean()) if sums else None
+    if not calls:
+        return Signs()
+    rows = torch.cat([one.double().flatten(0, -2) for one, _ in calls])
+    logits = torch.cat([one.double().flatten(0, -2) for _, one in calls])
+    return Signs(
+        negative_sums=float(rows.sum(dim=1).lt(0).double().mean()),
+        negative=float(rows.lt(0).double().mean()),
+        usual=logits.softmax(dim=1).mean(dim=0),
+    )
 
 
 def _relus(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:

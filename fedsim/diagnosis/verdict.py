@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from fedsim.adversary import Adversary
 from fedsim.knowledge import Knowledge
-from fedsim.requirement import QUANTITIES, Requirement, Value
+from fedsim.quantity import QUANTITIES, Value
+from fedsim.requirement import Requirement
 
 NAMED = 2
 """Number of unmet requirements that a sentence names."""

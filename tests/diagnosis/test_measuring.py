@@ -1,6 +1,7 @@
 """What is measured of an interception, against values that were planted."""
 
 import re
+from collections import OrderedDict
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ import fedsim
 from fedsim import ImageSpec, Interception, Truth, Update, VictimModel
 from fedsim.diagnosis.measuring import measure, seen_in_model
 from fedsim.errors import PluginError
-from fedsim.requirement import QUANTITIES, Requirement
+from fedsim.quantity import QUANTITIES
+from fedsim.requirement import Requirement
 from fedsim.tasks.classification import cross_entropy
 
 SPEC = ImageSpec(5, (1, 4, 4))
@@ -119,14 +121,77 @@ def test_features_of_both_signs_mislead_row_sums_and_rectified_ones_do_not():
     assert seen_in_model(model(nn.ReLU()))["opposite_signs"] == 0
 
 
-def test_without_a_bias_more_negative_classes_than_examples_show_turned_signs():
+def test_without_a_bias_random_inputs_show_turned_signs():
     tanh = model(nn.Tanh())
     with torch.no_grad():
         tanh.module[1].bias -= 3
     tensors, _ = gradient(tanh, examples=1)
     del tensors[f"{tanh.head}.bias"]
     values = measured(tanh, tensors, num_examples=1).values
-    assert values["opposite_signs"] == (4 - 1) / 5, "all classes but the label's are negative"
+    assert values["opposite_signs"] == 1, "every feature is negative"
+
+
+@pytest.mark.parametrize(("labels", "held"), [((2, 2, 2), 1), ((0, 1, 1), 2), ((0, 1, 2), 3)])
+def test_the_bias_shows_how_many_classes_an_update_holds(labels, held):
+    victim = model(nn.Sigmoid())
+    inputs = torch.rand(3, 1, 4, 4, generator=torch.Generator().manual_seed(1))
+    tensors = {k: v.detach() for k, v in victim.gradient(inputs, torch.tensor(labels)).items()}
+    values = measured(victim, tensors, num_examples=3).values
+    assert values["label_share"] == held / 5
+    assert values["absent"] == 0, "the head's rank is below its largest"
+    assert values["guessable"] == pytest.approx(1 - 0.8**3)
+    assert values["unshown"] == pytest.approx(1 - values["head_rank"] / 3)
+
+
+def test_all_classes_seem_present_where_the_head_has_its_largest_rank():
+    victim = model(nn.Sigmoid())
+    inputs = torch.rand(8, 1, 4, 4, generator=torch.Generator().manual_seed(1))
+    labels = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
+    tensors = {k: v.detach() for k, v in victim.gradient(inputs, labels).items()}
+    values = measured(victim, tensors, num_examples=8).values
+    assert values["head_fill"] == 1
+    assert values["absent"] == pytest.approx(1 / 5)
+
+
+def test_noise_in_row_sums_averages_over_the_features():
+    victim = model(nn.Sigmoid())
+    tensors, _ = gradient(victim, examples=1)
+    rng = torch.Generator().manual_seed(2)
+    name = f"{victim.head}.weight"
+    entry = 0.1 * float(tensors[name].abs().max())
+    noise = entry * torch.randn(tensors[name].shape, generator=rng)
+    values = measured(victim, {**tensors, name: tensors[name] + noise}).values
+    expected = entry * 12**0.5 / -float(tensors[name].sum(dim=1).min())
+    assert values["row_noise"] == pytest.approx(expected, rel=0.4)
+    assert measured(victim, tensors).values["row_noise"] < 1e-6
+
+
+def test_features_of_both_signs_are_seen_with_random_inputs():
+    for activation, signed in ((nn.ReLU(), False), (nn.Tanh(), True)):
+        victim = model(activation)
+        values = measured(victim, gradient(victim)[0], num_examples=2).values
+        assert values["signed_labels"] == (values["label_share"] if signed else 0)
+
+
+def test_noise_fills_the_rows_of_absent_words_and_sparsity_the_first_layer():
+    torch.manual_seed(0)
+    module = nn.Sequential(
+        OrderedDict(words=nn.Embedding(40, 6), first=nn.Linear(6, 6), head=nn.Linear(6, 3))
+    )
+
+    def loss(module, inputs, labels, **_):
+        return nn.functional.cross_entropy(module(inputs).mean(dim=1), labels)
+
+    victim = VictimModel(module, head="head", loss=loss, words="words.weight")
+    grads = victim.gradient(torch.tensor([[1, 2, 3]]), torch.tensor([0]))
+    tensors = {k: v.detach() for k, v in grads.items()}
+    values = measured(victim, tensors).values
+    assert values["word_noise"] == values["first_zeros"] == 0
+    filled = tensors["words.weight"] + 1e-3 * tensors["words.weight"].abs().max()
+    assert measured(victim, {**tensors, "words.weight": filled}).values["word_noise"] > 1e-4
+    first = tensors["first.weight"].clone()
+    first[0, 0] = 0
+    assert measured(victim, {**tensors, "first.weight": first}).values["first_zeros"] == 1 / 36
 
 
 def test_batch_statistics_and_dropout_count_in_the_mode_of_the_training():

@@ -66,11 +66,12 @@ class LLG(Adversary):
             most=0.1,
         ),
         Requirement(
-            "head_fill",
+            "label_share",
             "with as many labels as classes every class is negative or none stands out",
-            most=0.95,
+            most=0.75,
         ),
-        Requirement("imbalance", "noise turns the signs of row sums", most=0.3),
+        Requirement("guessable", "a guess names as many labels", most=0.8),
+        Requirement("row_noise", "noise turns the signs of row sums", most=0.5),
     )
 
     variant: Literal["llg", "llg*", "llg+"] = "llg"

@@ -63,12 +63,11 @@ class RLG(Adversary):
         "Algorithm 1"
     )
     requirements = (
-        Requirement(
-            "head_fill", "the rank shows labels only below min(features, classes)", most=0.95
-        ),
-        Requirement("binary", "each of two classes is always separable", most=0),
+        Requirement("absent", "with full rank every class is separable", most=0.11),
+        Requirement("guessable", "a guess names as many labels", most=0.9),
+        Requirement("optimizer", "steps of others have no low rank", only=("sgd",)),
         Requirement("zeros", "coordinates that are left out raise the rank", most=0.15),
-        Requirement("imbalance", "noise raises the rank", most=0.15),
+        Requirement("imbalance", "noise raises the rank", most=0.1),
     )
 
     accept: Literal["strict", "margin", "authors"] = "strict"

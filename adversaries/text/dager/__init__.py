@@ -54,7 +54,7 @@ class DAGER(Adversary):
         Requirement("missing_rank", "tokens that the rank lacks are not found", most=0.2),
         Requirement("steps", "the row space is that of one step", most=1),
         Requirement("optimizer", "other optimizers change the row space", only=("sgd",)),
-        Requirement("zeros", "coordinates that are left out fill the row space", most=0.1),
+        Requirement("first_zeros", "coordinates that are left out fill the row space", most=0.1),
         Requirement("imbalance", "noise fills the row space", most=0.02),
         Requirement("dropout", "masks change the inputs of a layer", most=0),
     )
