@@ -1,9 +1,10 @@
-"""Make the pictures of the pages on attacks and defenses: originals above what was recovered.
+"""Make the pictures of the pages on attacks and defenses: what is recovered, or how much.
 
     python benchmarks/pictures.py RUNS
 
-Each picture is of a scenario's run, which is made in a folder of RUNS unless it is there, and shows
-up to five victims of the first round. It goes to docs/pictures/NAME.png.
+Each picture is of a scenario's run, which is made in a folder of RUNS unless it is there. Images
+and sounds stand above what was recovered of them, up to five victims of the first round; labels and
+texts are drawn as scores beside those of a random guess. The pictures go to docs/pictures.
 """
 
 import argparse
@@ -11,10 +12,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import matplotlib as mpl
+import pandas as pd
+from matplotlib.figure import Figure
 from PIL import Image
 
 import fedsim
 from fedsim.results.loading import Run
+from fedsim.runs.reading import read_measures
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 VICTIMS = 5
@@ -41,6 +46,77 @@ RUNS: dict[str, tuple[str, list[str]]] = {
 """Of each run: the scenario and its settings. `defenses` gives the pictures of all defenses."""
 
 
+BATCHES = "[1,2,4,8,16,32]"
+SPEECH = [
+    'task.model={name="deepspeech",hidden=1024,recurrent=512}',
+    "task.seconds=[0.3,0.8]",
+    "task.cut=true",
+    "training.rounds=1",
+    "training.clients_per_round=1",
+    "training.lr=0.05",
+    "threat.grants=full",
+]
+"""One short utterance for a wide recogniser, as on the pages of hfgm and ctc-matching."""
+
+SOUNDS: dict[str, tuple[str, list[str]]] = {
+    "first-frames": ("eavesdrop", ["training.rounds=1", "training.clients_per_round=1"]),
+    "ctc-matching": ("speech", [*SPEECH, 'adversaries=[{name="ctc-matching"}]']),
+    "hfgm": (
+        "speech",
+        [*SPEECH, 'adversaries=[{name="hfgm",iterations=200,schedule="cosine"}]'],
+    ),
+}
+"""Runs whose first utterance is shown as a spectrogram."""
+
+CHARTS: dict[str, tuple[str, list[str], str, str]] = {
+    "labels": (
+        "first-rounds",
+        [
+            "task.model=cnn",
+            "training.rounds=1",
+            "training.clients_per_round=20",
+            f'sweep={{"training.batch_size"={BATCHES}}}',
+            'adversaries=[{name="llg"},{name="rlg"},{name="idlg"},{name="min-column"},'
+            '{name="bias-signs"}]',
+        ],
+        "batch_size",
+        "label_f1",
+    ),
+    "tokens": (
+        "text",
+        [
+            "training.rounds=1",
+            "threat.grants=white-box",
+            'sweep={"training.batch_size"=[1,2,4]}',
+            'adversaries=[{name="token-leak"},{name="dager",timeout=60}]',
+        ],
+        "batch_size",
+        "token_f1",
+    ),
+    "texts": (
+        "text",
+        [
+            "training.rounds=1",
+            "training.clients_per_round=4",
+            "threat.grants=full",
+            'adversaries=[{name="lamp"},{name="tag"},{name="dlg-text"}]',
+        ],
+        "label",
+        "token_f1",
+    ),
+    "transcripts": (
+        "transcripts",
+        ['adversaries=[{name="span-decoding"},{name="gm-bow"}]'],
+        "label",
+        "wer",
+    ),
+    "speaker-inference": ("speakers", [], "label", "speaker_top1"),
+    "accumulate": ("accumulate", [], "round", "recovered"),
+    "repeated-gradients": ("repeated-gradients", [], "round", "mse"),
+}
+"""Of each run also: what the scores are drawn against, a column of its findings, and the metric."""
+
+
 def made(folder: Path, scenario: str, settings: list[str]) -> Run:
     """Run a scenario, unless its folder is there."""
     if not folder.is_dir():
@@ -63,6 +139,38 @@ def picture(run: Run, label: str, point: str) -> Image.Image:
     return sheet
 
 
+def chart(run: Run, by: str, metric: str) -> Figure:
+    """The mean score of each adversary, and that of a random guess."""
+    rows = run.findings
+    rows = rows[(rows["metric"] == metric) & (rows["status"] == "ok")].copy()
+    rows[by] = pd.to_numeric(rows[by]) if by != "label" else rows[by]
+    figure = Figure(figsize=(6, 3), layout="constrained")
+    axes = figure.subplots()
+    chance = rows.groupby(by, sort=by != "label")["baseline"].mean()
+    if by == "label":
+        means = rows.groupby("label", sort=False)["value"].mean()
+        places = range(len(means))
+        axes.bar(places, means, width=0.35, label="attack")
+        axes.bar([at + 0.38 for at in places], chance, width=0.35, color="0.75", label="chance")
+        axes.set_xticks([at + 0.19 for at in places], list(means.index))
+    else:
+        for marker, (label, own) in zip("osD^v", rows.groupby("label", sort=False), strict=False):
+            means = own.groupby(by)["value"].mean()
+            axes.plot(means.index, means, marker=marker, label=label, clip_on=False)
+        axes.plot(chance.index, chance, color="0.5", linestyle="--", label="chance")
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(list(chance.index), [f"{at:g}" for at in chance.index])
+        axes.set_xlabel(by.replace("_", " "))
+    if metric == "mse":
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(bottom=0)
+    axes.set_ylabel(read_measures(run.folder)[0][metric].title)
+    axes.legend(frameon=False, fontsize="small")
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
 def main() -> None:
     """Make all pictures."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -77,6 +185,14 @@ def main() -> None:
             if shown != "none":
                 sheet = picture(run, label, point)
                 sheet.save(DOCS / "pictures" / f"{shown}.png", optimize=True)
+    for name, (scenario, settings) in SOUNDS.items():
+        run = made(runs / name, scenario, settings)
+        first = min((run.folder / "artifacts").rglob("reconstruction-1.png"))
+        Image.open(first).save(DOCS / "pictures" / f"{name}.png", optimize=True)
+    mpl.rcParams["svg.hashsalt"] = "fedsim"  # or its identifiers change each time
+    for name, (scenario, settings, by, metric) in CHARTS.items():
+        run = made(runs / name, scenario, settings)
+        chart(run, by, metric).savefig(DOCS / "pictures" / f"{name}.svg", metadata={"Date": None})
 
 
 if __name__ == "__main__":

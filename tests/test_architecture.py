@@ -22,7 +22,8 @@ ROOT = Path(fedsim.__file__).parent
 ROOMS = [
     {"errors", "moved"},
     {"references", "libraries"},
-    {"seeds", "plugin", "privacy", "job", "requirement"},
+    {"seeds", "plugin", "privacy", "job", "quantity"},
+    {"requirement"},
     {"spec"},
     {"knowledge"},
     {"victim", "update"},
