@@ -45,6 +45,11 @@ class Tokens:
     embedding: str
     tokenizer: Any = field(repr=False)
 
+    @property
+    def spelled(self) -> bool:
+        """Whether the tokenizer is known; otherwise a token is written as its number."""
+        return hasattr(self.tokenizer, "get_vocab")
+
     def spell(self, ids: Iterable[int], *, special: bool = False) -> str:
         """Decode token ids to text.
 

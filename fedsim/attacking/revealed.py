@@ -14,6 +14,7 @@ from fedsim.adversary import Adversary
 from fedsim.attacking.classifier import Classifier, firsts, seen_range
 from fedsim.attacking.consistency import consistency
 from fedsim.attacking.guesses import Pool, guess_inputs, guess_texts
+from fedsim.attacking.texts import shown_texts
 from fedsim.errors import DataError, ScenarioError
 from fedsim.knowledge import Knowledge
 from fedsim.libraries import brief
@@ -24,7 +25,6 @@ from fedsim.spec import ImageSpec, Spec, TabularSpec, TextSpec
 from fedsim.task import Task
 from fedsim.tasks.images import side_by_side
 from fedsim.tasks.tabular import side_by_side as rows_side_by_side
-from fedsim.tasks.text.examples import render_texts
 from fedsim.victim import Loss
 
 FOLDER = "truth"
@@ -340,8 +340,8 @@ class RevealedTexts(Revealed):
         return guess_texts(others, truth, tokens, self.spec.classes, rng)
 
     def render(self, claimed: Reconstruction, truth: Truth) -> dict[str, bytes]:
-        """Original texts and what was matched to each, one a line."""
-        return render_texts(claimed, truth, self.spec.require(TextSpec)) if truth.tokens else {}
+        """Original texts and what was matched to each, one a line; or the claims alone."""
+        return shown_texts(claimed, truth, self.spec.require(TextSpec))
 
 
 KINDS: tuple[type[Revealed], ...] = (RevealedImages, RevealedTables, RevealedTexts)

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.errors import DataError
+from fedsim.records import Reconstruction, Truth
 from fedsim.spec import TextSpec, Tokens
 from fedsim.task import evaluating
 from fedsim.tasks.classification import cross_entropy
+from fedsim.tasks.text.examples import render_texts
 from fedsim.tasks.text.languages.language import classification_loss, positions
 from fedsim.tasks.text.languages.tokenizers import describe_tokenizer, load_tokenizer
 
@@ -99,6 +101,21 @@ def text_loss(
     if lengths is None and at == "input":
         return cross_entropy(module, inputs, target)
     return classification_loss(module, inputs, target, lengths=lengths, at=at)
+
+
+def shown_texts(claimed: Reconstruction, truth: Truth, spec: TextSpec) -> dict[str, bytes]:
+    """Original texts and what was matched to each, one a line; claims alone if nobody knows them.
+
+    Returns:
+        The files by name.
+    """
+    if truth.tokens is not None:
+        return render_texts(claimed, truth, spec)
+    lines = [*(claimed.text or ())]
+    if claimed.token_counts is not None:
+        lines = [spec.tokens.spell(sorted(claimed.token_counts))]
+    text = "".join(" ".join(one.split()) + "\n" for one in lines)
+    return {"reconstruction.txt": text.encode(errors="replace")} if text else {}
 
 
 def _word_embeddings(module: nn.Module, example: Tensor) -> nn.Embedding | nn.EmbeddingBag | None:

@@ -15,6 +15,7 @@ from fedsim.attacking.classifier import check_arrays, firsts, seen_range
 from fedsim.attacking.revealed import FOLDER, KINDS, Revealed
 from fedsim.errors import RunFolderError, ScenarioError, UpdateRefused
 from fedsim.federation.grid import CLIENT_KEY
+from fedsim.federation.offered import tensors_in
 from fedsim.federation.watching import TRUTH_KEY, digest
 from fedsim.knowledge import Knowledge
 from fedsim.records import Interception, Update
@@ -58,7 +59,7 @@ class WatchedProject:
         self,
         make: Callable[[], nn.Module],
         loss: Loss | None,
-        example: Sequence[Any] | None,
+        example: Sequence[Any] | Mapping[str, Any] | None,
         adversaries: Sequence[Adversary],
         settings: dict[str, Any],
         attacks: Mapping[str, Any] | None = None,
@@ -256,12 +257,15 @@ UNCOUNTED = 1_000_000
 """The number of clients that settings are checked for before it is known."""
 
 
-def _first(example: Sequence[Any]) -> Tensor:
+def _first(example: Sequence[Any] | Mapping[str, Any]) -> Tensor:
     """The first input of a batch."""
-    inputs = example[0] if isinstance(example, tuple | list) and example else example
+    inputs: Any = example[0] if isinstance(example, tuple | list) and example else example
+    if isinstance(example, Mapping):
+        inputs = next(tensors_in(example), None)
     if not isinstance(inputs, Tensor) or inputs.dim() < 1 or not len(inputs):
         raise ScenarioError(
-            "example: expected a batch of inputs (B, ...) and labels, as next(iter(loader)) gives"
+            "example: expected a batch of inputs (B, ...) and labels, or a dictionary of them, as "
+            "next(iter(loader)) gives"
         )
     return inputs[0]
 

@@ -7,7 +7,7 @@ bit. It is curious: it keeps what it sent, and passes what it receives to a camp
 import contextlib
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -69,7 +69,7 @@ class HonestButCurious(Wrapper):
         task: Task | None = None,
         model: Callable[[], nn.Module] | None = None,
         loss: Loss | None = None,
-        example: Sequence[Any] | None = None,
+        example: Sequence[Any] | Mapping[str, Any] | None = None,
         campaign: Campaign | None = None,
         on_failure: Literal["pass", "drop", "stop"] = "pass",
         defer: bool = False,

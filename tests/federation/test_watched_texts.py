@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
-from adversaries import DAGER, DLG, LLG, RLG, TAG, TokenLeak
+from adversaries import DAGER, DLG, LAMP, LLG, RLG, TAG, TokenLeak
 from fedsim import HonestButCurious, attack, diagnose, libraries, reveal, watch
 from fedsim.engine.inline import InlineGrid
 from fedsim.tasks.text.messages import TOPICS, messages
@@ -76,6 +76,10 @@ def batch(client, size=4):
 def pairs(net, ids, labels):
     (shown,) = reveal([(ids, labels)])
     return functional.cross_entropy(net(shown[0]), shown[1])
+
+
+def silent(net, ids, labels):
+    return functional.cross_entropy(net(ids, ids != 0), labels)
 
 
 def dictionaries(net, ids, labels):
@@ -177,12 +181,28 @@ def hugging_face(net, ids, labels):
 
 def test_a_text_is_matched_from_its_gradient(tmp_path):
     found = audited(
-        tmp_path / "run", bert, hugging_face, TAG(steps=200, lr=0.03, start_length="vocabulary"),
+        tmp_path / "run", bert, hugging_face,
+        TAG(steps=200, lr=0.03, start_length="vocabulary"), LAMP(prior="some/folder"),
         data=lambda client: (batch(client, 1)[0][:, :4], batch(client, 1)[1]),
         threat={"grants": "full", "victims": [1]},
     )  # fmt: skip
-    assert {(row["status"], row["checked"]) for row in found} == {("ok", "fits")}
+    assert {(row["label"], row["status"], row["checked"]) for row in found} == {
+        ("tag", "ok", "fits"), ("lamp", "denied", "fits"),
+    }  # fmt: skip
     assert values(found, "tag", "token_f1") == [1.0]
+    (why,) = {row["error"] for row in found if row["label"] == "lamp"}
+    assert "the words behind the model's tokens are not known" in why
+
+
+def test_clients_of_another_machine_are_attacked_by_an_example_of_a_dictionary(tmp_path):
+    ids, labels = batch(5)
+    found = audited(
+        tmp_path / "run", Masked, silent, TokenLeak(),
+        example={"labels": labels, "attention_mask": (ids != 0).long(), "input_ids": ids},
+    )  # fmt: skip
+    assert {(row["status"], row["truth"], row["value"]) for row in found} == {("ok", "absent", "")}
+    shown = (tmp_path / "run/artifacts/r0001-c0001/token-leak/reconstruction.txt").read_text()
+    assert {*map(int, shown.split())} == {*batch(1)[0].flatten().tolist()} - {0}
 
 
 def test_texts_of_a_trained_encoder_come_back_word_by_word(tmp_path):
@@ -192,6 +212,7 @@ def test_texts_of_a_trained_encoder_come_back_word_by_word(tmp_path):
     tokenizer = library.AutoTokenizer.from_pretrained(folder)
     drops = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
+    torch.manual_seed(4)  # of the new head
     with libraries.quiet():
         stored = library.BertForSequenceClassification.from_pretrained(
             folder, num_labels=4, **drops

@@ -11,6 +11,7 @@ from adversaries.text.dummy_texts import DummyTexts
 from adversaries.text.lamp.reordering import Reordering
 from adversaries.text.text_matching import TextMatching
 from fedsim import Job, Knowledge, Observation, TextSpec, VictimModel
+from fedsim.errors import DataError
 from fedsim.gradients import Adam, Match, Optimizer, TextMetric
 from fedsim.priors import NGRAM, causal_model, language_prior
 
@@ -121,9 +122,15 @@ class LAMP(TextMatching):
         """The warnings of every text matching attack.
 
         Raises:
-            DataError: The causal language model cannot be loaded.
+            DataError: The causal language model cannot be loaded, or nobody knows the words behind
+                the victim's tokens.
         """
         if self._weight and self.prior != NGRAM:
+            if isinstance(model.spec, TextSpec) and not model.spec.tokens.spelled:
+                raise DataError(
+                    "lamp: the words behind the model's tokens are not known, so that a language "
+                    'model says nothing of them; set discrete = "none"'
+                )
             causal_model(self.prior)
         return super().cautions(model)
 
