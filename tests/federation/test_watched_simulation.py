@@ -34,7 +34,8 @@ def audit(tmp_path_factory, ray_session):
     @server.main()
     def main(grid, context):
         HonestButCurious(
-            FedAvg(fraction_evaluate=0.0),
+            # Nodes join one by one, and training would begin with those that have.
+            FedAvg(fraction_evaluate=0.0, min_available_nodes=len(TRAPS)),
             adversaries=[FirstLinear(), LLG()],
             model=Net,
             out=folder / "run",
