@@ -87,6 +87,8 @@ CHARTS: dict[str, tuple[str, list[str], str, str]] = {
         [
             "training.rounds=1",
             "threat.grants=white-box",
+            'task.model={name="transformers",config="gpt2",'
+            "settings={n_embd=128,n_layer=2,n_head=4}}",
             'sweep={"training.batch_size"=[1,2,4]}',
             'adversaries=[{name="token-leak"},{name="dager",timeout=60}]',
         ],
