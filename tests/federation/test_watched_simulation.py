@@ -35,7 +35,11 @@ def audit(tmp_path_factory, ray_session):
     def main(grid, context):
         HonestButCurious(
             # Nodes join one by one, and training would begin with those that have.
-            FedAvg(fraction_evaluate=0.0, min_available_nodes=len(TRAPS)),
+            FedAvg(
+                fraction_evaluate=0.0,
+                min_train_nodes=len(TRAPS),
+                min_available_nodes=len(TRAPS),
+            ),
             adversaries=[FirstLinear(), LLG()],
             model=Net,
             out=folder / "run",
