@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from fedsim import Scenario, diagnose, simulate
+from fedsim.diagnosis.leaks import LEAKS
 from fedsim.errors import FedsimError
 
 LABELS = ("llg", "rlg", "idlg", "bias-signs", "min-column")
@@ -229,13 +230,14 @@ def print_table(title: str, folders: list[Path]) -> None:
     if not folders:
         return
     table = pd.concat([diagnose(folder, trust=True).assign(run=folder.name) for folder in folders])
-    table = table[(table["expected"] != "") & (table["found"] != "")]
+    table = table[(table["expected"] != "") & table["gain"].notna()]
     print(f"\n{title}: {len(table.groupby(['run', 'victim']))} updates, {len(table)} attacks\n")
     head = ["Attack", "leaks: right", "wrong", "finds nothing: right", "wrong"]
     print(f"| {' | '.join([*head, 'right', 'of those that leak', 'of the others'])} |")
     print(f"|{' --- |' * (len(head) + 3)}")
     for name, rows in [*table.groupby("adversary", sort=False), ("all", table)]:
-        pairs = list(zip(rows["expected"], rows["found"], strict=True))
+        found = ["leaks" if gain >= LEAKS else "nothing" for gain in rows["gain"]]
+        pairs = list(zip(rows["expected"], found, strict=True))
         counts = [
             pairs.count(("leaks", "leaks")),
             pairs.count(("leaks", "nothing")),

@@ -38,6 +38,7 @@ class Measure:
         signed: Whether values may be negative, as the difference of two values.
         most: The largest value of a number that cannot be negative.
         rank: An adversary's main metric is the one with the lowest rank that it is scored by.
+        what: What it is about, such as "labels" or "inputs"; by default from the metric's `fields`.
     """
 
     title: str
@@ -52,6 +53,7 @@ class Measure:
     signed: bool = False
     most: float = math.inf
     rank: float = math.inf
+    what: str = ""
 
     @property
     def range(self) -> tuple[float, float]:
@@ -95,6 +97,10 @@ class Measure:
 FORMAT = TypeAdapter(dict[str, Measure])
 """Measures by the names of their metrics, as metrics.json holds them."""
 
+CLAIMED = {"inputs": "inputs", "attributes": "attributes"}
+CLAIMED |= dict.fromkeys(("tokens", "text", "sequences"), "texts")
+"""What fields of `Reconstruction` are about, but for those of labels."""
+
 
 class Metric(Plugin, ABC):
     """Base class of metrics, which compare what an adversary claims with the truth.
@@ -112,10 +118,11 @@ class Metric(Plugin, ABC):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        """Describe a metric by its docstring where `shown` does not."""
+        """Describe a metric by its docstring and its fields where `shown` does not."""
         shown = vars(cls).get("shown")
-        if isinstance(shown, Measure) and not shown.words:
-            cls.shown = replace(shown, words=cls.summary())
+        if isinstance(shown, Measure):
+            words, what = shown.words or cls.summary(), shown.what or _about(cls)
+            cls.shown = replace(shown, words=words, what=what)
 
     @abstractmethod
     def compute(self, claimed: "Reconstruction", truth: "Truth", spec: "Spec") -> float:
@@ -168,3 +175,11 @@ class Metric(Plugin, ABC):
                 "of them: fill the field, or take it out of `recovers` and `fills()`"
             )
         return self.compute(claimed, truth, spec)
+
+
+def _about(metric: type[Metric]) -> str:
+    """What the fields that a metric reads are about; "" of one of the attack's own search."""
+    for field in map(str, getattr(metric, "fields", ())):
+        if about := "labels" if "label" in field else CLAIMED.get(field, ""):
+            return about
+    return ""

@@ -99,18 +99,18 @@ class Campaign:
             elsewhere=sum(f.stat().st_size for f in files if not f.is_relative_to(mine)),
         )
 
-    def finish(self) -> Path:
-        """Wait for all attacks, close the run folder and write its report.
+    def finish(self, diagnose: Callable[[], None] = lambda: None) -> Path:
+        """Wait for all attacks, close the run folder, `diagnose` it, and write its report.
 
-        Returns:
-            The path of the report, or the folder if nothing was attacked and there is nothing to
-            report.
+        Returns the path of the report, or the folder if nothing was attacked.
         """
-        folder = self.ledger.folder
         with self.held:
             self.close()
             self.ledger.finish()
-            return write_report(folder) if self.ledger.rows() else folder
+            if self.ledger.rows():
+                diagnose()
+                return write_report(self.ledger.folder)
+        return self.ledger.folder
 
     def intercept(
         self,

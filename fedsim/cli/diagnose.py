@@ -1,5 +1,6 @@
-"""`fedsim diagnose`: why the attacks on a recorded run find something or not."""
+"""`fedsim diagnose`: why the attacks on a run find something or not."""
 
+from pathlib import Path
 from typing import Annotated, cast
 
 import typer
@@ -18,22 +19,25 @@ def diagnose(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say why each attack on a recorded run leaks or not, and what to try; attacks nothing."""
+    """Say why each attack on a run leaks or not, and what to try; attacks nothing."""
     from fedsim.cli.working import loading
 
     with loading(open_console(stderr=as_json), quiet=quiet):
         from fedsim.adversary import Adversary
         from fedsim.cli.summary import printable
-        from fedsim.diagnosis.diagnose import FILE, summary
         from fedsim.diagnosis.diagnose import diagnose as diagnose_run
         from fedsim.plugin import make
+        from fedsim.report import write_report
+        from fedsim.report.diagnosis import FILE, explain
 
         more = [make("adversaries", name, {}, "--adversary") for name in adversary or ()]
         further = cast(list[Adversary], more)
         table = diagnose_run(run, further, data=data or None, trust=trust)
+        if (Path(run) / "report.html").is_file():
+            write_report(Path(run))
     if as_json:
         print_json(table.to_dict("records"))
     elif not quiet:
-        for text in summary(table):
-            typer.echo(printable(text))
+        for one in explain(Path(run)):
+            typer.echo(printable(str(one)))
         typer.echo(f"all {len(table)} rows: {run.rstrip('/')}/{FILE}")

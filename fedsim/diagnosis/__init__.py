@@ -1,8 +1,12 @@
 """Why an attack finds something or not, measured in what the server sees.
 
 measuring  quantities of an interception
+cost       how long that takes
 verdict    an adversary's requirements against them, and the sentence that says it
-leaks      when an attack counts as one that leaks
-diagnose   a recorded run's diagnosis.csv
+leaks      how an attack ended, and when it counts as one that leaks
+rows       the rows of an update in diagnosis.csv
+diagnose   a run's diagnosis.csv
 foreseen   what follows from a scenario alone
+
+The sentences on a whole run are made in `fedsim.report.diagnosis`, which needs no torch.
 """

@@ -1,33 +1,33 @@
-"""Why the attacks on a recorded run find something or not: diagnosis.csv."""
+"""Why the attacks on a run find something or not: diagnosis.csv."""
 
-import json
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import nn
 
 from fedsim.adversary import Adversary
 from fedsim.attacking.audit import as_stated, planned
-from fedsim.attacking.probes import computed, probes_of
+from fedsim.attacking.executor import Observer
 from fedsim.attacking.revealed import Revealed
-from fedsim.attacking.scoring import Scorer
-from fedsim.diagnosis.head import Layer
-from fedsim.diagnosis.leaks import LEAKS, gains
-from fedsim.diagnosis.measuring import measure
-from fedsim.diagnosis.verdict import expect, rounds_text, sentence
-from fedsim.errors import FedsimError, RunFolderError, ScenarioError
+from fedsim.diagnosis.cost import seconds
+from fedsim.diagnosis.leaks import outcomes
+from fedsim.diagnosis.rows import COLUMNS, Attacked, Rows, point_and_seed, recorded
+from fedsim.errors import RunFolderError, ScenarioError
+from fedsim.libraries import brief
 from fedsim.plugin import names
 from fedsim.quantity import QUANTITIES
-from fedsim.records import Interception, Truth, Update
+from fedsim.references import is_reference, references
+from fedsim.report.diagnosis import ATTACK, FILE
+from fedsim.report.folder import read_folder
+from fedsim.report.verdict import verdicts_of
 from fedsim.runs import provenance
-from fedsim.runs.reading import read_findings, read_measures
 from fedsim.runs.recording import Recording
 from fedsim.runs.tables import cells, lines, place, writing
 from fedsim.scenario import Scenario
-from fedsim.scenario.built import BuiltRun, build
+from fedsim.scenario.built import BuiltRun, PlannedAdversary, build
 from fedsim.seeds import isolated
 from fedsim.task import Task
 from fedsim.victim import Loss
@@ -35,14 +35,13 @@ from fedsim.victim import Loss
 if TYPE_CHECKING:
     import pandas as pd
 
-FILE = "diagnosis.csv"
-ABOUT = ["point", "seed", "round", "client", "victim", "label", "adversary"]
-VERDICT = ["expected", "found", "gain", "reasons", "unknown", "sentence", "advice"]
-COLUMNS = [*ABOUT, *VERDICT, *QUANTITIES, "layers"]
-"""Columns of diagnosis.csv, one row for each adversary and recorded update."""
+BUDGET = 5.0
+"""Seconds that the diagnosis at the end of a run takes, about; `seconds` estimates them."""
 
-OUTCOMES = {True: "leaks", False: "nothing", None: ""}
-"""How `expected` and `found` are written."""
+MOST = 400
+"""The largest number of updates that it measures."""
+
+Item = TypeVar("Item")
 
 
 def diagnose(
@@ -58,7 +57,8 @@ def diagnose(
     """Diagnose every recorded update of a run, for every adversary, and write diagnosis.csv.
 
     Nothing is attacked. Adversaries are those that the run's scenario names and those that attacked
-    it since; of another Flower project, those of its findings, with default settings.
+    it since; of another Flower project, those of its findings, with default settings. Of attacked
+    updates that were not recorded, the table has what follows from the scenario alone.
 
     Args:
         run: The run folder.
@@ -71,11 +71,12 @@ def diagnose(
 
     Returns:
         The table, one row for each update and adversary. `expected` says whether the attack should
-        leak, `found` whether it did: "leaks", "nothing", or "" if that is not known.
+        leak, `found` how it ended: "leaks", "less", "nothing", "unscored", "failed", "timeout",
+        "denied", "unverified", or "" if it was not made.
 
     Raises:
-        RunFolderError: The folder holds no run, nothing was recorded, or the model of another
-            project is not given.
+        RunFolderError: The folder holds no run, nothing was recorded or attacked, or the model of
+            another project is not given.
         ScenarioError: An adversary attacks other modalities.
     """
     folder = Path(run)
@@ -85,56 +86,124 @@ def diagnose(
     scenario = Scenario.load(path, data=data, trust=trust)
     if model is not None and task is None:
         task = Revealed.of_run(folder, model, loss, scenario)
-    return diagnosed(folder, scenario, adversaries, task=task)
+    return diagnosed(folder, scenario, planned(adversaries), task=task, trust=trust)
 
 
 def diagnosed(
     folder: Path,
     scenario: Scenario,
-    adversaries: Sequence[Adversary] = (),
+    more: Sequence[PlannedAdversary] = (),
     *,
     task: Task | None = None,
+    trust: bool = False,
 ) -> "pd.DataFrame":
-    """Diagnose a run whose scenario is read; see `diagnose`."""
-    unknown = [str(key) for key in provenance.read(folder).get("unknown", [])]
+    """Diagnose a run whose scenario is read; see `diagnose`.
+
+    Args:
+        folder: The run folder.
+        scenario: Its scenario.
+        more: Adversaries beside those that the folder names.
+        task: What the clients trained, instead of the scenario's task.
+        trust: Whether to import code that attacks on the recording name.
+    """
+    rows = _measured(folder, scenario, more, task=task, trust=trust)
+    if not rows:
+        raise RunFolderError(
+            f"{folder} has nothing to diagnose: no update was recorded or attacked, or there is no "
+            'adversary. Record with record.keep = "all" or fedsim train; name one with --adversary'
+        )
+    _write(folder, rows)
+    return read_diagnosis(folder)
+
+
+def diagnose_end(
+    folder: Path,
+    scenario: Scenario,
+    observer: Observer,
+    more: Sequence[PlannedAdversary] = (),
+    *,
+    task: Task | None = None,
+    after: BuiltRun | None = None,
+) -> None:
+    """Diagnose the attacked updates of a run that ends, as many as fit in a few seconds.
+
+    Which ones are measured depends on the run alone, and not on the speed of the machine. A failure
+    is a caution: it costs the run no result.
+
+    Args:
+        folder: The run folder, with its findings.
+        scenario: The run's scenario.
+        observer: Called with a caution if nothing can be diagnosed.
+        more: Adversaries beside those that the folder names.
+        task: What the clients trained, instead of the scenario's task.
+        after: The run that this process built before; see `build`.
+    """
+    try:
+        if rows := _measured(folder, scenario, more, task=task, after=after, at_end=True):
+            _write(folder, rows)
+    except Exception as error:  # whatever a plugin or a model does, the run has ended well
+        observer("caution", text=f"why attacks leak or not was not measured: {brief(error)}")
+
+
+def _measured(
+    folder: Path,
+    scenario: Scenario,
+    more: Sequence[PlannedAdversary],
+    *,
+    task: Task | None,
+    after: BuiltRun | None = None,
+    trust: bool = False,
+    at_end: bool = False,
+) -> list[list[Any]]:
+    """The rows of diagnosis.csv; at the end of a run of attacked updates alone, not of all."""
+    written = provenance.read(folder)
+    unknown = [str(key) for key in written.get("unknown", [])]
+    optimizer = str(written.get("optimizer", ""))
     if task is None and "task.model" in unknown:
         raise RunFolderError(
             f"{folder} is of another Flower project, whose task.model is not stated in it. "
             "Diagnose it in Python, with its model: fedsim.diagnose(..., model=Net)"
         )
-    findings, _ = read_findings(folder)
-    measures, _ = read_measures(folder)
-    found = gains(findings, measures)
-    plans, rows = _plans(folder), list[list[Any]]()
-    built: BuiltRun | None = None
-    for name, point in scenario.points().items():
+    run = read_folder(folder)
+    ended = outcomes(run.rows, run.measures, verdicts_of(run.rows, run.measures))
+    attacks = _attacks(run.rows)
+    known = {*references(scenario.to_dict())}
+    plans = [one for one in _plans(folder) if trust or {*references(one)} <= known]
+    points = {
+        name: (point, attacks.get(point_and_seed(name, point.seed), []))
+        for name, point in scenario.points().items()
+    }
+    if at_end:
+        points = {name: one for name, one in points.items() if one[1]}
+    found = list[list[Any]]()
+    for name, (point, mine) in points.items():
         table = point.to_dict()
-        table["adversaries"] = _distinct([*table.get("adversaries", []), *plans], findings)
-        built = as_stated(build(Scenario.parse(table, task=task), after=built, task=task), unknown)
-        kind = built.task.spec_type
-        if wrong := [text for a in adversaries for text in a.unsuited(kind, built.task.name)]:
-            raise ScenarioError("\n".join(wrong))
-        more = [one for one in planned(adversaries) if one[0] not in _labels(built)]
-        every = (*built.adversaries, *more)
-        if isinstance(task, Revealed):  # those that cannot work on the project were denied
-            every = tuple(one for one in every if not task.unsuited(one[2]))
-        built = replace(built, adversaries=every)
-        scorer = Scorer(built, name, batch_size_stated="training.batch_size" not in unknown)
+        table["adversaries"] = _distinct([*table.get("adversaries", []), *plans], more, mine)
+        after = as_stated(build(Scenario.parse(table, task=task), after=after, task=task), unknown)
+        built = _with(after, more)
+        making = Rows(name, built, ended, unknown, optimizer)
         with isolated(point.seed, "diagnosis"):
-            for one in _recorded(built, Recording(folder / place("tape", name))):
-                steps_known = "training.local_steps" not in unknown or _is_seen(built.task, one)
-                rows += _rows(name, built, scorer, one, found, steps_known=steps_known)
-    if not rows:
-        raise RunFolderError(
-            f"{folder} has nothing to diagnose: no update was recorded, or no adversary is named. "
-            'Record with record.keep = "all" or fedsim train; name one with --adversary'
-        )
+            updates = [*recorded(built, Recording(folder / place("tape", name)))]
+            if not updates:
+                most = MOST // len(points) if at_end else len(mine)
+                found += making.of_attacks(_evenly(mine, most))
+                continue
+            if at_end:
+                each = BUDGET / seconds(built.task.victim(updates[0].before))
+                most = int(min(each, MOST)) // len(points)
+                chosen = _chosen(mine, {one.victim for one in updates}, most)
+                updates = [one for one in updates if one.victim in chosen]
+            for one in updates:
+                found += making.of_update(one)
+    return found
+
+
+def _write(folder: Path, rows: Iterable[Sequence[Any]]) -> None:
     path = folder / FILE
     partial = path.with_name(path.name + ".part")
     with writing(path):
         partial.write_text(lines([COLUMNS, *map(cells, rows)]), encoding="utf-8")
         partial.replace(path)
-    return read_diagnosis(folder)
 
 
 def read_diagnosis(folder: Path) -> "pd.DataFrame":
@@ -161,40 +230,28 @@ def read_diagnosis(folder: Path) -> "pd.DataFrame":
 
 
 def is_current(folder: Path) -> bool:
-    """Whether diagnosis.csv is there, and no finding or recorded round is newer."""
+    """Whether diagnosis.csv has all recorded updates, and no finding or recorded round is newer."""
     path = folder / FILE
     if not path.is_file():
         return False
-    others = [folder / "findings.csv", *folder.glob("tape/**/index.jsonl")]
+    indices = [*folder.glob("tape/**/index.jsonl")]
+    others = [folder / "findings.csv", *indices]
     newest = max((one.stat().st_mtime for one in others if one.is_file()), default=0.0)
-    return path.stat().st_mtime >= newest
-
-
-def summary(table: "pd.DataFrame") -> Iterator[str]:
-    """A sentence for each adversary and point, and one more where the verdict changes with rounds.
-
-    A round has the most frequent verdict of its updates, with their number if they differ.
-
-    Args:
-        table: The table that `diagnose` returns.
-    """
-    by_label: dict[tuple[str, str], dict[int, list[dict[Any, Any]]]] = {}
-    for row in table.to_dict("records"):
-        rounds = by_label.setdefault((row["point"], row["label"]), {})
-        rounds.setdefault(row["round"], []).append(row)
-    for (point, _), rounds in by_label.items():
-        prefix = f"{point}: " if point else ""
-        spans: list[tuple[tuple[Any, ...], str, list[int], list[bool]]] = []
-        for number, updates in sorted(rounds.items()):
-            keys = [(one["expected"], one["found"], one["reasons"]) for one in updates]
-            usual = max(keys, key=keys.count)
-            if not spans or spans[-1][0] != usual:
-                spans.append((usual, updates[keys.index(usual)]["sentence"], [], []))
-            spans[-1][2].append(number)
-            spans[-1][3].extend(key == usual for key in keys)
-        for _, said, span, alike in spans:
-            rest = "" if all(alike) else f" (so in {sum(alike)} of {len(alike)} updates)"
-            yield prefix + said.replace(rounds_text(span[:1]), rounds_text(span), 1) + rest
+    if path.stat().st_mtime < newest:
+        return False
+    try:
+        table = read_diagnosis(folder)
+    except RunFolderError:  # of another version of fedsim
+        return False
+    there = {place("tape", str(point)): part for point, part in table.groupby("point")}
+    for index in indices:
+        rows = there.get(index.parent.relative_to(folder).as_posix())
+        kept = {one.victim for one in Recording(index.parent)}
+        if rows is None or len(rows) < rows["label"].nunique() * rows["victim"].nunique():
+            return not kept
+        if kept - {*rows["victim"]}:
+            return False
+    return True
 
 
 def _plans(folder: Path) -> list[dict[str, Any]]:
@@ -208,90 +265,66 @@ def _plans(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _labels(built: BuiltRun) -> list[str]:
-    return [label for label, _, _ in built.adversaries]
+def _attacks(rows: "pd.DataFrame") -> dict[tuple[str, str], list[Attacked]]:
+    """A row of the findings for each attack, by point without its seed, and seed."""
+    found: dict[tuple[str, str], list[Attacked]] = {}
+    for row in rows.drop_duplicates(["point", *ATTACK, "named"]).to_dict("records"):
+        found.setdefault((row["point"], row["seed"]), []).append(row)
+    return found
 
 
 def _distinct(
-    plans: Sequence[Mapping[str, Any]], findings: "pd.DataFrame"
+    plans: Sequence[Mapping[str, Any]],
+    more: Sequence[PlannedAdversary],
+    attacks: Sequence[Attacked],
 ) -> list[Mapping[str, Any]]:
-    """The last plan of each label, and for labels of findings without a plan the defaults."""
-    found = {str(one.get("label") or one["name"]): one for one in plans}
-    installed = set(names("adversaries"))
-    for label, name in zip(findings["label"], findings["adversary"], strict=True):
-        if name in installed:
+    """The last plan of each label, and for labels of findings without a plan the defaults.
+
+    Plugins that are not installed here are left out.
+    """
+    installed, given = {*names("adversaries")}, {label for label, _, _ in more}
+    found = {
+        str(one.get("label") or one["name"]): one
+        for one in plans
+        if one["name"] in installed or is_reference(one["name"])
+    }
+    for row in attacks:
+        label, name = row["named"], row["adversary"]
+        if name in installed and label not in given:
             found.setdefault(label, {"name": name, "label": label})
     return [*found.values()]
 
 
-def _recorded(built: BuiltRun, recording: Recording) -> Iterator[Interception]:
-    """The recorded updates, and the probes of each round whose global model was kept."""
-    for number in recording.rounds:
-        there = recording.interceptions(number)
-        yield from there.values()
-        before = next((one.before for one in there.values()), recording.model(number))
-        plans = [plan for _, plan, _ in built.adversaries]
-        asked = {pair: None for plan in plans for pair in probes_of(built.scenario, plan, number)}
-        for client, probe in asked:
-            if before is None:
-                break
-            nothing = Update(tensors={}, kind="gradient")
-            yield computed(built, Interception(number, (client,), before, nothing, probe))
+def _with(built: BuiltRun, more: Sequence[PlannedAdversary]) -> BuiltRun:
+    """A run with further adversaries, but for labels that it has.
+
+    Those that cannot work on another Flower project, whatever the update, are left out.
+
+    Raises:
+        ScenarioError: One of them attacks other modalities.
+    """
+    task, labels = built.task, {label for label, _, _ in built.adversaries}
+    every = [*built.adversaries, *(one for one in more if one[0] not in labels)]
+    if isinstance(task, Revealed):
+        every = [one for one in every if not task.unsuited(one[2])]
+    elif wrong := [text for _, _, one in more for text in one.unsuited(task.spec_type, task.name)]:
+        raise ScenarioError("\n".join(wrong))
+    return replace(built, adversaries=tuple(every))
 
 
-def _rows(
-    point: str,
-    built: BuiltRun,
-    scorer: Scorer,
-    one: Interception,
-    found: Mapping[tuple[str, str, str], float],
-    *,
-    steps_known: bool,
-) -> list[list[Any]]:
-    """The rows of an update, one for each adversary."""
-    measured = measure(one, built.task.victim(one.before), truth=_truth(scorer, one))
-    values = {**measured.values, **({} if steps_known else {"steps": None})}
-    layers = json.dumps({name: _shown(layer) for name, layer in measured.layers.items()})
-    rows, where = list[list[Any]](), rounds_text([one.round])
-    for label, plan, adversary in built.adversaries:
-        score = found.get((point, one.victim, label))
-        leaked = None if score is None else score >= LEAKS
-        verdict = expect(adversary, built.threat.granted, values)
-        said = sentence(label, verdict, values, where=where, found=leaked)
-        row = {
-            "point": point,
-            "seed": built.scenario.seed,
-            "round": one.round,
-            "client": "+".join(map(str, one.clients)),
-            "victim": one.victim,
-            "label": label,
-            "adversary": plan.name,
-            "expected": OUTCOMES[verdict.leaks],
-            "found": OUTCOMES[leaked],
-            "gain": score,
-            "reasons": " ".join(verdict.reasons),
-            "unknown": " ".join(each.quantity for each in verdict.unknown),
-            "sentence": said,
-            "advice": verdict.advice,
-            "layers": layers,
-            **values,
-        }
-        rows.append([row[column] for column in COLUMNS])
-    return rows
+def _chosen(attacks: Sequence[Attacked], there: Collection[str], most: int) -> set[str]:
+    """The victims that are measured at the end of a run: of each adversary some, evenly spread."""
+    victims: dict[str, list[str]] = {}
+    for row in attacks:
+        if row["victim"] in there:
+            victims.setdefault(row["named"], []).append(row["victim"])
+    alike = {tuple(sorted(own)) for own in victims.values()}
+    return {one for own in alike for one in _evenly(own, most // len(alike))}
 
 
-def _is_seen(task: Task, one: Interception) -> bool:
-    """Whether `fedsim.watch` saw how a client of another Flower project trained."""
-    return isinstance(task, Revealed) and task.state(one.clients, one.round) != "absent"
-
-
-def _truth(scorer: Scorer, one: Interception) -> Truth | None:
-    try:
-        return scorer.truth(one)
-    except FedsimError:  # such as examples that a client did not reveal
-        return None
-
-
-def _shown(layer: Layer) -> dict[str, Any]:
-    snr = None if layer.snr is None else float(f"{min(layer.snr, 1e12):.4g}")
-    return {"rank": layer.rank, "most": layer.most, "snr": snr}
+def _evenly(items: Sequence[Item], most: int) -> list[Item]:
+    """So many of the items, evenly spread from the first to the last, and one at least."""
+    if len(items) <= max(1, most):
+        return [*items]
+    step = (len(items) - 1) / max(1, most - 1)
+    return [items[round(at * step)] for at in range(max(1, most))]

@@ -1,6 +1,6 @@
 """What a scenario alone says about its attacks, before any training."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from fedsim.diagnosis.measuring import seen_in_model
 from fedsim.diagnosis.verdict import expect, sentence, setting
@@ -8,11 +8,15 @@ from fedsim.quantity import Value
 from fedsim.scenario.built import BuiltRun
 
 
-def foreseen(built: BuiltRun) -> Iterator[tuple[str, str]]:
+def foreseen(
+    built: BuiltRun, unknown: Collection[str] = (), optimizer: str = ""
+) -> Iterator[tuple[str, str]]:
     """Say of each adversary what is expected, as far as the scenario and its first model show.
 
     Args:
         built: The scenario's task and plugins; its data are loaded.
+        unknown: Keys of the scenario that were not stated, of another Flower project.
+        optimizer: The clients' optimizer, if it is not the scenario's.
 
     What only an update shows, such as noise, is left to `diagnose`.
 
@@ -20,10 +24,7 @@ def foreseen(built: BuiltRun) -> Iterator[tuple[str, str]]:
         The adversary's label, and a sentence. Adversaries that declare no requirements, and those
         that are denied, have none.
     """
-    training = _of_training(built)
-    batches = training["steps"] * training["clients"]
-    values: dict[str, Value] = {**seen_in_model(built.task.victim({}), batches), **training}
-    values["optimizer"] = built.scenario.training.optimizer
+    values = stated(built, unknown, optimizer)
     defenses = ", ".join(dict.fromkeys(one.name for one in built.defenses))
     later = f"; how much {defenses} hides is measured by fedsim diagnose" if defenses else ""
     for label, _, adversary in built.adversaries:
@@ -36,19 +37,35 @@ def foreseen(built: BuiltRun) -> Iterator[tuple[str, str]]:
             yield label, sentence(label, verdict, values)
 
 
-def _of_training(built: BuiltRun) -> dict[str, int]:
-    """Examples, local steps and clients of the largest update."""
+def stated(built: BuiltRun, unknown: Collection[str] = (), optimizer: str = "") -> dict[str, Value]:
+    """The quantities that follow from a scenario and its first model; see `foreseen`."""
+    training = _of_training(built, unknown)
+    batches = int(training["steps"] or 1) * int(training["clients"] or 1)
+    name = optimizer or built.scenario.training.optimizer
+    return {
+        **seen_in_model(built.task.victim({}), batches),
+        **training,
+        "optimizer": None if name == "unknown" else name,
+    }
+
+
+def _of_training(built: BuiltRun, unknown: Collection[str]) -> dict[str, int | None]:
+    """Examples, local steps and clients of the largest update; None for what is not known."""
     training = built.scenario.training
     together = training.per_round if training.secure_aggregation else 1
-    clients = range(training.clients)
-    steps, held = 1, max(built.task.num_examples(client) for client in clients)
+    # The clients of another project have their data themselves: none is known to hold any.
+    held = max(map(built.task.num_examples, range(training.clients)), default=0)
+    examples: int | None
+    steps: int | None = 1
     if training.algorithm == "fedavg":
-        steps = max(built.steps(client) for client in clients)
-    examples = min(training.batch_size, held) * steps
+        steps = training.local_steps
+        if training.local_epochs is not None:
+            steps = max(map(built.steps, range(training.clients))) if held else None
+    if "training.local_steps" in unknown:
+        steps = None
+    examples = min(training.batch_size, held or training.batch_size) * (steps or 1) * together
     if training.local_epochs is not None:
-        examples = held * training.local_epochs
-    return {
-        "examples": examples * together,
-        "clients": together,
-        "steps": steps,
-    }
+        examples = held * training.local_epochs * together or None
+    if steps is None or "training.batch_size" in unknown:
+        examples = None
+    return {"examples": examples, "clients": together, "steps": steps}

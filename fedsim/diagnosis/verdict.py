@@ -1,6 +1,6 @@
 """The verdict on an attack from measurements, and the sentence that says it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fedsim.adversary import Adversary
@@ -76,54 +76,52 @@ def setting(values: Mapping[str, Value]) -> str:
     return " in ".join(shown) or "the setting"
 
 
+def because(verdict: Verdict, values: Mapping[str, Value]) -> tuple[str, str]:
+    """What was measured, and what the attack needs instead; nothing if nothing is missing.
+
+    Args:
+        verdict: What is expected of the attack.
+        values: Measured values by the name of their quantity.
+    """
+    if verdict.withheld:
+        return "", ", ".join(verdict.withheld)
+    unmet = verdict.unmet[:NAMED]
+    if unmet:
+        seen = " and ".join(one.of.describe(values[one.quantity]) for one in unmet)
+        return seen, " and ".join(dict.fromkeys(one.needed for one in unmet))
+    holds = f"{setting(values)}, with all that it requires"
+    if verdict.unknown:
+        holds += f" as far as known (not known: {', '.join(o.quantity for o in verdict.unknown)})"
+    return holds, ""
+
+
 def sentence(
     label: str,
     verdict: Verdict,
     values: Mapping[str, Value],
     *,
     where: str = "",
-    found: bool | None = None,
+    ended: str = "",
 ) -> str:
-    """Say why an attack leaks or not, and which setting to try.
+    """Say of one attack how it ended and why, and which setting to try.
 
     Args:
         label: The adversary's label.
         verdict: What is expected of it.
         values: Measured values by the name of their quantity.
         where: Such as ` in round 3`.
-        found: Whether the attack leaked; None if it was not made.
+        ended: How the attack ended, such as `scored Label F1 25 %`; "" if it was not made.
     """
+    seen, needs = because(verdict, values)
     if verdict.withheld:
         return (
-            f"{label} is denied{where}: it needs {', '.join(verdict.withheld)}, which "
-            f"threat.grants withholds; try {verdict.advice}"
+            f"{label} is denied{where}: it needs {needs}, which threat.grants withholds; "
+            f"try {verdict.advice}"
         )
-    does = {True: "leaks", False: "found nothing", None: "is not attacked yet"}[found]
     if verdict.leaks is None:
-        return f"{label} {does}{where}; it declares no requirements that could say why"
-    unmet = verdict.unmet[:NAMED]
-    if not unmet:
-        holds = f"{setting(values)}, with all that it requires"
-        if verdict.unknown:
-            names = ", ".join(one.quantity for one in verdict.unknown)
-            holds += f" as far as known (not known: {names})"
-        if found is None:
-            return f"{label} is expected to leak{where}: {holds}"
-        if found:
-            return f"{label} leaks{where}: {holds}"
-        return f"{label} {does}{where} in {holds}; try more iterations or another adversary"
-    seen = " and ".join(one.of.describe(values[one.quantity]) for one in unmet)
-    needs = " and ".join(dict.fromkeys(one.needed for one in unmet))
-    tail = f"it needs {needs}; try {verdict.advice}"
-    if found:
-        return f"{label} leaks{where}, in spite of {seen}: as a rule {tail}"
-    if found is None:
-        does = "is expected to find nothing"
-    return f"{label} {does}{where}: {seen}; {tail}"
-
-
-def rounds_text(rounds: Sequence[int]) -> str:
-    """Rounds in words, such as ` in round 3` or ` in rounds 1 to 9`."""
-    if rounds[0] == rounds[-1]:
-        return f" in round {rounds[0]}"
-    return f" in rounds {rounds[0]} to {rounds[-1]}"
+        ended = ended or "is not attacked yet"
+        return f"{label} {ended}{where}; it declares no requirements that could say why"
+    if verdict.leaks:
+        return f"{label} {ended or 'is expected to leak'}{where}: {seen}"
+    ended = ended or "is expected to find nothing"
+    return f"{label} {ended}{where}: {seen}; it needs {needs}; try {verdict.advice}"

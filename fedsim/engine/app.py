@@ -16,6 +16,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedsim.attacking.attack import AttackRunner
 from fedsim.attacking.executor import InlineExecutor
+from fedsim.diagnosis.diagnose import diagnose_end
 from fedsim.engine.preflight import preflight
 from fedsim.engine.process import one_thread, reporting
 from fedsim.errors import EngineError, ScenarioError
@@ -66,11 +67,12 @@ def main(grid: Grid, context: Context) -> None:
         if event != "findings":
             ledger.event(event, **fields)
 
+    diagnose = functools.partial(diagnose_end, ledger.folder, scenario, notify, after=built)
     for caution in cautions:
         notify("caution", text=caution)
     with (
         alone_in(ledger.folder),
-        reporting(ledger),
+        reporting(ledger, diagnose),
         one_thread(),
         isolated(scenario.seed, "simulation"),
     ):

@@ -1,6 +1,7 @@
 """Attack a recorded run: no training, no Flower, and Ray only with several attack workers."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import starmap
 from pathlib import Path
@@ -17,6 +18,7 @@ from fedsim.attacking.executor import Executor, InlineExecutor, Observer
 from fedsim.attacking.identity import forget, plans, settle
 from fedsim.attacking.probes import check_probes, refuse_elsewhere
 from fedsim.attacking.revealed import Revealed
+from fedsim.diagnosis.diagnose import diagnose_end
 from fedsim.engine import attack_workers
 from fedsim.engine.process import attack_cautions, one_thread, reporting
 from fedsim.engine.request import SECTIONS
@@ -120,7 +122,11 @@ def attack(  # noqa: PLR0913 - each argument is an option of the command
             notify("attacking", points=[*chosen], attacks=left, adversaries=file)
             for text in provenance.changed_since(folder):
                 notify("caution", text=text)
-            stack.enter_context(reporting(ledger))
+            own = prepared[0][1].adversaries
+            diagnose = functools.partial(
+                diagnose_end, folder, scenario, notify, own, task=task, after=after
+            )
+            stack.enter_context(reporting(ledger, diagnose))
             for name, built in prepared:
                 for text in check_probes(built) + attack_cautions(built):
                     notify("caution", point=name, text=text)

@@ -3,7 +3,7 @@
 import contextlib
 import platform
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -17,8 +17,13 @@ from fedsim.scenario.built import BuiltRun
 
 
 @contextlib.contextmanager
-def reporting(ledger: Ledger) -> Iterator[None]:
-    """Finish a run folder and write its report when the code within ends, for whatever reason."""
+def reporting(ledger: Ledger, diagnose: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Finish a run folder and write its report when the code within ends, for whatever reason.
+
+    Args:
+        ledger: The run folder.
+        diagnose: Called before the report of a run that has ended well.
+    """
     try:
         yield
     except BaseException:
@@ -28,7 +33,10 @@ def reporting(ledger: Ledger) -> Iterator[None]:
             write_report(ledger.folder)
         raise
     ledger.finish()
-    write_report(ledger.folder)
+    try:
+        diagnose()
+    finally:
+        write_report(ledger.folder)
 
 
 def device_name(scenario: Scenario) -> str:

@@ -1,6 +1,7 @@
 """Run a scenario: train, intercept every update, attack it, write the report."""
 
 import contextlib
+import functools
 import hashlib
 import os
 import time
@@ -13,6 +14,7 @@ from torch import Tensor
 from fedsim.attacking.executor import Observer
 from fedsim.attacking.identity import forget, plans, settle
 from fedsim.attacking.keeping import expected_bytes
+from fedsim.diagnosis.diagnose import diagnose_end
 from fedsim.engine import Engine, engine_name
 from fedsim.engine.preflight import preflight
 from fedsim.engine.process import device_name, one_thread, reporting
@@ -144,7 +146,9 @@ def _run(
         if size:
             most = scenario.record.max_bytes
             notify("recording", keep=scenario.keeps, bytes=min(size, most), max_bytes=most)
-        with reporting(ledger):
+
+        diagnose = functools.partial(diagnose_end, out, scenario, notify, after=built)
+        with reporting(ledger, diagnose):
             try:
                 failed = run_points(scenario, chosen.items(), ledger, notify, cautions, after=built)
             except BaseException as error:

@@ -5,6 +5,7 @@ bit. It is curious: it keeps what it sent, and passes what it receives to a camp
 """
 
 import contextlib
+import functools
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from fedsim.adversary import Adversary
 from fedsim.attacking.audit import audit_campaign
 from fedsim.attacking.campaign import Campaign
+from fedsim.diagnosis.diagnose import diagnose_end
 from fedsim.errors import ClientError, FedsimError, ScenarioError, UpdateRefused
 from fedsim.federation.audit_log import audit_observer, log_results
 from fedsim.federation.fedsgd import FedSGD
@@ -238,7 +240,7 @@ class HonestButCurious(Wrapper):
             if self._owned and self._campaign is not None:
                 self.campaign.cancel()
                 with contextlib.suppress(FedsimError):
-                    self._finish(self._campaign)
+                    self._finish(self._campaign, interrupted=True)
             raise
         if self._owned and self._campaign is not None:
             self._finish(self._campaign)
@@ -246,8 +248,17 @@ class HonestButCurious(Wrapper):
             warnings.warn("no client revealed an example: nothing was attacked", stacklevel=2)
         return result
 
-    def _finish(self, campaign: Campaign) -> None:
-        report = campaign.finish()
+    def _finish(self, campaign: Campaign, *, interrupted: bool = False) -> None:
+        folder, built = campaign.ledger.folder, campaign.built
+        why = functools.partial(
+            diagnose_end,
+            folder,
+            built.scenario,
+            campaign.observer,
+            built.adversaries,
+            task=built.task,
+        )
+        report = campaign.finish() if interrupted else campaign.finish(why)
         if self._project is not None:
             self._project.close(campaign)
         log_results(report)

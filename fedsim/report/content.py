@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedsim.metric import Measure
 from fedsim.report import attacks, tables
+from fedsim.report.diagnosis import diagnoses
 from fedsim.report.exhibits import SHOWN, Exhibits
 from fedsim.report.folder import RunFolder
 from fedsim.report.frontier import frontier
@@ -49,6 +50,9 @@ def content(folder: RunFolder) -> dict[str, Any]:
         figures += [charts.overlay(every, main, measures), frontier(every, main, measures)]
     for place, (one, page) in enumerate(zip(every, pages, strict=True)):
         page["curves"] = _curves([one], place, main, measures, figures)
+    why, unmeasured = diagnoses(folder, verdicts, totals)
+    for page in pages:
+        page["diagnoses"] = [one for one in why if one.point == page["name"]]
     if exhibits.refused:
         notes.append(
             f"{exhibits.refused} artifacts are not shown: missing, outside the run folder, too "
@@ -70,6 +74,7 @@ def content(folder: RunFolder) -> dict[str, Any]:
         "repeated": any(len(tables.seeds(one)) >= FEWEST for one in every),
         "overlay": _curves(every, len(every), main, measures, figures) if several else [],
         "figures": figures,
+        "unmeasured": unmeasured,
         "attacks": attacks.table(rows, measures) if len(rows) else None,
         "notes": notes,
         "measures": measures,

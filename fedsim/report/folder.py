@@ -80,10 +80,25 @@ class RunFolder:
 
 
 def open_folder(run_dir: Path) -> RunFolder:
-    """Read a run folder.
+    """Read a run folder that has results.
 
     Raises:
         RunFolderError: It is no run folder, its tables cannot be read, or they are empty.
+    """
+    folder = read_folder(run_dir)
+    if folder.rows.empty and folder.utility.empty:
+        raise RunFolderError(
+            f"'{run_dir}' holds no findings and no utility: the run ended before its first round. "
+            "Finish it with `fedsim run --resume`."
+        )
+    return folder
+
+
+def read_folder(run_dir: Path) -> RunFolder:
+    """Read a run folder, with or without results.
+
+    Raises:
+        RunFolderError: It is no run folder, or its tables cannot be read.
     """
     if not run_dir.is_dir():
         raise RunFolderError(f"there is no run folder '{run_dir}'")
@@ -95,11 +110,6 @@ def open_folder(run_dir: Path) -> RunFolder:
     rows, notes = read_findings(run_dir)
     utility, more = read_utility(run_dir)
     utility = utility[utility["round"].notna()].sort_values("round", kind="stable")
-    if rows.empty and utility.empty:
-        raise RunFolderError(
-            f"'{run_dir}' holds no findings and no utility: the run ended before its first round. "
-            "Finish it with `fedsim run --resume`."
-        )
     measures, unread = read_measures(run_dir)
     notes += [*more, *unread]
     scenario_text = _text(run_dir, "scenario.toml")

@@ -27,10 +27,12 @@ class Run:
     Attributes:
         folder: The folder.
         scenario: What ran.
+        trust: Whether code that the folder names is imported.
     """
 
     folder: Path
     scenario: Scenario
+    trust: bool = False
 
     @property
     def findings(self) -> "pd.DataFrame":
@@ -46,17 +48,18 @@ class Run:
     def diagnosis(self) -> "pd.DataFrame":
         """Why attacks leak or not, one row for each recorded update and adversary.
 
-        It is diagnosis.csv, which is written first if it is not there or the run has changed since.
+        It is diagnosis.csv, which is written first if it lacks updates (at the end of a large run,
+        a part is measured) or the run has changed since.
 
         Raises:
-            RunFolderError: Nothing was recorded, or the run is of another Flower project whose
-                model is not known; `fedsim.diagnose` takes it.
+            RunFolderError: Nothing was recorded or attacked, or the run is of another Flower
+                project whose model is not known; `fedsim.diagnose` takes it.
         """
         from fedsim.diagnosis.diagnose import diagnosed, is_current, read_diagnosis
 
         if is_current(self.folder):
             return read_diagnosis(self.folder)
-        return diagnosed(self.folder, self.scenario)
+        return diagnosed(self.folder, self.scenario, trust=self.trust)
 
     @property
     def artifacts(self) -> "pd.DataFrame":
@@ -142,4 +145,4 @@ def load(run: str | Path, *, data: str | Path | None = None, trust: bool = False
             f"{run} holds no run: there is no scenario.toml in it. Name the folder that fedsim run "
             "or fedsim train wrote, such as runs/quickstart"
         )
-    return Run(Path(run), Scenario.load(path, data=data, trust=trust))
+    return Run(Path(run), Scenario.load(path, data=data, trust=trust), trust)

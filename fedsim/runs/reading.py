@@ -7,6 +7,7 @@ since it may come from another machine.
 import io
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -251,6 +252,9 @@ def read_measures(run_dir: Path) -> tuple[Measures, list[str]]:
     if path is None:
         return MEASURES, []
     try:
-        return Measures(MEASURES | FORMAT.validate_json(path.read_bytes())), []
+        found = FORMAT.validate_json(path.read_bytes())
     except (OSError, ValueError):
         return MEASURES, ["metrics.json cannot be read; metrics are shown as fedsim knows them."]
+    for name in MEASURES.keys() & found.keys():  # an earlier version did not write what they are of
+        found[name] = replace(found[name], what=found[name].what or MEASURES[name].what)
+    return Measures(MEASURES | found), []

@@ -1,9 +1,11 @@
 """What a diagnosis says of a run, and where it can be read."""
 
+import html
 import json
 import math
+import re
+import shutil
 
-import pandas as pd
 import pytest
 from support.tiny import rows, scenario
 from typer.testing import CliRunner
@@ -11,13 +13,15 @@ from typer.testing import CliRunner
 import fedsim
 from fedsim import Adversary, Knowledge, Reconstruction, Requirement
 from fedsim.cli import app
-from fedsim.diagnosis.diagnose import summary
+from fedsim.diagnosis import diagnose as module
 from fedsim.diagnosis.leaks import gain
 from fedsim.diagnosis.verdict import expect, sentence
 from fedsim.engine.simulate import simulate
-from fedsim.errors import RunFolderError
+from fedsim.errors import FedsimError, RunFolderError
 from fedsim.knowledge import PRESETS
 from fedsim.plugin import find, names
+from fedsim.report import verdicts
+from fedsim.report.diagnosis import explain
 
 LARGE = {"training.batch_size": [1, 30]}
 
@@ -42,7 +46,7 @@ def test_what_leaks_is_expected_and_what_does_not_has_a_reason(run):
     assert hard["advice"].str.contains("smaller batch").all()
     denied = table[table["label"] == "plus"]
     assert denied["reasons"].str.startswith("MODEL AUXILIARY").all()
-    assert set(denied["found"]) == {""}
+    assert set(denied["found"]) == {"denied"}
     assert all(json.loads(one)["head"]["most"] == 9 for one in table["layers"])
 
 
@@ -63,20 +67,92 @@ def test_the_command_prints_a_sentence_for_each_adversary_and_point(run):
     done = CliRunner().invoke(app, ["diagnose", str(run.folder), "--adversary", "random"])
     assert done.exit_code == 0, done.output
     lines = done.stdout.splitlines()
-    assert lines[0].startswith("training.batch_size=1: llg leaks in rounds 1 to 2: 1 example in 1")
-    assert "random is not attacked yet in rounds 1 to 2; it declares no req" in done.stdout
+    assert lines[0].startswith("training.batch_size=1: llg found labels (Labels recovered 100 %, c")
+    assert "). In rounds 1 to 2: 1 example in 1 local step, with all that it req" in lines[0]
+    assert "random is not attacked yet. In rounds 1 to 2 it declares no req" in done.stdout
+    page = (run.folder / "report.html").read_text()
+    assert "random</b> is not attacked yet" in page, "the page is written again"
     assert lines[-1] == f"all 64 rows: {run.folder}/diagnosis.csv"
-    said = {(line.split(": ")[0], line.split(": ")[1].split()[0]) for line in lines[:-1]}
-    assert len(said) == 2 * 4, "every point and adversary"
+    said = [(line.split(": ")[0], line.split(": ")[1].split()[0]) for line in lines[:-1]]
+    assert len(said) == len(set(said)) == 2 * 4, "a line for every point and adversary"
     assert set(run.diagnosis["label"]) == {"llg", "rlg", "plus", "random"}
 
 
-def test_a_run_without_recording_cannot_be_diagnosed(tmp_path):
+def test_where_nothing_was_recorded_or_attacked_there_is_nothing_to_diagnose(tmp_path):
     with pytest.raises(RunFolderError, match="holds no run"):
         fedsim.diagnose(tmp_path)
-    simulate(scenario(record={"keep": "nothing"}, training={"rounds": 1}), tmp_path / "run")
+    quiet = scenario(adversaries=[], record={"keep": "nothing"}, training={"rounds": 1})
+    simulate(quiet, tmp_path / "run")
     with pytest.raises(RunFolderError, match=r"nothing to diagnose.*record\.keep"):
         fedsim.diagnose(tmp_path / "run")
+
+
+def test_without_a_recording_the_scenario_is_judged_and_the_rest_is_named(tmp_path):
+    simulate(scenario(record={"keep": "nothing"}, training={"rounds": 1}), tmp_path / "run")
+    table = fedsim.load(tmp_path / "run").diagnosis
+    assert list(table["examples"]) == [4] * 4
+    assert set(table["layers"]) == {""}
+    (said,) = explain(tmp_path / "run")
+    assert "updates were not recorded, and with record.keep" in said.reasons[0].text
+    assert "label_share" in said.reasons[0].text
+    assert 'record.keep = "attacked"' in html.unescape((tmp_path / "run/report.html").read_text())
+
+
+def test_labels_that_leak_are_never_called_nothing(tmp_path):
+    """idlg names one label of four, which is less than half of the way to a perfect score."""
+    plans = [{"name": "idlg"}, {"name": "dlg", "iterations": 2, "restarts": 0}]
+    simulate(
+        scenario(adversaries=plans, threat={"grants": "white-box", "victims": "all"}),
+        tmp_path / "run",
+    )
+    kinds = {row["label"]: row["kind"] for row in verdicts(tmp_path / "run")}
+    assert kinds["idlg"] == "leaks"
+    table = fedsim.load(tmp_path / "run").diagnosis
+    assert set(table[table["label"] == "idlg"]["found"]) <= {"less", "leaks"}
+    assert not table["sentence"].str.contains("found nothing").any()
+    said = {one.label: str(one) for one in explain(tmp_path / "run")}
+    assert said["idlg"].startswith("idlg found labels (Label ")
+    assert "It finds no more in rounds 1 to 2: 4 examples; it needs a single ex" in said["idlg"]
+    assert "no inputs" in said["dlg"] or "inputs in too few" in said["dlg"], said["dlg"]
+    words = re.sub(r"<[^>]+>", "", (tmp_path / "run/report.html").read_text())
+    words = " ".join(html.unescape(words).split())
+    for line in said.values():
+        assert line in words, "the page prints what the command prints"
+
+
+def test_the_end_of_a_run_measures_a_part_and_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "MOST", 3)
+    simulate(scenario(), tmp_path / "run")
+    written = rows(tmp_path / "run", "diagnosis.csv")
+    assert [one["victim"][:5] for one in written] == ["r0001", "r0002", "r0002"]
+    page = (tmp_path / "run/report.html").read_text()
+    assert "Reasons were measured for 3 of 8 attacks" in page
+    assert len(fedsim.load(tmp_path / "run").diagnosis) == 8, "all that was recorded"
+
+
+def test_a_diagnosis_that_fails_costs_the_run_no_report(tmp_path, monkeypatch):
+    def broken(*args, **more):
+        raise RuntimeError("a model that fell over")
+
+    monkeypatch.setattr(module, "outcomes", broken)
+    said = []
+    simulate(
+        scenario(training={"rounds": 1}),
+        tmp_path / "run",
+        observer=lambda event, **fields: said.append((event, fields)),
+    )
+    texts = [fields["text"] for event, fields in said if event == "caution"]
+    assert "why attacks leak or not was not measured: RuntimeError: a model that fell over" in texts
+    assert "No reasons were measured" in (tmp_path / "run/report.html").read_text()
+
+
+def test_code_that_attacks_on_a_recording_name_is_imported_if_trusted_alone(run, tmp_path):
+    shutil.copytree(run.folder, tmp_path / "run")
+    (tmp_path / "run/attacks").mkdir()
+    (tmp_path / "run/attacks/1.toml").write_text('[[adversaries]]\nname = "no_such_code:Mine"\n')
+    assert len(fedsim.diagnose(tmp_path / "run"))
+    with pytest.raises(FedsimError, match="no_such_code"):
+        fedsim.diagnose(tmp_path / "run", trust=True)
 
 
 def test_check_says_what_follows_from_the_scenario_alone():
@@ -128,25 +204,23 @@ class Picky(Undeclared):
 def test_nothing_is_expected_of_an_attack_without_requirements():
     verdict = expect(Undeclared(), PRESETS["gradients"], {"examples": 99})
     assert verdict.leaks is None
-    assert sentence("mine", verdict, {}, found=False) == (
-        "mine found nothing; it declares no requirements that could say why"
+    assert sentence("mine", verdict, {}, ended="scored 3") == (
+        "mine scored 3; it declares no requirements that could say why"
     )
 
 
 def test_a_sentence_names_what_was_seen_what_is_needed_and_what_to_try():
     values = {"examples": 80, "steps": 10}
     verdict = expect(Picky(), PRESETS["gradients"], values)
-    assert sentence("picky", verdict, values, where=" in round 10", found=False) == (
-        "picky found nothing in round 10: 80 examples; it needs at most 4 examples; "
-        "try a batch of 4"
+    assert sentence("picky", verdict, values, where=" in round 10", ended="scored 3") == (
+        "picky scored 3 in round 10: 80 examples; it needs at most 4 examples; try a batch of 4"
     )
     few = {**values, "examples": 4}
     verdict = expect(Picky(), PRESETS["gradients"], few)
     assert verdict.leaks
-    assert sentence("picky", verdict, few, found=False) == (
-        "picky found nothing in 4 examples in 10 local steps, with all that it requires as far as "
-        "known (not known: opposite_signs, label_share, guessable, row_noise); "
-        "try more iterations or another adversary"
+    assert sentence("picky", verdict, few, ended="scored 3") == (
+        "picky scored 3: 4 examples in 10 local steps, with all that it requires as far as "
+        "known (not known: opposite_signs, label_share, guessable, row_noise)"
     )
     signs = {**few, "opposite_signs": 1.0}
     assert expect(Picky(), PRESETS["gradients"], signs).reasons == ("opposite_signs",)
@@ -169,17 +243,6 @@ def test_probes_are_diagnosed_with_the_examples_that_they_have(tmp_path):
     assert sorted(table["victim"]) == ["r0001-c0000", "r0001-c0001-p00", "r0001-c0001-p01"]
     assert list(table["examples"]) == [4, 2, 2]
     assert set(table["found"]) == {"leaks"}
-
-
-def test_of_verdicts_that_differ_in_a_round_the_usual_one_says_how_usual_it_is():
-    said = ["a leaks in round 1", "a found nothing in round 1"]
-    rows = [
-        {"point": "", "label": "a", "round": number, "expected": "leaks", "reasons": "",
-         "found": said[fails], "sentence": said[fails]}
-        for number in (1, 2) for fails in (0, 1, 1)
-    ]  # fmt: skip
-    (line,) = summary(pd.DataFrame(rows))
-    assert line == "a found nothing in rounds 1 to 2 (so in 4 of 6 updates)"
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
