@@ -8,9 +8,9 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from fedsim.metric import Measure
-from fedsim.report import summary, utility_summary, verdicts
+from fedsim.report import summaries
 from fedsim.report.intervals import FEWEST, interval_text
-from fedsim.runs.reading import Measures, budget, read_measures
+from fedsim.runs.reading import Measures, budget
 
 
 def printable(text: str) -> str:
@@ -25,8 +25,9 @@ def print_summary(console: Console, folder: Path) -> None:
     three seeds on. Without a sweep, the accuracy and the privacy that defenses have spent are
     printed too.
     """
-    rows, utility, measures = summary(folder), utility_summary(folder), read_measures(folder)[0]
-    verdict_rows = verdicts(folder)
+    read = summaries(folder)
+    rows, verdict_rows, utility = read.leakage, read.verdicts, read.utility
+    measures = read.measures
     seeds = {row["seeds"] for row in (*rows, *utility)}
     if len({row["point"] for row in (*utility, *rows)}) > 1:
         console.print(_points(rows, utility, measures))

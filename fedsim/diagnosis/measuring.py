@@ -300,7 +300,8 @@ def _with_truth(model: VictimModel, truth: Truth) -> dict[str, Value]:
     """Measure what only the true examples show."""
     found: dict[str, Value] = {}
     if truth.labels is not None and truth.labels.ndim == 1 and len(truth.labels):
-        counts = torch.bincount(truth.labels)
+        # Labels of someone's own loss may be negative or very large.
+        counts = torch.unique(truth.labels, return_counts=True)[1]
         found["repetition"] = float(counts[counts > 1].sum()) / len(truth.labels)
     relus = dict(_relus(model.module))
     if relus and truth.inputs is not None and isinstance(model.spec, ImageSpec | TabularSpec):

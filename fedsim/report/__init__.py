@@ -4,14 +4,15 @@ It is made from the run folder alone. All text in the folder is treated as hosti
 come from another machine. The page contains its pictures and its library, and loads nothing else.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from fedsim.errors import RunFolderError
 from fedsim.report import comparison
 from fedsim.report.content import content
-from fedsim.report.folder import open_folder
+from fedsim.report.folder import RunFolder, open_folder
 from fedsim.report.leakage import summarise
 from fedsim.report.pages import COMPARISON, render, write_page
 from fedsim.report.replication import (
@@ -21,7 +22,8 @@ from fedsim.report.replication import (
     paired_utility,
     utility_measure,
 )
-from fedsim.report.verdict import verdicts_of
+from fedsim.report.verdict import Verdict, verdicts_of
+from fedsim.runs.reading import Measures
 
 
 def write_report(run_dir: Path, format: Literal["html", "markdown"] = "html") -> Path:
@@ -79,7 +81,8 @@ def summary(run_dir: Path) -> list[dict[str, Any]]:
     Returns:
         Rows with the keys point, label, adversary, metric; attacks and how they ended (ok, failed,
         timeout, denied); n, seeds, mean (of the seeds' means), low, high (95 % interval, None with
-        fewer than three values; over seeds from three seeds on, else over attacks), baseline (a
+        fewer than three values; over seeds from three seeds on, else over clients or probes that
+        were attacked several times, else over attacks), baseline (a
         random guess), baseline_prior, best, worst, lower_is_better, verdict and sentence. For the
         metric `recovered`, successes is the number of attacks that recovered every example;
         iterations_median and iterations_mean are the iterations that those took, failed starts
@@ -88,9 +91,7 @@ def summary(run_dir: Path) -> list[dict[str, Any]]:
         victims, with its interval over seeds; difference_shown is the same as text, and pairs the
         number of attacks compared. A value is None if there is no number.
     """
-    folder = open_folder(Path(run_dir))
-    found = verdicts_of(folder.rows, folder.measures)
-    return summarise(folder.rows, folder.measures, found)
+    return summaries(run_dir).leakage
 
 
 def verdicts(run_dir: Path) -> list[dict[str, Any]]:
@@ -101,6 +102,43 @@ def verdicts(run_dir: Path) -> list[dict[str, Any]]:
         high (95 % interval) stand for its level, and rounds maps the number of a round to its mean.
     """
     folder = open_folder(Path(run_dir))
+    return _verdict_rows(verdicts_of(folder.rows, folder.measures))
+
+
+@dataclass(frozen=True, slots=True)
+class Summaries:
+    """The rows of `summary`, `verdicts` and `utility_summary` of one run, read once.
+
+    Attributes:
+        leakage: The rows of `summary`.
+        verdicts: The rows of `verdicts`.
+        utility: The rows of `utility_summary`.
+        measures: How metrics are read.
+    """
+
+    leakage: list[dict[str, Any]]
+    verdicts: list[dict[str, Any]]
+    utility: list[dict[str, Any]]
+    measures: Measures
+
+
+def summaries(run_dir: Path) -> Summaries:
+    """Summarise a run in all ways at once.
+
+    Raises:
+        RunFolderError: The folder cannot be read or holds no results.
+    """
+    folder = open_folder(Path(run_dir))
+    found = verdicts_of(folder.rows, folder.measures)
+    return Summaries(
+        summarise(folder.rows, folder.measures, found),
+        _verdict_rows(found),
+        _utility_rows(folder),
+        folder.measures,
+    )
+
+
+def _verdict_rows(found: Mapping[tuple[str, str], Verdict]) -> list[dict[str, Any]]:
     return [
         {
             "point": point, "label": label, "kind": one.kind, "badge": one.badge,
@@ -109,9 +147,9 @@ def verdicts(run_dir: Path) -> list[dict[str, Any]]:
             "low": one.level.low if one.level else None,
             "high": one.level.high if one.level else None,
             "rounds": {f"{at:g}": mean.mean for at, mean in one.rounds.items()},
-            "victims": one.victims, "readings": dict(one.readings),
+            "victims": one.victims, "failed": one.failed, "readings": dict(one.readings),
         }
-        for (point, label), one in verdicts_of(folder.rows, folder.measures).items()
+        for (point, label), one in found.items()
     ]  # fmt: skip
 
 
@@ -134,7 +172,11 @@ def utility_summary(run_dir: Path) -> list[dict[str, Any]]:
         with fewer than three), shown (the same as text); against, difference, difference_low and
         difference_high as in `summary`, and difference_shown as text.
     """
-    every = open_folder(Path(run_dir)).series()
+    return _utility_rows(open_folder(Path(run_dir)))
+
+
+def _utility_rows(folder: RunFolder) -> list[dict[str, Any]]:
+    every = folder.series()
     bases = {one.name: base for one, base in against(every)}
     found = []
     for series in every:

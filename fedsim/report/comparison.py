@@ -12,6 +12,7 @@ from fedsim.report.content import shown
 from fedsim.report.folder import RunFolder, open_folder
 from fedsim.report.intervals import FEWEST
 from fedsim.report.replication import Series
+from fedsim.report.verdict import correction, judge
 from fedsim.runs.reading import Measures
 
 ASIDE = ("name", "description", "search_dirs", "data_dir")
@@ -56,6 +57,14 @@ def content(run_dirs: Sequence[Path]) -> dict[str, Any]:
     ]
     every = [one for series in (first, *others) for one in series]
     differing = _differing(names, folders)
+    verdicts = judge(
+        {
+            (one.name, str(label)): part
+            for one in every
+            for label, part in one.rows.groupby("label", sort=False)
+        },
+        measures,
+    )
     return {
         "names": names,
         "paths": [(name, str(folder.path)) for name, folder in zip(names, folders, strict=True)],
@@ -68,7 +77,8 @@ def content(run_dirs: Sequence[Path]) -> dict[str, Any]:
         "more_settings": max(0, len(differing) - SETTINGS),
         "replication": tables.replication(every),
         "repeated": any(len(tables.seeds(one)) >= FEWEST for one in every),
-        "means": tables.means(every, main, measures, of="Run"),
+        "means": tables.means(every, main, measures, verdicts, of="Run"),
+        "correction": correction(verdicts.values()),
         "paired": tables.differences(pairs, main, measures, of="Run"),
         "figures": [charts.overlay(every, main, measures)],
         "hidden": tables.hidden(len(every), charts.OVERLAID),

@@ -14,7 +14,7 @@ from fedsim.report.frontier import frontier
 from fedsim.report.intervals import FEWEST
 from fedsim.report.leakage import summarise
 from fedsim.report.replication import Series, against, last_utility, over_rounds, utility_measure
-from fedsim.report.verdict import Verdict, verdicts_of
+from fedsim.report.verdict import Verdict, correction, verdicts_of
 from fedsim.runs.reading import Measures, budget
 
 if TYPE_CHECKING:
@@ -66,8 +66,9 @@ def content(folder: RunFolder) -> dict[str, Any]:
         "name": folder.name,
         "lead": _lead(folder, every),
         "points": pages,
+        "correction": correction(verdicts.values()),
         "replication": tables.replication(every),
-        "sweep": tables.means(every, main, measures) if several else None,
+        "sweep": tables.means(every, main, measures, verdicts) if several else None,
         "paired": tables.differences(against(every), main, measures) if several else None,
         "bases": list(dict.fromkeys(base.name for _, base in against(every))),
         "hidden": tables.hidden(len(every), charts.OVERLAID),

@@ -2,12 +2,12 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from fedsim.metric import Measure
-from fedsim.report.intervals import FEWEST, Estimate, estimate
+from fedsim.report.intervals import FEWEST, Estimate, clusters_of, estimate
 from fedsim.report.replication import attacks_of, over_rounds
 from fedsim.report.significance import LEVEL, better
 
@@ -20,6 +20,12 @@ FEW = 10
 levels that a correction for many rounds asks for, it is not reliable."""
 
 
+COLUMNS = (
+    "round", "seed", "unit", "probe", "counted", "baseline", "baseline_prior", "batch_size",
+    "status",
+)  # fmt: skip
+"""The columns of the findings that a `Score` is made of, in its order."""
+
 SIZE = re.compile(r"[0-9]{1,9}")
 """A batch size; tables may come from elsewhere."""
 
@@ -30,17 +36,24 @@ STRIKING = 0.5
 class Score(NamedTuple):
     """One attack, as one metric scores it and as it scores the two guesses (NaN: unknown).
 
-    `size` is the number of examples, 1 if it is not known. `ended` says that the attack has a score
-    of its own.
+    `unit` is the client or the probe that was attacked, `probe` the probe if it is one, and `size`
+    the number of examples, 1 if it is not known.
     """
 
     round: float
     seed: str
+    unit: str
+    probe: str
     counted: float
     chance: float
     prior: float
     size: float
-    ended: bool
+    status: str
+
+    @property
+    def ended(self) -> bool:
+        """Whether the attack has a score of its own; otherwise it counts as a guess."""
+        return self.status == "ok"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +110,21 @@ class Evidence:
         return [one.counted for one in self.scores if one.ended]
 
     @property
+    def units(self) -> int:
+        """The number of clients or probes, those of each seed apart."""
+        return len({(one.seed, one.unit) for one in self.scores})
+
+    @property
+    def repeated(self) -> bool:
+        """Whether a client or probe was attacked more than once."""
+        return self.units < len(self.scores)
+
+    @property
+    def clusters(self) -> Sequence[Hashable]:
+        """What counts as one observation, for each score."""
+        return clusters_of(*zip(*((one.seed, one.unit) for one in self.scores), strict=True))
+
+    @property
     def striking(self) -> float | None:
         """The best score, if it is at least half of the way from the guess to a perfect one.
 
@@ -112,7 +140,26 @@ class Evidence:
     @property
     def without_success(self) -> bool:
         """Whether the metric is met or not met by a victim, and no victim met it even in part."""
-        return self.how.kind == "yes/no" and not any(self.ended)
+        failure = 1.0 if self.how.lower else 0.0
+        return self.how.kind == "yes/no" and all(one == failure for one in self.ended)
+
+    @property
+    def hits(self) -> int | None:
+        """The number of attacks that succeeded; None if a score is neither 0 nor 1."""
+        if self.how.kind == "number" or not {0.0, 1.0}.issuperset(self.ended):
+            return None
+        return sum(one == (0.0 if self.how.lower else 1.0) for one in self.ended)
+
+    @property
+    def worse(self) -> bool:
+        """Whether a random guess beats the scores; not known of a metric that is met or not met."""
+        if self.how.kind == "yes/no":
+            return False
+        ours, chance, seeds, units = zip(
+            *((one.counted, one.chance, one.seed, one.unit) for one in self.scores), strict=True
+        )
+        p = better(chance, ours, seeds, self.how, units=units)
+        return p is not None and p <= LEVEL
 
 
 def evidence_of(metric: str, how: Measure, rows: "pd.DataFrame") -> Evidence | None:
@@ -120,9 +167,11 @@ def evidence_of(metric: str, how: Measure, rows: "pd.DataFrame") -> Evidence | N
     known = rows[rows["counted"].notna() & rows["baseline"].notna()]
     if not (known["status"] == "ok").any():
         return None
-    columns = [known[name] for name in ("round", "seed", "counted", "baseline", "baseline_prior")]
-    sizes = [max(1, int(one)) if SIZE.fullmatch(one) else 1 for one in known["batch_size"]]
-    scores = [*map(Score, *columns, sizes, known["status"] == "ok")]
+    columns = {name: known[name].tolist() for name in COLUMNS}
+    columns["batch_size"] = [
+        max(1, int(one)) if SIZE.fullmatch(one) else 1 for one in columns["batch_size"]
+    ]
+    scores = [*map(Score, *columns.values())]
     rounds: dict[float, list[Score]] = {}
     for one in scores:
         rounds.setdefault(one.round, []).append(one)
@@ -166,7 +215,8 @@ def _p(
 ) -> float | None:
     """The p-value against one guess; an attack that broke counts as that guess.
 
-    A round alone (`fewest` is FEW) is tested over its victims: of a few seeds it has too few means.
+    A round alone (`fewest` is FEW) is tested over its victims, which are different clients or
+    probes: of a few seeds it has too few means.
     """
     known = [one for one in scores if not math.isnan(guess(one))]
     if how.kind == "yes/no":
@@ -174,9 +224,11 @@ def _p(
     if not known:
         return None
     guesses = [guess(one) if one.ended else one.counted for one in known]
-    values, seeds, sizes = zip(*((one.counted, one.seed, one.size) for one in known), strict=True)
-    whose = seeds if fewest < FEW else [""] * len(known)
-    return better(values, guesses, whose, how, sizes=sizes, fewest=fewest)
+    values, sizes = [one.counted for one in known], [one.size for one in known]
+    if fewest >= FEW:
+        return better(values, guesses, [""] * len(known), how, sizes=sizes, fewest=fewest)
+    seeds, units = [one.seed for one in known], [one.unit for one in known]
+    return better(values, guesses, seeds, how, units=units, sizes=sizes)
 
 
 def _informed(scores: Sequence[Score], how: Measure, fewest: int = FEWEST) -> float:
@@ -199,4 +251,4 @@ def _mean(scores: Sequence[Score], of: Callable[[Score], float], how: Measure) -
     values = [of(one) for one in known]
     if how.kind == "share" and {0.0, 1.0}.issuperset(values):
         how = replace(how, kind="yes/no")  # an interval of Wilson has a width if all are equal
-    return estimate(values, [one.seed for one in known], how)
+    return estimate(values, [one.seed for one in known], how, [one.unit for one in known])

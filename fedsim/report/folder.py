@@ -16,6 +16,7 @@ from fedsim.runs.reading import (
     read_measures,
     read_utility,
     split_point,
+    unit_of,
 )
 
 if TYPE_CHECKING:
@@ -31,8 +32,9 @@ class RunFolder:
     Attributes:
         path: The folder.
         rows: The findings. The column `point` is without the seed, which `seed` holds; `probe` is
-            the probe that was attacked, "" for a client's own update; `label` has the batch size in
-            it if an adversary attacked probes of several, and `named` never has.
+            the probe that was attacked, "" for a client's own update; `unit` is the client, the
+            sum of clients or the probe; `label` has the batch size in it if an adversary attacked
+            probes of several, and `named` never has.
         utility: The utility, with the same columns `point` and `seed`.
         measures: How metrics are read.
         scenario: The tables of scenario.toml; empty if it cannot be read.
@@ -123,7 +125,9 @@ def read_folder(run_dir: Path) -> RunFolder:
         provenance = json.loads(provenance_text)
     except (ValueError, RecursionError):
         provenance = {}
-    rows = rows.assign(probe=[probe_of(victim) for victim in rows["victim"]])
+    victims = rows["victim"].unique()
+    for column, of in (("probe", probe_of), ("unit", unit_of)):
+        rows[column] = rows["victim"].map({victim: of(victim) for victim in victims})
     rows = rows.assign(named=rows["label"], label=_labels(rows))
     alone = next(iter(rows["seed"]), str(scenario.get("seed", ""))[:40])
     split = {

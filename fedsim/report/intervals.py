@@ -44,17 +44,37 @@ class Estimate:
         return interval_text(self.mean, self.low, self.high, how)
 
 
-def estimate(values: Sequence[float], seeds: Sequence[Hashable], how: Measure) -> Estimate:
+def clusters_of(seeds: Sequence[Hashable], units: Sequence[Hashable]) -> Sequence[Hashable]:
+    """What counts as one observation each: the seeds from three on, else the units of each seed.
+
+    Args:
+        seeds: The seed of each value.
+        units: Its client or probe. If all values are of one, each value counts.
+    """
+    if len({*seeds}) >= FEWEST:
+        return seeds
+    pairs = [*zip(seeds, units, strict=True)]
+    return pairs if len({*pairs}) > 1 else range(len(pairs))
+
+
+def estimate(
+    values: Sequence[float],
+    seeds: Sequence[Hashable],
+    how: Measure,
+    units: Sequence[Hashable] = (),
+) -> Estimate:
     """The mean over repeated runs: first over the values of a seed, then over the seeds.
 
     From three seeds on, the interval is Student's t over the seeds' means; for yes/no values it is
     Wilson's with Student's quantile and an effective sample size. With fewer seeds the interval
-    treats values as independent, so it does not cover how seeds differ.
+    does not cover how seeds differ: it is one over units in the same way, if they have several
+    values each, and else treats values as independent.
 
     Args:
         values: The values.
         seeds: The seed of each value.
         how: How the measure is read.
+        units: The client or probe of each value; every value has its own by default.
     """
     counts = Counter(seeds)
     sums: dict[Hashable, float] = dict.fromkeys(counts, 0.0)
@@ -63,7 +83,10 @@ def estimate(values: Sequence[float], seeds: Sequence[Hashable], how: Measure) -
     means = [total / counts[seed] for seed, total in sums.items()]
     mean = sum(means) / len(means) if means else math.nan
     weights = [1 / counts[seed] for seed in seeds] if len(counts) > 1 else []
-    clusters = seeds if len(counts) >= FEWEST else ()
+    clusters: Sequence[Hashable] = seeds if len(counts) >= FEWEST else ()
+    if units and not clusters:
+        apart = clusters_of(seeds, units)
+        clusters = apart if len({*apart}) < len(values) else ()
     low, high = interval(values, how, clusters=clusters, weights=weights)
     return Estimate(mean, low, high, len(values), len(counts))
 

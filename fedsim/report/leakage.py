@@ -7,7 +7,8 @@ Averages are taken as follows (the report explains the same to its readers):
 - if there is no level of chance (for measures of an attack's own search), it does not count;
 - a denied attack did not take place: it is listed and not averaged;
 - seeds are repetitions: the mean is one over the seeds' means, and so is the interval from three
-  seeds on (`fedsim.report.intervals.estimate`);
+  seeds on; with fewer, the interval is one over clients or probes that were attacked several times,
+  else over attacks (`fedsim.report.intervals.estimate`);
 - if a resumed run repeated an attack, its last attempt counts.
 """
 
@@ -61,7 +62,8 @@ def summarise(
 def _over_seeds(part: "pd.DataFrame", column: str, how: Measure) -> Estimate:
     """The estimate of a column, without rows that lack it."""
     known = part[part[column].notna()]
-    return estimate(known[column].tolist(), known["seed"].tolist(), how)
+    values, seeds, units = (known[name].tolist() for name in (column, "seed", "unit"))
+    return estimate(values, seeds, how, units)
 
 
 def _difference(

@@ -4,11 +4,13 @@
 """
 
 import math
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from fedsim.metric import Measure
-from fedsim.report.intervals import FEWEST
+from fedsim.report.intervals import FEWEST, clusters_of
 
 LEVEL = 0.05
 """The probability of calling an adversary leaky that does no better than a guess."""
@@ -22,49 +24,94 @@ def better(
     seeds: Sequence[Hashable],
     how: Measure,
     *,
+    units: Sequence[Hashable] = (),
     sizes: Sequence[float] = (),
     fewest: int = FEWEST,
 ) -> float | None:
     """The p-value, one-sided, of scores that are paired with those of a guess on the same victims.
 
-    Scores that are all 0 or 1 have the exact binomial tail for the guesses' mean. Other scores, and
-    those of three seeds or more, have Student's t of the gains: over the seeds' means from three
-    seeds on, else over victims. Infinite gains have the sign test. If a guess is never right, one
-    success is proof.
+    Where every unit has one score, or all scores are of one unit, each score counts: those that are
+    all 0 or 1 have the exact binomial tail for the guesses' mean, others Student's t of the gains,
+    infinite gains the sign test. If a guess is never right, one success is proof.
+
+    Units with several scores count once each, since a guess that never changes may suit a client in
+    every round: Student's t is over their means, or, from three seeds on, over those of the seeds.
+    Of a few units it has little power. So the largest p-value of a unit alone counts too (units
+    that are all better than the guess: the intersection-union test), and twice the smaller one of
+    both is returned.
 
     Args:
         values: The scores.
         guesses: The score of a guess on the same victim.
         seeds: The seed of each.
         how: How the metric is read.
+        units: The client or probe of each; every score has its own by default.
         sizes: How many examples each score is a share of; 1 by default. Scores that happen to be
             equal seem more certain than they are, so the standard error of a share is at least that
             of guesses, sqrt(p (1 - p) / size).
-        fewest: The smallest number of victims, or of seeds, that Student's t takes.
+        fewest: The smallest number of scores that Student's t takes where each counts.
 
     Returns:
         The p-value; None if there are too few values.
     """
-    n, exact = len(values), 0.0
+    n = len(values)
+    units, sizes = units or range(n), sizes or [1.0] * n
+    if how.lower and how.kind == "yes/no":
+        values, guesses = [1 - v for v in values], [1 - g for g in guesses]
+        how = replace(how, lower=False)
     gains = [(g - v if how.lower else v - g) for v, g in zip(values, guesses, strict=True)]
     if not n or any(map(math.isnan, gains)):
         return None
-    if any(map(math.isinf, gains)):
-        return _binomial(sum(gain > 0 for gain in gains), n, 0.5)
     if how.kind == "yes/no" and max(guesses) <= 0:
         return 0.0 if max(values) > 0 else 1.0
-    clusters = seeds if len(set(seeds)) >= FEWEST else range(n)
+    clusters = clusters_of(seeds, units)
+    found = [_over_clusters(clusters, values, gains, guesses, how, sizes, fewest)]
+    if len({*clusters}) == n:
+        return found[0]
+    members: dict[Hashable, list[int]] = {}
+    for place, cluster in enumerate(clusters):
+        members.setdefault(cluster, []).append(place)
+    if min(map(len, members.values())) >= FEWEST:
+        every = [*zip(values, guesses, seeds, units, sizes, strict=True)]
+        alone = []
+        for own in members.values():
+            v, g, s, u, z = zip(*(every[place] for place in own), strict=True)
+            alone.append(better(v, g, s, how, units=u, sizes=z))
+        found.append(max(1.0 if p is None else p for p in alone))
+    known = [p for p in found if p is not None]
+    return min(1.0, len(known) * min(known)) if known else None
+
+
+def _over_clusters(
+    clusters: Sequence[Hashable],
+    values: Sequence[float],
+    gains: Sequence[float],
+    guesses: Sequence[float],
+    how: Measure,
+    sizes: Sequence[float],
+    fewest: int,
+) -> float | None:
+    """The p-value over the means of clusters, or over all scores if each is a cluster."""
+    counts, exact = Counter(clusters), 0.0
+    each, n, k = len(counts) == len(values), len(values), len(counts)
+    if any(map(math.isinf, gains)):
+        gains = [math.copysign(1.0, gain) if gain else 0.0 for gain in gains]
+        if each:
+            return _binomial(sum(gain > 0 for gain in gains), n, 0.5)
     within = how.kind != "number" and min(guesses) >= 0 and max(guesses) <= 1
     if within and {0.0, 1.0}.issuperset(values):
         right = [1 - v for v in values] if how.lower else values
         chance = [1 - g for g in guesses] if how.lower else guesses
         exact = _binomial(round(sum(right)), n, sum(chance) / n)
-        if clusters is not seeds:
+        if each:
             return exact
-    if len(set(clusters)) < fewest:
+    if each and n < fewest:
         return None
-    spread = (g * (1 - g) / size for g, size in zip(guesses, sizes or [1.0] * n, strict=True))
-    least = math.sqrt(sum(spread)) / n if within else 0.0
+    spread = (
+        guess * (1 - guess) / size / counts[cluster] ** 2
+        for guess, size, cluster in zip(guesses, sizes, clusters, strict=True)
+    )
+    least = math.sqrt(sum(spread)) / k if within else 0.0
     return max(exact, _student(gains, clusters, least))
 
 

@@ -15,7 +15,7 @@ from fedsim.report.replication import (
     utility_measure,
 )
 from fedsim.report.traces import COLOURS
-from fedsim.report.verdict import verdict_of
+from fedsim.report.verdict import Verdict
 from fedsim.runs.reading import STATUSES, Measures
 
 if TYPE_CHECKING:
@@ -66,7 +66,12 @@ def _range(found: Sequence[str]) -> str:
 
 
 def means(
-    every: Sequence[Series], main: Mapping[str, str], measures: Measures, *, of: str = "Point"
+    every: Sequence[Series],
+    main: Mapping[str, str],
+    measures: Measures,
+    verdicts: Mapping[tuple[str, str], Verdict],
+    *,
+    of: str = "Point",
 ) -> Table:
     """Tabulate series: the utility after the last round, and each adversary's main metric.
 
@@ -77,6 +82,7 @@ def means(
         every: The series.
         main: The main metric of each adversary, by label.
         measures: How metrics are read.
+        verdicts: The verdict on each adversary, by series and label.
         of: The title of the column with the series' names.
     """
     metrics = list(dict.fromkeys(metric for one in every for metric in one.utility["metric"]))
@@ -89,20 +95,19 @@ def means(
         for metric in metrics:
             row.append(_cell(last.get(metric), utility_measure(metric)))
         for label, metric in main.items():
-            row.append(_leakage(one.rows[one.rows["label"] == label], label, metric, measures))
+            mine = one.rows[one.rows["label"] == label]
+            verdict = verdicts.get((one.name, label))
+            row.append(_leakage(mine, verdict, metric, measures[metric]) if verdict else NOTHING)
         body.append(row)
     head = [of, *(["Seeds"] if repeated else []), *metrics]
     head += [f"{label}: {measures[metric].title}" for label, metric in main.items()]
     return {"head": head, "body": body}
 
 
-def _leakage(mine: "pd.DataFrame", label: str, metric: str, measures: Measures) -> list[str]:
+def _leakage(mine: "pd.DataFrame", verdict: Verdict, metric: str, how: Measure) -> list[str]:
     """The lines of a cell on one adversary, by its main metric and by the verdict of all."""
-    if mine.empty:
-        return NOTHING
-    part, how = attacks_of(mine, label, metric), measures[metric]
+    part = attacks_of(mine, mine["label"].iloc[0], metric)
     mean, guess = leaked(part, how), leaked(part, how, "baseline")
-    verdict = verdict_of(mine, measures)
     lines = [*_cell(mean, how), f"chance {how.show(guess.mean)}", verdict.badge]
     if verdict.metric not in ("", metric):
         lines.append(verdict.figure)

@@ -2,21 +2,23 @@
 
 - A metric *beats chance* if its scores beat those of a random guess on the same victims. It *leaks*
   if they also beat those of a guess from public data, where the task has one.
-- Each is tested over all attacks and by round; the smaller p-value counts, times two, and that of a
-  round times the number of rounds. An attack that succeeds late is not averaged away.
-- Holm's correction over the adversary's metrics keeps the probability of any false finding at 5 %.
+- Clients and probes are independent of each other; the rounds of one are not.
+- Each metric is tested over all attacks and by round; the smaller p-value counts, times two, and
+  that of a round times the number of rounds. An attack that succeeds late is not averaged away.
+- Holm's correction over all metrics of all verdicts that are read together, those of a page, keeps
+  the probability of any false finding among them at 5 %.
 - Without a finding, the verdict says how much can have been missed, as an upper bound.
 """
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal, TypeVar
 
-from fedsim.report.evidence import Evidence, chance_of, evidence_of
+from fedsim.report.evidence import Evidence, evidence_of
 from fedsim.report.intervals import FEWEST, Estimate
-from fedsim.report.significance import LEVEL, better, holm, most, rate_below
-from fedsim.runs.reading import Measures
+from fedsim.report.significance import LEVEL, holm, rate_below
+from fedsim.report.wording import apart, guesses, missed, percent, units, whom
+from fedsim.runs.reading import UNCOUNTED, Measures
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,10 +26,16 @@ if TYPE_CHECKING:
 FEW = 10
 """Verdicts on fewer victims say so: in nine, a rate of 28 % can be missed."""
 
+SUITED = 5
+"""Clients or probes from which on a guess that never changes does not suit all: each by one half,
+all by 3 %."""
+
 CHANGED = 0.2
 """Change of the level between rounds that is reported, as a share of its distance to a guess."""
 
 Kind = Literal["leaks", "guessed", "nothing", "unclear", "unknown", "denied"]
+
+Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +54,7 @@ class Verdict:
         figure: The title and the mean of the metric, or its means by round.
         sentence: What the verdict rests on; "" if there is no metric.
         victims: The number of attacks that ended.
+        failed: The number of attacks that failed or ran out of time. They count as a guess.
         readings: A few words on each metric.
     """
 
@@ -53,6 +62,7 @@ class Verdict:
     badge: str
     readings: Mapping[str, str]
     victims: int = 0
+    failed: int = 0
     metric: str = ""
     level: Estimate | None = None
     rounds: Mapping[float, Estimate] = field(default_factory=dict)
@@ -63,35 +73,80 @@ class Verdict:
 def verdicts_of(rows: "pd.DataFrame", measures: Measures) -> dict[tuple[str, str], Verdict]:
     """The verdicts on all adversaries of a run, by sweep point and label."""
     each = rows.groupby(["point", "label"], sort=False)
-    return {(str(point), str(label)): verdict_of(part, measures) for (point, label), part in each}
+    return judge({(str(point), str(label)): part for (point, label), part in each}, measures)
 
 
-def verdict_of(rows: "pd.DataFrame", measures: Measures) -> Verdict:
-    """The verdict on the rows of one adversary at one sweep point."""
-    attacks = rows.drop_duplicates(["seed", "round", "client", "victim"])
-    victims = int((attacks["status"] == "ok").sum())
-    readings, tested = dict.fromkeys(map(str, rows["metric"]), "not known"), list[Evidence]()
-    if (attacks["status"] == "denied").all():
-        return Verdict("denied", "denied", dict.fromkeys(readings, "denied"))
-    for metric, part in rows.groupby("metric", sort=False):
-        if not measures[str(metric)].leaks:
-            readings[str(metric)] = "about the attack"
-        elif one := evidence_of(str(metric), measures[str(metric)], part):
-            tested.append(one)
+def judge(each: Mapping[Key, "pd.DataFrame"], measures: Measures) -> dict[Key, Verdict]:
+    """The verdicts that are read together, corrected for the number of all their metrics.
+
+    Args:
+        each: The rows of one adversary at one sweep point, by any key.
+        measures: How metrics are read.
+    """
+    tested = {key: _tested(rows, measures) for key, rows in each.items()}
+    every = [(key, one) for key, found in tested.items() for one in found]
+    beats = holm({(key, one.metric): one.beats for key, one in every if one.beats is not None})
+    leaks = holm({(key, one.metric): one.leaks for key, one in every if one.leaks is not None})
+    beating = {pair for pair, p in beats.items() if p <= LEVEL}
+    leaking = {pair for pair, p in leaks.items() if p <= LEVEL} & beating
+    return {
+        key: _verdict(
+            rows,
+            measures,
+            tested[key],
+            [one for one in tested[key] if (key, one.metric) in beating],
+            [one for one in tested[key] if (key, one.metric) in leaking],
+        )
+        for key, rows in each.items()
+    }
+
+
+def _tested(rows: "pd.DataFrame", measures: Measures) -> list[Evidence]:
+    """The leakage metrics of one adversary that can be tested: main ones first, then by rank."""
+    every = ((str(metric), part) for metric, part in rows.groupby("metric", sort=False))
+    found = (
+        evidence_of(metric, measures[metric], part)
+        for metric, part in every
+        if measures[metric].leaks
+    )
+    return sorted(filter(None, found), key=lambda one: (one.how.detail, one.how.rank))
+
+
+def correction(verdicts: Collection[Verdict]) -> str:
+    """A sentence on the correction of verdicts that are read together; "" without a tested one."""
+    number = sum(one.metric != "" for one in verdicts)
+    which = "the verdict" if number == 1 else f"any of the {number} verdicts"
+    return number * (
+        f"The probability that {which} says “leaks” of an attack that only guesses is at most 5 % "
+        "(Holm's correction over all measures)."
+    )
+
+
+def _verdict(
+    rows: "pd.DataFrame",
+    measures: Measures,
+    tested: Sequence[Evidence],
+    beating: Sequence[Evidence],
+    leaking: Sequence[Evidence],
+) -> Verdict:
+    """The verdict on one adversary, of whose tested metrics some beat chance and some leak."""
+    statuses = rows.drop_duplicates(["seed", "round", "client", "victim"])["status"]
+    victims, failed = int((statuses == "ok").sum()), int((~statuses.isin(["ok", *UNCOUNTED])).sum())
+    metrics = [*dict.fromkeys(map(str, rows["metric"]))]
+    if (statuses == "denied").all():
+        return Verdict("denied", "denied", dict.fromkeys(metrics, "denied"))
+    readings = {one: "not known" if measures[one].leaks else "about the attack" for one in metrics}
     if not tested:
         why = "no metric with a chance level" if victims else "no attack ended"
-        return Verdict("unknown", f"not known: {why}", readings, victims)
-    tested.sort(key=lambda one: (one.how.detail, one.how.rank))
-    beats = holm({one.metric: one.beats for one in tested if one.beats is not None})
-    leaks = holm({one.metric: one.leaks for one in tested if one.leaks is not None})
-    beating = [one for one in tested if beats.get(one.metric, 1.0) <= LEVEL]
-    leaking = [one for one in beating if leaks.get(one.metric, 1.0) <= LEVEL]
+        return Verdict("unknown", f"not known: {why}", readings, victims, failed)
     readings |= {one.metric: _reading(one, one in beating, one in leaking) for one in tested}
     if leaking:
-        return _seen("leaks", "leaks", leaking, victims, readings)
-    if beating:
-        return _seen("guessed", "no better than a prior guess", beating, victims, readings)
-    return _nothing(tested, victims, readings)
+        found = _seen("leaks", "leaks", leaking, readings)
+    elif beating:
+        found = _seen("guessed", "no better than a prior guess", beating, readings)
+    else:
+        found = _nothing(tested, readings)
+    return replace(found, victims=victims, failed=failed)
 
 
 def _reading(one: Evidence, beats: bool, leaks: bool) -> str:
@@ -99,35 +154,34 @@ def _reading(one: Evidence, beats: bool, leaks: bool) -> str:
     if beats:
         return "beats chance" if leaks else "beats chance, not a prior guess"
     if one.without_success:
-        return f"nothing seen: below {_percent(rate_below(len(one.ended)))}"
+        below = "" if one.repeated else f": below {percent(rate_below(len(one.ended)))}"
+        return f"nothing seen{below}"
     if one.beats is None:
         return "too few to tell"
-    seeds = [each.seed for each in one.scores]
-    counted, chance = [each.counted for each in one.scores], [*map(chance_of, one.scores)]
-    worse = None if one.how.kind == "yes/no" else better(chance, counted, seeds, one.how)
-    return "worse than chance" if worse is not None and worse <= LEVEL else "not above chance"
+    return "worse than chance" if one.worse else "not above chance"
 
 
 def _seen(
-    kind: Kind, badge: str, found: Sequence[Evidence], victims: int, readings: Mapping[str, str]
+    kind: Kind, badge: str, found: Sequence[Evidence], readings: Mapping[str, str]
 ) -> Verdict:
     """The verdict on an adversary that beats a guess, by its strongest metric."""
     one = max([one for one in found if not one.how.detail] or found, key=lambda one: one.strength)
     how, level = one.how, one.level.show(one.how)
     stops = _stops(one)
     by_round = " → ".join(how.show(mean.mean) for mean in stops.values())
-    over = f"{one.level.seeds} seeds" if one.level.over_seeds else _victims(one.level.n)
-    parts = [f"{how.title} {level} over {over}", _guesses(one)]
+    over = f"{one.level.seeds} seeds, " if one.level.over_seeds else ""
+    parts = [f"{how.title} {level} over {over}{whom(one)}", *apart(one), guesses(one)]
     if stops:
         parts += [
             "by round: "
             + ", ".join(f"{how.show(mean.mean)} at {at:g}" for at, mean in stops.items())
         ]
+    if one.repeated and one.units < SUITED:
+        parts.append(f"a guess that never changes may suit {units(one)}")
     return Verdict(
         kind,
-        badge + (f", {_victims(victims)}" if victims < FEW else ""),
+        badge + (f", {whom(one)}" if one.units < FEW or len(one.ended) < len(one.scores) else ""),
         readings,
-        victims,
         metric=one.metric,
         level=one.level,
         rounds=stops,
@@ -148,25 +202,22 @@ def _stops(one: Evidence) -> dict[float, Estimate]:
     return {e: one.levels[e] for e in ends} if ends and max(moved) - min(moved) >= CHANGED else {}
 
 
-def _nothing(tested: Sequence[Evidence], victims: int, readings: Mapping[str, str]) -> Verdict:
+def _nothing(tested: Sequence[Evidence], readings: Mapping[str, str]) -> Verdict:
     """The verdict on an adversary that beats no guess: how much can have been missed."""
     one = next((one for one in tested if one.without_success), tested[0])
-    how, n, hits = one.how, len(one.ended), sum(one.ended)
+    how, n = one.how, len(one.ended)
     kind: Kind = "nothing" if one.without_success else "unclear"
-    badge = f"not above chance in {_victims(victims)}"
-    if how.kind == "yes/no" and {0.0, 1.0}.issuperset(one.ended):
-        below = _percent(rate_below(n, int(hits)))
-        bound = f"{how.title}: {hits:g} of {n}, rate below {below} (95 %)"
-        if not hits:
-            badge = f"nothing seen in {_victims(n)}: rate below {below}"
-    else:
-        bound = _missed(one)
+    badge = f"not above chance in {whom(one)}"
+    if one.without_success:
+        badge = f"nothing seen in {whom(one)}"
+        badge += "" if one.repeated else f": rate below {percent(rate_below(n))}"
+    parts = [missed(one), *apart(one)]
     shown = [other for other in tested if other.striking is not None]
     if shown:
         kind, best = "unclear", min(shown, key=lambda other: other.how.rank)
-        badge = f"not above chance on average in {_victims(victims)}"
+        badge = f"not above chance on average in {whom(one)}"
         badge += f", but {best.how.title} {best.how.show(best.striking)} in one"
-        bound += f"; best {best.how.title} {best.how.show(best.striking)}, {_guesses(best)}"
+        parts.append(f"best {best.how.title} {best.how.show(best.striking)}, {guesses(best)}")
     if n < FEWEST:
         badge += ", too few to tell"
     elif n < FEW:
@@ -175,40 +226,8 @@ def _nothing(tested: Sequence[Evidence], victims: int, readings: Mapping[str, st
         kind,
         badge,
         readings,
-        victims,
         metric=one.metric,
         level=one.level,
         figure=f"{how.title} {how.show(one.level.mean)}",
-        sentence="; ".join([bound, _guesses(one)]),
+        sentence="; ".join([*parts, guesses(one)]),
     )
-
-
-def _missed(one: Evidence) -> str:
-    """The level of a metric with the one-sided bound of its gain over chance."""
-    sign, how = -1 if one.how.lower else 1, one.how
-    if how.kind == "share" and {0.0, 1.0}.issuperset(one.ended):
-        below = rate_below(len(one.ended), int(sum(one.ended)))  # equal values have no spread
-        shown = f"{how.title} {how.show(one.level.mean)} over {_victims(len(one.ended))}"
-        return shown if how.lower else f"{shown}, below {_percent(below)} (95 %)"
-    seeds = [each.seed for each in one.scores]
-    gains = [sign * (each.counted - each.chance) for each in one.scores]
-    bound = most(gains, seeds if len({*seeds}) >= FEWEST else range(len(gains)))
-    text = f"{how.title} {how.show(one.level.mean)} over {_victims(one.level.n)}"
-    if bound is None:
-        return text
-    end = min(max(one.chance + sign * bound, how.range[0]), how.range[1])
-    return f"{text}, {'above' if how.lower else 'below'} {how.show(end)} (95 %)"
-
-
-def _guesses(one: Evidence) -> str:
-    """What the two guesses score."""
-    prior = "" if math.isnan(one.prior) else f", prior guess {one.how.show(one.prior)}"
-    return f"chance {one.how.show(one.chance)}{prior}"
-
-
-def _victims(n: int) -> str:
-    return f"{n} victim{'' if n == 1 else 's'}"
-
-
-def _percent(rate: float) -> str:
-    return f"{100 * rate:.3g} %"

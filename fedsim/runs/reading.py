@@ -84,7 +84,7 @@ def read_rows(run_dir: Path, name: str, needed: set[str]) -> "tuple[pd.DataFrame
     try:
         table = pd.read_csv(
             io.StringIO(text[:end]),
-            dtype=str,
+            dtype=object,
             keep_default_na=False,
             on_bad_lines="skip",
             index_col=False,
@@ -193,6 +193,11 @@ def probe_of(victim: str) -> str:
     """The probe of a victim's key: `c0003-p00` of `r0001-c0003-p00`; "" for a client's update."""
     found = re.fullmatch(r"r\d+-(c\d+-p\d+)", victim)
     return found[1] if found else ""
+
+
+def unit_of(victim: str) -> str:
+    """What a victim's key names without its round: a client, a sum of clients, or a probe."""
+    return re.sub(r"^r\d+-", "", victim)
 
 
 def _one_row_a_metric(rows: "pd.DataFrame") -> "pd.DataFrame":

@@ -2,6 +2,7 @@
 
 import re
 from collections import OrderedDict
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -209,6 +210,14 @@ def test_labels_that_repeat_are_counted_with_the_truth_alone():
     tensors, truth = gradient(victim, examples=3)  # labels 0, 1, 0
     assert measured(victim, tensors, truth).values["repetition"] == pytest.approx(2 / 3)
     assert measured(victim, tensors).values["repetition"] is None
+
+
+@pytest.mark.parametrize("labels", [[-100, 2**40, -100], [0.5, -0.25, 0.5], [True, False, True]])
+def test_labels_of_any_loss_are_counted(labels):
+    victim = model(nn.ReLU())
+    tensors, truth = gradient(victim, examples=3)
+    found = measured(victim, tensors, replace(truth, labels=torch.tensor(labels)))
+    assert found.values["repetition"] == pytest.approx(2 / 3)
 
 
 def test_a_requirement_of_nothing_that_is_measured_is_refused():

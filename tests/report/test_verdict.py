@@ -14,7 +14,7 @@ from fedsim.cli.summary import print_summary
 from fedsim.metric import Measure
 from fedsim.report import summary, verdicts, write_report
 from fedsim.report.significance import better, holm, rate_below
-from fedsim.report.verdict import verdict_of
+from fedsim.report.verdict import judge
 from fedsim.runs.reading import MEASURES
 
 ROUNDS = (1, 5, 10, 15, 20, 25, 30)
@@ -59,14 +59,14 @@ def late(metric="recovered", chance=0.0):
 def test_readable_digits_leak_though_none_is_below_the_threshold_of_recovered(run):
     folder = run(*readable())
     (found,) = verdicts(folder)
-    assert (found["kind"], found["badge"]) == ("leaks", "leaks")
+    assert (found["kind"], found["badge"]) == ("leaks", "leaks, 12 attacks on 4 clients")
     assert found["metric"] == "mse"
     assert found["figure"].startswith("Mean squared error 0.04")
     assert found["low"] < 0.044 < found["high"]
-    assert "over 12 victims" in found["sentence"]
+    assert "over 12 attacks on 4 clients" in found["sentence"]
     assert "chance 0.3" in found["sentence"]
     assert found["readings"] == {
-        "recovered": "nothing seen: below 22.1 %",
+        "recovered": "nothing seen",
         "mse": "beats chance",
         "ssim": "beats chance",
     }
@@ -79,14 +79,14 @@ def test_an_attack_that_is_exact_in_late_rounds_only_leaks_and_says_where(run):
     folder = run(*late())
     (found,) = verdicts(folder)
     assert found["kind"] == "leaks"
-    assert found["badge"] == "leaks, 7 victims"
+    assert found["badge"] == "leaks, 7 attacks on one client"
     assert found["figure"] == "Recovered 0 % → 100 %"
     assert found["rounds"] == {"1": 0.0, "30": 1.0}
     assert "29 %" not in found["figure"]
     assert "by round: 0 % at 1, 100 % at 30" in found["sentence"]
     console = Console(width=200, record=True)
     print_summary(console, folder)
-    assert "dlg: leaks, 7 victims. Recovered 28.6 %" in console.export_text()
+    assert "dlg: leaks, 7 attacks on one client. Recovered 28.6 %" in console.export_text()
 
 
 def test_a_round_in_the_middle_that_leaks_is_named(run):
@@ -155,12 +155,13 @@ def test_adversaries_that_guess_are_said_to_leak_in_one_case_of_twenty_at_most()
     cells = [(at, client, one) for at in (1.0, 2.0) for client in range(10) for one in metrics]
     table = pd.DataFrame(cells, columns=["round", "client", "metric"]).assign(
         seed="7", label="llg", status="ok", baseline=0.5, baseline_prior=math.nan, probe="",
-        batch_size="4",
+        batch_size="4", unit=[f"c{client}" for _, client, _ in cells],
         victim=[f"r{at:g}-c{client}" for at, client, _ in cells],
     )  # fmt: skip
     for _ in range(runs):
         scores = rng.normal(0.5, 0.1, len(table))
-        wrong += verdict_of(table.assign(value=scores, counted=scores), MEASURES).kind == "leaks"
+        (found,) = judge({"": table.assign(value=scores, counted=scores)}, MEASURES).values()
+        wrong += found.kind == "leaks"
     assert wrong / runs <= 0.05
 
 
