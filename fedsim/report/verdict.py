@@ -117,8 +117,8 @@ def correction(verdicts: Collection[Verdict]) -> str:
     number = sum(one.metric != "" for one in verdicts)
     which = "the verdict" if number == 1 else f"any of the {number} verdicts"
     return number * (
-        f"The probability that {which} says “leaks” of an attack that only guesses is at most 5 % "
-        "(Holm's correction over all measures)."
+        f"The probability that {which} says “leaks” of an attack that guesses at random is at most "
+        "5 % (Holm's correction over all measures)."
     )
 
 

@@ -9,6 +9,7 @@ from support.repeated import LEAKED, repeated
 from support.run_folders import Page, page_of, row, written
 from support.tiny import rows as read
 
+from fedsim import report
 from fedsim.cli.summary import print_summary
 from fedsim.report import final_utility, summary, utility_summary, write_report
 from fedsim.report.folder import open_folder
@@ -203,6 +204,13 @@ def test_the_terminal_shows_means_intervals_and_differences(tmp_path):
     assert "-70.0 points [-70.0, -70.0]" in less
     assert any("Less the undefended point (defenses.0.sigma=0.0)" in line for line in lines)
     assert lines[-1] == "means over 3 seeds; in square brackets their 95 % interval"
+
+
+def test_the_terminal_reads_a_run_once(tmp_path, monkeypatch):
+    folder, read = repeated(tmp_path / "run"), []
+    monkeypatch.setattr(report, "open_folder", lambda path: read.append(path) or open_folder(path))
+    print_summary(Console(width=200, record=True), folder)
+    assert read == [folder]
 
 
 def test_a_single_setting_with_seeds_is_summarised_over_them(tmp_path):

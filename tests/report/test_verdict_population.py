@@ -115,7 +115,7 @@ def test_what_is_read_together_is_corrected_together(tmp_path):
     folder = written(tmp_path, *lucky, *strong, *others)
     kinds = {one["label"]: one["kind"] for one in verdicts(folder)}
     assert (kinds["lucky"], kinds["strong"]) == ("unclear", "leaks")
-    said = "The probability that any of the 22 verdicts says “leaks” of an attack that only guesses"
+    said = "any of the 22 verdicts says “leaks” of an attack that guesses at random is at most 5 %"
     assert said in page_of(folder)
     assert said in write_report(folder, "markdown").read_text("utf-8")
 
