@@ -115,8 +115,10 @@ def _tested(rows: "pd.DataFrame", measures: Measures) -> list[Evidence]:
 def correction(verdicts: Collection[Verdict]) -> str:
     """A sentence on the correction of verdicts that are read together; "" without a tested one."""
     number = sum(one.metric != "" for one in verdicts)
+    if not number:
+        return ""
     which = "the verdict" if number == 1 else f"any of the {number} verdicts"
-    return number * (
+    return (
         f"The probability that {which} says “leaks” of an attack that guesses at random is at most "
         "5 % (Holm's correction over all measures)."
     )

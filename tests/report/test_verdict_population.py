@@ -116,7 +116,7 @@ def test_what_is_read_together_is_corrected_together(tmp_path):
     kinds = {one["label"]: one["kind"] for one in verdicts(folder)}
     assert (kinds["lucky"], kinds["strong"]) == ("unclear", "leaks")
     said = "any of the 22 verdicts says “leaks” of an attack that guesses at random is at most 5 %"
-    assert said in page_of(folder)
+    assert page_of(folder).count(said) == 1
     assert said in write_report(folder, "markdown").read_text("utf-8")
 
 
