@@ -1,11 +1,16 @@
 """What a scenario alone says about its attacks, before any training."""
 
 from collections.abc import Collection, Iterator
+from pathlib import Path
 
+from fedsim.attacking.executor import Observer
 from fedsim.diagnosis.measuring import seen_in_model
 from fedsim.diagnosis.verdict import expect, sentence, setting
+from fedsim.libraries import brief
 from fedsim.quantity import Value
+from fedsim.runs import provenance
 from fedsim.scenario.built import BuiltRun
+from fedsim.seeds import isolated
 
 
 def foreseen(
@@ -35,6 +40,29 @@ def foreseen(
             yield label, f"nothing in the scenario speaks against it: {setting(values)}{later}"
         else:
             yield label, sentence(label, verdict, values)
+
+
+def caution(folder: Path, built: BuiltRun, observer: Observer) -> None:
+    """Name the adversaries that are expected to find nothing, before another project is attacked.
+
+    A model that cannot be looked at is a caution as well, and costs the audit nothing.
+
+    Args:
+        folder: The run folder, which knows what was not stated.
+        built: The project's task and adversaries.
+        observer: Called with each caution.
+    """
+    try:
+        written = provenance.read(folder)
+        unknown = [str(key) for key in written.get("unknown", [])]
+        with isolated(built.scenario.seed, "diagnosis"):
+            values = stated(built, unknown, str(written.get("optimizer", "")))
+        for label, _, adversary in built.adversaries:
+            verdict = expect(adversary, built.threat.granted, values)
+            if verdict.leaks is False and not verdict.withheld:
+                observer("caution", text=sentence(label, verdict, values))
+    except Exception as error:  # whatever a plugin or a model does
+        observer("caution", text=f"what attacks can find is not foreseen: {brief(error)}")
 
 
 def stated(built: BuiltRun, unknown: Collection[str] = (), optimizer: str = "") -> dict[str, Value]:

@@ -20,6 +20,7 @@ from fedsim.adversary import Adversary
 from fedsim.attacking.audit import audit_campaign
 from fedsim.attacking.campaign import Campaign
 from fedsim.diagnosis.diagnose import diagnose_end
+from fedsim.diagnosis.foreseen import caution
 from fedsim.errors import ClientError, FedsimError, ScenarioError, UpdateRefused
 from fedsim.federation.audit_log import audit_observer, log_results
 from fedsim.federation.fedsgd import FedSGD
@@ -103,7 +104,7 @@ class HonestButCurious(Wrapper):
         self.metrics: dict[str, float] = {}
         self._sent: dict[int, tuple[ArrayRecord, ConfigRecord]] = {}
         self._clients: dict[int, int] = {}
-        self._known = False
+        self._known = self._cautioned = False
         self.taken_part: Counter[int] = Counter()
 
     @property
@@ -134,6 +135,7 @@ class HonestButCurious(Wrapper):
             records = {node: arrays for node, (arrays, _) in self._sent.items()}
             self._project.sends(server_round, records)
         if self._campaign is not None:
+            self._caution(self._campaign)
             self._campaign.observer("training", round=server_round, clients=len(messages))
         return messages
 
@@ -150,6 +152,7 @@ class HonestButCurious(Wrapper):
             self._campaign = self._project.begin(replies, len(self._clients))
             if self._campaign is None:  # nobody knows the inputs yet
                 return self._aggregated(server_round, replies)
+        self._caution(self.campaign)
         if not self._known:  # such a Grid may return replies in any order
             kept = list(replies)
             replies = sorted(kept, key=lambda r: self._number(r.metadata.src_node_id))
@@ -247,6 +250,12 @@ class HonestButCurious(Wrapper):
         elif self._owned:
             warnings.warn("no client revealed an example: nothing was attacked", stacklevel=2)
         return result
+
+    def _caution(self, campaign: Campaign) -> None:
+        """Log once what speaks against the attacks of somebody's own project."""
+        if self._owned and not self._cautioned:
+            self._cautioned = True
+            caution(campaign.ledger.folder, campaign.built, campaign.observer)
 
     def _finish(self, campaign: Campaign, *, interrupted: bool = False) -> None:
         folder, built = campaign.ledger.folder, campaign.built

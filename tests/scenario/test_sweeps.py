@@ -61,9 +61,10 @@ def test_a_process_loads_data_and_builds_the_model_once(sweep, tmp_path, made):
     assert sorted(made) == ["data", "model"]
 
 
-def test_points_of_two_tasks_are_loaded_for_the_checks_and_for_their_runs(tmp_path, made):
+def test_points_of_two_tasks_are_loaded_for_checks_runs_and_diagnosis(tmp_path, made):
     simulate(scenario(sweep={"seed": [3, 4]}), tmp_path / "run")
-    assert sorted(made) == ["data"] * 5 + ["model"] * 5  # the run folder's provenance is the fifth
+    # The run folder's provenance is the fifth, and the diagnosis at the end loads both once more.
+    assert sorted(made) == ["data"] * 7 + ["model"] * 7
 
 
 @pytest.mark.parametrize(("examples", "clients"), [(1, 1), (60, 1), (60, 7), (61, 60), (1000, 13)])
