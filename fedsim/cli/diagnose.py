@@ -24,11 +24,11 @@ def diagnose(
 
     with loading(open_console(stderr=as_json), quiet=quiet):
         from fedsim.adversary import Adversary
-        from fedsim.cli.summary import printable
         from fedsim.diagnosis.diagnose import diagnose as diagnose_run
         from fedsim.plugin import make
         from fedsim.report import write_report
         from fedsim.report.diagnosis import FILE, explain
+        from fedsim.runs.reading import printable
 
         more = [make("adversaries", name, {}, "--adversary") for name in adversary or ()]
         further = cast(list[Adversary], more)

@@ -14,9 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fedsim.attacking.progress import AttackProgress
-from fedsim.cli.summary import printable
 from fedsim.metrics import installed
-from fedsim.runs.reading import UNCOUNTED, Measures, budget
+from fedsim.runs.reading import UNCOUNTED, Measures, budget, printable
 
 Sums = dict[tuple[str, str], list[float]]
 """The number of attacks, the sum of their scores and that of a guess's, by label and metric."""

@@ -10,12 +10,7 @@ from rich.table import Column, Table
 from fedsim.metric import Measure
 from fedsim.report import summaries
 from fedsim.report.intervals import FEWEST, interval_text
-from fedsim.runs.reading import Measures, budget
-
-
-def printable(text: str) -> str:
-    """A line without control characters, which names from clients and plugins may hold."""
-    return "".join(char for char in text if char.isprintable())
+from fedsim.runs.reading import Measures, budget, printable
 
 
 def print_summary(console: Console, folder: Path) -> None:

@@ -14,7 +14,7 @@ from fedsim.errors import RunFolderError
 from fedsim.report.folder import RunFolder, read_folder
 from fedsim.report.leakage import summarise
 from fedsim.report.verdict import Verdict, verdicts_of
-from fedsim.runs.reading import Measures, read_rows, split_point
+from fedsim.runs.reading import Measures, printable, read_rows, split_point
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -225,7 +225,7 @@ def _usual(texts: "pd.Series") -> str:
 
 def _line(text: str) -> str:
     """Text in one line, without control characters."""
-    return "".join(char for char in " ".join(str(text).split()) if char.isprintable())
+    return printable(" ".join(str(text).split()))
 
 
 def _parts(verdict: Verdict, totals: Sequence[Mapping[str, Any]], measures: Measures) -> list[str]:
@@ -296,7 +296,7 @@ def _reason(row: Mapping[Any, Any], where: str, verdict: Verdict | None) -> Reas
         if not row["layers"] and row["unknown"]:
             return Reason(
                 f'{text}; updates were not recorded, and with record.keep = "attacked" '
-                f"{row['unknown'].replace(' ', ', ')} would be judged"
+                f"{row['unknown'].replace(' ', ', ')} could be measured"
             )
         return Reason(text, MORE if verdict and not reached and _scored(row) else "")
     if reached:

@@ -200,6 +200,11 @@ def unit_of(victim: str) -> str:
     return re.sub(r"^r\d+-", "", victim)
 
 
+def printable(text: str) -> str:
+    """A text without control characters, which names from clients and plugins may hold."""
+    return "".join(char for char in text if char.isprintable())
+
+
 def _one_row_a_metric(rows: "pd.DataFrame") -> "pd.DataFrame":
     """Copy the single row of a broken attack, which has no metric, to each of its metrics."""
     known: dict[str, list[str]] = {}
