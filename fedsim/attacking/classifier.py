@@ -126,7 +126,7 @@ def _takes_mask(module: nn.Module) -> bool:
 
 
 def firsts(files: Iterable[TruthFile]) -> Iterator[Tensor]:
-    """The first batch of inputs of each client that revealed one, read as they are asked for."""
+    """The first batch of inputs of each client that revealed one, loaded one at a time."""
     return (batch for file in files if (batch := file.first) is not None)
 
 

@@ -20,7 +20,7 @@ def _store(tmp_path, monkeypatch):
 
 
 class Net(nn.Module):
-    """A network that takes images as they are."""
+    """A network without normalisation of its inputs."""
 
     def __init__(self):
         super().__init__()

@@ -34,7 +34,7 @@ def audit(tmp_path_factory, ray_session):
     @server.main()
     def main(grid, context):
         HonestButCurious(
-            # Nodes join one by one, and training would begin with those that have.
+            # Without these, training begins with the nodes that have connected so far.
             FedAvg(
                 fraction_evaluate=0.0,
                 min_train_nodes=len(TRAPS),
