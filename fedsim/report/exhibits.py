@@ -77,6 +77,12 @@ class Exhibits:
                     {
                         "rank": rank,
                         "who": _who(row, repeated=repeated),
+                        "of": {
+                            "seed": str(row["seed"]),
+                            "round": f"{row['round']:g}",
+                            "client": str(row["client"]),
+                            "status": str(row["status"]),
+                        },
                         "scores": scores(same, self.measures, details=False),
                         "pairs": pairs,
                     }

@@ -181,16 +181,16 @@ def test_the_page_works_in_a_browser_without_a_network(run, browser):
     assert count.text.startswith("313 attacks")
     assert len(table.find_elements(By.CSS_SELECTOR, "tbody tr")) < 60, "the rows in view"
     chosen = {one.find_element(By.XPATH, "..").text.split("\n")[0]: Select(one)
-              for one in table.find_elements(By.TAG_NAME, "select")}  # fmt: skip
+              for one in browser.find_elements(By.CSS_SELECTOR, "#filters select")}  # fmt: skip
     assert [*chosen] == ["Point", "Round", "Client", "Adversary", "Outcome"]
     chosen["Adversary"].select_by_visible_text("dlg")
     chosen["Round"].select_by_visible_text("6")
-    assert count.text == "300 of 313 attacks."
+    assert count.text.startswith("300 of 313 attacks")
     box = table.find_element(By.CSS_SELECTOR, ".rows")
     box.send_keys(Keys.END)
     WebDriverWait(browser, 30).until(lambda page: "299 dlg ok SSIM 0.5" in box.text)
     chosen["Adversary"].select_by_visible_text(HOSTILE)
-    assert count.text == "0 of 313 attacks."
+    assert count.text.startswith("0 of 313 attacks")
     assert browser.execute_script("return typeof window.hacked") == "undefined"
     wide = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
     assert browser.execute_script(wide) <= 0
@@ -202,3 +202,37 @@ def test_the_page_works_in_a_browser_without_a_network(run, browser):
         if event["method"] == "Network.requestWillBeSent"
     }
     assert asked <= {"file", "data", "blob"}
+
+
+def test_filters_choose_pictures_and_sections_too(run, browser):
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.support.select import Select
+
+    victims = [("dlg", 1), ("dlg", 2), ("rlg", 1)]
+    rows = [row(n, n, label, "mse", 0.01, 0.1, artifact=f"artifacts/{n}/{label}.png")
+            for label, n in victims]  # fmt: skip
+    folder = run(*rows)
+    for label, n in victims:
+        picture(folder, f"artifacts/{n}/{label}.png")
+    browser.get(write_report(folder).as_uri())
+
+    def shown() -> list[str]:
+        figures = browser.find_elements(By.CSS_SELECTOR, "figure")
+        return [one.find_element(By.TAG_NAME, "b").text for one in figures if one.is_displayed()]
+
+    def sections() -> list[str]:
+        heads = browser.find_elements(By.CSS_SELECTOR, "section[data-label] > h2")
+        return [one.text for one in heads if one.is_displayed()]
+
+    assert len(shown()) == 3
+    chosen = {one.find_element(By.XPATH, "..").text.split("\n")[0]: Select(one)
+              for one in browser.find_elements(By.CSS_SELECTOR, "#filters select")}  # fmt: skip
+    chosen["Round"].select_by_visible_text("2")
+    assert shown() == ["Client 2, round 2"]
+    assert "rlg: original and reconstruction" not in sections(), "no picture of it is left"
+    chosen["Round"].select_by_visible_text("all")
+    chosen["Adversary"].select_by_visible_text("rlg")
+    assert shown() == ["Client 1, round 1"]
+    assert not [one for one in sections() if one.startswith("dlg")]
+    chosen["Adversary"].select_by_visible_text("all")
+    assert len(shown()) == 3

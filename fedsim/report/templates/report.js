@@ -76,7 +76,10 @@
     const HEIGHT = 36, MORE = 12, PRINTED = 200;
     const section = document.getElementById("attacks");
     const data = JSON.parse(document.getElementById("attack-data").textContent);
-    const [form, box, body] = [".filters", ".rows", "tbody"].map((one) => section.querySelector(one));
+    const [box, body] = [".rows", "tbody"].map((one) => section.querySelector(one));
+    const form = document.getElementById("filters");
+    const parts = [...document.querySelectorAll("[data-label]")];
+    const galleries = [...document.querySelectorAll("[data-label]:has(figure)")];
     const titles = {point: "Point", seed: "Seed", round: "Round", client: "Client",
                     label: "Adversary", status: "Outcome"};
     const names = Object.keys(titles).filter((name) =>
@@ -96,21 +99,38 @@
       head.scope = "col";
       head.textContent = title;
     }
+    form.hidden = false;
     form.addEventListener("submit", (event) => event.preventDefault());
     let chosen = [];
 
     function choose() {
-      const wanted = names.map((name) => [data.facets[name].of, Number(selects[name].value)])
-        .filter(([, value]) => value >= 0);
+      const picked = names.filter((name) => Number(selects[name].value) >= 0);
+      const wanted = picked.map((name) => [data.facets[name].of, Number(selects[name].value)]);
       chosen = [];
       for (let at = 0; at < data.count; at++) {
         if (wanted.every(([of, value]) => of[at] === value)) chosen.push(at);
       }
+      filter(picked);
+      const pictures = document.querySelectorAll("figure:not([hidden])").length;
       section.querySelector("[role=status]").textContent = chosen.length === data.count ?
         `${data.count} attacks; they are in findings.csv too.` :
-        `${chosen.length} of ${data.count} attacks.`;
+        `${chosen.length} of ${data.count} attacks, with ${pictures} of the page's pictures.`;
       box.scrollTop = 0;
       show();
+    }
+
+    // Pictures, reasons and tables of other attacks disappear; verdicts and curves stay.
+    function filter(picked) {
+      for (const part of parts) {
+        part.hidden = picked.some((name) => name in part.dataset &&
+          part.dataset[name] !== data.facets[name].values[Number(selects[name].value)]);
+      }
+      for (const gallery of galleries) {
+        gallery.hidden ||= !gallery.querySelector("figure:not([hidden])");
+      }
+      for (const more of document.querySelectorAll("section details:has(figure)")) {
+        more.open ||= picked.length > 0;
+      }
     }
 
     function score(one, value) {
