@@ -7,7 +7,9 @@ client received, with the recorded optimizer, mode and state of the random gener
 """
 
 import inspect
+import logging
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +23,10 @@ from torch.nn.modules.dropout import _DropoutNd
 from fedsim.runs.truth import Seen, TruthFile
 from fedsim.seeds import isolated
 from fedsim.victim import Loss, load_arrays
+
+LOG = logging.getLogger("flwr")  # the log of the server, in which an audit reports
+EVERY = 10.0
+"""Seconds between two lines on the progress of a replay."""
 
 FITS = "fits"
 TOLERANCE = 1e-2
@@ -225,8 +231,12 @@ def _train(module: nn.Module, kept: _Recorded, way: _Way) -> None:
     free = {name: one for name, one in names.items() if one.requires_grad}
     parameters = [*free.values()]
     optimizer = _optimizer(seen, free)
-    first = 0
+    first, said = 0, time.monotonic()
     for step, last in enumerate(seen.ends):
+        if time.monotonic() - said >= EVERY:
+            said = time.monotonic()
+            where = f" with {way.words}" if way.words else ""
+            LOG.info("fedsim: repeating a training%s: step %d of %d", where, step, len(seen.ends))
         if last > seen.ends[len(seen.ends) - 1 - way.fewer]:
             break
         places = range(first, last)

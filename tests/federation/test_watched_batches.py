@@ -1,6 +1,8 @@
 """Which batches hooks count, with which labels, and whose training they see."""
 
+import logging
 import threading
+from functools import partial
 
 import pytest
 import torch
@@ -258,3 +260,20 @@ def test_dropout_on_another_device_is_not_checked(tmp_path):
     moved = move(file, tmp_path / "run/r0001-c0000.safetensors", elsewhere)
     said = consistency(moved, before, make, cross_entropy, 3)
     assert said == "not checked: the model drops out at random on cuda, which cannot be repeated"
+
+
+def test_a_long_replay_says_how_far_it_is(monkeypatch, caplog):
+    net, watching = nn.Linear(6, 3), Watching(Origin())
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    with watching.hooks():
+        optimizer = stepping(net)
+        for number in range(3):
+            watching.offer(batch(number))
+            step(net, optimizer, *batch(number))
+    watching.replied(ArrayRecord(net.state_dict()))
+    file, make = find(watching.save()), partial(nn.Linear, 6, 3)
+    monkeypatch.setattr("fedsim.attacking.consistency.EVERY", 0.0)
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    with caplog.at_level(logging.INFO, "flwr"):
+        assert consistency(file, before, make, cross_entropy, 3) == "fits"
+    assert "fedsim: repeating a training: step 2 of 3" in caplog.messages
