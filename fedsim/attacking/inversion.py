@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.adversary import Adversary, Job
-from fedsim.attacking.revealed import Revealed
+from fedsim.attacking.modalities import revealed_task
 from fedsim.errors import NotGranted, ScenarioError
 from fedsim.knowledge import Knowledge
 from fedsim.records import Interception, Reconstruction, Truth, Update
@@ -61,7 +61,7 @@ def invert(  # noqa: PLR0913 - each argument is something that the attacker know
             adversary attacks other inputs.
     """
     example = torch.zeros(tuple(shape))
-    task = Revealed.of(
+    task = revealed_task(
         lambda: copy.deepcopy(model), example, loss=loss, seed=seed, input_range=input_range
     )
     if unsuited := list(adversary.unsuited(task.spec_type, task.name)):

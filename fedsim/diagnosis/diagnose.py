@@ -11,6 +11,7 @@ from torch import nn
 from fedsim.adversary import Adversary
 from fedsim.attacking.audit import as_stated, planned
 from fedsim.attacking.executor import Observer
+from fedsim.attacking.modalities import revealed_task_of_run
 from fedsim.attacking.revealed import Revealed
 from fedsim.diagnosis.cost import seconds
 from fedsim.diagnosis.leaks import outcomes
@@ -85,7 +86,7 @@ def diagnose(
         raise RunFolderError(f"{run} holds no run: there is no scenario.toml in it")
     scenario = Scenario.load(path, data=data, trust=trust)
     if model is not None and task is None:
-        task = Revealed.of_run(folder, model, loss, scenario)
+        task = revealed_task_of_run(folder, model, loss, scenario)
     return diagnosed(folder, scenario, planned(adversaries), task=task, trust=trust)
 
 

@@ -16,8 +16,8 @@ from fedsim.attacking.audit import as_stated, planned
 from fedsim.attacking.campaign import Campaign, Clients, Lost, Wanted
 from fedsim.attacking.executor import Executor, InlineExecutor, Observer
 from fedsim.attacking.identity import forget, plans, settle
+from fedsim.attacking.modalities import revealed_task_of_run
 from fedsim.attacking.probes import check_probes, refuse_elsewhere
-from fedsim.attacking.revealed import Revealed
 from fedsim.diagnosis.diagnose import diagnose_end
 from fedsim.engine import attack_workers
 from fedsim.engine.process import attack_cautions, one_thread, reporting
@@ -86,7 +86,7 @@ def attack(  # noqa: PLR0913 - each argument is an option of the command
     scenario, unknown = _scenario_of(folder, trust=trust, data=data)
     observed = provenance.read(folder).get("observed", [])
     if model is not None and task is None:
-        task = Revealed.of_run(folder, model, loss, scenario)
+        task = revealed_task_of_run(folder, model, loss, scenario)
     if "task.model" in unknown and task is None:
         raise RunFolderError(
             f"{folder} is of another Flower project, whose task.model is not stated in it. Attack "

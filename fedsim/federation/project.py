@@ -12,7 +12,8 @@ from fedsim.adversary import Adversary
 from fedsim.attacking.audit import OUT, audit_campaign, stated_table
 from fedsim.attacking.campaign import Campaign
 from fedsim.attacking.classifier import check_arrays, firsts, seen_range
-from fedsim.attacking.revealed import FOLDER, KINDS, Revealed
+from fedsim.attacking.modalities import KINDS, revealed_task
+from fedsim.attacking.revealed import FOLDER
 from fedsim.errors import RunFolderError, ScenarioError, UpdateRefused
 from fedsim.federation.grid import CLIENT_KEY
 from fedsim.federation.offered import tensors_in
@@ -139,7 +140,7 @@ class WatchedProject:
             for reply in replies:
                 self.refuse(reply)
             return None
-        self.task = Revealed.of(
+        self.task = revealed_task(
             self._make,
             example,
             loss=self._loss,

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from adversaries import HFGM, LLG, Accumulate
 from fedsim import HonestButCurious, defend, load, reveal, watch
-from fedsim.attacking.revealed import Revealed
+from fedsim.attacking.modalities import revealed_task
 from fedsim.engine.inline import InlineGrid
 from fedsim.errors import FedsimError, RunFolderError, ScenarioError
 from fedsim.federation.project import MOST_BYTES
@@ -336,7 +336,7 @@ def test_files_go_when_the_first_round_cannot_be_attacked(tmp_path):
 
 
 def test_guesses_are_of_other_clients(tmp_path):
-    task = Revealed.of(Net, torch.rand(1, 8, 8), clients=2)
+    task = revealed_task(Net, torch.rand(1, 8, 8), clients=2)
     for client in range(2):
         shade = torch.full((1, 1, 8, 8), float(client))
         tensors = {"inputs.0": shade, "labels.0": torch.tensor([client])}
