@@ -154,7 +154,7 @@ class SpeechSpec(Spec):
 
     Attributes:
         features: Number of values of a frame.
-        sample_rate: Sample rate of the sound, in Hz.
+        sample_rate: Sample rate of the sound, in Hz; 0 if it is not known.
         pieces: Text of each label in a transcript, with `WORD_START` before a new word.
     """
 

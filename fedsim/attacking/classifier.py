@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.attacking.texts import padding_of, takes_embeddings, text_loss, text_spec
+from fedsim.attacking.utterances import speech_spec, utterance_loss, with_blank
 from fedsim.errors import DataError, ScenarioError
 from fedsim.libraries import brief
 from fedsim.runs.truth import TruthFile
@@ -68,13 +69,18 @@ class Classifier:
                 f"model: it cannot be made, or cannot take the clients' inputs {shape}: "
                 f"{brief(error)}. Give the class or function that makes the model which they train"
             ) from error
-        if not isinstance(logits, Tensor) or logits.dim() != 2:
+        spoken = example.is_floating_point() and example.dim() == 2
+        if not isinstance(logits, Tensor) or logits.dim() not in ((2, 3) if spoken else (2,)):
             shown = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
             raise ScenarioError(
-                f"model: it returns {shown} for one input, expected logits of shape (1, classes)"
+                f"model: it returns {shown} for one input of shape {shape}, expected logits of "
+                "shape (1, classes); or (1, T, classes) for frames (T, F), if it trains with CTC"
             )
-        classes = int(logits.shape[1])
-        head, spec = _head_of(module, example, classes), Spec(classes)
+        classes = int(logits.shape[-1])
+        head, spec = _head_of(module, example, tuple(logits.shape)), Spec(classes)
+        if logits.dim() > 2:
+            spec = speech_spec(shape[1], classes)
+            return cls(with_blank(make), loss or utterance_loss, head, spec)
         if example.is_floating_point():
             spec = _spec_of(example, classes, input_range)
         elif example.dim() == 1:
@@ -163,7 +169,7 @@ def check_arrays(module: nn.Module, sent: Mapping[str, tuple[int, ...]]) -> None
             )
 
 
-def _head_of(module: nn.Module, example: Tensor, classes: int) -> str:
+def _head_of(module: nn.Module, example: Tensor, logits: tuple[int, ...]) -> str:
     """The layer whose output is the logits, or else the last linear layer of as many outputs.
 
     Raises:
@@ -173,16 +179,16 @@ def _head_of(module: nn.Module, example: Tensor, classes: int) -> str:
         return head_behind(
             module,
             lambda: module(example[None]),
-            (1, classes),
+            logits,
             label="model",
             takes=f"inputs of shape {tuple(example.shape)}",
             named=None,
         )
     layers = [(name, one) for name, one in module.named_modules() if isinstance(one, nn.Linear)]
-    likely: list[str] = [name for name, layer in layers if layer.out_features == classes]
+    likely: list[str] = [name for name, layer in layers if layer.out_features == logits[-1]]
     if not likely:
         raise ScenarioError(
-            f"model: none of its linear layers has {classes} outputs, as the logits have, so that "
-            "its head cannot be found. Adversaries need one"
+            f"model: none of its linear layers has {logits[-1]} outputs, as the logits have, so "
+            "that its head cannot be found. Adversaries need one"
         )
     return likely[-1]

@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.dropout import _DropoutNd
 
+from fedsim.attacking.utterances import undivided_loss
+from fedsim.records import Truth
 from fedsim.runs.truth import Seen, TruthFile
 from fedsim.seeds import isolated
 from fedsim.victim import Loss, load_arrays
@@ -95,7 +97,7 @@ def consistency(
     before: Mapping[str, Tensor],
     make: Callable[[], nn.Module],
     loss: Loss,
-    classes: int | None = None,
+    truth: Truth,
 ) -> str:
     """Compare a client's update with what its revealed examples give.
 
@@ -103,21 +105,21 @@ def consistency(
     the rounding error of its weights; under autocast the whole model counts, with three times that
     error. The layers that change by more than rounding must have most of the change. If the
     training as it was seen does not fit, other ways are tried: gradient clipping, label smoothing,
-    a loss that is summed, the other mode of the model, one step fewer, and autocast; fewer of them
-    after many batches.
+    a loss that is summed (CTC: over labels), the other mode of the model, one step fewer, and
+    autocast; fewer of them after many batches.
 
     Args:
         file: What the client revealed, with the arrays that it sent before any defense.
         before: The arrays that it received, by name.
         make: Makes the model.
         loss: The loss that adversaries assume.
-        classes: The number of classes; None: any integer is a label.
+        truth: The examples in it, as far as their inputs and labels can be read.
 
     Returns:
         "fits"; "misfit: WHICH" with the way that fits, or "misfit: none of N ways"; or
         "not checked: WHY".
     """
-    if why := _unchecked(file, classes):
+    if why := _unchecked(file, truth):
         return f"not checked: {why}"
     kept = _Recorded(file.seen, file.inputs, file.labels, file.rng, before, file.after)
     with isolated(0, "consistency"):
@@ -127,7 +129,7 @@ def consistency(
             return FITS
         if file.seen.wrapper:
             return f"not checked: the optimizer is wrapped by another one ({file.seen.wrapper})"
-        others = _others(loss, training=file.seen.training, steps=file.seen.steps)
+        others = _others(loss, file.seen, spoken=truth.sequences is not None)
         others = others[: max(1, REPLAYED // max(1, len(kept.inputs)))]
         for way in others:
             if _fits(kept, make, way):
@@ -135,7 +137,7 @@ def consistency(
     return f"misfit: none of {1 + len(others)} ways of training fits"
 
 
-def _unchecked(file: TruthFile, classes: int | None) -> str:
+def _unchecked(file: TruthFile, truth: Truth) -> str:
     """Why a training cannot be repeated; "" if it can."""
     seen = file.seen
     if seen.sent == "changed":
@@ -152,7 +154,6 @@ def _unchecked(file: TruthFile, classes: int | None) -> str:
         return "the optimizer's groups of parameters changed between steps"
     if seen.warm:
         return "the optimizer has state of earlier rounds"
-    truth = file.truth(classes)
     if seen.partial or truth.inputs is None or len(file.labels) < len(seen.sizes):
         return "inputs or labels are missing"
     if truth.labels is None:
@@ -177,7 +178,7 @@ def _incomparable(kept: _Recorded, module: nn.Module) -> str:
     return ""
 
 
-def _others(loss: Loss, *, training: bool, steps: int) -> list[_Way]:
+def _others(loss: Loss, seen: Seen, *, spoken: bool) -> list[_Way]:
     """The fixed list of ways that are tried when what was seen does not fit."""
 
     def smoothed(module: nn.Module, inputs: Tensor, target: Tensor, **more: Any) -> Tensor:
@@ -186,15 +187,18 @@ def _others(loss: Loss, *, training: bool, steps: int) -> list[_Way]:
     def added(module: nn.Module, inputs: Tensor, target: Tensor, **more: Any) -> Tensor:
         return functional.cross_entropy(module(inputs), target, reduction="sum")
 
-    mode = "evaluation" if training else "training"
+    mode = "evaluation" if seen.training else "training"
     found = [_Way(f"gradients clipped to norm {norm:g}", loss, clip=norm) for norm in CLIPS]
+    if spoken:
+        found.append(_Way("CTC not divided by the number of labels", undivided_loss))
+    else:
+        found.append(_Way("label smoothing of 0.1", smoothed))
+        found.append(_Way("a loss summed over examples", added))
     found += [
-        _Way("label smoothing of 0.1", smoothed),
-        _Way("a loss summed over examples", added),
-        _Way(f"the model in {mode} mode", loss, training=not training),
+        _Way(f"the model in {mode} mode", loss, training=not seen.training),
         _Way("autocast in bfloat16", loss, autocast=True),
     ]
-    if steps > 1:
+    if seen.steps > 1:
         found.append(_Way("one step fewer", loss, fewer=1))
     return found
 

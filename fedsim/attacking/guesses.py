@@ -1,19 +1,22 @@
 """Guesses without an update, drawn from the examples that other clients reveal."""
 
 from collections.abc import Collection
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedsim.gradients import BLANK
 from fedsim.records import Reconstruction, Tokens, Truth
+from fedsim.spec import SpeechSpec
 from fedsim.tasks.partitioned import claim_labels
 from fedsim.tasks.text.examples import random_guess
 
 MOST = 256
 """Examples of a client that guesses are drawn from."""
 
-Example = tuple[Tensor, int]
-"""An input and its label."""
+Example = tuple[Tensor, Any]
+"""An input and its label, an integer; or its labels (L,), if it has a sequence of them."""
 
 
 class Pool:
@@ -25,7 +28,7 @@ class Pool:
     def add(self, client: int, truth: Truth) -> None:
         """Keep a client's examples, if inputs and labels are known."""
         if truth.inputs and truth.labels is not None:
-            pairs = zip(truth.inputs, truth.labels.tolist(), strict=True)
+            pairs = zip(truth.inputs, truth.sequences or truth.labels.tolist(), strict=True)
             self._held[client] = list(pairs)[:MOST]
 
     def others(self, truth: Truth, clients: Collection[int]) -> list[Example]:
@@ -91,6 +94,31 @@ def guess_texts(
         scores = truth.num_examples * shares / shares.sum()
     weights[sorted(tokens.marks)] = 0
     return random_guess(truth, tokens, weights, shares, rng, scores=scores)
+
+
+def guess_transcripts(
+    others: list[Example], truth: Truth, spec: SpeechSpec, rng: torch.Generator
+) -> Reconstruction:
+    """Claim label sequences of the true lengths.
+
+    Args:
+        others: Examples of other clients, by whose frequencies labels are drawn; if there are none,
+            they are uniform.
+        truth: The victim's examples, of which the lengths of the sequences are used.
+        spec: The labels.
+        rng: Source of randomness.
+    """
+    sizes = [len(one) for one in truth.sequences or ()]
+    weights, scores = torch.ones(spec.classes), torch.randn(spec.classes, generator=rng)
+    if others:
+        every = torch.cat([labels for _, labels in others])
+        weights = torch.bincount(every, minlength=spec.classes).float()
+        scores = sum(sizes) * weights / weights.sum()
+    weights[BLANK] = 0
+    labels = torch.multinomial(weights, sum(sizes), replacement=True, generator=rng)
+    sequences = list(torch.split(labels, sizes))
+    text = [spec.spell(one.tolist()) for one in sequences]
+    return claim_labels(labels, scores, sequences=sequences, text=text)
 
 
 def _content(one: Tensor) -> bytes:

@@ -9,14 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.attacking.classifier import Classifier, firsts, seen_range
-from fedsim.attacking.guesses import guess_texts
+from fedsim.attacking.guesses import guess_texts, guess_transcripts
 from fedsim.attacking.revealed import FOLDER, Revealed
 from fedsim.attacking.texts import shown_texts
+from fedsim.attacking.utterances import sequences_of, shown_utterances
 from fedsim.errors import ScenarioError
 from fedsim.records import Reconstruction, Truth
 from fedsim.runs.truth import TruthFile
 from fedsim.scenario import Scenario
-from fedsim.spec import ImageSpec, Spec, TabularSpec, TextSpec
+from fedsim.spec import ImageSpec, Spec, SpeechSpec, TabularSpec, TextSpec
 from fedsim.tasks.images import side_by_side
 from fedsim.tasks.tabular import side_by_side as rows_side_by_side
 from fedsim.victim import Loss
@@ -101,7 +102,58 @@ class RevealedTexts(Revealed):
         return shown_texts(claimed, truth, self.spec.require(TextSpec))
 
 
-KINDS: tuple[type[Revealed], ...] = (RevealedImages, RevealedTables, RevealedTexts)
+class RevealedUtterances(Revealed):
+    """Utterances that clients of another Flower project reveal: frames, and labels for CTC.
+
+    An utterance has the frames that the model received, those of padding among them. A label is
+    written as its number.
+    """
+
+    spec_type: ClassVar[type[Spec]] = SpeechSpec
+
+    def _truth_of(self, file: TruthFile) -> Truth:
+        spec, inputs = self.spec.require(SpeechSpec), super()._truth_of(file).inputs
+        sequences = sequences_of(file.labels, spec.classes)
+        if sequences is None or len(sequences) != sum(file.seen.sizes):
+            return Truth(inputs=inputs)
+        return Truth(
+            inputs=inputs,
+            labels=torch.cat(sequences),
+            sequences=sequences,
+            lengths=None if inputs is None else [len(one) for one in inputs],
+            text=[spec.spell(one.tolist()) for one in sequences],
+        )
+
+    def guess(
+        self,
+        truth: Truth,
+        rng: torch.Generator,
+        *,
+        informed: bool,
+        clients: Collection[int] = (),
+    ) -> Reconstruction:
+        """Guess label sequences of the same lengths, no frames.
+
+        If informed, labels are drawn by their frequencies among the utterances of other clients;
+        otherwise they are uniform.
+
+        Raises:
+            NotImplementedError: No other client revealed an utterance.
+        """
+        others = self._pool.others(truth, clients) if informed else []
+        return guess_transcripts(others, truth, self.spec.require(SpeechSpec), rng)
+
+    def render(self, claimed: Reconstruction, truth: Truth) -> dict[str, bytes]:
+        """Label sequences beside the true ones, and frames as pictures; see `shown_utterances`."""
+        return shown_utterances(claimed, truth, self.spec.require(SpeechSpec))
+
+
+KINDS: tuple[type[Revealed], ...] = (
+    RevealedImages,
+    RevealedTables,
+    RevealedTexts,
+    RevealedUtterances,
+)
 """The tasks whose inputs are attacked; of other inputs, the labels alone."""
 
 
@@ -118,10 +170,11 @@ def revealed_task(
 
     Args:
         make: Makes the model, such as its class.
-        example: One input, without the batch dimension: an image (C, H, W) or a row of a table
-            (F,), in floating point; token ids (L,), integers; or anything else, of which labels
-            alone are attacked.
-        loss: The training loss, called as `cross_entropy` is, which is the default.
+        example: One input, without the batch dimension: an image (C, H, W), a row of a table (F,)
+            or, for a model with logits of each frame, frames (T, F), in floating point; token ids
+            (L,), integers; or anything else, of which labels alone are attacked.
+        loss: The training loss, called as `cross_entropy` is, which is the default; for frames
+            as `utterance_loss`, CTC.
         clients: The number of clients.
         seed: The run's seed.
         input_range: Smallest and largest value of an image's inputs, None if unbounded.

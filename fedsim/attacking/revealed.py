@@ -175,7 +175,11 @@ class Revealed(Task):
         project = self._project
         try:
             return consistency(
-                self._files[key], before, project.make, project.loss, project.spec.classes
+                self._files[key],
+                before,
+                project.make,
+                project.loss,
+                self._truth_of(self._files[key]),
             )
         except Exception as reason:  # whatever a model, or a client's file, does
             return f"not checked: {brief(reason)}"

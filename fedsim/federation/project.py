@@ -75,7 +75,7 @@ class WatchedProject:
         self.training = scenario.training
         self._needs_history = Knowledge.HISTORY in scenario.knowledge()
         holds_run(Path(settings.get("out", OUT)))
-        for one in adversaries:  # those for speech attack no project yet
+        for one in adversaries:
             unsuited = [[*one.unsuited(kind.spec_type, kind.name)] for kind in KINDS]
             if all(unsuited):
                 raise ScenarioError("\n".join(unsuited[0]))

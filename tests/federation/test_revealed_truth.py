@@ -16,7 +16,7 @@ from support.tiny import rows, timeless
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from adversaries import HFGM, LLG, Accumulate
+from adversaries import LLG, Accumulate
 from fedsim import HonestButCurious, defend, load, reveal, watch
 from fedsim.attacking.modalities import revealed_task
 from fedsim.engine.inline import InlineGrid
@@ -26,7 +26,6 @@ from fedsim.federation.watching import TRUTH_KEY
 from fedsim.records import Truth
 from fedsim.runs.truth import Origin, Seen, TruthFile
 from fedsim.runs.truth_store import find, move, store, write
-from fedsim.tasks.images import Images
 
 
 class Net(nn.Module):
@@ -304,23 +303,6 @@ def test_attacks_can_wait_until_training_is_done(tmp_path, caplog):
     assert str(tmp_path / "some/report.html") in caplog.text
     with pytest.raises(ScenarioError, match="budget_s is -1"):
         HonestButCurious(FedAvg(), model=Net, out=tmp_path / "run", budget_s=-1.0)
-
-
-def test_settings_are_refused_before_any_client_trains(tmp_path):
-    (tmp_path / "used").mkdir()
-    (tmp_path / "used/note").touch()
-    task = Images(data="digits", clients=2)
-    for settings, error, complaint in (
-        ({"out": tmp_path / "used"}, RunFolderError, "not empty and holds no run"),
-        ({"threat": {"grants": "everything"}}, ScenarioError, "everything"),
-        ({"adversaries": [HFGM()]}, ScenarioError, "hfgm"),
-        ({"task": task}, ScenarioError, "model= and a task"),
-        ({"model": None, "task": task, "loss": len}, ScenarioError, "belong to a model"),
-        ({"example": "cat"}, ScenarioError, "example: expected a batch"),
-    ):
-        with pytest.raises(error, match=complaint):
-            HonestButCurious(FedAvg(), **{"model": Net, "out": tmp_path / "run", **settings})
-    assert not (tmp_path / "run").exists()
 
 
 def test_files_go_when_the_first_round_cannot_be_attacked(tmp_path):

@@ -255,10 +255,10 @@ def test_dropout_on_another_device_is_not_checked(tmp_path):
         step(net, stepping(net), *batch(0))
     watching.replied(ArrayRecord(net.state_dict()))
     file = find(watching.save())
-    assert consistency(file, before, make, cross_entropy, 3) == "fits"
+    assert consistency(file, before, make, cross_entropy, file.truth(3)) == "fits"
     elsewhere = file.seen.model_copy(update={"device": "cuda"})
     moved = move(file, tmp_path / "run/r0001-c0000.safetensors", elsewhere)
-    said = consistency(moved, before, make, cross_entropy, 3)
+    said = consistency(moved, before, make, cross_entropy, moved.truth(3))
     assert said == "not checked: the model drops out at random on cuda, which cannot be repeated"
 
 
@@ -275,5 +275,5 @@ def test_a_long_replay_says_how_far_it_is(monkeypatch, caplog):
     monkeypatch.setattr("fedsim.attacking.consistency.EVERY", 0.0)
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     with caplog.at_level(logging.INFO, "flwr"):
-        assert consistency(file, before, make, cross_entropy, 3) == "fits"
+        assert consistency(file, before, make, cross_entropy, file.truth(3)) == "fits"
     assert "fedsim: repeating a training: step 2 of 3" in caplog.messages

@@ -1,13 +1,18 @@
-"""What speaks against an attack on someone's own project is logged before it is made."""
+"""What is refused, and what is said of attacks, before someone's own project is attacked."""
 
 import logging
+from functools import partial
 
 import pytest
+from flwr.serverapp.strategy import FedAvg
 from support.watched import audited
 from torch import nn, optim
 
-from adversaries import IDLG
+from adversaries import IDLG, LLG
 from fedsim import HonestButCurious, reveal
+from fedsim.errors import RunFolderError, ScenarioError
+from fedsim.spec import Spec
+from fedsim.tasks.images import Images
 
 
 @pytest.fixture(autouse=True)
@@ -36,3 +41,29 @@ def test_an_attack_that_should_find_nothing_is_named_before_it_is_made(
     said = "idlg is expected to find nothing: 32 examples; it needs a single example"
     assert caplog.text.count(said) == 1
     assert caplog.text.index(said) < caplog.text.index("attacks to make")
+
+
+def test_settings_are_refused_before_any_client_trains(tmp_path):
+    class Clouds(Spec):
+        modality = "clouds of points"
+
+    class Elsewhere(LLG):
+        name = "elsewhere"
+        suits = (Clouds,)
+
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used/note").touch()
+    task = Images(data="digits", clients=2)
+    for settings, error, complaint in (
+        ({"out": tmp_path / "used"}, RunFolderError, "not empty and holds no run"),
+        ({"threat": {"grants": "everything"}}, ScenarioError, "everything"),
+        ({"adversaries": [Elsewhere()]}, ScenarioError, "elsewhere"),
+        ({"task": task}, ScenarioError, "model= and a task"),
+        ({"model": None, "task": task, "loss": len}, ScenarioError, "belong to a model"),
+        ({"example": "cat"}, ScenarioError, "example: expected a batch"),
+    ):
+        with pytest.raises(error, match=complaint):
+            HonestButCurious(
+                FedAvg(), **{"model": partial(nn.Linear, 4, 2), "out": tmp_path / "run", **settings}
+            )
+    assert not (tmp_path / "run").exists()
