@@ -155,6 +155,8 @@ class Observation:
         gradient: Gradient of the loss, mean over examples, float32, by parameter name, whatever
             the client sent. Under `HEAD_GRADIENT` alone, only the head's parameters.
         exact: Whether it is exact; it is not after several local steps, for example.
+        divisor: If the client sent weights, what their change was divided by, so that it sent
+            before - divisor x gradient; else None. Rounding of weights leaves errors in `gradient`.
         head: Name of the projection layer, whose weight is `gradient[f"{head}.weight"]`.
         model: The victim's model before the round.
         labels: int64 (N,), or (N, L) padded with -100; sorted, so that the order shows nothing.
@@ -172,6 +174,7 @@ class Observation:
     head: str
     gradient: Mapping[str, Tensor] = field(default_factory=dict)
     exact: bool = True
+    divisor: float | None = None
     model: VictimModel | None = None
     labels: Tensor | None = None
     lengths: Sequence[int] | None = None

@@ -76,12 +76,9 @@ class ThreatModel:
         """
         granted, update = self.granted.closed(), interception.update
         head = self.source.head
-        gradient, exact = to_gradient(
-            update,
-            interception.before,
-            lr=update.lr if Knowledge.LEARNING_RATE in granted else None,
-            steps=update.steps if Knowledge.LOCAL_STEPS in granted else None,
-        )
+        lr = update.lr if Knowledge.LEARNING_RATE in granted else None
+        steps = update.steps if Knowledge.LOCAL_STEPS in granted else None
+        gradient, exact = to_gradient(update, interception.before, lr=lr, steps=steps)
         if Knowledge.GRADIENT not in granted:
             gradient = of_layer(gradient, head) if Knowledge.HEAD_GRADIENT in granted else {}
 
@@ -98,6 +95,7 @@ class ThreatModel:
             head=head,
             gradient=gradient,
             exact=exact,
+            divisor=_divisor(update, lr, steps) if update.kind == "weights" else None,
             model=model,
             labels=labels,
             lengths=lengths,
@@ -172,12 +170,17 @@ def to_gradient(
         delta = {name: value - before[name] for name, value in update.tensors.items()}
     else:
         delta = dict(update.tensors)
-    weight = _step_weight(steps or 1, update.momentum) * (lr if lr is not None else 1.0)
-    gradient = {name: value.detach() / -weight for name, value in delta.items()}
+    divisor = _divisor(update, lr, steps)
+    gradient = {name: value.detach() / -divisor for name, value in delta.items()}
     if update.weight_decay and lr is not None and update.optimizer != "adam":
         gradient = {k: g - update.weight_decay * before[k] for k, g in gradient.items()}
     exact = update.optimizer == "sgd" and lr is not None and steps == 1
     return gradient, exact
+
+
+def _divisor(update: Update, lr: float | None, steps: int | None) -> float:
+    """What a change of weights is divided by; as for `to_gradient`."""
+    return _step_weight(steps or 1, update.momentum) * (lr if lr is not None else 1.0)
 
 
 def _step_weight(steps: int, momentum: float) -> float:

@@ -111,6 +111,17 @@ def test_the_scale_gives_away_no_withheld_learning_rate(intercepted):
     assert torch.equal(again.gradient["1.bias"], blind.gradient["1.bias"])
     assert not known.exact
     assert not blind.exact
+    assert known.divisor is None, "a delta was sent"
+
+
+def test_of_sent_weights_it_is_known_what_their_change_was_divided_by(intercepted):
+    moved = {name: torch.full_like(value, -0.1) for name, value in intercepted.before.items()}
+    sent = intercepted.update.replace(tensors=moved, kind="weights", lr=0.25)
+    weights = Interception(1, (0,), intercepted.before, sent)
+    known = observe(GRADIENTS | Knowledge.LEARNING_RATE | Knowledge.LOCAL_STEPS, weights)
+    assert known.divisor == 0.5  # 0.25 * 2
+    assert torch.equal(0 - known.divisor * known.gradient["1.bias"], moved["1.bias"])
+    assert observe(GRADIENTS, weights).divisor == 1.0, "the withheld learning rate is left out"
 
 
 def test_copies_are_private(intercepted):

@@ -49,6 +49,7 @@ from fedsim.gradients.rank import (
     rank_above,
     rank_of,
     rounding,
+    weight_rounding,
 )
 from fedsim.gradients.sequences import LabelBag, SequenceProblem, keep_labels
 from fedsim.gradients.statistics import StatisticsDistance, batch_statistics
@@ -113,4 +114,5 @@ __all__ = [
     "squared_distance",
     "to_gradient",
     "unrolled_gradient",
+    "weight_rounding",
 ]

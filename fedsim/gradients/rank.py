@@ -84,8 +84,8 @@ def rounding(matrix: Tensor, *, sums: bool = True) -> float:
 
     The format is the narrowest of bfloat16, float16, float32 and float64 that holds the longest
     row exactly, so that a tensor that was rounded to 16 bits and is float32 again is recognised.
-    Rounding of weights, of which a gradient was the difference, is larger by an unknown factor
-    (u |w| / (lr |g|)) and is noise here.
+    Rounding of weights, of which a gradient was the difference, is larger by the factor
+    |w| / (lr |g|) and is noise here; `weight_rounding` has its errors if the weights are known.
 
     Args:
         matrix: Gradient (m, n), floating point, as it was sent.
@@ -111,6 +111,25 @@ def rounding(matrix: Tensor, *, sums: bool = True) -> float:
     sides = sum(math.sqrt(side) for side in matrix.shape)
     stored = (unit * spread + least * sides) / math.sqrt(3)
     return max(SUMMED * computed * spread, stored) if sums else stored
+
+
+def weight_rounding(weight: Tensor, divisor: float) -> Tensor:
+    """Root mean square errors that rounding of sent weights leaves in a gradient.
+
+    A float32 weight is a multiple of its unit in the last place, which is 2^-23 times the largest
+    power of two up to |w|. Rounding to it has a uniform error, 1 / sqrt(12) units root mean square.
+    The gradient is the weights' change over `divisor`, and so is its error.
+
+    Args:
+        weight: Weights as they were sent, floating point, of any shape.
+        divisor: Learning rate times steps, as in `Observation.divisor`.
+
+    Returns:
+        The errors, float64 of the shape of `weight`, in the unit of the gradient.
+    """
+    unit = torch.finfo(weight.dtype).eps / math.sqrt(12) / divisor
+    power = torch.frexp(weight).exponent - 1
+    return torch.ldexp((weight != 0).double() * unit, power)
 
 
 def filled_sides(matrix: Tensor) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from fedsim.gradients import (
     rank_above,
     rank_of,
     rounding,
+    weight_rounding,
 )
 
 
@@ -59,6 +60,18 @@ def test_what_rounding_adds_is_below_its_bound(rng):
     values = torch.linalg.svdvals(rounded)
     assert rank_above(values) > 5
     assert rank_above(values, absolute=rounding(rounded)) == 5
+
+
+@pytest.mark.parametrize("sent", [torch.bfloat16, torch.float32])
+def test_what_rounding_of_sent_weights_leaves_is_as_large_as_said(sent, rng):
+    before = torch.randn(200, 100, generator=rng).to(sent)
+    before[0] = 0
+    gradient = 3 * torch.randn(before.shape, generator=rng, dtype=torch.float64)
+    after = (before.double() - 0.1 * gradient).to(sent)
+    off = (before.double() - after.double()) / 0.1 - gradient
+    said = weight_rounding(after, 0.1)
+    assert 0.9 < float((off / said).square().mean().sqrt()) < 1.1
+    assert not weight_rounding(torch.zeros(3), 0.1).any()
 
 
 def low_rank(rank, rows, columns, rng):

@@ -7,7 +7,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from adversaries.text.dager.first_layers import First, Span, no_queries, queries_among, spanned
+from adversaries.text.dager.first_layers import First, no_queries, queries_among
+from adversaries.text.dager.row_spaces import Span, spanned
 from adversaries.text.dager.sentence_search import AGAIN, Found, Search
 from adversaries.text.dager.token_candidates import candidates
 from fedsim import Adversary, Job, Knowledge, Requirement, TextSpec, VictimModel
@@ -17,6 +18,9 @@ from fedsim.records import Observation, Reconstruction, Tokens
 NOISE = 3.0
 """Factor between the distance of tokens from the first row space and the threshold for sentences in
 the later one; rounding, noise and local steps affect both alike."""
+
+APART = 0.1
+"""Largest threshold for sentences where weights were sent: wrong ones are 0.15 apart or more."""
 
 
 class DAGER(Adversary):
@@ -40,7 +44,9 @@ class DAGER(Adversary):
 
     Recovery is exact while b < d, for one local step without noise. For several local steps, or
     under noise, the leading singular directions replace the row space, and tokens and sentences
-    with outlying distances are claimed.
+    with outlying distances are claimed. If weights were sent (`Observation.divisor`), the errors of
+    their rounding are known: directions below them are left out, and a token may be as far from the
+    others as these errors move its input.
     """
 
     name = "dager"
@@ -106,14 +112,17 @@ class DAGER(Adversary):
         gradient = {name: value.to(job.device) for name, value in gradient.items()}
         first = First(model, gradient, job.device)
         turned = first.turned[first.queries[0]]
-        span = spanned(first.queries, gradient, turned)
+        errors = {} if seen.divisor is None else first.errors(gradient, seen.divisor)
+        span = spanned(first.queries, gradient, turned, errors=errors)
         if span is None:
             raise ValueError(_full(first, first.queries, gradient, seen))
         # If a decoder rotates positions, the first row space does not give the number of tokens.
-        later = self._later(first, gradient, span.rank if first.placed else span.width)
+        least = span.rank if first.placed else span.width
+        later = self._later(first, gradient, errors, least)
         if later is None:
             raise ValueError(_full(first, first.behind[0], gradient, seen))
-        if first.placed and later.rank > span.rank and not (span.noisy or later.noisy):
+        exact = not errors and not span.noisy and not later.noisy
+        if first.placed and later.rank > span.rank and exact:
             # If a model attends to all tokens alike, the last directions of the first row space
             # are as small as rounding; the later layer then gives the rank.
             span = spanned(first.queries, gradient, turned, rank=later.rank) or span
@@ -131,6 +140,8 @@ class DAGER(Adversary):
         threshold = self.threshold
         if kept.residuals:
             threshold = max(threshold, NOISE * max(kept.residuals))
+        if span.blur is not None:
+            threshold = max(self.threshold, min(threshold, APART))
         search = Search(
             first=first,
             span=later,
@@ -166,14 +177,16 @@ class DAGER(Adversary):
             },
         )
 
-    def _later(self, first: First, gradient: dict[str, Tensor], least: int) -> Span | None:
+    def _later(
+        self, first: First, gradient: dict[str, Tensor], errors: dict[str, Tensor], least: int
+    ) -> Span | None:
         """The row space to test sentences with, of at least `least` dimensions if possible.
 
         Layers behind which a single token is passed to the head have fewer dimensions.
         """
         best: Span | None = None
         for layers in first.behind if self.check == "first-block" else first.behind[::-1]:
-            span = spanned(layers, gradient, first.turned[layers[0]])
+            span = spanned(layers, gradient, first.turned[layers[0]], errors=errors)
             if span is not None and (best is None or span.rank > best.rank):
                 best = span
             if best is not None and (best.noisy or best.rank >= least):

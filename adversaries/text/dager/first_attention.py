@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from adversaries.text.dager.first_layers import First, Span
+from adversaries.text.dager.first_layers import First
+from adversaries.text.dager.row_spaces import Span
 
 SENTENCES = 512
 """Number of sentences that are computed at once."""

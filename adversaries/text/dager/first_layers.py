@@ -1,99 +1,16 @@
-"""The first layers of a transformer: their inputs, and the row spaces of their gradients.
-
-A weight that is applied to b inputs x_1 to x_b of d values has the gradient sum_i delta_i x_i'. So
-each x_i lies in its row space, which has b dimensions if b < d.
-"""
+"""The first layers of a transformer, and their inputs."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedsim.gradients import filled_sides, numerical_rank, rank_above, rounding
+from adversaries.text.dager.row_spaces import Span
+from fedsim.gradients import weight_rounding
 from fedsim.victim import VictimModel
-
-FLAT = 0.1
-"""Ratio of the smallest to the median singular value above which the values are noise."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Span:
-    """The row space of a gradient.
-
-    Attributes:
-        layers: The layers whose gradients it is of.
-        basis: Orthonormal basis, (n, r) float64.
-        noisy: Whether noise fills the other directions of the gradient.
-    """
-
-    layers: tuple[str, ...]
-    basis: Tensor
-    noisy: bool
-
-    @property
-    def rank(self) -> int:
-        """Number r of dimensions, that of the layers' inputs."""
-        return self.basis.shape[1]
-
-    @property
-    def width(self) -> int:
-        """Number n of values of an input of the layers."""
-        return self.basis.shape[0]
-
-    def off(self, inputs: Tensor) -> Tensor:
-        """Distances (...) of inputs (..., n) from the row space, relative to their norms."""
-        basis = self.basis.to(inputs)
-        apart = inputs - (inputs @ basis) @ basis.mT
-        tiny = torch.finfo(inputs.dtype).tiny
-        return cast(Tensor, apart.norm(dim=-1) / inputs.norm(dim=-1).clamp(min=tiny))
-
-
-def spanned(
-    layers: Sequence[str], gradient: Mapping[str, Tensor], turned: bool, *, rank: int | None = None
-) -> Span | None:
-    """The row space of the gradient of layers with the same input.
-
-    `numerical_rank` decides its dimension.
-
-    Args:
-        layers: Names of the layers.
-        gradient: Gradients by parameter name.
-        turned: Whether weights are (in, out) instead of (out, in).
-        rank: The rank, if it is known.
-
-    Returns:
-        None if the row space has all dimensions.
-
-    Raises:
-        ValueError: The gradient holds NaN or Inf, or is zero.
-    """
-    weights = [gradient[f"{name}.weight"].double() for name in layers]
-    rows = torch.cat([one.mT if turned else one for one in weights])
-    if not torch.isfinite(rows).all():
-        raise ValueError(f"the gradient of '{layers[0]}' holds NaN or Inf")
-    if not rows.any():
-        raise ValueError(
-            f"the gradient of '{layers[0]}' is zero throughout: nothing was learned, or a defense "
-            "removed it"
-        )
-    # Small singular values matter; a Gram matrix or a sketch would lose them.
-    factor = torch.linalg.qr(rows, mode="r").R if len(rows) > rows.shape[1] else rows
-    _, values, right = torch.linalg.svd(factor, full_matrices=False)
-    if rank is not None:
-        return Span(tuple(layers), right[:rank].mT.contiguous(), noisy=False)
-    most, level = rows.shape[1], rounding(rows)
-    above = rank_above(values, absolute=level)
-    full = above >= min(most - 1, len(rows))
-    rank = numerical_rank(values, filled_sides(rows), level, noisy=full)
-    noisy = rank < above and len(values) > 8 and bool(values[-1] > FLAT * values.median())
-    if (full and not noisy) or (noisy and rank >= most // 2):
-        return None
-    return Span(tuple(layers), right[:rank].mT.contiguous(), noisy)
-
 
 QUERIES = ("query", "q_proj", "q_lin", "q", "wq", "query_proj")
 TOGETHER = ("c_attn", "qkv", "qkv_proj", "query_key_value", "in_proj", "wqkv", "att_proj")
@@ -234,11 +151,35 @@ class First:
         self._last = layer.__eq__
         return self._run(ids)[layer]
 
-    def off(self, span: Span, ids: Tensor) -> Tensor:
-        """Distances (R, L) of the inputs of a row space's layers, relative to their norms."""
-        size = max(1, TOKENS // ids.shape[1])
-        parts = [span.off(self.entering(span.layers[0], some)) for some in torch.split(ids, size)]
+    def off(self, span: Span, ids: Tensor, *, blurred: bool = False) -> Tensor:
+        """Distances (R, L) of the inputs of a row space's layers, relative to their norms.
+
+        With `blurred`, the distances by which rounding of sent weights may move them.
+        """
+        size, off = max(1, TOKENS // ids.shape[1]), span.blurred if blurred else span.off
+        parts = [off(self.entering(span.layers[0], some)) for some in torch.split(ids, size)]
         return torch.cat(parts)
+
+    def errors(self, gradient: Mapping[str, Tensor], divisor: float) -> dict[str, Tensor]:
+        """What rounding of sent weights left in the gradients of `queries` and `behind`.
+
+        Args:
+            gradient: Gradients by parameter name.
+            divisor: As in `Observation.divisor`.
+
+        Returns:
+            Root mean square errors of the entries, by parameter name.
+        """
+        before = dict(self._model.module.named_parameters())
+        names = {f"{name}.weight" for layers in (self.queries, *self.behind) for name in layers}
+        errors = dict[str, Tensor]()
+        for name in names:
+            held, value = before[name].detach(), gradient[name]
+            sent = held - (divisor * value).to(held.dtype)
+            # Weights that a strategy made in float64 were rounded by the client as well.
+            roundings = 1 if value.dtype == held.dtype else 2
+            errors[name] = weight_rounding(sent, divisor) * roundings**0.5
+        return errors
 
     @property
     def heads(self) -> int:

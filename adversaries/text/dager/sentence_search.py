@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from adversaries.text.dager.first_attention import Attention
-from adversaries.text.dager.first_layers import First, Span
+from adversaries.text.dager.first_layers import First
+from adversaries.text.dager.row_spaces import Span
 from fedsim.adversary import Job
 from fedsim.records import Tokens
 

@@ -6,7 +6,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from adversaries.text.dager.first_layers import First, Span
+from adversaries.text.dager.first_layers import First
+from adversaries.text.dager.row_spaces import Span
 
 POSITIONS = 32
 ROWS = 8192
@@ -57,7 +58,8 @@ def candidates(
         allowed: Tokens that a batch may hold, (V,) bool.
         longest: The largest number of positions.
         tolerance: Largest distance of an input from the row space, relative to its norm. It is
-            raised while too few tokens pass; under noise, outlying tokens pass instead.
+            raised while too few tokens pass, and to what rounding of sent weights may move the
+            input by; under noise, outlying tokens pass instead.
 
     Raises:
         ValueError: So many tokens pass that the row space is not informative.
@@ -66,9 +68,13 @@ def candidates(
     placed = first.placed
     longest, distinct = (min(longest, span.rank),) * 2 if placed else (longest, 1)
     off = _Sums.of(first, span, words, longest) or partial(_fed, first, span, len(words))
-    parts = [off(p, min(p + POSITIONS, distinct)) for p in range(0, distinct, POSITIONS)]
-    residuals = torch.where(allowed, torch.cat(parts), torch.inf).expand(longest, -1)
+    places = [(p, min(p + POSITIONS, distinct)) for p in range(0, distinct, POSITIONS)]
+    parts = torch.cat([off(*one) for one in places])
+    residuals = torch.where(allowed, parts, torch.inf).expand(longest, -1)
     bounds = torch.full((longest, 1), tolerance, device=residuals.device, dtype=residuals.dtype)
+    if span.blur is not None:
+        moved = torch.cat([off(*one, blurred=True) for one in places])
+        bounds = bounds.maximum(moved.expand(longest, -1))
     if span.noisy:
         place = max(1, int(QUANTILE * int(allowed.sum())))
         usual = residuals.kthvalue(place, dim=1, keepdim=True).values
@@ -103,14 +109,19 @@ def candidates(
     return Candidates(found, lowest.tolist())
 
 
-def _fed(first: First, span: Span, size: int, start: int, end: int) -> Tensor:
-    """Distances (end - start, V) from the row space, by feeding every token at every position."""
+def _fed(
+    first: First, span: Span, size: int, start: int, end: int, *, blurred: bool = False
+) -> Tensor:
+    """Distances (end - start, V) from the row space, by feeding every token at every position.
+
+    With `blurred`, the distances by which rounding of sent weights may move them.
+    """
     every, shift = (torch.arange(n, device=first.device) for n in (size, end))
     found = torch.empty(end - start, size, device=first.device)
     for some in torch.split(every, ROWS // end + 1):
         # Row k holds token k + p at position p, so all rows hold every pair once.
         ids = (some[:, None] + shift) % size
-        off = first.off(span, ids)[:, start:]
+        off = first.off(span, ids, blurred=blurred)[:, start:]
         found[torch.arange(end - start, device=ids.device), ids[:, start:]] = off.float()
     return found
 
@@ -128,6 +139,7 @@ class _Sums:
     def __init__(self, span: Span, words: Tensor, places: Tensor, g: Tensor, h: Tensor, eps: float):
         self._words, self._places = words, _centred(places.double())
         self._basis, self._g, self._h, self._eps = span.basis.to(words.device), g, h, eps
+        self._blur = None if span.blur is None else span.blur.to(words.device)
 
     @classmethod
     def of(cls, first: First, span: Span, words: Tensor, longest: int) -> "_Sums | None":
@@ -147,9 +159,14 @@ class _Sums:
         h = 0 * one if norm.bias is None else norm.bias.detach().double()
         return cls(span, words, places[0], g, h, norm.eps)
 
-    def __call__(self, start: int, end: int) -> Tensor:
-        """Distances (end - start, V) of all tokens at positions `start` to `end` - 1."""
+    def __call__(self, start: int, end: int, *, blurred: bool = False) -> Tensor:
+        """Distances (end - start, V) of all tokens at positions `start` to `end` - 1.
+
+        With `blurred`, the distances by which rounding of sent weights may move them.
+        """
         places, g, h, basis = self._places[start:end], self._g, self._h, self._basis
+        if blurred and self._blur is not None:
+            basis = basis * self._blur
         u, scaled = g * places, g[:, None] * basis
         us, hs = u @ basis, h @ basis
         found = list[Tensor]()
@@ -165,7 +182,8 @@ class _Sums:
             both = _norms(ws)[:, None] + 2 * ws @ us.mT + _norms(us)
             shift = ((ws @ hs)[:, None] + us @ hs) / deviation
             within = both / deviation**2 + 2 * shift + hs @ hs
-            found.append(((whole - within).clamp(min=0) / whole).sqrt().mT)
+            apart = within if blurred else whole - within
+            found.append((apart.clamp(min=0) / whole).sqrt().mT)
         return torch.cat(found, dim=1)
 
 

@@ -9,7 +9,8 @@ import torch
 
 from adversaries import DAGER
 from adversaries.text.dager.first_attention import Attention
-from adversaries.text.dager.first_layers import First, spanned
+from adversaries.text.dager.first_layers import First
+from adversaries.text.dager.row_spaces import spanned
 from adversaries.text.dager.token_candidates import _fed, _Sums
 from fedsim import testing
 from fedsim.tasks.text import Text

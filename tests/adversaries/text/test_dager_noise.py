@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 import torch
-from test_dager import claimed, seen, small
+from test_dager import claimed, ids, seen, small
 
-from adversaries.text.dager.first_layers import spanned
+from adversaries.text.dager.row_spaces import spanned
 from fedsim.gradients import rounding
 
 
@@ -67,3 +67,40 @@ def test_a_full_gradient_is_not_blamed_on_more_tokens_than_there_can_be(known, t
     with pytest.raises(ValueError, match=told) as refused:
         claimed(dataclasses.replace(observed, gradient=filled, spec=spec))
     assert ("at least" in str(refused.value)) == ("at least" in told)
+
+
+@pytest.mark.parametrize(("config", "size"), [("bert", 1), ("distilbert", 2), ("gpt2", 2)])
+@pytest.mark.parametrize("lr", [1.0, 0.01])
+def test_texts_are_told_from_sent_weights_by_their_rounding(config, size, lr):
+    observed, texts = seen(small(config), size)
+    before = dict(observed.model.module.named_parameters())
+    rounded = {
+        name: (before[name] - (before[name] - lr * value)).detach() / lr
+        for name, value in observed.gradient.items()
+    }
+    assert ids(claimed(dataclasses.replace(observed, gradient=rounded, divisor=lr))) == texts
+
+
+def test_texts_are_told_if_the_server_averages_in_float64_and_clients_send_float32():
+    observed, texts = seen(small())
+    rng = torch.Generator().manual_seed(1)
+    rounded = {}
+    for name, held in observed.model.module.named_parameters():
+        if name in observed.gradient:
+            unit = 2**-24 * held.detach().double().abs()
+            sent = held.detach() - 0.1 * observed.gradient[name]
+            off = unit * (torch.rand(held.shape, generator=rng, dtype=torch.float64) - 0.5)
+            rounded[name] = (held.detach() + off - sent.double()) / 0.1
+    assert ids(claimed(dataclasses.replace(observed, gradient=rounded, divisor=0.1))) == texts
+
+
+def test_noise_above_the_rounding_of_sent_weights_is_noise():
+    observed, texts = seen(small("gpt2"))
+    rng = torch.Generator().manual_seed(1)
+    noisy = {
+        name: value + 1e-4 * torch.randn(value.shape, generator=rng)
+        for name, value in observed.gradient.items()
+    }
+    found = claimed(dataclasses.replace(observed, gradient=noisy, divisor=1.0))
+    assert found.diagnostics["noisy"]
+    assert ids(found) == texts
