@@ -193,20 +193,21 @@ QUANTITIES = {
             share=True,
         ),
         Quantity(
-            "unshown",
-            "share of the examples that the rank of the head's gradient lacks: their errors at the "
-            "head are alike, so that units mix them alike",
-            "{} of the examples without a dimension of their own at the head",
-            "at most {} of the examples without a dimension of their own at the head",
-            "a smaller batch, or a task with more classes",
-            share=True,
-        ),
-        Quantity(
             "first_fill",
             "rank of the gradient of the first linear layer, relative to its smaller side",
             "a first linear layer whose gradient fills {} of its dimensions",
             "at most {} of the first linear layer's dimensions filled",
             "fewer inputs in an update: a smaller batch, shorter texts, or fewer local steps",
+            share=True,
+        ),
+        Quantity(
+            "first_noise",
+            "noise in the gradient of the first linear layer, if it takes the inputs: its largest "
+            "singular value that the number of examples does not explain, relative to the smallest "
+            "that it does",
+            "noise of {} of an example's own part of the first linear layer's gradient",
+            "at most {} of noise in the first linear layer",
+            "the run without its defense, or with less noise",
             share=True,
         ),
         Quantity(
@@ -220,10 +221,12 @@ QUANTITIES = {
         ),
         Quantity(
             "mixed_units",
-            "share of the inputs, which the rank of the first linear layer's gradient counts, that "
-            "no two of its units show alone: units with the same ratio of weight and bias gradient",
-            "{} of the inputs without units of their own in the first linear layer",
-            "at most {} of the inputs without units of their own",
+            "share of the examples that lack two units of the first linear layer which may show "
+            "them alone: units whose ratio of weight and bias gradient lies in the input range; if "
+            "no range is known, units that share a ratio with others, unless it is three times "
+            "larger than most. 0 of a single example",
+            "{} of the examples without units of their own in the first linear layer",
+            "at most {} of the examples without units of their own",
             "a single example, or a wider first layer with ReLU",
             share=True,
         ),

@@ -63,9 +63,10 @@ class FirstLinear(Adversary):
         "Proposition 3.1"
     )
     requirements = (
-        Requirement("mixed_units", "each example needs units of its own", most=0.5),
-        Requirement("unshown", "examples with alike errors are mixed in every unit", most=0.6),
+        Requirement("mixed_units", "each example needs units of its own", most=0.2),
         Requirement("optimizer", "steps of another optimizer have other ratios", only=("sgd",)),
+        Requirement("first_noise", "the layer shows the noise with the inputs", most=0.5),
+        Requirement("noise", "with signs or more noise than gradient, ratios are lost", most=1),
     )
 
     layer: str | None = None

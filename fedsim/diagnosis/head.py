@@ -23,11 +23,13 @@ class Layer:
         most: The largest rank that it can have: its smaller side, of the head at most classes - 1.
         snr: Energy of the singular values that count over that of the others, which are taken for
             noise; None where all count, infinite where the others are zero.
+        values: Its singular values (smaller side,), the largest first; None if not computed.
     """
 
     rank: int
     most: int
     snr: float | None
+    values: Tensor | None = None
 
     @property
     def fill(self) -> float:
@@ -76,7 +78,6 @@ def head_values(
         "label_share": labels / classes if labels is not None else None,
         "absent": (1 - labels / classes if full else 0.0) if labels is not None else None,
         "guessable": 1 - (1 - 1 / classes) ** examples,
-        "unshown": max(0.0, 1 - rank / examples) if rank is not None else None,
     }
 
 

@@ -12,12 +12,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedsim.diagnosis.head import Layer, head_values, norm, zeros_in
+from fedsim.diagnosis.first_layer import first_layer_values
+from fedsim.diagnosis.head import Layer, head_values, norm
 from fedsim.gradients import (
     filled_sides,
     head_calls,
     layer_calls,
-    layer_rows,
     numerical_rank,
     rounding,
 )
@@ -30,9 +30,6 @@ from fedsim.victim import VictimModel
 
 RANDOM = 16
 """Number of random inputs with which the signs of a model's features are seen."""
-
-PARALLEL = 1e-5
-"""Largest distance of the cosine of two units' gradients from 1 with which they count as equal."""
 
 NOISY = 0.1
 """Imbalance of the head from which on signs in its gradient are those of noise."""
@@ -91,14 +88,13 @@ def measure(
         "steps": update.steps,
         "optimizer": None if update.optimizer == "unknown" else update.optimizer,
         "movement": _movement(update, before),
-        "first_fill": first.fill if first else None,
-        "first_zeros": zeros_in(gradient[f"{first_name}.weight"]) if first_name else None,
-        "mixed_units": _mixed_units(gradient, layers, model.head),
         "missing_rank": _missing_rank(model, gradient, first.rank) if first else None,
         "word_noise": _word_noise(model, gradient),
         "dead": _dead(model, gradient),
         **_in_mode(model, update.steps * len(interception.clients)),
     }
+    if first_name and first:
+        values |= first_layer_values(gradient, first_name, first, update.num_examples, model.spec)
     if head is not None and head.ndim == 2:
         signs = _feature_signs(model)
         values |= head_values(gradient, model.head, update, layers.get(model.head), signs.usual)
@@ -169,7 +165,7 @@ def _layer(matrix: Tensor, *, is_head: bool) -> Layer:
         # The rest is noise in the dimensions without signal; all dimensions have as much.
         noise = rest * sides[0] * sides[1] / left
         snr = max(0.0, signal / noise - 1) if noise else math.inf
-    return Layer(rank, most, snr)
+    return Layer(rank, most, snr, values)
 
 
 def _movement(update: Update, before: Mapping[str, Tensor]) -> float | None:
@@ -184,32 +180,6 @@ def _movement(update: Update, before: Mapping[str, Tensor]) -> float | None:
         change = dict(update.tensors)
     weights = norm({name: before[name] for name in update.tensors})
     return norm(change) / weights if weights else None
-
-
-def _mixed_units(
-    gradient: Mapping[str, Tensor], layers: Mapping[str, Layer], head: str
-) -> float | None:
-    """Share of the first layer's rank that no two units with the same ratio show."""
-    first = next((name for name in layers if name != head), None)
-    if first is None:
-        return None
-    bias = gradient.get(f"{first}.bias")
-    if bias is None or len(bias) != len(gradient[f"{first}.weight"]):
-        return None  # units are the columns of the weight in GPT-2
-    if not layers[first].rank:
-        return 1.0
-    rows = layer_rows(gradient, first)
-    rows = rows[rows.norm(dim=1) > 0]
-    if len(rows) > WIDEST:
-        return None
-    rows = rows / rows.norm(dim=1, keepdim=True)
-    near = (rows @ rows.T).abs() > 1 - PARALLEL
-    shown, free = 0, torch.ones(len(rows), dtype=torch.bool)
-    for unit in range(len(rows)):
-        if free[unit] and int((near[unit] & free).sum()) > 1:
-            shown += 1
-            free &= ~near[unit]
-    return max(0.0, 1 - shown / layers[first].rank)
 
 
 def _missing_rank(model: VictimModel, gradient: Mapping[str, Tensor], rank: int) -> float | None:

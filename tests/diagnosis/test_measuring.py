@@ -11,20 +11,22 @@ from torch import nn
 
 import fedsim
 from fedsim import ImageSpec, Interception, Truth, Update, VictimModel
+from fedsim.diagnosis.first_layer import _mixed
 from fedsim.diagnosis.measuring import measure, seen_in_model
 from fedsim.errors import PluginError
 from fedsim.quantity import QUANTITIES
 from fedsim.requirement import Requirement
+from fedsim.spec import Spec
 from fedsim.tasks.classification import cross_entropy
 
 SPEC = ImageSpec(5, (1, 4, 4))
 
 
-def model(activation: nn.Module, *more: nn.Module) -> VictimModel:
+def model(activation: nn.Module, *more: nn.Module, spec: Spec | None = SPEC) -> VictimModel:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Flatten(), nn.Linear(16, 12), activation, *more, nn.Linear(12, 5))
     head = str(len(module) - 1)
-    return VictimModel(module, head=head, loss=cross_entropy, spec=SPEC)
+    return VictimModel(module, head=head, loss=cross_entropy, spec=spec)
 
 
 def gradient(victim: VictimModel, examples: int = 2):
@@ -70,21 +72,52 @@ def test_units_that_no_example_reaches_are_dead():
     assert values["dead"] == values["dead_relu"] >= 3 / 12
 
 
-def test_units_of_one_example_each_show_its_input_and_mixed_ones_do_not():
-    relu, smooth = model(nn.ReLU()), model(nn.Sigmoid())
+@pytest.mark.parametrize("spec", [SPEC, None], ids=["range known", "range unknown"])
+def test_units_of_one_example_each_show_its_input_and_mixed_ones_do_not(spec):
+    relu, smooth = model(nn.ReLU(), spec=spec), model(nn.Sigmoid(), spec=None)
     with torch.no_grad():
         # Half of the units for each example, by its mean.
         relu.module[1].weight[:6], relu.module[1].weight[6:] = 1.0, -1.0
         relu.module[1].bias[:6], relu.module[1].bias[6:] = -8.0, 8.0
     inputs = torch.rand(2, 1, 4, 4, generator=torch.Generator().manual_seed(1))
-    inputs = torch.stack([inputs[0] * 0.2, 0.8 + inputs[1] * 0.2])
+    inputs = torch.stack([0.3 + inputs[0] * 0.1, 0.6 + inputs[1] * 0.1])
     found = []
     for victim in (relu, smooth):
         grads = victim.gradient(inputs, torch.tensor([0, 1]))
-        values = measured(victim, {k: v.detach() for k, v in grads.items()}).values
+        tensors = {k: v.detach() for k, v in grads.items()}
+        values = measured(victim, tensors, num_examples=2).values
         found.append((values["first_fill"], values["mixed_units"]))
     assert found[0] == (2 / 12, 0)
     assert found[1] == (2 / 12, 1), "a sigmoid lets every example through every unit"
+
+
+def test_units_in_which_examples_cancel_show_none_of_them():
+    """Ratios far from all others are mixtures of opposite signs, in whatever number."""
+    inputs = torch.rand(2, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    ones = torch.cat([inputs, torch.ones(2, 1, dtype=torch.float64)], dim=1)
+    parts = torch.tensor([[1, 0], [2, 0], [0, 1], [0, -1], [0, 3]], dtype=torch.float64)
+    assert _mixed(parts @ ones, 2, None) == 0
+    cancelling = torch.tensor([[1, -0.99], [2, -1.98], [3, -2.97], [4, -3.96]]).double()
+    assert _mixed(torch.cat([parts, cancelling]) @ ones, 2, None) == 0.5
+    alone = torch.tensor([[1, 0.5], [0.3, 1], [1, 1.7]]).double()
+    assert _mixed(alone @ ones, 2, None) == 1, "no ratio occurs twice"
+    assert _mixed(alone @ ones, 2, (0.0, 1.0)) == 0.25, "three of four units lie in the range"
+    assert _mixed(alone @ ones, 1, None) == 0, "all units show a single example"
+    assert _mixed(0 * ones, 1, None) == 1, "no unit has a gradient"
+
+
+def test_noise_in_the_first_layer_shows_beside_the_singular_values_of_the_examples():
+    victim = model(nn.Sigmoid())
+    tensors, _ = gradient(victim, examples=1)
+    first = tensors["1.weight"]
+    assert measured(victim, tensors).values["first_noise"] < 1e-6
+    rng = torch.Generator().manual_seed(2)
+    noise = torch.randn(first.shape, generator=rng)
+    noise = noise * 0.3 * torch.linalg.matrix_norm(first, 2) / torch.linalg.matrix_norm(noise, 2)
+    values = measured(victim, {**tensors, "1.weight": first + noise}).values
+    assert values["first_noise"] == pytest.approx(0.3, rel=0.15)
+    wide = measured(victim, {**tensors, "1.weight": first + noise}, num_examples=12).values
+    assert wide["first_noise"] == 0, "as many examples as units explain everything"
 
 
 def test_noise_is_measured_where_it_was_planted():
@@ -141,7 +174,6 @@ def test_the_bias_shows_how_many_classes_an_update_holds(labels, held):
     assert values["label_share"] == held / 5
     assert values["absent"] == 0, "the head's rank is below its largest"
     assert values["guessable"] == pytest.approx(1 - 0.8**3)
-    assert values["unshown"] == pytest.approx(1 - values["head_rank"] / 3)
 
 
 def test_all_classes_seem_present_where_the_head_has_its_largest_rank():
