@@ -312,6 +312,14 @@ QUANTITIES = {
             free="no max-pooling",
         ),
         Quantity(
+            "kinked_values",
+            "number of input values behind the update (examples times their size) if the model has "
+            "activations without a second derivative, such as ReLU; else 0",
+            "{} input values behind ReLU or the like",
+            "at most {} input values behind ReLU or the like",
+            "sigmoid in place of ReLU, or inverting-gradients",
+        ),
+        Quantity(
             "dropout",
             "whether units are dropped at random in training (1) or not (0)",
             "units dropped at random",

@@ -13,6 +13,9 @@ from fedsim.spec import Spec
 Loss = Callable[..., Tensor]
 """loss(module, inputs, target, lengths=None, at="input") -> scalar tensor."""
 
+KINKED = {"ReLU", "ReLU6", "LeakyReLU", "PReLU", "RReLU", "Hardtanh", "Threshold"}
+"""Activations whose second derivative is zero."""
+
 
 class VictimModel:
     """A private copy of the model as the client had it: weights, mode and buffers.
@@ -58,6 +61,11 @@ class VictimModel:
     def drops(self) -> bool:
         """Whether it drops units at random in its present mode."""
         return any(part.training and _dropout_rate(part) > 0 for part in self.module.modules())
+
+    @property
+    def kinks(self) -> list[str]:
+        """The kinds of its activations whose second derivative is zero, such as ReLU."""
+        return sorted({type(part).__name__ for part in self.module.modules()} & KINKED)
 
     def loss(
         self, inputs: Tensor, target: Tensor, *, lengths: Any = None, at: str = "input"

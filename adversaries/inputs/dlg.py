@@ -22,9 +22,6 @@ ORDER = {"l2": 1.0, "cosine": 1.0, "l1+l2": 0.5}
 """Exponent that converts a share of a squared distance to a share of this one: near a match "l2"
 and "cosine" decrease with the square of the error, "l1+l2" with the error."""
 
-FLAT = {"ReLU", "ReLU6", "LeakyReLU", "PReLU", "RReLU", "Hardtanh", "Threshold"}
-"""Activations whose second derivative is zero."""
-
 MEMORY = 2**30
 """Bytes that the L-BFGS history of one optimisation may take, for all its victims together."""
 
@@ -64,6 +61,7 @@ class DLG(InputMatching):
         Requirement("steps", "the gradient is matched as that of one step", most=1),
         *SENT,
         POOLED,
+        Requirement("kinked_values", "no derivative shows where a ReLU switches", most=500),
         *TRAINED,
     )
 
@@ -133,7 +131,7 @@ class DLG(InputMatching):
         """Layers that hinder matching by second derivatives."""
         parts = list(model.module.modules())
         kinds = {type(part).__name__ for part in parts}
-        flat = sorted(kinds & FLAT)
+        flat = model.kinks
         pooled = sorted(kind for kind in kinds if "MaxPool" in kind)
         found = super().cautions(model)
         if flat:

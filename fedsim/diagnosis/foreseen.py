@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from fedsim.attacking.executor import Observer
-from fedsim.diagnosis.measuring import seen_in_model
+from fedsim.diagnosis.measuring import kinked_values, seen_in_model
 from fedsim.diagnosis.verdict import expect, sentence, setting
 from fedsim.libraries import brief
 from fedsim.quantity import Value
@@ -67,12 +67,14 @@ def caution(folder: Path, built: BuiltRun, observer: Observer) -> None:
 
 def stated(built: BuiltRun, unknown: Collection[str] = (), optimizer: str = "") -> dict[str, Value]:
     """The quantities that follow from a scenario and its first model; see `foreseen`."""
-    training = _of_training(built, unknown)
+    training, model = _of_training(built, unknown), built.task.victim({})
+    examples = training["examples"]
     batches = int(training["steps"] or 1) * int(training["clients"] or 1)
     name = optimizer or built.scenario.training.optimizer
     return {
-        **seen_in_model(built.task.victim({}), batches),
+        **seen_in_model(model, batches),
         **training,
+        "kinked_values": kinked_values(model, examples) if examples else None,
         "optimizer": None if name == "unknown" else name,
     }
 

@@ -91,6 +91,7 @@ def measure(
         "missing_rank": _missing_rank(model, gradient, first.rank) if first else None,
         "word_noise": _word_noise(model, gradient),
         "dead": _dead(model, gradient),
+        "kinked_values": kinked_values(model, update.num_examples),
         **_in_mode(model, update.steps * len(interception.clients)),
     }
     if first_name and first:
@@ -120,6 +121,14 @@ def seen_in_model(model: VictimModel, batches: int = 1) -> dict[str, Value]:
         batches: Number of batches behind an update.
     """
     return {**_in_mode(model, batches), "opposite_signs": _feature_signs(model).negative_sums}
+
+
+def kinked_values(model: VictimModel, examples: int) -> int | None:
+    """Input values of so many examples, if the model has activations such as ReLU; else 0."""
+    if not model.kinks:
+        return 0
+    shape = model.spec.input_shape if model.spec else None
+    return None if shape is None else examples * math.prod(shape)
 
 
 def _in_mode(model: VictimModel, batches: int) -> dict[str, Value]:

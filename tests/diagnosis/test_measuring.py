@@ -237,6 +237,15 @@ def test_batch_statistics_and_dropout_count_in_the_mode_of_the_training():
     assert (values["batch_norm"], values["dropout"]) == (0, 0)
 
 
+def test_input_values_count_behind_activations_without_a_second_derivative():
+    for activation, values in ((nn.ReLU(), 3 * 16), (nn.LeakyReLU(), 3 * 16), (nn.Sigmoid(), 0)):
+        victim = model(activation)
+        tensors, _ = gradient(victim, examples=3)
+        assert measured(victim, tensors, num_examples=3).values["kinked_values"] == values
+    victim = model(nn.ReLU(), spec=None)
+    assert measured(victim, gradient(victim)[0]).values["kinked_values"] is None
+
+
 def test_labels_that_repeat_are_counted_with_the_truth_alone():
     victim = model(nn.ReLU())
     tensors, truth = gradient(victim, examples=3)  # labels 0, 1, 0
