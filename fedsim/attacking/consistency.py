@@ -134,6 +134,8 @@ def consistency(
         for way in others:
             if _fits(kept, make, way):
                 return f"misfit: {way.words}"
+        if names := ", ".join(file.seen.others)[:200]:
+            return f"not checked: the model also received what is not recorded ({names})"
     return f"misfit: none of {1 + len(others)} ways of training fits"
 
 

@@ -238,3 +238,12 @@ def tensors_in(*groups: Any) -> Iterator[Tensor]:
         named = [*group.items()] if isinstance(group, Mapping) else [(None, one) for one in group]
         named.sort(key=lambda pair: pair[0] not in INPUTS)
         yield from (one for key, one in named if isinstance(one, Tensor) and key not in LABELS)
+
+
+def further_inputs(args: tuple[Any, ...], named: Mapping[str, Any]) -> set[str]:
+    """Names of a module's tensors beside its input, labels and the mask that padding gives."""
+    known = {*LABELS, *INPUTS, "attention_mask"}
+    found = {key for key, one in named.items() if isinstance(one, Tensor) and key not in known}
+    placed = [place for place, one in enumerate(args) if isinstance(one, Tensor)]
+    first = 0 if any(key in INPUTS for key in named) else 1
+    return found | {f"argument {place + 1}" for place in placed[first:]}

@@ -22,7 +22,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from fedsim.federation.offered import Offered, Parts, Used, tensors_in
+from fedsim.federation.offered import Offered, Parts, Used, further_inputs, tensors_in
 from fedsim.runs.truth import SHARED, Group, Origin, Seen
 from fedsim.runs.truth_store import write
 
@@ -67,6 +67,7 @@ class Watching:
         self._steps: list[_Step] = []
         self._optimizers: list[Optimizer] = []
         self._warm, self._wrapper = False, ""
+        self._others: set[str] = set()
         self._trained: list[tuple[str, ...]] = []
         self._after: dict[str, Tensor] = {}
 
@@ -120,6 +121,7 @@ class Watching:
             return
         began, self._forward = self._forward, None
         every = [*tensors_in(args, kwargs)]
+        self._others |= further_inputs(args, kwargs)
         if every:
             self._device = every[0].device.type
         received = began.received
@@ -222,6 +224,7 @@ class Watching:
             optimizers=len(self._optimizers),
             warm=self._warm,
             wrapper=self._wrapper,
+            others=tuple(sorted(self._others)),
             **dict(own),
         )
         if first and seen.uniform:

@@ -92,6 +92,8 @@ class Seen(Origin, Group):
         optimizers: Number of optimizers.
         warm: Whether it had state before the first step.
         wrapper: Class of an optimizer around it, such as "Lookahead"; "" without one.
+        others: Names of further inputs that the model received, such as "token_type_ids"; they are
+            not recorded.
         sent: Whether the update that the server received is what the training function returned:
             "as returned", "defended" by `fedsim.defend`, or "changed" by something else.
     """
@@ -113,6 +115,7 @@ class Seen(Origin, Group):
     optimizers: Count = 0
     warm: bool = False
     wrapper: str = ""
+    others: tuple[str, ...] = ()
     sent: Literal["as returned", "defended", "changed"] = "as returned"
 
     @property

@@ -194,6 +194,38 @@ def test_a_text_is_matched_from_its_gradient(tmp_path):
     assert "the words behind the model's tokens are not known" in why
 
 
+def padded_left(net, ids, labels):
+    moved = torch.stack([torch.cat([one[one == 0], one[one != 0]]) for one in ids])
+    whole = {"labels": labels, "attention_mask": (moved != 0).long(), "input_ids": moved}
+    (shown,) = reveal([whole])
+    return net(**shown).loss
+
+
+def sentence_pairs(net, ids, labels):
+    second = (torch.arange(ids.shape[1]) >= ids.shape[1] // 2).long().expand(ids.shape)
+    whole = {"labels": labels, "attention_mask": (ids != 0).long(), "input_ids": ids}
+    (shown,) = reveal([{**whole, "token_type_ids": second}])
+    return net(**shown).loss
+
+
+@pytest.mark.parametrize(
+    ("loss", "checked"),
+    [
+        (padded_left, "fits"),
+        (
+            sentence_pairs,
+            "not checked: the model also received what is not recorded (token_type_ids)",
+        ),
+    ],
+)
+def test_words_come_back_of_texts_padded_left_and_of_sentence_pairs(loss, checked, tmp_path):
+    found = audited(tmp_path / "run", bert, loss, TokenLeak(), threat={"grants": "full"})
+    assert {(row["status"], row["truth"], row["checked"]) for row in found} == {
+        ("ok", "revealed", checked)
+    }
+    assert values(found, "token-leak", "token_set_f1") == [1.0, 1.0]
+
+
 def test_clients_of_another_machine_are_attacked_by_an_example_of_a_dictionary(tmp_path):
     ids, labels = batch(5)
     found = audited(
