@@ -20,6 +20,7 @@ from fedsim.gradients import (
     layer_calls,
     numerical_rank,
     rounding,
+    weight_rounding,
 )
 from fedsim.quantity import QUANTITIES, Value
 from fedsim.records import Interception, Truth, Update
@@ -76,7 +77,11 @@ def measure(
     gradient, _ = to_gradient(update, before, lr=update.lr, steps=update.steps)
     head = gradient.get(f"{model.head}.weight")
     layers = {
-        name: _layer(gradient[f"{name}.weight"], is_head=name == model.head)
+        name: _layer(
+            gradient[f"{name}.weight"],
+            is_head=name == model.head,
+            error=0.0 if model.words is None else _sent_error(update, f"{name}.weight"),
+        )
         for name in linear_layers(model)
         if f"{name}.weight" in gradient
     }
@@ -156,8 +161,25 @@ def linear_layers(model: VictimModel) -> list[str]:
     ]
 
 
-def _layer(matrix: Tensor, *, is_head: bool) -> Layer:
-    """The rank of a layer's gradient, and what is left over of it."""
+def _sent_error(update: Update, name: str) -> float:
+    """Bound on the singular values that rounding of sent weights adds to a gradient; else 0.
+
+    Both the weights before and those after training are rounded.
+    """
+    if update.kind != "weights" or not update.lr:
+        return 0.0
+    errors = weight_rounding(update.tensors[name], update.lr * update.steps) * math.sqrt(2)
+    return float(errors.norm(dim=1).max() + errors.norm(dim=0).max())
+
+
+def _layer(matrix: Tensor, *, is_head: bool, error: float = 0.0) -> Layer:
+    """The rank of a layer's gradient, and what is left over of it.
+
+    Args:
+        matrix: The gradient of its weight.
+        is_head: Whether it is the head.
+        error: Singular values that are known to be rounding, beside that of the gradient itself.
+    """
     exact = matrix.double()
     most = min(matrix.shape)
     if is_head and matrix.shape[0] == most:
@@ -166,7 +188,7 @@ def _layer(matrix: Tensor, *, is_head: bool) -> Layer:
         return Layer(0, 0, None)
     values = torch.linalg.svdvals(exact)
     sides = filled_sides(matrix)
-    rank = numerical_rank(values, sides, rounding(matrix))
+    rank = numerical_rank(values, sides, rounding(matrix) + error)
     signal, rest = (float(part.square().sum()) for part in (values[:rank], values[rank:]))
     left = (sides[0] - rank) * (sides[1] - rank)
     snr = None

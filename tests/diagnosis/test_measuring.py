@@ -296,3 +296,33 @@ def test_the_page_defines_every_quantity():
     page = Path(fedsim.__file__).parent.parent / "docs" / "diagnosis.md"
     listed = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", page.read_text(), re.MULTILINE))
     assert listed == {one.name: one.means for one in QUANTITIES.values()}
+
+
+class Words(nn.Module):
+    """Word embeddings, a layer that sees each, and a head on their sum."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.first, self.head = (
+            nn.Embedding(50, 32),
+            nn.Linear(32, 32),
+            nn.Linear(32, 4),
+        )
+
+    def forward(self, ids):
+        return self.head(torch.tanh(self.first(self.words(ids))).sum(dim=1))
+
+
+@pytest.mark.parametrize("kind", ["gradient", "weights"])
+def test_rounding_of_sent_weights_is_no_rank_of_a_texts_gradient(kind):
+    torch.manual_seed(0)
+    net, lr = Words(), 3e-4
+    model = VictimModel(net, head="head", loss=cross_entropy, words="words.weight")
+    before = {name: value.detach().clone() for name, value in net.named_parameters()}
+    sent = model.gradient(torch.arange(6)[None], torch.tensor([1]))
+    if kind == "weights":
+        sent = {name: before[name] - lr * value for name, value in sent.items()}
+    update = Update(tensors=sent, kind=kind, lr=lr, num_examples=1)
+    measured = measure(Interception(1, (0,), before, update), model)
+    assert measured.layers["first"].rank == 6
+    assert measured.values["missing_rank"] == 0
