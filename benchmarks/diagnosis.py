@@ -1,11 +1,13 @@
 """Whether the diagnosis is right: what it expects of each attack beside what the attack found.
 
-    python benchmarks/diagnosis.py [--out runs/diagnosis] [--per-task 16] [--tasks NAME ...]
+    python benchmarks/diagnosis.py [--out runs/diagnosis] [--per-task 12] [--tasks NAME ...]
 
 Runs small scenarios over tasks, rounds, defenses, optimizers, batch sizes and local steps, drawn
-with a fixed seed, diagnoses each run, and prints a confusion table for each adversary, once for the
-tasks on which the bounds in the adversaries' `requirements` were chosen, once for those held out.
-A run folder that is complete is not run again, so that the command goes on where it was stopped.
+with a fixed seed. Attacks of dlg, which have 30 iterations there, are made again with its defaults
+where they found nothing; an attack leaks if either does. Then each run is diagnosed, and a
+confusion table is printed for each adversary, once for the tasks on which the bounds in the
+adversaries' `requirements` were chosen, once for those held out. What is complete is not made
+again, so that the command goes on where it was stopped.
 """
 
 import argparse
@@ -22,7 +24,7 @@ import pandas as pd
 import torch
 from torch import nn
 
-from fedsim import Scenario, diagnose, simulate
+from fedsim import Scenario, attack, diagnose, simulate
 from fedsim.diagnosis.leaks import LEAKS
 from fedsim.errors import FedsimError
 
@@ -107,10 +109,21 @@ TASKS: dict[str, tuple[dict[str, Any], list[Any]]] = {
     ),
     "wine-relu": ({"name": "tabular", "data": "wine"}, ["first-linear", DLG]),
     "cola-bert": ({**MESSAGES, "data": "cola_train", "model": BERT}, ["token-leak", DAGER]),
+    "cifar100-mlp": (
+        {**CIFAR, "data": "cifar100", "model": {"name": "mlp", "hidden": [192, 48]}},
+        ["first-linear", INVERTING],
+    ),
+    "wine-deep": (
+        {"name": "tabular", "data": "wine", "model": {"name": "mlp", "hidden": [96, 32]}},
+        ["first-linear", DLG],
+    ),
+    "mnist-cnn": ({**MNIST, "size": 14, "model": "cnn"}, [DLG]),
+    "sst2-gpt2": ({**MESSAGES, "data": "sst2_train", "model": GPT2}, ["token-leak", DAGER]),
 }
 """Tasks with their attacks on inputs; those on labels attack each of them."""
 
-HELD_OUT = ("cifar-sigmoid", "cifar100-cnn", "mnist-deep", "wine-relu", "cola-bert")
+HELD_OUT = ("cifar100-mlp", "wine-deep", "mnist-cnn", "sst2-gpt2")
+"""Tasks that were run after the bounds were chosen."""
 
 DEFENSES: list[dict[str, Any]] = [
     *({"name": "gaussian-noise", "sigma": sigma} for sigma in (1e-4, 1e-3, 1e-2, 0.1)),
@@ -225,12 +238,32 @@ def run_missing(out: Path, tasks: list[str], number: int) -> list[Path]:
     return done
 
 
+def again(folder: Path) -> None:
+    """Repeat attacks of dlg that found nothing with its defaults, whatever was expected."""
+    if (folder / "again").exists():
+        return
+    table = diagnose(folder, trust=True)
+    missed = table[(table["label"] == "dlg") & (table["gain"] < LEAKS)]
+    for number, rows in missed.groupby("round"):
+        print(f"{folder.name}: {len(rows)} attacks of dlg in round {number} again", flush=True)
+        attack(
+            folder,
+            changes={"adversaries": [{"name": "dlg", "label": "dlg-default"}]},
+            rounds=[int(number)],
+            clients={int(one) for row in rows["client"] for one in str(row).split("+")},
+            trust=True,
+        )
+    (folder / "again").touch()
+
+
 def print_table(title: str, folders: list[Path]) -> None:
     """Diagnose runs and print how often that was right, a row for each adversary."""
     if not folders:
         return
-    table = pd.concat([diagnose(folder, trust=True).assign(run=folder.name) for folder in folders])
-    table = table[(table["expected"] != "") & table["gain"].notna()]
+    each = [diagnose(folder, trust=True).assign(run=folder.name) for folder in folders]
+    table = pd.concat(each, ignore_index=True)
+    table = table[(table["expected"] != "") & table["gain"].notna()].sort_values("gain")
+    table = table.drop_duplicates(["run", "victim", "adversary"], keep="last").sort_index()
     print(f"\n{title}: {len(table.groupby(['run', 'victim']))} updates, {len(table)} attacks\n")
     head = ["Attack", "leaks: right", "wrong", "finds nothing: right", "wrong"]
     print(f"| {' | '.join([*head, 'right', 'of those that leak', 'of the others'])} |")
@@ -259,7 +292,7 @@ def share(part: int, whole: int) -> str:
 
 
 def main() -> None:
-    """Run what is missing, and print the tables."""
+    """Run and attack what is missing, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/diagnosis"))
     parser.add_argument("--per-task", type=int, default=12)
@@ -268,6 +301,8 @@ def main() -> None:
     sys.path.insert(0, str(Path(__file__).parent))  # for diagnosis:signed
     torch.set_num_threads(1)
     done = run_missing(given.out, given.tasks, given.per_task)
+    for folder in done:
+        again(folder)
     held = [one for one in done if one.name.rpartition("-")[0] in HELD_OUT]
     print_table("Bounds were chosen on these tasks", [one for one in done if one not in held])
     print_table("Held out", held)
