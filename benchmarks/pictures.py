@@ -30,6 +30,7 @@ FIRST = ["training.rounds=1", "adversaries.1.victims=5", "adversaries.1.restarts
 RUNS: dict[str, tuple[str, list[str]]] = {
     "defenses": ("defenses", FIRST),
     "dlg": ("first-rounds", FIRST),
+    "exact-batch": ("exact-batch", ["training.rounds=1"]),
     "first-linear": (
         "first-rounds",
         [
@@ -129,11 +130,13 @@ def made(folder: Path, scenario: str, settings: list[str]) -> Run:
 
 
 def picture(run: Run, label: str, point: str) -> Image.Image:
-    """The victims of the first attacked round side by side."""
+    """The victims of the first attacked round side by side, or one victim's batch."""
     table = run.artifacts
     table = table[(table["label"] == label) & (table["point"] == point)]
     table = table[table["round"] == table["round"].min()]
     strips = [Image.open(run.folder / path).convert("RGB") for path in table["artifact"][:VICTIMS]]
+    if strips[0].width > strips[0].height:
+        return strips[0]  # a batch fills the width by itself
     strips = [one.resize((SIDE, SIDE * one.height // one.width)) for one in strips]
     sheet = Image.new("RGB", (sum(one.width for one in strips), strips[0].height), "white")
     for number, one in enumerate(strips):

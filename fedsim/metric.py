@@ -97,7 +97,7 @@ class Measure:
 FORMAT = TypeAdapter(dict[str, Measure])
 """Measures by the names of their metrics, as metrics.json holds them."""
 
-CLAIMED = {"inputs": "inputs", "attributes": "attributes"}
+CLAIMED = {"inputs": "inputs", "features": "features", "attributes": "attributes"}
 CLAIMED |= dict.fromkeys(("tokens", "text", "sequences"), "texts")
 """What fields of `Reconstruction` are about, but for those of labels."""
 

@@ -127,7 +127,8 @@ class Truth:
     `inputs` holds one tensor for each example, `lengths` its frames or tokens. `labels` is (N,)
     int64; with label `sequences`, one (L,) int64 tensor for each example, it joins them without
     -100. `tokens` are ids before masking, `text` is the transcript or text, and `attributes` holds
-    lists of one value for each example.
+    lists of one value for each example. `features` are the inputs of the head, (N, d), where an
+    adversary claims such.
     """
 
     inputs: Sequence[Tensor] | None = None
@@ -136,6 +137,7 @@ class Truth:
     lengths: Sequence[int] | None = None
     tokens: Sequence[Tensor] | None = None
     text: Sequence[str] | None = None
+    features: Tensor | None = None
     attributes: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -236,6 +238,7 @@ class Reconstruction:
         label_scores: Estimated count of every class before rounding, (classes,).
         sequences: Label sequences, one (L,) tensor an example; `num_labels`: labels in total.
         inputs: One tensor an example. `tokens`, `text`: token ids and text of each example.
+        features: Inputs of the head, (N, d).
         token_counts: Occurrences of each token in all examples; 1 each if a set is claimed.
         attributes: Such as the speaker: a score by candidate for each example, in the order of
             `inputs` if these are claimed too.
@@ -252,6 +255,7 @@ class Reconstruction:
     sequences: Sequence[Tensor] | None = None
     num_labels: int | None = None
     inputs: Sequence[Tensor] | None = None
+    features: Tensor | None = None
     tokens: Sequence[Tensor] | None = None
     token_counts: Mapping[int, int] | None = None
     text: Sequence[str] | None = None

@@ -1,5 +1,6 @@
 """Scores and pictures of a reconstruction, against a truth that is derived after the attack."""
 
+import dataclasses
 import functools
 import math
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from fedsim import metrics
 from fedsim.adversary import Adversary
 from fedsim.attacking.contradiction import CONTENT, contradiction
 from fedsim.attacking.revealed import Revealed
+from fedsim.attacking.true_features import true_features
 from fedsim.attacking.truths import distinct, union
 from fedsim.errors import DataError
 from fedsim.plugin import title
@@ -210,6 +212,9 @@ class Scorer:
             if truth.num_examples:
                 held = truth.num_examples // sum(steps) or 1
             truth = self._scored(attack, truth)
+            if "features" in fields and sum(steps) == 1:
+                found = true_features(self.task, interception.before, truth)
+                truth = dataclasses.replace(truth, features=found)
         except Exception as reason:
             if status == "ok":
                 status = "failed"

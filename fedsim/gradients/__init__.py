@@ -38,6 +38,7 @@ from fedsim.gradients.head import (
     head_passes,
     layer_calls,
     layer_rows,
+    tied,
 )
 from fedsim.gradients.matching import Checks, Match, Objective, Restarts, Rules, minimise
 from fedsim.gradients.problem import DISTANCES, Comparison, Problem, claim_labels, in_groups
@@ -112,6 +113,7 @@ __all__ = [
     "rank_of",
     "rounding",
     "squared_distance",
+    "tied",
     "to_gradient",
     "unrolled_gradient",
     "weight_rounding",

@@ -81,6 +81,13 @@ def head_gradient(gradient: Mapping[str, Tensor], head: str, classes: int) -> He
     return HeadGradient(weight, gradient.get(f"{head}.bias"))
 
 
+def tied(model: VictimModel) -> list[str]:
+    """Names of other parameters that share the head's weight, such as embeddings."""
+    name = f"{model.head}.weight"
+    every = dict(model.module.named_parameters(remove_duplicate=False))
+    return sorted(k for k, value in every.items() if k != name and value is every.get(name))
+
+
 def layer_rows(gradient: Mapping[str, Tensor], layer: str) -> Tensor:
     """Return the gradient [dL/dW | dL/db] of a linear layer.
 

@@ -4,6 +4,7 @@
     images         pixel errors and similarity of claimed images; LPIPS, if its weights are stored
     tables         errors of the cells of claimed rows, by kind of column
     frames         errors of claimed speech features
+    features       errors of claimed feature vectors, the inputs of the head
     words          word errors of claimed transcripts
     attributes     rank of an attribute of an example, such as its speaker
     text           ROUGE and token scores of claimed texts
@@ -16,7 +17,17 @@ Each metric is a subclass of `fedsim.metric.Metric`. A package adds its own by a
 from typing import Any
 
 from fedsim.metric import Metric
-from fedsim.metrics import attributes, frames, images, labels, optimisation, tables, text, words
+from fedsim.metrics import (
+    attributes,
+    features,
+    frames,
+    images,
+    labels,
+    optimisation,
+    tables,
+    text,
+    words,
+)
 from fedsim.metrics.frames import framed
 from fedsim.metrics.images import PSNR_CAP, RECOVERED, SSIM_SIDE, match
 from fedsim.metrics.labels import claimed_counts, true_counts
@@ -59,7 +70,17 @@ __all__ = [
 
 BUILT_IN = [
     cls
-    for module in (labels, images, attributes, frames, words, text, tables, optimisation)
+    for module in (
+        labels,
+        images,
+        attributes,
+        features,
+        frames,
+        words,
+        text,
+        tables,
+        optimisation,
+    )
     for cls in vars(module).values()
     if isinstance(cls, type) and issubclass(cls, Metric) and cls.name
 ]

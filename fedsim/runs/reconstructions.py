@@ -7,7 +7,7 @@ it show some of them, matched to the originals. It holds nothing of the original
 Keys, each only where it was claimed, for N examples:
 
     inputs        (N, ...)       tokens        (N, L) int64       sequences     (N, L) int64
-    labels        (N,) int64     label_scores  (classes,)
+    labels        (N,) int64     label_scores  (classes,)      features      (N, d)
 
 Where the examples differ in shape, each is a tensor of its own: `inputs.0`, `inputs.1`, ...
 """
@@ -28,7 +28,7 @@ from fedsim.records import Reconstruction
 EXAMPLES = ("inputs", "tokens", "sequences")
 """Fields of `Reconstruction` with a tensor for each example."""
 
-WHOLE = ("labels", "label_scores")
+WHOLE = ("labels", "label_scores", "features")
 """Fields that are one tensor."""
 
 
@@ -36,14 +36,14 @@ def to_bytes(claimed: Reconstruction) -> bytes | None:
     """Convert a reconstruction to the content of its file.
 
     Returns:
-        The content; None if no examples are claimed, but labels alone, or nothing.
+        The content; None if labels alone are claimed, or nothing.
     """
     found: dict[str, Tensor] = {}
     for name in EXAMPLES:
         claims = getattr(claimed, name)
         if claims is not None and len(claims):
             found |= _named(name, [_plain(one) for one in claims])
-    if not found:
+    if not found and claimed.features is None:
         return None
     for name in WHOLE:
         value = getattr(claimed, name)

@@ -32,6 +32,7 @@ class Easy:
     """A case on which an adversary must beat chance: its metric, batch size and settings.
 
     plugin: its name, where a plugin has several cases.
+    refuses: whether it refuses noise with an error instead of claiming something.
     """
 
     metric: str
@@ -42,6 +43,7 @@ class Easy:
     noise: int = 60
     noise_settings: dict[str, Any] = field(default_factory=dict)
     model: Callable[[int], VictimModel] = testing.network
+    refuses: bool = False
 
 
 def perceptron(seed: int) -> VictimModel:
@@ -57,6 +59,8 @@ QUICK_DLG = {"name": "dlg", "iterations": 3, "restarts": 0}
 EASY = {
     "accumulate": Easy("mse", victims=2, noise=8, noise_settings={"claims_from": QUICK_DLG}),
     "dlg": Easy("mse", victims=2, noise=8, noise_settings={"iterations": 3, "restarts": 0}),
+    "exact-batch": Easy("mse", size=4, model=perceptron, refuses=True),
+    "feature-separation": Easy("label_exact", size=4, refuses=True),
     "first-linear": Easy("mse", model=perceptron),
     "idlg": Easy("label_exact"),
     "inverting-gradients": Easy(
@@ -118,6 +122,11 @@ def scores(name: str, size: int, victims: int, given: dict[str, Any], noise: boo
             seen = dataclasses.replace(seen, gradient=static)
         truth = Truth(inputs=list(examples.inputs), labels=examples.labels)
         attack = make("adversaries", EASY[name].plugin or name, given)
+        if noise and EASY[name].refuses:
+            with pytest.raises(ValueError, match=r"fit|noise hides them"):
+                attack.reconstruct(seen, testing.job(seed=seed))
+            found.append(0.0)
+            continue
         claimed = attack.reconstruct(seen, testing.job(seed=seed))
         value = metric.score(claimed, truth, testing.SPEC)
         chance, _ = baselines(metric, truth, testing.SPEC, guess, seed)

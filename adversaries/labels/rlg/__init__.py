@@ -20,7 +20,7 @@ from fedsim import (
     SpeechSpec,
     VictimModel,
 )
-from fedsim.gradients import HeadGradient
+from fedsim.gradients import HeadGradient, tied
 
 FRAMES = (
     "the model is trained with CTC: a row behind dW is a frame, negative at several classes. S "
@@ -217,13 +217,6 @@ class RLG(Adversary):
                     "taken for a gradient. The label set does not depend on the sign"
                 )
         return doubts
-
-
-def tied(model: VictimModel) -> list[str]:
-    """Names of other parameters that share the head's weight, such as embeddings."""
-    name = f"{model.head}.weight"
-    every = dict(model.module.named_parameters(remove_duplicate=False))
-    return sorted(k for k, value in every.items() if k != name and value is every.get(name))
 
 
 def _has_blank(seen: Observation) -> bool:

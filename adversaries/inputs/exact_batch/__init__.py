@@ -1,0 +1,173 @@
+"""Exact batch: all inputs of a batch from the gradient of a perceptron, without optimisation."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from adversaries.inputs.exact_batch.perceptron import MASKS, Perceptron
+from adversaries.inputs.feature_separation import FeatureSeparation
+from adversaries.inputs.feature_separation.head_equations import Separation
+from fedsim import Job, Knowledge, Observation, Reconstruction, Requirement, VictimModel
+from fedsim.gradients import claim_labels, layer_rows
+from fedsim.spec import ImageSpec, TabularSpec
+
+FITS = 1e-5
+"""Mismatch below which inputs are right to rounding, and nothing else is tried."""
+
+REFINED = 5
+"""How often inputs are computed, each time from the features of the inputs before."""
+
+
+class ExactBatch(FeatureSeparation):
+    """All inputs of a batch, to rounding, from the gradient of a perceptron.
+
+    Feature separation gives the inputs of the head and the part E of each example in the gradient
+    of the logits. From there it goes down, layer by layer. The gradient by a layer's outputs is
+    E W, and times the slope of the activation it is dZ; the gradient of the layer below is
+    dW = dZ' X, whose least squares are its inputs X. Activations that can be inverted (sigmoid,
+    tanh, leaky ReLU, ELU) give the slope directly. For ReLU the units that fire for an example are
+    read from its recovered activations; units close to zero are left out at first, and then read
+    from the layer's own forward pass. Where "close to zero" begins is chosen among several
+    thresholds, by how well the batch explains the gradients of all layers. Units whose gradient the
+    inputs do not explain are left out, since one of the examples was misread there.
+
+    The batch may have fewer examples than there are classes, labels may repeat, and no layer may
+    have fewer units than there are examples. What the model does to each value of an input before
+    the first layer, such as normalisation, is recognised. `diagnostics` adds the largest relative
+    error of a layer's gradient, `mismatch`: 1e-6 or less if inputs are right, 1e-2 or more if some
+    are not. Above `tolerance` nothing is claimed.
+    """
+
+    name = "exact-batch"
+    keywords = ("gradient inversion", "analytic", "exact recovery", "perceptron", "large batches")
+    suits = (ImageSpec, TabularSpec)
+    needs = Knowledge.GRADIENT | Knowledge.MODEL
+    recovers = FeatureSeparation.recovers | {"inputs"}
+    cites = "this project"
+    requirements: ClassVar[tuple[Requirement, ...]] = (
+        *FeatureSeparation.requirements,
+        Requirement("dropout", "the masks are not known", most=0),
+    )
+
+    def cautions(self, model: VictimModel) -> list[str]:
+        """Warn of models that are no perceptrons, or drop units."""
+        found = super().cautions(model)
+        if model.drops:
+            found.append("the model drops units at random, and which ones is not known")
+        if model.spec is not None and model.spec.input_shape is not None and not found:
+            try:
+                Perceptron.of(_exactly(model), model.spec.input_shape)
+            except ValueError as error:
+                found.append(str(error))
+        return found
+
+    def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
+        """Claim features, labels and inputs of all examples.
+
+        Raises:
+            ValueError: The model is no perceptron or drops units, a layer's gradient was not sent
+                or holds NaN or Inf, or no features or inputs fit.
+        """
+        given = seen.know(Knowledge.MODEL)
+        if given.drops:
+            raise ValueError(
+                "the model drops units at random, and which ones is not known. feature-separation "
+                "claims the features as they reached the head"
+            )
+        model = _exactly(given).to(job.device)
+        shape = seen.spec.input_shape
+        if shape is None:
+            raise ValueError("inputs of different shapes are no inputs of a perceptron")
+        chain = Perceptron.of(model, shape)
+        gradient = {
+            name: value.to(job.device).double()
+            for name, value in seen.know(Knowledge.GRADIENT).items()
+        }
+        for layer in chain.layers:
+            if f"{layer.name}.weight" not in gradient:
+                raise ValueError(
+                    f"no gradient of '{layer.name}.weight' was sent, by which the inputs of that "
+                    "layer are found. feature-separation needs the head's alone"
+                )
+            layer_rows(gradient, layer.name)  # which refuses NaN and Inf
+        residual, tried, best = math.inf, 0, _Claim(math.inf, torch.empty(0), 0.0)
+        for tried, found in self.separations(seen, job):
+            residual = min(residual, found.residual)
+            if not found.residual < self.tolerance:
+                continue
+            for mask in MASKS:
+                claim = _explained(chain, model, found, gradient, mask)
+                best = min(best, claim, key=lambda one: one.mismatch)
+                if best.mismatch < FITS:
+                    break
+            if best.mismatch < self.tolerance:
+                notes = {"residual": found.residual, "rank": len(found.labels)}
+                notes |= {"label_multisets": tried, "mismatch": best.mismatch, "mask": best.mask}
+                return claim_labels(
+                    found.labels.cpu(),
+                    features=chain.features(best.flat).float().cpu(),
+                    inputs=list(best.flat.view(-1, *shape).float().cpu()),
+                    diagnostics=notes,
+                )
+        if not residual < self.tolerance:
+            raise ValueError(self._unfit(residual, 0.0, tried))
+        raise ValueError(
+            f"the features fit (residual {residual:.2g}), but no inputs do: they miss a layer's "
+            f"gradient by {best.mismatch:.2g} of it, and tolerance = {self.tolerance:g}. "
+            "feature-separation claims the features"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """Inputs, flat (B, values), with the threshold that gave them and the gradient's mismatch."""
+
+    mismatch: float
+    flat: Tensor
+    mask: float
+
+
+def _explained(
+    chain: Perceptron,
+    model: VictimModel,
+    found: Separation,
+    gradient: Mapping[str, Tensor],
+    mask: float,
+) -> _Claim:
+    """The inputs below a separation, refined with the features that they have themselves."""
+    best, features, errors = _Claim(math.inf, found.features, mask), found.features, found.errors
+    for _ in range(REFINED):
+        flat = chain.inputs(features, errors, gradient, mask)
+        mismatch = _mismatch(model, flat.view(-1, *chain.shape), found.labels, gradient)
+        if not mismatch < best.mismatch:
+            break
+        best = _Claim(mismatch, flat, mask)
+        features = chain.features(flat)
+        errors = chain.errors(features, found.labels)
+    return best
+
+
+def _exactly(model: VictimModel) -> VictimModel:
+    """A copy in float64 and evaluation mode."""
+    found = model.copy()
+    found.module.double().eval()
+    return found
+
+
+def _mismatch(
+    model: VictimModel, inputs: Tensor, labels: Tensor, gradient: Mapping[str, Tensor]
+) -> float:
+    """The largest relative error of a parameter's gradient at a batch."""
+    if not inputs.isfinite().all():
+        return float("inf")
+    ours = model.gradient(inputs, labels)
+    errors = [
+        float((ours[name] - theirs).norm() / theirs.norm().clamp(min=1e-30))
+        for name, theirs in gradient.items()
+        if name in ours
+    ]
+    return max(errors, default=float("inf"))

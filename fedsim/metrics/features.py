@@ -1,0 +1,82 @@
+"""Metrics of claimed feature vectors, which are the inputs of a network's projection layer.
+
+Claims are matched one-to-one to the true vectors so that the total relative error is least
+(Hungarian algorithm). A vector without a claim, and a claim of another length or with NaN or Inf,
+score as a vector of zeros. If there are more claims than vectors, only the first ones count.
+"""
+
+import torch
+from torch import Tensor
+
+from fedsim.metric import Measure, Metric
+from fedsim.metrics.assignment import assigned
+from fedsim.records import Reconstruction, Spec, Truth
+
+EXACT = 1e-2
+"""Relative error below which a feature vector counts as recovered."""
+
+
+def errors(claimed: Reconstruction, truth: Truth) -> Tensor:
+    """The relative error of each true vector by the claim that is matched to it.
+
+    Returns:
+        Errors (N,) float64, 1 at most: what a vector of zeros has. NaN if the truth has none.
+    """
+    if truth.features is None:
+        return torch.full((1,), torch.nan)
+    true = truth.features.detach().cpu().double()
+    claims = claimed.features
+    if claims is None or claims.dim() != 2 or claims.shape[1] != true.shape[1]:
+        return torch.ones(len(true))
+    usable = [one for one in claims.detach().cpu().double()[: len(true)] if one.isfinite().all()]
+    if not usable:
+        return torch.ones(len(true))
+    norms = true.norm(dim=1).clamp(min=1e-30)
+    cost = (torch.cdist(true, torch.stack(usable)) / norms[:, None]).clamp(max=1.0)
+    places = assigned(cost.tolist())
+    each = [float(cost[row, place]) if place >= 0 else 1.0 for row, place in enumerate(places)]
+    return torch.tensor(each, dtype=torch.float64)
+
+
+class FeaturesRecovered(Metric):
+    """Share of feature vectors recovered with a relative error below 0.01."""
+
+    name = "features_recovered"
+    fields = ("features",)
+    shown = Measure(
+        "Features recovered",
+        phrase="{share} of the feature vectors of {n} updates recovered",
+        kind="share",
+        rank=45,
+    )
+
+    def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
+        """The share; NaN if the true features are not known."""
+        found = errors(claimed, truth)
+        return float("nan") if found.isnan().any() else float((found < EXACT).double().mean())
+
+    def chance(self, truth: Truth, spec: Spec) -> float | None:
+        """0: a guess is no feature vector."""
+        return float("nan") if truth.features is None else 0.0
+
+
+class FeatureError(Metric):
+    """Relative error of feature vectors, matched to the true ones; 1 is that of zeros."""
+
+    name = "feature_error"
+    fields = ("features",)
+    shown = Measure(
+        "Error of features",
+        phrase="relative error of features {value} over {n} updates",
+        lower=True,
+        most=1.0,
+        rank=145,
+    )
+
+    def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
+        """The mean error; NaN if the true features are not known."""
+        return float(errors(claimed, truth).mean())
+
+    def chance(self, truth: Truth, spec: Spec) -> float | None:
+        """1: the error of zeros."""
+        return float("nan") if truth.features is None else 1.0

@@ -1,0 +1,155 @@
+"""exact-batch gives every input of a perceptron's batch, or says why not."""
+
+import dataclasses
+from collections import OrderedDict
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from adversaries import ExactBatch
+from fedsim import testing
+from fedsim.metrics import METRICS
+from fedsim.records import Observation, Reconstruction, Truth
+from fedsim.spec import Column, ImageSpec, TabularSpec
+from fedsim.tasks.images import cross_entropy
+from fedsim.victim import VictimModel
+
+SPEC = ImageSpec(12, (1, 6, 6))
+LABELS = [3, 3, 7, 7, 7, 1]
+
+
+def perceptron(
+    *behind: nn.Module, inputs: int = 36, classes: int = 12, width: int = 128
+) -> VictimModel:
+    """Hidden layers, each with the activation behind it, and a head."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        parts: list[tuple[str, nn.Module]] = [("flatten", nn.Flatten())]
+        for number, activation in enumerate(behind):
+            parts.append((f"layer{number}", nn.Linear(width if number else inputs, width)))
+            parts.append((f"activation{number}", activation))
+        parts.append(("head", nn.Linear(width, classes)))
+        module = nn.Sequential(OrderedDict(parts))
+    return VictimModel(module, head="head", loss=cross_entropy)
+
+
+def observed(
+    model: VictimModel, labels: list[int] = LABELS, spec: Any = SPEC, seed: int = 0
+) -> tuple[Observation, Truth]:
+    rng = torch.Generator().manual_seed(seed)
+    inputs = torch.rand(len(labels), *spec.input_shape, generator=rng)
+    target = torch.tensor(labels)
+    gradient = model.gradient(inputs, target)
+    seen = testing.observation(
+        gradient={name: value.detach() for name, value in gradient.items()},
+        spec=spec,
+        model=model,
+        num_examples=len(labels),
+        labels=target.sort().values,
+    )
+    return seen, Truth(inputs=list(inputs), labels=target)
+
+
+def attacked(seen: Observation, labels_from: str = "given") -> Reconstruction:
+    return ExactBatch(labels_from=labels_from).reconstruct(seen, testing.job())
+
+
+def error(claimed: Reconstruction, truth: Truth, spec: Any = SPEC) -> float:
+    return METRICS["mse"].score(claimed, truth, spec)
+
+
+@pytest.mark.parametrize("labels_from", ["given", "llg"])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_every_image_through_relus_with_repeated_labels(depth, labels_from):
+    seen, truth = observed(perceptron(*[nn.ReLU() for _ in range(depth)]))
+    claimed = attacked(seen, labels_from)
+    assert error(claimed, truth) < 1e-8
+    assert METRICS["label_exact"].score(claimed, truth, SPEC) == 1
+    assert claimed.diagnostics["residual"] < 1e-5
+    assert claimed.diagnostics["mismatch"] < 1e-3
+
+
+@pytest.mark.parametrize(
+    "activation", [nn.Sigmoid, nn.Tanh, nn.ELU, nn.LeakyReLU], ids=lambda one: one.__name__
+)
+def test_every_image_through_activations_with_an_inverse(activation):
+    seen, truth = observed(perceptron(activation(), activation()), [3, 8, 7, 5, 0, 1])
+    assert error(attacked(seen), truth) < 1e-5
+
+
+def test_a_single_image_where_most_units_do_not_fire():
+    seen, truth = observed(perceptron(nn.ReLU(), width=20), [4])
+    assert error(attacked(seen), truth) < 1e-8
+
+
+def test_inputs_stand_beside_their_labels():
+    seen, truth = observed(perceptron(nn.ReLU()), [3, 8, 7, 5])
+    claimed = attacked(seen)
+    ours = {int(k): one for k, one in zip(claimed.labels, claimed.inputs, strict=True)}
+    for label, true in zip(truth.labels.tolist(), truth.inputs, strict=True):
+        torch.testing.assert_close(ours[label], true, rtol=0, atol=1e-4)
+
+
+def test_rows_of_a_table():
+    spec = TabularSpec(classes=8, columns=tuple(Column(f"c{i}") for i in range(9)))
+    seen, truth = observed(perceptron(nn.ReLU(), inputs=9, classes=8), [1, 1, 5, 2], spec)
+    assert METRICS["row_exact"].score(attacked(seen), truth, spec) == 1
+
+
+def test_a_model_that_normalises_its_inputs():
+    class Normalised(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, images: Tensor) -> Tensor:
+            return self.inner((images - 0.4) / 0.2)
+
+    module = Normalised(perceptron(nn.ReLU()).module)
+    model = VictimModel(module, head="inner.head", loss=cross_entropy)
+    seen, truth = observed(model)
+    seen = dataclasses.replace(seen, head=model.head)
+    assert error(attacked(seen), truth) < 1e-8
+
+
+def test_a_gradient_of_another_batch_below_the_head_is_refused():
+    model = perceptron(nn.ReLU())
+    seen, _ = observed(model)
+    other, _ = observed(model, seed=1)
+    mixed = {**seen.gradient, "layer0.weight": other.gradient["layer0.weight"]}
+    with pytest.raises(ValueError, match=r"features fit .*but no inputs do"):
+        attacked(dataclasses.replace(seen, gradient=mixed))
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        (testing.network(), "'conv.bias' is no fully connected layer"),
+        (perceptron(nn.GELU()), "between the layers 'layer0' and 'head' is none of"),
+        (perceptron(nn.ReLU(), nn.Dropout(0.5)), "drops units at random"),
+    ],
+    ids=["convolution", "gelu", "dropout"],
+)
+def test_other_networks_are_refused_and_warned_of(model, why):
+    spec = dataclasses.replace(SPEC, classes=model.module.head.out_features)
+    model.spec = spec
+    seen, _ = observed(model, [1, 2, 3], spec)
+    with pytest.raises(ValueError, match=why):
+        attacked(seen)
+    assert any(why.partition("'")[0] in one for one in ExactBatch().cautions(model))
+
+
+def test_a_layer_whose_gradient_was_not_sent_is_refused():
+    seen, _ = observed(perceptron(nn.ReLU()))
+    sent = {k: v for k, v in seen.gradient.items() if k != "layer0.weight"}
+    with pytest.raises(ValueError, match=r"no gradient of 'layer0\.weight'"):
+        attacked(dataclasses.replace(seen, gradient=sent))
+
+
+def test_a_gradient_below_the_head_that_is_not_finite_is_refused():
+    seen, _ = observed(perceptron(nn.ReLU()))
+    spoilt = {**seen.gradient, "layer0.weight": seen.gradient["layer0.weight"] / 0}
+    with pytest.raises(ValueError, match="'layer0' holds NaN or Inf"):
+        attacked(dataclasses.replace(seen, gradient=spoilt))
