@@ -38,8 +38,8 @@ class ExactBatch(FeatureSeparation):
     The batch may have fewer examples than there are classes, labels may repeat, and no layer may
     have fewer units than there are examples. What the model does to each value of an input before
     the first layer, such as normalisation, is recognised. `diagnostics` adds the largest relative
-    error of a layer's gradient, `mismatch`: mostly 1e-6 or less, and 1e-4 at most, where inputs were
-    right. Above `tolerance` nothing is claimed.
+    error of a layer's gradient, `mismatch`: mostly 1e-6 or less, and 1e-4 at most, where inputs
+    were right. Above `tolerance` nothing is claimed.
     """
 
     name = "exact-batch"
