@@ -1,0 +1,133 @@
+"""Odd batches and models of other projects: nested, with NaN, and a head nobody can tell."""
+
+import math
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
+from support.tiny import rows
+from torch import nn
+
+from adversaries import DLG, LLG
+from fedsim import HonestButCurious, reveal, watch
+from fedsim.engine.inline import InlineGrid
+from fedsim.errors import ScenarioError
+
+
+@pytest.fixture(autouse=True)
+def _store(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDSIM_TRUTH", str(tmp_path / "truth"))
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.out = nn.Linear(16, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.out(torch.sigmoid(self.hidden(x.flatten(1))))
+
+
+class Filled(Net):
+    """It takes a missing pixel, which is NaN, for zero."""
+
+    def forward(self, x):
+        return super().forward(x.nan_to_num())
+
+
+class Headless(nn.Module):
+    """Its logits come from no linear layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(16, 4))
+
+    def forward(self, x):
+        return x.flatten(1) @ self.weight
+
+
+def examples(client, *, missing=False):
+    rng = torch.Generator().manual_seed(client)
+    images = torch.rand(2, 1, 4, 4, generator=rng)
+    images[0, 0, 0, 0] = math.nan if missing else 0.5
+    return images, torch.tensor([client, client + 1])
+
+
+def audited(folder, batch, images_of, make=Net):
+    """The rows of an audit of two clients that take one step on a batch."""
+    app = ClientApp()
+
+    @app.train(mods=[watch()])
+    def train(message, context):
+        net = make()
+        net.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        made = batch(int(context.node_config["partition-id"]))
+        for shown in reveal([made]):
+            images, labels = images_of(shown)
+            nn.functional.cross_entropy(net(images), labels).backward()
+            optimizer.step()
+        metrics = MetricRecord({"num-examples": 2})
+        content = {"arrays": ArrayRecord(net.state_dict()), "metrics": metrics}
+        return Message(RecordDict(content), reply_to=message)
+
+    HonestButCurious(
+        FedAvg(fraction_evaluate=0.0),
+        model=make,
+        adversaries=[LLG(), DLG(iterations=3, restarts=0)],
+        out=folder,
+        threat={"grants": "full"},
+    ).start(
+        grid=InlineGrid(2, app),
+        initial_arrays=ArrayRecord(make().state_dict()),
+        num_rounds=1,
+    )
+    return {(row["client"], row["status"], row["truth"], row["checked"]) for row in rows(folder)}
+
+
+SOUND = {(client, "ok", "revealed", "fits") for client in ("0", "1")}
+
+
+def pair(client):
+    images, labels = examples(client)
+    return (images, torch.zeros(2, 3)), labels
+
+
+def keyed(client):
+    images, labels = examples(client)
+    return {"data": {"image": images}, "label": labels}
+
+
+@pytest.mark.parametrize(
+    ("batch", "images_of"),
+    [
+        (pair, lambda shown: (shown[0][0], shown[1])),
+        (keyed, lambda shown: (shown["data"]["image"], shown["label"])),
+    ],
+)
+def test_nested_batches_are_revealed(batch, images_of, tmp_path):
+    assert audited(tmp_path / "run", batch, images_of) == SOUND
+
+
+def test_inputs_with_nan_are_attacked_where_the_model_takes_them(tmp_path):
+    def missing(client):
+        return examples(client, missing=True)
+
+    assert audited(tmp_path / "run", missing, lambda shown: shown, Filled) == SOUND
+
+
+def test_a_client_whose_inputs_make_its_weights_nan_is_refused_alone(tmp_path):
+    def one_missing(client):
+        return examples(client, missing=client == 0)
+
+    assert audited(tmp_path / "run", one_missing, lambda shown: shown) == {
+        ("0", "failed", "absent", "not checked: the client revealed nothing"),
+        ("1", "ok", "revealed", "fits"),
+    }
+
+
+def test_a_head_that_nobody_can_tell_is_refused_in_a_sentence(tmp_path):
+    with pytest.raises(ScenarioError, match="none of its linear layers has 4 outputs"):
+        audited(tmp_path / "run", examples, lambda shown: shown, Headless)
