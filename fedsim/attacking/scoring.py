@@ -14,9 +14,9 @@ from fedsim import metrics
 from fedsim.adversary import Adversary
 from fedsim.attacking.contradiction import CONTENT, contradiction
 from fedsim.attacking.revealed import Revealed
-from fedsim.attacking.true_features import true_features
 from fedsim.attacking.truths import distinct, union
 from fedsim.errors import DataError
+from fedsim.gradients.true_features import true_features
 from fedsim.plugin import title
 from fedsim.records import Finding, Interception, Reconstruction, Status, Truth
 from fedsim.runs.reading import TENSORS
@@ -213,7 +213,7 @@ class Scorer:
                 held = truth.num_examples // sum(steps) or 1
             truth = self._scored(attack, truth)
             if "features" in fields and sum(steps) == 1:
-                found = true_features(self.task, interception.before, truth)
+                found = true_features(self.task.victim(interception.before), truth)
                 truth = dataclasses.replace(truth, features=found)
         except Exception as reason:
             if status == "ok":

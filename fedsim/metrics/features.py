@@ -43,6 +43,7 @@ class FeaturesRecovered(Metric):
 
     name = "features_recovered"
     fields = ("features",)
+    keywords = ("features", "embeddings", "exact recovery")
     shown = Measure(
         "Features recovered",
         phrase="{share} of the feature vectors of {n} updates recovered",
@@ -65,6 +66,7 @@ class FeatureError(Metric):
 
     name = "feature_error"
     fields = ("features",)
+    keywords = ("features", "embeddings", "relative error")
     shown = Measure(
         "Error of features",
         phrase="relative error of features {value} over {n} updates",

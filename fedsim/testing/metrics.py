@@ -1,5 +1,6 @@
 """Conformance check of metrics."""
 
+import dataclasses
 import functools
 import math
 import re
@@ -12,6 +13,7 @@ import torch
 from pydantic import ValidationError
 
 from fedsim.errors import FedsimError
+from fedsim.gradients.true_features import true_features
 from fedsim.libraries import brief
 from fedsim.metric import FORMAT, Measure, Metric
 from fedsim.metrics.registry import random_guess
@@ -88,6 +90,9 @@ def _scores(metric: Metric, task: Task, spec: Spec) -> list[str]:
     found = []
     for size in (4, 1):
         truth = task.truth([0], 1, batch_size=size, steps=1)
+        if "features" in metric.fields:
+            features = true_features(task.victim(task.arrays(task.build())), truth)
+            truth = dataclasses.replace(truth, features=features)
         victim = f"on a victim with {size} example{'s' if size > 1 else ''} of '{task.name}' "
         found += [victim + one for one in _of_victim(metric, truth, spec, task, single=size == 1)]
     return found
@@ -194,7 +199,7 @@ def true_claim(truth: Truth, spec: Spec) -> Reconstruction:
         known |= {"labels": labels, "label_counts": counts, "label_set": frozenset(counts)}
         known["num_labels"] = len(labels)
         known["label_scores"] = torch.bincount(labels, minlength=spec.classes).float()
-    for field in ("inputs", "sequences", "tokens", "text"):
+    for field in ("inputs", "sequences", "tokens", "text", "features"):
         known[field] = getattr(truth, field)
     if truth.tokens is not None:
         known["token_counts"] = dict(Counter(i for one in truth.tokens for i in one.tolist()))
@@ -221,6 +226,9 @@ def _each(claim: Reconstruction, change: Any, *, empty: bool = False) -> Reconst
     for field in ("inputs", "sequences", "tokens", "text"):
         if getattr(claim, field) is not None:
             changed[field] = list(change(list(getattr(claim, field))))
+    if (features := claim.features) is not None:
+        rows = change(list(features))
+        changed["features"] = torch.stack(list(rows)) if len(rows) else features[:0]
     changed["attributes"] = {k: list(change(list(v))) for k, v in claim.attributes.items()}
     if claim.labels is not None:
         labels = change(claim.labels.tolist())

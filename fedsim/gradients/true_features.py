@@ -1,21 +1,18 @@
 """The true feature vectors of a victim's examples, for the metrics of claimed ones."""
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
-from fedsim.gradients import layer_calls
+from fedsim.gradients.head import layer_calls
 from fedsim.records import Truth
-from fedsim.task import Task
+from fedsim.victim import VictimModel
 
 
-def true_features(task: Task, before: Mapping[str, Tensor], truth: Truth) -> Tensor | None:
+def true_features(model: VictimModel, truth: Truth) -> Tensor | None:
     """Compute the inputs of the head as the client's model had them in its first local step.
 
     Args:
-        task: The task.
-        before: The arrays that the client received.
+        model: The model as the client received it.
         truth: Its examples, those of one step.
 
     Returns:
@@ -24,7 +21,6 @@ def true_features(task: Task, before: Mapping[str, Tensor], truth: Truth) -> Ten
     """
     if not truth.inputs or len({one.shape for one in truth.inputs}) > 1:
         return None
-    model = task.victim(before)
     if model.drops:
         return None
     layer = model.module.get_submodule(model.head)
