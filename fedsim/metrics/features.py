@@ -48,7 +48,7 @@ class FeaturesRecovered(Metric):
         "Features recovered",
         phrase="{share} of the feature vectors of {n} updates recovered",
         kind="share",
-        rank=45,
+        rank=215,
     )
 
     def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
@@ -72,7 +72,7 @@ class FeatureError(Metric):
         phrase="relative error of features {value} over {n} updates",
         lower=True,
         most=1.0,
-        rank=145,
+        rank=216,
     )
 
     def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:

@@ -8,9 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from adversaries.inputs.exact_batch.perceptron import MASKS, Perceptron
-from adversaries.inputs.feature_separation import FeatureSeparation
+from adversaries.inputs.exact_batch.perceptron import THRESHOLDS, Perceptron
 from adversaries.inputs.feature_separation.head_equations import Separation
+from adversaries.inputs.feature_separation.head_separation import HeadSeparation
 from fedsim import Job, Knowledge, Observation, Reconstruction, Requirement, VictimModel
 from fedsim.gradients import claim_labels, layer_rows
 from fedsim.spec import ImageSpec, TabularSpec
@@ -22,7 +22,7 @@ REFINED = 5
 """How often inputs are computed, each time from the features of the inputs before."""
 
 
-class ExactBatch(FeatureSeparation):
+class ExactBatch(HeadSeparation):
     """All inputs of a batch, to rounding, from the gradient of a perceptron.
 
     Feature separation gives the inputs of the head and the part E of each example in the gradient
@@ -46,10 +46,10 @@ class ExactBatch(FeatureSeparation):
     keywords = ("gradient inversion", "analytic", "exact recovery", "perceptron", "large batches")
     suits = (ImageSpec, TabularSpec)
     needs = Knowledge.GRADIENT | Knowledge.MODEL
-    recovers = FeatureSeparation.recovers | {"inputs"}
+    recovers = HeadSeparation.recovers | {"inputs"}
     cites = "this project"
     requirements: ClassVar[tuple[Requirement, ...]] = (
-        *FeatureSeparation.requirements,
+        *HeadSeparation.requirements,
         Requirement("dropout", "the masks are not known", most=0),
     )
 
@@ -60,7 +60,7 @@ class ExactBatch(FeatureSeparation):
             found.append("the model drops units at random, and which ones is not known")
         if model.spec is not None and model.spec.input_shape is not None and not found:
             try:
-                Perceptron.of(_exactly(model), model.spec.input_shape)
+                Perceptron.of(_in_float64(model), model.spec.input_shape)
             except ValueError as error:
                 found.append(str(error))
         return found
@@ -78,7 +78,7 @@ class ExactBatch(FeatureSeparation):
                 "the model drops units at random, and which ones is not known. feature-separation "
                 "claims the features as they reached the head"
             )
-        model = _exactly(given).to(job.device)
+        model = _in_float64(given).to(job.device)
         shape = seen.spec.input_shape
         if shape is None:
             raise ValueError("inputs of different shapes are no inputs of a perceptron")
@@ -99,14 +99,18 @@ class ExactBatch(FeatureSeparation):
             residual = min(residual, found.residual)
             if not found.residual < self.tolerance:
                 continue
-            for mask in MASKS:
-                claim = _explained(chain, model, found, gradient, mask)
+            for threshold in THRESHOLDS:
+                claim = _explained(chain, model, found, gradient, threshold)
                 best = min(best, claim, key=lambda one: one.mismatch)
                 if best.mismatch < FITS:
                     break
             if best.mismatch < self.tolerance:
                 notes = {"residual": found.residual, "rank": len(found.labels)}
-                notes |= {"label_multisets": tried, "mismatch": best.mismatch, "mask": best.mask}
+                notes |= {
+                    "label_multisets": tried,
+                    "mismatch": best.mismatch,
+                    "threshold": best.threshold,
+                }
                 return claim_labels(
                     found.labels.cpu(),
                     features=chain.features(best.flat).float().cpu(),
@@ -114,7 +118,7 @@ class ExactBatch(FeatureSeparation):
                     diagnostics=notes,
                 )
         if not residual < self.tolerance:
-            raise ValueError(self._unfit(residual, 0.0, tried))
+            raise ValueError(self._misses(residual, tried))
         raise ValueError(
             f"the features fit (residual {residual:.2g}), but no inputs do: they miss a layer's "
             f"gradient by {best.mismatch:.2g} of it, and tolerance = {self.tolerance:g}. "
@@ -128,7 +132,7 @@ class _Claim:
 
     mismatch: float
     flat: Tensor
-    mask: float
+    threshold: float
 
 
 def _explained(
@@ -136,22 +140,26 @@ def _explained(
     model: VictimModel,
     found: Separation,
     gradient: Mapping[str, Tensor],
-    mask: float,
+    threshold: float,
 ) -> _Claim:
     """The inputs below a separation, refined with the features that they have themselves."""
-    best, features, errors = _Claim(math.inf, found.features, mask), found.features, found.errors
+    best, features, errors = (
+        _Claim(math.inf, found.features, threshold),
+        found.features,
+        found.errors,
+    )
     for _ in range(REFINED):
-        flat = chain.inputs(features, errors, gradient, mask)
+        flat = chain.inputs(features, errors, gradient, threshold)
         mismatch = _mismatch(model, flat.view(-1, *chain.shape), found.labels, gradient)
         if not mismatch < best.mismatch:
             break
-        best = _Claim(mismatch, flat, mask)
+        best = _Claim(mismatch, flat, threshold)
         features = chain.features(flat)
         errors = chain.errors(features, found.labels)
     return best
 
 
-def _exactly(model: VictimModel) -> VictimModel:
+def _in_float64(model: VictimModel) -> VictimModel:
     """A copy in float64 and evaluation mode."""
     found = model.copy()
     found.module.double().eval()

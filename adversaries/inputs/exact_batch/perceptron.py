@@ -1,4 +1,4 @@
-"""The layers of a perceptron as they are called, and its inputs from those of its head."""
+"""A perceptron's layers and activations, and the inputs of a batch from the inputs of its head."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from fedsim.gradients import layer_calls
 PROBES = 4
 """Random inputs by which the functions between layers are recognised."""
 
-MASKS = (0.0, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 3e-2)
+THRESHOLDS = (0.0, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 3e-2)
 """Activations below these shares of their mean count as those of units that do not fire."""
 
 DOUBTFUL = 10.0
@@ -88,27 +88,29 @@ class Layer:
         found: Tensor = lstsq(errors.T, gradient).solution
         return found
 
-    def below(self, outputs: Tensor, pulled: Tensor, gradient: Tensor, mask: float) -> Tensor:
+    def inputs(
+        self, outputs: Tensor, upstream: Tensor, gradient: Tensor, threshold: float
+    ) -> Tensor:
         """Find the inputs of a batch.
 
         Args:
             outputs: The outputs behind the activation (B, units).
-            pulled: The gradient of the loss by them (B, units).
+            upstream: The gradient of the loss by these outputs (B, units).
             gradient: dW (units, inputs).
-            mask: A share of the mean activation; see `MASKS`.
+            threshold: A share of the mean activation; see `THRESHOLDS`.
 
         Returns:
             X (B, inputs).
         """
         if self.behind.inverse is not None:
             before = self.behind.inverse(outputs)
-            return self.fitted(pulled * self.behind.slope(before), gradient)
-        sizes, level = outputs.abs(), mask * outputs.abs().mean()
+            return self.fitted(upstream * self.behind.slope(before), gradient)
+        sizes, level = outputs.abs(), threshold * outputs.abs().mean()
         sure = ((sizes > DOUBTFUL * level) | (sizes <= level)).all(dim=0)
-        errors = pulled * (outputs > level)
+        errors = upstream * (outputs > level)
         for _ in range(ROUNDS):
             found = self.fitted(errors[:, sure], gradient[sure])
-            again = pulled * (found @ self.weight.T + self.bias > 0)
+            again = upstream * (found @ self.weight.T + self.bias > 0)
             missed = (again.T @ found - gradient).norm(dim=1)
             fits = missed <= OUTLYING * missed[missed > 0].median()
             if torch.equal(again, errors) and torch.equal(fits, sure):
@@ -116,9 +118,9 @@ class Layer:
             errors, sure = again, fits
         return found
 
-    def errors(self, inputs: Tensor, pulled: Tensor) -> Tensor:
+    def errors(self, inputs: Tensor, upstream: Tensor) -> Tensor:
         """dZ (B, units) at these inputs."""
-        return pulled * self.behind.slope(inputs @ self.weight.T + self.bias)
+        return upstream * self.behind.slope(inputs @ self.weight.T + self.bias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +211,7 @@ class Perceptron:
         return found
 
     def inputs(
-        self, features: Tensor, errors: Tensor, gradient: Mapping[str, Tensor], mask: float
+        self, features: Tensor, errors: Tensor, gradient: Mapping[str, Tensor], threshold: float
     ) -> Tensor:
         """Go down from the head to the inputs of a batch.
 
@@ -217,15 +219,15 @@ class Perceptron:
             features: The inputs of the head (B, d).
             errors: The part of each example in the gradient of the logits (B, classes).
             gradient: The gradient by parameter name, float64.
-            mask: A share of the mean activation; see `MASKS`.
+            threshold: A share of the mean activation; see `THRESHOLDS`.
 
         Returns:
             Inputs, flat (B, values), as the model takes them.
         """
-        outputs, pulled = features, errors @ self.head[0]
+        outputs, upstream = features, errors @ self.head[0]
         for layer in reversed(self.layers):
-            found = layer.below(outputs, pulled, gradient[f"{layer.name}.weight"], mask)
-            pulled = layer.errors(found, pulled) @ layer.weight
+            found = layer.inputs(outputs, upstream, gradient[f"{layer.name}.weight"], threshold)
+            upstream = layer.errors(found, upstream) @ layer.weight
             outputs = found
         return (outputs - self.offset) / self.scale
 

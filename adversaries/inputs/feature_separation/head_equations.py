@@ -1,7 +1,7 @@
 """The equations between a head's gradient and the features behind it, and their solution."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -9,16 +9,17 @@ import torch
 from torch import Tensor, nn
 from torch.linalg import lstsq, svd
 
-Curved = Callable[[Tensor], Tensor]
-"""Multiplies J'J by a change of the unknowns (B, B)."""
-
-Solver = Callable[[Tensor, float], Tensor | None]
-"""Finds a step (B, B) for a slope and a damping; None if there is none."""
+from adversaries.inputs.feature_separation.damped_steps import (
+    Product,
+    Solver,
+    by_conjugate_gradients,
+    directly,
+)
 
 SAME = 1e-14
 """Relative change of the fixed point at which it ends."""
 
-MOVES = (0.1, 0.3, 1.0, 0.03) * 3
+PERTURBATIONS = (0.1, 0.3, 1.0, 0.03) * 3
 """How far examples of the same label are set apart at each start, in norms of a row."""
 
 SETTLED, SMALL = 1e-3, 1e-6
@@ -36,11 +37,9 @@ INVERTED = 48
 ROUNDED = 6e-8
 """Residual that rounding to float32 leaves; a smaller one is luck."""
 
-INNER, PRECISE = 2000, 1e-3
-"""Most iterations of the conjugate gradients of a step, and the residual at which they end."""
-
 TRIES, RISE, SINK = 12, 4.0, 5.0
-"""Damping of Levenberg-Marquardt: tries of a step, its factor after a failed one, its divisor."""
+"""Levenberg-Marquardt: tries of a step, and the damping's factor after a failed one, its divisor
+after a successful one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +52,16 @@ class Separation:
         errors: The part of each example in the gradient of the logits (B, classes).
         residual: By what the equations are missed, as a share of the gradient: root of the sum of
             squares for weight and bias.
-        doubt: The largest relative error of an example's features that this residual, or rounding,
-            lets expect; NaN for more than `INVERTED` examples.
+        expected_error: The largest standard error of an example's features, relative to them, that
+            least squares give with this residual, or with rounding; NaN for more than `INVERTED`
+            examples.
     """
 
     features: Tensor
     labels: Tensor
     errors: Tensor
     residual: float
-    doubt: float
+    expected_error: float
 
 
 class HeadEquations:
@@ -118,7 +118,7 @@ class HeadEquations:
             return
         norm = point.norm(dim=1).median()
         repeated = (labels[:, None] == labels).sum(dim=1) > 1
-        for share in MOVES if repeated.any() else MOVES[:1]:
+        for share in PERTURBATIONS if repeated.any() else PERTURBATIONS[:1]:
             noise = torch.randn(point.shape, generator=rng).to(point)
             away = share * norm * noise / noise.norm(dim=1, keepdim=True)
             residual, found = self._refined(point + repeated[:, None] * away, onehot, steps)
@@ -128,14 +128,16 @@ class HeadEquations:
         self, point: Tensor, labels: Tensor, onehot: Tensor, residual: float
     ) -> Separation:
         shares, errors = self._errors(point, onehot)
-        doubt = self._doubt(point, shares, errors, residual)
-        return Separation(point @ self.basis, labels, errors, residual, doubt)
+        expected = self._expected_error(point, shares, errors, residual)
+        return Separation(point @ self.basis, labels, errors, residual, expected)
 
-    def _doubt(self, point: Tensor, shares: Tensor, errors: Tensor, residual: float) -> float:
-        """The expected error of M, by the covariance that least squares have: s^2 (J'J)^-1."""
+    def _expected_error(
+        self, point: Tensor, shares: Tensor, errors: Tensor, residual: float
+    ) -> float:
+        """The standard error of M's rows, by the covariance of least squares: s^2 (J'J)^-1."""
         if self.size > INVERTED:
             return math.nan
-        whole = self._whole(partial(self._curved, point, shares, errors))
+        whole = self._matrix(partial(self._gauss_newton, point, shares, errors))
         factors, failed = torch.linalg.cholesky_ex(whole)
         if failed.any():
             return math.inf
@@ -145,12 +147,12 @@ class HeadEquations:
         noise = max(residual, ROUNDED) / math.sqrt(free)
         return float((noise * spread.sqrt() / point.norm(dim=1)).max())
 
-    def misfit(self, labels: Tensor) -> float:
-        """The residual of the fixed point with these labels, by which they can be compared."""
+    def fixed_point_residual(self, labels: Tensor) -> float:
+        """The residual of the fixed point with labels (B,), by which multisets can be compared."""
         onehot = nn.functional.one_hot(labels, len(self._bias)).to(self._bias)
         return self._residual(self._fixed_point(onehot), onehot)
 
-    def counted(self, labels: Tensor | None) -> Tensor | None:
+    def labels_by_bias(self, labels: Tensor | None) -> Tensor | None:
         """The label multiset that the bias's gradient shows: B db is the sum of P less the counts.
 
         Args:
@@ -207,11 +209,13 @@ class HeadEquations:
         damping, residual = 1e-3, self._residual(point, onehot)
         for _ in range(steps):
             shares, errors = self._errors(point, onehot)
-            slope = self._pulled(point, shares, errors, *self._missed(point, errors))
-            curved = partial(self._curved, point, shares, errors)
-            solve = self._directly(curved) if self.size <= DENSE else None
-            if solve is None:
-                solve = _by_conjugate_gradients(curved, self._blocks(point, shares, errors))
+            slope = self._transposed(point, shares, errors, *self._missed(point, errors))
+            product = partial(self._gauss_newton, point, shares, errors)
+            solve: Solver
+            if self.size <= DENSE:
+                solve = partial(directly, self._matrix(product))
+            else:
+                solve = by_conjugate_gradients(product, self._blocks(point, shares, errors))
             better = False
             for _ in range(TRIES):
                 if (step := solve(slope, damping)) is not None:
@@ -228,36 +232,32 @@ class HeadEquations:
                 break
         return residual, point
 
-    def _directly(self, curved: Curved) -> Solver:
-        """A solver by J'J itself."""
-        return partial(_damped, self._whole(curved))
-
-    def _whole(self, curved: Curved) -> Tensor:
+    def _matrix(self, product: Product) -> Tensor:
         """J'J, (B^2, B^2)."""
         count = self.size**2
         units = torch.eye(count).to(self.basis).view(count, self.size, self.size)
-        found: Tensor = torch.vmap(curved)(units).reshape(count, count)
+        found: Tensor = torch.vmap(product)(units).reshape(count, count)
         return found
 
-    def _curved(self, point: Tensor, shares: Tensor, errors: Tensor, step: Tensor) -> Tensor:
+    def _gauss_newton(self, point: Tensor, shares: Tensor, errors: Tensor, step: Tensor) -> Tensor:
         """J'J times a step (B, B), in O(C B^2)."""
-        change = self._softmaxed(shares, step @ self._logits)
+        change = self._through_softmax(shares, step @ self._logits)
         matrix = (change.T @ point + errors.T @ step) / self._scale
         sums = None if self._sums is None else change.sum(dim=0) / self._sum_scale
-        return self._pulled(point, shares, errors, matrix, sums)
+        return self._transposed(point, shares, errors, matrix, sums)
 
-    def _pulled(
+    def _transposed(
         self, point: Tensor, shares: Tensor, errors: Tensor, matrix: Tensor, sums: Tensor | None
     ) -> Tensor:
         """J' times changes of the equations, (C, B) and (C,); returns (B, B)."""
-        pull = point @ matrix.T / self._scale
+        by_errors = point @ matrix.T / self._scale
         if sums is not None:
-            pull = pull + sums / self._sum_scale
+            by_errors = by_errors + sums / self._sum_scale
         found: Tensor = errors @ matrix / self._scale
-        found += self._softmaxed(shares, pull) @ self._logits.T
+        found += self._through_softmax(shares, by_errors) @ self._logits.T
         return found
 
-    def _softmaxed(self, shares: Tensor, change: Tensor) -> Tensor:
+    def _through_softmax(self, shares: Tensor, change: Tensor) -> Tensor:
         """The change of E by a change of the logits, both (B, C); it is its own transpose."""
         weighted = shares * change
         found: Tensor = (weighted - shares * weighted.sum(dim=1, keepdim=True)) / self.size
@@ -277,51 +277,14 @@ class HeadEquations:
         return found
 
 
-def _damped(whole: Tensor, slope: Tensor, damping: float) -> Tensor | None:
-    """Solve (A + damping diag A) x = slope; None if A is not positive."""
-    factors, failed = torch.linalg.cholesky_ex(whole + torch.diag(damping * whole.diagonal()))
-    if failed.any():
-        return None
-    return torch.cholesky_solve(slope.reshape(-1, 1), factors).view(slope.shape)
-
-
-def _by_conjugate_gradients(curved: Curved, blocks: Tensor) -> Solver:
-    """A solver by products with J'J, preconditioned by its diagonal blocks (B, B, B)."""
-    diagonal = blocks.diagonal(dim1=1, dim2=2)
-
-    def solve(slope: Tensor, damping: float) -> Tensor | None:
-        factors, failed = torch.linalg.cholesky_ex(blocks + torch.diag_embed(damping * diagonal))
-        if failed.any():
-            return None
-
-        def preconditioned(values: Tensor) -> Tensor:
-            return torch.cholesky_solve(values[:, :, None], factors)[:, :, 0]
-
-        found, rest = torch.zeros_like(slope), slope.clone()
-        direction = ahead = preconditioned(rest)
-        weight, goal = (rest * ahead).sum(), PRECISE * rest.norm()
-        for _ in range(INNER):
-            image = curved(direction) + damping * diagonal * direction
-            along = weight / (direction * image).sum()
-            found, rest = found + along * direction, rest - along * image
-            if rest.norm() < goal:
-                break
-            ahead = preconditioned(rest)
-            before, weight = weight, (rest * ahead).sum()
-            direction = ahead + (weight / before) * direction
-        return found
-
-    return solve
-
-
-def nearby(labels: Tensor, doubtful: list[int]) -> Iterator[Tensor]:
+def with_one_changed(labels: Tensor, others: list[int]) -> Iterator[Tensor]:
     """Label multisets that differ from one in a single label.
 
     Args:
         labels: int64 (B,).
-        doubtful: Labels that may replace another one, the likeliest first.
+        others: Labels that may replace another one, the likeliest first.
     """
-    for new in doubtful:
+    for new in others:
         for old in sorted({*labels.tolist()}):
             if new != old:
                 changed = labels.clone()

@@ -1,0 +1,171 @@
+"""The base of attacks that solve the equations of a head's gradient for the features behind it."""
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from adversaries.inputs.feature_separation.head_equations import (
+    HeadEquations,
+    Separation,
+    with_one_changed,
+)
+from fedsim import Adversary, Job, Knowledge, Observation, Requirement, VictimModel
+from fedsim.adversary import Source
+from fedsim.gradients import HeadGradient, rank_of, tied
+
+
+class HeadSeparation(Adversary):
+    """Base class: the features and labels of a batch that solve the head's equations.
+
+    See `FeatureSeparation` for the equations, and `HeadEquations` for how they are solved.
+    """
+
+    needs = Knowledge.HEAD_GRADIENT | Knowledge.MODEL
+    recovers = frozenset({"features", "labels", "label_counts", "label_set"})
+    requirements: ClassVar[tuple[Requirement, ...]] = (
+        Requirement("label_share", "there must be fewer examples than classes", most=0.95),
+        Requirement("steps", "the equations are those of a single step", most=1),
+        Requirement("optimizer", "steps of another optimizer have other ratios", only=("sgd",)),
+        Requirement("imbalance", "noise hides which features fit", most=0.02),
+    )
+
+    labels_from: Source = "llg"
+    """Where the labels come from, with their multiplicities: "given" (the threat model grants
+    LABELS), or another adversary by name, such as "llg" (variant "llg+" with auxiliary data)."""
+
+    tolerance: float = Field(default=1e-3, gt=0, lt=1)
+    """The largest residual of a claim. Updates with noise or many roundings need a larger one."""
+
+    steps: int = Field(default=100, ge=0)
+    """The largest number of steps of Levenberg-Marquardt from one start; 0: the fixed point alone,
+    which merges examples of the same label."""
+
+    corrections: int = Field(default=8, ge=0)
+    """The largest number of label multisets that are tried beside that of `labels_from`: those that
+    the bias's gradient shows, then those that differ from it in one label and fit best."""
+
+    def cautions(self, model: VictimModel) -> list[str]:
+        """Warn of heads that have another loss than cross-entropy over classes."""
+        if hasattr(model.module, "blank"):
+            return ["the model is trained with CTC: its head's gradient is not E' H with known E"]
+        return super().cautions(model)
+
+    def separations(self, seen: Observation, job: Job) -> Iterator[tuple[int, Separation]]:
+        """Solutions, each with the number of label multisets so far, the likeliest labels first.
+
+        Other labels than those of `labels_from` are tried if none of its solutions fits.
+
+        Raises:
+            ValueError: There are too many examples, or fewer independent ones than examples; the
+                head is tied to another layer, or its gradient holds NaN or Inf.
+        """
+        head, model = HeadGradient.of(seen), seen.know(Knowledge.MODEL)
+        if twins := tied(model):
+            raise ValueError(
+                f"the head's weight is also {', '.join(twins)}: its gradient is the sum of both "
+                "layers', and no features follow. Use dlg or inverting-gradients"
+            )
+        if head.bias is not None and not head.bias.isfinite().all():
+            raise ValueError(f"the gradient of '{seen.head}.bias' holds NaN or Inf")
+        parameters = model.parameters()
+        weight, bias = parameters[f"{seen.head}.weight"], parameters.get(f"{seen.head}.bias")
+        if weight.shape != head.weight.shape:
+            raise ValueError(
+                f"the head '{seen.head}' has a weight {tuple(weight.shape)}, and its gradient is "
+                f"{tuple(head.weight.shape)}"
+            )
+        size = self._size(seen, head.weight)
+        equations = HeadEquations(
+            _in_float64(head.weight, job.device),
+            None if head.bias is None else _in_float64(head.bias, job.device),
+            _in_float64(weight, job.device),
+            None if bias is None else _in_float64(bias, job.device),
+            size,
+        )
+        first = self._labels(seen, head, size, job).to(job.device)
+        likely = head.weight.norm(dim=1).argsort(descending=True)[: 2 * size].tolist()
+        multisets = islice(self._multisets(equations, first, likely), 1 + self.corrections)
+        for number, labels in enumerate(multisets, 1):
+            fits = False
+            for found in equations.solutions(labels, job.rng, self.steps):
+                fits |= found.residual < self.tolerance
+                yield number, found
+            if fits:
+                return
+
+    def _multisets(
+        self, equations: HeadEquations, labels: Tensor, likely: list[int]
+    ) -> Iterator[Tensor]:
+        """Label multisets (B,), the likeliest first, `labels` before all; alone if granted."""
+        yield labels
+        if self.source("labels_from") == "given":
+            return
+        known, shown = [labels], equations.labels_by_bias(None)
+        while shown is not None and not any(torch.equal(shown, one) for one in known):
+            yield shown
+            known, shown = [*known, shown], equations.labels_by_bias(shown)
+        others = with_one_changed(labels, likely)
+        yield from sorted(others, key=equations.fixed_point_residual)
+
+    def _misses(self, residual: float, tried: int) -> str:
+        """Why nothing is claimed if no solution has a residual below `tolerance`."""
+        return (
+            f"no features fit: the equations of the head are missed by {residual:.2g} of the "
+            f"gradient, and tolerance = {self.tolerance:g}. The labels may be wrong (multisets "
+            f'tried: {tried}; grant LABELS, labels_from = "given"), or the update has noise or '
+            "several local steps. dlg matches gradients without such equations"
+        )
+
+    def _size(self, seen: Observation, weight: Tensor) -> int:
+        """The number of examples, which the equations can have at most.
+
+        Raises:
+            ValueError: They have another one.
+        """
+        rank, classes = rank_of(weight), len(weight)
+        size = seen.num_examples or rank
+        if size >= min(classes, weight.shape[1] + 1):
+            raise ValueError(
+                f"{size} examples and a head of {classes} classes and {weight.shape[1]} features: "
+                "its gradient tells apart fewer examples than there are classes, and no more than "
+                "features. Use inverting-gradients, or first-linear for the inputs of a first layer"
+            )
+        if rank < size:
+            raise ValueError(
+                f"the head's gradient has rank {rank}, and the update holds {size} examples: some "
+                "are alike, are predicted so surely that they leave no trace, or noise hides them"
+            )
+        return size
+
+    def _labels(self, seen: Observation, head: HeadGradient, size: int, job: Job) -> Tensor:
+        """Labels (B,) int64, sorted: those of `labels_from`, filled up where it finds fewer."""
+        if self.source("labels_from") == "given":
+            labels = seen.know(Knowledge.LABELS).flatten()
+            if len(labels) != size:
+                raise ValueError(
+                    f"{len(labels)} labels are granted, and the head's gradient shows {size} "
+                    "examples"
+                )
+        else:
+            claimed = self.parts()["labels_from"].reconstruct(seen, job)
+            known = claimed.labels
+            if known is None:
+                known = torch.tensor(sorted(claimed.label_set or ()), dtype=torch.int64)
+            labels = known[:size]
+        sums = head.weight.sum(dim=1) if head.bias is None else head.bias
+        rest = sums.double().cpu() + torch.bincount(labels, minlength=len(sums)) / size
+        while len(labels) < size:
+            label = int(rest.argmin())
+            rest[label] += 1 / size
+            labels = torch.cat([labels, torch.tensor([label])])
+        found: Tensor = labels.sort().values
+        return found
+
+
+def _in_float64(value: Tensor, device: torch.device | str) -> Tensor:
+    """A tensor in float64, where the attack computes."""
+    return value.detach().to(device).double()
