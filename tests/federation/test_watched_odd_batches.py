@@ -4,15 +4,11 @@ import math
 
 import pytest
 import torch
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
-from flwr.serverapp.strategy import FedAvg
-from support.tiny import rows
+from support.watched import one_step
 from torch import nn
 
 from adversaries import DLG, LLG
-from fedsim import HonestButCurious, reveal, watch
-from fedsim.engine.inline import InlineGrid
+from fedsim import reveal
 from fedsim.errors import ScenarioError
 
 
@@ -56,35 +52,16 @@ def examples(client, *, missing=False):
 
 
 def audited(folder, batch, images_of, make=Net):
-    """The rows of an audit of two clients that take one step on a batch."""
-    app = ClientApp()
+    """What is said of two clients that take one step on a batch."""
 
-    @app.train(mods=[watch()])
-    def train(message, context):
-        net = make()
-        net.load_state_dict(message.content["arrays"].to_torch_state_dict())
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        made = batch(int(context.node_config["partition-id"]))
-        for shown in reveal([made]):
-            images, labels = images_of(shown)
-            nn.functional.cross_entropy(net(images), labels).backward()
-            optimizer.step()
-        metrics = MetricRecord({"num-examples": 2})
-        content = {"arrays": ArrayRecord(net.state_dict()), "metrics": metrics}
-        return Message(RecordDict(content), reply_to=message)
+    def revealed(net, client):
+        (shown,) = reveal([batch(client)])
+        images, labels = images_of(shown)
+        return nn.functional.cross_entropy(net(images), labels), len(labels)
 
-    HonestButCurious(
-        FedAvg(fraction_evaluate=0.0),
-        model=make,
-        adversaries=[LLG(), DLG(iterations=3, restarts=0)],
-        out=folder,
-        threat={"grants": "full"},
-    ).start(
-        grid=InlineGrid(2, app),
-        initial_arrays=ArrayRecord(make().state_dict()),
-        num_rounds=1,
-    )
-    return {(row["client"], row["status"], row["truth"], row["checked"]) for row in rows(folder)}
+    attacks = LLG(), DLG(iterations=3, restarts=0)
+    found = one_step(folder, make, revealed, *attacks, threat={"grants": "full"})
+    return {(row["client"], row["status"], row["truth"], row["checked"]) for row in found}
 
 
 SOUND = {(client, "ok", "revealed", "fits") for client in ("0", "1")}

@@ -4,17 +4,13 @@ from functools import partial
 
 import pytest
 import torch
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
-from flwr.serverapp.strategy import FedAvg
-from support.tiny import rows
+from support.watched import one_step, values
 from torch import nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
 from adversaries import DLG, RLG, CTCMatching, FirstFrames, SpanDecoding
-from fedsim import HonestButCurious, diagnose, reveal, watch
-from fedsim.engine.inline import InlineGrid
+from fedsim import diagnose, reveal
 
 FRAMES, FEATURES, LABELS = 24, 12, 11
 
@@ -66,33 +62,12 @@ def torchs_ctc(logits, labels, divided=True):
 
 def audited(folder, *adversaries, make=Recogniser, size=1, length=FRAMES, loss=torchs_ctc, **more):
     """The rows of an audit of clients that take one step of SGD."""
-    app = ClientApp()
 
-    @app.train(mods=[watch()])
-    def train(message, context):
-        net = make()
-        net.load_state_dict(message.content["arrays"].to_torch_state_dict())
-        frames, spoken = utterances(int(context.node_config["partition-id"]), size, length)
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        for shown, said in reveal([(frames, spoken)]):
-            loss(net(shown), said).backward()
-            optimizer.step()
-        arrays, metrics = ArrayRecord(net.state_dict()), MetricRecord({"num-examples": size})
-        return Message(RecordDict({"model": arrays, "metrics": metrics}), reply_to=message)
+    def revealed(net, client):
+        ((frames, spoken),) = reveal([utterances(client, size, length)])
+        return loss(net(frames), spoken), size
 
-    torch.manual_seed(3)
-    HonestButCurious(
-        FedAvg(fraction_evaluate=0.0), model=make, adversaries=adversaries, out=folder, **more
-    ).start(
-        grid=InlineGrid(2, app),
-        initial_arrays=ArrayRecord(make().state_dict()),
-        num_rounds=1,
-    )
-    return rows(folder)
-
-
-def values(found, label, metric):
-    return [float(r["value"]) for r in found if (r["label"], r["metric"]) == (label, metric)]
+    return one_step(folder, make, revealed, *adversaries, **more)
 
 
 def test_frames_and_labels_come_back(tmp_path):

@@ -5,17 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
-from flwr.serverapp.strategy import FedAvg
 from support.tiny import rows
+from support.watched import one_step, values
 from torch import nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
 from adversaries import DAGER, DLG, LAMP, LLG, RLG, TAG, TokenLeak
-from fedsim import HonestButCurious, attack, diagnose, libraries, reveal, watch
-from fedsim.engine.inline import InlineGrid
+from fedsim import attack, diagnose, libraries, reveal
 from fedsim.tasks.text.messages import TOPICS, messages
 
 MESSAGES = [(text, TOPICS.index(topic)) for _, topic, text in messages()]
@@ -89,34 +86,14 @@ def dictionaries(net, ids, labels):
     return functional.cross_entropy(net(**shown), true)
 
 
-def audited(folder, make, loss, *adversaries, data=batch, lr=0.1, **settings):
+def audited(folder, make, loss, *adversaries, data=batch, **settings):
     """The rows of an audit of clients that take one step of SGD on their batch."""
-    app = ClientApp()
 
-    @app.train(mods=[watch()])
-    def train(message, context):
-        net = make()
-        net.load_state_dict(message.content["arrays"].to_torch_state_dict())
-        ids, labels = data(int(context.node_config["partition-id"]))
-        optimizer = torch.optim.SGD(net.parameters(), lr=lr)
-        loss(net, ids, labels).backward()
-        optimizer.step()
-        arrays, metrics = ArrayRecord(net.state_dict()), MetricRecord({"num-examples": len(ids)})
-        return Message(RecordDict({"model": arrays, "metrics": metrics}), reply_to=message)
+    def revealed(net, client):
+        ids, labels = data(client)
+        return loss(net, ids, labels), len(ids)
 
-    torch.manual_seed(3)
-    HonestButCurious(
-        FedAvg(fraction_evaluate=0.0), model=make, adversaries=adversaries, out=folder, **settings
-    ).start(
-        grid=InlineGrid(2, app),
-        initial_arrays=ArrayRecord(make().state_dict()),
-        num_rounds=1,
-    )
-    return rows(folder)
-
-
-def values(found, label, metric):
-    return [float(r["value"]) for r in found if (r["label"], r["metric"]) == (label, metric)]
+    return one_step(folder, make, revealed, *adversaries, **settings)
 
 
 @pytest.mark.parametrize(("model", "loss"), [(Bag, pairs), (Masked, dictionaries)])

@@ -60,6 +60,40 @@ def audited(tmp_path, *trains, model=Net, **settings):
     return rows(tmp_path / "run")
 
 
+def one_step(folder, make, loss, *adversaries, lr=0.1, **settings):
+    """The rows of an audit of two clients that take one step of SGD.
+
+    `loss(net, client)` reveals the client's batch, and returns its loss and number of examples.
+    """
+    app = ClientApp()
+
+    @app.train(mods=[watch()])
+    def train(message, context):
+        net = make()
+        net.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        optimizer = torch.optim.SGD(net.parameters(), lr=lr)
+        value, count = loss(net, int(context.node_config["partition-id"]))
+        value.backward()
+        optimizer.step()
+        arrays, metrics = ArrayRecord(net.state_dict()), MetricRecord({"num-examples": count})
+        return Message(RecordDict({"model": arrays, "metrics": metrics}), reply_to=message)
+
+    torch.manual_seed(3)
+    HonestButCurious(
+        FedAvg(fraction_evaluate=0.0), model=make, adversaries=adversaries, out=folder, **settings
+    ).start(
+        grid=InlineGrid(2, app),
+        initial_arrays=ArrayRecord(make().state_dict()),
+        num_rounds=1,
+    )
+    return rows(folder)
+
+
+def values(found, label, metric):
+    """The values of an adversary's metric, a row each."""
+    return [float(r["value"]) for r in found if (r["label"], r["metric"]) == (label, metric)]
+
+
 def checks(found, *trains):
     """What `checked` says, with the status, by the name of the client's training function."""
     return {
