@@ -116,7 +116,7 @@ def measure(
             seconds.append(time.perf_counter() - start)
             # What it would have claimed without its self-check.
             limits = {"tolerance": 0.999, "most_expected_error": float("inf")}
-            known = {key: value for key, value in limits.items() if key in type(attack).model_fields}
+            known = {key: limits[key] for key in limits.keys() & type(attack).model_fields.keys()}
             bold = attack.model_copy(update=known)
             try:
                 claimed = bold.reconstruct(seen, testing.job(seed=seed))
