@@ -121,14 +121,29 @@ class Interception:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Candidates:
+    """Examples among which a server that has feature vectors looks for a victim's examples.
+
+    Attributes:
+        public: Inputs of the task's public examples, one tensor for each of P.
+        features: Inputs of the head for the public examples and then the victim's N, (P + N, d), as
+            the server computes them from one batch of all.
+    """
+
+    public: Sequence[Tensor]
+    features: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Truth:
     """The N examples behind an interception, derived again by the scorer; no adversary gets it.
 
     `inputs` holds one tensor for each example, `lengths` its frames or tokens. `labels` is (N,)
     int64; with label `sequences`, one (L,) int64 tensor for each example, it joins them without
     -100. `tokens` are ids before masking, `text` is the transcript or text, and `attributes` holds
-    lists of one value for each example. `features` are the inputs of the head, (N, d), where an
-    adversary claims such.
+    lists of one value for each example. `features` are the inputs of the head, (N, d) with a row
+    for each label, and `candidates` those of examples to tell from each other, where an adversary
+    claims features.
     """
 
     inputs: Sequence[Tensor] | None = None
@@ -138,6 +153,7 @@ class Truth:
     tokens: Sequence[Tensor] | None = None
     text: Sequence[str] | None = None
     features: Tensor | None = None
+    candidates: Candidates | None = None
     attributes: Mapping[str, Any] = field(default_factory=dict)
 
     @property

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedsim import metrics
@@ -16,14 +17,17 @@ from fedsim.attacking.contradiction import CONTENT, contradiction
 from fedsim.attacking.revealed import Revealed
 from fedsim.attacking.truths import distinct, union
 from fedsim.errors import DataError
-from fedsim.gradients.true_features import true_features
+from fedsim.gradients.true_features import candidates, true_features
 from fedsim.plugin import title
-from fedsim.records import Finding, Interception, Reconstruction, Status, Truth
+from fedsim.records import Batch, Finding, Interception, Reconstruction, Status, Truth
 from fedsim.runs.reading import TENSORS
 from fedsim.runs.reconstructions import to_bytes
 from fedsim.runs.tables import artifacts_place
 from fedsim.scenario.built import BuiltRun
-from fedsim.seeds import derive
+from fedsim.seeds import derive, torch_generator
+
+PUBLIC = 256
+"""The largest number of public examples that a victim's are told from by their features."""
 
 REMEMBERED = 10_000
 """The number of baselines that a scorer caches."""
@@ -117,6 +121,26 @@ class Scorer:
         if not self._adversary(attack).over_history:
             return truth
         return distinct(union([*map(self.truth, attack.history), truth]))
+
+    def _with_features(self, truth: Truth, interception: Interception) -> Truth:
+        """Add the true features of the examples of one step, and the candidates to find them in."""
+        model = self.task.victim(interception.before)
+        return dataclasses.replace(
+            truth,
+            features=true_features(model, truth),
+            candidates=candidates(model, truth, self._public),
+        )
+
+    @functools.cached_property
+    def _public(self) -> Batch | None:
+        """Up to `PUBLIC` of the task's public examples, drawn by the seed."""
+        every = self.task.auxiliary()
+        if every is None:
+            return None
+        rng = torch_generator(self.scenario.seed, "candidates")
+        kept = torch.randperm(len(every), generator=rng)[:PUBLIC]
+        lengths = None if every.lengths is None else every.lengths[kept]
+        return Batch(every.inputs[kept], every.labels[kept], lengths)
 
     def _steps(self, interception: Interception) -> list[int]:
         """The number of local steps of each client."""
@@ -213,8 +237,7 @@ class Scorer:
                 held = truth.num_examples // sum(steps) or 1
             truth = self._scored(attack, truth)
             if "features" in fields and sum(steps) == 1:
-                found = true_features(self.task.victim(interception.before), truth)
-                truth = dataclasses.replace(truth, features=found)
+                truth = self._with_features(truth, interception)
         except Exception as reason:
             if status == "ok":
                 status = "failed"

@@ -15,6 +15,34 @@ from fedsim.records import Reconstruction, Spec, Truth
 EXACT = 1e-2
 """Relative error below which a feature vector counts as recovered."""
 
+TINY = 1e-30
+"""Norm of a vector of zeros, to divide by."""
+
+
+def matched(claimed: Reconstruction, true: Tensor) -> Tensor:
+    """Put claimed vectors in the order of the true ones that they are matched to.
+
+    Args:
+        claimed: The claim.
+        true: The true vectors (N, d).
+
+    Returns:
+        Vectors (N, d) float64 on the CPU; NaN where nothing is matched.
+    """
+    true = true.detach().cpu().double()
+    found, claims = torch.full_like(true, torch.nan), claimed.features
+    if claims is None or claims.dim() != 2 or claims.shape[1] != true.shape[1]:
+        return found
+    usable = [one for one in claims.detach().cpu().double()[: len(true)] if one.isfinite().all()]
+    if not usable:
+        return found
+    norms = true.norm(dim=1).clamp(min=TINY)
+    cost = (torch.cdist(true, torch.stack(usable)) / norms[:, None]).clamp(max=1.0)
+    for row, place in enumerate(assigned(cost.tolist())):
+        if place >= 0:
+            found[row] = usable[place]
+    return found
+
 
 def errors(claimed: Reconstruction, truth: Truth) -> Tensor:
     """The relative error of each true vector by the claim that is matched to it.
@@ -25,17 +53,9 @@ def errors(claimed: Reconstruction, truth: Truth) -> Tensor:
     if truth.features is None:
         return torch.full((1,), torch.nan)
     true = truth.features.detach().cpu().double()
-    claims = claimed.features
-    if claims is None or claims.dim() != 2 or claims.shape[1] != true.shape[1]:
-        return torch.ones(len(true))
-    usable = [one for one in claims.detach().cpu().double()[: len(true)] if one.isfinite().all()]
-    if not usable:
-        return torch.ones(len(true))
-    norms = true.norm(dim=1).clamp(min=1e-30)
-    cost = (torch.cdist(true, torch.stack(usable)) / norms[:, None]).clamp(max=1.0)
-    places = assigned(cost.tolist())
-    each = [float(cost[row, place]) if place >= 0 else 1.0 for row, place in enumerate(places)]
-    return torch.tensor(each, dtype=torch.float64)
+    missed = (matched(claimed, true) - true).norm(dim=1) / true.norm(dim=1).clamp(min=TINY)
+    each: Tensor = missed.nan_to_num(nan=1.0).clamp(max=1.0)
+    return each
 
 
 class FeaturesRecovered(Metric):
@@ -82,3 +102,37 @@ class FeatureError(Metric):
     def chance(self, truth: Truth, spec: Spec) -> float | None:
         """1: the error of zeros."""
         return float("nan") if truth.features is None else 1.0
+
+
+class FeatureRetrieval(Metric):
+    """Share of examples that their recovered features find among public ones.
+
+    The server computes the features of candidates: public examples and the victim's, all in one
+    batch. An example is found if, of all candidates, it is the nearest to the recovered vector
+    (Euclidean distance), and not a public example or another of the batch.
+    """
+
+    name = "feature_retrieval"
+    fields = ("features",)
+    keywords = ("features", "embeddings", "retrieval", "identification", "known pictures")
+    shown = Measure(
+        "Found by features",
+        phrase="{share} of the examples of {n} updates found among public ones by their features",
+        kind="share",
+        rank=217,
+    )
+
+    def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
+        """The share; NaN if there are no candidates."""
+        if truth.features is None or truth.candidates is None:
+            return float("nan")
+        found = matched(claimed, truth.features)
+        pool = truth.candidates.features.detach().cpu().double()
+        own = torch.arange(len(pool) - len(found), len(pool))
+        nearest = torch.cdist(found, pool).argmin(dim=1)
+        return float(((nearest == own) & found.isfinite().all(dim=1)).double().mean())
+
+    def chance(self, truth: Truth, spec: Spec) -> float | None:
+        """One of all candidates."""
+        pool = truth.candidates
+        return float("nan") if pool is None else 1 / len(pool.features)

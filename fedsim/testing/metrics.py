@@ -13,7 +13,7 @@ import torch
 from pydantic import ValidationError
 
 from fedsim.errors import FedsimError
-from fedsim.gradients.true_features import true_features
+from fedsim.gradients.true_features import candidates, true_features
 from fedsim.libraries import brief
 from fedsim.metric import FORMAT, Measure, Metric
 from fedsim.metrics.registry import random_guess
@@ -91,8 +91,10 @@ def _scores(metric: Metric, task: Task, spec: Spec) -> list[str]:
     for size in (4, 1):
         truth = task.truth([0], 1, batch_size=size, steps=1)
         if "features" in metric.fields:
-            features = true_features(task.victim(task.arrays(task.build())), truth)
-            truth = dataclasses.replace(truth, features=features)
+            model = task.victim(task.arrays(task.build()))
+            pool = candidates(model, truth, task.auxiliary())
+            features = true_features(model, truth)
+            truth = dataclasses.replace(truth, features=features, candidates=pool)
         victim = f"on a victim with {size} example{'s' if size > 1 else ''} of '{task.name}' "
         found += [victim + one for one in _of_victim(metric, truth, spec, task, single=size == 1)]
     return found

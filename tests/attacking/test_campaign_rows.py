@@ -204,6 +204,16 @@ def test_the_truth_is_that_of_this_client_and_this_round(tmp_path):
     assert asr == [1.0] * 18
 
 
+def test_claimed_features_are_searched_for_among_public_examples(tmp_path):
+    run = scenario(task={"classes": 20}, adversaries=[{"name": "feature-separation"}])
+    simulate(run, tmp_path)
+    found = [row for row in rows(tmp_path) if row["metric"] == "feature_retrieval"]
+    found = [row for row in found if row["status"] == "ok"]  # others are refused
+    assert {row["value"] for row in found} == {"1.0"}
+    assert all(float(row["baseline"]) < 0.01 for row in found)
+    assert all(row["artifact"].endswith("reconstruction-nearest.png") for row in found)
+
+
 def test_the_truth_of_several_steps_holds_every_example(tmp_path):
     run = scenario(
         training={"algorithm": "fedavg", "batch_size": 2, "local_steps": 3, "rounds": 1},

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedsim.metrics import METRICS
-from fedsim.records import Reconstruction, Spec, Truth
+from fedsim.records import Candidates, Reconstruction, Spec, Truth
 from fedsim.runs.reconstructions import from_file, to_bytes
 
 TRUE = torch.tensor([[3.0, 4.0], [0.0, 1.0], [2.0, 0.0]])
@@ -44,3 +44,27 @@ def test_features_are_kept_with_the_reconstruction(tmp_path):
     kept = from_file(path)
     assert torch.equal(kept.features, TRUE)
     assert kept.labels.tolist() == [1, 2, 3]
+
+
+def retrieved(claimed, public, own=TRUE):
+    """The score of a claim, of candidates with the features `public` and then `own`."""
+    candidates = Candidates(public=list(public), features=torch.cat([public, own]))
+    truth = Truth(features=TRUE, candidates=candidates)
+    metric, claim = METRICS["feature_retrieval"], Reconstruction(features=claimed)
+    return metric.score(claim, truth, Spec(classes=4)), metric.chance(truth, Spec(classes=4))
+
+
+def test_an_example_is_found_if_its_candidate_is_the_nearest():
+    assert retrieved(TRUE[[1, 2, 0]], torch.zeros(2, 2)) == (1, pytest.approx(1 / 5))
+    assert retrieved(TRUE, TRUE[:1])[0] == pytest.approx(2 / 3), "a public twin is no evidence"
+    other = TRUE + torch.tensor([[0.0, 0.0], [0.0, 0.0], [9.0, 9.0]])
+    assert retrieved(TRUE, torch.zeros(1, 2), own=other)[0] == pytest.approx(2 / 3)
+
+
+def test_an_example_that_nothing_was_claimed_for_is_not_found():
+    assert retrieved(TRUE[:2], torch.zeros(0, 2))[0] == pytest.approx(2 / 3)
+    assert retrieved(torch.full((3, 2), math.nan), torch.zeros(0, 2))[0] == 0
+
+
+def test_without_candidates_nothing_is_retrieved():
+    assert math.isnan(scored("feature_retrieval", TRUE))

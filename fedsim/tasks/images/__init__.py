@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedsim.metrics import match
+from fedsim.metrics.features import matched
 from fedsim.records import Reconstruction, Truth
 from fedsim.spec import ImageSpec
 from fedsim.tasks.classification import Classification, cross_entropy
@@ -89,12 +90,24 @@ class Images(Classification):
     def render(self, claimed: Reconstruction, truth: Truth) -> dict[str, bytes]:
         """A PNG of up to 16 originals, with what was matched to each of them below it.
 
-        A grey tile stands below an original to which nothing was matched. There is no file if
-        either side has no images.
+        If features are claimed instead of images, the public image with the nearest features
+        stands there (`reconstruction-nearest.png`). A grey tile stands below an original to which
+        nothing was matched. There is no file if either side has no images.
         """
-        if not claimed.inputs or not truth.inputs:
+        if not truth.inputs:
             return {}
-        return {"reconstruction.png": side_by_side(claimed.inputs, truth.inputs)}
+        if claimed.inputs:
+            return {"reconstruction.png": side_by_side(claimed.inputs, truth.inputs)}
+        if claimed.features is None or truth.features is None or truth.candidates is None:
+            return {}
+        found, pool = matched(claimed, truth.features), truth.candidates
+        public = pool.features[: len(pool.public)].detach().cpu().double()
+        nearest = torch.cdist(found, public).argmin(dim=1).tolist()
+        below = [
+            pool.public[at] if row.isfinite().all() else None
+            for row, at in zip(found, nearest, strict=True)
+        ]
+        return {"reconstruction-nearest.png": sheet(truth.inputs, below)}
 
 
 def side_by_side(claims: Sequence[Tensor], originals: Sequence[Tensor]) -> bytes:
@@ -107,19 +120,33 @@ def side_by_side(claims: Sequence[Tensor], originals: Sequence[Tensor]) -> bytes
     Returns:
         The PNG file.
     """
-    from PIL import Image
-
     truth = torch.stack([image.detach().cpu().float() for image in originals])
     found = [image.detach().cpu().float() for image in claims]
-    pairs = list(zip(truth, match(found, truth), strict=True))[:TILES]
-    claimed = [found[i] if i >= 0 else torch.full_like(original, 0.5) for original, i in pairs]
-    tiles = torch.stack([torch.stack([original for original, _ in pairs]), torch.stack(claimed)])
+    return sheet(originals, [found[i] if i >= 0 else None for i in match(found, truth)])
+
+
+def sheet(originals: Sequence[Tensor], below: Sequence[Tensor | None]) -> bytes:
+    """Draw up to 16 originals in the top row and another image below each.
+
+    Args:
+        originals: Images of shape (C, H, W) in [0, 1], C 1 or 3.
+        below: An image of that shape for each, or None for a grey tile.
+
+    Returns:
+        The PNG file.
+    """
+    from PIL import Image
+
+    top = [image.detach().cpu().float() for image in originals][:TILES]
+    pairs = zip(top, below, strict=False)
+    grey = [torch.full_like(a, 0.5) if b is None else b.detach().cpu().float() for a, b in pairs]
+    tiles = torch.stack([torch.stack(top), torch.stack(grey)])
     times = max(1, math.ceil(TILE / min(tiles.shape[-2:])))
     tiles = tiles.clamp(0, 1).repeat_interleave(times, dim=3).repeat_interleave(times, dim=4)
     # From (row, tile, C, H, W) to (height, width, C) of the whole picture, with white gaps.
-    sheet = functional.pad(tiles, (0, GAP, 0, GAP), value=1.0).permute(0, 3, 1, 4, 2)
-    sheet = functional.pad(sheet.flatten(2, 3).flatten(0, 1), (0, 0, GAP, 0, GAP, 0), value=1.0)
-    pixels = (sheet.expand(-1, -1, 3) * 255).round().to(torch.uint8)
+    rows = functional.pad(tiles, (0, GAP, 0, GAP), value=1.0).permute(0, 3, 1, 4, 2)
+    whole = functional.pad(rows.flatten(2, 3).flatten(0, 1), (0, 0, GAP, 0, GAP, 0), value=1.0)
+    pixels = (whole.expand(-1, -1, 3) * 255).round().to(torch.uint8)
     stream = io.BytesIO()
     Image.fromarray(pixels.numpy()).save(stream, format="PNG")
     return stream.getvalue()

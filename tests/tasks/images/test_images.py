@@ -1,5 +1,6 @@
 """The images task: model, loss, evaluation, guesses and pictures."""
 
+import dataclasses
 import io
 import pickle
 from collections import Counter
@@ -13,7 +14,7 @@ from support.processes import fresh_python
 
 from fedsim.errors import DataError, ScenarioError
 from fedsim.plugin import make
-from fedsim.records import Reconstruction, Truth
+from fedsim.records import Candidates, Reconstruction, Truth
 from fedsim.tasks.images import Images
 
 # --- settings --------------------------------------------------------------------------------
@@ -207,6 +208,22 @@ def test_a_picture_survives_any_claim(digits):
     assert len(top) == 16
     assert np.array_equal(top[4], bottom[4])
     assert (bottom[0] == 128).all()
+
+
+def test_below_each_original_stands_the_public_image_with_the_nearest_features(digits):
+    truth = digits.truth([0], 0, batch_size=3, steps=1)
+    public = digits.auxiliary().inputs[:2]
+    features = torch.tensor([[0.0, 9.0], [9.0, 0.0], [5.0, 6.0], [8.0, 1.0], [0.0, 7.0]])
+    truth = dataclasses.replace(
+        truth, features=features[2:], candidates=Candidates(list(public), features)
+    )
+    files = digits.render(Reconstruction(features=features[[4, 2]]), truth)
+    top, bottom = tiles(files["reconstruction-nearest.png"], 3, 96)
+    for above, original in zip(top, truth.inputs, strict=True):
+        np.testing.assert_allclose(above[::12, ::12, 0] / 255, original[0], atol=0.003)
+    for below, image in ((bottom[0], public[0]), (bottom[2], public[0])):
+        np.testing.assert_allclose(below[::12, ::12, 0] / 255, image[0], atol=0.003)
+    assert (bottom[1] == 128).all(), "nothing was claimed for it"
 
 
 @pytest.mark.parametrize("inputs", [None, []])
