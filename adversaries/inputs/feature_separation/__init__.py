@@ -1,11 +1,16 @@
 """Feature separation: the features of every example of a batch, from the head's gradient alone."""
 
+from math import isnan
+
 from pydantic import Field
 
 from adversaries.inputs.feature_separation.head_equations import Separation
 from adversaries.inputs.feature_separation.head_separation import HeadSeparation
 from fedsim import Job, Observation, Reconstruction
 from fedsim.gradients import claim_labels
+
+SURE = 1e-6
+"""Residual below which features are right where no expected error is known."""
 
 
 class FeatureSeparation(HeadSeparation):
@@ -53,10 +58,7 @@ class FeatureSeparation(HeadSeparation):
         best: Separation | None = None
         for number, found in self.separations(seen, job):
             tried, best = number, min(best or found, found, key=lambda one: one.residual)
-            if (
-                best.residual < self.tolerance
-                and not best.expected_error > self.most_expected_error
-            ):
+            if best.residual < self.tolerance and self._unique(best):
                 notes = {"residual": best.residual, "rank": len(best.labels)}
                 notes |= {"expected_error": best.expected_error, "label_multisets": tried}
                 return claim_labels(
@@ -65,6 +67,12 @@ class FeatureSeparation(HeadSeparation):
         assert best is not None  # noqa: S101 - there is a start
         if not best.residual < self.tolerance:
             raise ValueError(self._misses(best.residual, tried))
+        if isnan(best.expected_error):
+            raise ValueError(
+                f"{len(best.labels)} examples, whose expected error is not computed, and the "
+                f"equations of the head are missed by {best.residual:.2g} of the gradient, above "
+                f"{SURE:g}: examples of the same label may be mixed"
+            )
         raise ValueError(
             f"features that fit are not unique: the equations of the head are missed by "
             f"{best.residual:.2g} of the gradient, and with that an error of "
@@ -72,3 +80,9 @@ class FeatureSeparation(HeadSeparation):
             f"{self.most_expected_error:g}. Examples of the same label are too much alike. "
             "exact-batch may still find the inputs"
         )
+
+    def _unique(self, found: Separation) -> bool:
+        """Whether other features would fit the equations clearly worse."""
+        if isnan(found.expected_error):
+            return found.residual < SURE
+        return found.expected_error <= self.most_expected_error

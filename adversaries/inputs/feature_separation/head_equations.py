@@ -175,17 +175,20 @@ class HeadEquations:
         return torch.tensor(sorted(found)).to(self.basis.device)
 
     def _fixed_point(self, onehot: Tensor, most: int = 100) -> Tensor:
-        """Iterate E -> M from M = 0; returns M (B, B)."""
-        point = torch.zeros(self.size, self.size).to(onehot)
+        """Iterate E -> M from M = 0, with one row for all examples of a label; returns M (B, B)."""
+        held = onehot.sum(dim=0).nonzero().flatten()
+        counts, place = onehot.sum(dim=0)[held], torch.searchsorted(held, onehot.argmax(dim=1))
+        targets = torch.eye(onehot.shape[1]).to(onehot)[held]
+        point = torch.zeros(len(held), self.size).to(onehot)
         for _ in range(most):
-            _, errors = self._errors(point, onehot)
-            found = lstsq(errors.T, self._target).solution
+            _, errors = self._errors(point, targets)
+            found = lstsq((counts[:, None] * errors).T, self._target).solution
             if not found.isfinite().all():
                 break
             change, point = float((found - point).norm() / found.norm()), found
             if change < SAME:
                 break
-        return point
+        return point[place]
 
     def _errors(self, point: Tensor, onehot: Tensor) -> tuple[Tensor, Tensor]:
         """The probabilities P, and E = (P - Y) / B, both (B, C)."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import islice
+from operator import itemgetter
 from typing import ClassVar
 
 import torch
@@ -16,6 +17,9 @@ from adversaries.inputs.feature_separation.head_equations import (
 from fedsim import Adversary, Job, Knowledge, Observation, Requirement, VictimModel
 from fedsim.adversary import Source
 from fedsim.gradients import HeadGradient, rank_of, tied
+
+SEARCHED = 3
+"""Label multisets that are tried from more than one start: those that fit best from one."""
 
 
 class HeadSeparation(Adversary):
@@ -57,7 +61,8 @@ class HeadSeparation(Adversary):
     def separations(self, seen: Observation, job: Job) -> Iterator[tuple[int, Separation]]:
         """Solutions, each with the number of label multisets so far, the likeliest labels first.
 
-        Other labels than those of `labels_from` are tried if none of its solutions fits.
+        Other labels are tried if the solution from the first start does not fit, and then more
+        starts with the labels that fit best.
 
         Raises:
             ValueError: There are too many examples, or fewer independent ones than examples; the
@@ -89,9 +94,17 @@ class HeadSeparation(Adversary):
         first = self._labels(seen, head, size, job).to(job.device)
         likely = head.weight.norm(dim=1).argsort(descending=True)[: 2 * size].tolist()
         multisets = islice(self._multisets(equations, first, likely), 1 + self.corrections)
+        searches = list[tuple[float, Iterator[Separation]]]()
         for number, labels in enumerate(multisets, 1):
+            starts = equations.solutions(labels, job.rng, self.steps)
+            found = next(starts)
+            yield number, found
+            searches.append((found.residual, starts))
+            if found.residual < self.tolerance:
+                break
+        for _, starts in sorted(searches, key=itemgetter(0))[:SEARCHED]:
             fits = False
-            for found in equations.solutions(labels, job.rng, self.steps):
+            for found in starts:
                 fits |= found.residual < self.tolerance
                 yield number, found
             if fits:
@@ -100,15 +113,16 @@ class HeadSeparation(Adversary):
     def _multisets(
         self, equations: HeadEquations, labels: Tensor, likely: list[int]
     ) -> Iterator[Tensor]:
-        """Label multisets (B,), the likeliest first, `labels` before all; alone if granted."""
-        yield labels
+        """Label multisets (B,), the likeliest first; `labels` alone if they are granted."""
         if self.source("labels_from") == "given":
+            yield labels
             return
         known, shown = [labels], equations.labels_by_bias(None)
         while shown is not None and not any(torch.equal(shown, one) for one in known):
-            yield shown
             known, shown = [*known, shown], equations.labels_by_bias(shown)
-        others = with_one_changed(labels, likely)
+        known.sort(key=equations.fixed_point_residual)
+        yield from known
+        others = with_one_changed(known[0], likely)
         yield from sorted(others, key=equations.fixed_point_residual)
 
     def _misses(self, residual: float, tried: int) -> str:
@@ -128,6 +142,9 @@ class HeadSeparation(Adversary):
         """
         rank, classes = rank_of(weight), len(weight)
         size = seen.num_examples or rank
+        if seen.spec.labels_are_tokens:  # of which nobody but the labels shows the number
+            known = self.source("labels_from") == "given"
+            size = len(_granted(seen)) if known else rank
         if size >= min(classes, weight.shape[1] + 1):
             raise ValueError(
                 f"{size} examples and a head of {classes} classes and {weight.shape[1]} features: "
@@ -144,7 +161,7 @@ class HeadSeparation(Adversary):
     def _labels(self, seen: Observation, head: HeadGradient, size: int, job: Job) -> Tensor:
         """Labels (B,) int64, sorted: those of `labels_from`, filled up where it finds fewer."""
         if self.source("labels_from") == "given":
-            labels = seen.know(Knowledge.LABELS).flatten()
+            labels = _granted(seen)
             if len(labels) != size:
                 raise ValueError(
                     f"{len(labels)} labels are granted, and the head's gradient shows {size} "
@@ -164,6 +181,12 @@ class HeadSeparation(Adversary):
             labels = torch.cat([labels, torch.tensor([label])])
         found: Tensor = labels.sort().values
         return found
+
+
+def _granted(seen: Observation) -> Tensor:
+    """The granted labels (B,), padding left out."""
+    labels: Tensor = seen.know(Knowledge.LABELS).flatten()
+    return labels[labels >= 0]
 
 
 def _in_float64(value: Tensor, device: torch.device | str) -> Tensor:

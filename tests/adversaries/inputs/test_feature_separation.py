@@ -12,7 +12,7 @@ from fedsim import testing
 from fedsim.gradients import head_calls
 from fedsim.metrics import METRICS
 from fedsim.records import Observation, Reconstruction, Truth
-from fedsim.spec import ImageSpec
+from fedsim.spec import ImageSpec, SpeechSpec
 from fedsim.tasks.images import cross_entropy
 from fedsim.victim import VictimModel
 
@@ -106,6 +106,12 @@ def test_a_label_that_another_attack_gets_wrong_is_corrected():
     seen, truth = observed([3, 3, 3, 3, 1, 12, 12, 5], seed=4)
     claimed = attacked(seen, "min-column")  # which names distinct labels
     assert score("label_exact", claimed, truth) == 1
+
+
+def test_without_a_bias_labels_are_corrected_one_at_a_time():
+    seen, truth = observed([3, 3, 1, 12, 7, 5], network(bias=False))
+    claimed = attacked(seen, "min-column")
+    assert score("label_exact", claimed, truth) == 1
     assert claimed.diagnostics["label_multisets"] > 1
 
 
@@ -181,3 +187,33 @@ def test_a_head_tied_to_other_weights_is_refused():
     seen, _ = observed([3, 7, 1, 12])
     with pytest.raises(ValueError, match=r"the head's weight is also twin\.weight"):
         attacked(dataclasses.replace(seen, model=model))
+
+
+@pytest.mark.parametrize("labels_from", ["given", "rlg", "llg"])
+def test_each_token_of_a_text_is_an_example(labels_from):
+    seen, truth = observed([3, 7, 1, 12, 5])
+    seen = dataclasses.replace(
+        seen,
+        num_examples=2,
+        labels=torch.tensor([[1, 3, 7], [5, 12, -100]]),
+        spec=SpeechSpec(20, features=1, sample_rate=0, pieces=tuple("abcdefghijklmnopqrst")),
+    )
+    claimed = attacked(seen, labels_from)
+    assert score("features_recovered", claimed, truth) == 1
+    assert claimed.labels.tolist() == [1, 3, 5, 7, 12]
+
+
+def test_labels_of_a_large_batch_are_corrected_before_anything_is_solved():
+    labels = [*range(24), 0, 0, 3, 5, 5, 5]
+    seen, truth = observed(labels, network(classes=50))
+    claimed = attacked(seen, "min-column")  # which names distinct labels
+    assert score("label_exact", claimed, truth) == 1
+    assert claimed.diagnostics["label_multisets"] == 1
+
+
+def test_a_residual_that_may_hide_mixed_examples_is_refused_above_48_examples():
+    seen, _ = observed([*range(49)], network(classes=60))
+    weight = seen.gradient["head.weight"]
+    noise = torch.randn(weight.shape, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(ValueError, match=r"49 examples, whose expected error is not computed"):
+        attacked(changed(seen, "head.weight", weight + 1e-4 * weight.std() * noise))
