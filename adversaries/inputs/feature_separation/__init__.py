@@ -58,16 +58,19 @@ class FeatureSeparation(HeadSeparation):
         best: Separation | None = None
         for number, found in self.separations(seen, job):
             tried, best = number, min(best or found, found, key=lambda one: one.residual)
-            if best.residual < self.tolerance and self._unique(best):
+            if not best.residual < self.tolerance:
+                continue
+            expected = best.expected_error
+            if self._unique(best.residual, expected):
                 notes = {"residual": best.residual, "rank": len(best.labels)}
-                notes |= {"expected_error": best.expected_error, "label_multisets": tried}
+                notes |= {"expected_error": expected, "label_multisets": tried}
                 return claim_labels(
                     best.labels.cpu(), features=best.features.float().cpu(), diagnostics=notes
                 )
         assert best is not None  # noqa: S101 - there is a start
         if not best.residual < self.tolerance:
             raise ValueError(self._misses(best.residual, tried))
-        if isnan(best.expected_error):
+        if isnan(expected):
             raise ValueError(
                 f"{len(best.labels)} examples, whose expected error is not computed, and the "
                 f"equations of the head are missed by {best.residual:.2g} of the gradient, above "
@@ -76,13 +79,11 @@ class FeatureSeparation(HeadSeparation):
         raise ValueError(
             f"features that fit are not unique: the equations of the head are missed by "
             f"{best.residual:.2g} of the gradient, and with that an error of "
-            f"{best.expected_error:.2g} of the features is expected, above most_expected_error = "
+            f"{expected:.2g} of the features is expected, above most_expected_error = "
             f"{self.most_expected_error:g}. Examples of the same label are too much alike. "
             "exact-batch may still find the inputs"
         )
 
-    def _unique(self, found: Separation) -> bool:
+    def _unique(self, residual: float, expected: float) -> bool:
         """Whether other features would fit the equations clearly worse."""
-        if isnan(found.expected_error):
-            return found.residual < SURE
-        return found.expected_error <= self.most_expected_error
+        return residual < SURE if isnan(expected) else expected <= self.most_expected_error

@@ -12,11 +12,14 @@ from torch import Tensor
 from adversaries.inputs.feature_separation.head_equations import (
     HeadEquations,
     Separation,
-    with_one_changed,
 )
 from fedsim import Adversary, Job, Knowledge, Observation, Requirement, VictimModel
 from fedsim.adversary import Source
-from fedsim.gradients import HeadGradient, rank_of, tied
+from fedsim.gradients import HeadGradient, head_calls, rank_of, tied
+from fedsim.spec import ImageSpec, Spec, TabularSpec
+
+PROBES = 8
+"""Random inputs by which it is seen whether features can be negative."""
 
 SEARCHED = 3
 """Label multisets that are tried from more than one start: those that fit best from one."""
@@ -90,6 +93,7 @@ class HeadSeparation(Adversary):
             _in_float64(weight, job.device),
             None if bias is None else _in_float64(bias, job.device),
             size,
+            _nonnegative(model, seen.spec),
         )
         first = self._labels(seen, head, size, job).to(job.device)
         likely = head.weight.norm(dim=1).argsort(descending=True)[: 2 * size].tolist()
@@ -122,7 +126,7 @@ class HeadSeparation(Adversary):
             known, shown = [*known, shown], equations.labels_by_bias(shown)
         known.sort(key=equations.fixed_point_residual)
         yield from known
-        others = with_one_changed(known[0], likely)
+        others = _with_one_changed(known[0], likely)
         yield from sorted(others, key=equations.fixed_point_residual)
 
     def _misses(self, residual: float, tried: int) -> str:
@@ -189,6 +193,35 @@ def _granted(seen: Observation) -> Tensor:
     return labels[labels >= 0]
 
 
+def _with_one_changed(labels: Tensor, others: list[int]) -> Iterator[Tensor]:
+    """Label multisets that differ from one in a single label.
+
+    Args:
+        labels: int64 (B,).
+        others: Labels that may replace another one, the likeliest first.
+    """
+    for new in others:
+        for old in sorted({*labels.tolist()}):
+            if new != old:
+                changed = labels.clone()
+                changed[(changed == old).nonzero()[0]] = new
+                yield changed.sort().values
+
+
 def _in_float64(value: Tensor, device: torch.device | str) -> Tensor:
     """A tensor in float64, where the attack computes."""
     return value.detach().to(device).double()
+
+
+def _nonnegative(model: VictimModel, spec: Spec) -> bool:
+    """Whether no feature is negative on random inputs, as behind ReLU."""
+    if spec.input_shape is None or not isinstance(spec, ImageSpec | TabularSpec):
+        return False
+    copy = model.copy()
+    module = copy.module.eval()
+    like = next(module.parameters())
+    rng = torch.Generator().manual_seed(0)
+    probes = torch.randn(PROBES, *spec.input_shape, generator=rng).to(like)
+    with torch.no_grad(), head_calls(copy) as calls:
+        module(probes)
+    return all(bool((features >= 0).all()) for features, _ in calls)

@@ -32,6 +32,18 @@ def network(seed: int = 0, *, bias: bool = True, classes: int = 20) -> VictimMod
     return VictimModel(module.train(), head="head", loss=cross_entropy)
 
 
+def wide_perceptron() -> VictimModel:
+    """A hidden layer of ReLUs and a head."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        module = nn.Sequential()
+        module.add_module("flatten", nn.Flatten())
+        module.add_module("hidden", nn.Linear(64, 128))
+        module.add_module("relu", nn.ReLU())
+        module.add_module("head", nn.Linear(128, 20))
+    return VictimModel(module, head="head", loss=cross_entropy)
+
+
 def observed(
     labels: list[int], model: VictimModel | None = None, seed: int = 0
 ) -> tuple[Observation, Truth]:
@@ -89,6 +101,13 @@ def test_each_feature_vector_stands_beside_its_label():
         torch.testing.assert_close(ours[label], true, rtol=1e-4, atol=1e-5)
 
 
+def test_features_behind_a_relu_are_separated_in_few_steps():
+    labels = [0, 0, 0, 0, 1, 1, 1, 2, 2, 3, 3, 3, 4, 4, 5, 6]
+    seen, truth = observed(labels, wide_perceptron())
+    claimed = attacked(seen, steps=20)
+    assert score("features_recovered", claimed, truth) == 1
+
+
 def test_more_examples_than_are_solved_directly():
     labels = [*range(30), 0, 1]
     seen, truth = observed(labels, network(classes=50))
@@ -102,7 +121,7 @@ def test_a_wrong_label_is_refused_by_its_residual():
         attacked(wrong)
 
 
-def test_a_label_that_another_attack_gets_wrong_is_corrected():
+def test_labels_that_another_attack_gets_wrong_are_corrected_by_the_bias():
     seen, truth = observed([3, 3, 3, 3, 1, 12, 12, 5], seed=4)
     claimed = attacked(seen, "min-column")  # which names distinct labels
     assert score("label_exact", claimed, truth) == 1
