@@ -11,6 +11,7 @@ from torch import Tensor
 from adversaries.inputs.exact_batch.perceptron import THRESHOLDS, Perceptron
 from adversaries.inputs.feature_separation.head_equations import Separation
 from adversaries.inputs.feature_separation.head_separation import HeadSeparation
+from adversaries.inputs.self_check import in_float64, mismatch
 from fedsim import Job, Knowledge, Observation, Reconstruction, Requirement, VictimModel
 from fedsim.gradients import claim_labels, layer_rows
 from fedsim.spec import ImageSpec, TabularSpec
@@ -60,7 +61,7 @@ class ExactBatch(HeadSeparation):
             found.append("the model drops units at random, and which ones is not known")
         if model.spec is not None and model.spec.input_shape is not None and not found:
             try:
-                Perceptron.of(_in_float64(model), model.spec.input_shape)
+                Perceptron.of(in_float64(model), model.spec.input_shape)
             except ValueError as error:
                 found.append(str(error))
         return found
@@ -78,7 +79,7 @@ class ExactBatch(HeadSeparation):
                 "the model drops units at random, and which ones is not known. feature-separation "
                 "claims the features as they reached the head"
             )
-        model = _in_float64(given).to(job.device)
+        model = in_float64(given).to(job.device)
         shape = seen.spec.input_shape
         if shape is None:
             raise ValueError("inputs of different shapes are no inputs of a perceptron")
@@ -150,32 +151,10 @@ def _explained(
     )
     for _ in range(REFINED):
         flat = chain.inputs(features, errors, gradient, threshold)
-        mismatch = _mismatch(model, flat.view(-1, *chain.shape), found.labels, gradient)
-        if not mismatch < best.mismatch:
+        missed = mismatch(model, flat.view(-1, *chain.shape), found.labels, gradient)
+        if not missed < best.mismatch:
             break
-        best = _Claim(mismatch, flat, threshold)
+        best = _Claim(missed, flat, threshold)
         features = chain.features(flat)
         errors = chain.errors(features, found.labels)
     return best
-
-
-def _in_float64(model: VictimModel) -> VictimModel:
-    """A copy in float64 and evaluation mode."""
-    found = model.copy()
-    found.module.double().eval()
-    return found
-
-
-def _mismatch(
-    model: VictimModel, inputs: Tensor, labels: Tensor, gradient: Mapping[str, Tensor]
-) -> float:
-    """The largest relative error of a parameter's gradient at a batch."""
-    if not inputs.isfinite().all():
-        return float("inf")
-    ours = model.gradient(inputs, labels)
-    errors = [
-        float((ours[name] - theirs).norm() / theirs.norm().clamp(min=1e-30))
-        for name, theirs in gradient.items()
-        if name in ours
-    ]
-    return max(errors, default=float("inf"))

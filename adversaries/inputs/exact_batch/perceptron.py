@@ -1,18 +1,14 @@
-"""A perceptron's layers and activations, and the inputs of a batch from the inputs of its head."""
+"""A perceptron's layers, and the inputs of a batch from the inputs of its head."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 from torch.linalg import lstsq
 
+from adversaries.inputs.layer_chain import Activation, LayerChain
 from fedsim import VictimModel
-from fedsim.gradients import layer_calls
-
-PROBES = 4
-"""Random inputs by which the functions between layers are recognised."""
 
 THRESHOLDS = (0.0, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 3e-2)
 """Activations below these shares of their mean count as those of units that do not fire."""
@@ -26,45 +22,6 @@ ROUNDS = 20
 OUTLYING = 30.0
 """Units whose gradient is missed by more than this many medians are left out: one of the examples
 was taken to fire, or not to, by mistake."""
-
-
-@dataclass(frozen=True, slots=True)
-class Activation:
-    """A function between two layers.
-
-    Attributes:
-        name: Its name.
-        value: The function.
-        inverse: Its inverse; None for ReLU, whose zeros have none.
-    """
-
-    name: str
-    value: Callable[[Tensor], Tensor]
-    inverse: Callable[[Tensor], Tensor] | None
-
-    def slope(self, before: Tensor) -> Tensor:
-        """The derivative at values before the function."""
-        at = before.detach().requires_grad_()
-        (found,) = torch.autograd.grad(self.value(at).sum(), at)
-        return found
-
-
-def _inner(values: Tensor, low: float, high: float) -> Tensor:
-    """Values moved off the bounds of a bounded function, by rounding."""
-    return values.clamp(low + 1e-12, high - 1e-12)
-
-
-ACTIVATIONS = (
-    Activation("relu", torch.relu, None),
-    Activation("none", lambda x: x, lambda x: x),
-    Activation("sigmoid", torch.sigmoid, lambda a: torch.logit(_inner(a, 0, 1))),
-    Activation("tanh", torch.tanh, lambda a: torch.atanh(_inner(a, -1, 1))),
-    Activation("leaky_relu", nn.functional.leaky_relu, lambda a: torch.where(a < 0, a / 0.01, a)),
-    Activation(
-        "elu", nn.functional.elu, lambda a: torch.where(a < 0, torch.log1p(_inner(a, -1, 1)), a)
-    ),
-)
-"""The functions that are recognised; those with a parameter have torch's default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,50 +109,9 @@ class Perceptron:
         Raises:
             ValueError: It is none; the message names the layer.
         """
-        rng = torch.Generator().manual_seed(0)
-        module = model.module
-        device = next(module.parameters()).device
-        probes = torch.rand(PROBES, *shape, generator=rng, dtype=torch.float64).to(device)
-        probes = torch.cat([torch.zeros_like(probes[:1]), torch.ones_like(probes[:1]), probes])
-        linear = {k: m for k, m in module.named_modules() if isinstance(m, nn.Linear)}
-        with torch.no_grad(), layer_calls(linear) as calls:
-            module(probes)
-        order = [name for name, found in calls.items() if found]
-        if any(len(found) > 1 for found in calls.values()) or order[-1:] != [model.head]:
-            raise ValueError(
-                "the model is no chain of fully connected layers that ends in its head"
-            )
-        weights = {f"{name}.weight" for name in order} | {f"{name}.bias" for name in order}
-        if others := sorted({*model.parameters()} - weights):
-            raise ValueError(
-                f"'{others[0]}' is no fully connected layer, and inputs are recovered through "
-                "such layers alone. inverting-gradients attacks other networks"
-            )
-        (first, _), *_ = calls[order[0]]
-        flat = probes.flatten(1)
-        if first.shape != flat.shape:
-            raise ValueError(f"the layer '{order[0]}' does not take the input itself")
-        offset, scale = first[0], first[1] - first[0]
-        if not torch.allclose(first, flat * scale + offset) or not scale.all():
-            raise ValueError(f"what the model does to inputs before '{order[0]}' is not known")
-        layers = list[Layer]()
-        for name, above in pairwise(order):
-            before, after = calls[name][0][1], calls[above][0][0]
-            behind = next(
-                (
-                    one
-                    for one in ACTIVATIONS
-                    if before.shape == after.shape and torch.allclose(one.value(before), after)
-                ),
-                None,
-            )
-            if behind is None:
-                known = ", ".join(one.name for one in ACTIVATIONS)
-                raise ValueError(
-                    f"what stands between the layers '{name}' and '{above}' is none of {known}"
-                )
-            layers.append(Layer(name, *_arrays(linear[name]), behind))
-        return cls(tuple(layers), _arrays(linear[model.head]), shape, offset, scale)
+        found = LayerChain.of(model, shape, (nn.Linear,))
+        layers = [Layer(one.name, *_arrays(one.layer), one.behind) for one in found.links]
+        return cls(tuple(layers), _arrays(found.head), shape, found.offset, found.scale)
 
     def errors(self, features: Tensor, labels: Tensor) -> Tensor:
         """The part of each example in the gradient of the logits (B, classes)."""
@@ -232,7 +148,7 @@ class Perceptron:
         return (outputs - self.offset) / self.scale
 
 
-def _arrays(layer: nn.Linear) -> tuple[Tensor, Tensor]:
+def _arrays(layer: nn.Linear | nn.Conv2d) -> tuple[Tensor, Tensor]:
     """Weight and bias, zeros without one."""
     weight = layer.weight.detach()
     return weight, torch.zeros_like(weight[:, 0]) if layer.bias is None else layer.bias.detach()

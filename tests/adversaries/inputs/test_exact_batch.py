@@ -72,7 +72,9 @@ def test_every_image_through_relus_with_repeated_labels(depth, labels_from):
 
 
 @pytest.mark.parametrize(
-    "activation", [nn.Sigmoid, nn.Tanh, nn.ELU, nn.LeakyReLU], ids=lambda one: one.__name__
+    "activation",
+    [nn.Sigmoid, nn.Tanh, nn.ELU, nn.LeakyReLU, lambda: nn.LeakyReLU(0.2)],
+    ids=["sigmoid", "tanh", "elu", "leaky_relu", "leaky_relu_0.2"],
 )
 def test_every_image_through_activations_with_an_inverse(activation):
     seen, truth = observed(perceptron(activation(), activation()), [3, 8, 7, 5, 0, 1])

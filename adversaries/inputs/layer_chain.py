@@ -1,0 +1,203 @@
+"""Models whose layers run one after the other: which layers, and which activations between them."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
+
+import torch
+from torch import Tensor, nn
+
+from fedsim import VictimModel
+from fedsim.gradients import layer_calls
+
+PROBES = 4
+"""Random inputs by which the functions between layers are recognised."""
+
+KINDS: dict[type[nn.Module], str] = {nn.Linear: "fully connected layer", nn.Conv2d: "convolution"}
+"""The layers that a chain may have, and the words for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """A function between two layers.
+
+    Attributes:
+        name: Its name.
+        value: The function.
+        inverse: Its inverse; None for ReLU, whose zeros have none.
+    """
+
+    name: str
+    value: Callable[[Tensor], Tensor]
+    inverse: Callable[[Tensor], Tensor] | None
+
+    def slope(self, before: Tensor) -> Tensor:
+        """The derivative at values before the function."""
+        with torch.enable_grad():
+            at = before.detach().requires_grad_()
+            (found,) = torch.autograd.grad(self.value(at).sum(), at)
+        return found
+
+
+def _inner(values: Tensor, low: float, high: float) -> Tensor:
+    """Values moved off the bounds of a bounded function, by rounding."""
+    return values.clamp(low + 1e-12, high - 1e-12)
+
+
+ACTIVATIONS = (
+    Activation("relu", torch.relu, None),
+    Activation("none", lambda x: x, lambda x: x),
+    Activation("sigmoid", torch.sigmoid, lambda a: torch.logit(_inner(a, 0, 1))),
+    Activation("tanh", torch.tanh, lambda a: torch.atanh(_inner(a, -1, 1))),
+    Activation(
+        "elu", nn.functional.elu, lambda a: torch.where(a < 0, torch.log1p(_inner(a, -1, 1)), a)
+    ),
+)
+"""The functions that are recognised, besides leaky ReLU of any slope."""
+
+
+def leaky_relu(slope: float) -> Activation:
+    """Leaky ReLU with a slope for negative values."""
+    return Activation(
+        "leaky_relu",
+        lambda x: nn.functional.leaky_relu(x, slope),
+        lambda a: torch.where(a < 0, a / slope, a),
+    )
+
+
+def activation_between(before: Tensor, after: Tensor) -> Activation | None:
+    """Recognise the function with these values and results, of the same shape; None if unknown."""
+    for one in ACTIVATIONS:
+        if torch.allclose(one.value(before), after):
+            return one
+    ratios = (after / before)[before < 0]
+    if not len(ratios) or not 0 < float(ratios.mean()) < 1:
+        return None
+    leaky = leaky_relu(float(ratios.mean()))
+    return leaky if torch.allclose(leaky.value(before), after) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A layer of a chain.
+
+    Attributes:
+        name: Its name.
+        layer: The layer.
+        behind: The function that its outputs go through.
+        inputs: The shape of one example's inputs.
+        outputs: The shape of its outputs.
+    """
+
+    name: str
+    layer: nn.Linear | nn.Conv2d
+    behind: Activation
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerChain:
+    """A model as a chain of layers, with a function of single values behind each.
+
+    Attributes:
+        links: All layers but the head, the first one first.
+        head: The head.
+        shape: The shape of an input.
+        offset: What the model adds to an input in front of the layers, flat.
+        scale: What it multiplies it by.
+    """
+
+    links: tuple[Link, ...]
+    head: nn.Linear
+    shape: tuple[int, ...]
+    offset: Tensor
+    scale: Tensor
+
+    @classmethod
+    def of(
+        cls, model: VictimModel, shape: tuple[int, ...], kinds: tuple[type[nn.Module], ...]
+    ) -> "LayerChain":
+        """Recognise a chain by its layers' inputs and outputs on random inputs.
+
+        Args:
+            model: The model, in float64 and evaluation mode.
+            shape: The shape of an input.
+            kinds: The layers that it may have, of `KINDS`.
+
+        Raises:
+            ValueError: The model is no such chain; the message names the layer.
+        """
+        module, words = model.module, " or ".join(KINDS[kind] for kind in kinds)
+        probes = _probes(shape).to(next(module.parameters()).device)
+        found = {k: m for k, m in module.named_modules() if isinstance(m, kinds)}
+        with torch.no_grad(), _order_of_calls(found) as order, layer_calls(found) as calls:
+            module(probes)
+        if len({*order}) < len(order) or order[-1:] != [model.head]:
+            plural = " and ".join(f"{KINDS[kind]}s" for kind in kinds)
+            raise ValueError(f"the model is no chain of {plural} that ends in its head")
+        weights = {f"{name}.weight" for name in order} | {f"{name}.bias" for name in order}
+        if others := sorted({*model.parameters()} - weights):
+            raise ValueError(
+                f"'{others[0]}' is no {words}, and inputs are recovered through such layers "
+                "alone. inverting-gradients attacks other networks"
+            )
+        first, flat = calls[order[0]][0][0].flatten(1), probes.flatten(1)
+        if first.shape != flat.shape:
+            raise ValueError(f"the layer '{order[0]}' does not take the input itself")
+        offset, scale = first[0], first[1] - first[0]
+        if not torch.allclose(first, flat * scale + offset) or not scale.all():
+            raise ValueError(f"what the model does to inputs before '{order[0]}' is not known")
+        links = list[Link]()
+        for name, above in pairwise(order):
+            (into, before), (after, _) = calls[name][0], calls[above][0]
+            behind = _behind(name, above, before, after)
+            links.append(
+                Link(name, found[name], behind, tuple(into.shape[1:]), tuple(before.shape[1:]))  # type: ignore[arg-type]
+            )
+        return cls(tuple(links), found[model.head], shape, offset, scale)  # type: ignore[arg-type]
+
+
+@contextmanager
+def _order_of_calls(layers: Mapping[str, nn.Module]) -> Iterator[list[str]]:
+    """Record the names of layers as they are called."""
+    order = list[str]()
+
+    def record(name: str) -> Callable[..., None]:
+        return lambda *_: order.append(name)
+
+    hooks = [layer.register_forward_hook(record(name)) for name, layer in layers.items()]
+    try:
+        yield order
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _behind(name: str, above: str, before: Tensor, after: Tensor) -> Activation:
+    """The function between two layers, by the outputs of one and the inputs of the next."""
+    ours, theirs = prod(before.shape[1:]), prod(after.shape[1:])
+    if ours > theirs:
+        raise ValueError(
+            f"what stands between the layers '{name}' and '{above}' leaves {theirs:,} of {ours:,} "
+            "values, as pooling does: the others cannot be computed. inverting-gradients attacks "
+            "such networks"
+        )
+    found = None
+    if ours == theirs:
+        found = activation_between(before.flatten(1), after.flatten(1))
+    if found is None:
+        known = ", ".join([*(one.name for one in ACTIVATIONS), "leaky_relu"])
+        raise ValueError(
+            f"what stands between the layers '{name}' and '{above}' is none of {known}"
+        )
+    return found
+
+
+def _probes(shape: tuple[int, ...]) -> Tensor:
+    """Inputs of zeros, of ones, and random ones in [0, 1], (2 + PROBES, *shape) float64."""
+    rng = torch.Generator().manual_seed(0)
+    random = torch.rand(PROBES, *shape, generator=rng, dtype=torch.float64)
+    return torch.cat([torch.zeros_like(random[:1]), torch.ones_like(random[:1]), random])
