@@ -78,6 +78,7 @@ EASY = {
     "repeated-gradients": Easy(
         "mse", victims=2, noise=8, noise_settings={"iterations": 3, "restarts": 0}
     ),
+    "r-gap": Easy("mse", refuses=True),
     "rlg": Easy("label_f1", size=4),
     "rlg by margin": Easy("label_f1", 4, "rlg", {"accept": "margin"}),
     "rlg of the authors": Easy("label_f1", 4, "rlg", {"accept": "authors"}),
