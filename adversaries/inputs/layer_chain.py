@@ -1,6 +1,6 @@
 """Models whose layers run one after the other: which layers, and which activations between them."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -15,6 +15,9 @@ from fedsim.gradients import layer_calls
 PROBES = 4
 """Random inputs by which the functions between layers are recognised."""
 
+HALVINGS = 60
+"""Halvings of an interval that find the inverse of SiLU and GELU."""
+
 KINDS: dict[type[nn.Module], str] = {nn.Linear: "fully connected layer", nn.Conv2d: "convolution"}
 """The layers that a chain may have, and the words for them."""
 
@@ -27,11 +30,14 @@ class Activation:
         name: Its name.
         value: The function.
         inverse: Its inverse; None for ReLU, whose zeros have none.
+        lowest: Where it has its minimum, if it falls before and rises behind (SiLU and GELU); its
+            inverse is that of the rising branch.
     """
 
     name: str
     value: Callable[[Tensor], Tensor]
     inverse: Callable[[Tensor], Tensor] | None
+    lowest: float | None = None
 
     def slope(self, before: Tensor) -> Tensor:
         """The derivative at values before the function."""
@@ -46,6 +52,21 @@ def _inner(values: Tensor, low: float, high: float) -> Tensor:
     return values.clamp(low + 1e-12, high - 1e-12)
 
 
+def _valley(name: str, value: Callable[[Tensor], Tensor], lowest: float) -> Activation:
+    """A function that falls to a minimum and then rises to that of its argument."""
+
+    def rising(outputs: Tensor) -> Tensor:
+        low = torch.full_like(outputs, lowest)
+        high = outputs.clamp(min=lowest) + 1
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            above = value(middle) > outputs
+            low, high = torch.where(above, low, middle), torch.where(above, middle, high)
+        return high
+
+    return Activation(name, value, rising, lowest)
+
+
 ACTIVATIONS = (
     Activation("relu", torch.relu, None),
     Activation("none", lambda x: x, lambda x: x),
@@ -57,6 +78,12 @@ ACTIVATIONS = (
 )
 """The functions that are recognised, besides leaky ReLU of any slope."""
 
+VALLEYS = (
+    _valley("silu", nn.functional.silu, -1.2784645427610738),
+    _valley("gelu", nn.functional.gelu, -0.7517915246935645),
+)
+"""Functions with two slopes at a negative value, for attacks that find out which one it is."""
+
 
 def leaky_relu(slope: float) -> Activation:
     """Leaky ReLU with a slope for negative values."""
@@ -67,9 +94,11 @@ def leaky_relu(slope: float) -> Activation:
     )
 
 
-def activation_between(before: Tensor, after: Tensor) -> Activation | None:
+def activation_between(
+    before: Tensor, after: Tensor, known: Sequence[Activation] = ACTIVATIONS
+) -> Activation | None:
     """Recognise the function with these values and results, of the same shape; None if unknown."""
-    for one in ACTIVATIONS:
+    for one in known:
         if torch.allclose(one.value(before), after):
             return one
     ratios = (after / before)[before < 0]
@@ -118,7 +147,11 @@ class LayerChain:
 
     @classmethod
     def of(
-        cls, model: VictimModel, shape: tuple[int, ...], kinds: tuple[type[nn.Module], ...]
+        cls,
+        model: VictimModel,
+        shape: tuple[int, ...],
+        kinds: tuple[type[nn.Module], ...],
+        activations: Sequence[Activation] = ACTIVATIONS,
     ) -> "LayerChain":
         """Recognise a chain by its layers' inputs and outputs on random inputs.
 
@@ -126,6 +159,7 @@ class LayerChain:
             model: The model, in float64 and evaluation mode.
             shape: The shape of an input.
             kinds: The layers that it may have, of `KINDS`.
+            activations: The functions that may stand behind them, besides leaky ReLU.
 
         Raises:
             ValueError: The model is no such chain; the message names the layer.
@@ -153,7 +187,7 @@ class LayerChain:
         links = list[Link]()
         for name, above in pairwise(order):
             (into, before), (after, _) = calls[name][0], calls[above][0]
-            behind = _behind(name, above, before, after)
+            behind = _behind(name, above, before, after, activations)
             links.append(
                 Link(name, found[name], behind, tuple(into.shape[1:]), tuple(before.shape[1:]))  # type: ignore[arg-type]
             )
@@ -176,7 +210,9 @@ def _order_of_calls(layers: Mapping[str, nn.Module]) -> Iterator[list[str]]:
             hook.remove()
 
 
-def _behind(name: str, above: str, before: Tensor, after: Tensor) -> Activation:
+def _behind(
+    name: str, above: str, before: Tensor, after: Tensor, activations: Sequence[Activation]
+) -> Activation:
     """The function between two layers, by the outputs of one and the inputs of the next."""
     ours, theirs = prod(before.shape[1:]), prod(after.shape[1:])
     if ours > theirs:
@@ -187,9 +223,9 @@ def _behind(name: str, above: str, before: Tensor, after: Tensor) -> Activation:
         )
     found = None
     if ours == theirs:
-        found = activation_between(before.flatten(1), after.flatten(1))
+        found = activation_between(before.flatten(1), after.flatten(1), activations)
     if found is None:
-        known = ", ".join([*(one.name for one in ACTIVATIONS), "leaky_relu"])
+        known = ", ".join([*(one.name for one in activations), "leaky_relu"])
         raise ValueError(
             f"what stands between the layers '{name}' and '{above}' is none of {known}"
         )

@@ -30,9 +30,11 @@ class ExactBatch(HeadSeparation):
     of the logits. From there it goes down, layer by layer. The gradient by a layer's outputs is
     E W, and times the slope of the activation it is dZ; the gradient of the layer below is
     dW = dZ' X, whose least squares are its inputs X. Activations that can be inverted (sigmoid,
-    tanh, leaky ReLU, ELU) give the slope directly. For ReLU the units that fire for an example are
-    read from its recovered activations; units close to zero are left out at first, and then read
-    from the layer's own forward pass. Where "close to zero" begins is chosen among several
+    tanh, leaky ReLU, ELU) give the slope directly. SiLU and GELU have two slopes at a negative
+    output; units with high outputs come first, and their inputs show the other slopes. For ReLU
+    the units that fire for an example are read from its recovered activations; units close to zero
+    are left out at first, and then read from the layer's own forward pass. Where "close to zero"
+    begins is chosen among several
     thresholds, by how well the batch explains the gradients of all layers. Units whose gradient the
     inputs do not explain are left out, since one of the examples was misread there.
 

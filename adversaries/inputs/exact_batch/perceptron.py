@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.linalg import lstsq
 
-from adversaries.inputs.layer_chain import Activation, LayerChain
+from adversaries.inputs.layer_chain import ACTIVATIONS, VALLEYS, Activation, LayerChain
 from fedsim import VictimModel
 
 THRESHOLDS = (0.0, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 3e-2)
@@ -61,13 +61,19 @@ class Layer:
         """
         if self.behind.inverse is not None:
             before = self.behind.inverse(outputs)
-            return self.fitted(upstream * self.behind.slope(before), gradient)
-        sizes, level = outputs.abs(), threshold * outputs.abs().mean()
-        sure = ((sizes > DOUBTFUL * level) | (sizes <= level)).all(dim=0)
-        errors = upstream * (outputs > level)
+            errors = upstream * self.behind.slope(before)
+            if self.behind.lowest is None:
+                return self.fitted(errors, gradient)
+            # Outputs far above the minimum are seldom of the falling branch: units of these first.
+            least = outputs.amin(dim=0)
+            sure = least >= least.median()
+        else:
+            sizes, level = outputs.abs(), threshold * outputs.abs().mean()
+            sure = ((sizes > DOUBTFUL * level) | (sizes <= level)).all(dim=0)
+            errors = upstream * (outputs > level)
         for _ in range(ROUNDS):
             found = self.fitted(errors[:, sure], gradient[sure])
-            again = upstream * (found @ self.weight.T + self.bias > 0)
+            again = self.errors(found, upstream)
             missed = (again.T @ found - gradient).norm(dim=1)
             fits = missed <= OUTLYING * missed[missed > 0].median()
             if torch.equal(again, errors) and torch.equal(fits, sure):
@@ -109,7 +115,7 @@ class Perceptron:
         Raises:
             ValueError: It is none; the message names the layer.
         """
-        found = LayerChain.of(model, shape, (nn.Linear,))
+        found = LayerChain.of(model, shape, (nn.Linear,), (*ACTIVATIONS, *VALLEYS))
         layers = [Layer(one.name, *_arrays(one.layer), one.behind) for one in found.links]
         return cls(tuple(layers), _arrays(found.head), shape, found.offset, found.scale)
 

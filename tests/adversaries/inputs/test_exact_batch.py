@@ -81,6 +81,19 @@ def test_every_image_through_activations_with_an_inverse(activation):
     assert error(attacked(seen), truth) < 1e-5
 
 
+@pytest.mark.parametrize("activation", [nn.SiLU, nn.GELU], ids=lambda one: one.__name__)
+def test_every_image_through_activations_that_fall_and_rise(activation):
+    model = perceptron(activation(), activation())
+    layer = model.module.layer0
+    with torch.no_grad():
+        layer.weight *= 4
+        layer.bias *= 4
+    seen, truth = observed(model)
+    falling = nn.functional.linear(torch.stack(truth.inputs).flatten(1), layer.weight, layer.bias)
+    assert (falling < -1.3).float().mean() > 0.1, "many outputs are of the falling branch"
+    assert error(attacked(seen), truth) < 1e-8
+
+
 def test_a_single_image_where_most_units_do_not_fire():
     seen, truth = observed(perceptron(nn.ReLU(), width=20), [4])
     assert error(attacked(seen), truth) < 1e-8
@@ -129,10 +142,10 @@ def test_a_gradient_of_another_batch_below_the_head_is_refused():
     ("model", "why"),
     [
         (testing.network(), "'conv.bias' is no fully connected layer"),
-        (perceptron(nn.GELU()), "between the layers 'layer0' and 'head' is none of"),
+        (perceptron(nn.Mish()), "between the layers 'layer0' and 'head' is none of"),
         (perceptron(nn.ReLU(), nn.Dropout(0.5)), "drops units at random"),
     ],
-    ids=["convolution", "gelu", "dropout"],
+    ids=["convolution", "mish", "dropout"],
 )
 def test_other_networks_are_refused_and_warned_of(model, why):
     spec = dataclasses.replace(SPEC, classes=model.module.head.out_features)
