@@ -15,7 +15,7 @@ from adversaries.inputs.feature_separation.damped_steps import (
     directly,
 )
 
-SAME = 1e-14
+SAME = 1e-12
 """Relative change of the fixed point at which it ends."""
 
 PERTURBATIONS = (0.1, 0.3, 1.0, 0.03) * 3
@@ -24,7 +24,7 @@ PERTURBATIONS = (0.1, 0.3, 1.0, 0.03) * 3
 SETTLED, SMALL = 1e-3, 1e-6
 """Relative fall of the residual below which a search ends, once it is below the second."""
 
-CLOSE = 1e-7
+CLOSE = 3e-7
 """Residual below which little but rounding is left."""
 
 DENSE = 32

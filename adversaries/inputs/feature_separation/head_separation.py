@@ -21,6 +21,8 @@ from fedsim.spec import ImageSpec, Spec, TabularSpec
 PROBES = 8
 """Random inputs by which it is seen whether features can be negative."""
 
+CTC = "the model is trained with CTC: its head's gradient is not E' H with known E"
+
 SEARCHED = 3
 """Label multisets that are tried from more than one start: those that fit best from one."""
 
@@ -58,7 +60,9 @@ class HeadSeparation(Adversary):
     def cautions(self, model: VictimModel) -> list[str]:
         """Warn of heads that have another loss than cross-entropy over classes."""
         if hasattr(model.module, "blank"):
-            return ["the model is trained with CTC: its head's gradient is not E' H with known E"]
+            return [CTC]
+        if twins := tied(model):
+            return [f"the head's weight is also {', '.join(twins)}: no features follow"]
         return super().cautions(model)
 
     def separations(self, seen: Observation, job: Job) -> Iterator[tuple[int, Separation]]:
@@ -71,12 +75,15 @@ class HeadSeparation(Adversary):
             ValueError: There are too many examples, or fewer independent ones than examples; the
                 head is tied to another layer, or its gradient holds NaN or Inf.
         """
-        head, model = HeadGradient.of(seen), seen.know(Knowledge.MODEL)
+        model = seen.know(Knowledge.MODEL)
         if twins := tied(model):
             raise ValueError(
                 f"the head's weight is also {', '.join(twins)}: its gradient is the sum of both "
                 "layers', and no features follow. Use dlg or inverting-gradients"
             )
+        if hasattr(model.module, "blank"):
+            raise ValueError(CTC)
+        head = HeadGradient.of(seen)
         if head.bias is not None and not head.bias.isfinite().all():
             raise ValueError(f"the gradient of '{seen.head}.bias' holds NaN or Inf")
         parameters = model.parameters()

@@ -205,7 +205,8 @@ def test_a_head_tied_to_other_weights_is_refused():
     model.module.twin.weight = model.module.head.weight
     seen, _ = observed([3, 7, 1, 12])
     with pytest.raises(ValueError, match=r"the head's weight is also twin\.weight"):
-        attacked(dataclasses.replace(seen, model=model))
+        attacked(dataclasses.replace(seen, model=model, gradient={}))
+    assert any("twin.weight" in one for one in FeatureSeparation().cautions(model))
 
 
 @pytest.mark.parametrize("labels_from", ["given", "rlg", "llg"])
@@ -236,3 +237,12 @@ def test_a_residual_that_may_hide_mixed_examples_is_refused_above_48_examples():
     noise = torch.randn(weight.shape, generator=torch.Generator().manual_seed(0))
     with pytest.raises(ValueError, match=r"49 examples, whose expected error is not computed"):
         attacked(changed(seen, "head.weight", weight + 1e-4 * weight.std() * noise))
+
+
+def test_a_model_trained_with_ctc_is_refused():
+    model = network()
+    model.module.blank = 0
+    seen, _ = observed([3, 7, 1, 12], model)
+    with pytest.raises(ValueError, match="trained with CTC"):
+        attacked(seen)
+    assert any("CTC" in one for one in FeatureSeparation().cautions(model))
