@@ -34,9 +34,9 @@ class ExactBatch(HeadSeparation):
     output; units with high outputs come first, and their inputs show the other slopes. For ReLU
     the units that fire for an example are read from its recovered activations; units close to zero
     are left out at first, and then read from the layer's own forward pass. Where "close to zero"
-    begins is chosen among several
-    thresholds, by how well the batch explains the gradients of all layers. Units whose gradient the
-    inputs do not explain are left out, since one of the examples was misread there.
+    begins is chosen among several thresholds, by how well the batch explains the gradients of all
+    layers. Units whose gradient the inputs do not explain are left out, since one of the examples
+    was misread there.
 
     The batch may have fewer examples than there are classes, labels may repeat, and no layer may
     have fewer units than there are examples. What the model does to each value of an input before

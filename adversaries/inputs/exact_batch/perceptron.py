@@ -17,7 +17,7 @@ DOUBTFUL = 10.0
 """Factor above a threshold below which a unit is left out at first."""
 
 ROUNDS = 20
-"""How often the units that fire are read anew from the layer's own forward pass."""
+"""How often slopes are read anew from the layer's own forward pass."""
 
 OUTLYING = 30.0
 """Units whose gradient is missed by more than this many medians are left out: one of the examples
@@ -64,7 +64,7 @@ class Layer:
             errors = upstream * self.behind.slope(before)
             if self.behind.lowest is None:
                 return self.fitted(errors, gradient)
-            # Outputs far above the minimum are seldom of the falling branch: units of these first.
+            # Outputs far above the minimum are rarely of the falling branch: their units first.
             least = outputs.amin(dim=0)
             sure = least >= least.median()
         else:
