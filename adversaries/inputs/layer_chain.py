@@ -39,6 +39,12 @@ class Activation:
     inverse: Callable[[Tensor], Tensor] | None
     lowest: float | None = None
 
+    @property
+    def kinked(self) -> bool:
+        """Whether its slope jumps at zero."""
+        below, above = self.slope(torch.tensor([-1e-9, 1e-9], dtype=torch.float64)).tolist()
+        return bool(abs(above - below) > 1e-3)
+
     def slope(self, before: Tensor) -> Tensor:
         """The derivative at values before the function."""
         with torch.enable_grad():

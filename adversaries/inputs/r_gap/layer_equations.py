@@ -11,8 +11,11 @@ from torch.nn.functional import fold, unfold
 from adversaries.inputs.layer_chain import Link
 from adversaries.inputs.r_gap.least_squares import Product, least_squares
 
-ERRORS = 4.0
-"""A ReLU counts as firing above so many times the largest error that negative outputs show."""
+DOUBTFUL = 1e-4
+"""Outputs below this share of their mean may have the wrong sign."""
+
+ERRORS = 10.0
+"""A ReLU fires for sure above so many times the largest error that negative outputs show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +114,9 @@ class LayerEquations:
         """Find the inputs of one example for each victim.
 
         Equations of outputs count in proportion to the activation's slope, because errors of the
-        recovered outputs grow with its inverse; a ReLU that does not fire gives none.
+        recovered outputs grow with its inverse; a ReLU that does not fire gives none. Where an
+        output may have the wrong sign, and with it the wrong slope, the layer is first solved
+        without its channel's gradient, and the solution shows the sign.
 
         Args:
             outputs: The outputs behind the activation (V, outputs).
@@ -121,21 +126,65 @@ class LayerEquations:
             iterations: As for `least_squares`.
 
         Raises:
-            ValueError: No unit of the layer has a gradient.
+            ValueError: Too few units of the layer have a gradient.
         """
         behind = self.link.behind
-        if behind.inverse is not None:
+        if behind.inverse is None:
+            before = torch.where(outputs > _error(outputs), outputs, 0.0)
+        else:
             before = behind.inverse(outputs)
-        else:  # outputs of ReLU that are negative show how large errors are
-            level = ERRORS * (-outputs).clamp(min=0).amax(dim=1, keepdim=True)
-            before = torch.where(outputs > level, outputs, 0.0)
         slope = behind.slope(before)
-        errors, weights = slope * upstream, _shares(slope)
-        self._refuse_if_short(errors)
+        self._refuse_if_short(slope * upstream)
+        if behind.kinked:
+            doubtful = self._doubtful(outputs)
+            left_out = self._channels_with(doubtful)
+            if (some := doubtful.any(dim=1) & ~left_out.all(dim=1)).any():
+                slope[some] = torch.where(doubtful, 0.0, slope)[some]
+                kept = ~left_out[some]
+                errors, wanted = slope[some] * upstream[some] * kept, gradient[some]
+                first = self._solved(
+                    before[some], errors, slope[some], wanted, kept, accuracy, iterations
+                )
+                read = behind.slope(self.forward(first.inputs))
+                slope[some] = torch.where(doubtful[some], read, slope[some])
+        return self._solved(
+            before, slope * upstream, slope, gradient, torch.ones_like(slope), accuracy, iterations
+        )
+
+    def _solved(
+        self,
+        before: Tensor,
+        errors: Tensor,
+        slope: Tensor,
+        gradient: Tensor,
+        kept: Tensor,
+        accuracy: float,
+        iterations: int,
+    ) -> "Solution":
+        """Solve the equations of known outputs before the activation, and known dZ.
+
+        `kept` (V, outputs) is zero for outputs whose channel's gradient is left out.
+        """
+        weights = slope / slope.amax(dim=1, keepdim=True)
         product, transposed, scale = self._equations(errors, weights)
-        right = torch.cat([weights * (before - self._biases()), gradient.flatten(1) * scale], dim=1)
+        channels = self._grouped(kept)[..., :1]
+        sums = gradient.view(len(gradient), *self._weight.shape) * channels * scale[..., None, None]
+        right = torch.cat([weights * (before - self._biases()), sums.flatten(1)], dim=1)
         found = least_squares(product, transposed, right, accuracy=accuracy, iterations=iterations)
         return Solution(found, errors, weights, right - product(found))
+
+    def _doubtful(self, outputs: Tensor) -> Tensor:
+        """Outputs (V, outputs) so close to zero that errors may have changed their sign."""
+        level = DOUBTFUL * outputs.abs().mean(dim=1, keepdim=True)
+        if self.link.behind.inverse is not None:
+            return outputs.abs() < level
+        error = _error(outputs)
+        return (outputs > error) & (outputs < torch.maximum(level, ERRORS * error))
+
+    def _channels_with(self, chosen: Tensor) -> Tensor:
+        """All outputs of the channels that have a chosen one (V, outputs)."""
+        channels = self._grouped(chosen).any(dim=3, keepdim=True)
+        return channels.expand(*self._grouped(chosen).shape).flatten(1)
 
     def _refuse_if_short(self, errors: Tensor) -> None:
         """Refuse victims of which too few units have a gradient, such as ReLUs that fire."""
@@ -208,7 +257,7 @@ class LayerEquations:
             The map to the equations (V, outputs + weights), its transpose, and the factor of the
             equations of the gradient (V, 1), which makes the largest dZ one.
         """
-        scale = 1 / errors.abs().amax(dim=1, keepdim=True)
+        scale = 1 / errors.abs().amax(dim=1, keepdim=True).clamp(min=1e-300)
         scaled, split = self._grouped(errors * scale), errors.shape[1]
 
         def product(inputs: Tensor) -> Tensor:
@@ -249,9 +298,9 @@ class LayerEquations:
         return self._bias.repeat_interleave(prod(self.link.outputs) // len(self._bias))
 
 
-def _shares(slope: Tensor) -> Tensor:
-    """Slopes as shares of each victim's largest."""
-    return slope / slope.amax(dim=1, keepdim=True)
+def _error(outputs: Tensor) -> Tensor:
+    """The largest error of each victim's outputs of ReLU (V, 1), as negative ones show it."""
+    return (-outputs).clamp(min=0).amax(dim=1, keepdim=True)
 
 
 def _places(name: str, layer: nn.Conv2d) -> dict[str, tuple[int, ...]]:
