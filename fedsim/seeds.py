@@ -48,7 +48,8 @@ def isolated(seed: int, purpose: str, *where: int | str) -> Iterator[None]:
     It serves code that cannot be given a generator (dropout, weight initialisation) and foreign
     code (adversaries). Whatever such code does to the state of `random`, numpy or torch, to torch's
     gradient mode, default dtype, threads and determinism, or to the working directory, has no
-    effect outside the block.
+    effect outside the block. Inside, cuDNN takes neither TF32 nor algorithms that sum in a random
+    order, so that a GPU computes in float32 and the same each time.
     """
     python_state = random.getstate()
     numpy_state = np.random.get_state()
@@ -58,7 +59,10 @@ def isolated(seed: int, purpose: str, *where: int | str) -> Iterator[None]:
     deterministic = torch.are_deterministic_algorithms_enabled()
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
     value = derive(seed, purpose, *where)
-    with torch.random.fork_rng(devices=devices):
+    exact = torch.backends.cudnn.flags(
+        enabled=torch.backends.cudnn.enabled, deterministic=True, allow_tf32=False
+    )
+    with exact if devices else contextlib.nullcontext(), torch.random.fork_rng(devices=devices):
         try:
             reseed(value)
             yield

@@ -28,6 +28,15 @@ def _quiet() -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def _float32() -> None:
+    """On a GPU, adversaries that a test calls by itself compute as in a run; see `isolated`."""
+    import torch
+
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.deterministic = True
+
+
+@pytest.fixture(autouse=True, scope="session")
 def _commands() -> Iterator[None]:
     """The process of `support/commands.py` ends with the session."""
     yield

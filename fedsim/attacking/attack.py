@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any
 
-import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedsim.adversary import Adversary, Job
@@ -21,6 +20,7 @@ from fedsim.errors import AttackTimeout, NotGranted
 from fedsim.knowledge import Knowledge
 from fedsim.records import Observation, Reconstruction, Status
 from fedsim.scenario.built import BuiltRun
+from fedsim.scenario.devices import device_of
 from fedsim.seeds import isolated, torch_generator
 
 __all__ = ["Attack", "AttackRunner", "Bench", "GroupFailed", "Outcome", "one_by_one"]
@@ -186,10 +186,9 @@ class AttackRunner:
 
     def _job(self, attack: Attack, limit: float) -> Job:
         _, plan, _ = self.adversaries[attack.adversary]
-        gpus = self.scenario.engine.gpus_per_attack
         return Job(
             torch_generator(*self._place(attack)),
-            device="cuda" if gpus and torch.cuda.is_available() else "cpu",
+            device=device_of(self.scenario.engine, "attack"),
             budget=plan.budget,
             deadline=limit,
         )

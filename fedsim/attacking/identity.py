@@ -17,6 +17,7 @@ from fedsim.records import Interception
 from fedsim.runs.ledger import Ledger
 from fedsim.runs.stored import StoredTensors
 from fedsim.scenario.built import BuiltRun
+from fedsim.scenario.devices import device_of
 
 
 def plans(built: BuiltRun, point: str) -> dict[str, dict[str, Any]]:
@@ -44,7 +45,7 @@ def plans(built: BuiltRun, point: str) -> dict[str, dict[str, Any]]:
             "budget": plan.budget,
             "grants": sorted(map(str, built.threat.granted.names())),
             "seed": scenario.seed,
-            "device": "cuda" if scenario.engine.gpus_per_attack else "cpu",
+            "device": device_of(scenario.engine, "attack").type,
             "metrics": sorted(metric.name for metric in measured),
             "fedsim": __version__,
         }

@@ -330,8 +330,8 @@ def _executor(runner: AttackRunner, observer: Observer, *, here: bool) -> Iterat
     from fedsim.engine.ray.attacks import RayExecutor
     from fedsim.engine.ray.session import start_session
 
-    start_session(runner.scenario.engine, 0, number)
-    executor = RayExecutor(runner, number, runner.scenario.engine.gpus_per_attack, observer)
+    settings = start_session(runner.scenario.engine, 0, number)
+    executor = RayExecutor(runner, number, settings.gpus_per_attack, observer)
     try:
         yield executor
     finally:

@@ -6,6 +6,7 @@ Ray session of its process, and uses more memory with every run.
 
 import dataclasses
 import json
+import math
 import os
 import signal
 import subprocess
@@ -14,6 +15,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fedsim.attacking.executor import Observer
 from fedsim.engine import Engine, workers
 from fedsim.errors import EngineError
@@ -21,6 +24,7 @@ from fedsim.records import Finding
 from fedsim.runs.ledger import Ledger
 from fedsim.scenario import Scenario
 from fedsim.scenario.built import BuiltRun, build
+from fedsim.scenario.devices import device_of
 
 MARK = "\x1efedsim "
 
@@ -68,6 +72,14 @@ class FlowerEngine(Engine):
                     os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
                 process.stdout.close()
+
+
+def _gpus(scenario: Scenario) -> float:
+    """The GPUs that Flower reserves for a client: those stated, or an equal share."""
+    engine = scenario.engine
+    if engine.gpus_per_client or device_of(engine, "client") != torch.device("cuda"):
+        return engine.gpus_per_client
+    return 1 / math.ceil(workers(scenario) / max(1, torch.cuda.device_count()))
 
 
 def _child(folder: Path, point: str) -> None:
@@ -120,7 +132,7 @@ def _child(folder: Path, point: str) -> None:
             "init_args": {"num_cpus": workers(scenario)},
             "client_resources": {
                 "num_cpus": scenario.engine.cpus_per_client,
-                "num_gpus": scenario.engine.gpus_per_client,
+                "num_gpus": _gpus(scenario),
             },
         },
     )

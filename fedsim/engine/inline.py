@@ -8,7 +8,7 @@ from fedsim.attacking.attack import AttackRunner
 from fedsim.attacking.executor import InlineExecutor, Observer
 from fedsim.engine import Engine
 from fedsim.federation import federate
-from fedsim.federation.client import app
+from fedsim.federation.client import answers, app
 from fedsim.federation.grid import LocalGrid, answer
 from fedsim.federation.session import share
 from fedsim.runs.ledger import Ledger
@@ -29,8 +29,11 @@ class InlineGrid(LocalGrid):
 
     def exchange(self, messages: Sequence[Message]) -> Iterator[Message]:
         """Replies in the order of the messages, each made when it is taken."""
-        for message in messages:
-            context = self.contexts[message.metadata.dst_node_id]
+        contexts = [self.contexts[message.metadata.dst_node_id] for message in messages]
+        if self._app is app:
+            yield from answers(messages, contexts)
+            return
+        for message, context in zip(messages, contexts, strict=True):
             yield answer(self._app, message, context)  # type: ignore[arg-type]
 
 

@@ -16,10 +16,12 @@ from fedsim.libraries import brief
 from fedsim.references import references
 from fedsim.scenario import Scenario
 from fedsim.scenario.built import BuiltRun, build
+from fedsim.scenario.devices import check_device, device_of, what_torch_sees
 from fedsim.seeds import isolated
 from fedsim.task import Task
 from fedsim.training.budget import Budget
 from fedsim.training.local import local_training
+from fedsim.training.together import check_together, train_together
 
 
 def preflight(
@@ -49,11 +51,16 @@ def preflight(
     task, defenses = built.task, built.defenses
     task.num_examples(0)
     task.head  # noqa: B018 - raises where none is found
-    module = task.module().train()
+    here = device_of(scenario.engine, "client")
+    if here.type == "cuda" and not torch.cuda.is_available():
+        here = torch.device("cpu")  # a cluster has the GPUs
+    module = task.module().train().to(here)
     trained = task.trained(module)
     with quiet():
         build_strategy(scenario, set(task.arrays(module)) - trained)
     _check_client_half(built)
+    if scenario.engine.vectorize:
+        _check_vectorize(built, module)
     if references(scenario.task):
         _rehearse(scenario, task, module)
     for position, defense in enumerate(defenses):
@@ -77,6 +84,7 @@ def _rehearse(scenario: Scenario, task: Task, module: nn.Module) -> None:
     else:
         client = min(range(t.clients), key=task.num_examples)
     batch = task.batches(client, 1, batch_size=t.batch_size, steps=steps)[-1]
+    batch = batch.to(next(module.parameters()).device)
     what = f"on a batch of {len(batch)} (inputs {tuple(batch.inputs.shape)})"
     parameters = {k: p for k, p in module.named_parameters() if k in task.trained(module)}
     try:
@@ -88,6 +96,9 @@ def _rehearse(scenario: Scenario, task: Task, module: nn.Module) -> None:
         if len(batch) == 1 and any("BatchNorm" in type(m).__name__ for m in module.modules()):
             fix = ". Batch normalisation needs two examples: raise training.batch_size, lower "
             fix += "training.clients, or use GroupNorm"
+        elif batch.inputs.device.type != "cpu" and "same device" in str(error):
+            fix = ". Make tensors where the inputs are (device=inputs.device), or set "
+            fix += 'engine.device = "cpu"'
         raise DataError(f"task: the model cannot be trained {what}: {brief(error)}{fix}") from error
     if unused := [k for k, g in zip(parameters, gradient, strict=True) if g is None]:
         raise DataError(
@@ -98,16 +109,39 @@ def _rehearse(scenario: Scenario, task: Task, module: nn.Module) -> None:
         raise DataError(f"task: the loss or its gradient is NaN or infinite {what}")
 
 
+def _check_vectorize(built: BuiltRun, module: nn.Module) -> None:
+    """Train two clients at once, if this is what the scenario does."""
+    task, settings = built.task, built.scenario.training
+    check_together(built.defenses, settings.optimizer, drops=task.victim({}).drops)
+    batches = task.batches(0, 1, batch_size=min(2, settings.batch_size), steps=1)
+    one = local_training(built.scenario, task, module, batches, torch.Generator(), ())
+    before, trained = task.arrays(module), task.trained(module)
+    try:
+        train_together([one, one], before, loss=task.loss, trained=trained)
+    except Exception as error:
+        raise ScenarioError(
+            "engine.vectorize trains several clients at once, and this model allows no batch of "
+            f"models: {brief(error)}. Set engine.vectorize = 0"
+        ) from error
+
+
 def _check_gpus(scenario: Scenario, *, clients_too: bool) -> None:
     """Refuse GPUs that this machine does not have, unless a Ray cluster provides them."""
     engine = scenario.engine
     elsewhere = engine.address and engine_name(scenario) == "ray"
+    if not elsewhere:
+        check_device(engine)
     for key in ("gpus_per_attack", *["gpus_per_client"] * clients_too):
         asked: float = getattr(engine, key)
         if asked and not elsewhere and not torch.cuda.is_available():
             raise ScenarioError(
-                f"needs a GPU (engine.{key} = {asked:g}), and there is none that PyTorch can use. "
+                f"needs a GPU (engine.{key} = {asked:g}), and {what_torch_sees()}. "
                 f"Set engine.{key} = 0, or engine.address to a Ray cluster that has one"
+            )
+        if asked and engine.device not in ("auto", "cuda"):
+            raise ScenarioError(
+                f"engine.{key} = {asked:g} lets Ray choose a GPU, and engine.device = "
+                f'"{engine.device}". Leave out one of the two'
             )
 
 

@@ -14,6 +14,7 @@ from fedsim.report import write_report
 from fedsim.runs.ledger import Ledger
 from fedsim.scenario import Scenario
 from fedsim.scenario.built import BuiltRun
+from fedsim.scenario.devices import device_of
 
 
 @contextlib.contextmanager
@@ -41,8 +42,9 @@ def reporting(ledger: Ledger, diagnose: Callable[[], None] = lambda: None) -> It
 
 def device_name(scenario: Scenario) -> str:
     """The name of the GPU or processor that attacks run on."""
-    if scenario.engine.gpus_per_attack and torch.cuda.is_available():
-        return str(torch.cuda.get_device_name())
+    device = device_of(scenario.engine, "attack")
+    if device.type == "cuda" and torch.cuda.is_available():
+        return str(torch.cuda.get_device_name(device))
     with contextlib.suppress(OSError):  # not on every system
         found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.M)
         if found:

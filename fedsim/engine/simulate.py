@@ -5,6 +5,7 @@ import functools
 import hashlib
 import os
 import time
+import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from fedsim.runs.ledger import Ledger
 from fedsim.runs.lock import alone_in
 from fedsim.scenario import Scenario
 from fedsim.scenario.built import BuiltRun, build
+from fedsim.scenario.devices import settled
 from fedsim.seeds import isolated
 from fedsim.sinks import Curves
 
@@ -56,6 +58,7 @@ def simulate(
     Raises:
         FedsimError: The scenario cannot be run, or a client failed; see `fedsim.errors`.
     """
+    scenario = _settled(scenario, Path(out), resume=resume)
     chosen = _chosen(scenario, points)
     return _run(scenario, chosen, Path(out), resume, observer, overwrite=overwrite)
 
@@ -84,6 +87,7 @@ def train(
     Raises:
         FedsimError: The scenario cannot be run, or a client failed; see `fedsim.errors`.
     """
+    scenario = _settled(scenario, Path(out), resume=resume)
     record = scenario.record
     own = any(plan.victims is not None or plan.rounds is not None for plan in scenario.adversaries)
     if "keep" not in record.model_fields_set or (own and record.keep == "attacked"):
@@ -94,6 +98,16 @@ def train(
         for name, point in _chosen(scenario, points).items()
     }
     return _run(scenario, chosen, Path(out), resume, observer)
+
+
+def _settled(scenario: Scenario, out: Path, *, resume: bool) -> Scenario:
+    """The scenario with the device that "auto" means here, or meant when a resumed run began."""
+    engine = scenario.engine
+    if resume and engine.device == "auto":
+        with contextlib.suppress(OSError, ValueError, LookupError):  # no run: it begins now
+            began = tomllib.loads((out / "scenario.toml").read_text())["engine"]["device"]
+            engine = engine.model_copy(update={"device": began})
+    return scenario.model_copy(update={"engine": settled(engine)})
 
 
 def _chosen(scenario: Scenario, names: Sequence[str] | None) -> dict[str, Scenario]:

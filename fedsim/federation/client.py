@@ -9,16 +9,25 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import (
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
 from fedsim.defense import ClientState, Defense
 from fedsim.errors import ClientError, PluginError
-from fedsim.federation.grid import CLIENT_KEY, UPDATE_KEY, update_record
+from fedsim.federation.grid import CLIENT_KEY, UPDATE_KEY, answer, update_record
 from fedsim.federation.secure.client import secured
 from fedsim.federation.session import Session, session_of
 from fedsim.records import Update
+from fedsim.seeds import isolated
 from fedsim.training.local import STATE_KEY, client_update, protect
 
 __all__ = ["app", "defend", "update_record"]
@@ -36,22 +45,52 @@ def _open(message: Message) -> tuple[Session, dict[str, Tensor], int]:
     return session, before, int(cast(int, config["server-round"]))
 
 
+def _rates(session: Session, config: ConfigRecord) -> tuple[float, float]:
+    """The learning rate of the round, and the weight of FedProx's term."""
+    lr = config.get("lr", session.built.scenario.training.lr)
+    return float(cast(float, lr)), float(cast(float, config.get("proximal-mu", 0.0)))
+
+
+def answers(messages: Sequence[Message], contexts: Sequence[Context]) -> Iterator[Message]:
+    """Replies of clients of this process in turn, some trained at once (`engine.vectorize`)."""
+    done = 0
+    while done < len(messages):
+        some = 1
+        config = messages[done].content.config_records.get("config")
+        if messages[done].metadata.message_type == MessageType.TRAIN and config:
+            session = session_of(str(config["scenario"]))
+            some = session.built.scenario.engine.vectorize or 1
+        part = slice(done, done + some)
+        if some > 1 and config:
+            try:
+                session, before, round = _open(messages[done])
+                clients = [client_number(context) for context in contexts[part]]
+                lr, mu = _rates(session, config)
+                session.train_together(before, round, clients, lr=lr, proximal_mu=mu)
+            except Exception:  # each is trained alone then, and the one that fails is named
+                session.forget()
+        for message, context in zip(messages[part], contexts[part], strict=True):
+            yield answer(app, message, context)
+        done += some
+
+
 @app.train(mods=[secured])
 def train(message: Message, context: Context) -> Message:
     """Train locally, and reply with the update and a record of what its arrays mean."""
     session, before, round = _open(message)
     config, client = message.content.config_records["config"], client_number(context)
+    built, place = session.built, (round, client)
     with _remembered(context) as states:
-        update, loss = client_update(
-            session.built,
-            session.module,
-            before,
-            (round, client),
-            states,
-            lr=float(cast(float, config.get("lr", session.built.scenario.training.lr))),
-            proximal_mu=float(cast(float, config.get("proximal-mu", 0.0))),
-        )
-    defenses = [defense for defense in session.built.defenses if defense.guards(client)]
+        if done := session.trained(round, client):
+            with isolated(built.scenario.seed, "client", *place):
+                where = (built.scenario.seed, *place)
+                update, loss = protect(done[0], before, built.defenses, where, states), done[1]
+        else:
+            lr, mu = _rates(session, config)
+            update, loss = client_update(
+                built, session.module, before, place, states, lr=lr, proximal_mu=mu
+            )
+    defenses = [defense for defense in built.defenses if defense.guards(client)]
     arrays = {
         name: value.detach().contiguous()
         for name, value in {**update.tensors, **update.buffers}.items()

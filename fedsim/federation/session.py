@@ -4,12 +4,18 @@ Flower calls a ClientApp with a message and a context alone, so the built run is
 scenario's text, which every message carries.
 """
 
-import torch
+from collections.abc import Mapping, Sequence
+
 from flwr.app import ArrayRecord
 from torch import Tensor
 
+from fedsim.records import Update
 from fedsim.scenario import Scenario
 from fedsim.scenario.built import BuiltRun, build
+from fedsim.scenario.devices import device_of
+from fedsim.seeds import isolated, torch_generator
+from fedsim.training.local import local_training
+from fedsim.training.together import train_together
 from fedsim.victim import load_arrays
 
 KEPT = 2
@@ -21,11 +27,66 @@ class Session:
 
     def __init__(self, built: BuiltRun) -> None:
         self.built = built
-        gpu = built.scenario.engine.gpus_per_client and torch.cuda.is_available()
-        self.module = built.task.module().to("cuda" if gpu else "cpu")
+        self.module = built.task.module().to(device_of(built.scenario.engine, "client"))
         self._initial = {key: value.clone() for key, value in self.module.state_dict().items()}
         self._sent: list[bytes] = []
         self._arrays: dict[str, Tensor] = {}
+        self._trained: dict[tuple[int, int], tuple[Update, float]] = {}
+
+    def train_together(
+        self,
+        before: Mapping[str, Tensor],
+        round: int,
+        clients: Sequence[int],
+        *,
+        lr: float,
+        proximal_mu: float,
+    ) -> None:
+        """Train clients at once, for `trained`.
+
+        Args:
+            before: The arrays that the server sent, which the model holds.
+            round: The round.
+            clients: The clients.
+            lr: The learning rate of the round.
+            proximal_mu: The weight of FedProx's term.
+        """
+        scenario, task = self.built.scenario, self.built.task
+        with isolated(scenario.seed, "clients", round):
+            trainings = [
+                local_training(
+                    scenario,
+                    task,
+                    self.module,
+                    task.batches(
+                        client,
+                        round,
+                        batch_size=scenario.training.batch_size,
+                        steps=self.built.steps(client),
+                    ),
+                    torch_generator(scenario.seed, "training", round, client),
+                    (),
+                    lr=lr,
+                )
+                for client in clients
+            ]
+            made = train_together(
+                trainings,
+                before,
+                loss=task.loss,
+                trained=task.trained(self.module),
+                reduction=task.reduction,
+                proximal_mu=proximal_mu,
+            )
+        self._trained = {(round, c): one for c, one in zip(clients, made, strict=True)}
+
+    def trained(self, round: int, client: int) -> tuple[Update, float] | None:
+        """The update and loss of a client that was trained together with others, once."""
+        return self._trained.pop((round, client), None)
+
+    def forget(self) -> None:
+        """Forget clients that were trained together."""
+        self._trained.clear()
 
     def load(self, record: ArrayRecord) -> dict[str, Tensor]:
         """Load the global model into `module`.

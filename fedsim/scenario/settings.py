@@ -122,14 +122,24 @@ class Engine(Table):
     attack_workers: Workers = "auto"
     """Number of attacks run at the same time by Ray; "auto": as many as workers."""
 
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
+    """Where clients train and attacks compute: "cpu", "cuda" or "cuda:1"; "auto" is a GPU if
+    PyTorch finds one. If GPUs are reserved below, "auto" is a GPU only for what reserves some."""
+
+    vectorize: int = Field(default=0, ge=0)
+    """Number of clients that a worker trains at once, as one batch of models, which is faster on a
+    GPU; 0: one after the other. The updates differ by rounding."""
+
     cpus_per_client: float = Field(default=1.0, ge=0, allow_inf_nan=False)
     """CPUs that Ray reserves for a worker."""
 
     gpus_per_client: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    """GPUs, or a share of one, that Ray reserves for a worker."""
+    """GPUs, or a share of one, that Ray reserves for a worker; 0: an equal share of those there
+    are, if clients train on GPUs."""
 
     gpus_per_attack: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    """GPUs, or a share of one, that Ray reserves for an attack worker."""
+    """GPUs, or a share of one, that Ray reserves for an attack worker; 0: an equal share of those
+    there are, if attacks compute on GPUs."""
 
     address: str = ""
     """Address of an existing Ray cluster to join; a new one is started if empty."""

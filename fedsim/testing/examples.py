@@ -1,5 +1,6 @@
 """Hand-made observations and jobs, and a small network with its gradient to attack."""
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -64,8 +65,10 @@ def job(*, seed: int = 0, budget: int | None = None, **settings: Any) -> Job:
     Args:
         seed: Seeds the job's generator.
         budget: Iterations that the attack may take; None for no limit.
-        **settings: Other fields of `Job`: device, deadline, cancelled, on_progress.
+        **settings: Other fields of `Job`: device, deadline, cancelled, on_progress. The device is
+            by default that of the environment's FEDSIM_TEST_DEVICE, or the CPU.
     """
+    settings.setdefault("device", os.environ.get("FEDSIM_TEST_DEVICE") or "cpu")
     return Job(torch_generator(seed, "test"), budget=budget, **settings)
 
 

@@ -153,11 +153,28 @@ def train_locally(
         tensors = {name: p.detach().clone() for name, p in parameters.items()}
         optimizer.zero_grad()
     present = dict(module.named_buffers())
-    buffers = {name: present[name].cpu().clone() for name in before if name in present}
-    update = Update(
+    buffers = {name: present[name].clone() for name in before if name in present}
+    return update_of(training, tensors, buffers, reduction), sum(losses) / len(losses)
+
+
+def update_of(
+    training: Training,
+    tensors: Mapping[str, Tensor],
+    buffers: Mapping[str, Tensor],
+    reduction: Reduction,
+) -> Update:
+    """What a client sends after its local training, before any defense, on the CPU.
+
+    Args:
+        training: The training.
+        tensors: The gradient (FedSGD) or the new weights (FedAvg), by parameter name.
+        buffers: The buffers that are sent.
+        reduction: What the loss is a mean over.
+    """
+    return Update(
         tensors={name: value.cpu() for name, value in tensors.items()},
         kind="gradient" if training.algorithm == "fedsgd" else "weights",
-        buffers=buffers,
+        buffers={name: value.cpu() for name, value in buffers.items()},
         optimizer=training.optimizer,
         lr=training.lr,
         momentum=training.momentum,
@@ -166,7 +183,6 @@ def train_locally(
         num_examples=sum(map(len, training.batches)),
         reduction=reduction,
     )
-    return update, sum(losses) / len(losses)
 
 
 def _optimizer(training: Training, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:

@@ -73,7 +73,7 @@ def test_more_victims_than_clients_a_round_are_an_error_unless_nodes_decide(key)
 @pytest.mark.parametrize("key", ["gpus_per_client", "gpus_per_attack"])
 def test_a_gpu_that_is_not_there_is_an_error(key, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(ScenarioError, match=rf"needs a GPU \(engine\.{key} = 0\.5\), and there is"):
+    with pytest.raises(ScenarioError, match=rf"needs a GPU \(engine\.{key} = 0\.5\), and this"):
         preflight(Scenario.load("first-rounds", [f"engine.{key}=0.5"]))
     elsewhere = [f"engine.{key}=0.5", "engine.address=10.0.0.1:6379"]
     assert preflight(Scenario.load("first-rounds", elsewhere))

@@ -81,14 +81,13 @@ class ExactBatch(HeadSeparation):
                 "the model drops units at random, and which ones is not known. feature-separation "
                 "claims the features as they reached the head"
             )
-        model = in_float64(given).to(job.device)
+        model = in_float64(given).to("cpu")  # as the head's equations
         shape = seen.spec.input_shape
         if shape is None:
             raise ValueError("inputs of different shapes are no inputs of a perceptron")
         chain = Perceptron.of(model, shape)
         gradient = {
-            name: value.to(job.device).double()
-            for name, value in seen.know(Knowledge.GRADIENT).items()
+            name: value.cpu().double() for name, value in seen.know(Knowledge.GRADIENT).items()
         }
         for layer in chain.layers:
             if f"{layer.name}.weight" not in gradient:

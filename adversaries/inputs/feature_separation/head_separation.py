@@ -95,14 +95,14 @@ class HeadSeparation(Adversary):
             )
         size = self._size(seen, head.weight)
         equations = HeadEquations(
-            _in_float64(head.weight, job.device),
-            None if head.bias is None else _in_float64(head.bias, job.device),
-            _in_float64(weight, job.device),
-            None if bias is None else _in_float64(bias, job.device),
+            _in_float64(head.weight),
+            None if head.bias is None else _in_float64(head.bias),
+            _in_float64(weight),
+            None if bias is None else _in_float64(bias),
             size,
             _nonnegative(model, seen.spec),
         )
-        first = self._labels(seen, head, size, job).to(job.device)
+        first = self._labels(seen, head, size, job).cpu()
         likely = head.weight.norm(dim=1).argsort(descending=True)[: 2 * size].tolist()
         multisets = islice(self._multisets(equations, first, likely), 1 + self.corrections)
         searches = list[tuple[float, Iterator[Separation]]]()
@@ -215,9 +215,9 @@ def _with_one_changed(labels: Tensor, others: list[int]) -> Iterator[Tensor]:
                 yield changed.sort().values
 
 
-def _in_float64(value: Tensor, device: torch.device | str) -> Tensor:
-    """A tensor in float64, where the attack computes."""
-    return value.detach().to(device).double()
+def _in_float64(value: Tensor) -> Tensor:
+    """The values in float64, on the CPU: the steps of a solver this small cost a GPU more."""
+    return value.detach().cpu().double()
 
 
 def _nonnegative(model: VictimModel, spec: Spec) -> bool:

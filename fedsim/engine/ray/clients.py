@@ -17,8 +17,8 @@ from fedsim.engine import Engine, attack_workers, workers
 from fedsim.engine.ray.attacks import RayExecutor
 from fedsim.engine.ray.session import start_session
 from fedsim.federation import federate
-from fedsim.federation.client import app
-from fedsim.federation.grid import RAISED, LocalGrid, answer
+from fedsim.federation.client import answers
+from fedsim.federation.grid import RAISED, LocalGrid
 from fedsim.runs.ledger import Ledger
 from fedsim.scenario import Scenario
 from fedsim.scenario.built import BuiltRun
@@ -37,10 +37,8 @@ class ClientWorker:
         self, messages: list[Message], contexts: list[Context]
     ) -> list[tuple[Message, RecordDict]]:
         """The replies, each with the state that the client has after it."""
-        return [
-            (answer(app, message, context), context.state)
-            for message, context in zip(messages, contexts, strict=True)
-        ]
+        replies = answers(messages, contexts)
+        return [(reply, c.state) for reply, c in zip(replies, contexts, strict=True)]
 
 
 class RayGrid(LocalGrid):
@@ -105,8 +103,7 @@ class RayEngine(Engine):
     def __init__(self, scenario: Scenario) -> None:
         self._clients = workers(scenario)
         self._attackers = attack_workers(scenario)
-        self._settings = scenario.engine
-        start_session(scenario.engine, self._clients, self._attackers)
+        self._settings = start_session(scenario.engine, self._clients, self._attackers)
         self._pool = [self._new_client() for _ in range(self._clients)]
 
     def _new_client(self) -> Any:
@@ -117,7 +114,7 @@ class RayEngine(Engine):
         """Run attacks on actors of their own while the clients' actors train."""
         runner = AttackRunner(built, point)
         grid = RayGrid(built.scenario.training.clients, self._pool, self._new_client)
-        gpus = built.scenario.engine.gpus_per_attack
+        gpus = self._settings.gpus_per_attack
         executor = RayExecutor(runner, self._attackers, gpus, observer)
         try:
             federate.run(built, ledger, grid, executor, point, observer)

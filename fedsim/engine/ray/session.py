@@ -8,11 +8,13 @@ from typing import Any
 
 import psutil
 import ray
+import torch
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from fedsim.engine import knock
 from fedsim.errors import EngineError
+from fedsim.scenario.devices import device_of
 from fedsim.scenario.settings import Engine
 
 PATIENCE = 60.0
@@ -22,7 +24,7 @@ _STARTED: set[int] = set()
 """The id of this process, while it has a Ray session that fedsim started and may end."""
 
 
-def start_session(settings: Engine, clients: int, attackers: int) -> None:
+def start_session(settings: Engine, clients: int, attackers: int) -> Engine:
     """Start Ray or join a cluster, unless this process has a session with enough resources.
 
     Args:
@@ -30,14 +32,14 @@ def start_session(settings: Engine, clients: int, attackers: int) -> None:
         clients: The number of client workers that will be started.
         attackers: The number of attack workers.
 
+    Returns:
+        The table with the share of a GPU that each worker reserves.
+
     Raises:
         EngineError: Ray cannot start, cannot be reached, has too few resources, or has a node of
             another version.
     """
-    needs = {
-        "CPU": clients * settings.cpus_per_client + attackers,
-        "GPU": clients * settings.gpus_per_client + attackers * settings.gpus_per_attack,
-    }
+    needs = _needs(settings, clients, attackers)
     if settings.address:
         knock(settings.address)
     if ray.is_initialized() and _STARTED and _short_of(needs):
@@ -45,6 +47,8 @@ def start_session(settings: Engine, clients: int, attackers: int) -> None:
         _STARTED.clear()
     if not ray.is_initialized():
         _start(settings, needs["CPU"])
+    settings = _with_shares(settings, clients, attackers)
+    needs = _needs(settings, clients, attackers)
     if kind := _short_of(needs):
         keys = ["workers"] * bool(clients) + ["attack_workers"]
         keys += [f"{kind.lower()}s_per_client"] * bool(clients)
@@ -57,6 +61,37 @@ def start_session(settings: Engine, clients: int, attackers: int) -> None:
         )
     if settings.address:
         check_nodes()
+    return settings
+
+
+def _needs(settings: Engine, clients: int, attackers: int) -> dict[str, float]:
+    """What Ray reserves for all workers."""
+    return {
+        "CPU": clients * settings.cpus_per_client + attackers,
+        "GPU": clients * settings.gpus_per_client + attackers * settings.gpus_per_attack,
+    }
+
+
+def _with_shares(settings: Engine, clients: int, attackers: int) -> Engine:
+    """Give workers on GPUs, for which no share is stated, equal shares of those that Ray has.
+
+    A share is 1 / n, with n workers on a GPU, so that each worker's share lies on one GPU.
+    """
+    stated = {"client": settings.gpus_per_client, "attack": settings.gpus_per_attack}
+    number = {"client": clients, "attack": attackers}
+    # A device with a number, such as "cuda:1", is chosen by the user and not by Ray.
+    without = [
+        what
+        for what in ("client", "attack")
+        if not stated[what] and device_of(settings, what) == torch.device("cuda")
+    ]
+    there = ray.cluster_resources().get("GPU", 0)  # type: ignore[no-untyped-call]
+    free = int(there - sum(stated[what] * number[what] for what in stated))
+    sharing = sum(number[what] for what in without)
+    # Without a GPU the error tells what one worker needs.
+    share = 1 / math.ceil(sharing / free) if free > 0 and sharing else 1.0
+    share = math.floor(share * 1e4) / 1e4  # Ray counts in ten-thousandths
+    return settings.model_copy(update={f"gpus_per_{what}": share for what in without})
 
 
 def _start(settings: Engine, cpus: float) -> None:

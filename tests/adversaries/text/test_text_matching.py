@@ -213,7 +213,7 @@ def test_a_start_ends_where_the_tokens_have_the_observed_gradient():
 
     class Nearly(LAMP):
         def first(self, texts, candidate, job):
-            return point[0]
+            return point[0].to(job.device)
 
     settings = QUICK | {"candidates": 200, "continuous": 1}
     attack = Nearly(**settings, steps=60, lr=1e-6, prior_weight=0.0, fidelity="paper")

@@ -322,8 +322,9 @@ def test_utility_is_the_mean_over_utterances_and_the_word_error_rate(task, monke
 def test_fedsgd_sends_the_gradient_of_the_padded_batch():
     run = scenario(task=TASK, adversaries=[{"name": "rlg"}])
     reply, gradient = sent_and_computed(run, 2)
+    rtol = 1e-3 if torch.cuda.is_available() else 1e-5  # clients train there
     for name, ours in gradient.items():
-        assert torch.allclose(sent(reply)[name], ours, atol=1e-6), name
+        assert torch.allclose(sent(reply)[name], ours, atol=1e-6, rtol=rtol), name
     assert meaning(reply)["reduction"] == "example"
 
 

@@ -48,7 +48,7 @@ class Recurrent(nn.Module):
             self.decoder.weight = self.words.weight
 
     def forward(self, ids, mask):
-        places = self.places(torch.arange(ids.shape[1]))
+        places = self.places(torch.arange(ids.shape[1], device=ids.device))
         states, _ = self.gru(self.words(ids) + places)
         return SimpleNamespace(logits=self.decoder(states))
 

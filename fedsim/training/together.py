@@ -1,0 +1,175 @@
+"""Local training of several clients at once, as one batch of models (`engine.vectorize`)."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+
+from fedsim.defense import Defense, Training
+from fedsim.errors import ScenarioError
+from fedsim.records import Batch, Reduction, Update
+from fedsim.training.local import update_of
+from fedsim.victim import Loss
+
+TOO_MANY = (
+    "the clients of engine.vectorize need more memory than the GPU has, and are trained in smaller "
+    "groups, with the same results"
+)
+
+
+def check_together(defenses: Sequence[Defense], optimizer: str, *, drops: bool) -> None:
+    """Refuse what cannot be trained for several clients at once.
+
+    Raises:
+        ScenarioError: A defense takes part in the training, the optimizer is not SGD, or the model
+            drops units at random.
+    """
+    own = [one.name for one in defenses if type(one).prepare is not Defense.prepare]
+    reason = (
+        f"the defense {own[0]} changes each client's training"
+        if own
+        else f'training.optimizer = "{optimizer}" is not "sgd"'
+        if optimizer != "sgd"
+        else "the model drops units by random numbers of each client"
+        if drops
+        else ""
+    )
+    if reason:
+        raise ScenarioError(
+            f"engine.vectorize trains several clients at once, and {reason}. "
+            "Set engine.vectorize = 0"
+        )
+
+
+def train_together(
+    trainings: Sequence[Training],
+    before: Mapping[str, Tensor],
+    *,
+    loss: Loss,
+    trained: frozenset[str],
+    reduction: Reduction = "example",
+    proximal_mu: float = 0.0,
+) -> list[tuple[Update, float]]:
+    """Do for several clients what `train_locally` does for one, with the same sums in other order.
+
+    Clients whose batches have the same shapes are trained at once; a GPU that runs out of memory
+    gets half of them.
+
+    Args:
+        trainings: The clients' training. They share one model, which has the weights `before`, and
+            all settings but the batches.
+        before: The weights that the server sent, by parameter name.
+        loss: The task's loss.
+        trained: Names of the trained parameters.
+        reduction: What the loss is a mean over.
+        proximal_mu: The weight of FedProx's term, which the strategy sends.
+
+    Returns:
+        The update and the mean training loss of each client.
+    """
+    alike: dict[Any, list[int]] = {}
+    for place, training in enumerate(trainings):
+        alike.setdefault(tuple(map(_form, training.batches)), []).append(place)
+    found: dict[int, tuple[Update, float]] = {}
+    groups = list(alike.values())
+    while groups:
+        group = groups.pop()
+        some = [trainings[place] for place in group]
+        try:
+            made = _at_once(some, before, loss, trained, reduction, proximal_mu)
+        except torch.cuda.OutOfMemoryError:
+            if len(group) == 1:
+                raise
+            half = len(group) // 2
+            groups += [group[:half], group[half:]]
+            warnings.warn(TOO_MANY, stacklevel=2)  # once a process
+            torch.cuda.empty_cache()
+            continue
+        found |= dict(zip(group, made, strict=True))
+    return [found[place] for place in range(len(trainings))]
+
+
+class _Loss(nn.Module):
+    """A model with its loss, which `functional_call` can give other weights."""
+
+    def __init__(self, module: nn.Module, loss: Loss) -> None:
+        super().__init__()
+        self.module, self.loss = module, loss
+
+    def forward(self, inputs: Tensor, labels: Tensor, lengths: Tensor | None = None) -> Tensor:
+        return self.loss(self.module, inputs, labels, lengths=lengths)
+
+
+def _form(batch: Batch) -> tuple[Any, ...]:
+    tensors = (batch.inputs, batch.labels, batch.lengths)
+    return tuple(None if one is None else (one.shape, one.dtype) for one in tensors)
+
+
+def _at_once(
+    trainings: Sequence[Training],
+    before: Mapping[str, Tensor],
+    loss: Loss,
+    trained: frozenset[str],
+    reduction: Reduction,
+    proximal_mu: float,
+) -> list[tuple[Update, float]]:
+    first, number = trainings[0], len(trainings)
+    module = first.module.train()
+    held = {name: p.detach() for name, p in module.named_parameters()}
+    weights = {name: value for name, value in held.items() if name in trained}
+    fixed = {name: value for name, value in held.items() if name not in trained}
+    buffers = {
+        name: value.expand(number, *value.shape).clone() for name, value in module.named_buffers()
+    }
+
+    whole = _Loss(module, loss)
+
+    def mean_loss(weights: dict[str, Tensor], buffers: dict[str, Tensor], *batch: Tensor) -> Tensor:
+        state = {f"module.{k}": value for k, value in {**weights, **fixed, **buffers}.items()}
+        found: Tensor = functional_call(whole, state, batch)
+        return found
+
+    def step(weights: dict[str, Tensor], each: int | None, at: int) -> tuple[Any, Tensor]:
+        batches = [one.batches[at] for one in trainings]
+        fields = ["inputs", "labels", *["lengths"] * (batches[0].lengths is not None)]
+        stacked = [torch.stack([getattr(one, field) for one in batches]) for field in fields]
+        gradient = vmap(grad_and_value(mean_loss), in_dims=(each, 0, *[0] * len(stacked)))
+        return gradient(weights, buffers, *stacked)
+
+    if first.algorithm == "fedsgd":
+        tensors, losses = step(weights, None, 0)
+    else:
+        start = {name: value[None] for name, value in weights.items()}
+        tensors = {k: value.expand(number, *value.shape[1:]) for k, value in start.items()}
+        moments: dict[str, Tensor] = {}
+        losses = torch.zeros(number)
+        for at in range(len(first.batches)):
+            gradient, lost = step(tensors, 0, at)
+            losses = losses + lost.cpu() / len(first.batches)
+            for name, slope in gradient.items():
+                if proximal_mu:
+                    slope = slope + proximal_mu * (tensors[name] - start[name])
+                if first.weight_decay:
+                    slope = slope + first.weight_decay * tensors[name]
+                if first.momentum:
+                    last = moments.get(name)
+                    slope = slope if last is None else first.momentum * last + slope
+                    moments[name] = slope
+                tensors[name] = tensors[name] - first.lr * slope
+    sent = {name: value.detach().cpu() for name, value in tensors.items()}
+    states = {name: value.cpu() for name, value in buffers.items() if name in before}
+    return [
+        (
+            update_of(
+                training,
+                {name: value[place] for name, value in sent.items()},
+                {name: value[place] for name, value in states.items()},
+                reduction,
+            ),
+            float(losses[place]),
+        )
+        for place, training in enumerate(trainings)
+    ]

@@ -1,0 +1,155 @@
+"""Clients trained at once (`engine.vectorize`) send what each would send alone."""
+
+import pytest
+import torch
+from support.tiny import rows, scenario
+
+from fedsim.engine.preflight import preflight
+from fedsim.engine.simulate import simulate
+from fedsim.errors import ScenarioError
+from fedsim.training import together
+from fedsim.training.local import local_training, train_locally
+from fedsim.training.together import train_together
+
+STEPS = {"algorithm": "fedavg", "local_steps": 3, "lr": 0.05}
+
+
+@pytest.mark.parametrize(
+    ("model", "training"),
+    [
+        ("mlp", {}),
+        ("cnn", {}),
+        ("resnet20", {}),  # batch normalisation in training mode
+        ("cnn", STEPS),
+        ("mlp", STEPS | {"momentum": 0.9, "weight_decay": 0.01}),
+        ("resnet20", STEPS),
+    ],
+)
+def test_clients_at_once_equal_each_alone_in_float64(model, training):
+    run = scenario(task={"model": model}, training=training)
+    task = run.build_task()
+    mu = 0.1 if "local_steps" in training else 0.0
+    steps = training.get("local_steps", 1)
+
+    def trainings():
+        module = task.module().train().double()
+        for client in (0, 2, 4):
+            batches = task.batches(client, 1, batch_size=4 + (client == 2), steps=steps)
+            changed = [type(b)(b.inputs.double(), b.labels, b.lengths) for b in batches]
+            yield local_training(run, task, module, changed, torch.Generator(), ())
+
+    before = {k: v.double() for k, v in task.arrays(task.module()).items()}
+    trained = task.trained(task.module())
+    alone = [
+        train_locally(one, before, trained=trained, proximal_mu=mu)
+        for one in (next(x for i, x in enumerate(trainings()) if i == at) for at in range(3))
+    ]
+    together = train_together(
+        list(trainings()), before, loss=task.loss, trained=trained, proximal_mu=mu
+    )
+    for (ours, loss), (theirs, expected) in zip(together, alone, strict=True):
+        assert loss == pytest.approx(expected, rel=1e-12)
+        for name, value in {**theirs.tensors, **theirs.buffers}.items():
+            found = {**ours.tensors, **ours.buffers}[name]
+            assert torch.allclose(found, value, rtol=1e-12, atol=1e-12), name
+        for field in ("kind", "steps", "num_examples", "lr", "momentum", "weight_decay"):
+            assert getattr(ours, field) == getattr(theirs, field)
+
+
+def test_a_run_trains_them_at_once_and_defends_each_alone(tmp_path, monkeypatch):
+    from fedsim.federation import session
+
+    sizes = []
+
+    def counted(trainings, *args, **settings):
+        sizes.append(len(trainings))
+        return train_together(trainings, *args, **settings)
+
+    monkeypatch.setattr(session, "train_together", counted)
+    noise = [{"name": "gaussian-noise", "sigma": 0.1}]
+    found = {}
+    for number in (0, 4):
+        run = scenario(engine={"workers": 1, "vectorize": number, "device": "cpu"}, defenses=noise)
+        simulate(run, tmp_path / str(number))
+        found[number] = {
+            (row["round"], row["metric"]): float(row["value"])
+            for row in rows(tmp_path / str(number), "utility.csv")
+        }
+        found[f"attacks of {number}"] = [
+            float(row["value"]) for row in rows(tmp_path / str(number))
+        ]
+    assert sizes == [4, 4]  # four clients a round, two rounds
+    assert found[4] == pytest.approx(found[0], rel=1e-5)
+    assert found["attacks of 4"] == pytest.approx(found["attacks of 0"], rel=1e-5)
+
+
+def test_where_training_at_once_fails_each_client_is_trained_alone(tmp_path, monkeypatch):
+    from fedsim.federation import session
+
+    def broken(*args, **settings):
+        raise RuntimeError("one client's data are wrong")
+
+    simulate(scenario(), tmp_path / "alone")
+    monkeypatch.setattr(session, "train_together", broken)
+    simulate(scenario(engine={"workers": 1, "vectorize": 4}), tmp_path / "run")
+    assert rows(tmp_path / "run", "utility.csv") == rows(tmp_path / "alone", "utility.csv")
+
+
+def test_a_gpu_without_enough_memory_gets_half_of_the_clients(monkeypatch):
+    at_once, sizes = together._at_once, []
+
+    def small(trainings, *args):
+        sizes.append(len(trainings))
+        if len(trainings) > 2:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        return at_once(trainings, *args)
+
+    monkeypatch.setattr(together, "_at_once", small)
+    run = scenario()
+    task = run.build_task()
+    module = task.module().train()
+    before = {k: v.clone() for k, v in task.arrays(module).items()}
+    trained = task.trained(module)
+    several = [
+        local_training(run, task, module, task.batches(c, 1, batch_size=4, steps=1), None, ())
+        for c in range(5)
+    ]
+    with pytest.warns(UserWarning, match="need more memory than the GPU has"):
+        found = train_together(several, before, loss=task.loss, trained=trained)
+    expected = [train_locally(one, before, trained=trained)[1] for one in several]
+    assert [loss for _, loss in found] == pytest.approx(expected, rel=1e-5)
+    assert sizes == [5, 3, 2, 1, 2]
+
+
+DECIDING = """
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, classes, shape):
+        super().__init__()
+        self.flat, self.head = nn.Flatten(), nn.Linear(64, classes)
+
+    def forward(self, images):
+        scores = self.head(self.flat(images))
+        return scores if scores.sum() > 0 else 2 * scores
+"""
+DROPPING = DECIDING.replace("nn.Flatten()", "nn.Sequential(nn.Flatten(), nn.Dropout(0.5))")
+
+
+@pytest.mark.parametrize(
+    ("code", "changes", "reason"),
+    [
+        (DECIDING, {}, "allows no batch of models"),
+        (DROPPING, {}, "drops units"),
+        ("", {"defenses": [{"name": "dp-sgd"}]}, "the defense dp-sgd changes"),
+        ("", {"training": {"algorithm": "fedavg", "optimizer": "adam"}}, "not .sgd."),
+    ],
+)
+def test_what_cannot_be_trained_at_once_is_refused(code, changes, reason, tmp_path, monkeypatch):
+    if code:
+        name = f"own_{reason.split()[0]}"
+        (tmp_path / f"{name}.py").write_text(code)
+        monkeypatch.syspath_prepend(tmp_path)
+        changes = {"task": {"model": {"name": f"{name}:Net", "head": "head"}}}
+    with pytest.raises(ScenarioError, match=f"engine.vectorize .*{reason}.*vectorize = 0"):
+        preflight(scenario(engine={"vectorize": 2}, **changes))
