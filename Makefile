@@ -11,7 +11,7 @@ export HF_HUB_OFFLINE ?= 1
 export RAY_USAGE_STATS_ENABLED ?= 0
 export FLWR_TELEMETRY_ENABLED ?= 0
 
-.PHONY: demo test check docs format bench image clean
+.PHONY: demo test check docs format bench gpu image clean
 
 demo: $(VENV)/.base  ## install, then run the quickstart
 	$(BIN)/fedsim run quickstart
@@ -34,6 +34,12 @@ format: $(VENV)/.dev  ## put formatting and imports right
 
 bench: $(VENV)/.base  ## speed of the engines, as ratios of the same work in one run
 	$(BIN)/python benchmarks/engines.py
+
+gpu: $(VENV)/.dev  ## tests and a benchmark on a GPU; without one, the benchmark with tiny models
+	if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
+	  FEDSIM_TEST_DEVICE=cuda $(BIN)/python -m pytest $(PYTEST) tests/adversaries tests/defenses \
+	    tests/engine tests/gradients tests/metrics tests/tasks tests/testing tests/training; fi
+	$(BIN)/python benchmarks/gpu.py
 
 image:  ## a container image, with docker, podman or buildah
 	docker/build
