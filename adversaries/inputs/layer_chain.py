@@ -18,7 +18,11 @@ PROBES = 4
 HALVINGS = 60
 """Halvings of an interval that find the inverse of SiLU and GELU."""
 
-KINDS: dict[type[nn.Module], str] = {nn.Linear: "fully connected layer", nn.Conv2d: "convolution"}
+KINDS: dict[type[nn.Module], str] = {
+    nn.Linear: "fully connected layer",
+    nn.Conv2d: "convolution",
+    nn.LayerNorm: "layer normalisation",
+}
 """The layers that a chain may have, and the words for them."""
 
 
@@ -124,6 +128,8 @@ class Link:
         behind: The function that its outputs go through.
         inputs: The shape of one example's inputs.
         outputs: The shape of its outputs.
+        norm: The layer normalisation in front of the next layer, if there is one.
+        norm_first: Whether that stands before the activation.
     """
 
     name: str
@@ -131,6 +137,8 @@ class Link:
     behind: Activation
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+    norm: nn.LayerNorm | None = None
+    norm_first: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,18 +193,37 @@ class LayerChain:
                 "alone. inverting-gradients attacks other networks"
             )
         first, flat = calls[order[0]][0][0].flatten(1), probes.flatten(1)
+        if isinstance(found[order[0]], nn.LayerNorm):
+            raise ValueError(
+                f"'{order[0]}' hides mean and scale of the inputs, which it normalises"
+            )
         if first.shape != flat.shape:
             raise ValueError(f"the layer '{order[0]}' does not take the input itself")
         offset, scale = first[0], first[1] - first[0]
         if not torch.allclose(first, flat * scale + offset) or not scale.all():
             raise ValueError(f"what the model does to inputs before '{order[0]}' is not known")
         links = list[Link]()
-        for name, above in pairwise(order):
+        names = [name for name in order if not isinstance(found[name], nn.LayerNorm)]
+        for name, above in pairwise(names):
             (into, before), (after, _) = calls[name][0], calls[above][0]
+            between = order[order.index(name) + 1 : order.index(above)]
+            norm, norm_first = None, False
+            if len(between) > 1:
+                raise ValueError(f"{', '.join(between)}: one layer normalisation behind a layer")
+            if between:
+                norm, (values, normed) = found[between[0]], calls[between[0]][0]
+                norm_first = values.shape == before.shape and torch.equal(values, before)
+                if norm_first:
+                    before = normed
+                elif torch.equal(normed.flatten(1), after.flatten(1)):
+                    after = values
+                else:
+                    raise ValueError(
+                        f"'{between[0]}' stands neither behind '{name}' nor before '{above}'"
+                    )
             behind = _behind(name, above, before, after, activations)
-            links.append(
-                Link(name, found[name], behind, tuple(into.shape[1:]), tuple(before.shape[1:]))  # type: ignore[arg-type]
-            )
+            shapes = tuple(into.shape[1:]), tuple(before.shape[1:])
+            links.append(Link(name, found[name], behind, *shapes, norm, norm_first))  # type: ignore[arg-type]
         return cls(tuple(links), found[model.head], shape, offset, scale)  # type: ignore[arg-type]
 
 

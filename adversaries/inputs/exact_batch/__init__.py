@@ -8,7 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from adversaries.inputs.exact_batch.perceptron import THRESHOLDS, Perceptron
+from adversaries.inputs.exact_batch.layer import THRESHOLDS
+from adversaries.inputs.exact_batch.perceptron import Perceptron
 from adversaries.inputs.feature_separation.head_equations import Separation
 from adversaries.inputs.feature_separation.head_separation import HeadSeparation
 from adversaries.inputs.self_check import in_float64, mismatch
@@ -36,7 +37,8 @@ class ExactBatch(HeadSeparation):
     are left out at first, and then read from the layer's own forward pass. Where "close to zero"
     begins is chosen among several thresholds, by how well the batch explains the gradients of all
     layers. Units whose gradient the inputs do not explain are left out, since one of the examples
-    was misread there.
+    was misread there. Layer normalisation is undone with the gradient of the layer's bias
+    (`NormalisedLayer`).
 
     The batch may have fewer examples than there are classes, labels may repeat, and no layer may
     have fewer units than there are examples. What the model does to each value of an input before

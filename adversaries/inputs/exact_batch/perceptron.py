@@ -1,89 +1,15 @@
-"""A perceptron's layers, and the inputs of a batch from the inputs of its head."""
+"""A perceptron, and the inputs of a batch from the inputs of its head."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.linalg import lstsq
 
-from adversaries.inputs.layer_chain import ACTIVATIONS, VALLEYS, Activation, LayerChain
+from adversaries.inputs.exact_batch.layer import Layer
+from adversaries.inputs.exact_batch.normalised import NormalisedLayer
+from adversaries.inputs.layer_chain import ACTIVATIONS, VALLEYS, LayerChain, Link
 from fedsim import VictimModel
-
-THRESHOLDS = (0.0, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 3e-2)
-"""Activations below these shares of their mean count as those of units that do not fire."""
-
-DOUBTFUL = 10.0
-"""Factor above a threshold below which a unit is left out at first."""
-
-ROUNDS = 20
-"""How often slopes are read anew from the layer's own forward pass."""
-
-OUTLYING = 30.0
-"""Units whose gradient is missed by more than this many medians are left out: one of the examples
-was taken to fire, or not to, by mistake."""
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """A fully connected layer behind the input or another one.
-
-    Attributes:
-        name: Its name.
-        weight: W (units, inputs) float64.
-        bias: b (units,), zeros without one.
-        behind: The function that its outputs go through.
-    """
-
-    name: str
-    weight: Tensor
-    bias: Tensor
-    behind: Activation
-
-    def fitted(self, errors: Tensor, gradient: Tensor) -> Tensor:
-        """The inputs X (B, inputs) in dW = dZ' X, given dZ (B, units) and dW."""
-        found: Tensor = lstsq(errors.T, gradient).solution
-        return found
-
-    def inputs(
-        self, outputs: Tensor, upstream: Tensor, gradient: Tensor, threshold: float
-    ) -> Tensor:
-        """Find the inputs of a batch.
-
-        Args:
-            outputs: The outputs behind the activation (B, units).
-            upstream: The gradient of the loss by these outputs (B, units).
-            gradient: dW (units, inputs).
-            threshold: A share of the mean activation; see `THRESHOLDS`.
-
-        Returns:
-            X (B, inputs).
-        """
-        if self.behind.inverse is not None:
-            before = self.behind.inverse(outputs)
-            errors = upstream * self.behind.slope(before)
-            if self.behind.lowest is None:
-                return self.fitted(errors, gradient)
-            # Outputs far above the minimum are rarely of the falling branch: their units first.
-            least = outputs.amin(dim=0)
-            sure = least >= least.median()
-        else:
-            sizes, level = outputs.abs(), threshold * outputs.abs().mean()
-            sure = ((sizes > DOUBTFUL * level) | (sizes <= level)).all(dim=0)
-            errors = upstream * (outputs > level)
-        for _ in range(ROUNDS):
-            found = self.fitted(errors[:, sure], gradient[sure])
-            again = self.errors(found, upstream)
-            missed = (again.T @ found - gradient).norm(dim=1)
-            fits = missed <= OUTLYING * missed[missed > 0].median()
-            if torch.equal(again, errors) and torch.equal(fits, sure):
-                break
-            errors, sure = again, fits
-        return found
-
-    def errors(self, inputs: Tensor, upstream: Tensor) -> Tensor:
-        """dZ (B, units) at these inputs."""
-        return upstream * self.behind.slope(inputs @ self.weight.T + self.bias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +41,8 @@ class Perceptron:
         Raises:
             ValueError: It is none; the message names the layer.
         """
-        found = LayerChain.of(model, shape, (nn.Linear,), (*ACTIVATIONS, *VALLEYS))
-        layers = [Layer(one.name, *_arrays(one.layer), one.behind) for one in found.links]
+        found = LayerChain.of(model, shape, (nn.Linear, nn.LayerNorm), (*ACTIVATIONS, *VALLEYS))
+        layers = [_layer(one) for one in found.links]
         return cls(tuple(layers), _arrays(found.head), shape, found.offset, found.scale)
 
     def errors(self, features: Tensor, labels: Tensor) -> Tensor:
@@ -129,7 +55,7 @@ class Perceptron:
         """The inputs of the head (B, d) at inputs, flat (B, values), as the model takes them."""
         found = inputs * self.scale + self.offset
         for layer in self.layers:
-            found = layer.behind.value(found @ layer.weight.T + layer.bias)
+            found = layer.outputs(found)
         return found
 
     def inputs(
@@ -148,10 +74,36 @@ class Perceptron:
         """
         outputs, upstream = features, errors @ self.head[0]
         for layer in reversed(self.layers):
-            found = layer.inputs(outputs, upstream, gradient[f"{layer.name}.weight"], threshold)
+            found = layer.inputs(outputs, upstream, gradient, threshold)
             upstream = layer.errors(found, upstream) @ layer.weight
             outputs = found
         return (outputs - self.offset) / self.scale
+
+
+def _layer(link: Link) -> Layer:
+    """A layer, normalised or not.
+
+    Raises:
+        ValueError: What stands behind it cannot be undone.
+    """
+    if link.norm is None:
+        return Layer(link.name, *_arrays(link.layer), link.behind)
+    if link.layer.bias is None:
+        raise ValueError(f"'{link.name}' has no bias, by which layer normalisation is undone")
+    if not link.norm_first and link.behind.name not in ("relu", "none"):
+        raise ValueError(
+            f"layer normalisation behind {link.behind.name} hides mean and scale of its outputs"
+        )
+    one = torch.ones(link.outputs).to(link.layer.weight)
+    return NormalisedLayer(
+        link.name,
+        *_arrays(link.layer),
+        link.behind,
+        one if link.norm.weight is None else link.norm.weight.detach(),
+        0 * one if link.norm.bias is None else link.norm.bias.detach(),
+        link.norm.eps,
+        link.norm_first or link.behind.name == "none",
+    )
 
 
 def _arrays(layer: nn.Linear | nn.Conv2d) -> tuple[Tensor, Tensor]:

@@ -94,6 +94,70 @@ def test_every_image_through_activations_that_fall_and_rise(activation):
     assert error(attacked(seen), truth) < 1e-8
 
 
+def normalised(*names: str, bias: bool = True) -> VictimModel:
+    """Parts by name: a layer, a layer normalisation with random parameters, or an activation."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        parts: list[tuple[str, nn.Module]] = [("flatten", nn.Flatten())]
+        width = 36
+        for number, name in enumerate(names):
+            part = nn.Linear(width, 256, bias=bias) if name == "Linear" else nn.LayerNorm(256)
+            if name == "LayerNorm":
+                nn.init.uniform_(part.weight, 0.8, 1.2)
+                nn.init.uniform_(part.bias, -0.2, 0.2)
+            width = 256
+            known = name in ("Linear", "LayerNorm")
+            parts.append((f"{name}{number}", part if known else getattr(nn, name)()))
+        module = nn.Sequential(OrderedDict([*parts, ("head", nn.Linear(width, 12))]))
+    return VictimModel(module, head="head", loss=cross_entropy)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("Linear", "LayerNorm", "ReLU"),
+        ("Linear", "LayerNorm", "Tanh"),
+        ("Linear", "LayerNorm", "SiLU"),
+        ("Linear", "LayerNorm"),
+        ("Linear", "ReLU", "LayerNorm"),
+        ("Linear", "LayerNorm", "GELU", "Linear", "ReLU", "LayerNorm", "Linear", "ReLU"),
+    ],
+    ids="-".join,
+)
+def test_every_image_through_layer_normalisation(names):
+    seen, truth = observed(normalised(*names), [3, 8, 7, 5])
+    assert error(attacked(seen), truth) < 1e-8
+
+
+@pytest.mark.parametrize(
+    ("names", "why"),
+    [
+        (("Linear", "Tanh", "LayerNorm"), "layer normalisation behind tanh hides mean and scale"),
+        (("Linear", "LayerNorm", "LayerNorm"), "one layer normalisation behind a layer"),
+    ],
+)
+def test_layer_normalisation_that_cannot_be_undone_is_refused(names, why):
+    seen, _ = observed(normalised(*names), [3, 8, 7, 5])
+    with pytest.raises(ValueError, match=why):
+        attacked(seen)
+
+
+def test_layer_normalisation_behind_a_layer_without_a_bias_is_refused():
+    seen, _ = observed(normalised("Linear", "LayerNorm", "ReLU", bias=False), [3, 8, 7, 5])
+    with pytest.raises(ValueError, match=r"'Linear0' has no bias, by which"):
+        attacked(seen)
+
+
+def test_layer_normalisation_of_the_inputs_is_refused():
+    model = perceptron(nn.ReLU())
+    parts = OrderedDict(model.module.named_children())
+    body = [("flatten", parts.pop("flatten")), ("norm", nn.LayerNorm(36)), *parts.items()]
+    module = nn.Sequential(OrderedDict(body))
+    seen, _ = observed(VictimModel(module, head="head", loss=cross_entropy), [3, 8, 7, 5])
+    with pytest.raises(ValueError, match="'norm' hides mean and scale of the inputs"):
+        attacked(seen)
+
+
 def test_a_single_image_where_most_units_do_not_fire():
     seen, truth = observed(perceptron(nn.ReLU(), width=20), [4])
     assert error(attacked(seen), truth) < 1e-8
