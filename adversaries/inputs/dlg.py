@@ -61,6 +61,7 @@ class DLG(InputMatching):
         Requirement("steps", "the gradient is matched as that of one step", most=1),
         *SENT,
         POOLED,
+        Requirement("unknowns", "it has no prior to choose among inputs", most=1),
         Requirement("kinked_values", "no derivative shows where a ReLU switches", most=700),
         *TRAINED,
     )

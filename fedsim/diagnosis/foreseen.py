@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from fedsim.attacking.executor import Observer
-from fedsim.diagnosis.measuring import kinked_values, seen_in_model
+from fedsim.diagnosis.measuring import kinked_values, seen_in_model, unknowns
 from fedsim.diagnosis.verdict import expect, sentence, setting
 from fedsim.libraries import brief
 from fedsim.quantity import Value
@@ -75,6 +75,7 @@ def stated(built: BuiltRun, unknown: Collection[str] = (), optimizer: str = "") 
         **seen_in_model(model, batches),
         **training,
         "kinked_values": kinked_values(model, examples) if examples else None,
+        "unknowns": unknowns(model, examples) if examples else None,
         "optimizer": None if name == "unknown" else name,
     }
 

@@ -271,6 +271,17 @@ QUANTITIES = {
             "sigmoid in place of ReLU, or inverting-gradients",
         ),
         Quantity(
+            "unknowns",
+            "number of input values of all examples that the head does not tell (it tells the "
+            "features of as many examples as classes), relative to the number of values of the "
+            "gradient below the head that are not zero: above 1 the gradient alone does not "
+            "determine the inputs",
+            "{} unknown input values for each value of the gradient",
+            "at most {} unknown input values for each value of the gradient",
+            "a smaller training.batch_size, or an attack with an image prior (inverting-gradients)",
+            free="no more unknown input values than values of the gradient",
+        ),
+        Quantity(
             "dropout",
             "whether units are dropped at random in training (1) or not (0)",
             "units dropped at random",

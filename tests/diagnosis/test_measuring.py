@@ -1,5 +1,6 @@
 """What is measured of an interception, against values that were planted."""
 
+import math
 import re
 from collections import OrderedDict
 from dataclasses import replace
@@ -12,12 +13,13 @@ from torch import nn
 import fedsim
 from fedsim import ImageSpec, Interception, Truth, Update, VictimModel
 from fedsim.diagnosis.first_layer import _mixed
-from fedsim.diagnosis.measuring import measure, seen_in_model
+from fedsim.diagnosis.measuring import measure, seen_in_model, unknowns
 from fedsim.errors import PluginError
 from fedsim.quantity import QUANTITIES
 from fedsim.requirement import Requirement
 from fedsim.spec import Spec
 from fedsim.tasks.classification import cross_entropy
+from fedsim.tasks.models import as_architecture
 
 SPEC = ImageSpec(5, (1, 4, 4))
 
@@ -244,6 +246,19 @@ def test_input_values_count_behind_activations_without_a_second_derivative():
         assert measured(victim, tensors, num_examples=3).values["kinked_values"] == values
     victim = model(nn.ReLU(), spec=None)
     assert measured(victim, gradient(victim)[0]).values["kinked_values"] is None
+
+
+def test_the_gradient_of_dlg_s_network_determines_three_photographs():
+    module = as_architecture("lenet-sigmoid").build((3, 32, 32), 100)
+    spec = ImageSpec(classes=100, input_shape=(3, 32, 32))
+    victim = VictimModel(module, head="head", loss=cross_entropy, spec=spec)
+    below = sum(p.numel() for name, p in module.named_parameters() if name[:4] != "head")
+    found = [unknowns(victim, examples) for examples in (1, 3, 4)]
+    assert found == [n * (3072 - 768) / below for n in (1, 3, 4)]
+    assert found[1] < 1 < found[2]
+    zeros = {name: torch.zeros_like(p) for name, p in module.named_parameters()}
+    assert unknowns(victim, 1, zeros) == math.inf  # nothing was sent that tells of an input
+    assert unknowns(victim, 1000) == (1000 * 3072 - 100 * 768) / below  # fewer classes
 
 
 def test_labels_that_repeat_are_counted_with_the_truth_alone():
