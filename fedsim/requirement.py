@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from fedsim.errors import PluginError, did_you_mean
 from fedsim.quantity import QUANTITIES, Quantity, Value
 
-COUNTED = ("examples", "clients", "steps", "normalised_batches")
-"""Counts that are at least one, so that a bound of one allows no more than there must be."""
+COUNTED = ("examples", "clients", "steps", "normalised_batches", "unknowns")
+"""Quantities of which a bound of one has words of its own (`Quantity.free`), as a count of one has."""
 
 
 @dataclass(frozen=True, slots=True)
