@@ -11,7 +11,7 @@ from fedsim.errors import PluginError, did_you_mean
 from fedsim.quantity import QUANTITIES, Quantity, Value
 
 COUNTED = ("examples", "clients", "steps", "normalised_batches", "unknowns")
-"""Quantities of which a bound of one has words of its own (`Quantity.free`), as a count of one has."""
+"""Quantities of which a bound of one has words of its own, `Quantity.free`."""
 
 
 @dataclass(frozen=True, slots=True)
