@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.linalg import lstsq
+from torch.linalg import lstsq, svd
 from torch.nn import functional
 
 from adversaries.inputs.exact_batch.layer import Layer
@@ -56,25 +56,30 @@ class NormalisedLayer(Layer):
         rows = torch.cat(
             [gradient[f"{self.name}.weight"], gradient[f"{self.name}.bias"][:, None]], dim=1
         )
+        # [X / sigma | 1 / sigma] = K R, with a basis R of the rows of the gradient.
+        _, _, right = svd(rows, full_matrices=False)
+        basis = right[: len(outputs)]
+        target = rows @ basis.T
+        summing = torch.cat([self.weight, self.bias[:, None]], dim=1) @ basis.T
         values, slopes = self._read(outputs, threshold)
-        found = torch.full_like(rows[:1, :-1], torch.inf)
+        found = torch.full_like(target[: len(outputs)], torch.inf)
         sure = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
         for _ in range(ROUNDS):
             errors = self._errors(values, slopes, upstream)
-            joint = lstsq(errors[:, sure].T, rows[sure]).solution
-            missed = (errors.T @ joint - rows).norm(dim=1)
-            sure = missed <= OUTLYING * missed.median()
-            before, found = found, joint[:, :-1] / joint[:, -1:]
+            before, found = found, lstsq(errors[:, sure].T, target[sure]).solution
             if (found - before).norm() < SETTLED * found.norm():
                 break
-            summed = found @ self.weight.T + self.bias
+            missed = (errors.T @ found - target).norm(dim=1)
+            sure = missed <= OUTLYING * missed.median()
+            summed = found @ summing.T / (found @ basis[:, -1:])
             if self.first:
                 values = self._normalised(summed)
                 slopes = self.behind.slope(values * self.gain + self.shift)
             else:
                 values = self._normalised(self.behind.value(summed))
                 slopes = self.behind.slope(summed)
-        return found
+        joint: Tensor = found @ basis
+        return joint[:, :-1] / joint[:, -1:]
 
     def errors(self, inputs: Tensor, upstream: Tensor) -> Tensor:
         """dZ (B, units) at these inputs."""
