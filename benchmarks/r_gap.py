@@ -7,7 +7,8 @@ update holds one image. Each line gives the images found (mean squared error bel
 claims, the errors and self-checks of the claims, and CPU seconds an image on one thread, all images
 solved at once and one at a time. `--dlg` attacks so many of the same images by dlg (0: none), whose
 network is the first. `--noise` adds Gaussian noise to the first network's gradients, as a share of
-each parameter's root mean square.
+each parameter's root mean square. `--epochs` trains the leaky ReLU network so many epochs before
+each further attack.
 """
 
 import argparse
@@ -80,12 +81,25 @@ NETWORKS: dict[str, Build] = {
 }
 
 
-def pictures(folder: Path, count: int) -> tuple[Tensor, Tensor]:
-    """CIFAR-100 test images (N, 3, 32, 32) in [0, 1] and their labels."""
+def pictures(folder: Path, part: str) -> tuple[Tensor, Tensor]:
+    """CIFAR-100 images (N, 3, 32, 32) in [0, 1] and their labels; part: "train" or "test"."""
     stored = np.load(folder / "cifar100.npz")
-    images = torch.from_numpy(stored["x_test"][:count]).float() / 255
+    images = torch.from_numpy(stored[f"x_{part}"]).float() / 255
     images = images.permute(0, 3, 1, 2) if images.shape[-1] == 3 else images
-    return images.contiguous(), torch.from_numpy(stored["y_test"][:count]).long().flatten()
+    return images.contiguous(), torch.from_numpy(stored[f"y_{part}"]).long().flatten()
+
+
+def train(model: VictimModel, images: Tensor, labels: Tensor, epochs: int) -> float:
+    """Train a model by Adam with batches of 64; returns its accuracy on these images."""
+    optimizer = torch.optim.Adam(model.module.parameters(), lr=1e-3)
+    for epoch in range(epochs):
+        rng = torch_generator(epoch, "order")
+        for chosen in torch.randperm(len(images), generator=rng).split(64):
+            optimizer.zero_grad()
+            model.loss(images[chosen], labels[chosen]).backward()
+            optimizer.step()
+    with torch.no_grad():
+        return float((model.module(images).argmax(dim=1) == labels).float().mean())
 
 
 def observed(model: VictimModel, images: Tensor, labels: Tensor, noise: float) -> list[Observation]:
@@ -144,9 +158,10 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=8)
     parser.add_argument("--dlg", type=int, default=8, help="images that dlg attacks, too")
     parser.add_argument("--noise", type=float, nargs="*", default=[1e-6, 1e-5, 1e-4, 1e-3])
+    parser.add_argument("--epochs", type=int, nargs="*", default=[5, 20, 40])
     chosen = parser.parse_args()
     one_thread()
-    images, labels = pictures(chosen.data, chosen.images)
+    images, labels = (one[: chosen.images] for one in pictures(chosen.data, "test"))
     attack, loose = make("adversaries", "r-gap", {}), {"tolerance": 0.1}
     for title, build in NETWORKS.items():
         with isolated(7, "benchmark"):
@@ -169,6 +184,14 @@ def main() -> None:
             claims, seconds = attacked(dlg, seen[: chosen.dlg], at_once=True)
             print(f"{line('  dlg', claims, images[: chosen.dlg])}, {seconds:.2f} s at once")
             print(f"  r-gap takes {together / seconds:.2f} of dlg's time")
+    public = pictures(chosen.data, "train")
+    with isolated(7, "benchmark"):
+        model = VictimModel(chain(LENET, leaky)(), head="head", loss=cross_entropy)
+        for epochs in chosen.epochs:
+            accuracy = train(model, *public, epochs)
+            claims, _ = attacked(attack, observed(model, images, labels, 0.0), at_once=False)
+            title = f"leaky ReLU, {epochs} further epochs, training accuracy {accuracy:.2f}"
+            print(line(title, claims, images), flush=True)
 
 
 def _half(seen: Observation) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ from fedsim import Adversary, Job, Knowledge, Observation, Reconstruction, Requi
 from fedsim.gradients import HeadGradient, claim_labels, in_groups, rank_of
 from fedsim.spec import ImageSpec, TabularSpec
 
-PROBED = 1e-5
+PROBED = 1e-6
 """Accuracy with which the probe of the first layer's equations is solved."""
 
 
