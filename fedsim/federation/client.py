@@ -23,6 +23,7 @@ from torch import Tensor
 
 from fedsim.defense import ClientState, Defense
 from fedsim.errors import ClientError, PluginError
+from fedsim.federation.arrays import tensor_record
 from fedsim.federation.grid import CLIENT_KEY, UPDATE_KEY, answer, update_record
 from fedsim.federation.secure.client import secured
 from fedsim.federation.session import Session, session_of
@@ -91,13 +92,9 @@ def train(message: Message, context: Context) -> Message:
                 built, session.module, before, place, states, lr=lr, proximal_mu=mu
             )
     defenses = [defense for defense in built.defenses if defense.guards(client)]
-    arrays = {
-        name: value.detach().contiguous()
-        for name, value in {**update.tensors, **update.buffers}.items()
-    }
     content = RecordDict(
         {
-            "arrays": ArrayRecord(arrays),
+            "arrays": tensor_record({**update.tensors, **update.buffers}),
             "metrics": MetricRecord({"num-examples": update.num_examples, "train_loss": loss}),
             UPDATE_KEY: update_record(update),
             CLIENT_KEY: _signature(client, defenses, context.state),

@@ -6,6 +6,7 @@ scenario's text, which every message carries.
 
 from collections.abc import Mapping, Sequence
 
+import torch
 from flwr.app import ArrayRecord
 from torch import Tensor
 
@@ -16,7 +17,6 @@ from fedsim.scenario.devices import device_of
 from fedsim.seeds import isolated, torch_generator
 from fedsim.training.local import local_training
 from fedsim.training.together import train_together
-from fedsim.victim import load_arrays
 
 KEPT = 2
 """Sessions that a process keeps: a run may begin before the last message of another came."""
@@ -100,8 +100,12 @@ class Session:
         same = list(record) == list(self._arrays)
         if not same or any(a is not b for a, b in zip(sent, self._sent, strict=True)):
             self._sent, self._arrays = sent, dict(record.to_torch_state_dict())
-        self.module.load_state_dict(self._initial)
-        load_arrays(self.module, self._arrays)
+        held = self.module.state_dict(keep_vars=True)
+        rest = {name: value for name, value in self._initial.items() if name not in self._arrays}
+        with torch.no_grad():
+            # In this order: of tied weights, what was sent counts.
+            for values in filter(None, (rest, self._arrays)):
+                torch._foreach_copy_([held[name] for name in values], [*values.values()])
         return dict(self._arrays)
 
 

@@ -45,12 +45,12 @@ class Spool:
             RunFolderError: The disk is full.
         """
         records = list(reply.content.array_records.values())
-        self._taken += sum(record.count_bytes() for record in records)
+        tensors = {**interception.update.tensors, **interception.update.buffers}
+        self._taken += sum(tensor.nbytes for tensor in tensors.values())
         if self._taken <= HELD:
             return interception
         stored = self._recording.write(interception)
         self._recording.flush()
-        tensors = {**interception.update.tensors, **interception.update.buffers}
         # In the record itself: `array_records` leaves copies of its references to Python's
         # garbage collection, which counts objects and not bytes.
         for record in records:

@@ -1,0 +1,60 @@
+"""Arrays of Flower's that are turned into bytes only where bytes are needed."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from flwr.app import Array, ArrayRecord
+from numpy.typing import NDArray
+from torch import Tensor
+
+NUMPY = "numpy.ndarray"
+"""How Flower names its encoding of arrays."""
+
+
+class TensorArray(Array):
+    """An array of Flower's that keeps a tensor of this process, and encodes it when it leaves it.
+
+    Every reader gets a copy of the values, as from the bytes.
+
+    Args:
+        tensor: Values on the CPU, which nobody changes afterwards.
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        values = tensor.detach().contiguous().numpy()
+        self.dtype, self.shape, self.stype = str(values.dtype), values.shape, NUMPY
+        self._values: NDArray[Any] | None = values
+        self._encoded: bytes | None = None
+
+    @property
+    def data(self) -> bytes:
+        """The values as Flower encodes them."""
+        if self._encoded is None and self._values is not None:
+            self._encoded = Array.from_numpy_ndarray(self._values).data
+        return self._encoded or b""
+
+    @data.setter
+    def data(self, value: bytes) -> None:
+        self._encoded, self._values = value, None
+
+    def numpy(self) -> NDArray[Any]:
+        """A copy of the values."""
+        return super().numpy() if self._values is None else self._values.copy()
+
+    def deflate(self) -> bytes:
+        """As Flower sends it, under the name of Flower's class."""
+        return self._plain().deflate()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Array, (self.dtype, self.shape, self.stype, self.data)
+
+    def _plain(self) -> Array:
+        return Array(self.dtype, self.shape, self.stype, self.data)
+
+
+def tensor_record(tensors: Mapping[str, Tensor]) -> ArrayRecord:
+    """A record of tensors on the CPU by name, which nobody changes afterwards."""
+    record = ArrayRecord()
+    for name, tensor in tensors.items():
+        record[name] = TensorArray(tensor)
+    return record
