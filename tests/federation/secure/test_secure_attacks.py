@@ -95,3 +95,19 @@ def test_of_an_aggregate_there_is_no_history(tmp_path):
     Historian.lengths.clear()
     simulate(run, tmp_path)
     assert Historian.lengths == [0, 0]
+
+
+def test_every_image_of_a_secure_sum_is_recovered_if_it_has_fewer_examples_than_classes(tmp_path):
+    overrides = [
+        "training.secure_aggregation=masked-sum",
+        "training.clients_per_round=3",
+        "training.batch_size=3",
+        "training.rounds=1",
+        'adversaries=[{name="exact-batch"}]',
+    ]
+    run = Scenario.load("exact-batch", overrides)
+    simulate(run, tmp_path)
+    found = {row["metric"]: row for row in rows(tmp_path)}
+    assert len(found["recovered"]["client"].split("+")) == 3
+    assert float(found["recovered"]["value"]) == 1
+    assert float(found["mse"]["value"]) < 1e-8
