@@ -238,7 +238,7 @@ def attack(point: Point, data: Set, seed: int) -> dict[str, Any]:
     start = time.process_time()
     for tolerance in TOLERANCES:
         settings = {"labels_from": "given", "tolerance": tolerance, "steps": STEPS}
-        if point.model and tolerance != TOLERANCES[0]:
+        if tolerance != TOLERANCES[0]:
             settings["most_expected_error"] = float("inf")
         try:
             claim = make("adversaries", name, settings).reconstruct(seen, testing.job(seed=seed))

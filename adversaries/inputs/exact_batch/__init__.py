@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from adversaries.inputs.exact_batch.layer import THRESHOLDS
@@ -44,7 +45,9 @@ class ExactBatch(HeadSeparation):
     have fewer units than there are examples. What the model does to each value of an input before
     the first layer, such as normalisation, is recognised. `diagnostics` adds the largest relative
     error of a layer's gradient, `mismatch`: mostly 1e-6 or less, and 1e-4 at most, where inputs
-    were right. Above `tolerance` nothing is claimed.
+    were right. Above `tolerance` nothing is claimed. An example whose label the model predicts
+    almost surely leaves hardly a trace, and may be wrong with a small mismatch; the features'
+    `expected_error` shows it, and nothing is claimed above `most_expected_error`.
     """
 
     name = "exact-batch"
@@ -57,6 +60,10 @@ class ExactBatch(HeadSeparation):
         *HeadSeparation.requirements,
         Requirement("dropout", "the masks are not known", most=0),
     )
+
+    most_expected_error: float = Field(default=1e-2, gt=0)
+    """The largest expected relative error of an example's features in a claim; it is not computed
+    for more than 48 examples."""
 
     def cautions(self, model: VictimModel) -> list[str]:
         """Warn of models that are no perceptrons, or drop units."""
@@ -109,8 +116,16 @@ class ExactBatch(HeadSeparation):
                 if best.mismatch < FITS:
                     break
             if best.mismatch < self.tolerance:
+                if (expected := found.expected_error) > self.most_expected_error:
+                    raise ValueError(
+                        f"the batch fits (mismatch {best.mismatch:.2g}), and with that an error "
+                        f"of {expected:.2g} of an example's features is expected, above "
+                        f"most_expected_error = {self.most_expected_error:g}: an example is "
+                        "predicted so surely that it leaves hardly a trace, or examples are alike"
+                    )
                 notes = {"residual": found.residual, "rank": len(found.labels)}
                 notes |= {
+                    "expected_error": expected,
                     "label_multisets": tried,
                     "mismatch": best.mismatch,
                     "threshold": best.threshold,

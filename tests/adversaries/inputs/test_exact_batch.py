@@ -232,3 +232,24 @@ def test_a_gradient_below_the_head_that_is_not_finite_is_refused():
     spoilt = {**seen.gradient, "layer0.weight": seen.gradient["layer0.weight"] / 0}
     with pytest.raises(ValueError, match="'layer0' holds NaN or Inf"):
         attacked(dataclasses.replace(seen, gradient=spoilt))
+
+
+def test_an_example_that_leaves_hardly_a_trace_is_not_claimed():
+    model, labels = perceptron(nn.ReLU()), [3, 8, 7, 5]
+    _, truth = observed(model, labels)
+    module = model.module
+    with torch.no_grad():
+        features = module[:-1](torch.stack(list(truth.inputs)))
+        # A direction that the last example alone has: its label is predicted almost surely.
+        alone = torch.linalg.pinv(features)[:, -1]
+        module.head.weight[5] += 16 * alone
+    seen, _ = observed(model, labels)
+    with pytest.raises(ValueError, match=r"the batch fits .*it leaves hardly a trace"):
+        attacked(seen)
+    anyhow = ExactBatch(labels_from="given", most_expected_error=1e9, tolerance=0.9)
+    claimed = anyhow.reconstruct(seen, testing.job())
+    wrong = [
+        min(float((ours - theirs).square().mean()) for ours in claimed.inputs or [])
+        for theirs in truth.inputs
+    ]
+    assert wrong[-1] > 1e-6 > max(wrong[:-1])
