@@ -70,7 +70,7 @@ class Point:
         activation: Makes its activation functions.
         model: Another network, of which features are recovered alone.
         trained: Steps of training before the attacked round.
-        local: Local steps, each with a batch of its own; the update is attacked as one batch.
+        local: Local steps, each with a batch of its own.
         lr: Learning rate of local steps; 0: the gradient is sent.
         smoothing: Label smoothing of the client's loss.
         defense: Settings of the client's defense.
@@ -112,7 +112,7 @@ def points() -> Iterator[Point]:
         yield Point("loss", f"label smoothing {share:g}", smoothing=share)
     for size in (8, 16, 32):
         yield Point("features", f"ResNet-20 with BatchNorm, {size}", size=size, model="resnet20")
-    for local, lr in ((1, 0.1), (1, 0.001), (2, 0.1), (2, 0.01), (2, 0.001), (4, 0.01)):
+    for local, lr in ((1, 0.1), (1, 0.001), (2, 0.1), (2, 0.01), (2, 0.001), (4, 0.1), (4, 0.01)):
         yield Point("local steps", f"{local} of 4, lr {lr:g}", size=4, local=local, lr=lr)
 
 
@@ -222,6 +222,7 @@ def attack(point: Point, data: Set, seed: int) -> dict[str, Any]:
         num_examples=count,
         labels=labels.sort().values,
         steps=point.local,
+        lr=point.lr or None,
     )
     row = {
         "group": point.group,

@@ -20,9 +20,13 @@ def mismatch(
     """The largest relative error of a parameter's gradient at a batch; infinite for NaN or Inf."""
     if not inputs.isfinite().all():
         return float("inf")
-    ours = model.gradient(inputs, labels)
+    return largest_error(model.gradient(inputs, labels), gradient)
+
+
+def largest_error(ours: Mapping[str, Tensor], gradient: Mapping[str, Tensor]) -> float:
+    """The largest relative error of a parameter's gradient."""
     errors = [
-        float((ours[name] - theirs).norm() / theirs.norm().clamp(min=1e-30))
+        float((ours[name].detach() - theirs).norm() / theirs.norm().clamp(min=1e-30))
         for name, theirs in gradient.items()
         if name in ours
     ]

@@ -9,13 +9,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from adversaries.inputs.exact_batch.layer import THRESHOLDS
+from adversaries.inputs.exact_batch.layer import THRESHOLDS, Layer
+from adversaries.inputs.exact_batch.local_steps import UnrolledHead, inputs_of_steps
 from adversaries.inputs.exact_batch.perceptron import Perceptron
 from adversaries.inputs.feature_separation.head_equations import Separation
 from adversaries.inputs.feature_separation.head_separation import HeadSeparation
-from adversaries.inputs.self_check import in_float64, mismatch
+from adversaries.inputs.self_check import in_float64, largest_error, mismatch
 from fedsim import Job, Knowledge, Observation, Reconstruction, Requirement, VictimModel
-from fedsim.gradients import claim_labels, layer_rows
+from fedsim.gradients import HeadGradient, claim_labels, layer_rows, unrolled_gradient
 from fedsim.spec import ImageSpec, TabularSpec
 
 FITS = 1e-5
@@ -43,7 +44,9 @@ class ExactBatch(HeadSeparation):
 
     The batch may have fewer examples than there are classes, labels may repeat, and no layer may
     have fewer units than there are examples. What the model does to each value of an input before
-    the first layer, such as normalisation, is recognised. `diagnostics` adds the largest relative
+    the first layer, such as normalisation, is recognised. Several local steps are unrolled if their
+    number and learning rate are known and labels are distinct (`UnrolledHead`); otherwise they are
+    taken as one batch. `diagnostics` adds the largest relative
     error of a layer's gradient, `mismatch`: mostly 1e-6 or less, and 1e-4 at most, where inputs
     were right. Above `tolerance` nothing is claimed. An example whose label the model predicts
     almost surely leaves hardly a trace, and may be wrong with a small mismatch; the features'
@@ -105,6 +108,8 @@ class ExactBatch(HeadSeparation):
                     "layer are found. feature-separation needs the head's alone"
                 )
             layer_rows(gradient, layer.name)  # which refuses NaN and Inf
+        if claimed := self._over_steps(seen, job, model, chain, gradient):
+            return claimed
         residual, tried, best = math.inf, 0, _Claim(math.inf, torch.empty(0), 0.0)
         for tried, found in self.separations(seen, job):
             residual = min(residual, found.residual)
@@ -143,6 +148,49 @@ class ExactBatch(HeadSeparation):
             f"gradient by {best.mismatch:.2g} of it, and tolerance = {self.tolerance:g}. "
             "feature-separation claims the features"
         )
+
+    def _over_steps(
+        self,
+        seen: Observation,
+        job: Job,
+        model: VictimModel,
+        chain: Perceptron,
+        gradient: Mapping[str, Tensor],
+    ) -> Reconstruction | None:
+        """Claim the examples of several local steps; None if they are no such, or none fit."""
+        head, steps, lr = HeadGradient.of(seen), seen.steps or 1, seen.lr
+        if steps < 2 or not lr or any(type(layer) is not Layer for layer in chain.layers):
+            return None
+        labels = self._labels(seen, head, self._size(seen, head.weight), job).cpu()
+        if len(labels) % steps or len({*labels.tolist()}) < len(labels):
+            return None
+        bias = gradient.get(f"{seen.head}.bias")
+        unrolled = UnrolledHead(
+            gradient[f"{seen.head}.weight"], bias, *chain.head, labels=labels, steps=steps, lr=lr
+        )
+        for number, found in enumerate(unrolled.found(job.rng)):
+            job.progress(number, found.residual)
+            if not found.residual < self.tolerance:
+                continue
+            best, order = _Claim(math.inf, torch.empty(0), 0.0), found.split.argsort(stable=True)
+            for threshold in THRESHOLDS:
+                flat = inputs_of_steps(
+                    chain, found, gradient, steps=steps, lr=lr, threshold=threshold
+                )
+                inputs = flat.view(-1, *chain.shape)[order]
+                ours = unrolled_gradient(model, inputs, labels[order], lr=lr, steps=steps)
+                missed = largest_error(ours, gradient) if flat.isfinite().all() else math.inf
+                best = min(best, _Claim(missed, flat, threshold), key=lambda one: one.mismatch)
+            if best.mismatch < self.tolerance:
+                notes = {"residual": found.residual, "rank": len(labels), "local_steps": steps}
+                notes |= {"mismatch": best.mismatch, "threshold": best.threshold}
+                return claim_labels(
+                    labels,
+                    features=found.features.float(),
+                    inputs=list(best.flat.view(-1, *chain.shape).float()),
+                    diagnostics=notes,
+                )
+        return None
 
 
 @dataclass(frozen=True, slots=True)

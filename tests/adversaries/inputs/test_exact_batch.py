@@ -253,3 +253,40 @@ def test_an_example_that_leaves_hardly_a_trace_is_not_claimed():
         for theirs in truth.inputs
     ]
     assert wrong[-1] > 1e-6 > max(wrong[:-1])
+
+
+def stepped(
+    model: VictimModel, labels: list[int], steps: int, lr: float, seed: int = 0
+) -> tuple[Observation, Truth]:
+    """The mean gradient of local steps, from float32 weights as a client sends them."""
+    _, truth = observed(model, labels, seed=seed)
+    module, size = model.copy().module, len(labels) // steps
+    before = {name: value.detach().clone() for name, value in module.named_parameters()}
+    optimizer = torch.optim.SGD(module.parameters(), lr=lr)
+    for part in torch.arange(len(labels)).split(size):
+        optimizer.zero_grad()
+        inputs = torch.stack([truth.inputs[i] for i in part.tolist()])
+        cross_entropy(module, inputs, truth.labels[part]).backward()
+        optimizer.step()
+    update = {name: value.detach() for name, value in module.named_parameters()}
+    seen = testing.observation(
+        gradient={name: (before[name] - value) / (lr * steps) for name, value in update.items()},
+        spec=SPEC,
+        model=model,
+        num_examples=len(labels),
+        labels=truth.labels.sort().values,
+        steps=steps,
+        lr=lr,
+    )
+    return seen, truth
+
+
+@pytest.mark.parametrize("lr", [0.01, 0.1])
+@pytest.mark.parametrize("behind", [(nn.ReLU(),), (nn.Sigmoid(),), (nn.ReLU(), nn.ReLU())])
+@pytest.mark.parametrize("steps", [2, 4])
+def test_every_image_of_local_steps_with_distinct_labels(steps, behind, lr):
+    seen, truth = stepped(perceptron(*behind), [3, 8, 7, 5, 1, 0, 10, 4], steps, lr)
+    claimed = attacked(seen)
+    assert claimed.diagnostics["local_steps"] == steps
+    assert error(claimed, truth) < 1e-6
+    assert METRICS["label_exact"].score(claimed, truth, SPEC) == 1
