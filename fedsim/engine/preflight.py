@@ -16,7 +16,7 @@ from fedsim.libraries import brief
 from fedsim.references import references
 from fedsim.scenario import Scenario
 from fedsim.scenario.built import BuiltRun, build
-from fedsim.scenario.devices import check_device, device_of, what_torch_sees
+from fedsim.scenario.devices import check_device, device_here, what_torch_sees
 from fedsim.seeds import isolated
 from fedsim.task import Task
 from fedsim.training.budget import Budget
@@ -51,10 +51,7 @@ def preflight(
     task, defenses = built.task, built.defenses
     task.num_examples(0)
     task.head  # noqa: B018 - raises where none is found
-    here = device_of(scenario.engine, "client")
-    if here.type == "cuda" and not torch.cuda.is_available():
-        here = torch.device("cpu")  # a cluster has the GPUs
-    module = task.module().train().to(here)
+    module = task.module().train().to(device_here(scenario.engine, "client"))
     trained = task.trained(module)
     with quiet():
         build_strategy(scenario, set(task.arrays(module)) - trained)

@@ -2,7 +2,6 @@
 
 import contextlib
 
-import torch
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
@@ -17,7 +16,7 @@ from fedsim.federation.strategies import build_strategy
 from fedsim.federation.wrappers import Following, Scheduled, Wrapper
 from fedsim.runs.ledger import Ledger, place
 from fedsim.scenario.built import BuiltRun
-from fedsim.scenario.devices import device_of
+from fedsim.scenario.devices import device_here
 from fedsim.seeds import derive, reseed
 from fedsim.training.budget import Budget
 from fedsim.victim import load_arrays
@@ -43,9 +42,7 @@ def run(
     module = task.module()
     initial = {name: value.clone() for name, value in task.arrays(module).items()}
     buffers = set(initial) - task.trained(module)
-    here = device_of(scenario.engine, "client")
-    if here.type == "cpu" or torch.cuda.is_available():  # a cluster may have GPUs elsewhere
-        module.to(here)
+    module.to(device_here(scenario.engine, "client"))
     folder = place("checkpoint", point)
     contexts = None  # of the clients; other Grids do not keep them
     if isinstance(grid, LocalGrid):

@@ -27,6 +27,12 @@ def device_of(engine: Engine, what: Literal["client", "attack"]) -> torch.device
     return torch.device("cuda" if wanted and torch.cuda.is_available() else "cpu")
 
 
+def device_here(engine: Engine, what: Literal["client", "attack"]) -> torch.device:
+    """The same for work of this process itself: the CPU where a cluster has the GPUs."""
+    device = device_of(engine, what)
+    return device if device.type == "cpu" or torch.cuda.device_count() else torch.device("cpu")
+
+
 def settled(engine: Engine) -> Engine:
     """The table with the device that "auto" means on this machine, which a resumed run keeps."""
     if engine.device != "auto" or engine.gpus_per_client or engine.gpus_per_attack:
