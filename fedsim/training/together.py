@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 
 from fedsim.defense import Defense, Training
 from fedsim.errors import ScenarioError
+from fedsim.gradients.unrolled import LossModule
 from fedsim.records import Batch, Reduction, Update
 from fedsim.training.local import update_of
 from fedsim.victim import Loss
@@ -92,17 +93,6 @@ def train_together(
     return [found[place] for place in range(len(trainings))]
 
 
-class _Loss(nn.Module):
-    """A model with its loss, which `functional_call` can give other weights."""
-
-    def __init__(self, module: nn.Module, loss: Loss) -> None:
-        super().__init__()
-        self.module, self.loss = module, loss
-
-    def forward(self, inputs: Tensor, labels: Tensor, lengths: Tensor | None = None) -> Tensor:
-        return self.loss(self.module, inputs, labels, lengths=lengths)
-
-
 def _form(batch: Batch) -> tuple[Any, ...]:
     tensors = (batch.inputs, batch.labels, batch.lengths)
     return tuple(None if one is None else (one.shape, one.dtype) for one in tensors)
@@ -125,7 +115,10 @@ def _at_once(
         name: value.expand(number, *value.shape).clone() for name, value in module.named_buffers()
     }
 
-    whole = _Loss(module, loss)
+    def own_loss(inputs: Tensor, labels: Tensor, lengths: Tensor | None = None) -> Tensor:
+        return loss(module, inputs, labels, lengths=lengths)
+
+    whole = LossModule(module, own_loss)
 
     def mean_loss(weights: dict[str, Tensor], buffers: dict[str, Tensor], *batch: Tensor) -> Tensor:
         state = {f"module.{k}": value for k, value in {**weights, **fixed, **buffers}.items()}
