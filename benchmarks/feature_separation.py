@@ -47,7 +47,7 @@ GPT = {"n_embd": 128, "n_layer": 2, "n_head": 2, "n_positions": 128}
 BERT = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2,
         "intermediate_size": 256}  # fmt: skip
 PUBLIC = 256
-"""Number of public images that a batch's are told from."""
+"""Number of public images among which each image of a batch is to be found."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def of_task(
 
 
 def speakers() -> tuple[list[str], list[str]]:
-    """What each of the 100 most talkative people in Shakespeare's plays says, and who says it."""
+    """Lines of the 100 characters who speak most in Shakespeare's plays, labelled by speaker."""
     read = Path(os.environ["SHAKESPEARE"]).read_text(encoding="utf-8").split("\n\n")
     parts = [one.split(":\n", 1) for one in read if ":\n" in one]
     said = [(who, " ".join(text.split())) for who, text in parts if text.strip()]
@@ -249,7 +249,7 @@ def images(name: str, folder: Path, model: Any, **settings: Any) -> Task:
 
 
 def texts(folder: Path, batches: int) -> None:
-    """Who of 100 people in Shakespeare's plays says a text: a GPT-2, a BERT."""
+    """Speaker classification among 100 of Shakespeare's characters, by a GPT-2 and a BERT."""
     os.environ["SHAKESPEARE"] = str(folder / "lm" / "tinyshakespeare.txt")
     for kind, settings in (("gpt2", GPT), ("bert", BERT)):
         model = {"name": "transformers", "config": kind, "settings": settings}

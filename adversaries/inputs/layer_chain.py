@@ -229,7 +229,7 @@ class LayerChain:
 
 @contextmanager
 def _order_of_calls(layers: Mapping[str, nn.Module]) -> Iterator[list[str]]:
-    """Record the names of layers as they are called."""
+    """Record the names of layers in the order of their calls."""
     order = list[str]()
 
     def record(name: str) -> Callable[..., None]:

@@ -92,10 +92,10 @@ class HeadEquations:
     With cross-entropy over a softmax the gradient of the head is dW = E' H and db = sum E, where
     E = (softmax(H W' + b) - Y) / B has a row for each example. The rows of H lie in the row space
     of dW, so that H = M R with an orthonormal basis R (B, d) and an unknown M (B, B), and
-    Q = dW R'. There are C (B + 1) equations for B^2 unknowns. Examples of one label are told apart
-    by small terms of these equations alone, so that a search takes many steps. Features behind a
-    ReLU have min(H, 0) = 0 beside, which about half of them meet with equality; with these
-    equations the search is short.
+    Q = dW R'. There are C (B + 1) equations for B^2 unknowns. Only small terms of them distinguish
+    examples of the same label, so that a search takes many steps. Features behind a ReLU also
+    satisfy min(H, 0) = 0, about half of them with equality, and with these equations the search is
+    short.
 
     Args:
         weight_gradient: dW (C, d) float64.
