@@ -9,6 +9,7 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
+from adversaries.inputs.self_check import in_float64
 from fedsim import VictimModel
 from fedsim.gradients import layer_calls
 
@@ -225,6 +226,26 @@ class LayerChain:
             shapes = tuple(into.shape[1:]), tuple(before.shape[1:])
             links.append(Link(name, found[name], behind, *shapes, norm, norm_first))  # type: ignore[arg-type]
         return cls(tuple(links), found[model.head], shape, offset, scale)  # type: ignore[arg-type]
+
+
+def chain_cautions(
+    model: VictimModel, recognise: Callable[[VictimModel, tuple[int, ...]], list[str]]
+) -> list[str]:
+    """Warn of a model that cannot be undone layer by layer.
+
+    Args:
+        model: The model.
+        recognise: Takes the model in float64 and the shape of an input, and returns warnings or
+            raises a ValueError.
+    """
+    if model.drops:
+        return ["the model drops units at random, and which ones is not known"]
+    if model.spec is None or model.spec.input_shape is None:
+        return []
+    try:
+        return recognise(in_float64(model), model.spec.input_shape)
+    except ValueError as error:
+        return [str(error)]
 
 
 @contextmanager

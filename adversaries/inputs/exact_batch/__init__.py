@@ -10,17 +10,26 @@ from pydantic import Field
 from torch import Tensor
 
 from adversaries.inputs.exact_batch.layer import THRESHOLDS, Layer
-from adversaries.inputs.exact_batch.local_steps import UnrolledHead, inputs_of_steps
+from adversaries.inputs.exact_batch.local_steps import (
+    SplitBatch,
+    inputs_of_steps,
+    residual_of_rounding,
+    split_batches,
+)
 from adversaries.inputs.exact_batch.perceptron import Perceptron
-from adversaries.inputs.feature_separation.head_equations import Separation
 from adversaries.inputs.feature_separation.head_separation import HeadSeparation
+from adversaries.inputs.feature_separation.separation import Separation
+from adversaries.inputs.layer_chain import chain_cautions
 from adversaries.inputs.self_check import in_float64, largest_error, mismatch
 from fedsim import Job, Knowledge, Observation, Reconstruction, Requirement, VictimModel
-from fedsim.gradients import HeadGradient, claim_labels, layer_rows, unrolled_gradient
+from fedsim.gradients import claim_labels, layer_rows, unrolled_gradient
 from fedsim.spec import ImageSpec, TabularSpec
 
 FITS = 1e-5
 """Mismatch below which inputs are right to rounding, and nothing else is tried."""
+
+SURE = 1e-6
+"""Residual of features that no other start finds better ones than."""
 
 REFINED = 5
 """How often inputs are computed, each time from the features of the inputs before."""
@@ -45,12 +54,13 @@ class ExactBatch(HeadSeparation):
     The batch may have fewer examples than there are classes, labels may repeat, and no layer may
     have fewer units than there are examples. What the model does to each value of an input before
     the first layer, such as normalisation, is recognised. Several local steps are unrolled if their
-    number and learning rate are known and labels are distinct (`UnrolledHead`); otherwise they are
-    taken as one batch. `diagnostics` adds the largest relative
-    error of a layer's gradient, `mismatch`: mostly 1e-6 or less, and 1e-4 at most, where inputs
-    were right. Above `tolerance` nothing is claimed. An example whose label the model predicts
-    almost surely leaves hardly a trace, and may be wrong with a small mismatch; the features'
-    `expected_error` shows it, and nothing is claimed above `most_expected_error`.
+    number and learning rate are known (`split_batches`); otherwise they are taken as one batch.
+
+    `diagnostics` adds the largest relative error of a layer's gradient, `mismatch`: mostly 1e-6 or
+    less, and 1e-4 at most, where inputs were right. Above `tolerance` nothing is claimed. An
+    example whose label the model predicts almost surely leaves hardly a trace, and may be wrong
+    with a small mismatch; the features' `expected_error` shows it, and nothing is claimed above
+    `most_expected_error`.
     """
 
     name = "exact-batch"
@@ -60,7 +70,8 @@ class ExactBatch(HeadSeparation):
     recovers = HeadSeparation.recovers | {"inputs"}
     cites = "this project"
     requirements: ClassVar[tuple[Requirement, ...]] = (
-        *HeadSeparation.requirements,
+        *(one for one in HeadSeparation.requirements if one.quantity != "steps"),
+        Requirement("steps", "with more, which step took an example is rarely found", most=4),
         Requirement("dropout", "the masks are not known", most=0),
     )
 
@@ -70,15 +81,7 @@ class ExactBatch(HeadSeparation):
 
     def cautions(self, model: VictimModel) -> list[str]:
         """Warn of models that are no perceptrons, or drop units."""
-        found = super().cautions(model)
-        if model.drops:
-            found.append("the model drops units at random, and which ones is not known")
-        if model.spec is not None and model.spec.input_shape is not None and not found:
-            try:
-                Perceptron.of(in_float64(model), model.spec.input_shape)
-            except ValueError as error:
-                found.append(str(error))
-        return found
+        return super().cautions(model) or chain_cautions(model, _recognised)
 
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
         """Claim features, labels and inputs of all examples.
@@ -110,43 +113,56 @@ class ExactBatch(HeadSeparation):
             layer_rows(gradient, layer.name)  # which refuses NaN and Inf
         if claimed := self._over_steps(seen, job, model, chain, gradient):
             return claimed
-        residual, tried, best = math.inf, 0, _Claim(math.inf, torch.empty(0), 0.0)
+        residual, missed, tried, doubt = math.inf, math.inf, 0, ""
         for tried, found in self.separations(seen, job):
             residual = min(residual, found.residual)
             if not found.residual < self.tolerance:
                 continue
+            best = _Claim(math.inf, torch.empty(0), 0.0)
             for threshold in THRESHOLDS:
                 claim = _explained(chain, model, found, gradient, threshold)
                 best = min(best, claim, key=lambda one: one.mismatch)
                 if best.mismatch < FITS:
                     break
-            if best.mismatch < self.tolerance:
-                if (expected := found.expected_error) > self.most_expected_error:
-                    raise ValueError(
-                        f"the batch fits (mismatch {best.mismatch:.2g}), and with that an error "
-                        f"of {expected:.2g} of an example's features is expected, above "
-                        f"most_expected_error = {self.most_expected_error:g}: an example is "
-                        "predicted so surely that it leaves hardly a trace, or examples are alike"
-                    )
-                notes = {"residual": found.residual, "rank": len(found.labels)}
-                notes |= {
-                    "expected_error": expected,
-                    "label_multisets": tried,
-                    "mismatch": best.mismatch,
-                    "threshold": best.threshold,
-                }
-                return claim_labels(
-                    found.labels.cpu(),
-                    features=chain.features(best.flat).float().cpu(),
-                    inputs=list(best.flat.view(-1, *shape).float().cpu()),
-                    diagnostics=notes,
-                )
+            missed = min(missed, best.mismatch)
+            if not best.mismatch < self.tolerance:
+                continue
+            if (expected := found.expected_error) > self.most_expected_error:
+                doubt = self._doubt(best.mismatch, expected)
+                if found.residual < SURE:  # no other start comes closer
+                    break
+                continue
+            notes = {"residual": found.residual, "rank": len(found.labels)}
+            notes |= found.equations.notes(found)
+            notes |= {
+                "expected_error": expected,
+                "label_multisets": tried,
+                "mismatch": best.mismatch,
+                "threshold": best.threshold,
+            }
+            return claim_labels(
+                found.labels.cpu(),
+                features=chain.features(best.flat).float().cpu(),
+                inputs=list(best.flat.view(-1, *shape).float().cpu()),
+                diagnostics=notes,
+            )
+        if doubt:
+            raise ValueError(doubt)
         if not residual < self.tolerance:
             raise ValueError(self._misses(residual, tried))
         raise ValueError(
             f"the features fit (residual {residual:.2g}), but no inputs do: they miss a layer's "
-            f"gradient by {best.mismatch:.2g} of it, and tolerance = {self.tolerance:g}. "
+            f"gradient by {missed:.2g} of it, and tolerance = {self.tolerance:g}. "
             "feature-separation claims the features"
+        )
+
+    def _doubt(self, mismatch: float, expected: float) -> str:
+        """Why a batch that fits is not claimed."""
+        return (
+            f"the batch fits (mismatch {mismatch:.2g}), and with that an error of {expected:.2g} "
+            "of an example's features is expected, above most_expected_error = "
+            f"{self.most_expected_error:g}: an example is predicted so surely that it leaves "
+            "hardly a trace, or examples are alike"
         )
 
     def _over_steps(
@@ -158,39 +174,49 @@ class ExactBatch(HeadSeparation):
         gradient: Mapping[str, Tensor],
     ) -> Reconstruction | None:
         """Claim the examples of several local steps; None if they are no such, or none fit."""
-        head, steps, lr = HeadGradient.of(seen), seen.steps or 1, seen.lr
+        steps, lr = seen.steps or 1, seen.lr
         if steps < 2 or not lr or any(type(layer) is not Layer for layer in chain.layers):
             return None
-        labels = self._labels(seen, head, self._size(seen, head.weight), job).cpu()
-        if len(labels) % steps or len({*labels.tolist()}) < len(labels):
+        sent, head = self.reduced(seen)
+        labels = self._labels(seen, sent, head.size, job).cpu()
+        if len(labels) % steps:
             return None
-        bias = gradient.get(f"{seen.head}.bias")
-        unrolled = UnrolledHead(
-            gradient[f"{seen.head}.weight"], bias, *chain.head, labels=labels, steps=steps, lr=lr
-        )
-        for number, found in enumerate(unrolled.found(job.rng)):
-            job.progress(number, found.residual)
-            if not found.residual < self.tolerance:
+        sure = residual_of_rounding(head, chain.head[0], lr * steps)
+        best: tuple[_Claim, SplitBatch] | None = None
+        batches = split_batches(head, labels, steps=steps, lr=lr, most=self.steps, rng=job.rng)
+        for number, batch in enumerate(batches):
+            job.progress(number, residual := batch.solution.residual)
+            if not residual < self.tolerance:
                 continue
-            best, order = _Claim(math.inf, torch.empty(0), 0.0), found.split.argsort(stable=True)
-            for threshold in THRESHOLDS:
-                flat = inputs_of_steps(
-                    chain, found, gradient, steps=steps, lr=lr, threshold=threshold
-                )
-                inputs = flat.view(-1, *chain.shape)[order]
-                ours = unrolled_gradient(model, inputs, labels[order], lr=lr, steps=steps)
-                missed = largest_error(ours, gradient) if flat.isfinite().all() else math.inf
-                best = min(best, _Claim(missed, flat, threshold), key=lambda one: one.mismatch)
-            if best.mismatch < self.tolerance:
-                notes = {"residual": found.residual, "rank": len(labels), "local_steps": steps}
-                notes |= {"mismatch": best.mismatch, "threshold": best.threshold}
-                return claim_labels(
-                    labels,
-                    features=found.features.float(),
-                    inputs=list(best.flat.view(-1, *chain.shape).float()),
-                    diagnostics=notes,
-                )
-        return None
+            claim = _explained_by_steps(chain, model, batch, gradient, steps, lr)
+            if best is None or claim.mismatch < best[0].mismatch:
+                best = claim, batch
+            if best[0].mismatch < self.tolerance and residual < sure:
+                break
+        if best is None or best[0].mismatch > self.tolerance:
+            return None
+        claim, batch = best
+        if (expected := batch.solution.expected_error) > self.most_expected_error:
+            raise ValueError(self._doubt(claim.mismatch, expected))
+        notes = {"residual": batch.solution.residual, "rank": len(labels), "local_steps": steps}
+        notes |= {"expected_error": expected}
+        notes |= {"mismatch": claim.mismatch, "threshold": claim.threshold}
+        return claim_labels(
+            labels,
+            features=batch.solution.features.float(),
+            inputs=list(claim.flat.view(-1, *chain.shape).float()),
+            diagnostics=notes,
+        )
+
+
+def _recognised(model: VictimModel, shape: tuple[int, ...]) -> list[str]:
+    """Nothing, if the model is a perceptron.
+
+    Raises:
+        ValueError: It is none.
+    """
+    Perceptron.of(model, shape)
+    return []
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,12 +241,37 @@ def _explained(
         found.features,
         found.errors,
     )
+    targets = found.targets
     for _ in range(REFINED):
         flat = chain.inputs(features, errors, gradient, threshold)
-        missed = mismatch(model, flat.view(-1, *chain.shape), found.labels, gradient)
+        missed = mismatch(model, flat.view(-1, *chain.shape), targets, gradient)
         if not missed < best.mismatch:
             break
         best = _Claim(missed, flat, threshold)
         features = chain.features(flat)
-        errors = chain.errors(features, found.labels)
+        errors = chain.errors(features, targets)
+    return best
+
+
+def _explained_by_steps(
+    chain: Perceptron,
+    model: VictimModel,
+    batch: SplitBatch,
+    gradient: Mapping[str, Tensor],
+    steps: int,
+    lr: float,
+) -> _Claim:
+    """The inputs below a batch of several steps that explain the gradient best."""
+    best, order = _Claim(math.inf, torch.empty(0), 0.0), batch.split.argsort(stable=True)
+    for threshold in THRESHOLDS:
+        flat = inputs_of_steps(chain, batch, gradient, steps=steps, lr=lr, threshold=threshold)
+        if not flat.isfinite().all():
+            continue
+        inputs, labels = flat.view(-1, *chain.shape)[order], batch.solution.labels[order]
+        missed = largest_error(
+            unrolled_gradient(model, inputs, labels, lr=lr, steps=steps), gradient
+        )
+        best = min(best, _Claim(missed, flat, threshold), key=lambda one: one.mismatch)
+        if best.mismatch < FITS:
+            break
     return best

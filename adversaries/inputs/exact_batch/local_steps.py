@@ -1,141 +1,122 @@
 """Batches of several local steps of SGD: each step's weights follow from the examples before it."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 
 import torch
 from torch import Tensor
-from torch.linalg import lstsq, svd
 from torch.nn.functional import one_hot
 
 from adversaries.inputs.exact_batch.layer import Layer
 from adversaries.inputs.exact_batch.perceptron import Perceptron
+from adversaries.inputs.feature_separation.extended_equations import ExtendedEquations
+from adversaries.inputs.feature_separation.head_equations import CLOSE
+from adversaries.inputs.feature_separation.reduced_head import ReducedHead
+from adversaries.inputs.feature_separation.separation import Separation
 
-STARTS = 3
-"""Random splits from which the search for the right one begins."""
+PERTURBATIONS = (0.1, 0.3, 1.0, 0.03)
+"""How far examples of the same label are set apart at each start, in norms of a row."""
 
-TRIED, SETTLED = 6, 60
-"""Rounds of the fixed point for a split that is only compared, and for one that is kept."""
+PULL = 0.3
+"""Weight of the equations for the split, in residuals of the batch taken as one step's."""
 
-SAME = 1e-13
-"""Relative change at which the fixed point has settled."""
+RANDOM = 0.5
+"""Share of a random split at the beginning of a start; the rest is an even one."""
+
+RATES = (0.25, 0.5, 0.75, 1.0)
+"""Shares of the learning rate at which a split is solved in turn."""
+
+
+ROUNDINGS = 3.0
+"""How often a residual may be that which rounding is expected to leave."""
 
 
 @dataclass(frozen=True, slots=True)
 class SplitBatch:
-    """Examples with the step that took each.
+    """A solution with the step of each example.
 
     Attributes:
+        solution: Features as they were when an example was taken, and the rest.
         split: The step of each example (N,), from 0.
-        features: The inputs of the head when the example was taken (N, d).
-        errors: The part of each example in the mean gradient of the logits (N, classes).
-        residual: By what the head's equations are missed, as a share.
     """
 
+    solution: Separation
     split: Tensor
-    features: Tensor
-    errors: Tensor
-    residual: float
 
 
-class UnrolledHead:
-    """The head's equations over K steps of SGD, for examples with distinct labels.
+def split_batches(
+    head: ReducedHead, labels: Tensor, *, steps: int, lr: float, most: int, rng: torch.Generator
+) -> Iterator[SplitBatch]:
+    """Solve the equations of a head over several local steps of equal batches.
 
-    The mean gradient is dW = sum_k E_k' H_k / K with E_k = (softmax(H_k W_k' + b_k) - Y_k) / B, and
-    step k has W_k = W - lr sum_(j < k) E_j' H_j. All rows of H lie in the row space of dW, so that
-    H = M R as in `HeadEquations`, and the same fixed point solves for M, with the steps unrolled
-    inside. Which step took an example is not known: splits into steps are compared by residual, and
-    two examples change places as long as that lowers it.
+    Which step took an example is not known. `ExtendedEquations` first solve for the features and
+    for a split with fractions. Then each step gets the N / K examples that are most in it, and the
+    features are solved for again, with this split and with the same steps in reverse order. From
+    the features of a batch taken as one step's, the whole learning rate can lead away from the
+    solution; so the best split is also solved at a quarter of the learning rate first, then at a
+    half, and so on.
 
     Args:
-        weight_gradient: dW (C, d) float64.
-        bias_gradient: db (C,), or None.
-        weight: W (C, d).
-        bias: b (C,).
-        labels: Distinct labels (N,) int64.
+        head: The head's mean gradient.
+        labels: Labels (N,) int64, which may repeat.
         steps: K, which divides N.
         lr: The learning rate of the steps.
+        most: The largest number of steps of Levenberg-Marquardt at once.
+        rng: Source of randomness.
+
+    Yields:
+        Solutions, two of each start and two more.
     """
+    size, one = len(labels), ExtendedEquations(head)
+    begun = one.fixed_point(labels)
+    pull = PULL * one.fixed_point_residual(labels)
+    search = ExtendedEquations(head, "split", lr=lr, pull=pull)
 
-    def __init__(
-        self,
-        weight_gradient: Tensor,
-        bias_gradient: Tensor | None,
-        weight: Tensor,
-        bias: Tensor,
-        *,
-        labels: Tensor,
-        steps: int,
-        lr: float,
-    ) -> None:
-        count = len(labels)
-        self.steps, self.lr = steps, lr
-        self.basis = svd(weight_gradient, full_matrices=False)[2][:count]
-        self._target, self._logits = weight_gradient @ self.basis.T, self.basis @ weight.T
-        self._sums, self._bias = bias_gradient, bias
-        self._onehot = one_hot(labels, len(bias)).to(weight)
-        self._even = torch.arange(count) * steps // count
+    def solved(split: Tensor, point: Tensor, rates: tuple[float, ...]) -> SplitBatch:
+        weights = one_hot(split, steps).to(begun)
+        equations = ExtendedEquations(head, weights=weights, lr=lr)
+        for rate in rates:
+            residual, point = equations.refined(point, labels, most, lr=rate * lr)
+        return SplitBatch(equations.separation(point, labels, residual), split)
 
-    def found(self, rng: torch.Generator) -> Iterator[SplitBatch]:
-        """The best split from each of several starts, and the same steps in reverse order."""
-        begun = self._solved(self._even, None, SETTLED, lr=0.0)[0]
-        for _ in range(STARTS):
-            split = self._searched(self._even[torch.randperm(len(begun), generator=rng)], begun)
-            for tried in (split, self.steps - 1 - split):
-                point, residual = self._solved(tried, begun, SETTLED)
-                errors = self._errors(point, tried, self.lr)
-                yield SplitBatch(tried, point @ self.basis, errors, residual)
+    starts = list[tuple[float, Tensor, Tensor]]()
+    for share in PERTURBATIONS:
+        start = one.apart(begun, labels, share, rng)
+        weights = torch.rand(size, steps, generator=rng).to(begun).softmax(dim=1)
+        weights = RANDOM * weights + (1 - RANDOM) / steps
+        begin = torch.cat([start, weights[:, 1:].flatten()])
+        residual, found = search.refined(begin, labels, most)
+        split = _rounded(search.weights_at(found))
+        starts.append((residual, split, start))
+        for tried in (split, steps - 1 - split):
+            yield solved(tried, found[: len(begun)], RATES[-1:])
+    _, split, start = min(starts, key=itemgetter(0))
+    for tried in (split, steps - 1 - split):
+        yield solved(tried, start, RATES)
 
-    def _searched(self, split: Tensor, point: Tensor) -> Tensor:
-        """Let pairs of examples change places while that lowers the residual."""
-        point, residual = self._solved(split, point, TRIED)
-        while True:
-            moves = list[tuple[float, Tensor]]()
-            for one in range(len(split)):
-                for other in range(one):
-                    if split[one] != split[other]:
-                        moved = split.clone()
-                        moved[[one, other]] = split[[other, one]]
-                        moves.append((self._solved(moved, point, TRIED)[1], moved))
-            least, moved = min(moves, key=lambda move: move[0])
-            if not least < residual:
-                return split
-            split = moved
-            point, residual = self._solved(split, point, TRIED)
 
-    def _solved(
-        self, split: Tensor, point: Tensor | None, most: int, lr: float | None = None
-    ) -> tuple[Tensor, float]:
-        """The fixed point M (N, N) of a split, and by what it misses the equations."""
-        rate = self.lr if lr is None else lr
-        found = torch.zeros_like(self._logits[:, : len(split)]) if point is None else point
-        for _ in range(most):
-            again = lstsq(self._errors(found, split, rate).T, self._target).solution
-            if not again.isfinite().all():
-                return found, float("inf")
-            change, found = float((again - found).norm() / again.norm()), again
-            if change < SAME:
-                break
-        errors = self._errors(found, split, rate)
-        missed = (errors.T @ found - self._target).norm() / self._target.norm()
-        sums = torch.zeros(())
-        if self._sums is not None:
-            sums = (errors.sum(dim=0) - self._sums).norm() / self._sums.norm()
-        return found, float(torch.hypot(missed, sums.to(missed)))
+def residual_of_rounding(head: ReducedHead, weight: Tensor, rate: float) -> float:
+    """The residual that weights rounded to float32 can leave in their difference.
 
-    def _errors(self, point: Tensor, split: Tensor, lr: float) -> Tensor:
-        """E (N, C), with the head's weights of each example's step."""
-        logits, bias = self._logits, self._bias
-        errors = torch.empty_like(self._onehot)
-        for step in range(self.steps):
-            own = split == step
-            some = (point[own] @ logits + bias).softmax(dim=1) - self._onehot[own]
-            some = some / int(own.sum())
-            errors[own] = some / self.steps
-            logits = logits - lr * point[own].T @ some
-            if self._sums is not None:
-                bias = bias - lr * some.sum(dim=0)
-        return errors
+    Args:
+        head: The head's mean gradient: the difference of weights, divided by the rate.
+        weight: W (C, d).
+        rate: The learning rate times the number of steps.
+    """
+    inside = math.sqrt(head.size / weight.shape[1])  # the share of errors in the row space
+    rounding = torch.finfo(torch.float32).eps * float(weight.norm()) * inside
+    return max(CLOSE, ROUNDINGS * rounding / (rate * head.scale))
+
+
+def _rounded(weights: Tensor) -> Tensor:
+    """The step of each example (N,) in equal steps, given weights (N, K)."""
+    size, steps = weights.shape
+    order = (weights @ torch.arange(steps).to(weights)).argsort()
+    split = torch.empty(size, dtype=torch.int64)
+    split[order] = torch.arange(size) * steps // size
+    return split
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,12 +174,13 @@ def inputs_of_steps(
     Returns:
         Inputs, flat (N, values), as the model takes them.
     """
-    outputs, upstream = batch.features, torch.empty_like(batch.features)
+    outputs, errors = batch.solution.features, batch.solution.errors
+    upstream = torch.empty_like(outputs)
     weight = chain.head[0]
     for step in range(steps):
         own = batch.split == step
-        upstream[own] = batch.errors[own] @ weight
-        weight = weight - lr * steps * batch.errors[own].T @ batch.features[own]
+        upstream[own] = errors[own] @ weight
+        weight = weight - lr * steps * errors[own].T @ outputs[own]
     for layer in reversed(chain.layers):
         biased = f"{layer.name}.bias" in gradient
         moving = MovingLayer(

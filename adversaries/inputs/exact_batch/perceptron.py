@@ -45,11 +45,18 @@ class Perceptron:
         layers = [_layer(one) for one in found.links]
         return cls(tuple(layers), _arrays(found.head), shape, found.offset, found.scale)
 
-    def errors(self, features: Tensor, labels: Tensor) -> Tensor:
-        """The part of each example in the gradient of the logits (B, classes)."""
+    def errors(self, features: Tensor, targets: Tensor) -> Tensor:
+        """The part of each example in the gradient of the logits (B, classes).
+
+        Args:
+            features: The inputs of the head (B, d).
+            targets: Labels (B,), or soft ones (B, classes), each times the factor of its example.
+        """
         weight, bias = self.head
-        onehot = nn.functional.one_hot(labels, len(bias))
-        return ((features @ weight.T + bias).softmax(dim=1) - onehot) / len(labels)
+        if targets.ndim == 1:
+            targets = nn.functional.one_hot(targets, len(bias)).to(weight)
+        shares = (features @ weight.T + bias).softmax(dim=1) * targets.sum(dim=1, keepdim=True)
+        return (shares - targets) / len(targets)
 
     def features(self, inputs: Tensor) -> Tensor:
         """The inputs of the head (B, d) at inputs, flat (B, values), as the model takes them."""

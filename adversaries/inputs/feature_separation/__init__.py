@@ -4,8 +4,8 @@ from math import isnan
 
 from pydantic import Field
 
-from adversaries.inputs.feature_separation.head_equations import Separation
 from adversaries.inputs.feature_separation.head_separation import HeadSeparation
+from adversaries.inputs.feature_separation.separation import Separation
 from fedsim import Job, Observation, Reconstruction
 from fedsim.gradients import claim_labels
 
@@ -36,9 +36,13 @@ class FeatureSeparation(HeadSeparation):
     `most_expected_error`. Labels that `labels_from` gets wrong are corrected: by the counts that
     the gradient of the bias shows, then one at a time, by the residual.
 
+    Clients may clip the gradient of each example (DP-SGD without noise), or smooth their labels.
+    The factor of each example, or the smoothing, then is another unknown (`ExtendedEquations`),
+    which the gradient of the bias shows. It is recognised by the residual.
+
     `features` are float32 (B, d), in the order of `labels`. `diagnostics` holds `residual`,
     `expected_error`, the number of examples (`rank`), and the number of label multisets that were
-    tried.
+    tried, and if that was unknown, the `least_factor` of an example or the `label_smoothing`.
     """
 
     name = "feature-separation"
@@ -64,6 +68,7 @@ class FeatureSeparation(HeadSeparation):
             if self._unique(best.residual, expected):
                 notes = {"residual": best.residual, "rank": len(best.labels)}
                 notes |= {"expected_error": expected, "label_multisets": tried}
+                notes |= best.equations.notes(best)
                 return claim_labels(
                     best.labels.cpu(), features=best.features.float().cpu(), diagnostics=notes
                 )

@@ -1,4 +1,4 @@
-"""Steps of Levenberg-Marquardt: (J'J + damping diag J'J) x = slope, solved in two ways."""
+"""Levenberg-Marquardt, whose steps (J'J + damping diag J'J) x = slope are solved in two ways."""
 
 from collections.abc import Callable
 
@@ -11,12 +11,64 @@ Product = Callable[[Tensor], Tensor]
 Solver = Callable[[Tensor, float], Tensor | None]
 """Finds a step (B, B) for a slope and a damping; None if there is none."""
 
+SETTLED, SMALL = 1e-3, 1e-6
+"""Relative fall of the residual below which a search ends, once it is below the second."""
+
+DAMPING, TRIES, RISE, SINK = 1e-3, 12, 4.0, 5.0
+"""The damping at first, tries of a step, and the damping's factor after a failed one, its divisor
+after a successful one."""
+
+STALLED = 0.9
+"""Share of the residual that is left, after `patience` steps, where a search has stalled."""
+
 INNER, PRECISE = 2000, 1e-3
 """Most iterations of the conjugate gradients of a step, and the residual at which they end."""
 
 
+def descend(
+    point: Tensor,
+    residual: Callable[[Tensor], float],
+    linearised: Callable[[Tensor], tuple[Solver, Tensor]],
+    steps: int,
+    patience: int,
+) -> tuple[float, Tensor]:
+    """Minimise the norm of a residual by Levenberg-Marquardt.
+
+    Args:
+        point: Where it begins.
+        residual: The norm at a point.
+        linearised: A solver of steps there, and the slope J' r.
+        steps: The largest number of steps.
+        patience: Steps after which the residual must have fallen to `STALLED` of what it was.
+
+    Returns:
+        The smallest norm and its point.
+    """
+    damping, least = DAMPING, residual(point)
+    passed = [least]
+    for _ in range(steps):
+        solve, slope = linearised(point)
+        better = False
+        for _ in range(TRIES):
+            if (step := solve(slope, damping)) is not None:
+                reached = residual(moved := point - step)
+                if better := reached < least:
+                    break
+            damping *= RISE
+        if not better:
+            break
+        fell, least, point = 1 - reached / least, reached, moved
+        damping /= SINK
+        passed.append(least)
+        if fell < SETTLED and least < SMALL:
+            break
+        if len(passed) > patience and least > STALLED * passed[-patience - 1]:
+            break
+    return least, point
+
+
 def directly(matrix: Tensor, slope: Tensor, damping: float) -> Tensor | None:
-    """Solve for a step (B, B) by the matrix J'J (B^2, B^2); None if it is not positive definite."""
+    """Solve for a step, of the slope's shape, by the matrix J'J; None if it is not definite."""
     factors, failed = torch.linalg.cholesky_ex(matrix + torch.diag(damping * matrix.diagonal()))
     if failed.any():
         return None

@@ -9,10 +9,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from adversaries.inputs.feature_separation.head_equations import (
-    HeadEquations,
-    Separation,
-)
+from adversaries.inputs.feature_separation.extended_equations import ExtendedEquations
+from adversaries.inputs.feature_separation.head_equations import CLOSE, HeadEquations
+from adversaries.inputs.feature_separation.reduced_head import ReducedHead
+from adversaries.inputs.feature_separation.separation import Separation
 from fedsim import Adversary, Job, Knowledge, Observation, Requirement, VictimModel
 from fedsim.adversary import Source
 from fedsim.gradients import HeadGradient, head_calls, rank_of, tied
@@ -22,6 +22,10 @@ PROBES = 8
 """Random inputs by which it is seen whether features can be negative."""
 
 CTC = "the model is trained with CTC: its head's gradient is not E' H with known E"
+
+FAR, NEAR = 0.25, 0.95
+"""Shares of the plain equations' residual below which clipping or smoothing is assumed, and below
+which it is tried after them."""
 
 SEARCHED = 3
 """Label multisets that are tried from more than one start: those that fit best from one."""
@@ -75,6 +79,37 @@ class HeadSeparation(Adversary):
             ValueError: There are too many examples, or fewer independent ones than examples; the
                 head is tied to another layer, or its gradient holds NaN or Inf.
         """
+        head, reduced = self.reduced(seen)
+        equations, size = HeadEquations(reduced), reduced.size
+        others = [ExtendedEquations(reduced, beside) for beside in ("factors", "smoothing")]
+        first = self._labels(seen, head, size, job).cpu()
+        likely = head.weight.norm(dim=1).argsort(descending=True)[: 2 * size].tolist()
+        multisets = islice(self._multisets(equations, first, likely), 1 + self.corrections)
+        searches = list[tuple[float, Iterator[Separation]]]()
+        for number, labels in enumerate(multisets, 1):
+            for kind in _likely(equations, others, labels):
+                starts = kind.solutions(labels, job.rng, self.steps)
+                found = next(starts)
+                yield number, found
+                searches.append((found.residual, starts))
+                if found.residual < self.tolerance:
+                    break
+            if found.residual < self.tolerance:
+                break
+        for _, starts in sorted(searches, key=itemgetter(0))[:SEARCHED]:
+            fits = False
+            for found in starts:
+                fits |= found.residual < self.tolerance
+                yield number, found
+            if fits:
+                return
+
+    def reduced(self, seen: Observation) -> tuple[HeadGradient, ReducedHead]:
+        """The head's gradient, and what the equations need of it.
+
+        Raises:
+            ValueError: As for `separations`.
+        """
         model = seen.know(Knowledge.MODEL)
         if twins := tied(model):
             raise ValueError(
@@ -93,33 +128,15 @@ class HeadSeparation(Adversary):
                 f"the head '{seen.head}' has a weight {tuple(weight.shape)}, and its gradient is "
                 f"{tuple(head.weight.shape)}"
             )
-        size = self._size(seen, head.weight)
-        equations = HeadEquations(
+        reduced = ReducedHead.of(
             _in_float64(head.weight),
             None if head.bias is None else _in_float64(head.bias),
             _in_float64(weight),
             None if bias is None else _in_float64(bias),
-            size,
+            self._size(seen, head.weight),
             _nonnegative(model, seen.spec),
         )
-        first = self._labels(seen, head, size, job).cpu()
-        likely = head.weight.norm(dim=1).argsort(descending=True)[: 2 * size].tolist()
-        multisets = islice(self._multisets(equations, first, likely), 1 + self.corrections)
-        searches = list[tuple[float, Iterator[Separation]]]()
-        for number, labels in enumerate(multisets, 1):
-            starts = equations.solutions(labels, job.rng, self.steps)
-            found = next(starts)
-            yield number, found
-            searches.append((found.residual, starts))
-            if found.residual < self.tolerance:
-                break
-        for _, starts in sorted(searches, key=itemgetter(0))[:SEARCHED]:
-            fits = False
-            for found in starts:
-                fits |= found.residual < self.tolerance
-                yield number, found
-            if fits:
-                return
+        return head, reduced
 
     def _multisets(
         self, equations: HeadEquations, labels: Tensor, likely: list[int]
@@ -192,6 +209,20 @@ class HeadSeparation(Adversary):
             labels = torch.cat([labels, torch.tensor([label])])
         found: Tensor = labels.sort().values
         return found
+
+
+def _likely(
+    plain: HeadEquations, others: list[ExtendedEquations], labels: Tensor
+) -> list[HeadEquations | ExtendedEquations]:
+    """The equations to solve, by their fixed points: the plain ones, and others that fit better."""
+    residual = plain.fixed_point_residual(labels)
+    if residual < CLOSE or plain.head.sums is None:
+        return [plain]
+    residuals = {one: one.fixed_point_residual(labels) for one in others}
+    best = min(residuals, key=residuals.__getitem__)
+    if residuals[best] < FAR * residual:
+        return [best]
+    return [plain, best] if residuals[best] < NEAR * residual else [plain]
 
 
 def _granted(seen: Observation) -> Tensor:

@@ -9,7 +9,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from adversaries.inputs.feature_separation.head_equations import HeadEquations
-from adversaries.inputs.layer_chain import LayerChain
+from adversaries.inputs.feature_separation.reduced_head import ReducedHead
+from adversaries.inputs.layer_chain import LayerChain, chain_cautions
 from adversaries.inputs.r_gap.layer_equations import Count, LayerEquations
 from adversaries.inputs.self_check import in_float64, mismatch
 from fedsim import Adversary, Job, Knowledge, Observation, Reconstruction, Requirement, VictimModel
@@ -75,18 +76,7 @@ class RGAP(Adversary):
 
     def cautions(self, model: VictimModel) -> list[str]:
         """Warn of models that are no chain of layers, or have layers with too few equations."""
-        found = super().cautions(model)
-        if model.drops:
-            found.append("the model drops units at random, and which ones is not known")
-        if model.spec is not None and model.spec.input_shape is not None and not found:
-            try:
-                chain = LayerChain.of(
-                    in_float64(model), model.spec.input_shape, (nn.Linear, nn.Conv2d)
-                )
-                found += [str(one) for one in counts(chain) if one.short]
-            except ValueError as error:
-                found.append(str(error))
-        return found
+        return super().cautions(model) or chain_cautions(model, _shortages)
 
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
         """Claim the input, its label and its features.
@@ -181,6 +171,16 @@ def counts(chain: LayerChain, examples: int = 1) -> list[Count]:
     return [LayerEquations(link).count(examples) for link in reversed(chain.links)]
 
 
+def _shortages(model: VictimModel, shape: tuple[int, ...]) -> list[str]:
+    """The layers with too few equations.
+
+    Raises:
+        ValueError: The model is no chain of layers.
+    """
+    chain = LayerChain.of(model, shape, (nn.Linear, nn.Conv2d))
+    return [str(one) for one in counts(chain) if one.short]
+
+
 @dataclass(frozen=True, slots=True)
 class _Head:
     """What the head's gradient shows of one example.
@@ -217,7 +217,7 @@ def _head(seen: Observation, gradient: Mapping[str, Tensor], model: VictimModel)
         return _Head(bias @ weight / bias.square().sum(), bias, int(bias.argmin()))
     parameters = model.parameters()
     kept = parameters.get(f"{seen.head}.bias")
-    equations = HeadEquations(
+    head = ReducedHead.of(
         weight,
         None,
         parameters[f"{seen.head}.weight"].detach(),
@@ -226,7 +226,7 @@ def _head(seen: Observation, gradient: Mapping[str, Tensor], model: VictimModel)
     )
     rng = torch.Generator().manual_seed(0)
     label = weight.norm(dim=1).argmax()[None]
-    found = next(equations.solutions(label, rng, steps=100))
+    found = next(HeadEquations(head).solutions(label, rng, steps=100))
     return _Head(found.features[0], found.errors[0], int(label))
 
 
