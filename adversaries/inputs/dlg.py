@@ -4,12 +4,28 @@ import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
+import torch
 from pydantic import Field
 from torch import nn
 
 from adversaries.inputs.input_matching import POOLED, SENT, TRAINED, InputMatching
-from fedsim import ImageSpec, Job, Knowledge, Observation, Requirement, TabularSpec, VictimModel
-from fedsim.gradients import LBFGS, Match, Problem, Restarts, Rules, minimise
+from adversaries.inputs.known_features import KnownBatch
+from adversaries.inputs.known_features.equations import BatchEquations
+from adversaries.inputs.known_features.gauss_newton import gauss_newton
+from adversaries.inputs.known_features.smoothness import usual_directions
+from fedsim import (
+    ImageSpec,
+    Job,
+    Knowledge,
+    Observation,
+    Reconstruction,
+    Requirement,
+    TabularSpec,
+    VictimModel,
+)
+from fedsim.adversary import Source
+from fedsim.gradients import LBFGS, Match, Problem, Restarts, Rules, claim_labels, minimise
+from fedsim.gradients.problem import parameter_weights
 
 RELATIVE = {"float64": 1e-9, "float32": 5e-9}
 """Share of the gradient's squared norm below which a match must be, besides `tolerance`. Gradients
@@ -91,6 +107,56 @@ class DLG(InputMatching):
     """Gradient distance, as a share of that of a gradient of zeros, beyond which a start is
     given up after 10 outer steps; 1: no closer than those."""
 
+    features_from: Source | None = None
+    """Where the features before the head come from, with their labels: "none", or another adversary
+    by name, such as "feature-separation". With features, inputs solve the equations by Gauss-Newton
+    from grey images, and `distance`, `labels_from` and all settings of L-BFGS but `iterations` are
+    not used."""
+
+    prior: Literal["smooth", "none"] = "smooth"
+    """With features: which of the inputs are taken that solve the equations; "smooth": those
+    nearest to grey if fine detail and colour count more than coarse shapes, as they are rarer in
+    natural images; "none": those nearest to grey in all values alike."""
+
+    def reconstruct_many(
+        self, seen: Sequence[Observation], jobs: Sequence[Job]
+    ) -> list[Reconstruction]:
+        """Match many at once, or with known features solve one after the other."""
+        if self.features_from is None:
+            return super().reconstruct_many(seen, jobs)
+        found = []
+        for one, job in zip(seen, jobs, strict=True):
+            known = KnownBatch.found_by(self.parts()["features_from"], one, job)
+            found.append(self._solve(one, job, known))
+        return found
+
+    def _solve(self, seen: Observation, job: Job, known: KnownBatch) -> Reconstruction:
+        """Find the inputs with known features, labels and head errors by Gauss-Newton."""
+        model, gradient = seen.know(Knowledge.MODEL), seen.know(Knowledge.GRADIENT)
+        shape = seen.spec.input_shape
+        if shape is None:
+            raise ValueError("inputs of different shapes are no inputs of one network")
+        names = [name for name in model.parameters() if name in gradient]
+        equations = BatchEquations(
+            model.copy().to(job.device),
+            gradient,
+            parameter_weights(names, self.parameters),
+            known,
+            shape,
+        )
+        low, high = seen.spec.input_range or (-1.0, 1.0)
+        directions = (high - low) * usual_directions(shape, smooth=self.prior == "smooth")
+        start = torch.full(shape, (low + high) / 2, dtype=torch.float64, device=job.device)
+        found = gauss_newton(equations, start, directions.to(start), job, self.iterations)
+        return claim_labels(
+            known.labels.cpu(),
+            inputs=list(found.inputs.float().cpu()),
+            objective=found.missed**2,
+            outcomes=(found.outcome,),
+            trace=tuple(job.trace),
+            diagnostics={"missed": found.missed},
+        )
+
     def at_once(self, seen: Observation) -> int:
         """Victims whose curvature fits into `MEMORY`."""
         coordinates = math.prod(seen.spec.input_shape or ()) + seen.spec.classes
@@ -98,7 +164,11 @@ class DLG(InputMatching):
         return max(1, MEMORY // (8 * pairs))
 
     def match(
-        self, problem: Problem, jobs: Sequence[Job], seen: Sequence[Observation]
+        self,
+        problem: Problem,
+        jobs: Sequence[Job],
+        seen: Sequence[Observation],
+        known: Sequence[KnownBatch | None],
     ) -> list[Match]:
         """Minimise by L-BFGS."""
         order = ORDER[self.distance]

@@ -8,6 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from adversaries.inputs.known_features import KnownBatch
 from fedsim import Knowledge, Observation, Reconstruction, Requirement
 from fedsim.adversary import Adversary, Job, Source
 from fedsim.gradients import Comparison, Match, Problem, in_groups, local_steps
@@ -62,7 +63,11 @@ class InputMatching(Adversary):
         self, seen: Sequence[Observation], jobs: Sequence[Job]
     ) -> list[Reconstruction]:
         """Match many at once: those with the same model and training in one optimisation."""
-        labels = [self.labels(one, job) for one, job in zip(seen, jobs, strict=True)]
+        known = [self.known(one, job) for one, job in zip(seen, jobs, strict=True)]
+        labels = [
+            self.labels(one, job) if found is None else found.labels
+            for one, job, found in zip(seen, jobs, known, strict=True)
+        ]
         models = [one.know(Knowledge.MODEL) for one in seen]
         keys = [(int(one.know(Knowledge.BATCH_SIZE)), self.alike(one)) for one in seen]
 
@@ -77,10 +82,18 @@ class InputMatching(Adversary):
                     exact_gradient=views[victim].exact,
                     **self.notes(match, views[victim]),
                 )
-                for victim, match in enumerate(self.match(problem, own, views))
+                for victim, match in enumerate(
+                    self.match(problem, own, views, [known[i] for i in some])
+                )
             ]
 
         return in_groups(models, keys, attack, most=lambda victim: self.at_once(seen[victim]))
+
+    def known(self, seen: Observation, job: Job) -> KnownBatch | None:
+        """What the adversary that the setting `features_from` names finds; None without one."""
+        if getattr(self, "features_from", None) is None:
+            return None
+        return KnownBatch.found_by(self.parts()["features_from"], seen, job)
 
     def problem(
         self,
@@ -105,9 +118,16 @@ class InputMatching(Adversary):
 
     @abstractmethod
     def match(
-        self, problem: Problem, jobs: Sequence[Job], seen: Sequence[Observation]
+        self,
+        problem: Problem,
+        jobs: Sequence[Job],
+        seen: Sequence[Observation],
+        known: Sequence[KnownBatch | None],
     ) -> list[Match]:
-        """Minimise the objective; one job, one observation and one match for each victim."""
+        """Minimise the objective; one job, one observation and one match for each victim.
+
+        Where features are known, they and the problem's labels are in the same order.
+        """
 
     def alike(self, seen: Observation) -> Hashable:
         """What victims in one optimisation share, besides the model and the batch size."""

@@ -1,7 +1,7 @@
 """inverting-gradients: images by matching the gradient's direction, with total variation."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -9,6 +9,8 @@ from pydantic import Field
 from torch import Tensor
 
 from adversaries.inputs.input_matching import POOLED, SENT, TRAINED, InputMatching
+from adversaries.inputs.known_features import KnownBatch
+from adversaries.inputs.known_features.distance import FeatureDistance
 from fedsim import ImageSpec, Knowledge, Observation, Requirement
 from fedsim.adversary import Job, Source
 from fedsim.gradients import (
@@ -20,6 +22,7 @@ from fedsim.gradients import (
     Rules,
     StatisticsDistance,
     batch_statistics,
+    head_calls,
     layer_calls,
     minimise,
 )
@@ -109,6 +112,14 @@ class InvertingGradients(InputMatching):
     """Weight of the distance of batch statistics, where BUFFERS is granted, the model has BatchNorm
     layers in training mode, and one local step was taken; 0: they are not used."""
 
+    features_from: Source | None = None
+    """Where the features before the head come from, with their labels, in place of `labels_from`:
+    "none", or another adversary by name, such as "feature-separation". Local steps are then not
+    simulated."""
+
+    features: float = Field(default=1.0, ge=0)
+    """Weight of the distance of features, where they are known."""
+
     labels_from: Source | None = "llg"
     """Where the labels come from: another adversary by name, "given" (the threat model grants
     LABELS), or "none" (optimised with the inputs)."""
@@ -142,6 +153,7 @@ class InvertingGradients(InputMatching):
                 )
         if (
             another
+            or self.features_from is not None
             or self.unroll is False
             or seen.exact
             or steps is None
@@ -163,13 +175,17 @@ class InvertingGradients(InputMatching):
         return batch_statistics(seen.know(Knowledge.MODEL), seen.buffers)
 
     def match(
-        self, problem: Problem, jobs: Sequence[Job], seen: Sequence[Observation]
+        self,
+        problem: Problem,
+        jobs: Sequence[Job],
+        seen: Sequence[Observation],
+        known: Sequence[KnownBatch | None],
     ) -> list[Match]:
         """Minimise by Adam on the sign of the gradient."""
         spec = problem.spec
         low, high = spec.input_range or (0.0, 1.0)
 
-        objective = self._objective(problem, high - low, [self._known(one) for one in seen])
+        objective = self._objective(problem, high - low, seen, known)
 
         def start(victim: int) -> Tensor:
             rng = jobs[victim].rng
@@ -202,7 +218,8 @@ class InvertingGradients(InputMatching):
         self,
         problem: Problem,
         width: float,
-        known: Sequence[Mapping[str, tuple[Tensor, Tensor]]],
+        seen: Sequence[Observation],
+        known: Sequence[KnownBatch | None],
     ) -> Objective:
         if self.tv and len(problem.inputs_shape) != 4:
             raise ValueError(
@@ -210,13 +227,17 @@ class InvertingGradients(InputMatching):
                 "width), so that they have no total variation: set tv = 0"
             )
         scale = torch.tensor(problem.scales, dtype=problem.dtype, device=problem.device)
-        statistics = StatisticsDistance(problem.model, known)
+        statistics = StatisticsDistance(problem.model, [self._known(one) for one in seen])
+        batches = [one for one in known if one is not None]
+        features = FeatureDistance(problem.model, batches) if self.features and batches else None
 
         def objective(points: Tensor, victims: Tensor) -> Tensor:
-            with layer_calls(statistics.layers) as calls:
+            with layer_calls(statistics.layers) as calls, head_calls(problem.model) as passes:
                 value = problem(points, victims) / scale[victims]
             if calls:
                 value = value + self.statistics * statistics(calls, victims)
+            if features:
+                value = value + self.features * features(passes, victims)
             if not self.tv:
                 return value
             images = points[:, : problem.pixels].view(-1, *problem.inputs_shape)

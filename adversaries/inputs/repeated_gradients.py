@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from adversaries.inputs.input_matching import POOLED, SENT, TRAINED, InputMatching
+from adversaries.inputs.known_features import KnownBatch
 from fedsim import (
     ImageSpec,
     Job,
@@ -122,7 +123,11 @@ class RepeatedGradients(InputMatching):
         return tuple(_digest(one.know(Knowledge.MODEL)) for one in _earlier(seen))
 
     def match(
-        self, problem: Problem, jobs: Sequence[Job], seen: Sequence[Observation]
+        self,
+        problem: Problem,
+        jobs: Sequence[Job],
+        seen: Sequence[Observation],
+        known: Sequence[KnownBatch | None],
     ) -> list[Match]:
         """Minimise the sum of the rounds' distances by L-BFGS."""
         labels: list[Tensor | None] = (

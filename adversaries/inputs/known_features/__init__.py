@@ -1,0 +1,52 @@
+"""What another attack knows of a batch at the head: features, labels and head errors."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.nn import functional
+
+from fedsim import Adversary, Job, Knowledge, Observation
+
+
+@dataclass(frozen=True, slots=True)
+class KnownBatch:
+    """The examples of a batch, as they reach the head.
+
+    Attributes:
+        features: The head's inputs (B, d) float64.
+        labels: The labels (B,) int64, in the same order.
+        errors: The part of each example in the gradient of the logits (B, classes): softmax less
+            one-hot label, divided by B.
+    """
+
+    features: Tensor
+    labels: Tensor
+    errors: Tensor
+
+    @classmethod
+    def found_by(cls, attack: Adversary, seen: Observation, job: Job) -> "KnownBatch":
+        """Run an attack that recovers features and labels, such as feature-separation.
+
+        Raises:
+            ValueError: It finds none (it says why), or not those of each example.
+        """
+        claimed = attack.reconstruct(seen, job)
+        features, labels = claimed.features, claimed.labels
+        if features is None or labels is None or len(features) != len(labels):
+            raise ValueError(
+                f"features_from = '{attack.name}' gives no features with labels; use "
+                "feature-separation"
+            )
+        if seen.num_examples not in (None, len(labels)):
+            raise ValueError(
+                f"features_from = '{attack.name}' gives {len(labels)} examples; the update holds "
+                f"{seen.num_examples}"
+            )
+        model = seen.know(Knowledge.MODEL)
+        head = model.module.get_submodule(model.head)
+        rows = features.double()
+        weight = head.weight.detach().to(rows)
+        bias = None if head.bias is None else head.bias.detach().to(rows)
+        shares = functional.linear(rows, weight, bias).softmax(dim=1)
+        hot = functional.one_hot(labels, len(weight)).to(rows)
+        return cls(rows, labels, (shares - hot) / len(labels))
