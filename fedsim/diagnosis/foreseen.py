@@ -4,7 +4,8 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from fedsim.attacking.executor import Observer
-from fedsim.diagnosis.measuring import kinked_values, seen_in_model, unknowns
+from fedsim.diagnosis.counting import counted
+from fedsim.diagnosis.measuring import kinked_values, seen_in_model
 from fedsim.diagnosis.verdict import expect, sentence, setting
 from fedsim.libraries import brief
 from fedsim.quantity import Value
@@ -39,7 +40,9 @@ def foreseen(
         if verdict.leaks:
             yield label, f"nothing in the scenario speaks against it: {setting(values)}{later}"
         else:
-            yield label, sentence(label, verdict, values)
+            most = values["determined"] if "unknowns" in verdict.reasons else None
+            counted = f"; by counting, this gradient determines {most} examples" if most else ""
+            yield label, sentence(label, verdict, values) + counted
 
 
 def caution(folder: Path, built: BuiltRun, observer: Observer) -> None:
@@ -75,7 +78,7 @@ def stated(built: BuiltRun, unknown: Collection[str] = (), optimizer: str = "") 
         **seen_in_model(model, batches),
         **training,
         "kinked_values": kinked_values(model, examples) if examples else None,
-        "unknowns": unknowns(model, examples) if examples else None,
+        **counted(model, examples),
         "optimizer": None if name == "unknown" else name,
     }
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fedsim.diagnosis.counting import counted
 from fedsim.diagnosis.first_layer import first_layer_values
 from fedsim.diagnosis.head import Layer, head_values, norm
 from fedsim.gradients import (
@@ -97,7 +98,7 @@ def measure(
         "word_noise": _word_noise(model, gradient),
         "dead": _dead(model, gradient),
         "kinked_values": kinked_values(model, update.num_examples),
-        "unknowns": unknowns(model, update.num_examples, gradient),
+        **counted(model, update.num_examples, gradient),
         **_in_mode(model, update.steps * len(interception.clients)),
     }
     if first_name and first:
@@ -135,34 +136,6 @@ def kinked_values(model: VictimModel, examples: int) -> int | None:
         return 0
     shape = model.spec.input_shape if model.spec else None
     return None if shape is None else examples * math.prod(shape)
-
-
-def unknowns(
-    model: VictimModel, examples: int, gradient: Mapping[str, Tensor] | None = None
-) -> float | None:
-    """Unknown input values for each value of the gradient below the head; see `QUANTITIES`.
-
-    Args:
-        model: The network.
-        examples: The number of examples.
-        gradient: By parameter name; without it, no value counts as zero.
-
-    Returns:
-        The ratio, infinite without layers below the head; None for inputs of varying shapes.
-    """
-    shape = model.spec.input_shape if model.spec else None
-    head = dict(model.module.named_parameters()).get(f"{model.head}.weight")
-    if shape is None or head is None or head.ndim != 2:
-        return None
-    classes, features = head.shape
-    unknown = examples * math.prod(shape) - min(examples, classes) * features
-    below = (gradient or model.parameters()).items()
-    equations = sum(
-        value.numel() if gradient is None else int(value.count_nonzero())
-        for name, value in below
-        if not name.startswith(f"{model.head}.")
-    )
-    return max(0, unknown) / equations if equations else math.inf
 
 
 def _in_mode(model: VictimModel, batches: int) -> dict[str, Value]:

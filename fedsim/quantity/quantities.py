@@ -272,14 +272,23 @@ QUANTITIES = {
         ),
         Quantity(
             "unknowns",
-            "number of input values of all examples that the head does not tell (it tells the "
-            "features of as many examples as classes), relative to the number of values of the "
-            "gradient below the head that are not zero: above 1 the gradient alone does not "
-            "determine the inputs",
+            "number of input values of all examples that the outputs of a layer do not tell, "
+            "relative to the number of values of the gradient up to this layer that are not zero, "
+            "at the layer where this is largest: above 1 the gradient alone does not determine the "
+            "inputs. Counted are layers through which all of an input passes; of the features at "
+            "the head those of as many examples as classes are known",
             "{} unknown input values for each value of the gradient",
             "at most {} unknown input values for each value of the gradient",
             "a smaller training.batch_size, or an attack with an image prior (inverting-gradients)",
             free="no more unknown input values than values of the gradient",
+        ),
+        Quantity(
+            "determined",
+            "largest number of examples of which `unknowns` is at most 1; not known where counting "
+            "gives no bound",
+            "a gradient that determines {} examples at most",
+            "a gradient that determines at most {} examples",
+            "another model",
         ),
         Quantity(
             "dropout",

@@ -12,8 +12,9 @@ from torch import nn
 
 import fedsim
 from fedsim import ImageSpec, Interception, Truth, Update, VictimModel
+from fedsim.diagnosis.counting import counted, cuts
 from fedsim.diagnosis.first_layer import _mixed
-from fedsim.diagnosis.measuring import measure, seen_in_model, unknowns
+from fedsim.diagnosis.measuring import measure, seen_in_model
 from fedsim.errors import PluginError
 from fedsim.quantity import QUANTITIES
 from fedsim.requirement import Requirement
@@ -248,17 +249,53 @@ def test_input_values_count_behind_activations_without_a_second_derivative():
     assert measured(victim, gradient(victim)[0]).values["kinked_values"] is None
 
 
-def test_the_gradient_of_dlg_s_network_determines_three_photographs():
+def test_the_gradient_of_dlg_s_network_determines_one_photograph():
     module = as_architecture("lenet-sigmoid").build((3, 32, 32), 100)
     spec = ImageSpec(classes=100, input_shape=(3, 32, 32))
     victim = VictimModel(module, head="head", loss=cross_entropy, spec=spec)
-    below = sum(p.numel() for name, p in module.named_parameters() if name[:4] != "head")
-    found = [unknowns(victim, examples) for examples in (1, 3, 4)]
-    assert found == [n * (3072 - 768) / below for n in (1, 3, 4)]
-    assert found[1] < 1 < found[2]
+    # What stands above the second convolution tells its 768 outputs, and nothing else of an image.
+    below = 12 * 75 + 12 + 12 * 300 + 12
+    found = [counted(victim, examples)["unknowns"] for examples in (1, 2)]
+    assert found == [n * (3072 - 768) / below for n in (1, 2)]
+    assert counted(victim, None) == {"unknowns": None, "determined": 1}
     zeros = {name: torch.zeros_like(p) for name, p in module.named_parameters()}
-    assert unknowns(victim, 1, zeros) == math.inf  # nothing was sent that tells of an input
-    assert unknowns(victim, 1000) == (1000 * 3072 - 100 * 768) / below  # fewer classes
+    assert counted(victim, 1, zeros) == {
+        "unknowns": math.inf,
+        "determined": 0,
+    }  # nothing was sent that tells of an input
+    all_below = below + 12 * 300 + 12
+    open_at_head = (1000 * 3072 - 100 * 768) / all_below  # features of a hundred examples alone
+    assert counted(victim, 1000)["unknowns"] == max(open_at_head, 1000 * (3072 - 768) / below)
+
+
+class Shortcut(nn.Module):
+    """A narrow layer that a shortcut passes by."""
+
+    def __init__(self):
+        super().__init__()
+        self.narrow = nn.Linear(16, 4)
+        self.wide = nn.Linear(4, 16)
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, inputs):
+        flat = inputs.flatten(1)
+        return self.head(flat + self.wide(torch.tanh(self.narrow(flat))))
+
+
+def test_a_layer_that_a_shortcut_passes_by_hides_nothing():
+    spec = ImageSpec(classes=3, input_shape=(1, 4, 4))
+    victim = VictimModel(Shortcut(), head="head", loss=cross_entropy, spec=spec)
+    assert not cuts(victim, 16)
+    assert counted(victim, 3) == {"unknowns": 0, "determined": None}
+    plain = nn.Sequential(
+        OrderedDict(
+            flat=nn.Flatten(), narrow=nn.Linear(16, 4), wide=nn.Linear(4, 16), head=nn.Linear(16, 3)
+        )
+    )
+    victim = VictimModel(plain, head="head", loss=cross_entropy, spec=spec)
+    assert [(cut.layer, cut.width) for cut in cuts(victim, 16)] == [("narrow", 4)]
+    assert cuts(victim, 16)[0].below == {"narrow.weight", "narrow.bias"}
+    assert counted(victim, 1) == {"unknowns": 12 / 68, "determined": 5}
 
 
 def test_labels_that_repeat_are_counted_with_the_truth_alone():

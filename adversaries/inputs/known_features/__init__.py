@@ -6,6 +6,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedsim import Adversary, Job, Knowledge, Observation
+from fedsim.gradients import HeadGradient
+
+EXPLAINED = 1e-2
+"""Share of the head's gradient that features and labels may miss."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +32,8 @@ class KnownBatch:
         """Run an attack that recovers features and labels, such as feature-separation.
 
         Raises:
-            ValueError: It finds none (it says why), or not those of each example.
+            ValueError: It finds none (it says why), not those of each example, or those that do not
+                explain the head's gradient.
         """
         claimed = attack.reconstruct(seen, job)
         features, labels = claimed.features, claimed.labels
@@ -49,4 +54,12 @@ class KnownBatch:
         bias = None if head.bias is None else head.bias.detach().to(rows)
         shares = functional.linear(rows, weight, bias).softmax(dim=1)
         hot = functional.one_hot(labels, len(weight)).to(rows)
-        return cls(rows, labels, (shares - hot) / len(labels))
+        errors = (shares - hot) / len(labels)
+        sent = HeadGradient.of(seen).weight.to(rows)
+        missed = float((errors.T @ rows - sent).norm() / sent.norm())
+        if not missed < EXPLAINED:
+            raise ValueError(
+                f"the features and labels of '{attack.name}' miss the head's gradient by "
+                f"{missed:.2g} of it: examples may be clipped, or labels smoothed"
+            )
+        return cls(rows, labels, errors)

@@ -12,7 +12,7 @@ from adversaries.inputs.known_features import KnownBatch
 from adversaries.inputs.known_features.distance import FeatureDistance
 from adversaries.inputs.known_features.equations import BatchEquations
 from adversaries.inputs.known_features.smoothness import usual_directions
-from fedsim import Knowledge, testing
+from fedsim import Adversary, Knowledge, testing
 from fedsim.metrics import METRICS
 from fedsim.records import Observation, Truth
 from fedsim.spec import ImageSpec
@@ -161,6 +161,34 @@ def test_features_need_a_source_that_finds_them():
     seen, _ = batch(2)
     with pytest.raises(ValueError, match="'llg' gives no features"):
         DLG(features_from="llg").reconstruct(seen, testing.job())
+
+
+def test_features_that_do_not_explain_the_head_are_refused():
+    seen, _ = batch(2)
+    claimed = DLG(**FEATURES).parts()["features_from"].reconstruct(seen, testing.job())
+
+    class Doubled(Adversary):
+        """Features of twice the size."""
+
+        name = "doubled"
+        needs = Knowledge.HEAD_GRADIENT
+        recovers = frozenset({"features", "labels"})
+
+        def reconstruct(self, seen, job):
+            return replace(claimed, features=2 * claimed.features)
+
+    with pytest.raises(ValueError, match="'doubled' miss the head's gradient by"):
+        KnownBatch.found_by(Doubled(), seen, testing.job())
+
+
+def test_bounds_on_examples_do_not_hold_with_features():
+    plain, known, grey = DLG(), DLG(**FEATURES), DLG(prior="none", **FEATURES)
+    bounds = [
+        {one.quantity: one.most for one in attack.conditions()} for attack in (plain, known, grey)
+    ]
+    assert ["examples" in one for one in bounds] == [True, False, False]
+    assert [one["unknowns"] for one in bounds] == [1, 1.6, 1]
+    assert "label_share" in bounds[1]  # of feature-separation
 
 
 def test_other_layers_are_refused_in_a_sentence():
