@@ -71,10 +71,12 @@ def counted(
         at_head = _ratio(number * values - min(number, classes) * features, below)
         return max([at_head, *(_ratio(number * (values - width), size) for width, size in above)])
 
-    each = ratio(1)
+    most = below // (values - features) if values > features else classes
+    if most >= classes:
+        most = (below + classes * features) // values
     return {
         "unknowns": ratio(examples) if examples else None,
-        "determined": math.floor(1 / each + 1e-9) if each else None,
+        "determined": min([most, *(size // (values - width) for width, size in above)]),
     }
 
 

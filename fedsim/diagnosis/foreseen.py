@@ -8,7 +8,7 @@ from fedsim.diagnosis.counting import counted
 from fedsim.diagnosis.measuring import kinked_values, seen_in_model
 from fedsim.diagnosis.verdict import expect, sentence, setting
 from fedsim.libraries import brief
-from fedsim.quantity import Value
+from fedsim.quantity import QUANTITIES, Value
 from fedsim.runs import provenance
 from fedsim.scenario.built import BuiltRun
 from fedsim.seeds import isolated
@@ -41,7 +41,7 @@ def foreseen(
             yield label, f"nothing in the scenario speaks against it: {setting(values)}{later}"
         else:
             most = values["determined"] if "unknowns" in verdict.reasons else None
-            counted = f"; by counting, this gradient determines {most} examples" if most else ""
+            counted = "" if most is None else f"; this is {QUANTITIES['determined'].describe(most)}"
             yield label, sentence(label, verdict, values) + counted
 
 

@@ -284,8 +284,7 @@ QUANTITIES = {
         ),
         Quantity(
             "determined",
-            "largest number of examples of which `unknowns` is at most 1; not known where counting "
-            "gives no bound",
+            "largest number of examples of which `unknowns` is at most 1",
             "a gradient that determines {} examples at most",
             "a gradient that determines at most {} examples",
             "another model",

@@ -119,3 +119,9 @@ def test_a_plugin_that_cannot_be_imported_is_one_sentence(content, tmp_path, mon
         main()
     assert left.value.code == 2
     assert "unreadable_plugin:Attack cannot be imported: " in capsys.readouterr().err
+
+
+def test_a_check_says_up_to_how_many_examples_the_gradient_determines():
+    asked = ["--set", "training.batch_size=16", "--set", "task.size=32"]
+    said = CliRunner().invoke(app, ["check", "r-gap", *asked]).stdout
+    assert "this is a gradient that determines 14 examples at most" in " ".join(said.split())
