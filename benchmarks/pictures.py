@@ -39,6 +39,7 @@ RUNS: dict[str, tuple[str, list[str]]] = {
             'adversaries=[{name="first-linear", layer="hidden.0"}]',
         ],
     ),
+    "spear": ("spear", ["training.rounds=1"]),
     "r-gap": ("r-gap", ["training.rounds=1", "training.clients_per_round=5"]),
     "inverting-gradients": (
         "first-rounds",

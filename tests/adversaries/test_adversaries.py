@@ -5,6 +5,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
@@ -46,11 +47,11 @@ class Easy:
     refuses: bool = False
 
 
-def perceptron(seed: int) -> VictimModel:
+def perceptron(seed: int, units: int = 20) -> VictimModel:
     """Linear layers and ReLUs alone, for `testing.SPEC`."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        module = as_architecture({"name": "mlp", "hidden": [20]}).build((1, 6, 6), 10)
+        module = as_architecture({"name": "mlp", "hidden": [units]}).build((1, 6, 6), 10)
     return VictimModel(module, head="head", loss=cross_entropy)
 
 
@@ -79,6 +80,7 @@ EASY = {
         "mse", victims=2, noise=8, noise_settings={"iterations": 3, "restarts": 0}
     ),
     "r-gap": Easy("mse", refuses=True),
+    "spear": Easy("mse", size=4, model=partial(perceptron, units=64), refuses=True),
     "rlg": Easy("label_f1", size=4),
     "rlg by margin": Easy("label_f1", 4, "rlg", {"accept": "margin"}),
     "rlg of the authors": Easy("label_f1", 4, "rlg", {"accept": "authors"}),
