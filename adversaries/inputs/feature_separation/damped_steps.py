@@ -1,6 +1,6 @@
 """Levenberg-Marquardt, whose steps (J'J + damping diag J'J) x = slope are solved in two ways."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -18,10 +18,11 @@ DAMPING, TRIES, RISE, SINK = 1e-3, 12, 4.0, 5.0
 """The damping at first, tries of a step, and the damping's factor after a failed one, its divisor
 after a successful one."""
 
-STALLED = 0.9
-"""Share of the residual that is left, after `patience` steps, where a search has stalled."""
+PATIENCE, STALLED, LARGE = 15, 0.9, 1e-5
+"""A search also ends where this many steps leave that share of a residual larger than the third. Of
+searches that succeed, half of the residual was left at most."""
 
-INNER, PRECISE = 2000, 1e-3
+INNER, PRECISE = 2000, 1e-2
 """Most iterations of the conjugate gradients of a step, and the residual at which they end."""
 
 
@@ -30,7 +31,6 @@ def descend(
     residual: Callable[[Tensor], float],
     linearised: Callable[[Tensor], tuple[Solver, Tensor]],
     steps: int,
-    patience: int,
 ) -> tuple[float, Tensor]:
     """Minimise the norm of a residual by Levenberg-Marquardt.
 
@@ -39,7 +39,6 @@ def descend(
         residual: The norm at a point.
         linearised: A solver of steps there, and the slope J' r.
         steps: The largest number of steps.
-        patience: Steps after which the residual must have fallen to `STALLED` of what it was.
 
     Returns:
         The smallest norm and its point.
@@ -62,7 +61,7 @@ def descend(
         passed.append(least)
         if fell < SETTLED and least < SMALL:
             break
-        if len(passed) > patience and least > STALLED * passed[-patience - 1]:
+        if least > LARGE and len(passed) > PATIENCE and least > STALLED * passed[-PATIENCE - 1]:
             break
     return least, point
 
@@ -75,17 +74,33 @@ def directly(matrix: Tensor, slope: Tensor, damping: float) -> Tensor | None:
     return torch.cholesky_solve(slope.reshape(-1, 1), factors).view(slope.shape)
 
 
-def by_conjugate_gradients(product: Product, blocks: Tensor) -> Solver:
-    """A solver by products with J'J, preconditioned by its diagonal blocks (B, B, B)."""
-    diagonal = blocks.diagonal(dim1=1, dim2=2)
+def by_conjugate_gradients(product: Product, blocks: Sequence[tuple[Tensor, Tensor]]) -> Solver:
+    """A solver by products with J'J, preconditioned by diagonal blocks of it.
+
+    Args:
+        product: Multiplies J'J by a change of the unknowns (B, B).
+        blocks: Rows of the unknowns (groups, m) that have a block together, and the blocks
+            (groups, m B, m B). Each row is in one group.
+    """
+    rows = blocks[0][1].shape[1] // blocks[0][0].shape[1]
+    diagonal = torch.empty(sum(own.numel() for own, _ in blocks), rows).to(blocks[0][1])
+    for own, block in blocks:
+        diagonal[own] = block.diagonal(dim1=1, dim2=2).view(*own.shape, -1)
 
     def solve(slope: Tensor, damping: float) -> Tensor | None:
-        factors, failed = torch.linalg.cholesky_ex(blocks + torch.diag_embed(damping * diagonal))
-        if failed.any():
-            return None
+        inverses = list[tuple[Tensor, Tensor]]()
+        for own, block in blocks:
+            damped = block + torch.diag_embed(damping * block.diagonal(dim1=1, dim2=2))
+            factors, failed = torch.linalg.cholesky_ex(damped)
+            if failed.any():
+                return None
+            inverses.append((own, torch.cholesky_inverse(factors)))
 
         def preconditioned(values: Tensor) -> Tensor:
-            return torch.cholesky_solve(values[:, :, None], factors)[:, :, 0]
+            found = torch.empty_like(values)
+            for own, inverse in inverses:
+                found[own] = (inverse @ values[own].flatten(1)[:, :, None]).view(*own.shape, -1)
+            return found
 
         found, rest = torch.zeros_like(slope), slope.clone()
         direction = ahead = preconditioned(rest)

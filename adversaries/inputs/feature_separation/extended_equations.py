@@ -12,20 +12,16 @@ from adversaries.inputs.feature_separation.damped_steps import Solver, descend, 
 from adversaries.inputs.feature_separation.head_equations import (
     CLOSE,
     INVERTED,
-    PERTURBATIONS,
     ROUNDED,
     SAME,
     set_apart,
+    starts,
 )
 from adversaries.inputs.feature_separation.reduced_head import ReducedHead
 from adversaries.inputs.feature_separation.separation import Separation
 
 Beside = Literal["nothing", "factors", "smoothing", "split"]
 """What is unknown beside the features."""
-
-
-PATIENCE = 15
-"""Steps of Levenberg-Marquardt after which the residual must have fallen clearly."""
 
 
 class ExtendedEquations:
@@ -74,9 +70,10 @@ class ExtendedEquations:
         if residual < CLOSE or not steps:
             yield self.separation(point, labels, residual)
             return
-        repeated = len({*labels.tolist()}) < len(labels)
-        for share in PERTURBATIONS if repeated else PERTURBATIONS[:1]:
+        residuals = list[float]()
+        for share in starts(labels, residuals):
             residual, found = self.refined(self.apart(point, labels, share, rng), labels, steps)
+            residuals.append(residual)
             yield self.separation(found, labels, residual)
 
     def apart(self, point: Tensor, labels: Tensor, share: float, rng: torch.Generator) -> Tensor:
@@ -127,7 +124,7 @@ class ExtendedEquations:
             matrix, slope = self._normal(at, onehot, lr)
             return lambda right, damping: directly(matrix, right, damping), slope
 
-        return descend(point, lambda at: self.residual(at, onehot, lr), linearised, steps, PATIENCE)
+        return descend(point, lambda at: self.residual(at, onehot, lr), linearised, steps)
 
     def residual(self, point: Tensor, onehot: Tensor, lr: float | None = None) -> float:
         """By what the equations are missed; see `Separation`."""

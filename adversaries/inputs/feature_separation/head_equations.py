@@ -24,6 +24,10 @@ SAME = 1e-12
 PERTURBATIONS = (0.1, 0.3, 1.0, 0.03) * 3
 """How far examples of the same label are set apart at each start, in norms of a row."""
 
+AGREED, ALIKE = 4, 1.02
+"""Starts that end within this factor of the smallest residual, after which no more are tried: they
+found the same minimum."""
+
 CLOSE = 3e-7
 """Residual below which little but rounding is left."""
 
@@ -48,6 +52,19 @@ class _State:
     shares: Tensor
     errors: Tensor
     below: Tensor | None
+
+
+def starts(labels: Tensor, residuals: list[float]) -> Iterator[float]:
+    """How far to set repeated labels apart, for as many starts as are of use.
+
+    Args:
+        labels: int64 (B,).
+        residuals: The caller appends the residual of each start.
+    """
+    for share in PERTURBATIONS if len({*labels.tolist()}) < len(labels) else PERTURBATIONS[:1]:
+        yield share
+        if sum(one <= ALIKE * min(residuals) for one in residuals) >= AGREED:
+            return
 
 
 def set_apart(point: Tensor, labels: Tensor, share: float, rng: torch.Generator) -> Tensor:
@@ -95,9 +112,10 @@ class HeadEquations:
         if residual < CLOSE or not steps:
             yield self._separation(point, labels, onehot, residual)
             return
-        repeated = len({*labels.tolist()}) < len(labels)
-        for share in PERTURBATIONS if repeated else PERTURBATIONS[:1]:
+        residuals = list[float]()
+        for share in starts(labels, residuals):
             residual, found = self._refined(set_apart(point, labels, share, rng), onehot, steps)
+            residuals.append(residual)
             yield self._separation(found, labels, onehot, residual)
 
     def _separation(
@@ -111,7 +129,7 @@ class HeadEquations:
         at = self._state(found.features @ self.head.basis.T, self._onehot(found.labels))
         if self.head.size > INVERTED:
             return math.nan
-        whole = self._matrix(at)
+        whole = self._matrix(at, torch.arange(self.head.size))
         factors, failed = torch.linalg.cholesky_ex(whole)
         if failed.any():
             return math.inf
@@ -195,44 +213,57 @@ class HeadEquations:
         return found if math.isfinite(found) else math.inf
 
     def _refined(self, point: Tensor, onehot: Tensor, steps: int) -> tuple[float, Tensor]:
-        """Levenberg-Marquardt."""
+        """Levenberg-Marquardt.
+
+        Examples of the same label have nearly the same errors, so that their rows of M have a block
+        together where steps are solved by conjugate gradients.
+        """
+        every = torch.arange(self.head.size)
+        _, which, counts = torch.unique(
+            onehot.argmax(dim=1), return_inverse=True, return_counts=True
+        )
+        alike = [
+            torch.stack([every[which == one] for one in (counts == count).nonzero()[:, 0]])
+            for count in sorted({*counts.tolist()})
+        ]
 
         def linearised(point: Tensor) -> tuple[Solver, Tensor]:
             at = self._state(point, onehot)
             slope = self._transposed(at, *self._missed(at))
             if self.head.size <= DENSE:
-                return partial(directly, self._matrix(at)), slope
-            product = partial(self._gauss_newton, at)
-            return by_conjugate_gradients(product, self._blocks(at)), slope
+                return partial(directly, self._matrix(at, every)), slope
+            blocks = [(own, torch.stack([self._matrix(at, one) for one in own])) for own in alike]
+            return by_conjugate_gradients(partial(self._gauss_newton, at), blocks), slope
 
         def residual(point: Tensor) -> float:
             return self._residual(self._state(point, onehot))
 
-        return descend(point, residual, linearised, steps, steps)
+        return descend(point, residual, linearised, steps)
 
-    def _matrix(self, at: _State) -> Tensor:
-        """J'J, (B^2, B^2).
+    def _matrix(self, at: _State, rows: Tensor) -> Tensor:
+        """J'J for some rows of M (m,), (m B, m B).
 
         The equations of class c are missed by sum_n E_nc M_n - Q_c, whose derivative by M_n is
         E_nc I + M_n G_nc' with G_nc = dE_nc / dM_n.
         """
-        size, unit = self.head.size, torch.eye(self.head.size).to(at.point)
-        mean = at.shares @ self.head.logits.T
-        slopes = at.shares.T[:, :, None] * (self.head.logits.T[:, None] - mean) / size  # (C, B, B)
+        size, count, unit = self.head.size, len(rows), torch.eye(self.head.size).to(at.point)
+        point, shares, errors = at.point[rows], at.shares[rows], at.errors[rows]
+        mean = shares @ self.head.logits.T
+        slopes = shares.T[:, :, None] * (self.head.logits.T[:, None] - mean) / size  # (C, m, B)
         flat = slopes.flatten(1)
-        inner = at.point @ at.point.T / self.head.scale**2
+        inner = point @ point.T / self.head.scale**2
         if self.head.sums is not None:
             inner = inner + 1 / self.head.sum_scale**2
-        found = (flat.T @ flat).view(size, size, size, size) * inner[:, None, :, None]
-        mixed = torch.einsum("nc,cmk,mj->njmk", at.errors, slopes, at.point) / self.head.scale**2
+        found = (flat.T @ flat).view(count, size, count, size) * inner[:, None, :, None]
+        mixed = torch.einsum("nc,cmk,mj->njmk", errors, slopes, point) / self.head.scale**2
         found += mixed + mixed.permute(2, 3, 0, 1)
-        alike = at.errors @ at.errors.T / self.head.scale**2
+        alike = errors @ errors.T / self.head.scale**2
         found += alike[:, None, :, None] * unit[None, :, None, :]
         if at.below is not None:
-            for row, below in enumerate(at.below):
+            for row, below in enumerate(at.below[rows]):
                 basis = self.head.basis[:, below < 0] / self.head.below_scale
                 found[row, :, row, :] += basis @ basis.T
-        matrix: Tensor = found.view(size**2, size**2)
+        matrix: Tensor = found.view(count * size, count * size)
         return matrix
 
     def _gauss_newton(self, at: _State, step: Tensor) -> Tensor:
@@ -262,24 +293,4 @@ class HeadEquations:
         """The change of E by a change of the logits, both (B, C); it is its own transpose."""
         weighted = shares * change
         found: Tensor = (weighted - shares * weighted.sum(dim=1, keepdim=True)) / self.head.size
-        return found
-
-    def _blocks(self, at: _State) -> Tensor:
-        """The diagonal blocks of J'J, (B, B, B): one for each row of M."""
-        mean = at.shares @ self.head.logits.T
-        found = torch.empty(self.head.size, self.head.size, self.head.size).to(at.point)
-        scale = self.head.scale**2
-        sums = 0.0 if self.head.sums is None else 1 / self.head.sum_scale**2
-        unit = torch.eye(self.head.size).to(at.point)
-        for row in range(self.head.size):
-            own, errors = at.point[row], at.errors[row]
-            change = (
-                at.shares[row][:, None] * (self.head.logits.T - mean[row]) / self.head.size
-            )  # (C, B)
-            mixed = torch.outer(change.T @ errors, own) / scale
-            found[row] = change.T @ change * (float(own @ own) / scale + sums)
-            found[row] += mixed + mixed.T + float(errors @ errors) / scale * unit
-            if at.below is not None:
-                basis = self.head.basis[:, at.below[row] < 0]
-                found[row] += basis @ basis.T / self.head.below_scale**2
         return found
