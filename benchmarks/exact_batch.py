@@ -13,13 +13,12 @@ refuses names no examples.
 import argparse
 import time
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from data_sets import Set, cifar, digits
+from torch import nn
 
 from fedsim import testing
 from fedsim.adversary import Adversary
@@ -30,38 +29,12 @@ from fedsim.metrics.images import match
 from fedsim.plugin import make
 from fedsim.records import Observation, Truth
 from fedsim.seeds import isolated, torch_generator
-from fedsim.spec import ImageSpec
 from fedsim.tasks.images import cross_entropy
 from fedsim.tasks.models import as_architecture
 from fedsim.victim import VictimModel
 
 EXACT = 1e-6
 """Mean squared error of the worst image of a batch that counts as exact, pixels in [0, 1]."""
-
-
-@dataclass(frozen=True)
-class Set:
-    """Images (N, C, H, W) in [0, 1] and their labels."""
-
-    images: Tensor
-    labels: Tensor
-    classes: int
-
-
-def digits() -> Set:
-    """Handwritten digits of 8 x 8 pixels."""
-    from sklearn.datasets import load_digits
-
-    data = load_digits()
-    return Set(torch.tensor(data.images / 16).float()[:, None], torch.tensor(data.target), 10)
-
-
-def cifar(folder: Path) -> Set:
-    """CIFAR-100's test images."""
-    stored = np.load(folder / "cifar100.npz")
-    images = torch.from_numpy(stored["x_test"]).float() / 255
-    images = images.permute(0, 3, 1, 2) if images.shape[-1] == 3 else images
-    return Set(images.contiguous(), torch.from_numpy(stored["y_test"]).long().flatten(), 100)
 
 
 def victim(data: Set, model: dict[str, Any], seed: int) -> VictimModel:
@@ -80,7 +53,7 @@ def observed(data: Set, model: dict[str, Any], size: int, seed: int) -> tuple[Ob
         gradient = net.gradient(images, labels)
     seen = testing.observation(
         gradient={name: value.detach() for name, value in gradient.items()},
-        spec=ImageSpec(data.classes, tuple(images.shape[1:])),
+        spec=data.spec,
         model=victim(data, model, seed),
         num_examples=size,
         labels=labels.sort().values,

@@ -14,6 +14,8 @@ CPU thread, both attempts together.
 
 import argparse
 import csv
+import functools
+import itertools
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -21,9 +23,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from exact_batch import Set, cifar, digits
+from data_sets import READERS, Set
 from torch import Tensor, nn
 
 from fedsim import testing
@@ -37,7 +38,6 @@ from fedsim.plugin import make
 from fedsim.records import Batch, Reconstruction, Truth
 from fedsim.report.intervals import estimate
 from fedsim.seeds import isolated, torch_generator
-from fedsim.spec import ImageSpec
 from fedsim.tasks.images import cross_entropy
 from fedsim.tasks.models import as_architecture
 from fedsim.threat import to_gradient
@@ -64,7 +64,7 @@ class Point:
     Attributes:
         group: The part of the table.
         name: What distinguishes it there.
-        data: "digits", "cifar100" or "tiny".
+        data: Its data set, see `READERS`.
         size: Examples of a batch.
         hidden: Units of the hidden layers of a perceptron.
         activation: Makes its activation functions.
@@ -98,6 +98,10 @@ def points() -> Iterator[Point]:
         yield Point("batch", f"100 classes, {size}", size=size)
     for size in (32, 64):
         yield Point("batch", f"200 classes, {size}", "tiny", size)
+    for size in (32, 64, 128):
+        yield Point("batch", f"1000 classes, {size}", "thousand", size)
+    for data, classes, values, size in (("tumours", 2, 30, 1), ("wine", 3, 13, 2)):
+        yield Point("table", f"{classes} classes, {values} values, {size}", data, size)
     for width in (24, 32, 64, 1024):
         yield Point("width", f"{width} units", size=16, hidden=(width,))
     for depth in (2, 3, 4):
@@ -132,13 +136,6 @@ DEFENSES: dict[str, dict[str, Any]] = {
     "DP-SGD, clip 10, no noise": {"name": "dp-sgd", "clip": 10.0, "noise_multiplier": 0.0},
     "DP-SGD, clip 1, no noise": {"name": "dp-sgd", "clip": 1.0, "noise_multiplier": 0.0},
 }  # fmt: skip
-
-
-def tiny(folder: Path) -> Set:
-    """Photographs of 200 classes, 64 x 64."""
-    stored = np.load(folder / "tiny_imagenet_val.npz")
-    images = torch.from_numpy(stored["x"]).float().div(255).permute(0, 3, 1, 2)
-    return Set(images.contiguous(), torch.from_numpy(stored["y"]).long().flatten(), 200)
 
 
 def network(point: Point, data: Set, seed: int) -> nn.Module:
@@ -217,7 +214,7 @@ def attack(point: Point, data: Set, seed: int) -> dict[str, Any]:
     gradient, _ = to_gradient(sent, before, lr=point.lr or None, steps=point.local)
     seen = testing.observation(
         gradient=gradient,
-        spec=ImageSpec(data.classes, tuple(images.shape[1:])),
+        spec=data.spec,
         model=model,
         num_examples=count,
         labels=labels.sort().values,
@@ -320,28 +317,25 @@ def main() -> None:
     chosen = parser.parse_args()
     one_thread()
     rows = [*csv.DictReader(ROWS.open(encoding="utf-8"))] if ROWS.is_file() else []
-    sets: dict[str, Set] = {"digits": digits()}
-    if not chosen.show:
-        for name, file, read in (
-            ("cifar100", "cifar100", cifar),
-            ("tiny", "tiny_imagenet_val", tiny),
-        ):
-            if (chosen.data / f"{file}.npz").is_file():
-                sets[name] = read(chosen.data)
     done = {(row["group"], row["point"], int(row["seed"])) for row in rows}
-    for seed in range(0 if chosen.show else chosen.seeds):
-        for point in points():
-            wanted = not chosen.only or point.group in chosen.only
-            if not wanted or point.data not in sets or (point.group, point.name, seed) in done:
-                continue
-            row = attack(point, sets[point.data], seed)
-            with ROWS.open("a", encoding="utf-8", newline="") as file:
-                writer = csv.DictWriter(file, COLUMNS)
-                if file.tell() == 0:
-                    writer.writeheader()
-                writer.writerow(row)
-            rows.append({key: str(value) for key, value in row.items()})
-            print(*row.values(), flush=True)
+    read = functools.cache(lambda name: READERS[name](chosen.data))
+    for seed, point in itertools.product(range(0 if chosen.show else chosen.seeds), points()):
+        wanted = not chosen.only or point.group in chosen.only
+        if not wanted or (point.group, point.name, seed) in done:
+            continue
+        try:
+            data = read(point.data)
+        except FileNotFoundError as missing:
+            print(f"{point.group}, {point.name}: left out, {missing.filename} is missing")
+            continue
+        row = attack(point, data, seed)
+        with ROWS.open("a", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS)
+            if file.tell() == 0:
+                writer.writeheader()
+            writer.writerow(row)
+        rows.append({key: str(value) for key, value in row.items()})
+        print(*row.values(), flush=True)
     show(rows)
 
 

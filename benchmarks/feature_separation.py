@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import data_sets
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
@@ -80,7 +81,7 @@ def case(model: VictimModel, spec: Spec, truth: Truth, target: Tensor) -> Case:
         steps=1,
     )
     features = true_features(model, truth)
-    return Case(seen, Truth(inputs=truth.inputs, labels=truth.labels, features=features))
+    return Case(seen, dataclasses.replace(truth, features=features))
 
 
 def of_task(
@@ -125,7 +126,9 @@ def causal(text: Path, tokens: int, batches: int, *, tied: bool) -> Iterator[Cas
             module: nn.Module = library.GPT2LMHeadModel(config)
         words = "transformer.wte.weight"
         spec = TextSpec(len(tokenizer), tokens=describe_tokenizer(tokenizer, 2000, 128, words))
-        model = VictimModel(module.train(), head="lm_head", loss=masked_loss, spec=spec)
+        model = VictimModel(
+            module.train(), head="lm_head", loss=masked_loss, spec=spec, words=words
+        )
         at = int(torch.randint(len(ids) - 200, (), generator=torch_generator(seed, "text")))
         one, after = ids[at : at + tokens], ids[at + 1 : at + tokens + 1]
         truth = Truth(inputs=[one], labels=after, sequences=[after], lengths=[tokens])
@@ -162,6 +165,37 @@ def measure(title: str, cases: Iterator[Case], labels_from: str = "given") -> No
     )
     for why in dict.fromkeys(refused):
         print(f"    {why}", flush=True)
+
+
+def compare(title: str, cases: Iterator[Case]) -> None:
+    """Print whether the features agree with the text that dager reads from the layers below.
+
+    Dager does not use the head's gradient, and feature-separation nothing else.
+    """
+    separate = make("adversaries", "feature-separation", {"labels_from": "given"})
+    right, agreeing, changed = list[bool](), list[float](), list[int]()
+    for seed, one in enumerate(cases):
+        (text,) = (
+            make("adversaries", "dager", {}).reconstruct(one.seen, testing.job(seed=seed)).tokens
+        )
+        assert one.truth.inputs is not None
+        right.append(torch.equal(text, one.truth.inputs[0]))
+        claimed = separate.reconstruct(one.seen, testing.job(seed=seed))
+        wrong = text.clone()
+        wrong[len(text) // 2] = (wrong[len(text) // 2] + 1) % one.seen.spec.classes
+        model = one.seen.know(Knowledge.MODEL)
+        missed = []
+        for read in (text, wrong):
+            features = true_features(model, dataclasses.replace(one.truth, inputs=[read]))
+            missed.append(errors(claimed, dataclasses.replace(one.truth, features=features)))
+        agreeing.append(float(missed[0].max()))
+        changed.append(int((missed[1] > EXACT).sum()))
+    print(
+        f"{title}: dager reads {sum(right)} of {len(right)} texts; the features of its text differ "
+        f"from the recovered ones by at most {max(agreeing):.1e}; with one token in the middle "
+        f"changed {min(changed)} to {max(changed)} of them differ by more than {EXACT:g}",
+        flush=True,
+    )
 
 
 def trained(task: Task, steps: int, *, lr: float, size: int) -> VictimModel:
@@ -242,6 +276,23 @@ def photographs(folder: Path, batches: int) -> None:
             measure(title, of_task(task, size, batches), source)
 
 
+def thousand() -> tuple[Tensor, Tensor]:
+    """Photographs in 1,000 classes of two each."""
+    data = data_sets.thousand(Path(os.environ["IMAGES"]))
+    return data.images, data.labels
+
+
+def classes(folder: Path, batches: int) -> None:
+    """Tiny ImageNet in 1,000 classes, ResNet-18: distinct labels, and labels as drawn."""
+    os.environ["IMAGES"] = str(folder / "images")
+    for how, sizes in (("balanced", (64, 128, 256)), ("natural", (32, 64, 128))):
+        data = "feature_separation:thousand"
+        task = images(data, folder, RESNET18, composition=how, test_fraction=0.01)
+        for size in sizes:
+            title = f"1,000 classes, ResNet-18, batches of {size} ({how})"
+            measure(title, of_task(task, size, batches))
+
+
 def images(name: str, folder: Path, model: Any, **settings: Any) -> Task:
     """Images of two clients, and public ones."""
     shared = {"data": name, "folder": folder / "images", "clients": 2, "model": model}
@@ -276,6 +327,7 @@ def tokens(folder: Path, batches: int) -> None:
     text = folder / "lm" / "wikitext2_valid.txt"
     for length in (16, 32):
         measure(f"next tokens, GPT-2, {length}", causal(text, length, batches, tied=False))
+        compare(f"next tokens, GPT-2, {length}", causal(text, length, batches, tied=False))
     measure("next tokens, tied head", causal(text, 16, 1, tied=True))
 
 
@@ -286,7 +338,7 @@ def retrieval(folder: Path, batches: int) -> None:
     retrieve("trained", task, trained(task, 100, lr=2e-3, size=64), 32, batches)
 
 
-PARTS = {one.__name__: one for one in (photographs, texts, speech, tokens, retrieval)}
+PARTS = {one.__name__: one for one in (photographs, classes, texts, speech, tokens, retrieval)}
 
 if __name__ == "__main__":
     main()
