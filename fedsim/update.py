@@ -18,6 +18,9 @@ Reduction = Literal["example", "token", "sequence"]
 LARGEST = 1e15
 """Largest absolute value in an update: larger squares overflow, and no honest client sends one."""
 
+SMALL = 2**20
+"""Values of an update that are copied to be looked at together."""
+
 MOST = 1_000_000
 """Largest number of examples or local steps of one update: attacks allocate memory for each."""
 
@@ -67,6 +70,7 @@ class Update:
             raise UpdateRefused(f"tensors are missing: {_few(missing)}; expected {len(before)}")
         if extra := sorted(found.keys() - before.keys()):
             raise UpdateRefused(f"tensors that were not asked for: {_few(extra)}")
+        finite = _within(list(found.values()))
         for name, tensor in found.items():
             if tensor.shape != before[name].shape:
                 raise UpdateRefused(
@@ -75,7 +79,7 @@ class Update:
                 )
             if not tensor.is_floating_point():
                 raise UpdateRefused(f"'{name}' holds {tensor.dtype}, expected floating point")
-            if not tensor.numel() or float(vector_norm(tensor, math.inf)) <= LARGEST:
+            if finite or not tensor.numel() or float(vector_norm(tensor, math.inf)) <= LARGEST:
                 continue
             if not torch.isfinite(tensor).all():
                 bad = int((~torch.isfinite(tensor)).sum())
@@ -96,6 +100,16 @@ class Update:
             )
         if self.lr == 0:
             raise UpdateRefused("lr 0: nothing was trained")
+
+
+def _within(tensors: Sequence[Tensor]) -> bool:
+    """Whether all values are known to be within `LARGEST`; one pass over small tensors."""
+    total = sum(tensor.numel() for tensor in tensors)
+    kinds = {(tensor.dtype, tensor.device) for tensor in tensors}
+    if not 0 < total <= SMALL or len(kinds) > 1 or not tensors[0].is_floating_point():
+        return False
+    least, most = torch.cat([tensor.flatten() for tensor in tensors]).aminmax()
+    return bool(float(least) >= -LARGEST and float(most) <= LARGEST)  # False for NaN
 
 
 def _few(names: Sequence[str]) -> str:

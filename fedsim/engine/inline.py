@@ -9,7 +9,7 @@ from fedsim.attacking.executor import InlineExecutor, Observer
 from fedsim.engine import Engine
 from fedsim.federation import federate
 from fedsim.federation.client import answers, app
-from fedsim.federation.grid import LocalGrid, answer
+from fedsim.federation.grid import LocalGrid, answer, private
 from fedsim.federation.session import share
 from fedsim.runs.ledger import Ledger
 from fedsim.scenario.built import BuiltRun
@@ -26,6 +26,7 @@ class InlineGrid(LocalGrid):
     def __init__(self, clients: int, client_app: object = app) -> None:
         super().__init__(clients)
         self._app = client_app
+        self.seeded = client_app is app
 
     def exchange(self, messages: Sequence[Message]) -> Iterator[Message]:
         """Replies in the order of the messages, each made when it is taken."""
@@ -34,7 +35,7 @@ class InlineGrid(LocalGrid):
             yield from answers(messages, contexts)
             return
         for message, context in zip(messages, contexts, strict=True):
-            yield answer(self._app, message, context)  # type: ignore[arg-type]
+            yield answer(self._app, private(message), context)  # type: ignore[arg-type]
 
 
 class InlineEngine(Engine):

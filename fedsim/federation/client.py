@@ -24,7 +24,7 @@ from torch import Tensor
 from fedsim.defense import ClientState, Defense
 from fedsim.errors import ClientError, PluginError
 from fedsim.federation.arrays import tensor_record
-from fedsim.federation.grid import CLIENT_KEY, UPDATE_KEY, answer, update_record
+from fedsim.federation.grid import CLIENT_KEY, UPDATE_KEY, answer, config_record, update_record
 from fedsim.federation.secure.client import secured
 from fedsim.federation.session import Session, session_of
 from fedsim.records import Update
@@ -40,10 +40,15 @@ app = ClientApp()
 
 def _open(message: Message) -> tuple[Session, dict[str, Tensor], int]:
     """The session, loaded with the server's model, the arrays of the message, and the round."""
-    config = message.content.config_records["config"]
+    config = _config(message)
     session = session_of(str(config["scenario"]))
-    before = session.load(message.content.array_records["arrays"])
+    before = session.load(cast(ArrayRecord, message.content["arrays"]))
     return session, before, int(cast(int, config["server-round"]))
+
+
+def _config(message: Message) -> ConfigRecord:
+    """What the server states beside the arrays: the scenario, the round, rates."""
+    return cast(ConfigRecord, message.content["config"])
 
 
 def _rates(session: Session, config: ConfigRecord) -> tuple[float, float]:
@@ -56,30 +61,35 @@ def answers(messages: Sequence[Message], contexts: Sequence[Context]) -> Iterato
     """Replies of clients of this process in turn, some trained at once (`engine.vectorize`)."""
     done = 0
     while done < len(messages):
-        some = 1
-        config = messages[done].content.config_records.get("config")
-        if messages[done].metadata.message_type == MessageType.TRAIN and config:
-            session = session_of(str(config["scenario"]))
-            some = session.built.scenario.engine.vectorize or 1
-        part = slice(done, done + some)
-        if some > 1 and config:
-            try:
-                session, before, round = _open(messages[done])
-                clients = [client_number(context) for context in contexts[part]]
-                lr, mu = _rates(session, config)
-                session.train_together(before, round, clients, lr=lr, proximal_mu=mu)
-            except Exception:  # each is trained alone then, and the one that fails is named
-                session.forget()
+        part = slice(done, done + _prepared(messages[done:], contexts[done:]))
         for message, context in zip(messages[part], contexts[part], strict=True):
             yield answer(app, message, context)
-        done += some
+        done = part.stop
+
+
+def _prepared(messages: Sequence[Message], contexts: Sequence[Context]) -> int:
+    """Train the first clients at once if the scenario says so; returns how many to answer next."""
+    config = config_record(messages[0].content, "config")
+    if messages[0].metadata.message_type != MessageType.TRAIN or not config:
+        return 1
+    session = session_of(str(config["scenario"]))
+    some = session.built.scenario.engine.vectorize or 1
+    if some > 1:
+        try:
+            session, before, round = _open(messages[0])
+            clients = [client_number(context) for context in contexts[:some]]
+            lr, mu = _rates(session, config)
+            session.train_together(before, round, clients, lr=lr, proximal_mu=mu)
+        except Exception:  # each is trained alone then, and the one that fails is named
+            session.forget()
+    return some
 
 
 @app.train(mods=[secured])
 def train(message: Message, context: Context) -> Message:
     """Train locally, and reply with the update and a record of what its arrays mean."""
     session, before, round = _open(message)
-    config, client = message.content.config_records["config"], client_number(context)
+    config, client = _config(message), client_number(context)
     built, place = session.built, (round, client)
     with _remembered(context) as states:
         if done := session.trained(round, client):

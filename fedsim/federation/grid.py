@@ -3,9 +3,18 @@
 import time
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
-from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
+from flwr.app import (
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Error,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
@@ -13,6 +22,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedsim.errors import EngineError
 from fedsim.records import Update
 from fedsim.runs.stored import Meaning as Meaning
+
+Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
 
 FIRST_NODE = 1000
 RAISED = 2
@@ -24,6 +35,21 @@ UPDATE_KEY = "fedsim.update"
 CLIENT_KEY = "fedsim.client"
 """Key of a reply's record with the client's number, the rounds that its defenses remember, and
 whether `defend` changed the arrays."""
+
+
+def records_of(content: RecordDict, kind: type[Record]) -> list[Record]:
+    """A message's records of a kind.
+
+    Flower's own views, such as `content.array_records`, check every key anew each time they are
+    read, which costs as much as training a small model.
+    """
+    return [record for record in content.values() if isinstance(record, kind)]
+
+
+def config_record(content: RecordDict, key: str) -> ConfigRecord | None:
+    """The ConfigRecord of that name, if there is one."""
+    found = content.get(key)
+    return found if isinstance(found, ConfigRecord) else None
 
 
 def message(content: RecordDict) -> Message:
@@ -58,7 +84,11 @@ class LocalGrid(Grid):
     Attributes:
         clients: The client of each node.
         contexts: The context of each node.
+        seeded: Whether clients draw from generators with seeds of their own alone, and never from
+            the global ones of this process.
     """
+
+    seeded = False
 
     def __init__(self, clients: int) -> None:
         _introduce()
@@ -120,7 +150,7 @@ class LocalGrid(Grid):
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
         """Replies to messages."""
-        asked = [_private(message) for message in messages]
+        asked = list(messages)
         replies = self.exchange(asked)
         training = any(m.metadata.message_type.split(".")[0] == MessageType.TRAIN for m in asked)
         return _Replies(replies, len(asked)) if training else list(replies)
@@ -150,7 +180,7 @@ class _Replies(Sequence[Message]):
         return self._made[found]
 
 
-def _private(message: Message) -> Message:
+def private(message: Message) -> Message:
     """A copy whose records a client may change; the arrays themselves are shared."""
     records: dict[str, Any] = dict(message.content)
     copied = {key: type(record)(dict(record)) for key, record in records.items()}

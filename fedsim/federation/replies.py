@@ -4,11 +4,11 @@ import math
 from collections.abc import Collection
 from typing import cast
 
-from flwr.app import ConfigRecord, Message
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 
 from fedsim.attacking.campaign import UNKNOWN
 from fedsim.errors import ClientError, ScenarioError, UpdateRefused
-from fedsim.federation.grid import UPDATE_KEY
+from fedsim.federation.grid import UPDATE_KEY, config_record, records_of
 from fedsim.plugin import validated
 from fedsim.records import Update
 from fedsim.runs.stored import Meaning
@@ -45,21 +45,21 @@ def read_update(
     if reply.has_error():
         raise ClientError(reply.error.reason or f"error code {reply.error.code}")
     content = reply.content
-    if len(content.array_records) != 1:
-        raise UpdateRefused(f"{len(content.array_records)} array records, expected one")
-    (record,) = content.array_records.values()
+    arrays, numbers = records_of(content, ArrayRecord), records_of(content, MetricRecord)
+    if len(arrays) != 1:
+        raise UpdateRefused(f"{len(arrays)} array records, expected one")
     try:
-        tensors = dict(record.to_torch_state_dict())
+        tensors = dict(arrays[0].to_torch_state_dict())
     except Exception as error:  # whatever a client put there
         raise UpdateRefused(f"its arrays cannot be read: {type(error).__name__}") from error
-    if len(content.metric_records) != 1:
-        raise UpdateRefused(f"{len(content.metric_records)} metric records, expected one")
-    (metrics,) = content.metric_records.values()
-    examples = metrics.get("num-examples")
+    if len(numbers) != 1:
+        raise UpdateRefused(f"{len(numbers)} metric records, expected one")
+    examples = numbers[0].get("num-examples")
     if not isinstance(examples, int | float) or not math.isfinite(examples) or examples < 1:
         raise UpdateRefused(f"num-examples is {examples!r:.80}, expected a number from 1 on")
     count = int(examples)
-    if UPDATE_KEY not in content.config_records:
+    described = config_record(content, UPDATE_KEY)
+    if described is None:
         stated, steps = training.model_fields_set, steps or training.local_steps
         lr = config.get("lr", config.get("learning-rate"))
         if not isinstance(lr, int | float):
@@ -80,9 +80,8 @@ def read_update(
             steps=steps,
             num_examples=count,
         )
-    fields = dict(content.config_records[UPDATE_KEY])
     try:
-        meaning = validated(Meaning, fields, UPDATE_KEY)
+        meaning = validated(Meaning, dict(described), UPDATE_KEY)
         buffers = {name: tensors.pop(name) for name in meaning.buffers}
     except (ScenarioError, KeyError) as error:
         raise UpdateRefused(f"the description of its arrays is broken: {error}") from error

@@ -24,13 +24,14 @@ from fedsim.diagnosis.foreseen import caution
 from fedsim.errors import ClientError, FedsimError, ScenarioError, UpdateRefused
 from fedsim.federation.audit_log import audit_observer, log_results
 from fedsim.federation.fedsgd import FedSGD
-from fedsim.federation.grid import CLIENT_KEY, UPDATE_KEY
+from fedsim.federation.grid import CLIENT_KEY, UPDATE_KEY, config_record, records_of
 from fedsim.federation.project import WatchedProject
 from fedsim.federation.replies import read_update as read_update
 from fedsim.federation.secure import CLIENTS_KEY
 from fedsim.federation.spool import Spool
 from fedsim.federation.wrappers import Wrapper, clients_of
 from fedsim.records import Interception, Update
+from fedsim.seeds import held
 from fedsim.task import Task
 from fedsim.victim import Loss
 
@@ -104,7 +105,7 @@ class HonestButCurious(Wrapper):
         self.metrics: dict[str, float] = {}
         self._sent: dict[int, tuple[ArrayRecord, ConfigRecord]] = {}
         self._clients: dict[int, int] = {}
-        self._known = self._cautioned = False
+        self._known = self._seeded = self._cautioned = False
         self.taken_part: Counter[int] = Counter()
 
     @property
@@ -119,7 +120,7 @@ class HonestButCurious(Wrapper):
     ) -> Iterable[Message]:
         """The strategy's messages; keeps what each node is sent."""
         messages = list(super().configure_train(server_round, arrays, config, grid))
-        self._known = hasattr(grid, "clients")
+        self._known, self._seeded = hasattr(grid, "clients"), getattr(grid, "seeded", False)
         if self._known or not self._clients:
             # Beyond every true number until a node has named its client.
             ranks = clients_of(grid)
@@ -128,8 +129,8 @@ class HonestButCurious(Wrapper):
             self._clients = {node: first + rank for node, rank in ranks.items()}
         self._sent = {}
         for message in messages:
-            (sent,) = message.content.array_records.values()
-            (settings,) = message.content.config_records.values()
+            (sent,) = records_of(message.content, ArrayRecord)
+            (settings,) = records_of(message.content, ConfigRecord)
             self._sent[message.metadata.dst_node_id] = (sent, ConfigRecord(dict(settings)))
         if self._project is not None:
             records = {node: arrays for node, (arrays, _) in self._sent.items()}
@@ -160,44 +161,45 @@ class HonestButCurious(Wrapper):
         interceptions: list[Interception] = []
         failed: dict[int, str] = {}
         arrays: dict[int, dict[str, Tensor]] = {}
-        for reply in replies:
-            if self._known:
-                kept.append(reply)
-            node = reply.metadata.src_node_id
-            clients: tuple[int, ...] = (self._number(node),)
-            try:
-                if node not in self._sent:
-                    raise UpdateRefused("it was not asked for an update this round")
-                sent, config = self._sent[node]
-                if id(sent) not in arrays:
-                    arrays[id(sent)] = dict(sent.to_torch_state_dict())
-                before = arrays[id(sent)]
-                self._identify(reply)
-                clients = (self._number(node),)
-                clients = self._added_up(reply) or clients
-                campaign = self.campaign
-                training, optimizer = campaign.scenario.training, campaign.optimizer
-                steps = max(map(campaign.built.steps, clients))
-                if self._project is not None:  # what clients do not reveal is as it was stated
-                    training, optimizer = self._project.training, self._project.optimizer
-                    steps = training.local_steps
-                update = read_update(
-                    reply, config, training, campaign.trained, optimizer, steps=steps
-                )
-                update.check(before)
-                self._check_size(reply, update, clients)
-                self._check_memory(reply, clients)
-            except ClientError as error:
-                failed |= dict.fromkeys(clients, f"{type(error).__name__}: {error}")
-                if self._project is not None:
-                    self._project.refuse(reply)
-            else:
-                one = Interception(server_round, clients, before, update)
-                if self._project is not None:
-                    one = self._project.seen(reply, one)
-                interceptions.append(spool.take(reply, one))
-            if not reply.has_error():
-                self.taken_part.update(clients)
+        with held() if self._seeded else contextlib.nullcontext():
+            for reply in replies:
+                if self._known:
+                    kept.append(reply)
+                node = reply.metadata.src_node_id
+                clients: tuple[int, ...] = (self._number(node),)
+                try:
+                    if node not in self._sent:
+                        raise UpdateRefused("it was not asked for an update this round")
+                    sent, config = self._sent[node]
+                    if id(sent) not in arrays:
+                        arrays[id(sent)] = dict(sent.to_torch_state_dict())
+                    before = arrays[id(sent)]
+                    self._identify(reply)
+                    clients = (self._number(node),)
+                    clients = self._added_up(reply) or clients
+                    campaign = self.campaign
+                    training, optimizer = campaign.scenario.training, campaign.optimizer
+                    steps = max(map(campaign.built.steps, clients))
+                    if self._project is not None:  # what clients do not reveal is as it was stated
+                        training, optimizer = self._project.training, self._project.optimizer
+                        steps = training.local_steps
+                    update = read_update(
+                        reply, config, training, campaign.trained, optimizer, steps=steps
+                    )
+                    update.check(before)
+                    self._check_size(reply, update, clients)
+                    self._check_memory(reply, clients)
+                except ClientError as error:
+                    failed |= dict.fromkeys(clients, f"{type(error).__name__}: {error}")
+                    if self._project is not None:
+                        self._project.refuse(reply)
+                else:
+                    one = Interception(server_round, clients, before, update)
+                    if self._project is not None:
+                        one = self._project.seen(reply, one)
+                    interceptions.append(spool.take(reply, one))
+                if not reply.has_error():
+                    self.taken_part.update(clients)
         answered = {*failed, *(client for one in interceptions for client in one.clients)}
         failed |= {
             client: "ClientError: no reply"
@@ -276,7 +278,7 @@ class HonestButCurious(Wrapper):
         """Clients whose updates secure aggregation added up in a reply; empty without it."""
         if reply.has_error() or not self.campaign.scenario.training.secure_aggregation:
             return ()
-        record = reply.content.config_records.get(CLIENTS_KEY)
+        record = config_record(reply.content, CLIENTS_KEY)
         if record is None:
             raise UpdateRefused(
                 "it is a single update, and training.secure_aggregation is set; train on a "
@@ -289,7 +291,7 @@ class HonestButCurious(Wrapper):
         size = self.campaign.scenario.training.batch_size
         steps = [self.campaign.built.steps(client) for client in clients]
         most = size * sum(steps)
-        if UPDATE_KEY in reply.content.config_records and update.num_examples > most:
+        if config_record(reply.content, UPDATE_KEY) is not None and update.num_examples > most:
             raise UpdateRefused(
                 f"it claims {update.num_examples} examples; {max(steps)} steps of {size} hold "
                 f"{most}" + (f" for {len(clients)} clients" if len(clients) > 1 else "")
@@ -300,7 +302,7 @@ class HonestButCurious(Wrapper):
 
         Replies of secure aggregation do not contain that number.
         """
-        rounds = reply.content.config_records.get(CLIENT_KEY, ConfigRecord()).get("remembers")
+        rounds = _signed(reply, "remembers")
         before = self.taken_part[clients[0]]
         if isinstance(rounds, int) and rounds <= before:
             raise ClientError(
@@ -314,7 +316,7 @@ class HonestButCurious(Wrapper):
         """Read the client's number from its reply if the Grid does not know clients."""
         if self._known or reply.has_error():
             return
-        number = reply.content.config_records.get(CLIENT_KEY, ConfigRecord()).get("client")
+        number = _signed(reply, "client")
         total, node = self.campaign.scenario.training.clients, reply.metadata.src_node_id
         if not isinstance(number, int) or not 0 <= number < total:
             raise ClientError(
@@ -328,6 +330,12 @@ class HonestButCurious(Wrapper):
 
     def _number(self, node: int) -> int:
         return self._clients.get(node, node)
+
+
+def _signed(reply: Message, key: str) -> object:
+    """What a client says of itself, or None."""
+    record = config_record(reply.content, CLIENT_KEY)
+    return None if record is None else record.get(key)
 
 
 def _scalars(metrics: MetricRecord | None) -> dict[str, float]:

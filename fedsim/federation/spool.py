@@ -10,9 +10,10 @@ Krum) or changes them (server-side differential privacy) still holds them all.
 from collections.abc import Mapping
 from typing import Any
 
-from flwr.app import Array, Message
+from flwr.app import Array, ArrayRecord, Message
 from torch import Tensor
 
+from fedsim.federation.grid import records_of
 from fedsim.records import Interception
 from fedsim.runs.recording import Recording
 
@@ -44,16 +45,14 @@ class Spool:
         Raises:
             RunFolderError: The disk is full.
         """
-        records = list(reply.content.array_records.values())
+        kept = records_of(reply.content, ArrayRecord)
         tensors = {**interception.update.tensors, **interception.update.buffers}
         self._taken += sum(tensor.nbytes for tensor in tensors.values())
         if self._taken <= HELD:
             return interception
         stored = self._recording.write(interception)
         self._recording.flush()
-        # In the record itself: `array_records` leaves copies of its references to Python's
-        # garbage collection, which counts objects and not bytes.
-        for record in records:
+        for record in kept:
             for name, array in record.items():
                 # Integer counters were turned into floats, and stay in memory as they were sent.
                 if str(tensors[name].dtype).removeprefix("torch.") == array.dtype:

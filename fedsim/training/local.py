@@ -133,11 +133,11 @@ def train_locally(
         The update, a gradient or new weights, and the mean training loss.
     """
     module = training.module
-    parameters = {name: p for name, p in module.named_parameters() if name in trained}
     if training.algorithm == "fedsgd":
         tensors, loss = training.gradient(module, training.batches[0])
         losses = [loss]
     else:
+        parameters = {name: p for name, p in module.named_parameters() if name in trained}
         optimizer = _optimizer(training, parameters.values())
         losses = []
         for batch in training.batches:

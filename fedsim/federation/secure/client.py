@@ -22,14 +22,14 @@ def secured(message: Message, context: Context, call_next: Answer) -> Message:
     Messages without secure aggregation are passed on. Of the reply of `train`, only the record that
     describes its arrays stays unmasked, without the number of examples.
     """
-    records = message.content.config_records
-    if SECAGGPLUS_KEY in records:
+    content = message.content
+    if SECAGGPLUS_KEY in content:
         from fedsim.federation.secure import secaggplus  # Flower's legacy server comes with it
 
         return secaggplus.answer(message, context, lambda m, c: _train(m, c, call_next))
-    if ROUND_KEY not in records:
+    if ROUND_KEY not in content:
         return call_next(message, context)
-    own = Round.read(records[ROUND_KEY])
+    own = Round.read(content.config_records[ROUND_KEY])
     masks = mask(own.seed, own.round, own.client, own.partners, own.size)
     if message.metadata.message_type.startswith("query"):
         content = RecordDict({MASKED_KEY: ArrayRecord({"masks": Array(masks)})})

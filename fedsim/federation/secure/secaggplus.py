@@ -22,7 +22,7 @@ from flwr.server.workflow.secure_aggregation.secaggplus_workflow import Workflow
 from flwr.serverapp import Grid
 
 from fedsim.errors import ClientError, UpdateRefused
-from fedsim.federation.grid import UPDATE_KEY
+from fedsim.federation.grid import UPDATE_KEY, private
 from fedsim.federation.secure import ROUND_KEY, SECAGGPLUS_KEY, Plain, Round
 from fedsim.federation.secure.maskedsum import Mean, Terms, agreed, with_round
 from fedsim.federation.secure.masking import reach
@@ -77,7 +77,7 @@ def answer(
     where = Round.read(parameters) if parameters else Round(0, 0, 0, 0, (), 0)
     try:
         with isolated(where.seed, "secagg+", where.round, where.client):
-            reply = secaggplus_mod(message, context, call_next)
+            reply = secaggplus_mod(private(message), context, call_next)  # it takes records out
     except BaseException:
         context.state.config_records.pop(STATE_KEY, None)
         raise
