@@ -37,25 +37,32 @@ def victims_of(
     if isinstance(victims, list):
         return [(one, 1.0) for one in present if set(one) & set(victims)]
     rng = torch_generator(scenario.seed, "victims", round)
-    places = torch.randperm(scenario.training.clients, generator=rng).tolist()
-    rank = dict(enumerate(places))
-    last = len(rank)  # for nodes whose client is not known
-    chosen = sorted(sorted(present, key=lambda one: min(rank.get(c, last) for c in one))[:victims])
+    places = torch.randperm(scenario.training.clients, generator=rng)
+
+    def rank(clients: tuple[int, ...]) -> int:
+        known = [int(places[client]) for client in clients if client < len(places)]
+        return min(known, default=len(places))  # last are nodes whose client is not known
+
+    chosen = sorted(sorted(present, key=rank)[:victims])
     return [(one, min(1.0, victims / len(present))) for one in chosen]
 
 
-def most_attacks(scenario: Scenario, plan: AttackPlan) -> int:
-    """The largest number of attacks of an adversary in a run.
-
-    Args:
-        scenario: The scenario.
-        plan: The adversary's plan.
-    """
-    training, threat = scenario.training, scenario.threat
-    rounds = threat.rounds if plan.rounds is None else plan.rounds
-    victims = threat.victims if plan.victims is None else plan.victims
+def most_victims(scenario: Scenario, plan: AttackPlan) -> int:
+    """The largest number of updates that an adversary attacks in one of its rounds."""
+    training = scenario.training
+    victims = scenario.threat.victims if plan.victims is None else plan.victims
     updates = 1 if training.secure_aggregation else training.per_round
     asked = updates if victims == "all" else victims
-    number = len({*asked}) if isinstance(asked, list) else int(asked)
-    probes = sum(table.updates for table in threat.probes)
-    return len(attacked_rounds(rounds, training.rounds)) * (min(number, updates) + probes)
+    return min(len({*asked}) if isinstance(asked, list) else int(asked), updates)
+
+
+def rounds_of(scenario: Scenario, plan: AttackPlan) -> frozenset[int]:
+    """The rounds that an adversary attacks."""
+    rounds = scenario.threat.rounds if plan.rounds is None else plan.rounds
+    return attacked_rounds(rounds, scenario.training.rounds)
+
+
+def most_attacks(scenario: Scenario, plan: AttackPlan) -> int:
+    """The largest number of attacks of an adversary in a run."""
+    probes = sum(table.updates for table in scenario.threat.probes)
+    return len(rounds_of(scenario, plan)) * (most_victims(scenario, plan) + probes)

@@ -9,12 +9,12 @@ ended, so that a run that continues after it misses none.
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from flwr.app import ArrayRecord, Context, MetricRecord
+from flwr.app import ArrayRecord, Context, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Result, Strategy
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -84,7 +84,7 @@ def capture(
     round: int,
     arrays: Mapping[str, Tensor],
     strategy: Strategy,
-    contexts: Mapping[int, Context] | None,
+    states: Mapping[int, RecordDict] | None,
     taken_part: Mapping[int, int],
 ) -> Checkpoint:
     """Take the state of a run after a round.
@@ -93,7 +93,8 @@ def capture(
         round: The number of the round.
         arrays: The global arrays by name.
         strategy: The strategy.
-        contexts: The context of every client by number; None if the engine does not provide them.
+        states: The state of each client that has any, by number; None if the engine does not
+            provide them.
         taken_part: The number of rounds that each client took part in.
 
     Returns:
@@ -102,10 +103,9 @@ def capture(
     """
     inner = _inner(strategy)
     fields = STATE.get(type(inner).__name__)
-    states = {c: context.state for c, context in (contexts or {}).items() if context.state}
     complete = (
         fields is not None
-        and contexts is not None
+        and states is not None
         and all(len(state.array_records) == len(state) for state in states.values())
     )
     tensors = dict(arrays)
@@ -113,7 +113,7 @@ def capture(
         value = getattr(inner, field)
         for key, array in value.items() if isinstance(value, dict) else enumerate(value or []):
             tensors[f"strategy/{field}/{key}"] = torch.tensor(array)
-    for client, state in states.items():
+    for client, state in (states or {}).items():
         for record, held in state.array_records.items():
             for name, tensor in held.to_torch_state_dict().items():
                 tensors[f"client/{client}/{record}/{name}"] = tensor
@@ -121,8 +121,14 @@ def capture(
     return Checkpoint(round, complete, tensors, dict(taken_part))
 
 
-def restore(kept: Checkpoint, strategy: Strategy, contexts: Mapping[int, Context]) -> None:
-    """Restore the state of the strategy and the clients from a checkpoint."""
+def restore(kept: Checkpoint, strategy: Strategy, context: Callable[[int], Context]) -> None:
+    """Restore the state of the strategy and the clients from a checkpoint.
+
+    Args:
+        kept: The checkpoint.
+        strategy: The strategy.
+        context: Returns the context of a client.
+    """
     fields = defaultdict[str, dict[str, Any]](dict)
     records = defaultdict[tuple[str, str], dict[str, Tensor]](dict)
     for name, value in kept.tensors.items():
@@ -136,7 +142,7 @@ def restore(kept: Checkpoint, strategy: Strategy, contexts: Mapping[int, Context
         arrays = [entries[key] for key in sorted(entries, key=int)] if listed else entries
         setattr(_inner(strategy), field, arrays)
     for (client, record), tensors in records.items():
-        contexts[int(client)].state[record] = ArrayRecord(tensors)
+        context(int(client)).state[record] = ArrayRecord(tensors)
 
 
 def _inner(strategy: Strategy) -> Strategy:

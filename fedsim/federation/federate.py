@@ -44,14 +44,12 @@ def run(
     buffers = set(initial) - task.trained(module)
     module.to(device_here(scenario.engine, "client"))
     folder = place("checkpoint", point)
-    contexts = None  # of the clients; other Grids do not keep them
-    if isinstance(grid, LocalGrid):
-        contexts = {client: grid.contexts[node] for node, client in grid.clients.items()}
+    local = grid if isinstance(grid, LocalGrid) else None  # other Grids do not keep contexts
     if settings.secure_aggregation:
         most = settings.batch_size * max(map(built.steps, range(settings.clients)))
         grid = SecureGrid(grid, settings.secure_aggregation, seed=seed, most=most)
     found = Checkpoint.read(ledger, folder)
-    done = found if found and found.complete and found.round and contexts else None
+    done = found if found and found.complete and found.round and local else None
     campaign = Campaign(built, ledger, executor, point=point, observer=observer)
     if done and not campaign.replay(done.round):
         done = None  # attacks need interceptions of earlier rounds, which are made again
@@ -85,15 +83,16 @@ def run(
         values = {**utility, **curious.metrics, **budget.spent(round, curious.taken_part)}
         ledger.utility(round, values, point, sync=round > 0)
         if round:  # a run needs no checkpoint to begin with round 1
-            waiting.append(capture(round, state, strategy, contexts, curious.taken_part))
+            states = None if local is None else local.states()
+            waiting.append(capture(round, state, strategy, states, curious.taken_part))
             keep()
         observer("round", round=round, of=settings.rounds, point=point, **values)
         reseed(derive(seed, "round", round))
         return MetricRecord(dict(utility))
 
     server: Wrapper = curious
-    if done is not None and contexts is not None:
-        restore(done, strategy, contexts)
+    if done is not None and local is not None:
+        restore(done, strategy, local.context)
         curious.taken_part.update(done.taken_part)
         kept = done.arrays
         initial = {name: kept[name] for name in initial}  # FedAvgM knows arrays by their order

@@ -2,7 +2,7 @@
 
 import time
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from flwr.app import (
@@ -75,6 +75,48 @@ def answer(app: ClientApp, message: Message, context: Context) -> Message:
         return Message(Error(code=RAISED, reason=reason), reply_to=message)
 
 
+class Nodes(Mapping[int, int]):
+    """The client of each node, client i being node 1000 + i, without a table of all of them.
+
+    Args:
+        clients: The number of clients.
+    """
+
+    def __init__(self, clients: int) -> None:
+        self._nodes = range(FIRST_NODE, FIRST_NODE + clients)
+
+    def __getitem__(self, node: int) -> int:
+        if node not in self._nodes:
+            raise KeyError(node)
+        return node - FIRST_NODE
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._nodes)
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+
+class Contexts(dict[int, Context]):
+    """The context of each node, made when it is first asked for.
+
+    Args:
+        clients: The client of each node.
+    """
+
+    def __init__(self, clients: Mapping[int, int]) -> None:
+        super().__init__()
+        self._clients = clients
+
+    def __missing__(self, node: int) -> Context:
+        config: dict[str, bool | float | int | str]
+        config = {"partition-id": self._clients[node], "num-partitions": len(self._clients)}
+        self[node] = Context(
+            run_id=1, node_id=node, node_config=config, state=RecordDict(), run_config={}
+        )
+        return self[node]
+
+
 class LocalGrid(Grid):
     """A Grid that calls a ClientApp without a SuperLink between them.
 
@@ -83,7 +125,7 @@ class LocalGrid(Grid):
 
     Attributes:
         clients: The client of each node.
-        contexts: The context of each node.
+        contexts: The context of each node, in order of their first use.
         seeded: Whether clients draw from generators with seeds of their own alone, and never from
             the global ones of this process.
     """
@@ -92,23 +134,23 @@ class LocalGrid(Grid):
 
     def __init__(self, clients: int) -> None:
         _introduce()
-        self.clients = {FIRST_NODE + client: client for client in range(clients)}
-        self.contexts = {
-            node: Context(
-                run_id=1,
-                node_id=node,
-                node_config={"partition-id": client, "num-partitions": clients},
-                state=RecordDict(),
-                run_config={},
-            )
-            for node, client in self.clients.items()
-        }
+        self.clients = Nodes(clients)
+        self.contexts = Contexts(self.clients)
         self._queue: dict[str, Message] = {}
         self._run: Any = None
 
     @abstractmethod
     def exchange(self, messages: Sequence[Message]) -> Iterable[Message]:
         """Replies in the order of the messages, each made when it is taken; updates `contexts`."""
+
+    def context(self, client: int) -> Context:
+        """The context of a client."""
+        return self.contexts[FIRST_NODE + client]
+
+    def states(self) -> dict[int, RecordDict]:
+        """The state of each client that has any, by its number."""
+        held = sorted(self.contexts.items())
+        return {self.clients[node]: context.state for node, context in held if context.state}
 
     def set_run(self, run: Any) -> None:
         """Set the run that messages belong to."""

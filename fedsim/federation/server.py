@@ -104,7 +104,7 @@ class HonestButCurious(Wrapper):
         self.on_failure = on_failure
         self.metrics: dict[str, float] = {}
         self._sent: dict[int, tuple[ArrayRecord, ConfigRecord]] = {}
-        self._clients: dict[int, int] = {}
+        self._clients: Mapping[int, int] = {}
         self._known = self._seeded = self._cautioned = False
         self.taken_part: Counter[int] = Counter()
 
@@ -122,11 +122,10 @@ class HonestButCurious(Wrapper):
         messages = list(super().configure_train(server_round, arrays, config, grid))
         self._known, self._seeded = hasattr(grid, "clients"), getattr(grid, "seeded", False)
         if self._known or not self._clients:
-            # Beyond every true number until a node has named its client.
-            ranks = clients_of(grid)
-            total = self._campaign.scenario.training.clients if self._campaign else len(ranks)
-            first = 0 if self._known else total
-            self._clients = {node: first + rank for node, rank in ranks.items()}
+            self._clients = ranks = clients_of(grid)
+            if not self._known:  # beyond every true number until a node has named its client
+                total = self._campaign.scenario.training.clients if self._campaign else len(ranks)
+                self._clients = {node: total + rank for node, rank in ranks.items()}
         self._sent = {}
         for message in messages:
             (sent,) = records_of(message.content, ArrayRecord)
@@ -326,7 +325,7 @@ class HonestButCurious(Wrapper):
             )
         if any(other == number and n != node for n, other in self._clients.items()):
             raise ClientError(f"it names client {number}, as another node does")
-        self._clients[node] = number
+        self._clients = {**self._clients, node: number}
 
     def _number(self, node: int) -> int:
         return self._clients.get(node, node)

@@ -62,11 +62,11 @@ class Wrapper(Strategy):
         return getattr(self.strategy, name)
 
 
-def clients_of(grid: Grid) -> dict[int, int]:
+def clients_of(grid: Grid) -> Mapping[int, int]:
     """Client number by node id; the rank of the node id if the Grid does not know clients."""
     known: Mapping[int, int] | None = getattr(grid, "clients", None)
     if known is not None:
-        return dict(known)
+        return known
     return {node: rank for rank, node in enumerate(sorted(grid.get_node_ids()))}
 
 

@@ -2,6 +2,7 @@
 
 import functools
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -15,7 +16,7 @@ from fedsim.records import Batch, Reconstruction, Truth
 from fedsim.task import evaluating
 from fedsim.tasks.models import Architecture, as_architecture
 from fedsim.tasks.partition import Iid, Partition, as_partition
-from fedsim.tasks.partitioned import Labelled, claim_labels, divide, sample
+from fedsim.tasks.partitioned import Labelled, claim_labels, divide, sample, shares_of
 from fedsim.victim import Loss
 
 EVALUATED_AT_ONCE = 512
@@ -122,11 +123,11 @@ class Classification(Labelled):
         return sample(self._test_split[1], self.test_examples, self.seed, "test examples")
 
     @functools.cached_property
-    def shares(self) -> tuple[Tensor, ...]:
+    def shares(self) -> Sequence[Tensor]:
         """Indices of each client's examples, int64."""
         rest = self.held_out[1]
         cut = self.partition.cut(self.examples.labels[rest].numpy(), self.clients, self.seed)
-        return tuple(rest[torch.tensor(share)] for share in cut)
+        return shares_of(rest, cut)
 
     @property
     def outputs(self) -> int:

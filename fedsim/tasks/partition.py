@@ -7,7 +7,8 @@ parameters of the library's partitioner, with the same names.
 import functools
 import inspect
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -32,7 +33,7 @@ class Partition(BaseModel):
     kind: str
     """Name of the partitioner."""
 
-    def cut(self, labels: NDArray[Any], clients: int, seed: int) -> tuple[Indices, ...]:
+    def cut(self, labels: NDArray[Any], clients: int, seed: int) -> Sequence[Indices]:
         """Divide the examples; the result depends on the arguments alone.
 
         Args:
@@ -50,7 +51,7 @@ class Partition(BaseModel):
         if clients > len(labels):
             raise DataError(
                 f"{clients} clients and {len(labels)} examples to cut among them; every client "
-                "needs one. Lower training.clients, or use more data."
+                'needs one. Lower training.clients, use more data, or task.partition = "resample"'
             )
         settings, stored = self.model_dump_json(), labels.astype(np.int64).tobytes()
         with isolated(seed, "partition"), warnings.catch_warnings():
@@ -232,6 +233,54 @@ class Distribution(Partition):
         }
 
 
+class Resample(Partition):
+    """A random sample of all examples for each client, so that clients may outnumber examples.
+
+    An example may be with many clients. Samples are drawn when they are asked for.
+    """
+
+    kind: Literal["resample"] = "resample"
+    size: PositiveInt = 64
+    """Number of examples of each client."""
+
+    def cut(self, labels: NDArray[Any], clients: int, seed: int) -> Sequence[Indices]:
+        """Samples without replacement, each by a seed of its client.
+
+        Raises:
+            DataError: There are fewer examples than one client is to have.
+        """
+        if self.size > len(labels):
+            raise DataError(
+                f"partition 'resample': {self.size} examples for each client, and there are "
+                f"{len(labels)}; lower size"
+            )
+        return Samples(len(labels), clients, self.size, seed)
+
+
+@dataclass(frozen=True)
+class Samples(Sequence[Indices]):
+    """The samples of `Resample`, each drawn when it is taken.
+
+    Attributes:
+        examples: The number of examples.
+        clients: The number of samples.
+        size: The number of examples in each.
+        seed: The seed.
+    """
+
+    examples: int
+    clients: int
+    size: int
+    seed: int
+
+    def __len__(self) -> int:
+        return self.clients
+
+    def __getitem__(self, client: Any) -> Any:
+        rng = numpy_generator(self.seed, "resample", range(self.clients)[client])
+        return rng.choice(self.examples, self.size, replace=False, shuffle=False)
+
+
 class Whole(Partition):
     """All examples of a label go to one client; a label is a speaker or the sender of messages."""
 
@@ -276,7 +325,7 @@ PARTITIONS: dict[str, type[Partition]] = {
     kind: cls
     for cls in (
         *(Continuous, Dirichlet, Distribution, Growing, Iid, InnerDirichlet),
-        *(Pathological, Shard, Size),
+        *(Pathological, Resample, Shard, Size),
     )
     for kind in get_args(cls.model_fields["kind"].annotation)
 }

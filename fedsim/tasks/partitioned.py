@@ -4,6 +4,7 @@ import hashlib
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 import torch
@@ -20,6 +21,7 @@ from fedsim.tasks.composition import compose as compose
 from fedsim.tasks.composition import in_epochs as in_epochs
 from fedsim.tasks.composition import natural as natural
 from fedsim.tasks.composition import unbalanced as unbalanced
+from fedsim.tasks.partition import Indices, Samples
 
 
 class Partitioned(Task):
@@ -40,7 +42,7 @@ class Partitioned(Task):
 
     @property
     @abstractmethod
-    def shares(self) -> tuple[Tensor, ...]:
+    def shares(self) -> Sequence[Tensor]:
         """For each client the indices of its examples, int64."""
 
     def num_examples(self, client: int) -> int:
@@ -49,7 +51,9 @@ class Partitioned(Task):
         Raises:
             DataError: There is no such client.
         """
-        return len(self.share(client))
+        self._known(client)
+        shares = self.shares
+        return shares.samples.size if isinstance(shares, Resampled) else len(shares[client])
 
     def share(self, client: int) -> Tensor:
         """The indices of a client's examples, int64 of shape (n,).
@@ -57,11 +61,26 @@ class Partitioned(Task):
         Raises:
             DataError: There is no such client.
         """
+        self._known(client)
+        return self.shares[client]
+
+    def _known(self, client: int) -> None:
         if not 0 <= client < self.clients:
             raise DataError(
                 f"there is no client {client}; clients run from 0 to {self.clients - 1}"
             )
-        return self.shares[client]
+
+    def cautions(self) -> list[str]:
+        """That clients share examples, where they are resampled."""
+        shares = self.shares
+        if not isinstance(shares, Resampled):
+            return super().cautions()
+        return [
+            *super().cautions(),
+            f'task.partition = "resample": {len(shares)} clients have samples of '
+            f"{shares.samples.size} of the same {shares.samples.examples} examples each, so that "
+            "several clients hold one example",
+        ]
 
     @abstractmethod
     def batch(self, index: Tensor, rng: torch.Generator | None = None) -> Batch:
@@ -152,6 +171,37 @@ class Labelled(Partitioned):
 
     def _composed(self, share: Tensor, size: int, steps: int, rng: torch.Generator) -> list[Tensor]:
         return compose(self.composition, self.labels[share], size, steps, rng)
+
+
+@dataclass(frozen=True)
+class Resampled(Sequence[Tensor]):
+    """The examples of each client under `partition = "resample"`, made when they are taken.
+
+    Attributes:
+        examples: The examples that are drawn from, int64.
+        samples: The positions in `examples` of each client's examples.
+    """
+
+    examples: Tensor
+    samples: Samples
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, client: Any) -> Any:
+        return self.examples[torch.from_numpy(self.samples[client])]
+
+
+def shares_of(index: Tensor, cut: Sequence[Indices]) -> Sequence[Tensor]:
+    """The examples of each client.
+
+    Args:
+        index: The examples that clients hold, int64.
+        cut: The positions in `index` of each client's examples, as `Partition.cut` returns them.
+    """
+    if isinstance(cut, Samples):
+        return Resampled(index, cut)
+    return tuple(index[torch.from_numpy(share)] for share in cut)
 
 
 def sample(index: Tensor, count: int | None, seed: int, purpose: str) -> Tensor:

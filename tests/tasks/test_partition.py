@@ -34,7 +34,7 @@ def cut(kind, seed=0, **changes):
 
 
 def test_every_kind_is_tested():
-    assert set(COMPLETE) == set(PARTITIONS)
+    assert {*COMPLETE, "resample"} == set(PARTITIONS)
 
 
 @pytest.mark.parametrize("kind", COMPLETE)
@@ -43,6 +43,23 @@ def test_shares_are_disjoint_and_cover_every_example(kind):
     assert len(shares) == CLIENTS[kind]
     assert all(share.dtype == np.int64 for share in shares)
     assert sorted(np.concatenate(shares).tolist()) == list(range(len(LABELS)))
+
+
+def test_resampled_clients_outnumber_examples_and_are_drawn_on_demand():
+    partition = as_partition({"kind": "resample", "size": 30})
+    shares = partition.cut(LABELS, 10**6, 0)
+    assert len(shares) == 10**6
+    assert all(len({*shares[client].tolist()}) == 30 for client in (0, 5, 10**6 - 1))
+    assert shares[5].dtype == np.int64
+    assert 0 <= shares[5].min() <= shares[5].max() < len(LABELS)
+    assert np.array_equal(shares[5], partition.cut(LABELS, 10, 0)[5])
+    assert not np.array_equal(shares[5], shares[6])
+    assert not np.array_equal(shares[5], partition.cut(LABELS, 10, 1)[5])
+
+
+def test_a_resampled_client_cannot_have_more_examples_than_there_are():
+    with pytest.raises(DataError, match="401 examples for each client, and there are 400"):
+        as_partition({"kind": "resample", "size": 401}).cut(LABELS, 3, 0)
 
 
 @pytest.mark.parametrize("kind", COMPLETE)

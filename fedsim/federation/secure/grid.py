@@ -42,7 +42,7 @@ class SecureGrid(Through):
         self, grid: Grid, protocol: Literal["secagg+", "masked-sum"], *, seed: int, most: int
     ) -> None:
         super().__init__(grid)
-        self.clients = clients_of(grid)
+        self.clients = dict(clients_of(grid))
         self._seed, self._most = seed, most
         self._protocol = masked_sum
         if protocol == "secagg+":

@@ -19,7 +19,7 @@ from fedsim.spec import SpeechSpec
 from fedsim.task import evaluating
 from fedsim.tasks.models.factory import FACTORY
 from fedsim.tasks.partition import ByLength
-from fedsim.tasks.partitioned import claim_labels, render_lines, sample
+from fedsim.tasks.partitioned import claim_labels, render_lines, sample, shares_of
 from fedsim.tasks.speech.checks import cautions, check_lengths
 from fedsim.tasks.speech.data import Limits, frequent_speakers, load
 from fedsim.tasks.speech.local import recordings_in
@@ -101,15 +101,14 @@ class Speech(SpeechSettings):
         return tested.sort().values, rest[held].sort().values, rest[~held].sort().values
 
     @functools.cached_property
-    def shares(self) -> tuple[Tensor, ...]:
+    def shares(self) -> Sequence[Tensor]:
         """For each client the indices of its utterances, int64."""
         rest = self.splits[2]
         if isinstance(self.partition, ByLength):
             labels = np.array([self.recordings[i].samples for i in rest.tolist()])
         else:
             labels = np.unique(self.recordings.speakers, return_inverse=True)[1][rest.numpy()]
-        cut = self.partition.cut(labels, self.clients, self.seed)
-        return tuple(rest[torch.from_numpy(share)] for share in cut)
+        return shares_of(rest, self.partition.cut(labels, self.clients, self.seed))
 
     @property
     def spec(self) -> SpeechSpec:
@@ -140,7 +139,7 @@ class Speech(SpeechSettings):
         Raises:
             DataError: A recording has too few frames for its transcript under CTC.
         """
-        found = list(cautions(self.recordings, self.features))
+        found = [*super().cautions(), *cautions(self.recordings, self.features)]
         if self.model.units == "characters":
             found += check_lengths(self.recordings, self.features, self.pieces)
         if self.seconds is not None and self.features.trim is not None:

@@ -18,7 +18,7 @@ from fedsim.spec import TextSpec
 from fedsim.task import evaluating
 from fedsim.tasks.local_data import names_in
 from fedsim.tasks.models.factory import FACTORY
-from fedsim.tasks.partitioned import divide, sample
+from fedsim.tasks.partitioned import divide, sample, shares_of
 from fedsim.tasks.text import examples
 from fedsim.tasks.text.data import ENDINGS, MESSAGES, Texts, load, public_texts
 from fedsim.tasks.text.languages import Language, OwnLanguage
@@ -163,14 +163,13 @@ class Text(TextSettings):
         return test, free, rest
 
     @functools.cached_property
-    def shares(self) -> tuple[Tensor, ...]:
+    def shares(self) -> Sequence[Tensor]:
         """For each client the indices of its texts, int64."""
         rest = self.used[2]
         by = examples.partition_labels(
             self.data, self.texts, rest, whose=self.partition.kind in ("sender", "speaker")
         )
-        shares = self.partition.cut(by, self.clients, self.seed)
-        return tuple(rest[torch.from_numpy(share)] for share in shares)
+        return shares_of(rest, self.partition.cut(by, self.clients, self.seed))
 
     @property
     def spec(self) -> TextSpec:
