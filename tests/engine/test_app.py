@@ -1,14 +1,10 @@
 """`flwr run .`: the same scenario as a Flower app, on Flower's own processes."""
 
-import os
-import signal
-import subprocess
-import sys
-import uuid
 from pathlib import Path
 
 import pytest
 from flwr.app import Context, RecordDict
+from support.flower import needs_proc, processes
 from support.tiny import rows, timeless
 
 from fedsim.engine.app import app
@@ -50,49 +46,15 @@ def test_the_app_refuses_a_sweep_and_an_existing_folder(tmp_path):
         serve(2, scenario="first-rounds", overrides=OVERRIDES, out=str(tmp_path / "taken"))
 
 
-@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="ends processes by /proc")
+@needs_proc
 def test_flwr_run_runs_the_scenario_of_the_project(tmp_path):
-    mark = f"FEDSIM_TEST_{uuid.uuid4().hex}"
-    home = tmp_path / "flwr"
-    home.mkdir()
-    (home / "config.toml").write_text(
-        '[superlink]\ndefault = "local"\n\n[superlink.local]\naddress = ":local:"\n'
-    )
-    offline = {
-        "FLWR_HOME": str(home),
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        mark: "1",
-    }
     config = f'overrides="{OVERRIDES}" out="{tmp_path / "run"}"'
-    command = ["flwr", "run", str(ROOT), "--stream", "--run-config", config]
-    command += ["--federation-config", "num-supernodes=5"]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=240, env={**os.environ, **offline}
-        )
-    finally:
-        end(mark)  # the SuperLink that `flwr run` leaves behind
-    said = done.stdout + done.stderr
-    assert "report:" in said, said[-3000:]
+    with processes(tmp_path) as flower:  # the SuperLink that `flwr run` leaves behind ends too
+        flower.superlink('address = ":local:"', name="local")
+        command = ["flwr", "run", str(ROOT), "--stream", "--run-config", config]
+        flower.run(*command, "--federation-config", "num-supernodes=5", seconds=240)
+    assert "report:" in flower.said(), flower.said()[-3000:]
     assert (tmp_path / "run" / "report.html").stat().st_size > 1000
     overrides = [*OVERRIDES.split(), "training.clients=5"]
     simulate(Scenario.load("first-rounds", overrides), tmp_path / "alone")
     assert timeless(tmp_path / "run") == timeless(tmp_path / "alone")
-
-
-def end(mark: str) -> None:
-    """Kill every process that inherited a mark."""
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            inherited = mark.encode() in (process / "environ").read_bytes()
-        except OSError:
-            continue
-        if inherited:
-            try:
-                os.kill(int(process.name), signal.SIGKILL)
-            except ProcessLookupError:
-                continue

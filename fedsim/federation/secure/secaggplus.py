@@ -22,7 +22,7 @@ from flwr.server.workflow.secure_aggregation.secaggplus_workflow import Workflow
 from flwr.serverapp import Grid
 
 from fedsim.errors import ClientError, UpdateRefused
-from fedsim.federation.grid import UPDATE_KEY, private
+from fedsim.federation.grid import UPDATE_KEY
 from fedsim.federation.secure import ROUND_KEY, SECAGGPLUS_KEY, Plain, Round
 from fedsim.federation.secure.maskedsum import Mean, Terms, agreed, with_round
 from fedsim.federation.secure.masking import reach
@@ -71,16 +71,20 @@ def answer(
             reply_to=message,
         )
 
-    stage = message.content.config_records[SECAGGPLUS_KEY].get("stage")
+    record = message.content.config_records[SECAGGPLUS_KEY]
+    stage = record.get("stage")
     parameters = message.content.config_records.get(ROUND_KEY)
     # Flower's mod rounds at random, and draws from numpy's global generator to do so.
     where = Round.read(parameters) if parameters else Round(0, 0, 0, 0, (), 0)
     try:
         with isolated(where.seed, "secagg+", where.round, where.client):
-            reply = secaggplus_mod(private(message), context, call_next)  # it takes records out
+            reply = secaggplus_mod(message, context, call_next)
     except BaseException:
         context.state.config_records.pop(STATE_KEY, None)
         raise
+    finally:
+        if stage is not None:  # Flower's mod takes it out of a record that several clients share
+            record["stage"] = stage
     if stage == "unmask":
         context.state.config_records.pop(STATE_KEY, None)
     return reply
