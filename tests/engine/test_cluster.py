@@ -5,13 +5,17 @@ import os
 import socket
 import subprocess
 import sys
+import time
+import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
 from support.commands import python
+from support.processes import kill_marked, marked, needs_proc
 
 ROWS = ("training.rounds=1", "adversaries.1.iterations=5", "adversaries.1.restarts=0")
 
@@ -98,6 +102,31 @@ def test_a_cluster_finds_what_one_process_finds(head, tmp_path):
     rows = findings(tmp_path / "inline")
     assert rows
     assert findings(tmp_path / "cluster") == rows
+
+
+@needs_proc
+def test_a_killed_node_costs_a_retry_of_its_work(head, tmp_path):
+    rounds = ("training.rounds=15", "training.clients_per_round=8")
+    assert run_scenario(tmp_path / "inline", *rounds, "engine.workers=1").returncode == 0
+    joins, mark = (f"--address={head}", "--node-ip-address=127.0.0.3"), f"NODE_{uuid.uuid4().hex}"
+    with node(tmp_path, *joins, **{mark: "1"}):
+        wait(head, 2)
+        several = (*rounds, f"engine.address={head}", "engine.workers=1")
+        with ThreadPoolExecutor() as pool:
+            run = pool.submit(run_scenario, tmp_path / "cluster", *several)
+            log, deadline = tmp_path / "cluster" / "log.jsonl", time.monotonic() + 120
+            while not (log.exists() and '"round": 3' in log.read_text()):
+                assert time.monotonic() < deadline, "no third round"
+                assert not run.done(), run.result().stderr
+                time.sleep(0.05)
+            worked = " ".join(name for _, name in marked(mark))
+            kill_marked(mark)
+            done = run.result()
+    assert "ray::" in worked  # a worker was on the node that died
+    assert done.returncode == 0, done.stderr
+    untold = {"attempt": ""}
+    expected = [{**row, **untold} for row in findings(tmp_path / "inline")]
+    assert [{**row, **untold} for row in findings(tmp_path / "cluster")] == expected
 
 
 def test_without_an_address_a_run_keeps_to_itself_beside_a_cluster(head, tmp_path):

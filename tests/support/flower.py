@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -11,11 +10,8 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
-needs_proc = pytest.mark.skipif(
-    not Path("/proc/self/environ").exists(), reason="ends processes by /proc"
-)
+from support.processes import kill_marked
+from support.processes import needs_proc as needs_proc
 
 
 class Processes:
@@ -67,10 +63,7 @@ class Processes:
 
     def end(self) -> None:
         """Kill every process that inherited the mark of these."""
-        for process in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                if self._mark.encode() in (process / "environ").read_bytes():
-                    os.kill(int(process.name), signal.SIGKILL)
+        kill_marked(self._mark)
         for one in self._started:
             one.wait()
 

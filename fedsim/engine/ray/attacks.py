@@ -26,6 +26,9 @@ from fedsim.scenario.built import build
 GRACE = 10.0
 """Seconds beyond its time limit after which the worker of an attack is killed."""
 
+REPEATS = 2
+"""How often an attack is repeated elsewhere after its worker died: a node may have been lost."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
@@ -35,6 +38,7 @@ class _Stored:
     interception: Any = None
     before: Any = None
     past: Sequence[Any] = ()
+    deaths: int = 0
 
     def whole(self) -> Attack:
         """The attack with its interceptions, fetched from the object store if they are there."""
@@ -75,7 +79,8 @@ class _Running:
 class RayExecutor:
     """Runs groups of attacks on workers of their own; the others wait in the object store.
 
-    If a group fails or its worker dies, its attacks are queued again one by one.
+    If a group fails or its worker dies, its attacks are queued again one by one. An attack alone whose
+    worker dies is repeated, `REPEATS` times at most.
 
     Args:
         runner: The runner of this process, which groups attacks and records those that are lost.
@@ -152,15 +157,27 @@ class RayExecutor:
 
     def _fill(self) -> None:
         busy = {running.worker for running in self._running.values()}
-        for index, worker in enumerate(self._workers):
-            if index not in busy and self._queue:
-                group = self._queue.popleft()
-                task = worker.perform.remote(group)
-                self._running[task] = _Running(group, index, time.monotonic())
+        free = [index for index in range(len(self._workers)) if index not in busy]
+        # A worker that replaces another may wait for a node, if one was lost.
+        ready = [index for index in free if self._is_ready(index)]
+        if len(self._starting) < len(self._workers):
+            free = ready
+        for index in free[: len(self._queue)]:
+            group = self._queue.popleft()
+            task = self._workers[index].perform.remote(group)
+            self._running[task] = _Running(group, index, time.monotonic())
+
+    def _is_ready(self, index: int) -> bool:
+        """Whether a worker has started."""
+        started = self._starting.get(index)
+        if started is not None and ray.wait([started], timeout=0)[0]:
+            del self._starting[index]
+        return index not in self._starting
 
     def collect(self, *, wait: bool) -> Iterator[Outcome]:
         """Outcomes as attacks end. Waits in short steps, so that Ctrl-C takes effect."""
         while self._running:
+            self._fill()
             done, _ = ray.wait(list(self._running), timeout=0.5 if wait else 0)
             for task in done:
                 running = self._running.pop(task)
@@ -182,12 +199,9 @@ class RayExecutor:
     def _overdue(self) -> Iterator[Outcome]:
         for task, running in list(self._running.items()):
             limit = self._runner.limit([one.attack for one in running.group])
-            ready = self._starting.get(running.worker)
-            if ready is not None:
-                if not ray.wait([ready], timeout=0)[0]:
-                    running.since = time.monotonic()
-                    continue
-                del self._starting[running.worker]
+            if not self._is_ready(running.worker):
+                running.since = time.monotonic()
+                continue
             if time.monotonic() - running.since > limit + GRACE:
                 del self._running[task]
                 outcomes = self._lost(
@@ -214,7 +228,11 @@ class RayExecutor:
             self._workers[running.worker] = self._new(running.worker)
         if len(running.group) > 1:
             return self._again(running, why)
-        outcome = self._runner.perform(replace(running.group[0].attack, refused=why))
+        (one,) = running.group
+        if status == "failed" and one.deaths < REPEATS:
+            self._queue.appendleft([replace(one, deaths=one.deaths + 1)])
+            return []
+        outcome = self._runner.perform(replace(one.attack, refused=why))
         findings = tuple(replace(row, status=status) for row in outcome.findings)  # type: ignore[arg-type]
         return [replace(outcome, findings=findings)]
 
