@@ -259,14 +259,7 @@ class Resample(Partition):
 
 @dataclass(frozen=True)
 class Samples(Sequence[Indices]):
-    """The samples of `Resample`, each drawn when it is taken.
-
-    Attributes:
-        examples: The number of examples.
-        clients: The number of samples.
-        size: The number of examples in each.
-        seed: The seed.
-    """
+    """The samples of `Resample`, one of `size` examples a client, each drawn when it is taken."""
 
     examples: int
     clients: int
