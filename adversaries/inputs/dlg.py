@@ -58,6 +58,10 @@ class DLG(InputMatching):
     The authors' code takes steps of length 1 (`line_search = "none"`) and one start; the default
     here backtracks (Armijo), so that most starts converge.
 
+    With `features_from`, features h_i and head errors of each example are known first, and the
+    inputs solve h(x_i) = h_i and, below the head, sum_i g_i(x_i) = dL/dW by Gauss-Newton from grey
+    images (`gauss_newton`).
+
     Needs the whole gradient, the model the client started from (twice differentiable: sigmoid or
     tanh, no ReLU or max-pooling for good results) and the number of examples. Assumes that the
     gradient is the mean over one batch; after several local steps it is matched as if the whole
