@@ -1,5 +1,6 @@
 """How labelled examples are cut among clients."""
 
+import itertools
 import random
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 from support.processes import elsewhere
 
 from fedsim.errors import DataError, ScenarioError
-from fedsim.tasks.partition import PARTITIONS, as_partition
+from fedsim.tasks.partition import PARTITIONS, Partition, as_partition
 
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 40))
 
@@ -60,6 +61,22 @@ def test_resampled_clients_outnumber_examples_and_are_drawn_on_demand():
 def test_a_resampled_client_cannot_have_more_examples_than_there_are():
     with pytest.raises(DataError, match="401 examples for each client, and there are 400"):
         as_partition({"kind": "resample", "size": 401}).cut(LABELS, 3, 0)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"alpha": 0.3, "min_partition_size": 0},
+        {"alpha": 1.0},
+        {"alpha": 2, "min_partition_size": 25},
+    ],
+)
+def test_dirichlet_shares_are_those_of_the_library(settings):
+    partition = as_partition({"kind": "dirichlet", **settings})
+    for clients, seed in itertools.product((3, 8), range(4)):
+        ours = partition.cut(LABELS, clients, seed)
+        theirs = Partition._cut(partition, LABELS, clients, seed)
+        assert all(np.array_equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
 @pytest.mark.parametrize("kind", COMPLETE)
