@@ -75,6 +75,10 @@ class Layer:
             sizes, level = outputs.abs(), threshold * outputs.abs().mean()
             sure = ((sizes > DOUBTFUL * level) | (sizes <= level)).all(dim=0)
             errors = upstream * (outputs > level)
+            if (by_bias := gradient.get(f"{self.name}.bias")) is not None:
+                # db is the sum of dZ, whatever X is: it shows units that were misread.
+                missed = (errors.sum(dim=0) - by_bias).abs()
+                sure &= missed <= OUTLYING * missed[sure].median()
         for _ in range(ROUNDS):
             found = self.fitted(errors[:, sure], by_weight[sure])
             again = self.errors(found, upstream)

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from adversaries import ExactBatch
+from adversaries.inputs.exact_batch.layer import Layer
+from adversaries.inputs.layer_chain import ACTIVATIONS
 from fedsim import testing
 from fedsim.metrics import METRICS
 from fedsim.records import Observation, Reconstruction, Truth
@@ -156,6 +158,22 @@ def test_layer_normalisation_of_the_inputs_is_refused():
     seen, _ = observed(VictimModel(module, head="head", loss=cross_entropy), [3, 8, 7, 5])
     with pytest.raises(ValueError, match="'norm' hides mean and scale of the inputs"):
         attacked(seen)
+
+
+def test_the_gradient_of_the_bias_shows_units_that_were_misread():
+    rng = torch.Generator().manual_seed(0)
+    weight, bias = torch.randn(64, 30, generator=rng), torch.randn(64, generator=rng)
+    inputs = torch.rand(24, 30, generator=rng).double()
+    relu = next(one for one in ACTIVATIONS if one.name == "relu")
+    layer = Layer("layer", weight.double(), bias.double(), relu)
+    outputs = layer.outputs(inputs)
+    upstream = torch.randn(24, 64, generator=rng).double()
+    errors = layer.errors(inputs, upstream)
+    gradient = {"layer.weight": errors.T @ inputs, "layer.bias": errors.sum(dim=0)}
+    misread = outputs.clone()
+    misread[0, :20] = 1.0 * (outputs[0, :20] == 0)
+    found = layer.inputs(misread, upstream, gradient, 1e-6)
+    torch.testing.assert_close(found, inputs)
 
 
 def test_a_single_image_where_most_units_do_not_fire():
