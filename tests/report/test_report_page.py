@@ -236,3 +236,15 @@ def test_filters_choose_pictures_and_sections_too(run, browser):
     assert not [one for one in sections() if one.startswith("dlg")]
     chosen["Adversary"].select_by_visible_text("all")
     assert len(shown()) == 3
+
+
+def test_the_heading_says_whether_images_were_computed_or_looked_up(run):
+    folder = run(
+        row(1, 1, "dlg", "mse", 0.01, 0.1, artifact="artifacts/dlg.png"),
+        row(1, 1, "finder", "mse", 0.01, 0.1, artifact="artifacts/reconstruction-nearest.png"),
+    )
+    for file in ("dlg.png", "reconstruction-nearest.png"):
+        picture(folder, f"artifacts/{file}")
+    page = write_report(folder).read_text(encoding="utf-8")
+    assert "<h2>dlg: original and reconstruction</h2>" in page
+    assert "<h2>finder: original and nearest public example</h2>" in page
