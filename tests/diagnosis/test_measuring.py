@@ -1,6 +1,5 @@
 """What is measured of an interception, against values that were planted."""
 
-import math
 import re
 from collections import OrderedDict
 from dataclasses import replace
@@ -12,7 +11,6 @@ from torch import nn
 
 import fedsim
 from fedsim import ImageSpec, Interception, Truth, Update, VictimModel
-from fedsim.diagnosis.counting import counted, cuts
 from fedsim.diagnosis.first_layer import _mixed
 from fedsim.diagnosis.measuring import measure, seen_in_model
 from fedsim.errors import PluginError
@@ -20,7 +18,6 @@ from fedsim.quantity import QUANTITIES
 from fedsim.requirement import Requirement
 from fedsim.spec import Spec
 from fedsim.tasks.classification import cross_entropy
-from fedsim.tasks.models import as_architecture
 
 SPEC = ImageSpec(5, (1, 4, 4))
 
@@ -247,57 +244,6 @@ def test_input_values_count_behind_activations_without_a_second_derivative():
         assert measured(victim, tensors, num_examples=3).values["kinked_values"] == values
     victim = model(nn.ReLU(), spec=None)
     assert measured(victim, gradient(victim)[0]).values["kinked_values"] is None
-
-
-def test_the_gradient_of_dlg_s_network_determines_one_photograph():
-    module = as_architecture("lenet-sigmoid").build((3, 32, 32), 100)
-    spec = ImageSpec(classes=100, input_shape=(3, 32, 32))
-    victim = VictimModel(module, head="head", loss=cross_entropy, spec=spec)
-    # What stands above the second convolution tells its 768 outputs, and nothing else of an image.
-    below = 12 * 75 + 12 + 12 * 300 + 12
-    found = [counted(victim, examples)["unknowns"] for examples in (1, 2)]
-    assert found == [n * (3072 - 768) / below for n in (1, 2)]
-    assert counted(victim, None) == {"unknowns": None, "determined": 1}
-    zeros = {name: torch.zeros_like(p) for name, p in module.named_parameters()}
-    assert counted(victim, 1, zeros) == {
-        "unknowns": math.inf,
-        "determined": 0,
-    }  # nothing was sent that tells of an input
-    all_below = below + 12 * 300 + 12
-    open_at_head = (1000 * 3072 - 100 * 768) / all_below  # features of a hundred examples alone
-    assert counted(victim, 1000)["unknowns"] == max(open_at_head, 1000 * (3072 - 768) / below)
-
-
-class Shortcut(nn.Module):
-    """A narrow layer that a shortcut passes by."""
-
-    def __init__(self):
-        super().__init__()
-        self.narrow = nn.Linear(16, 4)
-        self.wide = nn.Linear(4, 16)
-        self.head = nn.Linear(16, 3)
-
-    def forward(self, inputs):
-        flat = inputs.flatten(1)
-        return self.head(flat + self.wide(torch.tanh(self.narrow(flat))))
-
-
-def test_a_layer_that_a_shortcut_passes_by_hides_nothing():
-    spec = ImageSpec(classes=3, input_shape=(1, 4, 4))
-    victim = VictimModel(Shortcut(), head="head", loss=cross_entropy, spec=spec)
-    assert not cuts(victim, 16)
-    # Beyond three classes further examples' features are not known: 148 weights, 48 features.
-    assert counted(victim, 3) == {"unknowns": 0, "determined": (148 + 48) // 16}
-    assert counted(victim, 12)["unknowns"] <= 1 < counted(victim, 13)["unknowns"]
-    plain = nn.Sequential(
-        OrderedDict(
-            flat=nn.Flatten(), narrow=nn.Linear(16, 4), wide=nn.Linear(4, 16), head=nn.Linear(16, 3)
-        )
-    )
-    victim = VictimModel(plain, head="head", loss=cross_entropy, spec=spec)
-    assert [(cut.layer, cut.width) for cut in cuts(victim, 16)] == [("narrow", 4)]
-    assert cuts(victim, 16)[0].below == {"narrow.weight", "narrow.bias"}
-    assert counted(victim, 1) == {"unknowns": 12 / 68, "determined": 5}
 
 
 def test_labels_that_repeat_are_counted_with_the_truth_alone():
