@@ -1,12 +1,13 @@
 """SPEAR on batches with more examples than classes: what is exact, what is refused, and how long.
 
-    python benchmarks/spear.py DATA [--seeds 3] [--only GROUP ...] [--show]
+    python benchmarks/spear.py DATA [--seeds 3] [--only GROUP ...] [--show] [--confusion 0]
 
 DATA is a folder with cifar10.npz, cifar100.npz and tiny_imagenet_val.npz; points without their data
 are left out. Each point is attacked once a seed, which draws network and batch; labels are as they
 come, and not granted to spear. Rows are appended to docs/results/rows/spear.csv, those that are
 there are not computed again, and the table of all rows is printed. `--show` prints it alone.
-Seconds are CPU seconds of one thread, refusals included.
+Seconds are CPU seconds of one thread, refusals included. `--confusion` attacks so many batches of
+12, 16 and 24 digits each, without noise and with little, and counts claims beside right ones alone.
 """
 
 import argparse
@@ -42,6 +43,9 @@ COLUMNS = (
 EXACT = 1e-6
 """Mean squared error of an input that counts as exact; values are in [0, 1], or have variance 1."""
 
+FOUND = 1e-3
+"""Mean squared error of the worst input of a claim that counts as right, of noisy gradients."""
+
 WIDE = (200,) * 5
 """The hidden layers of SPEAR's experiments."""
 
@@ -58,7 +62,8 @@ class Point:
         attack: The adversary.
         settings: Its settings.
         trained: Epochs that the network was trained on 800 examples, from which batches come.
-        change: "float16", or a standard deviation of Gaussian noise relative to each parameter's.
+        change: "float16", "bfloat16", or the size of Gaussian noise relative to each parameter's
+            root mean square.
     """
 
     group: str
@@ -92,9 +97,9 @@ SIZES = {
     "CIFAR-10, 3072-200x5-10": (8, 16, 24, 32, 40),
     "CIFAR-100, 3072-200x5-100": (16, 24, 32, 40, 50),
     "Tiny ImageNet, 12288-200x5-200": (20, 32, 40, 50, 60),
-    "Tiny ImageNet, 12288-1000x5-200": (100, 200),
     "breast cancer, 30-64-2": (4, 8, 12),
     "breast cancer, 30-256-2": (4, 8, 12, 16, 24),
+    "Tiny ImageNet, 12288-1000x5-200": (100, 200),
 }
 
 
@@ -113,9 +118,12 @@ def points() -> Iterator[Point]:
             for size in (4, 8, 12):
                 yield Point("search", name, *_setting(name, size), "spear", {"search": search})
     for epochs in (5, 50, 200):
-        name = "digits, 64-256-10"
-        yield Point("training", f"{name}, {epochs} epochs", *_setting(name, 16), trained=epochs)
-    for change in ("float16", "1e-5", "1e-4", "1e-3"):
+        for size in (4, 8, 16):
+            name = "digits, 64-256-10"
+            yield Point(
+                "training", f"{name}, {epochs} epochs", *_setting(name, size), trained=epochs
+            )
+    for change in ("float16", "bfloat16", "1e-5", "1e-4", "1e-3", "1e-2"):
         name = "digits, 64-256-10"
         yield Point("noise", f"{name}, {change}", *_setting(name, 12), change=change)
 
@@ -191,8 +199,8 @@ def observed(point: Point, data: tuple[Tensor, Tensor], seed: int) -> tuple[Obse
 
 def _changed(value: Tensor, change: str, seed: int) -> Tensor:
     """A gradient as it is sent."""
-    if change == "float16":
-        return value.half().float()
+    if change in ("float16", "bfloat16"):
+        return value.to(getattr(torch, change)).float()
     noise = torch.randn(value.shape, generator=torch_generator(seed, "noise"))
     return value + float(change or 0) * value.square().mean().sqrt() * noise
 
@@ -225,7 +233,7 @@ def attacked(point: Point, data: tuple[Tensor, Tensor], seed: int) -> dict[str, 
 def table(rows: list[dict[str, str]]) -> str:
     """The rows of each point together, as Markdown."""
     lines = [
-        "| | Attack | Batch | Batches exact | Images exact | Refused | Claimed and wrong | "
+        "| | Attack | Batch | Batches exact | Images exact | Refused | Claimed, not exact | "
         "Largest error | Largest mismatch | CPU seconds: median, most |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
@@ -257,6 +265,25 @@ def table(rows: list[dict[str, str]]) -> str:
     return "\n".join(lines)
 
 
+def confusion(batches: int, folder: Path) -> None:
+    """Print how many claims there are, and how many of them are right."""
+    name = "digits, 64-256-10"
+    data = examples("digits", folder)
+    for change in ("", "1e-6", "1e-5"):
+        counts: Counter[tuple[bool, bool]] = Counter()
+        worst = [0.0]
+        for size in (12, 16, 24):
+            point = Point("confusion", name, *_setting(name, size), change=change)
+            for seed in range(batches):
+                row = attacked(point, data, 1000 + seed)
+                counts[row["claimed"], row.get("worst_error", 1.0) < FOUND] += 1
+                worst.append(row.get("worst_error", 0.0))
+        print(
+            f"noise {change or 0}: {counts[True, True]} claimed and right, {counts[True, False]} "
+            f"claimed and wrong, {counts[False, False]} refused, largest error {max(worst):.1e}"
+        )
+
+
 def main() -> None:
     """Compute the rows that are missing, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -264,8 +291,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", nargs="*", default=[], help="groups to compute")
     parser.add_argument("--show", action="store_true")
+    parser.add_argument("--confusion", type=int, default=0)
     chosen = parser.parse_args()
     one_thread()
+    if chosen.confusion:
+        confusion(chosen.confusion, chosen.data)
+        return
     rows = list(csv.DictReader(ROWS.open())) if ROWS.exists() else []
     done = {(r["group"], r["point"], r["attack"], r["size"], r["seed"]) for r in rows}
     loaded: dict[str, tuple[Tensor, Tensor]] = {}
