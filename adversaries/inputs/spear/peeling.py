@@ -61,12 +61,14 @@ class Peeling:
         layer: The gradient.
         directions: Unit directions of the examples found (k, B).
         coordinates: Coordinates of their inputs (k, B), NaN where they are not known yet.
+        strict: Whether `certify` asks for zeros to spare, after what it found proved wrong.
     """
 
     def __init__(self, layer: LowRank) -> None:
         self.layer = layer
         self.directions = layer.left.new_zeros(0, layer.rank)
         self.coordinates = layer.left.new_zeros(0, layer.rank)
+        self.strict = False
         self._sizes = layer.left.norm(dim=1)
         self._alive = self._sizes > EMPTY * self._sizes[self._sizes > 0].median()
 
@@ -125,11 +127,19 @@ class Peeling:
         return self.certify(a / (a @ self.layer.sums)[:, None])
 
     def certify(self, coordinates: Tensor) -> int:
-        """Add the candidates (S, B) for which the rows vanish that must; returns their number."""
+        """Add the candidates (S, B) for which the rows vanish that must; returns their number.
+
+        Where few rows must, as in trained networks, a mixture may pass. If it is `strict`, zeros
+        beyond those that any direction can have exclude that.
+        """
         outputs, near = self._outputs(coordinates)
         q = self._vanishing(outputs < -near)
         good = q.isfinite().all(dim=1) & (self._agree(outputs, near, q) > AGREE)
-        return sum(self._add(q[i], coordinates[i]) for i in good.nonzero().flatten().tolist())
+        return sum(
+            self._add(q[i], coordinates[i])
+            for i in good.nonzero().flatten().tolist()
+            if not self.strict or self._rounded(q[i]) is not None
+        )
 
     def guess(self) -> int:
         """Find examples with approximate coordinates of those that have none.
@@ -157,11 +167,15 @@ class Peeling:
         order = counts.argsort(descending=True)
         return self._examined(candidates[order[counts[order] >= least]])
 
-    def doubt(self) -> int:
-        """Forget the directions whose coordinates are not known; returns their number."""
-        before, settled = len(self.directions), self.settled
+    def doubt(self) -> bool:
+        """Forget directions without coordinates, or else all, to be strict; False: neither."""
+        settled = self.settled
+        if settled.all():
+            if self.strict:
+                return False
+            self.strict, settled = True, torch.zeros_like(settled)
         self.directions, self.coordinates = self.directions[settled], self.coordinates[settled]
-        return before - len(self.directions)
+        return True
 
     def settle(self) -> int:
         """Find coordinates of directions that have none, and correct the others."""
