@@ -1,5 +1,6 @@
 """Arrays of Flower's that are turned into bytes only where bytes are needed."""
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,10 @@ from torch import Tensor
 
 NUMPY = "numpy.ndarray"
 """How Flower names its encoding of arrays."""
+
+
+_name = functools.cache(str)
+"""The name of a numpy dtype."""
 
 
 class TensorArray(Array):
@@ -21,10 +26,18 @@ class TensorArray(Array):
     """
 
     def __init__(self, tensor: Tensor) -> None:
+        self._values: NDArray[Any] | None
+        self._encoded: bytes | None
         values = tensor.detach().contiguous().numpy()
-        self.dtype, self.shape, self.stype = str(values.dtype), values.shape, NUMPY
-        self._values: NDArray[Any] | None = values
-        self._encoded: bytes | None = None
+        # Flower's class notes with each attribute that is set that it has changed.
+        self.__dict__.update(
+            dtype=_name(values.dtype),
+            shape=values.shape,
+            stype=NUMPY,
+            _is_dirty=True,
+            _values=values,
+            _encoded=None,
+        )
 
     @property
     def data(self) -> bytes:
