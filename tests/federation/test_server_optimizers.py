@@ -10,6 +10,7 @@ from support.tiny import rows, scenario, timeless
 from fedsim.engine.inline import InlineGrid
 from fedsim.engine.simulate import simulate
 from fedsim.errors import ScenarioError
+from fedsim.federation.checkpoint import STATE
 from fedsim.federation.fedsgd import RATES
 from fedsim.federation.strategies import build_strategy
 
@@ -102,25 +103,51 @@ def test_fedavgm_without_momentum_is_plain_fedsgd(tmp_path):
     "strategy", ["FedAdagrad", "FedAdam", {"name": "FedAvgM", "server_momentum": 0.9}, "FedYogi"]
 )
 def test_an_interrupted_run_goes_on_with_the_optimizers_state(tmp_path, strategy):
-    def interrupt(event, **fields):
-        if event == "round" and fields["round"] == 2:
-            raise KeyboardInterrupt
-
     run = run_of(
         strategy, training={"rounds": 3, "lr_schedule": "cosine"}, task={"model": "resnet20"},
         adversaries=[],
     )  # fmt: skip
+    assert resumed_after(run, tmp_path) == [2]
+
+
+WORDS = {
+    "FedAvgM": {"server_momentum": 0.9},
+    "FedProx": {"proximal_mu": 0.5},
+    "Krum": {"num_malicious_nodes": 1},
+    "MultiKrum": {"num_malicious_nodes": 1, "num_nodes_to_select": 3},
+}
+"""Settings with which a strategy does what it is for."""
+
+
+@pytest.mark.parametrize("name", sorted({*STATE} - {"FedSGD"}))
+def test_every_strategy_goes_on_after_a_kill_as_if_nothing_had_been(tmp_path, name):
+    training = {"algorithm": "fedavg", "local_steps": 2, "rounds": 4, "clients_per_round": 6}
+    strategy = {"name": name, **WORDS.get(name, {})}
+    run = run_of(strategy, training=training, task={"model": "resnet20"}, adversaries=[])
+    assert resumed_after(run, tmp_path) == [2]
+
+
+def resumed_after(run, tmp_path):
+    """Interrupt a run after round 2 and resume it; returns the round that it went on after.
+
+    Its weights, the strategy's state and the utility of all rounds are those of a whole run.
+    """
+
+    def interrupt(event, **fields):
+        if event == "round" and fields["round"] == 2:
+            raise KeyboardInterrupt
+
     simulate(run, tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
         simulate(run, tmp_path / "cut", observer=interrupt)
     resumed = []
     simulate(run, tmp_path / "cut", resume=True,
              observer=lambda event, **fields: resumed.append((event, fields)))  # fmt: skip
-    assert [fields["round"] for event, fields in resumed if event == "resumed"] == [2]
     whole, cut = (load_file(tmp_path / at / "checkpoint/global.safetensors")
                   for at in ("whole", "cut"))  # fmt: skip
     assert all(torch.equal(value, cut[name]) for name, value in whole.items())
     assert rows(tmp_path / "cut", "utility.csv") == rows(tmp_path / "whole", "utility.csv")
+    return [fields["round"] for event, fields in resumed if event == "resumed"]
 
 
 @pytest.mark.parametrize("secure", [False, "masked-sum"])
