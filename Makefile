@@ -34,6 +34,8 @@ format: $(VENV)/.dev  ## put formatting and imports right
 
 bench: $(VENV)/.base  ## speed of the engines, as ratios of the same work in one run
 	$(BIN)/python benchmarks/engines.py
+	$(BIN)/python benchmarks/bare_loop.py --turns 7
+	$(BIN)/python benchmarks/watching.py
 
 gpu: $(VENV)/.dev  ## tests and a benchmark on a GPU; without one, the benchmark with tiny models
 	if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
