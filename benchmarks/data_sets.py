@@ -37,12 +37,12 @@ def digits() -> Set:
     return Set(torch.tensor(data.images / 16).float()[:, None], torch.tensor(data.target), 10)
 
 
-def cifar(folder: Path) -> Set:
-    """CIFAR-100's test images."""
-    stored = np.load(folder / "cifar100.npz")
+def cifar(folder: Path, classes: int = 100) -> Set:
+    """The test images of CIFAR-10 or CIFAR-100."""
+    stored = np.load(folder / f"cifar{classes}.npz")
     images = torch.from_numpy(stored["x_test"]).float() / 255
     images = images.permute(0, 3, 1, 2) if images.shape[-1] == 3 else images
-    return Set(images.contiguous(), torch.from_numpy(stored["y_test"]).long().flatten(), 100)
+    return Set(images.contiguous(), torch.from_numpy(stored["y_test"]).long().flatten(), classes)
 
 
 def tiny(folder: Path) -> Set:
@@ -75,7 +75,7 @@ def tumours() -> Set:
 
 def _table(data: Any) -> Set:
     values = torch.tensor(data.data)
-    values = (values - values.mean(dim=0)) / values.std(dim=0)
+    values = (values - values.mean(dim=0)) / values.std(dim=0, correction=0)
     return Set(values.float(), torch.tensor(data.target), len(data.target_names))
 
 
@@ -83,6 +83,7 @@ READERS: dict[str, Callable[[Path], Set]] = {
     "digits": lambda _: digits(),
     "wine": lambda _: wine(),
     "tumours": lambda _: tumours(),
+    "cifar10": lambda folder: cifar(folder, 10),
     "cifar100": cifar,
     "tiny": tiny,
     "thousand": thousand,

@@ -12,6 +12,7 @@ Seconds are CPU seconds of one thread, refusals included. `--confusion` attacks 
 
 import argparse
 import csv
+import functools
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -20,8 +21,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
 import torch
+from data_sets import READERS, Set
 from torch import Tensor
 
 from fedsim import testing
@@ -30,7 +31,6 @@ from fedsim.metrics.images import match
 from fedsim.plugin import make
 from fedsim.records import Observation
 from fedsim.seeds import isolated, torch_generator
-from fedsim.spec import Column, ImageSpec, Spec, TabularSpec
 from fedsim.tasks.images import cross_entropy
 from fedsim.tasks.models import as_architecture
 from fedsim.victim import VictimModel
@@ -55,7 +55,7 @@ class Point:
     """One setting: its group of the table, and what distinguishes it there.
 
     Attributes:
-        data: "digits", "breast-cancer" or the name of an .npz file.
+        data: Its data set, see `READERS`.
         classes: Classes of the network; labels are taken modulo these.
         size: Examples of a batch.
         hidden: Units of the hidden layers.
@@ -87,10 +87,10 @@ SETTINGS: dict[str, tuple[str, int, tuple[int, ...]]] = {
     "digits, 64-256-10": ("digits", 10, (256,)),
     "CIFAR-10, 3072-200x5-10": ("cifar10", 10, WIDE),
     "CIFAR-100, 3072-200x5-100": ("cifar100", 100, WIDE),
-    "Tiny ImageNet, 12288-200x5-200": ("tiny_imagenet_val", 200, WIDE),
-    "Tiny ImageNet, 12288-1000x5-200": ("tiny_imagenet_val", 200, (1000,) * 5),
-    "breast cancer, 30-64-2": ("breast-cancer", 2, (64,)),
-    "breast cancer, 30-256-2": ("breast-cancer", 2, (256,)),
+    "Tiny ImageNet, 12288-200x5-200": ("tiny", 200, WIDE),
+    "Tiny ImageNet, 12288-1000x5-200": ("tiny", 200, (1000,) * 5),
+    "breast cancer, 30-64-2": ("tumours", 2, (64,)),
+    "breast cancer, 30-256-2": ("tumours", 2, (256,)),
 }
 SIZES = {
     "digits, 64-256-10": (8, 16, 24, 32, 40, 48),
@@ -133,34 +133,9 @@ def _setting(name: str, size: int) -> tuple[str, int, int, tuple[int, ...]]:
     return data, classes, size, hidden
 
 
-def examples(name: str, folder: Path) -> tuple[Tensor, Tensor]:
-    """Inputs, images (N, C, H, W) in [0, 1] or standardised rows (N, d), and labels (N,)."""
-    if name in ("digits", "breast-cancer"):
-        from sklearn import datasets
-
-        if name == "digits":
-            data = datasets.load_digits()
-            return torch.tensor(data.images / 16).float()[:, None], torch.tensor(data.target)
-        data = datasets.load_breast_cancer()
-        rows = (data.data - data.data.mean(axis=0)) / data.data.std(axis=0)
-        return torch.tensor(rows).float(), torch.tensor(data.target)
-    stored = np.load(folder / f"{name}.npz")
-    images, labels = (
-        ("x_test", "y_test") if "x_test" in stored else sorted(stored.files, key=_last)[:2]
-    )
-    pixels = torch.from_numpy(stored[images]).float() / 255
-    pixels = pixels.permute(0, 3, 1, 2) if pixels.shape[-1] == 3 else pixels
-    return pixels.contiguous(), torch.from_numpy(stored[labels]).long().flatten()
-
-
-def _last(name: str) -> tuple[int, str]:
-    """Images before labels before everything else."""
-    return {"x": 0, "y": 1}.get(name[:1], 2), name
-
-
-def observed(point: Point, data: tuple[Tensor, Tensor], seed: int) -> tuple[Observation, Tensor]:
+def observed(point: Point, data: Set, seed: int) -> tuple[Observation, Tensor]:
     """The gradient of one batch, and its inputs."""
-    inputs, labels = data[0], data[1] % point.classes
+    inputs, labels = data.images, data.labels
     shape = tuple(inputs.shape[1:])
     architecture = as_architecture({"name": "mlp", "hidden": list(point.hidden)})
     with isolated(seed, "benchmark"):
@@ -180,15 +155,9 @@ def observed(point: Point, data: tuple[Tensor, Tensor], seed: int) -> tuple[Obse
         name: _changed(value.detach(), point.change, seed)
         for name, value in model.gradient(inputs[chosen], labels[chosen]).items()
     }
-    columns = tuple(Column(f"c{i}") for i in range(shape[0]))
-    spec: Spec = (
-        TabularSpec(classes=point.classes, columns=columns)
-        if len(shape) == 1
-        else ImageSpec(point.classes, shape)
-    )
     seen = testing.observation(
         gradient=gradient,
-        spec=spec,
+        spec=data.spec,
         model=model,
         num_examples=point.size,
         labels=labels[chosen].sort().values,
@@ -205,7 +174,7 @@ def _changed(value: Tensor, change: str, seed: int) -> Tensor:
     return value + float(change or 0) * value.square().mean().sqrt() * noise
 
 
-def attacked(point: Point, data: tuple[Tensor, Tensor], seed: int) -> dict[str, Any]:
+def attacked(point: Point, data: Set, seed: int) -> dict[str, Any]:
     """The row of one batch."""
     seen, inputs = observed(point, data, seed)
     settings = dict(point.settings)
@@ -268,7 +237,7 @@ def table(rows: list[dict[str, str]]) -> str:
 def confusion(batches: int, folder: Path) -> None:
     """Print how many claims there are, and how many of them are right."""
     name = "digits, 64-256-10"
-    data = examples("digits", folder)
+    data = READERS["digits"](folder)
     for change in ("", "1e-6", "1e-5"):
         counts: Counter[tuple[bool, bool]] = Counter()
         worst = [0.0]
@@ -299,19 +268,18 @@ def main() -> None:
         return
     rows = list(csv.DictReader(ROWS.open())) if ROWS.exists() else []
     done = {(r["group"], r["point"], r["attack"], r["size"], r["seed"]) for r in rows}
-    loaded: dict[str, tuple[Tensor, Tensor]] = {}
+    read = functools.cache(lambda name: READERS[name](chosen.data))
     for point in () if chosen.show else points():
-        embedded = point.data in ("digits", "breast-cancer")
-        if not embedded and not (chosen.data / f"{point.data}.npz").exists():
-            continue
         if chosen.only and point.group not in chosen.only:
             continue
         for seed in range(chosen.seeds):
             if (point.group, point.name, point.title, str(point.size), str(seed)) in done:
                 continue
-            if point.data not in loaded:
-                loaded[point.data] = examples(point.data, chosen.data)
-            row = attacked(point, loaded[point.data], seed)
+            try:
+                data = read(point.data)
+            except FileNotFoundError:  # a point without its data is left out
+                break
+            row = attacked(point, data, seed)
             ROWS.parent.mkdir(parents=True, exist_ok=True)
             with ROWS.open("a", newline="") as file:
                 writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")

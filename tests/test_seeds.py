@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsim.seeds import derive, isolated, numpy_generator, torch_generator
+from fedsim.seeds import derive, held, isolated, numpy_generator, torch_generator
 
 places = st.lists(st.integers(0, 99) | st.text("abc|:,0", max_size=3), max_size=3)
 
@@ -93,3 +93,26 @@ def test_isolation_covers_more_than_generators(tmp_path):
         torch.use_deterministic_algorithms(True)
         os.chdir(tmp_path)
     assert state() == before
+
+
+def test_isolation_while_the_states_are_held_draws_the_same_and_the_end_restores_them():
+    with isolated(3, "client", 1):
+        first = draws()
+        with isolated(4, "inner"):
+            inner = draws()
+        second = draws()
+    before = state()
+    with held():
+        for _ in range(2):
+            with isolated(3, "client", 1):
+                assert draws() == first
+                with isolated(4, "inner"):  # must leave the outer block's random numbers alone
+                    assert draws() == inner
+                assert draws() == second
+    assert state() == before
+    with pytest.raises(KeyError), held(), isolated(3, "client", 1):
+        raise KeyError
+    assert state() == before
+    with isolated(3, "client", 1):
+        draws()
+    assert state() == before, "isolation saves again after the block"

@@ -122,9 +122,9 @@ class DLG(InputMatching):
     not used."""
 
     prior: Literal["smooth", "none"] = "smooth"
-    """With features: which of the inputs are taken that solve the equations; "smooth": those
-    nearest to grey if fine detail and colour count more than coarse shapes, as they are rarer in
-    natural images; "none": those nearest to grey in all values alike."""
+    """With features: which solution of the equations is taken where several fit. "smooth": the one
+    nearest to grey in a norm that penalises high frequencies and colour, which are weak in natural
+    images; "none": the one nearest to grey in the Euclidean norm."""
 
     def conditions(self) -> tuple[Requirement, ...]:
         """With features, more examples and somewhat more unknowns than equations are no obstacle.

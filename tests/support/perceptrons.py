@@ -4,7 +4,7 @@ from collections import OrderedDict
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from adversaries import ExactBatch
 from fedsim import testing
@@ -56,3 +56,14 @@ def attacked(seen: Observation, labels_from: str = "given") -> Reconstruction:
 
 def error(claimed: Reconstruction, truth: Truth, spec: Any = SPEC) -> float:
     return METRICS["mse"].score(claimed, truth, spec)
+
+
+class Normalised(nn.Module):
+    """A model that normalises its inputs first."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.inner((images - 0.4) / 0.2)

@@ -109,7 +109,10 @@ def gauss_newton(
 
 
 def _normal(slopes: list[Tensor], features: int) -> Tensor:
-    """The lower half of J J', of which each example has a block; the features are its own."""
+    """The lower triangle of J J^T, block by block of two examples.
+
+    Rows of features depend on their own example alone, so that they fill diagonal blocks only.
+    """
     number = len(slopes[0])
     found = slopes[0].new_zeros(len(slopes) * number, len(slopes) * number)
     for row, ours in enumerate(slopes):

@@ -79,8 +79,8 @@ class _Running:
 class RayExecutor:
     """Runs groups of attacks on workers of their own; the others wait in the object store.
 
-    If a group fails or its worker dies, its attacks are queued again one by one. An attack alone
-    whose worker dies is repeated, `REPEATS` times at most.
+    If a group fails or its worker dies, its attacks are queued again one by one. If a worker dies
+    with a single attack, that attack is repeated at most `REPEATS` times.
 
     Args:
         runner: The runner of this process, which groups attacks and records those that are lost.

@@ -5,8 +5,8 @@ from collections import OrderedDict
 
 import pytest
 import torch
-from support.perceptrons import SPEC, attacked, error, observed, perceptron
-from torch import Tensor, nn
+from support.perceptrons import SPEC, Normalised, attacked, error, observed, perceptron
+from torch import nn
 
 from adversaries import ExactBatch
 from adversaries.inputs.exact_batch.layer import Layer
@@ -152,14 +152,6 @@ def test_rows_of_a_table():
 
 
 def test_a_model_that_normalises_its_inputs():
-    class Normalised(nn.Module):
-        def __init__(self, inner: nn.Module) -> None:
-            super().__init__()
-            self.inner = inner
-
-        def forward(self, images: Tensor) -> Tensor:
-            return self.inner((images - 0.4) / 0.2)
-
     module = Normalised(perceptron(nn.ReLU()).module)
     model = VictimModel(module, head="inner.head", loss=cross_entropy)
     seen, truth = observed(model)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.perceptrons import Normalised
 from torch import Tensor, nn
 
 from adversaries import SPEAR
@@ -106,14 +107,6 @@ def test_other_activations_may_follow_deeper_in_the_model():
 
 
 def test_a_model_that_normalises_its_inputs():
-    class Normalised(nn.Module):
-        def __init__(self, inner: nn.Module) -> None:
-            super().__init__()
-            self.inner = inner
-
-        def forward(self, images: Tensor) -> Tensor:
-            return self.inner((images - 0.4) / 0.2)
-
     module = Normalised(network(nn.ReLU()).module)
     seen, truth = observed(VictimModel(module, head="inner.head", loss=cross_entropy))
     assert recovered(attacked(seen), truth)
