@@ -5,6 +5,7 @@ forward algorithm (Graves et al., ICML 2006, section 4.1) is therefore written i
 differentiable operations, one step a frame for all utterances and states at once.
 """
 
+import operator
 from typing import Any
 
 import torch
@@ -28,7 +29,11 @@ def frames_needed(labels: Tensor) -> int:
     Args:
         labels: Labels (L,) int64.
     """
-    return len(labels) + int((labels[1:] == labels[:-1]).sum())
+    return _frames_needed(labels.tolist())
+
+
+def _frames_needed(labels: list[int]) -> int:
+    return len(labels) + list(map(operator.eq, labels[1:], labels)).count(True)
 
 
 def ctc_loss(logits: Tensor, target: Tensor, lengths: Tensor | None = None) -> Tensor:
@@ -116,16 +121,16 @@ def _written_out(logits: Tensor, target: Tensor, lengths: Tensor, sizes: list[in
 def _sizes(target: Tensor, lengths: list[int], classes: int) -> list[int]:
     """Return the number of labels in each row of a target; raise if CTC cannot align them."""
     found = []
-    for index, (row, frames) in enumerate(zip(target, lengths, strict=True)):
-        labels = row[row >= 0]
-        if not len(labels):
+    for index, (row, frames) in enumerate(zip(target.tolist(), lengths, strict=True)):
+        labels = [label for label in row if label >= 0]
+        if not labels:
             raise DataError(f"utterance {index} of the batch has no label; CTC needs one at least")
-        if int(labels.min()) == BLANK or int(labels.max()) >= classes:
+        if min(labels) == BLANK or max(labels) >= classes:
             raise DataError(
-                f"utterance {index} of the batch has labels from {int(labels.min())} to "
-                f"{int(labels.max())}; expected 1 to {classes - 1}, for {BLANK} is the blank"
+                f"utterance {index} of the batch has labels from {min(labels)} to "
+                f"{max(labels)}; expected 1 to {classes - 1}, for {BLANK} is the blank"
             )
-        if (needed := frames_needed(labels)) > frames:
+        if (needed := _frames_needed(labels)) > frames:
             raise DataError(
                 f"utterance {index} of the batch has {frames} frames, and its {len(labels)} labels "
                 f"take {needed} (one each, and one between two that are equal): its CTC loss is "

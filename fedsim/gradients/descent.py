@@ -84,6 +84,7 @@ class Adam(Optimizer):
         self._mean = torch.zeros_like(starts)
         self._square = torch.zeros_like(starts)
         self._steps = torch.zeros(len(starts), dtype=torch.int64, device=starts.device)
+        self._taken = [0] * len(starts)  # the same, to be read without waiting for a GPU
         self._lr, self._schedule, self._signed = lr, schedule, signed
         self._low, self._high, self._clamped = low, high, clamped
         self._stuck = torch.zeros(len(starts), dtype=torch.bool, device=starts.device)
@@ -96,7 +97,8 @@ class Adam(Optimizer):
         """Take values (R,) and gradients (R, n) at `point()`; an undefined value is Inf."""
         self._stuck |= values.isinf()
         g = gradients.sign() if self._signed else gradients
-        factors = [self._schedule(step) for step in self._steps.tolist()]
+        factors = [self._schedule(step) for step in self._taken]
+        self._taken = [step + 1 for step in self._taken]
         self._steps += 1
         self._mean = 0.9 * self._mean + 0.1 * g
         self._square = 0.999 * self._square + 0.001 * g.square()
@@ -114,8 +116,13 @@ class Adam(Optimizer):
         """Start a row anew from a point (n,), without any state."""
         self._x[row] = start
         self._mean[row] = self._square[row] = 0.0
-        self._steps[row] = 0
+        self._steps[row] = self._taken[row] = 0
         self._stuck[row] = False
+
+    def keep(self, rows: Tensor) -> None:
+        """Drop all rows but these (int64)."""
+        super().keep(rows)
+        self._taken = [self._taken[row] for row in rows.tolist()]
 
 
 class LBFGS(Optimizer):
@@ -195,9 +202,9 @@ class LBFGS(Optimizer):
         rows, history = len(s), self._sy.shape[1]
         every = torch.arange(rows, device=s.device)
         curved = (s * y).sum(dim=1) > CURVED * s.norm(dim=1) * y.norm(dim=1)
-        chosen, slot = every[curved], (self._count % history)[curved]
-        self._pairs[chosen, slot] = s[curved]
-        self._pairs[chosen, slot + history] = y[curved]
+        slot = self._count % history
+        for new, at in ((s, slot), (y, slot + history)):
+            self._pairs[every, at] = torch.where(curved[:, None], new, self._pairs[every, at])
         self._count = self._count + curved
         # Stacked as rows: a batched product with columns is several times slower.
         products = (torch.stack([s, y, self._g], dim=1) @ self._pairs.mT).double()
@@ -206,19 +213,13 @@ class LBFGS(Optimizer):
         there = ages >= history - self._count[:, None]
         both = torch.cat([order, order + history], dim=1)
         with_s, with_y, with_g = products.gather(2, both[:, None].expand(-1, 3, -1)).unbind(dim=1)
-        self._sy = _shifted(self._sy, curved)
-        self._sy[chosen, -1] = with_s[curved, history:]
-        self._sy[chosen, :, -1] = with_y[curved, :history]
-        self._yy = _shifted(self._yy, curved)
-        self._yy[chosen, -1] = with_y[curved, history:]
-        self._yy[chosen, :, -1] = with_y[curved, history:]
+        self._sy = _taken_in(self._sy, with_s[:, history:], with_y[:, :history], curved)
+        self._yy = _taken_in(self._yy, with_y[:, history:], with_y[:, history:], curved)
 
         a, b = with_g[:, :history] * there, with_g[:, history:] * there
-        sy, yy, upper = self._sy, self._yy, self._sy
-        if not bool(there.all()):
-            pair = there[:, :, None] & there[:, None, :]
-            sy, yy = sy * pair, yy * pair
-            upper = sy + torch.diag_embed((~there).to(sy))
+        pair = there[:, :, None] & there[:, None, :]
+        sy, yy = self._sy * pair, self._yy * pair
+        upper = sy + torch.diag_embed((~there).to(sy))
         diagonal = sy.diagonal(dim1=1, dim2=2)
         last = yy[:, -1, -1]
         gamma = torch.where(last > 0, diagonal[:, -1] / last, torch.ones_like(last))[:, None]
@@ -241,10 +242,11 @@ class LBFGS(Optimizer):
         self._steep[row] = self._stuck[row] = False
 
 
-def _shifted(matrices: Tensor, rows: Tensor) -> Tensor:
-    """Matrices (R, m, m) moved up and left by one in the rows (R,) that say so.
+def _taken_in(matrices: Tensor, row: Tensor, column: Tensor, those: Tensor) -> Tensor:
+    """Matrices (R, m, m) moved up and left by one, with a new last row and column (R, m).
 
-    What leaves comes in again at the other end, where the newest pair is written.
+    Only of those (R,); the others stay as they are. No value is read, as a GPU would have to wait.
     """
     moved = matrices.roll((-1, -1), dims=(1, 2))
-    return moved if bool(rows.all()) else torch.where(rows[:, None, None], moved, matrices)
+    moved[:, -1], moved[:, :, -1] = row, column
+    return torch.where(those[:, None, None], moved, matrices)

@@ -6,6 +6,7 @@ layer and a single example. Every distance is (R,) and differentiable.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
 from typing import Union
 
 import torch
@@ -66,7 +67,7 @@ def squared_distance(
         weights: Weight of a parameter's term by name; 1 if left out.
     """
     terms = (_squared(ours[name], theirs[name]) * (weights or {}).get(name, 1.0) for name in ours)
-    return sum(terms, start=torch.zeros(()))
+    return reduce(torch.add, terms)
 
 
 def cosine_distance(
@@ -80,9 +81,8 @@ def cosine_distance(
         weights: Weight of a parameter's inner products by name; 1 if left out.
     """
     dot, mine_square, their_square = (
-        sum(
-            (_inner(a[name], b[name]) * (weights or {}).get(name, 1.0) for name in ours),
-            start=torch.zeros(()),
+        reduce(
+            torch.add, (_inner(a[name], b[name]) * (weights or {}).get(name, 1.0) for name in ours)
         )
         for a, b in ((ours, theirs), (ours, ours), (theirs, theirs))
     )

@@ -177,9 +177,9 @@ def minimise(
     if len(going) < len(rows):
         rows = [rows[index] for index in going]
         state.keep(torch.tensor(going, dtype=torch.int64, device=points.device))
+    victims = _victims(rows, points.device)
     while rows:
         points = state.point().detach().requires_grad_(True)
-        victims = torch.tensor([row.victim for row in rows], device=points.device)
         values = objective(points, victims)
         (gradients,) = torch.autograd.grad(values.sum(), points)
         values = values.detach()
@@ -190,10 +190,17 @@ def minimise(
             for row, now in zip(rows, reading(points.detach()), strict=True):
                 row.says(now)
         sound = values.isfinite() & gradients.isfinite().all(dim=1)
-        numbers, fine = values.tolist(), sound.tolist()
-        proved = (
-            [math.inf] * len(rows) if proof is None else proof(points.detach(), victims).tolist()
+        state.tell(
+            torch.where(sound, values, torch.inf),
+            torch.where(sound[:, None], gradients, torch.zeros_like(gradients)),
         )
+        proofs = torch.full_like(values, torch.inf)
+        if proof is not None:
+            proofs = proof(points.detach(), victims)
+        # Read at once, as a GPU has to end its work for it.
+        numbers, proved, fine, stuck = torch.stack(
+            [each.double() for each in (values, proofs, sound, state.stuck())]
+        ).tolist()
         for index, (row, good) in enumerate(zip(rows, fine, strict=True)):
             best = found[row.victim]
             row.evaluations += 1
@@ -209,15 +216,11 @@ def minimise(
             first = proof is not None and row.matched and "matched" not in best.outcomes
             if first or (value < best.value and (row.matched or not restarts.ends)):
                 best.value, best.point = value, points[index].detach().clone()
-        state.tell(
-            torch.where(sound, values, torch.inf),
-            torch.where(sound[:, None], gradients, torch.zeros_like(gradients)),
-        )
         ended: dict[int, str] = {}
-        for index, (row, stuck) in enumerate(zip(rows, state.stuck().tolist(), strict=True)):
+        for index, row in enumerate(rows):
             rule = rules[row.victim]
-            if stuck or row.matched or row.evaluations % rule.evaluations == 0:
-                outcome = _judge(row, rule, jobs[row.victim], stuck, not fine[index])
+            if stuck[index] or row.matched or row.evaluations % rule.evaluations == 0:
+                outcome = _judge(row, rule, jobs[row.victim], bool(stuck[index]), not fine[index])
                 if outcome:
                     ended[index] = outcome
                 elif blocks is not None and len(blocks) > 1:
@@ -241,7 +244,13 @@ def minimise(
         if len(left) < len(rows):
             rows = [rows[index] for index in left]
             state.keep(torch.tensor(left, dtype=torch.int64, device=points.device))
+            victims = _victims(rows, points.device)
     return found
+
+
+def _victims(rows: Sequence[_Start], device: torch.device) -> Tensor:
+    """Each row's victim, (R,) int64."""
+    return torch.tensor([row.victim for row in rows], dtype=torch.int64, device=device)
 
 
 def _judge(row: _Start, rule: Rules, job: Job, stuck: bool, broken: bool) -> str:

@@ -196,7 +196,8 @@ class Problem:
         if self.labels is not None:
             # No gradient reaches labels in a point, so that no optimizer moves them.
             hard = points[:, self.pixels :].long() if self.shuffled else self.labels[victims]
-            return inputs, torch.nn.functional.one_hot(hard, self.classes).to(self.dtype)
+            classes = torch.arange(self.classes, device=self.device)
+            return inputs, (hard[..., None] == classes).to(self.dtype)
         logits = points[:, self.pixels :].view(-1, self.inputs_shape[0], self.classes)
         return inputs, logits.softmax(dim=2)
 
