@@ -52,17 +52,43 @@ def attack_workers(scenario: Scenario) -> int:
     return workers(scenario) if asked == "auto" else asked
 
 
+def check_address(address: str) -> None:
+    """Refuse an `engine.address` that is neither "auto" nor HOST:PORT.
+
+    Raises:
+        EngineError: It has another form.
+    """
+    if address in ("", "auto", "local"):
+        return
+    expected = (
+        'expected HOST:PORT, the address that "ray start --head" prints (its port is 6379 by '
+        'default), or "auto" on a machine of the cluster'
+    )
+    if "://" in address:
+        kind = address.partition("://")[0]
+        raise EngineError(
+            f"engine.address = {address}: {kind}:// is not supported, because data and updates "
+            f"would all pass through one proxy. Run fedsim on a machine of the cluster; {expected}"
+        )
+    host, _, port = address.rpartition(":")
+    bare = host.strip("[]")
+    if not bare or not port.isdigit() or not 0 < int(port) < 65536 or set(bare) & set("/ "):
+        raise EngineError(f"engine.address = {address}: {expected}")
+
+
 def knock(address: str) -> None:
     """Check that a Ray cluster accepts connections; Ray itself would try for minutes.
 
     Args:
-        address: `engine.address`. Only HOST:PORT is checked.
+        address: `engine.address`.
 
     Raises:
-        EngineError: Nothing accepts connections there.
+        EngineError: The address has another form than HOST:PORT, or nothing accepts connections
+            there within 5 s.
     """
+    check_address(address)
     host, _, port = address.rpartition(":")
-    if not host or "/" in host or not port.isdigit():
+    if not host:
         return
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()

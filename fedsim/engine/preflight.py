@@ -8,7 +8,7 @@ from torch import nn
 
 from fedsim.attacking.probes import check_probes
 from fedsim.defense import Defense
-from fedsim.engine import engine_name
+from fedsim.engine import check_address, engine_name
 from fedsim.engine.process import attack_cautions
 from fedsim.errors import DataError, ScenarioError
 from fedsim.federation.strategies import build_strategy, quiet
@@ -40,9 +40,11 @@ def preflight(
 
     Raises:
         ScenarioError: The scenario cannot be run as written, or not on this machine.
+        EngineError: `engine.address` is no address of a Ray cluster.
         DataError: Its data is missing or wrong.
         PluginError: A plugin is unknown or refuses its settings.
     """
+    check_address(scenario.engine.address)
     _check_gpus(scenario, clients_too=not nodes_decide)
     too_many = _too_many_victims(scenario)
     if too_many and not nodes_decide:

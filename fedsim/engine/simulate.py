@@ -16,7 +16,7 @@ from fedsim.attacking.executor import Observer
 from fedsim.attacking.identity import forget, plans, settle
 from fedsim.attacking.keeping import expected_bytes
 from fedsim.diagnosis.diagnose import diagnose_end
-from fedsim.engine import Engine, engine_name
+from fedsim.engine import Engine, engine_name, knock
 from fedsim.engine.preflight import preflight
 from fedsim.engine.process import device_name, one_thread, reporting
 from fedsim.errors import ClientError, EngineError, ScenarioError, did_you_mean
@@ -132,6 +132,8 @@ def _run(
 ) -> Path:
     """Run points of a scenario, and write a run folder; see `simulate`."""
     # A scenario that cannot run is an error before its folder is created.
+    if engine_name(scenario) == "ray":
+        knock(scenario.engine.address)
     built, cautions, planned, size = None, {}, dict[str, Any](), 0
     for name, point in chosen.items():
         built, cautions[name] = preflight(point, after=built)

@@ -2,12 +2,13 @@
 
 import csv
 import os
+import re
 import socket
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,12 +19,14 @@ from support.commands import python
 from support.processes import kill_marked, marked, needs_proc
 
 ROWS = ("training.rounds=1", "adversaries.1.iterations=5", "adversaries.1.restarts=0")
+MANY = ("training.rounds=15", "training.clients_per_round=8")
+"""Rounds enough for a node to be lost meanwhile."""
 
 
 @contextmanager
-def node(tmp_path: Path, *options: str, **environment: str) -> Iterator[None]:
+def node(tmp_path: Path, *options: str, cpus: int = 2, **environment: str) -> Iterator[None]:
     """One Ray node, until the block ends."""
-    command = [Path(sys.executable).with_name("ray"), "start", *options, "--num-cpus=2"]
+    command = [Path(sys.executable).with_name("ray"), "start", *options, f"--num-cpus={cpus}"]
     log = (tmp_path / "ray.log").open("ab")
     started = subprocess.Popen(
         [*command, "--object-store-memory=100000000", "--disable-usage-stats", "--block"],
@@ -81,13 +84,23 @@ def wait(address: str, nodes: int) -> None:
     subprocess.run([sys.executable, "-c", code, address, str(nodes)], check=True, timeout=200)
 
 
+IMPATIENT = """
+import sys
+from fedsim.engine.ray import session
+session.PLACE = 3.0
+from fedsim.cli import main
+main()
+"""
+
+
 def run_scenario(
-    folder: Path, *settings: str, **environment: str
+    folder: Path, *settings: str, code: str = "", **environment: str
 ) -> subprocess.CompletedProcess[str]:
     options = [word for each in (*ROWS, *settings) for word in ("--set", each)]
     command = ["run", "first-rounds", "--quiet", "--out", str(folder), *options]
     env = {**os.environ, **environment}
-    return python("-m", "fedsim.cli", *command, folder=folder.parent, env=env)
+    program = ["-c", code] if code else ["-m", "fedsim.cli"]
+    return python(*program, *command, folder=folder.parent, env=env)
 
 
 def findings(folder: Path) -> list[dict[str, str]]:
@@ -104,29 +117,107 @@ def test_a_cluster_finds_what_one_process_finds(head, tmp_path):
     assert findings(tmp_path / "cluster") == rows
 
 
-@needs_proc
-def test_a_killed_node_costs_a_retry_of_its_work(head, tmp_path):
-    rounds = ("training.rounds=15", "training.clients_per_round=8")
-    assert run_scenario(tmp_path / "inline", *rounds, "engine.workers=1").returncode == 0
-    joins, mark = (f"--address={head}", "--node-ip-address=127.0.0.3"), f"NODE_{uuid.uuid4().hex}"
-    with node(tmp_path, *joins, **{mark: "1"}):
+def third_round(folder: Path) -> bool:
+    log = folder / "log.jsonl"
+    return log.exists() and '"round": 3' in log.read_text()
+
+
+def first_attacks(folder: Path) -> bool:
+    table = folder / "findings.csv"
+    return table.exists() and table.read_bytes().count(b"\n") > 3
+
+
+def run_and_kill(
+    head: str,
+    folder: Path,
+    *settings: str,
+    after: Callable[[Path], bool],
+    code: str = "",
+    cpus: int = 2,
+    gpus: int = 0,
+) -> tuple[subprocess.CompletedProcess[str], str]:
+    """A run whose cluster loses its second node `after` something, and what was running there."""
+    joins = (f"--address={head}", "--node-ip-address=127.0.0.3", f"--num-gpus={gpus}")
+    mark = f"NODE_{uuid.uuid4().hex}"
+    with node(folder.parent, *joins, cpus=cpus, **{mark: "1"}):
         wait(head, 2)
-        several = (*rounds, f"engine.address={head}", "engine.workers=1")
+        on_it = (*MANY, f"engine.address={head}", "engine.workers=1", *settings)
         with ThreadPoolExecutor() as pool:
-            run = pool.submit(run_scenario, tmp_path / "cluster", *several)
-            log, deadline = tmp_path / "cluster" / "log.jsonl", time.monotonic() + 120
-            while not (log.exists() and '"round": 3' in log.read_text()):
-                assert time.monotonic() < deadline, "no third round"
+            run = pool.submit(run_scenario, folder, *on_it, code=code)
+            deadline = time.monotonic() + 120
+            while not after(folder):
+                assert time.monotonic() < deadline, "not so far within 120 s"
                 assert not run.done(), run.result().stderr
                 time.sleep(0.05)
             worked = " ".join(name for _, name in marked(mark))
             kill_marked(mark)
-            done = run.result()
+            return run.result(), worked
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory) -> list[dict[str, str]]:
+    """The findings of a run in one process."""
+    folder = tmp_path_factory.mktemp("inline") / "run"
+    assert run_scenario(folder, *MANY, "engine.workers=1").returncode == 0
+    return once(folder)
+
+
+def once(folder: Path) -> list[dict[str, str]]:
+    """Findings, whichever attempt they come from."""
+    return [{**row, "attempt": ""} for row in findings(folder)]
+
+
+@needs_proc
+def test_a_killed_node_costs_a_retry_of_its_work(head, expected, tmp_path):
+    done, worked = run_and_kill(head, tmp_path / "run", after=third_round)
     assert "ray::" in worked  # a worker was on the node that died
     assert done.returncode == 0, done.stderr
-    untold = {"attempt": ""}
-    expected = [{**row, **untold} for row in findings(tmp_path / "inline")]
-    assert [{**row, **untold} for row in findings(tmp_path / "cluster")] == expected
+    assert once(tmp_path / "run") == expected
+
+
+@needs_proc
+def test_a_run_that_loses_all_places_for_attacks_ends_and_can_be_resumed(head, expected, tmp_path):
+    folder = tmp_path / "run"
+    needs_gpu = "engine.gpus_per_attack=0.5"  # which the lost node alone says that it has
+    done, worked = run_and_kill(
+        head, folder, needs_gpu, after=first_attacks, code=IMPATIENT, gpus=1
+    )
+    assert "ray::" in worked
+    assert done.returncode == 1
+    error = done.stderr.splitlines()[-1]
+    assert "no place for any of 1 attack workers for 3 s. Each needs 1 CPU and 0.5 GPUs" in error
+    assert re.search(r"nodes left: [\d.]+ \(2 CPUs\), with 1 CPU free\. Start a node", error)
+    assert "--resume" in error
+    found = once(folder)
+    assert 0 < len(found) < len(expected)
+    here = ("--set", "engine.address=", "--set", "engine.gpus_per_attack=0")
+    command = ("-m", "fedsim.cli", "run", str(folder), "--resume", "--quiet", *here)
+    done = python(*command, folder=tmp_path, env=os.environ)
+    assert done.returncode == 0, done.stderr
+    assert sorted(map(str, once(folder))) == sorted(map(str, expected))
+
+
+@needs_proc
+def test_a_run_that_loses_all_places_for_clients_ends(head, tmp_path):
+    large = "engine.cpus_per_client=3"  # more than the head has
+    folder = tmp_path / "run"
+    done, worked = run_and_kill(head, folder, large, after=third_round, code=IMPATIENT, cpus=4)
+    assert "ray::" in worked
+    assert done.returncode == 1
+    error = done.stderr.splitlines()[-1]
+    assert "no place for any of 1 client workers for 3 s. Each needs 3 CPUs" in error
+    assert (folder / "report.html").exists()
+
+
+@needs_proc
+def test_a_run_goes_on_with_the_workers_that_still_have_a_place(head, expected, tmp_path):
+    several = ("engine.workers=2", "engine.attack_workers=2", "engine.cpus_per_client=0.5")
+    folder = tmp_path / "run"
+    done, _ = run_and_kill(head, folder, *several, after=first_attacks, code=IMPATIENT, cpus=1)
+    assert done.returncode == 0, done.stderr
+    assert once(folder) == expected
+    warned = "1 of 2 attack workers for 3 s: the run goes on with the others"
+    assert warned in (folder / "log.jsonl").read_text()
 
 
 def test_without_an_address_a_run_keeps_to_itself_beside_a_cluster(head, tmp_path):

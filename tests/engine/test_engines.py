@@ -14,7 +14,7 @@ import pytest
 from safetensors.torch import load_file
 from support.tiny import faulty, rows, same, scenario, timeless
 
-from fedsim.engine import engine_name, workers
+from fedsim.engine import engine_name, knock, workers
 from fedsim.engine.simulate import simulate
 from fedsim.errors import EngineError
 from fedsim.metrics import applicable
@@ -194,21 +194,37 @@ def test_a_client_that_kills_its_worker_is_named_and_the_others_go_on(tmp_path):
 # --- an engine that cannot start --------------------------------------------------------------
 
 
-def test_a_cluster_that_is_not_there_is_one_clear_error(tmp_path):
-    from fedsim.engine import knock
-
-    with pytest.raises(
-        EngineError, match=r"cannot be reached at engine\.address = 127\.0\.0\.1:1:"
-    ):
-        knock("127.0.0.1:1")
-    for elsewhere in ("auto", "local", "ray://127.0.0.1:1"):
-        knock(elsewhere)
-
-
-def test_what_kept_an_engine_from_starting_is_what_the_user_reads(tmp_path):
-    nowhere = scenario(engine={"name": "ray", "workers": 2, "address": "127.0.0.1:1"})
-    with pytest.raises(EngineError, match="cannot be reached"):
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("127.0.0.1:1", r"cannot be reached at engine\.address = 127\.0\.0\.1:1: .*refused"),
+        ("no-such-host.invalid:6379", r"cannot be reached at engine\.address = no-such-host"),
+        ("127.0.0.1", r"engine\.address = 127\.0\.0\.1: expected HOST:PORT"),
+        ("127.0.0.1:99999", "expected HOST:PORT"),
+        ("my head:6379", "expected HOST:PORT"),
+        ("ray://127.0.0.1:10001", r"ray:// is not supported.*on a machine of the cluster"),
+        ("http://127.0.0.1:8265", "http:// is not supported"),
+    ],
+)
+def test_an_address_that_leads_to_no_cluster_is_one_sentence_and_no_folder(address, said, tmp_path):
+    nowhere = scenario(engine={"name": "ray", "workers": 2, "address": address})
+    began = time.monotonic()
+    with pytest.raises(EngineError, match=said) as error:
         simulate(nowhere, tmp_path / "nowhere")
+    assert "\n" not in str(error.value)
+    assert time.monotonic() - began < 20
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_an_address_that_does_not_answer_fails_within_seconds(monkeypatch):
+    def silent(address, timeout):
+        assert timeout == 5
+        raise TimeoutError("timed out")
+
+    monkeypatch.setattr("socket.create_connection", silent)
+    with pytest.raises(EngineError, match=r"192\.0\.2\.1:6379: timed out"):
+        knock("192.0.2.1:6379")
+    knock("auto")  # Ray itself finds its node on this machine
 
 
 def test_too_few_gpus_are_an_error_and_no_endless_wait(tmp_path, monkeypatch):

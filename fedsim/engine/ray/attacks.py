@@ -17,6 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from fedsim.attacking.attack import Attack, AttackRunner, GroupFailed, Outcome, one_by_one
 from fedsim.attacking.executor import Observer
 from fedsim.attacking.progress import Board, watched
+from fedsim.engine.ray import session
 from fedsim.errors import RunFolderError
 from fedsim.records import Interception
 from fedsim.runs.stored import StoredTensors, opened
@@ -80,7 +81,9 @@ class RayExecutor:
     """Runs groups of attacks on workers of their own; the others wait in the object store.
 
     If a group fails or its worker dies, its attacks are queued again one by one. If a worker dies
-    with a single attack, that attack is repeated at most `REPEATS` times.
+    with a single attack, that attack is repeated at most `REPEATS` times. A worker that has no
+    place, because a node was lost, leaves its attacks to the others; if no worker has one for
+    `session.PLACE` seconds, `collect` raises `EngineError`.
 
     Args:
         runner: The runner of this process, which groups attacks and records those that are lost.
@@ -104,6 +107,8 @@ class RayExecutor:
         self._past: dict[str, Any] = {}
         self._sees_files: bool | None = None
         self._starting: dict[int, Any] = {}
+        self._placeless: dict[int, float] = {}
+        self._warned = False
         self._running: dict[Any, _Running] = {}
 
     def _new(self, index: int) -> Any:
@@ -174,9 +179,43 @@ class RayExecutor:
             del self._starting[index]
         return index not in self._starting
 
+    def _find_places(self) -> None:
+        """Queue again what waits for a worker without a place on a node, if another one is free.
+
+        Raises:
+            EngineError: No worker has had a place for long.
+        """
+        ready = {index for index in range(len(self._workers)) if self._is_ready(index)}
+        now = time.monotonic()
+        self._placeless = {
+            index: self._placeless.get(index, now)
+            for index in self._starting
+            if session.node_of(self._workers[index]) == ""
+        }
+        lacking = len(self._placeless)
+        if not lacking:
+            return
+        if lacking == self._number:
+            if now - max(self._placeless.values()) > session.PLACE:
+                raise session.no_place("attack", self._number, 1.0, self._gpus)
+        elif now - min(self._placeless.values()) > session.PLACE and not self._warned:
+            self._warned = True
+            self._observer("caution", text=session.fewer("attack", lacking, self._number))
+        free = len(ready - {running.worker for running in self._running.values()})
+        for task, running in list(self._running.items()):
+            if len(self._queue) < free and running.worker in self._placeless:
+                del self._running[task]
+                self._replace(running.worker)
+                self._queue.append(running.group)
+
     def collect(self, *, wait: bool) -> Iterator[Outcome]:
-        """Outcomes as attacks end. Waits in short steps, so that Ctrl-C takes effect."""
+        """Outcomes as attacks end. Waits in short steps, so that Ctrl-C takes effect.
+
+        Raises:
+            EngineError: No worker has had a place on a node for long.
+        """
         while self._running:
+            self._find_places()
             self._fill()
             done, _ = ray.wait(list(self._running), timeout=0.5 if wait else 0)
             for task in done:
@@ -220,12 +259,16 @@ class RayExecutor:
         self._queue.extendleft(reversed(groups))
         return []
 
+    def _replace(self, index: int) -> None:
+        """Kill a worker, and start another one in its place."""
+        with contextlib.suppress(Exception):
+            ray.kill(self._workers[index])
+        self._workers[index] = self._new(index)
+
     def _lost(self, running: _Running, why: str, status: str = "failed") -> list[Outcome]:
         """Replace a worker that died, and record or repeat the attacks that it had."""
         if self._workers:
-            with contextlib.suppress(Exception):
-                ray.kill(self._workers[running.worker])
-            self._workers[running.worker] = self._new(running.worker)
+            self._replace(running.worker)
         if len(running.group) > 1:
             return self._again(running, why)
         (one,) = running.group
@@ -279,4 +322,7 @@ def found_by_all(path: Path, digest: str) -> bool:
         .remote()
         for node in nodes
     ]
-    return all(ray.get(asked))
+    try:
+        return all(ray.get(asked))
+    except RayError:  # a node was lost meanwhile
+        return False

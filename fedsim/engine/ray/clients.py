@@ -2,8 +2,9 @@
 
 import contextlib
 import math
+import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import ray
@@ -14,8 +15,9 @@ from ray.exceptions import RayError
 from fedsim.attacking.attack import AttackRunner
 from fedsim.attacking.executor import Observer
 from fedsim.engine import Engine, attack_workers, workers
+from fedsim.engine.ray import session
 from fedsim.engine.ray.attacks import RayExecutor
-from fedsim.engine.ray.session import start_session
+from fedsim.errors import EngineError
 from fedsim.federation import federate
 from fedsim.federation.client import answers
 from fedsim.federation.grid import RAISED, LocalGrid
@@ -41,24 +43,44 @@ class ClientWorker:
         return [(reply, c.state) for reply, c in zip(replies, contexts, strict=True)]
 
 
+class _GivenUp(RayError):
+    """An actor had no place for long, and another one does its work."""
+
+
 class RayGrid(LocalGrid):
     """Sends messages to actors in groups, so that the global model is pickled once a group.
 
     A worker that dies is replaced and gets its messages again one by one, so that the client that
-    killed it is identified and the others answer.
+    killed it is identified and the others answer. If a node was lost and Ray has no place for the
+    new worker, another worker does its work from then on.
 
     Args:
         clients: The number of clients.
         pool: The actors.
         new: Makes another actor.
+        no_place: Makes the error that is raised if no actor has a place.
+        warn: Called with a warning if fewer actors have a place than there should be.
     """
 
-    def __init__(self, clients: int, pool: list[Any], new: Any) -> None:
+    def __init__(
+        self,
+        clients: int,
+        pool: list[Any],
+        new: Callable[[], Any],
+        no_place: Callable[[], EngineError],
+        warn: Callable[[str], None],
+    ) -> None:
         super().__init__(clients)
         self._pool, self._new = pool, new
+        self._no_place, self._warn = no_place, warn
+        self._placeless: dict[int, float] = {}
 
     def exchange(self, messages: Sequence[Message]) -> Iterator[Message]:
-        """Replies in the order of the messages; two groups an actor are under way at a time."""
+        """Replies in the order of the messages; two groups an actor are under way at a time.
+
+        Raises:
+            EngineError: No actor has had a place on a node for long.
+        """
         shares, pool = self._shares(messages), self._pool
         tasks: deque[Any] = deque()
         for number, share in enumerate(shares):
@@ -67,12 +89,43 @@ class RayGrid(LocalGrid):
                 actor = pool[(number + len(tasks)) % len(pool)]
                 tasks.append(actor.answer.remote(ahead, contexts))
             try:
-                pairs = ray.get(tasks.popleft())
+                pairs = self._wait(number % len(pool), tasks.popleft())
             except RayError:
                 pairs = [self._again(number % len(pool), message) for message in share]
             for reply, state in pairs:
                 self.contexts[reply.metadata.src_node_id].state = state
                 yield reply
+
+    def _wait(self, index: int, task: Any) -> list[tuple[Message, RecordDict]]:
+        """What a task of an actor returns; raises `RayError` if the actor ends or is given up."""
+        actor = self._pool[index]
+        while not ray.wait([task], timeout=1.0)[0]:
+            self._find_places()
+            if self._pool[index] is not actor:
+                raise _GivenUp
+        self._placeless.pop(index, None)
+        return ray.get(task)  # type: ignore[no-any-return]
+
+    def _find_places(self) -> None:
+        """Replace actors that have ended, and give up those that have no place for long."""
+        now, sound, since = time.monotonic(), list[Any](), dict[int, float]()
+        for index, actor in enumerate(self._pool):
+            node = session.node_of(actor)
+            if node is None:
+                self._pool[index] = self._new()
+            if node:
+                sound.append(actor)
+            else:
+                since[index] = self._placeless.get(index, now)
+        self._placeless = since
+        if not since or now - max(since.values()) <= session.PLACE:
+            return
+        if not sound:
+            raise self._no_place()
+        self._warn(session.fewer("client", len(since), len(self._pool)))
+        for index in since:
+            ray.kill(self._pool[index])
+            self._pool[index] = sound[index % len(sound)]
 
     def _shares(self, messages: Sequence[Message]) -> list[Sequence[Message]]:
         """Split messages into groups, by the size of their models and evenly over the actors."""
@@ -84,15 +137,17 @@ class RayGrid(LocalGrid):
     def _again(self, index: int, message: Message) -> tuple[Message, RecordDict]:
         """Send a message alone, to a new worker if the old one has died."""
         context = self.contexts[message.metadata.dst_node_id]
-        for _ in range(2):
+        tries = 0
+        while tries < 2:
+            actor = self._pool[index]
             try:
-                pair: tuple[Message, RecordDict] = ray.get(
-                    self._pool[index].answer.remote([message], [context])
-                )[0]
-                return pair
+                return self._wait(index, actor.answer.remote([message], [context]))[0]
+            except _GivenUp:
+                continue
             except RayError as error:
-                last = error
-                self._pool[index] = self._new()
+                last, tries = error, tries + 1
+                if self._pool[index] is actor:
+                    self._pool[index] = self._new()
         reason = f"its worker died: {type(last).__name__}"
         return Message(Error(code=RAISED, reason=reason), reply_to=message), context.state
 
@@ -103,17 +158,27 @@ class RayEngine(Engine):
     def __init__(self, scenario: Scenario) -> None:
         self._clients = workers(scenario)
         self._attackers = attack_workers(scenario)
-        self._settings = start_session(scenario.engine, self._clients, self._attackers)
+        self._settings = session.start_session(scenario.engine, self._clients, self._attackers)
         self._pool = [self._new_client() for _ in range(self._clients)]
 
     def _new_client(self) -> Any:
         cpus, gpus = self._settings.cpus_per_client, self._settings.gpus_per_client
         return ray.remote(ClientWorker).options(num_cpus=cpus, num_gpus=gpus).remote()
 
+    def _no_place(self) -> EngineError:
+        cpus, gpus = self._settings.cpus_per_client, self._settings.gpus_per_client
+        return session.no_place("client", self._clients, cpus, gpus)
+
     def run(self, built: BuiltRun, ledger: Ledger, point: str, observer: Observer) -> None:
         """Run attacks on actors of their own while the clients' actors train."""
         runner = AttackRunner(built, point)
-        grid = RayGrid(built.scenario.training.clients, self._pool, self._new_client)
+        grid = RayGrid(
+            built.scenario.training.clients,
+            self._pool,
+            self._new_client,
+            self._no_place,
+            lambda text: observer("caution", text=text),
+        )
         gpus = self._settings.gpus_per_attack
         executor = RayExecutor(runner, self._attackers, gpus, observer)
         try:

@@ -9,6 +9,7 @@ from typing import Any
 import psutil
 import ray
 import torch
+from ray._private import state
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -19,6 +20,9 @@ from fedsim.scenario.settings import Engine
 
 PATIENCE = 60.0
 """Seconds within which a node of a cluster must answer."""
+
+PLACE = 60.0
+"""Seconds after which a run ends if Ray has no place for any of its client or attack workers."""
 
 _STARTED: set[int] = set()
 """The id of this process, while it has a Ray session that fedsim started and may end."""
@@ -59,9 +63,78 @@ def start_session(settings: Engine, clients: int, attackers: int) -> Engine:
             f"{needs[kind]:g} {kind}s, and Ray has {there:g}. Lower one of "
             f"{', '.join(f'engine.{key}' for key in keys)}"
         )
+    for what, number, cpus, gpus in (
+        ("client", clients, settings.cpus_per_client, settings.gpus_per_client),
+        ("attack", attackers, 1.0, settings.gpus_per_attack),
+    ):
+        if number and not any(
+            cpus <= node.get("CPU", 0) and gpus <= node.get("GPU", 0) for _, node in _nodes()
+        ):
+            raise EngineError(
+                f"one {what} worker needs {_amount(cpus, gpus)} of one node, and no node of the "
+                f"Ray cluster has as much: {_there()}. Lower engine.*_per_{what}, or start a "
+                "larger node"
+            )
     if settings.address:
         check_nodes()
     return settings
+
+
+def node_of(actor: Any) -> str | None:
+    """The address of an actor's node; "" if it has none yet, None if the actor has ended."""
+    # `ray.util.state` asks the dashboard, which many clusters do not have.
+    found = state.actors(actor._actor_id.hex())
+    if found and found["State"] == "DEAD":
+        return None
+    return str(found["Address"]["IPAddress"]) if found else ""
+
+
+def no_place(what: str, number: int, cpus: float, gpus: float) -> EngineError:
+    """The error that ends a run none of whose workers has a place.
+
+    Args:
+        what: "client" or "attack".
+        number: How many workers there should be.
+        cpus: CPUs of each.
+        gpus: GPUs of each.
+    """
+    free: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
+    left = _amount(free.get("CPU", 0), free.get("GPU", 0))
+    return EngineError(
+        f"Ray has had no place for any of {number} {what} workers for {PLACE:g} s. Each needs "
+        f"{_amount(cpus, gpus)}; nodes left: {_there()}, with {left} free. Start a node "
+        "(ray start --address=...), or continue with --resume and fewer workers "
+        "(--set engine.workers=...)"
+    )
+
+
+def fewer(what: str, lacking: int, number: int) -> str:
+    """The warning that some workers have no place, while others have one."""
+    return (
+        f"Ray has had no place for {lacking} of {number} {what} workers for {PLACE:g} s: "
+        f"the run goes on with the others. Nodes: {_there()}"
+    )
+
+
+def _nodes() -> list[tuple[str, dict[str, float]]]:
+    """The address of each living node, and what it has."""
+    nodes = ray.nodes()  # type: ignore[no-untyped-call]
+    return [(node["NodeManagerAddress"], node["Resources"]) for node in nodes if node["Alive"]]
+
+
+def _there() -> str:
+    """All living nodes with what they have, in words."""
+    each = (
+        f"{address} ({_amount(has.get('CPU', 0), has.get('GPU', 0))})"
+        for address, has in sorted(_nodes(), key=lambda node: node[0])
+    )
+    return ", ".join(each)
+
+
+def _amount(cpus: float, gpus: float) -> str:
+    """An amount of CPUs and GPUs, in words."""
+    words = f"{cpus:g} CPU{'s' * (cpus != 1)}"
+    return words + (f" and {gpus:g} GPU{'s' * (gpus != 1)}" if gpus else "")
 
 
 def _needs(settings: Engine, clients: int, attackers: int) -> dict[str, float]:
@@ -111,6 +184,11 @@ def _start(settings: Engine, cpus: float) -> None:
         if not settings.address:
             _STARTED.add(os.getpid())
     except (RayError, ConnectionError, OSError, RuntimeError, ValueError) as error:
+        if settings.address == "auto":
+            raise EngineError(
+                'engine.address = "auto", and Ray finds no node on this machine. Start one (ray '
+                "start --head, or ray start --address=HEAD:6379), or state HOST:PORT of the head"
+            ) from error
         where = settings.address or "a local session"
         raise EngineError(f"Ray cannot start or reach {where}: {error}") from error
 
