@@ -174,6 +174,29 @@ def test_with_the_overlay_every_service_has_a_gpu_and_pytorch_for_it():
         assert service["image"].endswith("-cuda")
 
 
+# --- Kubernetes ---------------------------------------------------------------------------------
+
+
+def test_the_kuberay_cluster_is_of_this_image_and_this_ray():
+    text = (ROOT / "docs" / "cluster" / "kuberay.yaml").read_text()
+    claim, cluster = yaml.safe_load_all(text)
+    pins = dict(re.findall(r"^([\w-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.M))
+    assert cluster["spec"]["rayVersion"] == pins["ray"]
+    assert cluster["metadata"]["annotations"] == {"ray.io/overwrite-container-cmd": "true"}
+    groups = [cluster["spec"]["headGroupSpec"], *cluster["spec"]["workerGroupSpecs"]]
+    for group in groups:
+        assert group["rayStartParams"] == {}
+        pod = group["template"]["spec"]
+        assert pod["securityContext"]["runAsUser"] == 1000
+        (container,) = pod["containers"]
+        assert container["image"] == f"fedsim:{PROJECT['version']}"
+        accepted([*container["command"], *container["args"]])
+        cpus = container["resources"]["limits"]["cpu"]
+        assert f"--num-cpus={cpus}" in container["args"]
+    (volume,) = groups[0]["template"]["spec"]["volumes"]
+    assert volume["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+
+
 # --- what the page says -------------------------------------------------------------------------
 
 
