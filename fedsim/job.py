@@ -22,6 +22,7 @@ class Job:
         deadline: Wall-clock limit in seconds. It is a safety stop: no result may depend on it.
         cancelled: Returns whether the run is being stopped.
         on_progress: Called with the iteration and the objective.
+        compiled: Whether gradient matching compiles its objective (`engine.compile`).
     """
 
     def __init__(
@@ -33,10 +34,12 @@ class Job:
         deadline: float | None = None,
         cancelled: Callable[[], bool] | None = None,
         on_progress: Callable[[int, float], None] | None = None,
+        compiled: bool = False,
     ) -> None:
         self.rng = rng
         self.device = torch.device(device)
         self.budget = budget
+        self.compiled = compiled
         self.iterations = 0
         self.trace: list[tuple[int, float]] = []
         self._cancelled = cancelled

@@ -60,8 +60,16 @@ class Batch:
 
     def to(self, device: torch.device | str) -> "Batch":
         """Return the batch with all tensors on another device."""
-        lengths = None if self.lengths is None else self.lengths.to(device)
-        return Batch(self.inputs.to(device), self.labels.to(device), lengths, self.attributes)
+        lengths = None if self.lengths is None else _copied(self.lengths, device)
+        inputs, labels = (_copied(one, device) for one in (self.inputs, self.labels))
+        return Batch(inputs, labels, lengths, self.attributes)
+
+
+def _copied(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """The tensor on a device. A GPU takes it from pinned memory while Python goes on."""
+    if tensor.device.type == "cpu" and torch.device(device).type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 @dataclass(frozen=True, slots=True)

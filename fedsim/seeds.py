@@ -48,8 +48,8 @@ def isolated(seed: int, purpose: str, *where: int | str) -> Iterator[None]:
     It serves code that cannot be given a generator (dropout, weight initialisation) and foreign
     code (adversaries). Whatever such code does to the state of `random`, numpy or torch, to torch's
     gradient mode, default dtype, threads and determinism, or to the working directory, has no
-    effect outside the block. Inside, cuDNN takes neither TF32 nor algorithms that sum in a random
-    order, so that a GPU computes in float32 and the same each time.
+    effect outside the block. Inside, cuDNN does not take TF32, so that a GPU computes in float32,
+    and with `deterministic` no algorithm that sums in a random order.
     """
     global _held
     kept = _held
@@ -57,11 +57,12 @@ def isolated(seed: int, purpose: str, *where: int | str) -> Iterator[None]:
     directory = os.getcwd()
     gradients = torch.is_grad_enabled()
     dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
-    deterministic = torch.are_deterministic_algorithms_enabled()
+    before = torch.are_deterministic_algorithms_enabled()
+    warned = torch.is_deterministic_algorithms_warn_only_enabled()
     devices = _devices()
     value = derive(seed, purpose, *where)
     exact = torch.backends.cudnn.flags(
-        enabled=torch.backends.cudnn.enabled, deterministic=True, allow_tf32=False
+        enabled=torch.backends.cudnn.enabled, deterministic=_deterministic, allow_tf32=False
     )
     with (
         exact if devices else contextlib.nullcontext(),
@@ -70,6 +71,9 @@ def isolated(seed: int, purpose: str, *where: int | str) -> Iterator[None]:
         _held = False  # what is nested in this block must not change its random numbers
         try:
             reseed(value)
+            if devices and _deterministic and not before:
+                # The setter imports torch's compiler, which takes seconds, so only if needed.
+                torch.use_deterministic_algorithms(True, warn_only=True)
             yield
         finally:
             _held = kept
@@ -78,10 +82,23 @@ def isolated(seed: int, purpose: str, *where: int | str) -> Iterator[None]:
             torch.set_grad_enabled(gradients)
             torch.set_default_dtype(dtype)
             torch.set_num_threads(threads)
-            # The setter imports torch's compiler, which takes seconds, so call it only if needed.
-            if torch.are_deterministic_algorithms_enabled() != deterministic:
-                torch.use_deterministic_algorithms(deterministic)
+            if torch.are_deterministic_algorithms_enabled() != before:
+                torch.use_deterministic_algorithms(before, warn_only=warned)
             os.chdir(directory)
+
+
+def deterministic(wanted: bool) -> None:
+    """Set whether GPUs sum in the same order each time inside `isolated` blocks, as by default.
+
+    Where torch has no such algorithm, it warns and takes another. A CPU always does.
+
+    Args:
+        wanted: The setting `engine.deterministic` of the run that this process works for.
+    """
+    global _deterministic
+    _deterministic = wanted
+    if wanted:  # what cuBLAS reads when it starts, and without which it warns
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 @contextlib.contextmanager
@@ -100,6 +117,9 @@ def held() -> Iterator[None]:
         _held = kept
         _restore(states)
 
+
+_deterministic = True
+"""The setting `engine.deterministic`."""
 
 _held = False
 """Whether a block of `held` keeps the global generators, as these are the process's own."""

@@ -1,5 +1,6 @@
 """Every purpose has its own randomness, and the global generators are left alone."""
 
+import contextlib
 import os
 import random
 
@@ -9,7 +10,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsim.seeds import derive, held, isolated, numpy_generator, torch_generator
+from fedsim import seeds
+from fedsim.seeds import (
+    derive,
+    deterministic,
+    held,
+    isolated,
+    numpy_generator,
+    torch_generator,
+)
 
 places = st.lists(st.integers(0, 99) | st.text("abc|:,0", max_size=3), max_size=3)
 
@@ -116,3 +125,28 @@ def test_isolation_while_the_states_are_held_draws_the_same_and_the_end_restores
     with isolated(3, "client", 1):
         draws()
     assert state() == before, "isolation saves again after the block"
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_gpu_sums_in_the_same_order_inside_if_that_is_wanted(monkeypatch, wanted):
+    monkeypatch.setattr(seeds, "_devices", lambda: [0])
+    monkeypatch.setattr(torch.random, "fork_rng", lambda devices, enabled: contextlib.nullcontext())
+    monkeypatch.setattr(seeds, "_deterministic", True)
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    deterministic(wanted)
+    assert ("CUBLAS_WORKSPACE_CONFIG" in os.environ) == wanted
+
+    def chosen():
+        return (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+            torch.backends.cudnn.deterministic,
+            torch.backends.cudnn.allow_tf32,
+        )
+
+    before = chosen()
+    with isolated(1, "training"):
+        assert chosen() == (wanted, wanted, wanted, False)
+        with isolated(1, "attack"):
+            assert chosen() == (wanted, wanted, wanted, False)
+    assert chosen() == before

@@ -25,7 +25,16 @@ from fedsim import (
     VictimModel,
 )
 from fedsim.adversary import Source
-from fedsim.gradients import LBFGS, Match, Problem, Restarts, Rules, claim_labels, minimise
+from fedsim.gradients import (
+    LBFGS,
+    Match,
+    Problem,
+    Restarts,
+    Rules,
+    claim_labels,
+    compiled,
+    minimise,
+)
 from fedsim.gradients.problem import parameter_weights
 
 RELATIVE = {"float64": 1e-9, "float32": 5e-9}
@@ -205,7 +214,7 @@ class DLG(InputMatching):
             for scale in problem.scales
         ]
         return minimise(
-            problem,
+            compiled(problem, jobs[0]),
             lambda victim: problem.start(victim, jobs[victim].rng),
             jobs,
             lambda starts: LBFGS(

@@ -22,6 +22,7 @@ from fedsim.gradients import (
     Rules,
     StatisticsDistance,
     batch_statistics,
+    compiled,
     head_calls,
     layer_calls,
     minimise,
@@ -198,7 +199,7 @@ class InvertingGradients(InputMatching):
             return self._ordered(point, problem, objective, victim, rng)
 
         return minimise(
-            objective,
+            compiled(objective, jobs[0]),
             start,
             jobs,
             lambda starts: Adam(

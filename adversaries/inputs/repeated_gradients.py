@@ -21,7 +21,7 @@ from fedsim import (
     TabularSpec,
     VictimModel,
 )
-from fedsim.gradients import LBFGS, Match, Problem, Restarts, Rules, minimise
+from fedsim.gradients import LBFGS, Match, Problem, Restarts, Rules, compiled, minimise
 
 MATCHED, ROUNDING = 1e-9, 1e-8
 """Shares of the gradients' squared norms below which they are matched, and below which what is left
@@ -141,7 +141,7 @@ class RepeatedGradients(InputMatching):
             return torch.stack([one(points, victims) for one in problems]).sum(dim=0)
 
         return minimise(
-            together,
+            compiled(together, jobs[0]),
             lambda victim: problem.start(victim, jobs[victim].rng),
             jobs,
             lambda starts: LBFGS(starts, history=self.pairs, backtracking=True),

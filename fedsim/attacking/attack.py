@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any
 
+import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedsim.adversary import Adversary, Job
@@ -18,10 +19,11 @@ from fedsim.attacking.revealed import Revealed
 from fedsim.attacking.scoring import Attack, Outcome, Scorer
 from fedsim.errors import AttackTimeout, NotGranted
 from fedsim.knowledge import Knowledge
+from fedsim.libraries import brief
 from fedsim.records import Observation, Reconstruction, Status
 from fedsim.scenario.built import BuiltRun
 from fedsim.scenario.devices import device_of
-from fedsim.seeds import isolated, torch_generator
+from fedsim.seeds import deterministic, isolated, torch_generator
 
 __all__ = ["Attack", "AttackRunner", "Bench", "GroupFailed", "Outcome", "one_by_one"]
 
@@ -91,6 +93,7 @@ class AttackRunner:
     def __init__(self, built: BuiltRun, point: str = "", *, batch_size_stated: bool = True) -> None:
         self.built, self.point = built, point
         self.scenario, self.task = built.scenario, built.task
+        deterministic(self.scenario.engine.deterministic)
         self.adversaries, self.threat = built.adversaries, built.threat
         self._scorer = Scorer(built, point, batch_size_stated=batch_size_stated)
         self._running: tuple[str, Sequence[Job]] = ("", ())
@@ -191,6 +194,7 @@ class AttackRunner:
             device=device_of(self.scenario.engine, "attack"),
             budget=plan.budget,
             deadline=limit,
+            compiled=self.scenario.engine.compile,
         )
 
     def _observe(self, adversary: Adversary, attack: Attack) -> Observation:
@@ -246,6 +250,11 @@ class _Call:
         return time.perf_counter() - self.started
 
 
+TOO_LITTLE = (
+    "the GPU has too little memory for this attack. Give attacks more of it "
+    '(engine.gpus_per_attack = 1), or a CPU (engine.device = "cpu")'
+)
+
 # Everything but Ctrl-C: an adversary cannot end the run.
 _ENDINGS = (Exception, SystemExit, GeneratorExit, Alarm)
 
@@ -256,4 +265,6 @@ def _ending(reason: BaseException) -> tuple[Status, str]:
         return "denied", str(reason)
     if isinstance(reason, AttackTimeout | Alarm):
         return "timeout", str(reason)
+    if isinstance(reason, torch.OutOfMemoryError):
+        return "failed", f"{TOO_LITTLE}: {brief(reason)}"
     return "failed", f"{type(reason).__name__}: {reason}"

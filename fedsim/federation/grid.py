@@ -5,6 +5,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+import torch
 from flwr.app import (
     ArrayRecord,
     ConfigRecord,
@@ -20,6 +21,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedsim.errors import EngineError
+from fedsim.libraries import brief
 from fedsim.records import Update
 from fedsim.runs.stored import Meaning as Meaning
 
@@ -72,7 +74,15 @@ def answer(app: ClientApp, message: Message, context: Context) -> Message:
         return app(message, context)
     except (Exception, SystemExit) as error:
         reason = f"{type(error).__name__}: {error}"
+        if isinstance(error, torch.OutOfMemoryError):
+            reason = f"{TOO_LITTLE}: {brief(error)}"
         return Message(Error(code=RAISED, reason=reason), reply_to=message)
+
+
+TOO_LITTLE = (
+    "the GPU has too little memory to train this client. Lower training.batch_size, let fewer "
+    'workers share a GPU (engine.gpus_per_client = 1), or set engine.device = "cpu"'
+)
 
 
 class Nodes(Mapping[int, int]):

@@ -14,7 +14,7 @@ from fedsim.records import Update
 from fedsim.scenario import Scenario
 from fedsim.scenario.built import BuiltRun, build
 from fedsim.scenario.devices import device_of
-from fedsim.seeds import isolated, torch_generator
+from fedsim.seeds import deterministic, isolated, torch_generator
 from fedsim.training.local import local_training
 from fedsim.training.together import train_together
 
@@ -27,6 +27,7 @@ class Session:
 
     def __init__(self, built: BuiltRun) -> None:
         self.built = built
+        deterministic(built.scenario.engine.deterministic)
         self.module = built.task.module().to(device_of(built.scenario.engine, "client"))
         self._initial = {key: value.clone() for key, value in self.module.state_dict().items()}
         self._sent: list[bytes] = []

@@ -14,9 +14,11 @@ texts       gradient matching of token embeddings as an objective
 sequences   gradient matching of a decoded sequence as an objective
 ctc         CTC loss that can be differentiated twice
 descent     optimizers for many independent problems at a time
+compiling   an objective with its gradient as a compiled graph
 matching    the matching loop, for many victims and restarts at a time
 """
 
+from fedsim.gradients.compiling import Objective, compiled
 from fedsim.gradients.ctc import BLANK, ctc_loss, frames_needed
 from fedsim.gradients.descent import LBFGS, Adam, Optimizer
 from fedsim.gradients.distances import (
@@ -40,7 +42,7 @@ from fedsim.gradients.head import (
     layer_rows,
     tied,
 )
-from fedsim.gradients.matching import Checks, Match, Objective, Restarts, Rules, minimise
+from fedsim.gradients.matching import Checks, Match, Restarts, Rules, minimise
 from fedsim.gradients.problem import DISTANCES, Comparison, Problem, claim_labels, in_groups
 from fedsim.gradients.rank import (
     filled_sides,
@@ -88,6 +90,7 @@ __all__ = [
     "WhitenedDistance",
     "batch_statistics",
     "claim_labels",
+    "compiled",
     "cosine_distance",
     "ctc_head_gradient",
     "ctc_loss",

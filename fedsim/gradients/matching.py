@@ -8,12 +8,8 @@ import torch
 from torch import Tensor
 
 from fedsim.adversary import Job
+from fedsim.gradients.compiling import Objective, evaluated
 from fedsim.gradients.descent import Optimizer
-
-Objective = Callable[[Tensor, Tensor], Tensor]
-"""Values (R,) of points (R, n) of victims (R,) int64, differentiable.
-
-The value of a row depends on its own point and victim only."""
 
 Resources = Job
 
@@ -178,16 +174,15 @@ def minimise(
         rows = [rows[index] for index in going]
         state.keep(torch.tensor(going, dtype=torch.int64, device=points.device))
     victims = _victims(rows, points.device)
+    evaluate = evaluated(objective)
     while rows:
-        points = state.point().detach().requires_grad_(True)
-        values = objective(points, victims)
-        (gradients,) = torch.autograd.grad(values.sum(), points)
-        values = values.detach()
+        points = state.point().detach()
+        values, gradients = evaluate(points, victims)
         if blocks is not None:
             moved = [len(row.recent) % len(blocks) for row in rows]
             gradients = torch.where(blocks[moved], gradients, torch.zeros_like(gradients))
         if reading is not None:
-            for row, now in zip(rows, reading(points.detach()), strict=True):
+            for row, now in zip(rows, reading(points), strict=True):
                 row.says(now)
         sound = values.isfinite() & gradients.isfinite().all(dim=1)
         state.tell(
@@ -196,7 +191,7 @@ def minimise(
         )
         proofs = torch.full_like(values, torch.inf)
         if proof is not None:
-            proofs = proof(points.detach(), victims)
+            proofs = proof(points, victims)
         # Read at once, as a GPU has to end its work for it.
         numbers, proved, fine, stuck = torch.stack(
             [each.double() for each in (values, proofs, sound, state.stuck())]
@@ -215,7 +210,7 @@ def minimise(
                 row.matched, value = True, proved[index]
             first = proof is not None and row.matched and "matched" not in best.outcomes
             if first or (value < best.value and (row.matched or not restarts.ends)):
-                best.value, best.point = value, points[index].detach().clone()
+                best.value, best.point = value, points[index].clone()
         ended: dict[int, str] = {}
         for index, row in enumerate(rows):
             rule = rules[row.victim]

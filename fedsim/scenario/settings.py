@@ -130,6 +130,14 @@ class Engine(Table):
     """Number of clients that a worker trains at once, as one batch of models, which is faster on a
     GPU; 0: one after the other. The updates differ by rounding."""
 
+    deterministic: bool = True
+    """Whether GPUs sum in the same order each time, as CPUs do: cuDNN and PyTorch then take slower
+    algorithms, and PyTorch warns where it has none."""
+
+    compile: bool = False
+    """Whether dlg, inverting-gradients and repeated-gradients compile their objective and its
+    gradient by torch.compile, which takes about a minute. The results differ by rounding."""
+
     cpus_per_client: float = Field(default=1.0, ge=0, allow_inf_nan=False)
     """CPUs that Ray reserves for a worker."""
 

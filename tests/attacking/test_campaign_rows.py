@@ -28,6 +28,33 @@ pytestmark = pytest.mark.usefixtures("rogues")
 # --- a row for each, never a gap -------------------------------------------------------------
 
 
+def test_an_attack_for_which_a_gpu_is_too_small_says_so_and_costs_its_own_row(tmp_path):
+    simulate(
+        scenario(adversaries=[{"name": "llg"}, {"name": "rubbish", "how": "memory"}]), tmp_path
+    )
+    for row in rows(tmp_path):
+        assert row["status"] == ("ok" if row["label"] == "llg" else "failed")
+        if row["label"] == "rubbish":
+            assert "too little memory for this attack" in row["error"]
+            assert "gpus_per_attack = 1" in row["error"]
+
+
+def test_attacks_are_told_to_compile(tmp_path, monkeypatch):
+    graphs = []
+    monkeypatch.setattr(torch, "compile", lambda graph, **how: graphs.append(graph) or graph)
+    attacks = [{"name": "dlg", "iterations": 2, "restarts": 0, "victims": [0], "rounds": [1]}]
+    grants = ["GRADIENT", "MODEL", "BATCH_SIZE"]
+    for number, wanted in enumerate((False, True)):
+        engine = {"workers": 1, "compile": wanted}
+        run = scenario(adversaries=attacks, threat={"grants": grants}, engine=engine)
+        simulate(run, tmp_path / str(number))
+    first, second = (
+        {row["metric"]: row["value"] for row in rows(tmp_path / name)} for name in ("0", "1")
+    )
+    assert len(graphs) == 1
+    assert float(first["mse"]) == pytest.approx(float(second["mse"]), rel=1e-3)
+
+
 def test_every_outcome_is_a_row_with_its_baseline(tmp_path):
     run = scenario(
         training={"clients_per_round": 6},

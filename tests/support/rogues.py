@@ -65,9 +65,9 @@ class Rubbish(Adversary):
     needs: ClassVar[Knowledge] = Knowledge.HEAD_GRADIENT
     recovers: ClassVar[frozenset[str]] = LABELS | {"inputs"}
 
-    how: Literal["none", "text", "empty", "types", "shapes", "nan", "many", "raise", "fills"] = (
-        "none"
-    )
+    how: Literal[
+        "none", "text", "empty", "types", "shapes", "nan", "many", "raise", "memory", "fills"
+    ] = "none"
 
     def fills(self) -> frozenset[str]:
         if self.how == "fills":
@@ -77,6 +77,8 @@ class Rubbish(Adversary):
     def reconstruct(self, seen: Observation, job: Job) -> Any:
         if self.how == "raise":
             raise RuntimeError("the attack fell over,\nin two lines")
+        if self.how == "memory":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
         shape = seen.spec.input_shape or ()
         fine = {0: seen.num_examples or 1}
         claims: dict[str, Any] = {
@@ -198,7 +200,9 @@ class Faulty(Defense):
 
     name: ClassVar[str] = "faulty"
 
-    how: Literal["raise", "nan", "inf", "missing", "extra", "shape", "huge", "dies", "slow"]
+    how: Literal[
+        "raise", "memory", "nan", "inf", "missing", "extra", "shape", "huge", "dies", "slow"
+    ]
     client: int = Field(default=2, ge=0, description="the client that fails")
     round: int = Field(default=2, ge=1, description="the round in which it fails")
     seed: int = Field(default=3, ge=0, description="the run's seed")
@@ -208,6 +212,8 @@ class Faulty(Defense):
         if told == derive(self.seed, "training", self.round, self.client):
             if self.how == "raise":
                 raise RuntimeError("the client fell over")
+            if self.how == "memory":
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
             if self.how == "dies":
                 os._exit(3)
         if self.how == "slow":
