@@ -4,10 +4,12 @@
 
 Gradients of an untrained head on random features behind a tanh, float32, one thread, CPU seconds of
 the fastest of three turns. "Whole" is the attack from the gradient on, "solver" what comes after
-the leading dimensions. The LP is timed on at least 100 random classes (fewer where `--classes` says
-so) and every accepted one, and extrapolated to all; on all of these its answer must be the same, or
-the run fails; classes on which the LP's solver ends in an error are counted. `--classes N` and
-`--features D` play smaller or larger parts.
+the leading dimensions. "Products" is the whole attack in products of dW with 64 columns in float64,
+one of which any method needs that decides rank and separability from all of dW. The LP is timed on
+at least 100 random classes (fewer where `--classes` says so) and every accepted one, and
+extrapolated to all; on all of these its answer must be the same, or the run fails; classes on which
+the LP's solver ends in an error are counted. `--classes N` and `--features D` play smaller or
+larger parts.
 """
 
 import argparse
@@ -56,9 +58,12 @@ def row(classes: int, size: int, features: int, repeats: bool, sampled: int) -> 
     assert everywhere.accepted == verdict.accepted - failed
     solver = fastest(lambda: by_spanning(q, lengths))
     whole = fastest(lambda: RLG().reconstruct(seen, testing.job()))
+    columns = torch.eye(features, 64, dtype=torch.float64)
+    product = fastest(lambda: [part.double() @ columns for part in torch.split(weight, 256)])
     names = f"{size} | {classes:,} | {features:,} | {'yes' if repeats else 'no'}"
     return (
         f"| {names} | {lp:,.0f} | {solver:.3f} | {lp / solver:,.0f} | {whole:.3f} | "
+        f"{whole / product:.1f} | "
         f"{len(verdict.accepted)} | {verdict.lps} | {len(failed)} |"
     )
 
@@ -72,9 +77,10 @@ def main() -> None:
     parser.add_argument("--sampled", type=int, default=100, help="classes the LP is timed on")
     given = parser.parse_args()
     print(
-        "| S | C | d | repeats | LP, s | solver, s | ratio | whole, s | accepted | LPs | errors |"
+        "| S | C | d | repeats | LP, s | solver, s | ratio | whole, s | products | accepted | "
+        "LPs | errors |"
     )
-    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    print("|" + 12 * " --- |")
     with one_thread():
         for features in given.features:
             for classes in given.classes:

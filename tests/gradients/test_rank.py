@@ -138,3 +138,12 @@ def test_the_rank_of_a_product_is_found(rank):
     matrix = (next(factors) @ next(factors).mT).float()
     assert rank_of(matrix) == rank
     assert rank_of(matrix.mT) == rank
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_matrix_of_many_blocks_has_the_norms_of_its_rows_and_columns(transposed, rng):
+    matrix = torch.randn(3000, 101, generator=rng)
+    matrix = matrix.T if transposed else matrix
+    longest = sum(float(matrix.double().norm(dim=dim).max()) for dim in (0, 1))
+    unit = torch.finfo(torch.float32).eps / 2
+    assert rounding(matrix) == pytest.approx(4 * unit * longest, rel=1e-12)

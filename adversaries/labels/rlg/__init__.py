@@ -211,7 +211,8 @@ class RLG(Adversary):
             compared = bias if bias is not None and bias.shape == (n,) else head.weight
             # The bias gradient of an absent class is p > 0; its weight's is p h, which has a sign
             # only if h >= 0. Those of a present class may have either sign.
-            if (compared.cpu()[absent] < 0).any() and not (compared.cpu()[absent] > 0).any():
+            rows = compared.reshape(n, -1)
+            if rows.amax(dim=1).cpu()[absent].max() <= 0 > rows.amin(dim=1).cpu()[absent].min():
                 doubts.append(
                     "the gradient is negative at every class that is not claimed: a delta was "
                     "taken for a gradient. The label set does not depend on the sign"

@@ -5,9 +5,15 @@ from scipy.linalg.lapack import dpotrf, dpotrs
 
 from adversaries.labels.rlg.separability import Array, Indices
 
+ENTERING = 8
+"""Number of columns, those that point downhill most, that join the active set at a time."""
+
 
 def nonnegative(a: Array, b: Array, start: Indices) -> tuple[Indices, Array, Array] | None:
     """Minimise |a x - b| over x >= 0 (Lawson and Hanson, 1974, chapter 23).
+
+    Where their method adds one column to the active set, several are added here. The objective
+    decreases all the same, because at least one of them has x > 0 in the solution of the set.
 
     Args:
         a: Matrix (S, n).
@@ -18,65 +24,76 @@ def nonnegative(a: Array, b: Array, start: Indices) -> tuple[Indices, Array, Arr
         Indices of the columns with x > 0, their x, and the residual b - a x (S,); None if columns
         are so nearly dependent that the method does not converge.
     """
-    gram, along = a.T @ a, a.T @ b
+    rows = np.ascontiguousarray(a.T)
+    gram, along = rows @ a, rows @ b
     scale = float(np.linalg.norm(b))
-    passive = np.zeros(a.shape[1], dtype=bool)
-    x = np.zeros(a.shape[1])
+    passive = np.zeros(len(rows), dtype=bool)
+    x = np.zeros(len(rows))
 
-    def least_squares() -> Array | None:
+    def least_squares() -> tuple[Indices, Array] | None:
+        """Indices of the active set and its x; None if its columns are nearly dependent."""
         chosen = np.flatnonzero(passive)
         factor, broke = dpotrf(gram[chosen[:, None], chosen])
         if broke:
             return None
-        z = dpotrs(factor, along[chosen])[0]
+        z, own = dpotrs(factor, along[chosen])[0], rows[chosen]
         # One step of refinement on the residual: the Gram matrix has lost half of the digits.
-        left = b - a[:, chosen] @ z
-        again: Array = z + dpotrs(factor, a[:, chosen].T @ left)[0]
-        return again
+        again: Array = z + dpotrs(factor, own @ (b - z @ own))[0]
+        return chosen, again
 
     if not passive.size:
         return np.flatnonzero(passive), x, b
 
     passive[start] = True
     while passive.any():
-        z = least_squares()
-        if z is None:
+        solved = least_squares()
+        if solved is None:
             passive[:] = False
             break
+        chosen, z = solved
         if (z > 0).all():
-            x[passive] = z
+            x[chosen] = z
             break
-        passive[np.flatnonzero(passive)[z <= 0]] = False
+        passive[chosen[z <= 0]] = False
     for _ in range(6 * len(b) + 20):
-        residual = b - a[:, passive] @ x[passive]
-        if np.linalg.norm(residual) <= 1e-13 * scale:
+        chosen = np.flatnonzero(passive)
+        residual = b - x[chosen] @ rows[chosen]
+        if np.linalg.norm(residual) <= 1e-13 * scale or len(chosen) == len(b):
             break
-        gain = a.T @ residual
-        gain[passive] = -np.inf
-        best = int(gain.argmax())
-        if gain[best] <= 1e-12 * float(np.linalg.norm(residual)) or passive.sum() == len(b):
+        gain = rows @ residual
+        gain[chosen] = -np.inf
+        new = np.argsort(-gain, kind="stable")[: min(ENTERING, len(b) - len(chosen))]
+        new = new[gain[new] > 1e-12 * float(np.linalg.norm(residual))]
+        if not new.size:
             break
-        passive[best] = True
-        while True:
-            z = least_squares()
-            if z is None:
-                return None
-            chosen = np.flatnonzero(passive)
+        passive[new] = True
+        solved = least_squares()
+        if solved is None and len(new) > 1:
+            passive[new[1:]] = False
+            solved = least_squares()
+        while solved is not None:
+            chosen, z = solved
             if (z > 0).all():
                 x[:] = 0
                 x[chosen] = z
                 break
-            down = np.flatnonzero(z <= 0)
-            steps = x[chosen][down] / (x[chosen][down] - z[down])
-            first = down[steps.argmin()]
-            x[chosen] = np.maximum(x[chosen] + steps.min() * (z - x[chosen]), 0)
-            x[chosen[first]] = 0
-            passive[chosen] = x[chosen] > 0
-            if not passive[best]:
+            down = z <= 0
+            unwanted = chosen[down & (x[chosen] == 0)]
+            if unwanted.size:  # columns that were added and do not help beside the others
+                passive[unwanted] = False
+            else:
+                steps = x[chosen[down]] / (x[chosen[down]] - z[down])
+                x[chosen] = np.maximum(x[chosen] + steps.min() * (z - x[chosen]), 0)
+                x[chosen[np.flatnonzero(down)[steps.argmin()]]] = 0
+                passive[chosen] = x[chosen] > 0
+            if not passive[new].any():
                 break
-        if not passive[best]:
-            break  # rounding: the column that was added was removed again
+            solved = least_squares()
+        else:
+            return None
+        if not passive[new].any():
+            break  # rounding: all columns that were added were removed again
     else:
         return None
     support = np.flatnonzero(passive)
-    return support, x[support], b - a[:, support] @ x[support]
+    return support, x[support], b - x[support] @ rows[support]

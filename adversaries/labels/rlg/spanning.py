@@ -60,10 +60,10 @@ class _Search:
     def __init__(self, q: Array, lengths: Array, others: Indices) -> None:
         self.q = q
         self.lengths = lengths
-        self.live = others[q[:, others].any(axis=0)]
+        self.open: NDArray[np.bool_] = np.abs(q).max(axis=0) > 0
+        self.live = others[self.open[others]]
         self.live = self.live[np.argsort(-lengths[self.live], kind="stable")]
         self.work = self.live[: 4 * len(q)]
-        self.open: NDArray[np.bool_] = np.abs(q).max(axis=0) > 0
         self.margins: dict[int, float] = {}
 
     def verdict(self) -> Verdict:

@@ -90,10 +90,10 @@ def leading(
     floor = rounding(weight)
     projected, values, vectors = _spectrum(weight, floor, rng, known)
     above = rank_above(values, absolute=floor)
-    sent = filled_sides(weight)
+    filled = int(weight.count_nonzero())
+    sent = tuple(weight.shape) if filled == weight.numel() else filled_sides(weight)
     full = above >= min(sent)
     # An exact gradient has no zeros outside rows and columns of zeros.
-    filled = int(weight.count_nonzero())
     coarse = filled < FILLED * sent[0] * sent[1] or _few_values(weight)
     over = numerical_rank(values, sent, floor, noisy=coarse)
     # If all but a few rows were dropped, the rest may be the rows of the labels.
@@ -113,7 +113,7 @@ def leading(
     kept = max(1, min(size, above))
     following = values[kept] if kept < len(values) else 0.0
     return Subspace(
-        columns=(projected @ vectors[:, :kept]).T.copy(),
+        columns=vectors[:, :kept].T @ projected.T,
         values=values,
         size=max(1, size),
         signal=max(1, min(kept, over)),
