@@ -23,6 +23,10 @@ class Job:
         cancelled: Returns whether the run is being stopped.
         on_progress: Called with the iteration and the objective.
         compiled: Whether gradient matching compiles its objective (`engine.compile`).
+
+    Attributes:
+        iterations: Number of iterations so far.
+        planned: Number of iterations at most, as far as the attack has announced; 0: unknown.
     """
 
     def __init__(
@@ -41,6 +45,7 @@ class Job:
         self.budget = budget
         self.compiled = compiled
         self.iterations = 0
+        self.planned = 0
         self.trace: list[tuple[int, float]] = []
         self._cancelled = cancelled
         self._on_progress = on_progress
@@ -61,11 +66,21 @@ class Job:
         Args:
             limit: Number of iterations, fewer if the budget is used up before.
         """
+        self.plan(limit)
         for step in range(limit):
             if self.budget is not None and self.iterations >= self.budget:
                 return
             self.iterations += 1
             yield step
+
+    def plan(self, more: int) -> None:
+        """Announce how many iterations will follow at most, for progress displays.
+
+        Args:
+            more: Number of iterations, without the limit of the budget.
+        """
+        planned = self.iterations + more
+        self.planned = planned if self.budget is None else min(planned, self.budget)
 
     @contextmanager
     def portion(self, of: int) -> Iterator[None]:

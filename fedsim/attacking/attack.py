@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedsim.adversary import Adversary, Job
 from fedsim.attacking.probes import computed
-from fedsim.attacking.progress import AttackProgress, progress
+from fedsim.attacking.progress import AttackProgress, RunningAttacks, progress
 from fedsim.attacking.revealed import Revealed
 from fedsim.attacking.scoring import Attack, Outcome, Scorer
 from fedsim.errors import AttackTimeout, NotGranted
@@ -112,6 +112,25 @@ class AttackRunner:
     def progress(self) -> AttackProgress | None:
         """The progress of the attacks that run now; for another thread."""
         return progress(*self._running)
+
+    def running(
+        self,
+        attacks: Sequence[Attack],
+        since: float,
+        progress: AttackProgress | None = None,
+        node: str = "",
+    ) -> RunningAttacks:
+        """Describe attacks of one adversary that run together, for progress displays.
+
+        Args:
+            attacks: The attacks.
+            since: `time.monotonic()` when they began.
+            progress: What they have reported.
+            node: Address of the node of a cluster.
+        """
+        label, _, _ = self.adversaries[attacks[0].adversary]
+        clients = tuple("+".join(map(str, one.interception.clients)) for one in attacks)
+        return RunningAttacks(label, attacks[0].interception.round, clients, since, node, progress)
 
     def perform(self, attack: Attack) -> Outcome:
         """Attack, score and render. There is a row whatever the adversary does."""

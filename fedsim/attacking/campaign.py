@@ -287,13 +287,11 @@ class Campaign:
         """Queue groups of attacks on a round."""
         self._open[round] += sum(map(len, groups))
         self.executor.submit(groups)
-        queued = sum(
-            (one.interception.victim, self._plans[one.adversary][0]) in self._wanted
-            for group in groups
-            for one in group
-        )
-        pending = self.executor.pending
-        self.observer("attacks", round=round, queued=queued, pending=pending)
+        attacks = itertools.chain.from_iterable(groups)
+        keys = [(one.interception.victim, self._plans[one.adversary][0]) for one in attacks]
+        labels = Counter(label for victim, label in keys if (victim, label) in self._wanted)
+        queued, pending = labels.total(), self.executor.pending
+        self.observer("attacks", round=round, queued=queued, pending=pending, labels=dict(labels))
 
     def collect(self, *, wait: bool = False) -> None:
         """Record the attacks that have ended; with `wait`, all of them."""

@@ -11,6 +11,9 @@ from fedsim.attacking.progress import AttackProgress, watched
 Observer = Callable[..., None]
 """observer(event, **fields): called with each event, for progress displays and the log."""
 
+UNLOGGED = ("findings", "progress", "running")
+"""Events for displays alone, which the log of a run does not have."""
+
 
 class Executor(Protocol):
     """Where attacks run."""
@@ -56,22 +59,26 @@ class InlineExecutor:
     def collect(self, *, wait: bool) -> Iterator[Outcome]:
         """Run the queued attacks, group by group, as far as the time allows."""
 
-        def report(now: AttackProgress) -> None:
-            self._observer("progress", progress=now)
+        def show(now: AttackProgress | None = None) -> None:
+            if now is not None:
+                self._observer("progress", progress=now)
+            self._observer("running", running=(runner.running(group, since, now),), workers=1)
 
-        started = time.monotonic()
+        runner, started = self._runner, time.monotonic()
         while self._queue:
             spent = time.monotonic() - started
             if not wait and self._seconds is not None and spent >= self._seconds:
-                return
-            group = self._queue.popleft()
+                break
+            group, since = self._queue.popleft(), time.monotonic()
+            show()
             try:
-                with watched(self._runner.progress, report):
-                    outcomes = self._runner.perform_together(group)
+                with watched(runner.progress, show):
+                    outcomes = runner.perform_together(group)
             except GroupFailed as reason:
                 self._queue.extendleft(reversed(one_by_one(group, str(reason))))
                 continue
             yield from outcomes
+        self._observer("running", running=(), workers=1)
 
     @property
     def pending(self) -> int:

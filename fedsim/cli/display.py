@@ -3,9 +3,10 @@
 import math
 import time
 from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.filesize import decimal
 from rich.live import Live
 from rich.markup import escape
@@ -13,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from fedsim.attacking.progress import AttackProgress
+from fedsim.attacking.progress import Estimate, RunningAttacks, about
 from fedsim.metrics import installed
 from fedsim.runs.reading import UNCOUNTED, Measures, budget, printable
 
@@ -25,10 +26,15 @@ LINES, PAUSE = 20, 10.0
 more if a round takes longer than these seconds."""
 
 
+MOST_ROWS, MOST_CLIENTS = 16, 6
+"""How many busy workers a terminal shows, and how many clients of each."""
+
+
 class Display:
     """An observer that shows rounds, clients, running attacks and leakage.
 
-    A terminal gets a live display with the leakage so far. Any other output gets a plain line for
+    A terminal gets a live display: which attacks run where, how long all of them will take by the
+    seconds of those that have ended, and the leakage so far. Any other output gets a plain line for
     each round, or for every n-th of many short rounds, with that round's own leakage: at once, or
     in a second line when its attacks have ended.
 
@@ -52,6 +58,9 @@ class Display:
         self._attacks = self._bars.add_task("attacks", total=0, note="")
         self._queued = 0
         self._done = 0
+        self._estimate = Estimate()
+        self._running: tuple[RunningAttacks, ...] = ()
+        self._workers = 1
         self._said = 0.0
         self._sums = _sums()
         self._of = 0
@@ -100,7 +109,7 @@ class Display:
         self._bars.reset(self._rounds, total=rounds)
         for one in (self._sums, self._open, self._own, self._late):
             one.clear()
-        self._extra = 0
+        self._extra, self._running, self._estimate = 0, (), Estimate()
         if point:
             self._say(f"point {point}")
 
@@ -110,18 +119,32 @@ class Display:
     def _on_training(self, round: int, clients: int, **_: Any) -> None:
         self._bars.update(self._rounds, note=f"round {round}: {clients} clients training")
 
-    def _on_attacks(self, round: int, queued: int, pending: int, **_: Any) -> None:
+    def _on_attacks(
+        self, round: int, queued: int, labels: Mapping[str, int] | None = None, **_: Any
+    ) -> None:
         self._queued += queued
         self._open[round] += queued
-        self._bars.update(self._attacks, total=self._queued, note=f"{pending} in flight")
+        self._estimate.queue(labels or {})
+        self._note_attacks()
 
-    def _on_progress(self, progress: AttackProgress, **_: Any) -> None:
+    def _on_running(self, running: tuple[RunningAttacks, ...], workers: int, **_: Any) -> None:
+        self._running, self._workers = running, workers
+        self._note_attacks()
+
+    def _note_attacks(self) -> None:
+        """The bar of attacks: how many are in flight, and how long they will take."""
         left = self._queued - self._done
-        self._bars.update(self._attacks, note=f"{left} in flight; {progress}")
+        waiting = left - sum(len(call.clients) for call in self._running)
+        seconds = self._estimate.left(self._workers, self._running, time.monotonic())
+        note = f"{left} in flight" + (f", {waiting} of them queued" if waiting > 0 else "")
+        note += f"; {about(seconds)}" if seconds is not None else ""
+        self._bars.update(self._attacks, total=self._queued, completed=self._done, note=note)
 
-    def _on_findings(self, findings: list[Any], pending: int, **_: Any) -> None:
+    def _on_findings(self, findings: list[Any], **_: Any) -> None:
         self._done += 1
-        self._bars.update(self._attacks, completed=self._done, note=f"{pending} in flight")
+        if findings:
+            self._estimate.end(findings[0].label, findings[0].seconds)
+        self._note_attacks()
         for row in findings:
             # As in the report, an attack that broke counts as a random guess.
             value = row.value if row.status == "ok" else row.baseline
@@ -169,7 +192,44 @@ class Display:
 
     def _picture(self) -> Group:
         leakage = _leakage(self._sums)
-        return Group(self._bars, Text(f"leakage so far: {leakage}" if leakage else ""))
+        parts: list[RenderableType] = [self._bars]
+        if self._running:
+            parts.append(RunningTable(self._running))
+        parts.append(Text(f"leakage so far: {leakage}" if leakage else ""))
+        return Group(*parts)
+
+
+class RunningTable:
+    """What each busy attack worker does, with the seconds since it began.
+
+    Args:
+        running: The calls of adversaries that run.
+    """
+
+    def __init__(self, running: Sequence[RunningAttacks]) -> None:
+        self._running = running
+
+    def __rich__(self) -> Table:
+        """The table at this moment; a terminal draws it again several times a second."""
+        nodes = any(call.node for call in self._running)
+        names = ("adversary", "round", "client", "iteration", "objective", "seconds")
+        table = Table(*(["node"] if nodes else []), *names, box=None, pad_edge=False)
+        for call in self._running[:MOST_ROWS]:
+            now = call.progress
+            clients = ", ".join(call.clients[:MOST_CLIENTS])
+            clients += f", ... ({len(call.clients)})" if len(call.clients) > MOST_CLIENTS else ""
+            table.add_row(
+                *([call.node] if nodes else []),
+                escape(call.adversary),
+                f"{call.round}",
+                clients,
+                now.iterations if now else "",
+                f"{now.objective:.3g}" if now else "",
+                f"{time.monotonic() - call.since:.0f}",
+            )
+        if len(self._running) > MOST_ROWS:
+            table.add_row(f"and {len(self._running) - MOST_ROWS} more")
+        return table
 
 
 def _sums() -> Sums:

@@ -14,7 +14,7 @@ from fedsim.adversary import Adversary
 from fedsim.attacking.attack import Attack, AttackRunner
 from fedsim.attacking.audit import as_stated, planned
 from fedsim.attacking.campaign import Campaign, Clients, Lost, Wanted
-from fedsim.attacking.executor import Executor, InlineExecutor, Observer
+from fedsim.attacking.executor import UNLOGGED, Executor, InlineExecutor, Observer
 from fedsim.attacking.identity import forget, plans, settle
 from fedsim.attacking.modalities import revealed_task_of_run
 from fedsim.attacking.probes import check_probes, refuse_elsewhere
@@ -113,7 +113,7 @@ def attack(  # noqa: PLR0913 - each argument is an option of the command
             left = _check(ledger, prepared, wanted, retry=retry, overwrite=overwrite)
 
             def notify(event: str, **fields: Any) -> None:
-                if event not in ("findings", "progress"):
+                if event not in UNLOGGED:
                     ledger.event(event, **fields)
                 observer(event, **fields)
 

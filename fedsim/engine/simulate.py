@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedsim.attacking.executor import Observer
+from fedsim.attacking.executor import UNLOGGED, Observer
 from fedsim.attacking.identity import forget, plans, settle
 from fedsim.attacking.keeping import expected_bytes
 from fedsim.diagnosis.diagnose import diagnose_end
@@ -148,7 +148,7 @@ def _run(
             stack.enter_context(alone_in(out))
 
         def notify(event: str, **fields: Any) -> None:
-            if event not in ("findings", "progress"):
+            if event not in UNLOGGED:
                 ledger.event(event, **fields)
             observer(event, **fields)
             curves(event, **fields)

@@ -175,6 +175,8 @@ def minimise(
         state.keep(torch.tensor(going, dtype=torch.int64, device=points.device))
     victims = _victims(rows, points.device)
     evaluate = evaluated(objective)
+    for job, rule in zip(jobs, rules, strict=True):
+        job.plan(rule.iterations * (1 + restarts.number))
     while rows:
         points = state.point().detach()
         values, gradients = evaluate(points, victims)

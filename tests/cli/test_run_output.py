@@ -68,7 +68,7 @@ def test_off_a_terminal_long_rounds_are_a_line_each(monkeypatch):
 def finding(at, value):
     """The only row of an attack of a round."""
     return SimpleNamespace(
-        round=at, label="dlg", metric="mse", value=value, baseline=0.5, status="ok"
+        round=at, label="dlg", metric="mse", value=value, baseline=0.5, status="ok", seconds=1.0
     )
 
 

@@ -1,28 +1,23 @@
 """An executor that runs attacks on Ray actors while training goes on."""
 
 import contextlib
-import functools
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import ray
-import torch
 from ray.exceptions import RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from fedsim.attacking.attack import Attack, AttackRunner, GroupFailed, Outcome, one_by_one
 from fedsim.attacking.executor import Observer
-from fedsim.attacking.progress import Board, watched
+from fedsim.attacking.progress import EVERY, AttackProgress
 from fedsim.engine.ray import session
-from fedsim.errors import RunFolderError
+from fedsim.engine.ray.board import Board
+from fedsim.engine.ray.worker import AttackWorker, StoredAttack, found_by_all, held
 from fedsim.records import Interception
-from fedsim.runs.stored import StoredTensors, opened
-from fedsim.scenario import Scenario
-from fedsim.scenario.built import build
+from fedsim.runs.stored import StoredTensors
 
 GRACE = 10.0
 """Seconds beyond its time limit after which the worker of an attack is killed."""
@@ -31,50 +26,13 @@ REPEATS = 2
 """How often an attack is repeated elsewhere after its worker died: a node may have been lost."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Stored:
-    """An attack whose interceptions and global arrays are in files or Ray's object store."""
-
-    attack: Attack
-    interception: Any = None
-    before: Any = None
-    past: Sequence[Any] = ()
-    deaths: int = 0
-
-    def whole(self) -> Attack:
-        """The attack with its interceptions, fetched from the object store if they are there."""
-        if self.interception is None:
-            return self.attack
-        interception: Interception = replace(
-            ray.get(self.interception), before=ray.get(self.before)
-        )
-        return replace(self.attack, interception=interception, history=tuple(ray.get([*self.past])))
-
-
-class _AttackWorker:
-    """An actor that performs attacks, a group at a time."""
-
-    def __init__(self, scenario: str, point: str, index: int, board: str) -> None:
-        torch.set_num_threads(1)
-        built = build(Scenario.model_validate_json(scenario))
-        self._runner = AttackRunner(built, point)
-        self._report = functools.partial(Board.write, board, index)
-        self._runner.warm()
-
-    def ready(self) -> None:
-        """Return once data and model are loaded. Time limits of attacks count from then on."""
-
-    def perform(self, group: list[_Stored]) -> list[Outcome]:
-        """Perform a group of attacks; raises `GroupFailed`."""
-        with watched(self._runner.progress, self._report):
-            return self._runner.perform_together([one.whole() for one in group])
-
-
 @dataclass(slots=True)
 class _Running:
-    group: list[_Stored]
+    group: list[StoredAttack]
     worker: int
     since: float
+    call: int
+    progress: AttackProgress | None = None
 
 
 class RayExecutor:
@@ -101,9 +59,12 @@ class RayExecutor:
     ) -> None:
         self._runner, self._observer = runner, observer
         self._number, self._gpus = number, gpus
+        self._clustered = bool(runner.scenario.engine.address)
         self._board = Board()
+        self._calls = 0
+        self._shown = 0.0
         self._workers: list[Any] = []
-        self._queue: deque[list[_Stored]] = deque()
+        self._queue: deque[list[StoredAttack]] = deque()
         self._past: dict[str, Any] = {}
         self._sees_files: bool | None = None
         self._starting: dict[int, Any] = {}
@@ -114,9 +75,9 @@ class RayExecutor:
     def _new(self, index: int) -> Any:
         runner = self._runner
         worker = (
-            ray.remote(_AttackWorker)
+            ray.remote(AttackWorker)
             .options(num_cpus=1, num_gpus=self._gpus)
-            .remote(runner.scenario.model_dump_json(), runner.point, index, self._board.folder)
+            .remote(runner.scenario.model_dump_json(), runner.point, self._board.name)
         )
         self._starting[index] = worker.ready.remote()  # type: ignore[attr-defined]
         return worker
@@ -135,17 +96,17 @@ class RayExecutor:
                 known[key] = ray.put(value)
             return known[key]
 
-        def store(attack: Attack) -> _Stored:
+        def store(attack: Attack) -> StoredAttack:
             interception = attack.interception
             if self._in_files(interception):
-                return _Stored(attack)
+                return StoredAttack(attack)
             sent = interception.before
             before = put(dict(sent), sent.path if isinstance(sent, StoredTensors) else id(sent))
-            light = put(_held(replace(interception, before={})), interception.victim)
+            light = put(held(replace(interception, before={})), interception.victim)
             nothing = interception.update.replace(tensors={}, buffers={})
             stub = replace(interception, before={}, update=nothing)
-            past = [put(_held(one), one.victim, self._past) for one in attack.history]
-            return _Stored(replace(attack, interception=stub, history=()), light, before, past)
+            past = [put(held(one), one.victim, self._past) for one in attack.history]
+            return StoredAttack(replace(attack, interception=stub, history=()), light, before, past)
 
         self._queue += [[store(attack) for attack in group] for group in groups]
         self._fill()
@@ -156,8 +117,7 @@ class RayExecutor:
         if not isinstance(tensors, StoredTensors):
             return False
         if self._sees_files is None:
-            elsewhere = bool(self._runner.scenario.engine.address)
-            self._sees_files = not elsewhere or found_by_all(tensors.path, tensors.digest)
+            self._sees_files = not self._clustered or found_by_all(tensors.path, tensors.digest)
         return self._sees_files
 
     def _fill(self) -> None:
@@ -169,8 +129,9 @@ class RayExecutor:
             free = ready
         for index in free[: len(self._queue)]:
             group = self._queue.popleft()
-            task = self._workers[index].perform.remote(group)
-            self._running[task] = _Running(group, index, time.monotonic())
+            self._calls += 1
+            task = self._workers[index].perform.remote(group, self._calls)
+            self._running[task] = _Running(group, index, time.monotonic(), self._calls)
 
     def _is_ready(self, index: int) -> bool:
         """Whether a worker has started."""
@@ -220,6 +181,7 @@ class RayExecutor:
             done, _ = ray.wait(list(self._running), timeout=0.5 if wait else 0)
             for task in done:
                 running = self._running.pop(task)
+                self._board.forget(running.call)
                 try:
                     outcomes = ray.get(task)
                 except GroupFailed as wrapped:
@@ -230,10 +192,27 @@ class RayExecutor:
                 self._fill()
                 yield from outcomes
             yield from self._overdue()
-            for now in self._board.read():
-                self._observer("progress", progress=now)
+            self._show()
             if not done and not wait:
                 return
+
+    def _show(self) -> None:
+        """Tell the observer what runs where, at most every second, and at once when all is done."""
+        now = time.monotonic()
+        if self._running and now - self._shown < EVERY:
+            return
+        self._shown, rows = now, []
+        for one in self._running.values():
+            if one.worker in self._starting:
+                continue
+            latest = self._board.read(one.call)
+            if latest is not None and latest != one.progress:
+                one.progress = latest
+                self._observer("progress", progress=latest)
+            attacks = [stored.attack for stored in one.group]
+            node = session.node_of(self._workers[one.worker]) if self._clustered else ""
+            rows.append(self._runner.running(attacks, one.since, latest, node or ""))
+        self._observer("running", running=tuple(rows), workers=self._number)
 
     def _overdue(self) -> Iterator[Outcome]:
         for task, running in list(self._running.items()):
@@ -296,33 +275,3 @@ class RayExecutor:
             with contextlib.suppress(Exception):
                 ray.kill(worker)
         self._workers = []
-        self._board.close()
-
-
-def _held(one: Interception) -> Interception:
-    """An interception whose tensors are in memory."""
-    update = one.update.replace(tensors=dict(one.update.tensors), buffers=dict(one.update.buffers))
-    return replace(one, before=dict(one.before), update=update)
-
-
-def found_by_all(path: Path, digest: str) -> bool:
-    """Whether every node of the cluster finds the same file at a path."""
-
-    def finds() -> bool:
-        try:
-            opened(path, digest)
-        except RunFolderError:
-            return False
-        return True
-
-    nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-    asked = [
-        ray.remote(finds)
-        .options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False))
-        .remote()
-        for node in nodes
-    ]
-    try:
-        return all(ray.get(asked))
-    except RayError:  # a node was lost meanwhile
-        return False
