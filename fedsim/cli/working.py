@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -31,6 +32,20 @@ def loading(console: "Console", *, quiet: bool) -> Iterator[None]:
             status.stop()
 
 
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM, which batch systems and containers send, do what Ctrl-C does."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
 def work(
     job: Callable[..., Path],
     folder: Path,
@@ -56,7 +71,7 @@ def work(
 
     command = f"continue with: {shlex.join(again)}"
     try:
-        with Display(console, quiet=quiet) as display:
+        with _terminable(), Display(console, quiet=quiet) as display:
             report = job(observer=display)
     except KeyboardInterrupt:
         typer.secho(f"interrupted; what was found is in {folder}", fg="yellow", err=True)

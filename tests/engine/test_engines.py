@@ -257,15 +257,18 @@ def alive(mark: str) -> list[str]:
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks for workers in /proc")
 @pytest.mark.parametrize(
-    ("engine", "whole_group", "sleeps"),
+    ("engine", "how", "sleeps"),
     [
-        ({"workers": 1}, False, True),
-        ({**RAY, "attack_workers": 2}, True, True),
-        ({"name": "flower", "workers": 2}, True, False),
+        ({"workers": 1}, "interrupt", True),
+        ({**RAY, "attack_workers": 2}, "interrupt all", True),
+        ({"name": "flower", "workers": 2}, "interrupt all", False),
+        ({"workers": 1}, "terminate", True),
+        ({**RAY, "attack_workers": 2}, "terminate", True),
+        ({"name": "flower", "workers": 2}, "terminate", False),
     ],
-    ids=["inline", "ray", "flower"],
+    ids=["inline", "ray", "flower", "inline terminated", "ray terminated", "flower terminated"],
 )
-def test_ctrl_c_ends_a_run_and_keeps_what_was_found(engine, whole_group, sleeps, tmp_path):
+def test_ctrl_c_and_sigterm_end_a_run_and_keep_what_was_found(engine, how, sleeps, tmp_path):
     attacks = [{"name": "llg"}]
     if sleeps:
         attacks.append({"name": "sleeper", "how": "deaf", "rounds": [1], "victims": [0]})
@@ -299,10 +302,10 @@ def test_ctrl_c_ends_a_run_and_keeps_what_was_found(engine, whole_group, sleeps,
             time.sleep(0.5)
         before = rows(tmp_path / "run")
         asked = time.monotonic()
-        if whole_group:
+        if how == "interrupt all":  # as a terminal does
             os.killpg(process.pid, signal.SIGINT)
         else:
-            process.send_signal(signal.SIGINT)
+            process.send_signal(signal.SIGINT if how == "interrupt" else signal.SIGTERM)
         output = process.communicate(timeout=30)[0]
         took = time.monotonic() - asked
     finally:

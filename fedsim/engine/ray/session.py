@@ -4,6 +4,8 @@ import contextlib
 import logging
 import math
 import os
+import signal
+import threading
 from typing import Any
 
 import psutil
@@ -179,8 +181,11 @@ def _start(settings: Engine, cpus: float) -> None:
     if not settings.address:
         # Logical CPUs: a place for every actor. The kernel shares the real ones.
         options["num_cpus"] = max(1, math.ceil(cpus))
+    ours = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(**options)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, ours)  # Ray's own leaves at once, without a report
         if not settings.address:
             _STARTED.add(os.getpid())
     except (RayError, ConnectionError, OSError, RuntimeError, ValueError) as error:
