@@ -48,14 +48,16 @@ from fedsim import libraries, testing
 from fedsim.gradients import TextDistance, nearest_tokens, norm_gap
 from fedsim.knowledge import Knowledge
 from fedsim.priors import LanguagePrior, language_prior
-from fedsim.records import Observation, Spec, Tokens
+from fedsim.records import Observation, Tokens
 from fedsim.seeds import torch_generator
+from fedsim.spec import TextSpec
 from fedsim.tasks.text.languages.language import POINTS, classification_loss
 from fedsim.tasks.text.languages.tokenizers import describe_tokenizer
 from fedsim.victim import VictimModel
 
 WORDS = "bert.embeddings.word_embeddings.weight"
-TOGETHER = 4
+TOGETHER = {"four": 4, "eight": 8}
+"""Restarts or victims that share the steps; the plugin takes eight at once."""
 EQUAL = 1e-5
 
 
@@ -93,7 +95,8 @@ def compared(
     far = made[-1]
     typical = float(it.embeddings.norm(dim=1).mean())
     spread = typical / width**0.5
-    start = spread * torch.randn(TOGETHER, 1, it.length, width, generator=rng)
+    most = max(TOGETHER.values())
+    start = spread * torch.randn(most, 1, it.length, width, generator=rng)
     start[:, 0, 0], start[:, 0, -1] = it.embeddings[it.start], it.embeddings[it.end]
     orders = [list(range(inside))]
     orders += [moved(list(range(inside)), rng) for _ in range(CANDIDATES)]
@@ -141,10 +144,13 @@ def compared(
         for _ in range(steps):
             call()
 
-    one, several = (stepping(far, start[:rows], typical) for rows in (1, TOGETHER))
     took["step"] = fastest(plain_step) / steps
+    one = stepping(far, start[:1], typical)
     took["step in factors"] = fastest(lambda: repeated(one)) / steps
-    took["step in factors, four restarts"] = fastest(lambda: repeated(several)) / steps / TOGETHER
+    for name, rows in TOGETHER.items():
+        several = stepping(far, start[:rows], typical)
+        spent = fastest(lambda call=several: repeated(call))  # type: ignore[misc]
+        took[f"step in factors, {name} restarts"] = spent / steps / rows
     return took | {"apart": apart, "slopes": slopes(it, far, start[:1])}
 
 
@@ -165,7 +171,7 @@ def observed(it: Victim, tokens: Tokens, texts: tuple[str, ...]) -> Observation:
         gradient=dict(zip(it.names, it.gradient, strict=True)),
         model=model,
         head="classifier",
-        spec=Spec(classes=2, tokens=tokens),
+        spec=TextSpec(classes=2, tokens=tokens),
         labels=it.label,
         lengths=[it.length],
         num_examples=1,
@@ -219,7 +225,7 @@ def main() -> None:
             ("candidate in factors", "candidate"),
             ("candidate, gradient alone, in factors", "candidate, gradient alone"),
             ("step in factors", "step"),
-            ("step in factors, four restarts", "step"),
+            *((f"step in factors, {name} restarts", "step") for name in TOGETHER),
         ):
             times = milli[plain] / milli[part]
             print(f"  {part}: {milli[part]:.1f} ms, plain {milli[plain]:.1f} ms, x{times:.1f}")
@@ -230,15 +236,16 @@ def main() -> None:
             + STEPS * took["step"]
         )
         print(f"  {scored} starts, {STEPS} steps, {swaps} candidates: plain {plain:.0f} s")
-        for how, together in (("alone", 1), ("of four restarts together", TOGETHER)):
-            step = took["step in factors" + (", four restarts" if together > 1 else "")]
+        for how, together in {"": 1, **TOGETHER}.items():
+            step = took["step in factors" + (f", {how} restarts" if how else "")]
             ours = (
                 took["prepared"] / together
                 + scored * took["candidate, gradient alone, in factors"]
                 + swaps * took["candidate in factors"]
                 + STEPS * step
             )
-            print(f"    in factors, {how}: {ours:.0f} s, x{plain / ours:.1f}", flush=True)
+            said = f"of {how} restarts together" if how else "alone"
+            print(f"    in factors, {said}: {ours:.0f} s, x{plain / ours:.1f}", flush=True)
         seen.append(observed(it, tokens, fitted))
         totals.append(plain)
     if options.whole:

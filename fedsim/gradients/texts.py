@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedsim.gradients.factored import Factored
 from fedsim.gradients.ghost import GhostGradients
@@ -160,11 +160,18 @@ class TextDistance:
         rng = torch.Generator().manual_seed(0)
         shape = (2, self.lengths.shape[1], longest)
         drawn = torch.randint(len(words), shape, generator=rng).to(words.device)
+        exact = own.gradient(
+            words[drawn[1]],
+            self.targets[0],
+            lengths=self.lengths[0],
+            at="embedding",
+            names=self._gradients.names,
+        )
+        labels_of_texts = self.targets.ndim == 2 + self.targets.is_floating_point()
+        if labels_of_texts:
+            _skip_unused(own, words[drawn[1]], self.targets[0], self.lengths[0])
         found = self._gradients(
             words[drawn], self.targets[[0, 0]], lengths=self.lengths[[0, 0]], create_graph=False
-        )
-        exact = own.gradient(
-            words[drawn[1]], self.targets[0], lengths=self.lengths[0], at="embedding", names=found
         )
         whole = torch.stack([value.norm() for value in exact.values()]).norm()
         wrong = []
@@ -180,6 +187,39 @@ class TextDistance:
                 'Leave them out: parameters = {"NAME" = 0, "*" = 1}'
             )
         return found
+
+
+def _skip_unused(own: VictimModel, embedded: Tensor, target: Tensor, lengths: Tensor) -> None:
+    """Let a model's last layer compute its first token alone if its loss uses no other.
+
+    BERT's classifiers read the first token of the last layer. Behind the attention of that layer
+    the other tokens have no effect, and gradients of zero. Models whose layers are built
+    differently are left as they are.
+
+    Args:
+        own: A private copy, which is changed.
+        embedded: Embeddings of a batch (B, L, d).
+        target: Its labels.
+        lengths: Its numbers of tokens, (B,) int64.
+    """
+    outputs = [
+        layer for layer in own.module.modules() if type(layer).__name__.endswith("SelfOutput")
+    ]
+    kept: list[Tensor] = []
+    if not outputs or embedded.shape[1] < 2:
+        return
+    hook = outputs[-1].register_forward_hook(lambda _layer, _args, output: kept.append(output))
+    with hook, torch.enable_grad():
+        loss = own.loss(embedded, target, lengths=lengths, at="embedding")
+    if len(kept) == 1:
+        (slopes,) = torch.autograd.grad(loss, kept, materialize_grads=True)
+        if bool(slopes[:, 0].any()) and not bool(slopes[:, 1:].any()):
+            outputs[-1].register_forward_pre_hook(_first_token)
+
+
+def _first_token(_layer: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The attention's result and the residual it is added to, both (B, L, d), for one token."""
+    return tuple(value[:, :1] for value in args)
 
 
 def _matched(
