@@ -3,6 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -23,6 +24,16 @@ CTC = 1e-2
 """Relative tolerance between the closed-form gradient and that of autograd. In float32, CTC over a
 thousand frames differs by 1e-3; another loss has a different gradient."""
 
+LARGE = 2**22
+"""Values of the largest weight from which torch's own LSTM is faster on a CPU than that of oneDNN,
+which also computes the gradients of its weights."""
+
+EVERY = 16
+"""Iterations after which the curvature of the distance is measured again."""
+
+CONTROLS = 16
+"""Number of changes that are evaluated for it."""
+
 
 @dataclass(eq=False)
 class FrameChanges(ABC):
@@ -35,6 +46,7 @@ class FrameChanges(ABC):
         lr: Learning rate of the client's local steps.
         steps: Number of local steps on this utterance, whose mean gradient is computed.
         way: How gradients are computed, for the diagnostics.
+        frames: The utterance, (T, F), once it is set.
     """
 
     model: VictimModel
@@ -43,6 +55,7 @@ class FrameChanges(ABC):
     lr: float = 0.0
     steps: int = 1
     way: str = field(init=False)
+    frames: Tensor = field(init=False)
 
     @abstractmethod
     def move_to(self, frames: Tensor) -> dict[str, Tensor]:
@@ -117,10 +130,34 @@ class HeadOnly(FrameChanges):
     def _passes(self, frames: Tensor) -> tuple[Tensor, Tensor]:
         return head_passes(self.model, frames, self.target)
 
-    def _gradients(self, features: Tensor, logits: Tensor) -> dict[str, Tensor]:
-        weight, bias = ctc_head_gradient(features, logits, self.target)
+    def _gradients(
+        self, features: Tensor, logits: Tensor, *, create_graph: bool = False
+    ) -> dict[str, Tensor]:
+        weight, bias = ctc_head_gradient(features, logits, self.target, create_graph=create_graph)
         both = {f"{self.model.head}.weight": weight, f"{self.model.head}.bias": bias}
         return {name: both[name] for name in self.names}
+
+
+class Differentiable(HeadOnly):
+    """The same, where the utterance's gradients can be differentiated by its `frames`."""
+
+    def move_to(self, frames: Tensor) -> dict[str, Tensor]:
+        """Set the utterance; its gradients keep their graph."""
+        if not hasattr(self, "frames"):
+            self._look(frames)
+        self.frames = frames.detach().requires_grad_()
+        largest = max(weight.numel() for weight in self.model.module.parameters())
+        plain = torch.backends.mkldnn.flags(enabled=False, allow_tf32=None)
+        with plain if largest >= LARGE else nullcontext(), torch.enable_grad():
+            passes = head_passes(self.model, self.frames[None], self.target)
+            return self._gradients(*passes, create_graph=True)
+
+    @torch.no_grad()
+    def changed(self, at: Tensor, moves: Tensor) -> Iterator[dict[str, Tensor]]:
+        """Gradients of the changes; the incremental pass meets the utterance here first."""
+        if self.incremental is not None:
+            self.incremental.base(self.frames)
+        yield from super().changed(at, moves)
 
 
 class Whole(FrameChanges):
@@ -173,10 +210,13 @@ class DirectSearch:
         far: Distances (K,) of gradients (K, *shape) by parameter name from the observed one.
         shapes: Numbers of frames and of features of each utterance.
         job: The attack's job.
+        predicted: Whether changes are judged by the derivative of the distance, which `tried` must
+            then allow (`Differentiable`), instead of each by its own distance.
         step: Length of the vectors.
         halved: Iteration at which the step was last halved.
         lowest: Lowest distance so far.
         outcome: How the search ended.
+        evaluated: Number of vectors evaluated so far.
         drawn: Number of vectors drawn so far.
         kept: Number of vectors kept so far.
         frames: Current frames of each utterance.
@@ -187,10 +227,12 @@ class DirectSearch:
     far: Callable[[Mapping[str, Tensor]], Tensor]
     shapes: Sequence[tuple[int, int]]
     job: Job
+    predicted: bool = False
     step: float = 1.0
     halved: int = 0
     lowest: float = math.inf
     outcome: str = ""
+    evaluated: int = 0
     drawn: int = 0
     kept: int = 0
     frames: list[Tensor] = field(default_factory=list)
@@ -201,6 +243,8 @@ class DirectSearch:
             (2 * torch.rand(shape, generator=self.job.rng) - 1).to(self.job.device)
             for shape in self.shapes
         ]
+        self.curvatures = [0.0] * len(self.tried)
+        self.turns = [0] * len(self.tried)
         self.own = [
             tried.move_to(frames) for tried, frames in zip(self.tried, self.frames, strict=True)
         ]
@@ -216,15 +260,39 @@ class DirectSearch:
         at = torch.randint(length, (count,), generator=rng).to(device)
         moves = functional.normalize(torch.randn(count, width, generator=rng), dim=1).to(device)
         moves *= self.step
-        far = torch.cat([self._far(turn, some) for some in self.tried[turn].changed(at, moves)])
-        better = far < self.now
+        judge = self._predict if self.predicted else self._evaluate
+        better = judge(turn, at, moves) < 0
         self.drawn, self.kept = self.drawn + count, self.kept + int(better.sum())
         frames = self.frames[turn].index_add(0, at[better], moves[better])
         self.frames[turn], self.own[turn] = frames, self.tried[turn].move_to(frames)
         self._judge()
 
+    def _evaluate(self, turn: int, at: Tensor, moves: Tensor) -> Tensor:
+        """How much each of K changes raises the distance, (K,)."""
+        self.evaluated += len(at)
+        gradients = self.tried[turn].changed(at, moves)
+        return torch.cat([self._far(turn, some) for some in gradients]) - self.now
+
+    def _predict(self, turn: int, at: Tensor, moves: Tensor) -> Tensor:
+        """The same to second order: slope times change, and one curvature for all directions.
+
+        Every `EVERY` iterations the curvature is measured on the `CONTROLS` changes that are
+        closest to leaving the distance as it is.
+        """
+        with torch.enable_grad():
+            far = self._far(turn, self.own[turn]).sum()
+            (slope,) = torch.autograd.grad(far, self.tried[turn].frames)
+        linear = (slope[at] * moves).sum(dim=1)
+        bend = self.step**2 / 2
+        if self.turns[turn] % EVERY == 0:
+            close = (linear + self.curvatures[turn] * bend).abs().argsort()[:CONTROLS]
+            apart = self._evaluate(turn, at[close], moves[close]) - linear[close]
+            self.curvatures[turn] = float(apart.mean()) / bend
+        self.turns[turn] += 1
+        return linear + self.curvatures[turn] * bend
+
     def _judge(self) -> None:
-        self.now = float(self._far(0, self.own[0]))
+        self.now = self._far(0, self.own[0]).item()
         if self.now < self.lowest:
             self.lowest, self.best = self.now, list(self.frames)
 
@@ -232,7 +300,7 @@ class DirectSearch:
         """Distances (K,) of the batch's mean gradient with other gradients for one utterance."""
         others = [own for index, own in enumerate(self.own) if index != turn]
         mean = {
-            name: (value + sum(own[name] for own in others)) / len(self.own)
+            name: (value + sum(own[name].detach() for own in others)) / len(self.own)
             for name, value in ours.items()
         }
         return self.far(mean)
