@@ -107,7 +107,8 @@ def _first_on_the_path(folders: list[str]) -> Iterator[None]:
 
 def _refuse_another(module: str, found: ModuleType) -> None:
     """Raise `PluginError` if the module that is imported is not the first one in the folders."""
-    known = Path(found.__file__).resolve() if found.__file__ else None
+    file = getattr(found, "__file__", None)  # a notebook has none
+    known = Path(file).resolve() if file else None
     places = (Path(folder, *module.split(".")) for folder in _FOLDERS)
     paths = (path for one in places for path in (one / "__init__.py", one.with_suffix(".py")))
     path = next(filter(Path.is_file, paths), None)

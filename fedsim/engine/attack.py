@@ -20,7 +20,7 @@ from fedsim.attacking.modalities import revealed_task_of_run
 from fedsim.attacking.probes import check_probes, refuse_elsewhere
 from fedsim.diagnosis.diagnose import diagnose_end
 from fedsim.engine import attack_workers
-from fedsim.engine.process import attack_cautions, one_thread, reporting
+from fedsim.engine.process import attack_cautions, check_importable, one_thread, reporting
 from fedsim.engine.request import SECTIONS
 from fedsim.errors import RunFolderError, ScenarioError, did_you_mean
 from fedsim.results.loading import load
@@ -327,6 +327,7 @@ def _executor(runner: AttackRunner, observer: Observer, *, here: bool) -> Iterat
     if here or number == 1:
         yield InlineExecutor(runner, observer)
         return
+    check_importable(runner.scenario)
     from fedsim.engine.ray.attacks import RayExecutor
     from fedsim.engine.ray.session import start_session
 

@@ -9,7 +9,7 @@ from torch import nn
 from fedsim.attacking.probes import check_probes
 from fedsim.defense import Defense
 from fedsim.engine import check_address, engine_name
-from fedsim.engine.process import attack_cautions
+from fedsim.engine.process import attack_cautions, check_importable
 from fedsim.errors import DataError, ScenarioError
 from fedsim.federation.strategies import build_strategy, quiet
 from fedsim.libraries import brief
@@ -45,6 +45,8 @@ def preflight(
         PluginError: A plugin is unknown or refuses its settings.
     """
     check_address(scenario.engine.address)
+    if engine_name(scenario) != "inline":
+        check_importable(scenario)
     _check_gpus(scenario, clients_too=not nodes_decide)
     too_many = _too_many_victims(scenario)
     if too_many and not nodes_decide:
@@ -132,6 +134,10 @@ def _check_gpus(scenario: Scenario, *, clients_too: bool) -> None:
         check_device(engine)
     for key in ("gpus_per_attack", *["gpus_per_client"] * clients_too):
         asked: float = getattr(engine, key)
+        if asked > 1 and not asked.is_integer():
+            raise ScenarioError(
+                f"engine.{key} = {asked:g}: expected a share of one GPU, below 1, or a whole number"
+            )
         if asked and not elsewhere and not torch.cuda.is_available():
             raise ScenarioError(
                 f"needs a GPU (engine.{key} = {asked:g}), and {what_torch_sees()}. "

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from fedsim.errors import FedsimError
+from fedsim.errors import FedsimError, ScenarioError
 from fedsim.references import references
 from fedsim.report import write_report
 from fedsim.runs.ledger import Ledger
@@ -61,6 +61,22 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def check_importable(scenario: Scenario) -> None:
+    """Refuse code of the running script or notebook, for engines whose workers are processes.
+
+    Raises:
+        ScenarioError: A reference names the module `__main__`.
+    """
+    own = [one for one in references(scenario.to_dict()) if one.startswith("__main__:")]
+    if own:
+        name = own[0].partition(":")[2]
+        raise ScenarioError(
+            f"{own[0]} is defined in the script or notebook that runs, and workers are other "
+            f'processes, which cannot import it. Move it to a module (in mine.py: "mine:{name}"), '
+            "or set engine.workers = 1"
+        )
 
 
 def attack_cautions(built: BuiltRun) -> list[str]:

@@ -1,6 +1,7 @@
 """A run on somebody's Ray cluster, started beside it on loopback as `ray start` starts it."""
 
 import csv
+import json
 import os
 import re
 import socket
@@ -17,6 +18,8 @@ from tempfile import TemporaryDirectory
 import pytest
 from support.commands import python
 from support.processes import kill_marked, marked, needs_proc
+
+pytestmark = pytest.mark.timeout(600)  # a node takes a minute to start where others work
 
 ROWS = ("training.rounds=1", "adversaries.1.iterations=5", "adversaries.1.restarts=0")
 MANY = ("training.rounds=15", "training.clients_per_round=8")
@@ -218,6 +221,52 @@ def test_a_run_goes_on_with_the_workers_that_still_have_a_place(head, expected, 
     assert once(folder) == expected
     warned = "1 of 2 attack workers for 3 s: the run goes on with the others"
     assert warned in (folder / "log.jsonl").read_text()
+
+
+SHARED = """
+import json
+import sys
+from pathlib import Path
+from fedsim.engine.simulate import simulate
+from fedsim.scenario import Scenario
+
+shown = []
+
+def observe(event, running=(), **fields):
+    if event == "running" and running:
+        shown.append([(one.adversary, one.node, str(one.progress or "")) for one in running])
+
+local = Scenario.load("first-rounds", ["training.rounds=1", "engine.workers=2"])
+simulate(local, Path(sys.argv[1]) / "local")
+scenario = Scenario.load("first-rounds", sys.argv[2:])
+simulate(scenario, Path(sys.argv[1]) / "cluster", observer=observe)
+print(json.dumps(shown))
+"""
+
+
+def test_attack_workers_share_a_gpu_of_another_node_and_report_from_there(head, tmp_path):
+    """In a process that has a Ray session of its own already, which is no part of the cluster."""
+    joins = (f"--address={head}", "--node-ip-address=127.0.0.3", "--num-gpus=1")
+    settings = (
+        f"engine.address={head}",
+        "engine.workers=1",
+        "engine.attack_workers=2",
+        "engine.gpus_per_attack=0.5",
+        "task.model=lenet-sigmoid",
+        "training.rounds=2",
+        "adversaries.1.iterations=40",
+        "adversaries.1.restarts=0",
+        "adversaries.1.tolerance=0.0",
+        "adversaries.1.victims=all",
+    )
+    with node(tmp_path, *joins):
+        wait(head, 2)
+        done = python("-c", SHARED, str(tmp_path), *settings, folder=tmp_path, env=os.environ)
+    assert done.returncode == 0, done.stderr
+    shown = json.loads(done.stdout.splitlines()[-1])
+    assert {place for rows in shown for _, place, _ in rows} == {"127.0.0.3"}
+    assert max(map(len, shown)) == 2  # both on the only GPU that the cluster has
+    assert [text for rows in shown for _, _, text in rows if "dlg" in text and " of 40" in text]
 
 
 def test_without_an_address_a_run_keeps_to_itself_beside_a_cluster(head, tmp_path):

@@ -1,17 +1,25 @@
-"""Workers that Ray has no place for end a run with an error, or leave their work to the others."""
+"""Workers that Ray has no place for, or that cannot start, end a run with an error, or leave their
+work to the others."""
 
+import math
 import sys
+import time
+import types
 
 import pytest
 import ray
+import torch
 from flwr.app import ArrayRecord, Message, MessageType, RecordDict
 from support.tiny import config, initial, scenario
 
+import fedsim
+from adversaries import LLG
 from fedsim.engine.inline import InlineGrid
 from fedsim.engine.ray import session
 from fedsim.engine.ray.clients import ClientWorker, RayGrid
 from fedsim.engine.simulate import simulate
-from fedsim.errors import EngineError
+from fedsim.errors import EngineError, FedsimError, ScenarioError
+from fedsim.scenario.settings import Engine
 
 pytestmark = [
     pytest.mark.usefixtures("ray_session"),
@@ -82,4 +90,77 @@ def test_a_worker_larger_than_every_node_is_an_error_and_no_endless_wait(tmp_pat
         "one client worker needs 5 CPUs of one node, and no node of the Ray cluster has as much: "
         "10.0.0.1 (4 CPUs and 1 GPU), 10.0.0.2 (2 CPUs and 1 GPU). Lower engine.*_per_client, or "
         "start a larger node"
+    )
+
+
+# --- code that workers cannot import ------------------------------------------------------------
+
+
+class Linear(torch.nn.Sequential):
+    """A model that the tests give to this process alone."""
+
+    def __init__(self, classes: int, shape: tuple[int, ...]) -> None:
+        super().__init__(torch.nn.Flatten(), torch.nn.Linear(math.prod(shape), classes))
+
+
+class Mine(LLG):
+    """An adversary that the tests give to this process alone."""
+
+
+@pytest.fixture
+def ghost(monkeypatch):
+    """A module that workers do not find."""
+    module = types.ModuleType("ghost")
+    module.Linear, module.Mine = Linear, Mine
+    monkeypatch.setitem(sys.modules, "ghost", module)
+    return module
+
+
+@pytest.mark.parametrize("engine", ["ray", "flower"])
+def test_code_of_the_running_script_is_refused_before_workers_start(engine, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules["__main__"], "Linear", Linear, raising=False)
+    run = scenario(task={"model": "__main__:Linear"}, engine={"name": engine, "workers": 2})
+    with pytest.raises(ScenarioError, match=r'in mine\.py: "mine:Linear"\), or set engine\.work'):
+        simulate(run, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_that_workers_cannot_import_is_named_within_seconds(ghost, tmp_path):
+    run = scenario(task={"model": "ghost:Linear"}, engine={"name": "ray", "workers": 2})
+    began = time.monotonic()
+    # Of a client or an attack, whichever comes first.
+    with pytest.raises(FedsimError, match="PluginError: ghost:Linear cannot be imported"):
+        simulate(run, tmp_path / "run")
+    assert time.monotonic() - began < 60
+
+
+def test_an_adversary_that_workers_cannot_import_ends_the_attack(ghost, tmp_path):
+    fedsim.train(scenario(), tmp_path / "run")
+    changes = {"adversaries": [{"name": "ghost:Mine"}], "engine": {"workers": 2}}
+    with pytest.raises(EngineError, match=r"attack worker cannot start on [\d.]+: PluginError: gh"):
+        fedsim.attack(tmp_path / "run", changes=changes)
+
+
+# --- too much of a GPU --------------------------------------------------------------------------
+
+
+def test_a_share_of_several_gpus_is_refused(tmp_path):
+    run = scenario(engine={"name": "ray", "workers": 1, "gpus_per_client": 1.5})
+    with pytest.raises(ScenarioError, match="a share of one GPU, below 1, or a whole number"):
+        simulate(run, tmp_path / "run")
+
+
+def test_a_cluster_of_another_ray_is_one_line(monkeypatch):
+    def refuse(**options):
+        raise RuntimeError("Version mismatch: The cluster was started with:\n    Ray: 2.40.0")
+
+    monkeypatch.setattr(session, "knock", lambda address: None)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", refuse)
+    there = Engine(address="10.0.0.1:6379")
+    with pytest.raises(EngineError) as error:
+        session.start_session(there, 1, 1)
+    assert str(error.value) == (
+        "Ray cannot start or reach 10.0.0.1:6379: Version mismatch: The cluster was started with: "
+        "Ray: 2.40.0"
     )

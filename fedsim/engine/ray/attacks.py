@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 
 from fedsim.attacking.attack import Attack, AttackRunner, GroupFailed, Outcome, one_by_one
 from fedsim.attacking.executor import Observer
@@ -16,6 +16,8 @@ from fedsim.attacking.progress import EVERY, AttackProgress
 from fedsim.engine.ray import session
 from fedsim.engine.ray.board import Board
 from fedsim.engine.ray.worker import AttackWorker, StoredAttack, found_by_all, held
+from fedsim.errors import EngineError
+from fedsim.libraries import brief
 from fedsim.records import Interception
 from fedsim.runs.stored import StoredTensors
 
@@ -134,10 +136,19 @@ class RayExecutor:
             self._running[task] = _Running(group, index, time.monotonic(), self._calls)
 
     def _is_ready(self, index: int) -> bool:
-        """Whether a worker has started."""
+        """Whether a worker has started; raises `EngineError` if it cannot load data or plugins."""
         started = self._starting.get(index)
         if started is not None and ray.wait([started], timeout=0)[0]:
             del self._starting[index]
+            try:
+                ray.get(started)
+            except RayTaskError as error:
+                where = session.node_of(self._workers[index]) or "its node"
+                raise EngineError(
+                    f"an attack worker cannot start on {where}: {brief(error.cause)}"
+                ) from error
+            except RayError:
+                pass  # it died, as its attacks will
         return index not in self._starting
 
     def _find_places(self) -> None:
@@ -246,6 +257,7 @@ class RayExecutor:
 
     def _lost(self, running: _Running, why: str, status: str = "failed") -> list[Outcome]:
         """Replace a worker that died, and record or repeat the attacks that it had."""
+        self._is_ready(running.worker)  # raises if it could not start: another could not, either
         if self._workers:
             self._replace(running.worker)
         if len(running.group) > 1:

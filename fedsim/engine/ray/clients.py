@@ -10,7 +10,7 @@ from typing import Any
 import ray
 import torch
 from flwr.app import Context, Error, Message, RecordDict
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 
 from fedsim.attacking.attack import AttackRunner
 from fedsim.attacking.executor import Observer
@@ -151,6 +151,10 @@ class RayGrid(LocalGrid):
                 return self._wait(index, actor.answer.remote([message], [context]))[0]
             except _GivenUp:
                 continue
+            except RayTaskError as error:  # it could not even import what the client needs
+                cause = error.cause
+                failure = Error(code=RAISED, reason=f"{type(cause).__name__}: {cause}")
+                return Message(failure, reply_to=message), context.state
             except RayError as error:
                 last, tries = error, tries + 1
                 if self._pool[index] is actor:

@@ -26,8 +26,8 @@ PATIENCE = 60.0
 PLACE = 60.0
 """Seconds after which a run ends if Ray has no place for any of its client or attack workers."""
 
-_STARTED: set[int] = set()
-"""The id of this process, while it has a Ray session that fedsim started and may end."""
+_OURS: dict[int, str] = {}
+"""The `engine.address` of the Ray session that fedsim opened and may end, by the process's id."""
 
 
 def start_session(settings: Engine, clients: int, attackers: int) -> Engine:
@@ -48,9 +48,10 @@ def start_session(settings: Engine, clients: int, attackers: int) -> Engine:
     needs = _needs(settings, clients, attackers)
     if settings.address:
         knock(settings.address)
-    if ray.is_initialized() and _STARTED and _short_of(needs):
-        ray.shutdown()  # the session of an earlier run, too small for this one
-        _STARTED.clear()
+    ours = _OURS.get(os.getpid()) if ray.is_initialized() else None
+    if ours is not None and (ours != settings.address or (not ours and _short_of(needs))):
+        ray.shutdown()  # the session of an earlier run, elsewhere or too small for this one
+        _OURS.clear()
     if not ray.is_initialized():
         _start(settings, needs["CPU"])
     settings = _with_shares(settings, clients, attackers)
@@ -171,6 +172,7 @@ def _with_shares(settings: Engine, clients: int, attackers: int) -> Engine:
 
 def _start(settings: Engine, cpus: float) -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of workers that are given up
     options: dict[str, Any] = {
         "include_dashboard": False,
         "log_to_driver": bool(os.environ.get("FEDSIM_DEBUG")),
@@ -186,8 +188,7 @@ def _start(settings: Engine, cpus: float) -> None:
         ray.init(**options)
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, ours)  # Ray's own leaves at once, without a report
-        if not settings.address:
-            _STARTED.add(os.getpid())
+        _OURS[os.getpid()] = settings.address
     except (RayError, ConnectionError, OSError, RuntimeError, ValueError) as error:
         if settings.address == "auto":
             raise EngineError(
@@ -195,7 +196,8 @@ def _start(settings: Engine, cpus: float) -> None:
                 "start --head, or ray start --address=HEAD:6379), or state HOST:PORT of the head"
             ) from error
         where = settings.address or "a local session"
-        raise EngineError(f"Ray cannot start or reach {where}: {error}") from error
+        reason = " ".join(str(error).split())
+        raise EngineError(f"Ray cannot start or reach {where}: {reason}") from error
 
 
 def _short_of(needs: dict[str, float]) -> str:
@@ -209,7 +211,8 @@ def kill_session() -> None:
 
     `ray.shutdown` takes many seconds, and without it some of Ray's agents may outlive the program.
     """
-    for process in psutil.Process().children(recursive=True) if _STARTED else ():
+    started = "" in _OURS.values()
+    for process in psutil.Process().children(recursive=True) if started else ():
         with contextlib.suppress(psutil.Error):
             process.kill()
 

@@ -45,14 +45,14 @@ class AttackWorker:
     """An actor that performs attacks, a group at a time."""
 
     def __init__(self, scenario: str, point: str, board: str) -> None:
-        torch.set_num_threads(1)
-        built = build(Scenario.model_validate_json(scenario))
-        self._runner = AttackRunner(built, point)
-        self._board = board
-        self._runner.warm()
+        self._scenario, self._point, self._board = scenario, point, board
 
     def ready(self) -> None:
-        """Return once data and model are loaded. Time limits of attacks count from then on."""
+        """Load data and model. Time limits of attacks count from then on."""
+        torch.set_num_threads(1)
+        built = build(Scenario.model_validate_json(self._scenario))
+        self._runner = AttackRunner(built, self._point)
+        self._runner.warm()
 
     def perform(self, group: list[StoredAttack], call: int) -> list[Outcome]:
         """Perform a group of attacks, a call with a number of its own; raises `GroupFailed`."""
