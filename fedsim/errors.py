@@ -68,6 +68,11 @@ class AttackTimeout(Cancelled):
     """An attack over its wall-clock limit."""
 
 
+def encodable(text: str) -> str:
+    """Text that can be stored and printed: lone surrogates are written as escapes."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def did_you_mean(word: str, known: Iterable[str], listed: Iterable[str] | None = None) -> str:
     """A sentence that names the known word nearest to an unknown one, and all known words.
 

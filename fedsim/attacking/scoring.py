@@ -16,7 +16,7 @@ from fedsim.adversary import Adversary
 from fedsim.attacking.contradiction import CONTENT, contradiction
 from fedsim.attacking.revealed import Revealed
 from fedsim.attacking.truths import distinct, union
-from fedsim.errors import DataError
+from fedsim.errors import DataError, encodable
 from fedsim.gradients.true_features import candidates, true_features
 from fedsim.plugin import title
 from fedsim.records import Batch, Finding, Interception, Reconstruction, Status, Truth
@@ -304,7 +304,7 @@ class Scorer:
                     baseline=chance,
                     baseline_prior=informed,
                     status=status,
-                    error=error[:2000],
+                    error=encodable(error[:2000]),
                     attempt=attack.attempt,
                     seconds=round(seconds, 4),
                     iterations=iterations,
@@ -322,7 +322,7 @@ class Scorer:
         if status == "ok":
             with suppress(Exception):  # broken diagnostics do not cost the row
                 diagnostics = as_json(claimed.diagnostics)
-        return Outcome(interception.round, tuple(rows), files, caution, diagnostics)
+        return Outcome(interception.round, tuple(rows), files, encodable(caution), diagnostics)
 
 
 MOST_VALUES = 100

@@ -71,7 +71,7 @@ def write_page(path: Path, text: str) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         draft.unlink(missing_ok=True)
-        with draft.open("x", encoding="utf-8", newline="\n") as file:
+        with draft.open("x", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
             file.write(text)
         draft.replace(path)
     except OSError as error:

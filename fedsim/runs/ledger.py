@@ -97,10 +97,11 @@ class Ledger:
         return ledger
 
     def _begin(self, scenario: Scenario) -> None:
-        (self.folder / "artifacts").mkdir(exist_ok=True)
+        # First, so that what a kill leaves half made can be resumed.
         self._replace("scenario.toml", scenario.to_toml().encode())
+        (self.folder / "artifacts").mkdir(exist_ok=True)
         for name in ("findings.csv", "utility.csv"):
-            self._write_table(name, [])
+            self._write_table(name)
         self.describe_metrics(scenario)
 
     def describe_metrics(self, scenario: Scenario) -> None:
@@ -140,8 +141,11 @@ class Ledger:
         self._replace("scenario.toml", scenario.to_toml().encode())
         self.describe_metrics(scenario)
         for name, columns in TABLES.items():
-            if name == "points.csv" and not (self.folder / name).exists():
+            missing = not (self.folder / name).exists()
+            if missing and name == "points.csv":
                 continue
+            if missing and not (self.folder / "log.jsonl").exists():
+                self._write_table(name)
             rows, torn = read_table(self.folder / name, columns)
             if torn:
                 self._write_table(name, rows)
@@ -304,20 +308,15 @@ class Ledger:
             )
         )
         self._write_table("findings.csv", [[*row.values()] for row in rows])
+        numbers = {int: "Int64", int | None: "Int64", float: "Float64", float | None: "Float64"}
         types = {
-            name: {
-                int: "Int64",
-                int | None: "Int64",
-                float: "Float64",
-                float | None: "Float64",
-            }.get(kind, "string")
-            for name, kind in get_type_hints(Finding).items()
+            name: numbers.get(kind, "string") for name, kind in get_type_hints(Finding).items()
         }
         path = self.folder / "findings.csv"
         frame = pd.read_csv(path, dtype=types, keep_default_na=False, na_values=_NA)
         self._replace("findings.parquet", frame.to_parquet(index=False))
 
-    def _write_table(self, name: str, rows: Sequence[Sequence[str]]) -> None:
+    def _write_table(self, name: str, rows: Sequence[Sequence[str]] = ()) -> None:
         self._replace(name, lines([TABLES[name], *rows]).encode())
 
     def _append(self, name: str, text: str, *, sync: bool = True) -> None:

@@ -1,14 +1,21 @@
 """The lock of a run folder, so that two processes do not write to it at the same time."""
 
 import contextlib
+import json
+import os
+import socket
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from fedsim.errors import RunFolderError
+from fedsim.runs.tables import writing
 
 FILE = ".lock"
+HOLDER = ".lock.json"
+"""Who holds the lock, for others' messages. The lock itself ends with its process."""
 
 
 @contextlib.contextmanager
@@ -44,9 +51,26 @@ def locked(path: Path) -> Iterator[bool]:
 @contextlib.contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
     """Write to a run folder while no other process does; raises `RunFolderError` otherwise."""
+    holder = folder / HOLDER
     with locked(folder / FILE) as ours:
         if not ours:
             raise RunFolderError(
-                f"{folder} is being written by another process: wait until it ends, or stop it"
+                f"{folder} is being written by {_named(holder)}: wait until it ends, or stop it"
             )
-        yield
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        text = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": now})
+        with writing(holder):
+            holder.write_text(text, encoding="utf-8")
+        try:
+            yield
+        finally:
+            holder.unlink(missing_ok=True)
+
+
+def _named(holder: Path) -> str:
+    """The process that holds a folder, in words."""
+    try:
+        found = json.loads(holder.read_text(encoding="utf-8"))
+        return f"process {found['pid']} on {found['host']}, since {found['since']}"
+    except (OSError, ValueError, TypeError, KeyError):  # it is just starting or ending
+        return "another process"

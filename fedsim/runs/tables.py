@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedsim.errors import RunFolderError
+from fedsim.errors import RunFolderError, encodable
 
 
 def place(folder: str, point: str) -> str:
@@ -73,7 +73,9 @@ def holds_run(folder: Path, *, resume: bool = False) -> bool:
             f"{folder} holds a run already. Choose another --out (out= in a script), or "
             "delete it; fedsim run continues it with --resume"
         )
-    if folder.exists() and any(folder.iterdir()) and not exists:
+    # A kill right at the start leaves a lock, or a part of the first file.
+    others = folder.iterdir() if folder.exists() else ()
+    if not exists and any(p.suffix != ".part" and not p.name.startswith(".lock") for p in others):
         raise RunFolderError(f"{folder} is not empty and holds no run; choose another --out")
     if resume and not exists:
         raise RunFolderError(f"{folder} holds no run to resume; leave out --resume")
@@ -81,8 +83,9 @@ def holds_run(folder: Path, *, resume: bool = False) -> bool:
 
 
 def cells(values: Sequence[Any]) -> list[str]:
-    """Values as text without line breaks, so that a row is one line."""
-    return ["" if v is None else str(v).replace("\r", " ").replace("\n", " ") for v in values]
+    """Values as text that UTF-8 can encode, without line breaks, so that a row is one line."""
+    texts = ("" if v is None else encodable(str(v)) for v in values)
+    return [text.replace("\r", " ").replace("\n", " ") for text in texts]
 
 
 def lines(rows: Iterable[Sequence[str]]) -> str:

@@ -28,6 +28,14 @@ pytestmark = pytest.mark.usefixtures("rogues")
 # --- a row for each, never a gap -------------------------------------------------------------
 
 
+def test_an_error_that_no_file_can_hold_is_escaped(tmp_path):
+    run = scenario(adversaries=[{"name": "rubbish", "how": "surrogate"}])
+    page = simulate(run, tmp_path).read_text()
+    assert {row["error"] for row in rows(tmp_path)} == {r"RuntimeError: lone \ud800"}
+    assert r"lone \ud800" in page
+    assert (tmp_path / "findings.parquet").exists()
+
+
 def test_an_attack_for_which_a_gpu_is_too_small_says_so_and_costs_its_own_row(tmp_path):
     simulate(
         scenario(adversaries=[{"name": "llg"}, {"name": "rubbish", "how": "memory"}]), tmp_path

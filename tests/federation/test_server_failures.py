@@ -20,9 +20,10 @@ from fedsim.scenario.built import build
 
 pytestmark = pytest.mark.usefixtures("rogues")
 
-WAYS = ["raise", "memory", "nan", "inf", "missing", "extra", "shape", "huge"]
+WAYS = ["raise", "memory", "surrogate", "nan", "inf", "missing", "extra", "shape", "huge"]
 SAID = {
     "raise": "the client fell over",
+    "surrogate": r"lone \ud800",
     "memory": "too little memory to train this client",
     "nan": "1 NaN or Inf",
     "inf": "1 NaN or Inf",

@@ -131,7 +131,7 @@ def test_an_own_project_is_recorded_and_attacked_elsewhere(tmp_path):
     _, out = audit(tmp_path / "run", [LLG()], record={"keep": "all"})
     live, table = timeless(out), out / "findings.csv"
     running = audit_campaign([LLG()], Own(clients=2, seed=5), out=tmp_path / "running")
-    with pytest.raises(RunFolderError, match="is being written by another process"):
+    with pytest.raises(RunFolderError, match=r"is being written by process [0-9]+ on .*, since 20"):
         attack(tmp_path / "running", [LLG()], task=Own(clients=2, seed=5))
     running.finish()
     table.write_text(table.read_text().splitlines()[0] + "\n")

@@ -137,7 +137,10 @@ def test_a_folder_with_other_things_is_left_alone(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_an_empty_folder_may_be_used(tmp_path):
+@pytest.mark.parametrize("left", [(), (".lock", ".lock.json"), ("scenario.toml.part",)])
+def test_an_empty_folder_may_be_used_and_one_of_a_run_that_was_killed_at_once(left, tmp_path):
+    for name in left:
+        (tmp_path / name).touch()
     Ledger.create(tmp_path, RUN)
     assert (tmp_path / "scenario.toml").exists()
 

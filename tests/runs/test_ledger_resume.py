@@ -36,6 +36,20 @@ def test_keys_that_are_set_aside_may_be_of_another_release(ledger):
     Ledger.create(ledger.folder, scenario(), resume=True)
 
 
+@pytest.mark.parametrize("made", [(), ("findings.csv",), ("findings.csv", "utility.csv")])
+def test_a_folder_that_a_kill_left_half_made_is_resumed_as_if_it_were_new(made, tmp_path):
+    whole, half = tmp_path / "whole", tmp_path / "half"
+    simulate(scenario(), whole)
+    Ledger.create(half, scenario())
+    for path in half.iterdir():
+        if path.name not in ("scenario.toml", *made):
+            path.rmdir() if path.is_dir() else path.unlink()
+    with pytest.raises(RunFolderError, match=r"holds a run already.*--resume"):
+        simulate(scenario(), half)
+    simulate(scenario(), half, resume=True)
+    assert timeless(half) == timeless(whole)
+
+
 @pytest.mark.parametrize("content", [b"seed = \n", b"name = '\xff'\n", None])
 def test_a_recorded_scenario_that_cannot_be_read_is_one_clear_error(content, ledger):
     path = ledger.folder / "scenario.toml"

@@ -66,7 +66,17 @@ class Rubbish(Adversary):
     recovers: ClassVar[frozenset[str]] = LABELS | {"inputs"}
 
     how: Literal[
-        "none", "text", "empty", "types", "shapes", "nan", "many", "raise", "memory", "fills"
+        "none",
+        "text",
+        "empty",
+        "types",
+        "shapes",
+        "nan",
+        "many",
+        "raise",
+        "memory",
+        "surrogate",
+        "fills",
     ] = "none"
 
     def fills(self) -> frozenset[str]:
@@ -77,6 +87,8 @@ class Rubbish(Adversary):
     def reconstruct(self, seen: Observation, job: Job) -> Any:
         if self.how == "raise":
             raise RuntimeError("the attack fell over,\nin two lines")
+        if self.how == "surrogate":
+            raise RuntimeError("lone \ud800")
         if self.how == "memory":
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
         shape = seen.spec.input_shape or ()
@@ -201,7 +213,17 @@ class Faulty(Defense):
     name: ClassVar[str] = "faulty"
 
     how: Literal[
-        "raise", "memory", "nan", "inf", "missing", "extra", "shape", "huge", "dies", "slow"
+        "raise",
+        "memory",
+        "surrogate",
+        "nan",
+        "inf",
+        "missing",
+        "extra",
+        "shape",
+        "huge",
+        "dies",
+        "slow",
     ]
     client: int = Field(default=2, ge=0, description="the client that fails")
     round: int = Field(default=2, ge=1, description="the round in which it fails")
@@ -212,6 +234,8 @@ class Faulty(Defense):
         if told == derive(self.seed, "training", self.round, self.client):
             if self.how == "raise":
                 raise RuntimeError("the client fell over")
+            if self.how == "surrogate":
+                raise RuntimeError("lone \ud800")
             if self.how == "memory":
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
             if self.how == "dies":
