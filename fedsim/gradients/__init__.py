@@ -4,6 +4,7 @@ head        gradient of the projection layer, and calls of a model's layers
 rank        numerical rank: the singular values above rounding and noise
 distances   distances of the gradients of many dummy batches from observed ones
 dummy       gradients of many dummy batches in one pass
+chain       the same for chains of layers, differentiated by hand (chain_steps: by layer)
 factored    gradients of many dummy sequences, as sums of outer products
 ghost       gradients of transformers that are fed embeddings, as sums of outer products
 terms       the part of a distance that parameters of one shape contribute

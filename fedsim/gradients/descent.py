@@ -151,7 +151,7 @@ class LBFGS(Optimizer):
         self._steep = starts.new_zeros(rows, dtype=torch.bool)
         self._stuck = starts.new_zeros(rows, dtype=torch.bool)
         self._pairs = starts.new_zeros(rows, 2 * history, size)
-        self._sy = starts.new_zeros(rows, history, history, dtype=torch.float64)
+        self._sy = torch.eye(history, dtype=torch.float64, device=starts.device).repeat(rows, 1, 1)
         self._yy = starts.new_zeros(rows, history, history, dtype=torch.float64)
         self._count = starts.new_zeros(rows, dtype=torch.int64)
 
@@ -207,27 +207,27 @@ class LBFGS(Optimizer):
             self._pairs[every, at] = torch.where(curved[:, None], new, self._pairs[every, at])
         self._count = self._count + curved
         # Stacked as rows: a batched product with columns is several times slower.
-        products = (torch.stack([s, y, self._g], dim=1) @ self._pairs.mT).double()
+        products = (torch.stack([y, self._g], dim=1) @ self._pairs.mT).double()
         ages = torch.arange(history, device=s.device)
         order = (self._count[:, None] - history + ages) % history
         there = ages >= history - self._count[:, None]
         both = torch.cat([order, order + history], dim=1)
-        with_s, with_y, with_g = products.gather(2, both[:, None].expand(-1, 3, -1)).unbind(dim=1)
-        self._sy = _taken_in(self._sy, with_s[:, history:], with_y[:, :history], curved)
-        self._yy = _taken_in(self._yy, with_y[:, history:], with_y[:, history:], curved)
+        with_y, with_g = products.gather(2, both[:, None].expand(-1, 2, -1)).unbind(dim=1)
+        self._sy = _taken_in(self._sy, with_y[:, :history], curved)
+        self._yy = _taken_in(self._yy, with_y[:, history:], curved)
 
         a, b = with_g[:, :history] * there, with_g[:, history:] * there
-        pair = there[:, :, None] & there[:, None, :]
-        sy, yy = self._sy * pair, self._yy * pair
-        upper = sy + torch.diag_embed((~there).to(sy))
-        diagonal = sy.diagonal(dim1=1, dim2=2)
-        last = yy[:, -1, -1]
-        gamma = torch.where(last > 0, diagonal[:, -1] / last, torch.ones_like(last))[:, None]
+        diagonal, last = self._sy.diagonal(dim1=1, dim2=2), self._yy[:, -1, -1]
+        gamma = torch.where(there[:, -1], diagonal[:, -1] / last, 1.0)[:, None]
+        # Rows with fewer pairs have older ones, or the identity, above and left of theirs: these
+        # are regular, and change nothing where the vectors are zero.
         # Of a triangular matrix the other triangle is not read.
-        u = torch.linalg.solve_triangular(upper, a[..., None], upper=True)
-        v = diagonal[..., None] * u + gamma[..., None] * (yy @ u - b[..., None])
-        p = torch.linalg.solve_triangular(upper.mT, v, upper=False)
-        weights = torch.cat([p[..., 0] * there, -gamma * u[..., 0] * there], dim=1)
+        u = torch.linalg.solve_triangular(self._sy, a[..., None], upper=True)
+        u = torch.where(there[..., None], u, 0.0)
+        v = diagonal[..., None] * u + gamma[..., None] * (self._yy @ u - b[..., None])
+        v = torch.where(there[..., None], v, 0.0)
+        p = torch.linalg.solve_triangular(self._sy.mT, v, upper=False)
+        weights = torch.cat([p[..., 0], -gamma * u[..., 0]], dim=1)
         weights = torch.zeros_like(weights).scatter(1, both, weights).to(s)
         direction: Tensor = -(gamma.to(s) * self._g + (weights[:, None] @ self._pairs)[:, 0])
         return direction
@@ -242,11 +242,11 @@ class LBFGS(Optimizer):
         self._steep[row] = self._stuck[row] = False
 
 
-def _taken_in(matrices: Tensor, row: Tensor, column: Tensor, those: Tensor) -> Tensor:
+def _taken_in(matrices: Tensor, newest: Tensor, those: Tensor) -> Tensor:
     """Matrices (R, m, m) moved up and left by one, with a new last row and column (R, m).
 
     Only of those (R,); the others stay as they are. No value is read, as a GPU would have to wait.
     """
     moved = matrices.roll((-1, -1), dims=(1, 2))
-    moved[:, -1], moved[:, :, -1] = row, column
+    moved[:, -1] = moved[:, :, -1] = newest
     return torch.where(those[:, None, None], moved, matrices)

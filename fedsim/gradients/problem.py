@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from fedsim.gradients.chain import ChainGradients
 from fedsim.gradients.distances import (
     Gradients,
     Outer,
@@ -154,13 +155,14 @@ class Problem:
         """Whether a point holds its own order of the given labels."""
         self._distance = DISTANCES[distance]
         if simulate is None:
-            dummy = DummyGradients(
-                self.model, self.names, shape=spec.input_shape, classes=spec.classes
-            )
+            shape, classes = spec.input_shape, spec.classes
+            dummy = DummyGradients(self.model, self.names, shape=shape, classes=classes)
             self._gradients: Callable[[Tensor, Tensor], Gradients] = dummy
             self.batched = dummy.batched
+            self._chain = ChainGradients.of(self.model, self.names, shape=shape, classes=classes)
         else:
             self._gradients, self.batched = simulate(self.model, self.names), False
+            self._chain = None
         self._theirs: dict[str, Any] = dict(theirs)
         if self.batched and size == 1 and distance != "l1+l2":
             for name, value in theirs.items():
@@ -204,7 +206,10 @@ class Problem:
     def __call__(self, points: Tensor, victims: Tensor) -> Tensor:
         """Distances (R,) of the gradients of points (R, n) from those of victims (R,) int64."""
         inputs, targets = self.split(points, victims)
-        ours = self._gradients(inputs, targets)
+        # Whoever records the calls of a layer needs the model to be called.
+        recorded = any(layer._forward_hooks for layer in self.model.module.modules())
+        gradients = self._gradients if self._chain is None or recorded else self._chain
+        ours = gradients(inputs, targets)
         theirs = {name: value[victims] for name, value in self._theirs.items()}
         return self._distance(ours, theirs, self.weights)
 
