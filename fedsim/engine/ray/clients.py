@@ -28,9 +28,6 @@ from fedsim.scenario.built import BuiltRun
 SHARE = 64 * 2**20
 """Bytes of models in one call of an actor, and in its answer; at least one model."""
 
-PARTS = 4
-"""Groups of a round that each actor gets, so that the server reads while actors train."""
-
 
 class ClientWorker:
     """An actor that answers groups of messages, and keeps data and model between them."""
@@ -63,7 +60,6 @@ class RayGrid(LocalGrid):
         new: Makes another actor.
         no_place: Makes the error that is raised if no actor has a place.
         warn: Called with a warning if fewer actors have a place than there should be.
-        together: The number of clients that an actor trains at once (`engine.vectorize`).
     """
 
     def __init__(
@@ -73,10 +69,8 @@ class RayGrid(LocalGrid):
         new: Callable[[], Any],
         no_place: Callable[[], EngineError],
         warn: Callable[[str], None],
-        together: int = 1,
     ) -> None:
         super().__init__(clients)
-        self._together = max(1, together)
         self._pool, self._new = pool, new
         self._no_place, self._warn = no_place, warn
         self._placeless: dict[int, float] = {}
@@ -137,8 +131,7 @@ class RayGrid(LocalGrid):
         """Split messages into groups, by the size of their models and evenly over the actors."""
         sent = messages[0].content.array_records.values() if messages else ()
         size = max(1, SHARE // max(1, sum(record.count_bytes() for record in sent)))
-        even = math.ceil(len(messages) / len(self._pool) / PARTS)
-        size = min(size, math.ceil(even / self._together) * self._together or 1)
+        size = min(size, math.ceil(len(messages) / len(self._pool)) or 1)
         return [messages[at : at + size] for at in range(0, len(messages), size)]
 
     def _again(self, index: int, message: Message) -> tuple[Message, RecordDict]:
@@ -189,7 +182,6 @@ class RayEngine(Engine):
             self._new_client,
             self._no_place,
             lambda text: observer("caution", text=text),
-            built.scenario.engine.vectorize,
         )
         gpus = self._settings.gpus_per_attack
         executor = RayExecutor(runner, self._attackers, gpus, observer)
