@@ -26,9 +26,11 @@ class TensorArray(Array):
     """
 
     def __init__(self, tensor: Tensor) -> None:
+        self._keep(tensor.detach().contiguous().numpy())
+
+    def _keep(self, values: NDArray[Any]) -> None:
         self._values: NDArray[Any] | None
         self._encoded: bytes | None
-        values = tensor.detach().contiguous().numpy()
         # Flower's class notes with each attribute that is set that it has changed.
         self.__dict__.update(
             dtype=_name(values.dtype),
@@ -59,10 +61,19 @@ class TensorArray(Array):
         return self._plain().deflate()
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # Ray hands numpy's values to a process of this machine as they are, without a copy.
+        if self._values is not None:
+            return _of, (self._values,)
         return Array, (self.dtype, self.shape, self.stype, self.data)
 
     def _plain(self) -> Array:
         return Array(self.dtype, self.shape, self.stype, self.data)
+
+
+def _of(values: NDArray[Any]) -> TensorArray:
+    array = TensorArray.__new__(TensorArray)
+    array._keep(values)
+    return array
 
 
 def tensor_record(tensors: Mapping[str, Tensor]) -> ArrayRecord:

@@ -90,7 +90,7 @@ def observed(model):
         ("first-linear", {}, 0),
         ("feature-separation", {"labels_from": "given"}, 2),
         ("dlg", {"iterations": 20, "restarts": 0}, 50),
-        ("inverting-gradients", {"iterations": 20, "restarts": 1}, 24),
+        ("inverting-gradients", {"iterations": 20, "restarts": 1}, 25),
     ],
 )
 def test_an_attack_takes_no_more_forward_passes_than_it_did(name, settings, most, passes):

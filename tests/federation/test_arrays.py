@@ -33,7 +33,8 @@ def test_an_array_of_a_tensor_is_that_of_flower(tensor):
     assert ours.data == theirs.data
     assert ours.object_id == theirs.object_id
     for copied in (pickle.loads(pickle.dumps(ours)), copy.deepcopy(ours)):  # noqa: S301 - our own
-        assert type(copied) is Array
+        assert type(copied) is TensorArray
+        assert not np.shares_memory(copied._values, ours._values)
         assert copied.data == theirs.data
 
 
