@@ -1,14 +1,12 @@
 """What one client sends to the server in one round, and what of it the server refuses."""
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.linalg import vector_norm
 
 from fedsim.errors import UpdateRefused
 
@@ -79,7 +77,7 @@ class Update:
                 )
             if not tensor.is_floating_point():
                 raise UpdateRefused(f"'{name}' holds {tensor.dtype}, expected floating point")
-            if finite or not tensor.numel() or float(vector_norm(tensor, math.inf)) <= LARGEST:
+            if finite or not tensor.numel() or _bounded(tensor):
                 continue
             if not torch.isfinite(tensor).all():
                 bad = int((~torch.isfinite(tensor)).sum())
@@ -108,7 +106,12 @@ def _within(tensors: Sequence[Tensor]) -> bool:
     kinds = {(tensor.dtype, tensor.device) for tensor in tensors}
     if not 0 < total <= SMALL or len(kinds) > 1 or not tensors[0].is_floating_point():
         return False
-    least, most = torch.cat([tensor.flatten() for tensor in tensors]).aminmax()
+    return _bounded(torch.cat([tensor.flatten() for tensor in tensors]))
+
+
+def _bounded(tensor: Tensor) -> bool:
+    """Whether all values are within `LARGEST`; torch's largest norm takes 20 times as long."""
+    least, most = tensor.aminmax()
     return bool(float(least) >= -LARGEST and float(most) <= LARGEST)  # False for NaN
 
 
