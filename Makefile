@@ -32,9 +32,8 @@ format: $(VENV)/.dev  ## put formatting and imports right
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.base  ## speed of the engines, as ratios of the same work in one run
-	$(BIN)/python benchmarks/engines.py
-	$(BIN)/python benchmarks/bare_loop.py --turns 7
+bench: $(VENV)/.base  ## tables and plots of docs/performance.md, in about ten minutes
+	$(BIN)/python benchmarks/performance.py
 	$(BIN)/python benchmarks/watching.py
 
 gpu: $(VENV)/.dev  ## tests and a benchmark on a GPU; without one, the benchmark with tiny models

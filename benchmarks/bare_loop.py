@@ -12,63 +12,76 @@ one evaluation is taken off for each). The median over turns, with the smallest 
 import argparse
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 
 from fedsim.engine.process import one_thread
 from fedsim.engine.simulate import simulate
 from fedsim.scenario import Scenario
+from fedsim.task import Task
 
-parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-parser.add_argument("--model", default="cnn")
-parser.add_argument("--clients", type=int, default=100)
-parser.add_argument("--batch", type=int, default=16)
-parser.add_argument("--turns", type=int, default=5)
-options = parser.parse_args()
 SHORT, LONG = 2, 6
 
 
-def scenario(rounds: int) -> Scenario:
-    """The federation."""
-    return Scenario.parse(
-        {
-            "name": "bare-loop",
-            "task": {"name": "images", "data": "digits", "size": 32, "model": options.model},
-            "training": {
-                "algorithm": "fedsgd",
-                "rounds": rounds,
-                "clients": options.clients,
-                "batch_size": options.batch,
-                "lr": 0.1,
-            },
-            "record": {"keep": "nothing"},
-            "engine": {"workers": 1, "device": "cpu"},
-        }
-    )
+@dataclass(frozen=True)
+class Cost:
+    """CPU seconds a client, one each turn. parameters: of the model."""
+
+    parameters: int
+    bare: list[float]
+    engine: list[float]
+
+    @property
+    def ratios(self) -> list[float]:
+        """The engine's cost in bare loops, by turn."""
+        return [ours / theirs for ours, theirs in zip(self.engine, self.bare, strict=True)]
 
 
-def engine(rounds: int) -> float:
-    """CPU seconds of a run."""
-    with tempfile.TemporaryDirectory() as folder:
-        started = time.process_time()
-        simulate(scenario(rounds), Path(folder) / "run")
-        return time.process_time() - started
+@dataclass(frozen=True)
+class Federation:
+    """What is trained."""
 
+    model: Any
+    clients: int
+    batch: int
 
-def main() -> None:
-    """Print both, and their ratio."""
-    task = scenario(1).build_task()
-    module = task.module().train()
-    parameters = list(module.parameters())
+    def scenario(self, rounds: int) -> Scenario:
+        """The federation for so many rounds."""
+        return Scenario.parse(
+            {
+                "name": "bare-loop",
+                "task": {"name": "images", "data": "digits", "size": 32, "model": self.model},
+                "training": {
+                    "algorithm": "fedsgd",
+                    "rounds": rounds,
+                    "clients": self.clients,
+                    "batch_size": self.batch,
+                    "lr": 0.1,
+                },
+                "record": {"keep": "nothing"},
+                "engine": {"workers": 1, "device": "cpu"},
+            }
+        )
 
-    def bare(rounds: int) -> float:
+    def engine(self, rounds: int) -> float:
+        """CPU seconds of a run."""
+        with tempfile.TemporaryDirectory() as folder:
+            started = time.process_time()
+            simulate(self.scenario(rounds), Path(folder) / "run")
+            return time.process_time() - started
+
+    def bare(self, task: Task, module: torch.nn.Module, rounds: int) -> float:
+        """CPU seconds of the loop."""
+        parameters = list(module.parameters())
         started = time.process_time()
         for round in range(1, rounds + 1):
             kept = []
-            for client in range(options.clients):
-                (batch,) = task.batches(client, round, batch_size=options.batch, steps=1)
+            for client in range(self.clients):
+                (batch,) = task.batches(client, round, batch_size=self.batch, steps=1)
                 loss = task.loss(module, batch.inputs, batch.labels)
                 kept.append(torch.autograd.grad(loss, parameters))
             with torch.no_grad():
@@ -76,23 +89,47 @@ def main() -> None:
                     parameter -= 0.1 * torch.stack([gradient[at] for gradient in kept]).mean(dim=0)
         return time.process_time() - started
 
-    with one_thread():
-        started = time.process_time()
-        task.evaluate(module)
-        evaluation = time.process_time() - started
-        bare(1), engine(1)
-        ours, theirs = [], []
-        clients = (LONG - SHORT) * options.clients
-        for _ in range(options.turns):
-            theirs.append((bare(LONG) - bare(SHORT)) / clients)
-            ours.append((engine(LONG) - engine(SHORT) - (LONG - SHORT) * evaluation) / clients)
-    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
-    size = sum(p.numel() for p in parameters)
-    print(f"{options.model}, {size:,} parameters, {options.clients} clients, batch {options.batch}")
-    print(f"bare loop {1e3 * median(theirs):.2f} ms, inline engine {1e3 * median(ours):.2f} ms")
-    print(
-        f"ratio {median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}, {len(ratios)} turns)"
+    def cost(self, turns: int) -> Cost:
+        """What a client costs in both, in turns."""
+        task = self.scenario(1).build_task()
+        module = task.module().train()
+        bare, engine = [], []
+        rounds = LONG - SHORT
+        with one_thread():
+            started = time.process_time()
+            task.evaluate(module)
+            evaluation = time.process_time() - started
+            self.bare(task, module, 1)
+            self.engine(1)
+            for _ in range(turns):
+                long, short = (self.bare(task, module, rounds) for rounds in (LONG, SHORT))
+                bare.append((long - short) / rounds / self.clients)
+                long, short = self.engine(LONG), self.engine(SHORT)
+                engine.append((long - short - rounds * evaluation) / rounds / self.clients)
+        return Cost(sum(p.numel() for p in module.parameters()), bare, engine)
+
+
+def main() -> None:
+    """Print both, and their ratio."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
+    parser.add_argument("--model", default="cnn")
+    parser.add_argument("--clients", type=int, default=100)
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--turns", type=int, default=5)
+    given = parser.parse_args()
+    found = Federation(given.model, given.clients, given.batch).cost(given.turns)
+    print(
+        f"{given.model}, {found.parameters:,} parameters, {given.clients} clients, batch "
+        f"{given.batch}"
+    )
+    print(
+        f"bare loop {1e3 * median(found.bare):.2f} ms, inline engine "
+        f"{1e3 * median(found.engine):.2f} ms"
+    )
+    low, high = min(found.ratios), max(found.ratios)
+    print(f"ratio {median(found.ratios):.2f} ({low:.2f} to {high:.2f}, {given.turns} turns)")
 
 
 if __name__ == "__main__":

@@ -11,32 +11,40 @@ import argparse
 import json
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from fedsim.engine.simulate import simulate
 from fedsim.scenario import Scenario
 
-parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-parser.add_argument("--clients", type=int, default=100)
-parser.add_argument("--rounds", type=int, default=4)
-parser.add_argument("--batch", type=int, default=16)
-parser.add_argument("--workers", type=int, default=2)
-options = parser.parse_args()
+ENGINES = ("inline", "ray", "flower")
 
 
-def measure(engine: str) -> tuple[float, float]:
+@dataclass(frozen=True)
+class Speed:
     """Seconds before the first round has been trained, and clients a second after it."""
+
+    start: float
+    rate: float
+
+
+def measure(engine: str, *, clients: int, rounds: int, batch: int, workers: int) -> Speed:
+    """Simulate one federation on an engine; inline has one worker."""
     scenario = Scenario.parse(
         {
             "name": f"bench-{engine}",
             "task": {"name": "images", "data": "digits", "size": 32, "model": "cnn"},
             "training": {
                 "algorithm": "fedsgd",
-                "rounds": options.rounds,
-                "clients": options.clients,
-                "batch_size": options.batch,
+                "rounds": rounds,
+                "clients": clients,
+                "batch_size": batch,
             },
-            "engine": {"name": engine, "workers": 1 if engine == "inline" else options.workers},
+            "engine": {
+                "name": engine,
+                "workers": 1 if engine == "inline" else workers,
+                "device": "cpu",
+            },
         }
     )
     with tempfile.TemporaryDirectory() as folder:
@@ -46,12 +54,24 @@ def measure(engine: str) -> tuple[float, float]:
         log = [json.loads(line) for line in (Path(folder) / "run/log.jsonl").open()]
     times = [entry["seconds"] for entry in log if entry["event"] == "round"]
     later = times[-1] - times[1]
-    return total - later, (options.rounds - 1) * options.clients / later
+    return Speed(total - later, (rounds - 1) * clients / later)
 
 
-results = {engine: measure(engine) for engine in ("inline", "ray", "flower")}
-_, stock = results["flower"]
-print(f"{options.clients} clients a round, batch {options.batch}, {options.workers} workers")
-print(f"{'engine':<8} {'start-up s':>10} {'clients/s':>10} {'ratio to stock Flower':>22}")
-for engine, (start, rate) in results.items():
-    print(f"{engine:<8} {start:>10.1f} {rate:>10.1f} {rate / stock:>22.2f}")
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    for name, default in (("clients", 100), ("rounds", 4), ("batch", 16), ("workers", 2)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    given = vars(parser.parse_args())
+    found = {engine: measure(engine, **given) for engine in ENGINES}
+    print("{clients} clients a round, batch {batch}, {workers} workers".format(**given))
+    print(f"{'engine':<8} {'start-up s':>10} {'clients/s':>10} {'ratio to stock Flower':>22}")
+    for engine, one in found.items():
+        ratio = one.rate / found["flower"].rate
+        print(f"{engine:<8} {one.start:>10.1f} {one.rate:>10.1f} {ratio:>22.2f}")
+
+
+if __name__ == "__main__":
+    main()

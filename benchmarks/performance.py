@@ -1,0 +1,285 @@
+"""How cost grows with clients, model, batch and workers: the tables and plots of a page.
+
+    python benchmarks/performance.py [--only models batches ...] [--page docs/performance.md]
+
+Each part measures, rewrites its table in the page and its plot in docs/pictures, and can be made
+alone. FedSGD on the embedded digits at 32x32, one thread a process, in a temporary run folder.
+
+models      CPU time of a client inline and in a bare loop (benchmarks/bare_loop.py), by parameters
+batches     the same, by batch size
+rounds      the same, by clients in a round
+population  start, time of a round and memory of a run in a process of its own, by clients in all
+workers     clients a second on each engine, by clients in a round
+attacks     a run whose attacks wait for each other and for training, or have workers of their own
+"""
+
+import argparse
+import json
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import matplotlib as mpl
+import torch
+from bare_loop import Federation
+from engines import ENGINES, Speed, measure
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fedsim.engine.simulate import simulate
+from fedsim.scenario import Scenario
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+TURNS = 5
+FEW = 10**6
+"""Parameters from which there are two turns only."""
+
+WIDE = ([9], [48], [237], [640, 500], [1600, 2000])
+"""Hidden units of perceptrons."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Heads and rows of a table; how it is drawn."""
+
+    heads: Sequence[str]
+    rows: list[list[Any]]
+    draw: Callable[[Axes], None]
+
+    def table(self) -> str:
+        """As Markdown."""
+        lines = [self.heads, ["---"] * len(self.heads), *self.rows]
+        return "\n".join("| " + " | ".join(map(_cell, line)) + " |" for line in lines)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _costs(by: str, sizes: list[tuple[int, Federation]]) -> Part:
+    """A client's cost inline and in a bare loop, by what is varied."""
+    rows = []
+    for size, federation in sizes:
+        found = federation.cost(2 if size > FEW else TURNS)
+        low, high = min(found.ratios), max(found.ratios)
+        rows.append(
+            [
+                size,
+                1e3 * median(found.bare),
+                1e3 * median(found.engine),
+                median(found.ratios),
+                f"{low:.2f} to {high:.2f}",
+            ]
+        )
+        print("  ", rows[-1], flush=True)
+
+    def draw(axes: Axes) -> None:
+        in_order = sorted(rows)
+        for column, label in ((1, "bare loop"), (2, "inline engine")):
+            heights = [row[column] for row in in_order]
+            axes.plot([row[0] for row in in_order], heights, marker="o", label=label)
+        axes.set(xscale="log", yscale="log", xlabel=by, ylabel="CPU ms a client")
+
+    return Part([by, "bare loop, ms", "inline, ms", "ratio", "smallest to largest"], rows, draw)
+
+
+def models() -> Part:
+    """By parameters."""
+    sizes = [(15_226, Federation("cnn", 40, 16))]
+    for hidden in WIDE:
+        units = [32 * 32, *hidden, 10]
+        size = sum((before + 1) * after for before, after in pairwise(units))
+        sizes.append((size, Federation({"name": "mlp", "hidden": hidden}, 20, 16)))
+    return _costs("parameters", sizes)
+
+
+def batches() -> Part:
+    """By batch size."""
+    return _costs("batch size", [(size, Federation("cnn", 20, size)) for size in (1, 4, 16, 64)])
+
+
+def rounds() -> Part:
+    """By clients in a round."""
+    many = (10, 30, 100, 300)
+    return _costs("clients a round", [(each, Federation("cnn", each, 16)) for each in many])
+
+
+ALONE = """
+import json, sys, time
+started = time.process_time()
+from pathlib import Path
+from fedsim.engine.simulate import simulate
+from fedsim.scenario import Scenario
+imported = time.process_time()
+simulate(Scenario.parse(json.loads(sys.argv[1])), Path(sys.argv[2]))
+# Linux's own figure: getrusage would count the process that started this one.
+peak = int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) / 1024
+print(json.dumps([imported - started, time.process_time() - imported, peak]))
+"""
+
+
+def population() -> Part:
+    """By clients in all, of which ten take part in a round."""
+    rows = []
+    for clients in (10, 100, 1000, 10_000, 100_000, 1_000_000):
+        took: dict[int, list[float]] = {}
+        for rounds in (1, 11):
+            table = {
+                "task": {
+                    "name": "images",
+                    "data": "digits",
+                    "size": 32,
+                    "model": "cnn",
+                    "partition": {"kind": "resample"},
+                },
+                "training": {
+                    "algorithm": "fedsgd",
+                    "rounds": rounds,
+                    "clients": clients,
+                    "clients_per_round": 10,
+                    "batch_size": 16,
+                },
+                "engine": {"workers": 1, "device": "cpu"},
+            }
+            with tempfile.TemporaryDirectory() as folder:
+                said = subprocess.run(
+                    [sys.executable, "-c", ALONE, json.dumps(table), f"{folder}/run"],
+                    capture_output=True,
+                    text=True,
+                    check=True,
+                )
+            took[rounds] = json.loads(said.stdout.splitlines()[-1])
+        each = (took[11][1] - took[1][1]) / 10
+        rows.append([clients, took[1][1] - each, 1e3 * each, took[11][2]])
+        print("  ", rows[-1], flush=True)
+
+    def draw(axes: Axes) -> None:
+        axes.plot([r[0] for r in rows], [r[2] for r in rows], marker="o", label="a round, CPU ms")
+        axes.plot([r[0] for r in rows], [r[3] for r in rows], marker="o", label="memory, MB")
+        axes.set(xscale="log", xlabel="clients in all", ylim=(0, None))
+
+    heads = ["clients", "start beside imports, CPU s", "round of 10, CPU ms", "memory, MB"]
+    return Part(heads, rows, draw)
+
+
+def _run(table: dict[str, Any]) -> list[dict[str, Any]]:
+    """The log of a run."""
+    with tempfile.TemporaryDirectory() as folder:
+        simulate(Scenario.parse(table), Path(folder) / "run")
+        return [json.loads(line) for line in (Path(folder) / "run/log.jsonl").open()]
+
+
+def workers() -> Part:
+    """By engine and clients in a round."""
+    many = (10, 100, 300)
+    found: dict[str, list[Speed]] = {name: [] for name in ENGINES}
+    for clients in many:
+        for name in ENGINES:
+            found[name].append(measure(name, clients=clients, rounds=4, batch=16, workers=2))
+            print("  ", clients, name, found[name][-1], flush=True)
+    rows = []
+    for at, clients in enumerate(many):
+        each = [found[name][at].rate for name in ENGINES]
+        rows.append([clients, *each, each[0] / each[2], each[1] / each[2]])
+    start = [found[name][0].start for name in ENGINES]
+    rows.append(["start-up, s", *start, start[0] / start[2], start[1] / start[2]])
+
+    def draw(axes: Axes) -> None:
+        for name in ENGINES:
+            rates = [one.rate for one in found[name]]
+            axes.plot(many, rates, marker="o", label=name)
+        axes.set(xscale="log", xlabel="clients a round", ylabel="clients a second", ylim=(0, None))
+
+    heads = ["clients a round", "inline", "ray, 2 workers", "flower, 2 workers"]
+    return Part([*heads, "inline : flower", "ray : flower"], rows, draw)
+
+
+def attacks() -> Part:
+    """By where attacks run."""
+    found: dict[str, tuple[float, float]] = {}
+    for name, engine in (
+        ("after each round, in the same process", {"workers": 1}),
+        ("2 attack workers beside 1 client worker", {"name": "ray", "workers": 1}),
+    ):
+        started = time.perf_counter()
+        log = _run(
+            {
+                "task": {"name": "images", "data": "digits", "size": 32, "model": "lenet-sigmoid"},
+                "training": {
+                    "algorithm": "fedsgd", "rounds": 10, "clients": 10, "batch_size": 1,
+                },
+                "threat": {"grants": "white-box", "victims": 2},
+                "adversaries": [{"name": "dlg", "iterations": 30, "restarts": 0}],
+                "engine": {**engine, "attack_workers": 2, "device": "cpu"},
+            }
+        )  # fmt: skip
+        ends = [entry["seconds"] for entry in log if entry["event"] == "round"]
+        found[name] = (ends[-1], time.perf_counter() - started)
+        print("  ", name, found[name], flush=True)
+    rows: list[list[Any]] = [[name, *took] for name, took in found.items()]
+
+    def draw(axes: Axes) -> None:
+        axes.barh(
+            [name.replace(" ", "\n", 2) for name in found], [took[0] for took in found.values()]
+        )
+        axes.set(xlabel="seconds until the last round is trained")
+
+    return Part(["attacks run", "last round trained after, s", "whole run, s"], rows, draw)
+
+
+PARTS: dict[str, Callable[[], Part]] = {
+    "models": models,
+    "batches": batches,
+    "rounds": rounds,
+    "population": population,
+    "workers": workers,
+    "attacks": attacks,
+}
+
+
+def write(name: str, part: Part, page: Path) -> None:
+    """Put a part's table into the page, and its plot into docs/pictures."""
+    mpl.rcParams.update({"svg.hashsalt": "fedsim", "font.size": 9})
+    figure = Figure(figsize=(5, 3), layout="constrained")
+    axes = figure.subplots()
+    part.draw(axes)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False)
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(DOCS / f"pictures/performance-{name}.svg", metadata={"Date": None})
+    text = page.read_text()
+    begin, end = f"<!-- {name} -->\n", f"\n<!-- end of {name} -->"
+    old = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
+    if not old.search(text):
+        raise SystemExit(f"{page} has no place for '{name}': {begin.strip()} and {end.strip()}")
+    page.write_text(old.sub(lambda _: begin + part.table() + end, text))
+
+
+def main() -> None:
+    """Measure the chosen parts."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--page", type=Path, default=DOCS / "performance.md")
+    given = parser.parse_args()
+    print(f"{platform.machine()}, torch {torch.__version__}", flush=True)
+    for name in given.only:
+        print(name, flush=True)
+        write(name, PARTS[name](), given.page)
+
+
+if __name__ == "__main__":
+    main()
