@@ -43,7 +43,7 @@ TURNS = 5
 FEW = 10**6
 """Parameters from which there are two turns only."""
 
-WIDE = ([9], [48], [237], [640, 500], [1600, 2000])
+WIDE = ([9], [48], [237], [640, 500], [1600, 2000], [4000, 5000])
 """Hidden units of perceptrons."""
 
 
