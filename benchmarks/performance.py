@@ -67,8 +67,8 @@ def _cell(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-def _costs(by: str, sizes: list[tuple[int, Federation]]) -> Part:
-    """A client's cost inline and in a bare loop, by what is varied."""
+def _costs(by: str, sizes: list[tuple[int, Federation]], first: int = 0) -> Part:
+    """A client's cost inline and in a bare loop, by what is varied; drawn from `first` on."""
     rows = []
     for size, federation in sizes:
         found = federation.cost(2 if size > FEW else TURNS)
@@ -85,11 +85,15 @@ def _costs(by: str, sizes: list[tuple[int, Federation]]) -> Part:
         print("  ", rows[-1], flush=True)
 
     def draw(axes: Axes) -> None:
-        in_order = sorted(rows)
+        drawn = rows[first:]
         for column, label in ((1, "bare loop"), (2, "inline engine")):
-            heights = [row[column] for row in in_order]
-            axes.plot([row[0] for row in in_order], heights, marker="o", label=label)
-        axes.set(xscale="log", yscale="log", xlabel=by, ylabel="CPU ms a client")
+            heights = [row[column] for row in drawn]
+            axes.plot([row[0] for row in drawn], heights, marker="o", label=label)
+        axes.set(xscale="log", xlabel=by, ylabel="CPU ms a client")
+        if max(row[2] for row in drawn) > 100:
+            axes.set(yscale="log")
+        else:
+            axes.set(ylim=(0, None))
 
     return Part([by, "bare loop, ms", "inline, ms", "ratio", "smallest to largest"], rows, draw)
 
@@ -101,7 +105,7 @@ def models() -> Part:
         units = [32 * 32, *hidden, 10]
         size = sum((before + 1) * after for before, after in pairwise(units))
         sizes.append((size, Federation({"name": "mlp", "hidden": hidden}, 20, 16)))
-    return _costs("parameters", sizes)
+    return _costs("parameters", sizes, first=1)
 
 
 def batches() -> Part:
@@ -209,8 +213,8 @@ def attacks() -> Part:
     """By where attacks run."""
     found: dict[str, tuple[float, float]] = {}
     for name, engine in (
-        ("after each round, in the same process", {"workers": 1}),
-        ("2 attack workers beside 1 client worker", {"name": "ray", "workers": 1}),
+        ("after each round", {"workers": 1}),
+        ("on two workers", {"name": "ray", "workers": 1}),
     ):
         started = time.perf_counter()
         log = _run(
@@ -230,9 +234,7 @@ def attacks() -> Part:
     rows: list[list[Any]] = [[name, *took] for name, took in found.items()]
 
     def draw(axes: Axes) -> None:
-        axes.barh(
-            [name.replace(" ", "\n", 2) for name in found], [took[0] for took in found.values()]
-        )
+        axes.barh(list(found), [took[0] for took in found.values()])
         axes.set(xlabel="seconds until the last round is trained")
 
     return Part(["attacks run", "last round trained after, s", "whole run, s"], rows, draw)
@@ -248,8 +250,8 @@ PARTS: dict[str, Callable[[], Part]] = {
 }
 
 
-def write(name: str, part: Part, page: Path) -> None:
-    """Put a part's table into the page, and its plot into docs/pictures."""
+def plot(name: str, part: Part) -> None:
+    """Draw a part in docs/pictures."""
     mpl.rcParams.update({"svg.hashsalt": "fedsim", "font.size": 9})
     figure = Figure(figsize=(5, 3), layout="constrained")
     axes = figure.subplots()
@@ -259,6 +261,10 @@ def write(name: str, part: Part, page: Path) -> None:
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(DOCS / f"pictures/performance-{name}.svg", metadata={"Date": None})
+
+
+def write(name: str, part: Part, page: Path) -> None:
+    """Put a part's table into the page."""
     text = page.read_text()
     begin, end = f"<!-- {name} -->\n", f"\n<!-- end of {name} -->"
     old = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
@@ -278,7 +284,9 @@ def main() -> None:
     print(f"{platform.machine()}, torch {torch.__version__}", flush=True)
     for name in given.only:
         print(name, flush=True)
-        write(name, PARTS[name](), given.page)
+        part = PARTS[name]()
+        write(name, part, given.page)
+        plot(name, part)
 
 
 if __name__ == "__main__":
