@@ -1,7 +1,8 @@
 """Reading the update in a client's reply, fedsim's own clients' or another project's."""
 
 import math
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Mapping
 from typing import cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -91,3 +92,39 @@ def read_update(
             f"num-examples is {count}"
         )
     return Update(tensors=tensors, **{**dict(meaning), "buffers": buffers})
+
+
+Names = tuple[tuple[str, tuple[str, ...]], ...]
+"""Names of a reply's records of arrays and metrics, and of what each holds."""
+
+
+def names_of(reply: Message) -> Names:
+    """Names in a reply, which Flower's strategies expect to be the same in all of a round.
+
+    Raises:
+        UpdateRefused: A metric is NaN or infinite, which would spoil the mean of all.
+    """
+    found = []
+    for name, record in sorted(reply.content.items()):
+        if isinstance(record, MetricRecord):
+            for key, value in record.items():
+                numbers = value if isinstance(value, list) else [value]
+                if not all(map(math.isfinite, numbers)):
+                    raise UpdateRefused(f"its metric {key!r:.80} is {value!r:.80}, not finite")
+        if isinstance(record, ArrayRecord | MetricRecord):
+            found.append((name, tuple(sorted(record))))
+    return tuple(found)
+
+
+def outnumbered(named: Mapping[tuple[int, ...], Names]) -> dict[tuple[int, ...], str]:
+    """Clients whose replies have other names than those of most, and what is wrong with them."""
+    (usual, _), *_ = Counter(named.values()).most_common(1) or [((), 0)]
+    return {
+        clients: f"UpdateRefused: its records are {_words(names)}; most clients' {_words(usual)}"
+        for clients, names in named.items()
+        if names != usual
+    }
+
+
+def _words(names: Names) -> str:
+    return ", ".join(f"{name!r:.40} with {', '.join(keys)!r:.120}" for name, keys in names)

@@ -26,6 +26,7 @@ from fedsim.federation.audit_log import audit_observer, log_results
 from fedsim.federation.fedsgd import FedSGD
 from fedsim.federation.grid import CLIENT_KEY, UPDATE_KEY, config_record, records_of
 from fedsim.federation.project import WatchedProject
+from fedsim.federation.replies import Names, names_of, outnumbered
 from fedsim.federation.replies import read_update as read_update
 from fedsim.federation.secure import CLIENTS_KEY
 from fedsim.federation.spool import Spool
@@ -160,6 +161,7 @@ class HonestButCurious(Wrapper):
         interceptions: list[Interception] = []
         failed: dict[int, str] = {}
         arrays: dict[int, dict[str, Tensor]] = {}
+        names: dict[tuple[int, ...], Names] = {}
         with held() if self._seeded else contextlib.nullcontext():
             for reply in replies:
                 if self._known:
@@ -188,6 +190,8 @@ class HonestButCurious(Wrapper):
                     update.check(before)
                     self._check_size(reply, update, clients)
                     self._check_memory(reply, clients)
+                    if self.on_failure == "drop":
+                        names[clients] = names_of(reply)
                 except ClientError as error:
                     failed |= dict.fromkeys(clients, f"{type(error).__name__}: {error}")
                     if self._project is not None:
@@ -199,6 +203,9 @@ class HonestButCurious(Wrapper):
                     interceptions.append(spool.take(reply, one))
                 if not reply.has_error():
                     self.taken_part.update(clients)
+        odd = outnumbered(names)
+        interceptions = [one for one in interceptions if one.clients not in odd]
+        failed |= {client: why for clients, why in odd.items() for client in clients}
         answered = {*failed, *(client for one in interceptions for client in one.clients)}
         failed |= {
             client: "ClientError: no reply"

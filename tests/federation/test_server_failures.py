@@ -1,11 +1,14 @@
 """Clients that fail, by every way of going on, and no row is lost over them."""
 
+import math
+import re
 from collections import Counter
 
 import pytest
 import torch
+from flwr.app import MessageType
 from safetensors.torch import load_file
-from support.tiny import config, faulty, initial, reseeding, rows, same, weights
+from support.tiny import config, faulty, initial, reseeding, rows, same, scenario, weights
 
 from fedsim import HonestButCurious
 from fedsim.attacking.attack import AttackRunner
@@ -14,6 +17,7 @@ from fedsim.attacking.executor import InlineExecutor
 from fedsim.engine.inline import InlineGrid
 from fedsim.engine.simulate import simulate
 from fedsim.errors import ClientError
+from fedsim.federation.grid import FIRST_NODE, config_record
 from fedsim.federation.strategies import build_strategy
 from fedsim.runs.ledger import Ledger
 from fedsim.scenario.built import build
@@ -75,6 +79,53 @@ def test_drop_finishes_with_the_others(how, tmp_path):
     assert len(accuracy) == 4
     final = load_file(tmp_path / "checkpoint/global.safetensors")
     assert all(torch.isfinite(value).all() for value in final.values())
+
+
+def _more(content):
+    next(iter(content.metric_records.values()))["stowaway"] = 1.0
+
+
+def _renamed(content):
+    name, record = next(iter(content.metric_records.items()))
+    del content[name]
+    content["other"] = record
+
+
+def _not_a_number(content):
+    next(iter(content.metric_records.values()))["train_loss"] = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (_more, "with 'num-examples, stowaway, train_loss'; most clients'"),
+        (_renamed, "its records are .*'other' with"),
+        (_not_a_number, "its metric 'train_loss' is nan, not finite"),
+    ],
+)
+def test_a_client_with_other_names_or_metrics_of_nan_is_dropped(spoil, said, tmp_path, monkeypatch):
+    honest, spoiled = InlineGrid.exchange, []
+
+    def exchange(self, messages):
+        for number, reply in enumerate(honest(self, messages)):
+            sent = config_record(messages[0].content, "config")
+            trains = messages[0].metadata.message_type == MessageType.TRAIN
+            if trains and sent["server-round"] == 2 and number == 0:
+                spoiled.append(reply.metadata.src_node_id - FIRST_NODE)
+                spoil(reply.content)
+            yield reply
+
+    monkeypatch.setattr(InlineGrid, "exchange", exchange)
+    run = scenario(training={"on_failure": "drop", "rounds": 3, "clients_per_round": 6})
+    simulate(run, tmp_path)
+    found = outcome(run, tmp_path)
+    assert len(found) == 3 * 6
+    failed = {place: each for place, each in found.items() if each[0]["status"] != "ok"}
+    assert set(failed) == {(2, *spoiled)}
+    assert all(re.search(said, row["error"]) for row in failed[(2, *spoiled)])
+    utility = [float(row["value"]) for row in rows(tmp_path, "utility.csv")]
+    assert all(map(math.isfinite, utility))
+    assert len([row for row in rows(tmp_path, "utility.csv") if row["metric"] == "accuracy"]) == 4
 
 
 @pytest.mark.parametrize("how", ["raise", "nan", "huge"])
