@@ -3,7 +3,7 @@
 import tomllib
 from typing import Any
 
-from fedsim.errors import ScenarioError
+from fedsim.errors import ScenarioError, encodable
 
 
 def set_by(table: dict[str, Any], text: str) -> None:
@@ -19,10 +19,16 @@ def set_by(table: dict[str, Any], text: str) -> None:
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise ScenarioError(f"--set {text}: expected key=value, such as training.lr=0.05")
+    if text != encodable(text):
+        raise ScenarioError(f"--set {encodable(text)}: expected text in UTF-8")
     try:
-        parsed = tomllib.loads(f"value = {value}")["value"]
+        parsed, *others = tomllib.loads(f"value = {value}").values()
     except tomllib.TOMLDecodeError:
-        parsed = value.strip()
+        parsed, others = value.strip(), []
+    except RecursionError:
+        raise ScenarioError(f"--set {text[:60]}...: it is nested too deeply") from None
+    if others:
+        raise ScenarioError(f"--set {text!r}: it sets several keys; give --set once for each")
     assign(table, key.strip(), parsed)
 
 
@@ -53,7 +59,7 @@ def assign(table: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _position(items: list[Any], part: str, key: str) -> int:
-    if not part.isdigit() or int(part) >= len(items):
+    if not part.isdecimal() or int(part) >= len(items):
         raise ScenarioError(
             f"{key}: '{part}' is no position in a list of {len(items)}; they count from 0"
         )

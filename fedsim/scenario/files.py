@@ -21,6 +21,8 @@ def read_table(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise ScenarioError(f"{path} cannot be read as TOML: {error}") from error
+    except RecursionError:
+        raise ScenarioError(f"{path} cannot be read as TOML: it is nested too deeply") from None
 
 
 def scenario_names(*, papers: bool = True) -> list[str]:

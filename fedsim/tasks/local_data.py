@@ -284,8 +284,12 @@ def as_rows(table: Any) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Say in the error which file could not be read."""
+    """Say in the error which file could not be read; a pipe or device would never end."""
+    if path.exists() and not path.is_file():
+        raise DataError(f"{path} cannot be read: it is no regular file")
     try:
         yield
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, csv.Error) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
+    except (MemoryError, RecursionError) as error:
+        raise DataError(f"{path} cannot be read: it is too large or too deep ({error})") from error

@@ -90,11 +90,21 @@ def test_set_takes_values_as_in_toml_and_bare_words(override, read, value):
         ("seed.deep=1", "'seed' is no table"),
         ("defenses.0.sigma=1", "no position in a list of 0|defenses"),
         ("training..lr=1", "training"),
+        ("adversaries.²=1", "'²' is no position in a list of 2"),
+        ("seed=1\nname='two'", "it sets several keys"),
+        ("name=\udcff", "expected text in UTF-8"),
+        ("name=" + "[" * 10**5, "nested too deeply"),
     ],
 )
 def test_set_says_what_is_wrong(override, words):
     with pytest.raises(ScenarioError, match=words):
         Scenario.load("quickstart", [override])
+
+
+def test_a_file_nested_too_deeply_is_one_clear_error(tmp_path):
+    (tmp_path / "deep.toml").write_text("name = " + "[" * 10**5)
+    with pytest.raises(ScenarioError, match=r"deep\.toml cannot be read as TOML: it is nested too"):
+        Scenario.load(tmp_path / "deep.toml")
 
 
 def test_later_overrides_win():

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import re
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -136,6 +137,13 @@ def torchaudio() -> Any:
     return found
 
 
+CUT = re.compile(r"^data *: (?P<stated>\d+) \(should be (?P<found>\d+)\)", re.MULTILINE)
+"""What libsndfile notes of a WAV file that is shorter than its header states."""
+
+STREAMED = 2**31 - 2**16
+"""Bytes that headers state whose writer did not know the length."""
+
+
 @dataclass(frozen=True, slots=True)
 class Header:
     """What the header of a sound file says.
@@ -186,11 +194,16 @@ def decode(source: Any, where: str) -> Tensor:
         Samples, float32 of shape (n,).
 
     Raises:
-        DataError: soundfile is not installed or cannot read the file, or the file has no samples,
-            or NaN or Inf among them.
+        DataError: soundfile is not installed or cannot read the file, or the file is cut off, has
+            no samples, or NaN or Inf among them.
     """
-    with _soundfile(where) as library:
-        sound, rate = library.read(source, dtype="float32", always_2d=True)
+    with _soundfile(where) as library, library.SoundFile(source) as file:
+        cut = CUT.search(file.extra_info)
+        sound, rate = file.read(dtype="float32", always_2d=True), file.samplerate
+    if cut and int(cut["stated"]) < STREAMED and int(cut["stated"]) > int(cut["found"]):
+        raise DataError(
+            f"{where} is cut off: it states {cut['stated']} bytes of sound and holds {cut['found']}"
+        )
     if not len(sound) or not np.isfinite(sound).all():
         raise DataError(f"{where} holds no sound: {len(sound)} samples, or NaN or Inf among them")
     return resample(torch.from_numpy(sound.mean(axis=1)), rate)

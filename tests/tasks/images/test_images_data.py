@@ -1,6 +1,7 @@
 """The images task's data: where they are found, how they are cut, and what is refused."""
 
 import os
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -230,6 +231,19 @@ def test_a_broken_file_is_one_clear_error(tmp_path):
             DataError, match=r"toy\.npz cannot be read: it is no npz file; expected"
         ):
             Images(data="toy", folder=tmp_path).spec  # noqa: B018
+
+
+def test_a_pipe_and_a_header_that_claims_too_much_are_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "pipe.npz")
+    with pytest.raises(DataError, match=r"pipe\.npz cannot be read: it is no regular file"):
+        Images(data="pipe", folder=tmp_path).spec  # noqa: B018
+    head = "{'descr': '<f4', 'fortran_order': False, 'shape': (100000000000, 28, 28), }"
+    claims = b"\x93NUMPY\x01\x00v\x00" + head.ljust(117).encode() + b"\n"
+    with zipfile.ZipFile(tmp_path / "claims.npz", "w") as file:
+        file.writestr("x.npy", claims)
+        file.writestr("y.npy", claims)
+    with pytest.raises(DataError, match=r"claims\.npz cannot be read: it is too large"):
+        Images(data="claims", folder=tmp_path).spec  # noqa: B018
 
 
 def test_unknown_data_names_the_nearest(tmp_path):

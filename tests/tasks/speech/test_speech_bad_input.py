@@ -274,6 +274,18 @@ def test_an_unknown_codec_names_the_package_and_what_it_reads(set_of):
             read(folder / "x.m4a", "clip")
 
 
+def test_a_recording_that_is_cut_off_is_refused_and_one_of_unknown_length_is_not(tmp_path):
+    path, samples = tmp_path / "x.wav", np.zeros(8000, np.float32)
+    soundfile.write(path, samples, RATE)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match=r"cut off: it states 16000 bytes .* and holds 7978"):
+        decode(path, "clip")
+    data = whole.index(b"data") + 4
+    path.write_bytes(whole[:data] + b"\xff\xff\xff\xff" + whole[data + 4 :])
+    assert len(decode(path, "clip")) == len(samples)
+
+
 @pytest.mark.parametrize(
     ("error", "said"),
     [
