@@ -5,6 +5,7 @@
     ├── PluginError          a plugin that is unknown, or breaks its contract
     ├── DataError            data that is missing, unreadable or of the wrong shape
     ├── RunFolderError       a run folder that exists already, or cannot be written or read
+    │   └── DiskFull         a file of it that a disk, a quota or a limit has no room for
     ├── EngineError          an engine that cannot start, or lost its workers
     ├── ClientError          a client that raised, or whose update was refused
     │   └── UpdateRefused    NaN, Inf, huge, missing, extra or wrongly shaped tensors
@@ -38,6 +39,10 @@ class DataError(FedsimError):
 
 class RunFolderError(FedsimError):
     """A run folder that exists already, or cannot be written or read."""
+
+
+class DiskFull(RunFolderError):
+    """A file of a run folder that a disk, a quota or a limit has no room for."""
 
 
 class EngineError(FedsimError):

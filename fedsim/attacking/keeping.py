@@ -226,7 +226,7 @@ def _saying_what_is_lost(round: int, recording: Recording) -> Iterator[None]:
     except RunFolderError as error:
         last = max(recording.rounds, default=0)
         there = f"rounds up to {last} are" if last else "no round is"
-        raise RunFolderError(
+        raise type(error)(
             f"{error}. The updates of round {round} are lost; {there} recorded, and all findings "
             "so far are kept. Make room and resume, or lower what record.keep asks for"
         ) from error

@@ -44,7 +44,7 @@ def main() -> None:
     """Run the command line; an error of the user ends in one message, never a traceback."""
     import click
 
-    from fedsim.errors import ClientError, EngineError, FedsimError, NotMeasured
+    from fedsim.errors import ClientError, DiskFull, EngineError, FedsimError, NotMeasured
 
     try:
         code = typer.main.get_command(app).main(standalone_mode=False)
@@ -52,7 +52,8 @@ def main() -> None:
         if os.environ.get("FEDSIM_DEBUG"):
             raise
         typer.secho(f"error: {error}", fg="red", err=True)
-        code = 1 if isinstance(error, ClientError | EngineError | NotMeasured) else 2
+        ran = isinstance(error, ClientError | DiskFull | EngineError | NotMeasured)
+        code = 1 if ran else 2
     except (KeyboardInterrupt, click.Abort):
         typer.secho("interrupted; what was found is in the run folder", fg="yellow", err=True)
         code = 130

@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import errno
 import hashlib
 import io
 import os
@@ -10,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedsim.errors import RunFolderError, encodable
+from fedsim.errors import DiskFull, RunFolderError, encodable
 
 
 def place(folder: str, point: str) -> str:
@@ -45,11 +46,13 @@ def folder_name(point: str) -> str:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn an `OSError`, such as a full disk, into a `RunFolderError` with one message."""
+    """Turn an `OSError` into a `RunFolderError` with one message, `DiskFull` without room."""
     try:
         yield
     except OSError as error:
-        raise RunFolderError(f"{path} cannot be written: {error.strerror or error}") from error
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        kind = DiskFull if full else RunFolderError
+        raise kind(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def holds_run(folder: Path, *, resume: bool = False) -> bool:

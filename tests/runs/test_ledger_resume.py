@@ -1,5 +1,7 @@
 """A run that was interrupted goes on with its folder and ends with the same table."""
 
+import resource
+import signal
 import subprocess
 import sys
 import time
@@ -34,6 +36,33 @@ def test_keys_that_are_set_aside_may_be_of_another_release(ledger):
     text = path.read_text().replace("secure_aggregation = false\n", "")
     path.write_text(text + '[paper]\nid = "test/tiny"\nno_longer_a_key = 1\n')
     Ledger.create(ledger.folder, scenario(), resume=True)
+
+
+def _little_room():
+    """Files of 40 kB at most, for a process that is about to start."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
+
+
+def test_a_full_disk_costs_no_row_and_room_gives_the_same_table(tmp_path):
+    run = scenario(training={"rounds": 8, "clients_per_round": 6}, record={"keep": "nothing"})
+    simulate(run, tmp_path / "whole")
+    (tmp_path / "run.toml").write_text(run.to_toml(), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "fedsim.cli", "run", "run.toml", "--out", "full"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=_little_room,
+    )
+    assert done.returncode == 1, done.stderr
+    assert "findings.csv cannot be written: File too large" in done.stderr
+    assert "Traceback" not in done.stderr
+    before = rows(tmp_path / "full")
+    simulate(run, tmp_path / "full", resume=True)
+    assert timeless(tmp_path / "full") == timeless(tmp_path / "whole")
+    assert 0 < len(before) < len(timeless(tmp_path / "whole"))
 
 
 @pytest.mark.parametrize("made", [(), ("findings.csv",), ("findings.csv", "utility.csv")])
