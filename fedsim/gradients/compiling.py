@@ -79,7 +79,8 @@ class Compiled:
 
             with _NoReads():
                 graph = make_fx(evaluated(self._objective))(points, victims)
-            self._graph = torch.compile(graph, backend=BACKEND, dynamic=False)
+            # Not the module, whose call would fire hooks that are set for all modules.
+            self._graph = torch.compile(graph.forward, backend=BACKEND, dynamic=False)
         try:
             with torch.no_grad():
                 values, gradients = self._graph(points, victims)

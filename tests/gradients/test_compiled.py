@@ -55,6 +55,17 @@ def test_attacks_find_the_same_with_a_compiled_objective(name, settings):
 
 
 @pytest.mark.usefixtures("quick")
+def test_hooks_on_all_modules_see_nothing_of_the_graph():
+    seen = []
+    hook = torch.nn.modules.module.register_module_forward_hook(lambda *call: seen.append(call))
+    try:
+        Compiled(cubes).evaluate(POINTS, torch.arange(4))
+    finally:
+        hook.remove()
+    assert not seen
+
+
+@pytest.mark.usefixtures("quick")
 def test_an_objective_that_reads_values_is_refused():
     def reads(points, victims):
         return points.sum(dim=1) * float(points.detach().max())
