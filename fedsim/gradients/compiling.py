@@ -79,7 +79,7 @@ class Compiled:
 
             with _NoReads():
                 graph = make_fx(evaluated(self._objective))(points, victims)
-            # Not the module, whose call would fire hooks that are set for all modules.
+            # Not the module, of which torch warns if hooks are set for all modules.
             self._graph = torch.compile(graph.forward, backend=BACKEND, dynamic=False)
         try:
             with torch.no_grad():
