@@ -60,7 +60,7 @@ def preflight(
     with quiet():
         build_strategy(scenario, set(task.arrays(module)) - trained)
     _check_client_half(built)
-    if scenario.engine.vectorize:
+    if scenario.engine.vectorize not in (0, "auto"):
         _check_vectorize(built, module)
     if references(scenario.task):
         _rehearse(scenario, task, module)

@@ -17,6 +17,7 @@ from fedsim.attacking.identity import forget, plans, settle
 from fedsim.attacking.keeping import expected_bytes
 from fedsim.diagnosis.diagnose import diagnose_end
 from fedsim.engine import Engine, engine_name, knock
+from fedsim.engine.packing import packed
 from fedsim.engine.preflight import preflight
 from fedsim.engine.process import device_name, one_thread, reporting
 from fedsim.errors import ClientError, EngineError, ScenarioError, did_you_mean
@@ -101,13 +102,18 @@ def train(
 
 
 def _settled(scenario: Scenario, out: Path, *, resume: bool) -> Scenario:
-    """The scenario with the device that "auto" means here, or meant when a resumed run began."""
+    """The scenario with what "auto" means here, or meant when a resumed run began."""
     engine = scenario.engine
-    if resume and engine.device == "auto":
-        with contextlib.suppress(OSError, ValueError, LookupError):  # no run: it begins now
-            began = tomllib.loads((out / "scenario.toml").read_text())["engine"]["device"]
-            engine = engine.model_copy(update={"device": began})
-    return scenario.model_copy(update={"engine": settled(engine)})
+    for key in ("device", "vectorize"):
+        if resume and getattr(engine, key) == "auto":
+            with contextlib.suppress(OSError, ValueError, LookupError):  # no run: it begins now
+                began = tomllib.loads((out / "scenario.toml").read_text())["engine"][key]
+                engine = engine.model_copy(update={key: began})
+    scenario = scenario.model_copy(update={"engine": settled(engine)})
+    if engine.vectorize != "auto":
+        return scenario
+    engine = scenario.engine.model_copy(update={"vectorize": packed(scenario)})
+    return scenario.model_copy(update={"engine": engine})
 
 
 def _chosen(scenario: Scenario, names: Sequence[str] | None) -> dict[str, Scenario]:

@@ -73,7 +73,8 @@ def _prepared(messages: Sequence[Message], contexts: Sequence[Context]) -> int:
     if messages[0].metadata.message_type != MessageType.TRAIN or not config:
         return 1
     session = session_of(str(config["scenario"]))
-    some = session.built.scenario.engine.vectorize or 1
+    stated = session.built.scenario.engine.vectorize
+    some = 1 if stated == "auto" else stated or 1  # "auto" of a project that Flower runs itself
     if some > 1:
         try:
             session, before, round = _open(messages[0])

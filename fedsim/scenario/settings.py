@@ -126,9 +126,10 @@ class Engine(Table):
     """Where clients train and attacks compute: "cpu", "cuda" or "cuda:1"; "auto" is a GPU if
     PyTorch finds one. If GPUs are reserved below, "auto" is a GPU only for what reserves some."""
 
-    vectorize: int = Field(default=0, ge=0)
+    vectorize: Literal["auto"] | Annotated[int, Field(ge=0)] = 0
     """Number of clients that a worker trains at once, as one batch of models, which is faster on a
-    GPU; 0: one after the other. The updates differ by rounding."""
+    GPU; 0: one after the other; "auto": as many as the GPU has memory for, 0 on a CPU. The updates
+    differ by rounding."""
 
     deterministic: bool = True
     """Whether GPUs sum in the same order each time, as CPUs do: cuDNN and PyTorch then take slower
