@@ -1,10 +1,15 @@
 """Arrays of Flower's that are turned into bytes only where bytes are needed."""
 
 import functools
+import io
+import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+import torch
 from flwr.app import Array, ArrayRecord
+from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_magic
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -74,6 +79,29 @@ def _of(values: NDArray[Any]) -> TensorArray:
     array = TensorArray.__new__(TensorArray)
     array._keep(values)
     return array
+
+
+def tensor_of(array: Array) -> Tensor:
+    """A copy of an array's values, as `Array.numpy` reads them.
+
+    The size that the bytes of another process claim is compared with their number first, so that
+    no memory is taken for values that are not there.
+
+    Raises:
+        ValueError: The bytes are no numpy array of numbers, or fewer or more than they claim.
+    """
+    if isinstance(array, TensorArray) or array.stype != NUMPY:
+        return torch.from_numpy(array.numpy())
+    file = io.BytesIO(array.data)
+    read = {(1, 0): read_array_header_1_0, (2, 0): read_array_header_2_0}.get(read_magic(file))
+    if read is None:
+        raise ValueError("an unknown version of numpy's format")
+    shape, fortran, dtype = read(file)
+    begin, count = file.tell(), math.prod(shape)
+    if dtype.hasobject or count * dtype.itemsize != len(array.data) - begin:
+        raise ValueError(f"{len(array.data) - begin} bytes, stated as {shape} of {dtype}")
+    values = np.frombuffer(array.data, dtype, count, begin)
+    return torch.from_numpy(values.reshape(shape, order="F" if fortran else "C").copy())
 
 
 def tensor_record(tensors: Mapping[str, Tensor]) -> ArrayRecord:

@@ -9,6 +9,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 
 from fedsim.attacking.campaign import UNKNOWN
 from fedsim.errors import ClientError, ScenarioError, UpdateRefused
+from fedsim.federation.arrays import tensor_of
 from fedsim.federation.grid import UPDATE_KEY, config_record, records_of
 from fedsim.plugin import validated
 from fedsim.records import Update
@@ -50,7 +51,7 @@ def read_update(
     if len(arrays) != 1:
         raise UpdateRefused(f"{len(arrays)} array records, expected one")
     try:
-        tensors = dict(arrays[0].to_torch_state_dict())
+        tensors = {name: tensor_of(array) for name, array in arrays[0].items()}
     except Exception as error:  # whatever a client put there
         raise UpdateRefused(f"its arrays cannot be read: {type(error).__name__}") from error
     if len(numbers) != 1:

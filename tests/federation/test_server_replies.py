@@ -1,5 +1,9 @@
 """What the curious server reads of a reply, and what it refuses."""
 
+import math
+import tracemalloc
+
+import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord
@@ -8,6 +12,7 @@ from support.tiny import ask, meaning, same, scenario, sent
 from fedsim.engine.inline import InlineGrid
 from fedsim.errors import ClientError, UpdateRefused
 from fedsim.federation import client
+from fedsim.federation.arrays import tensor_of
 from fedsim.federation.server import read_update
 from fedsim.scenario.settings import Training
 
@@ -49,6 +54,35 @@ def test_arrays_that_cannot_be_read_are_refused(reply, array):
     reply.content["arrays"] = ArrayRecord({"w": array})
     with pytest.raises(UpdateRefused, match="cannot be read"):
         read_update(reply, ConfigRecord(), Training())
+
+
+def _claiming(shape: str) -> bytes:
+    head = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}"
+    return b"\x93NUMPY\x01\x00v\x00" + head.ljust(117).encode() + b"\n" + bytes(40)
+
+
+@pytest.mark.parametrize("shape", ["(250000000,)", "(9,)", "(11,)", "(1000000, 1000000)", "(-10,)"])
+def test_arrays_that_claim_another_size_are_refused_before_memory_is_taken(reply, shape):
+    claims = Array("float32", (10,), "numpy.ndarray", _claiming(shape))
+    reply.content["arrays"] = ArrayRecord({"w": claims})
+    tracemalloc.start()
+    try:
+        for _ in range(100):
+            with pytest.raises(UpdateRefused, match="cannot be read: ValueError"):
+                read_update(reply, ConfigRecord(), Training())
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("kind", ["f2", "f4", "f8", "i8"])
+def test_arrays_of_another_process_are_read_as_flower_reads_them(kind, order):
+    for shape in [(), (0,), (3,), (2, 3, 4)]:
+        values = np.asarray(np.arange(math.prod(shape)).reshape(shape), kind, order=order)
+        array = Array(values)
+        assert tensor_of(array).numpy().tobytes() == array.numpy().tobytes()
+        assert tensor_of(array).shape == shape
 
 
 @pytest.mark.parametrize(
