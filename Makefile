@@ -32,7 +32,7 @@ format: $(VENV)/.dev  ## put formatting and imports right
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.base  ## tables and plots of docs/performance.md, in about ten minutes
+bench: $(VENV)/.base  ## tables and plots of docs/performance.md, in about a quarter of an hour
 	$(BIN)/python benchmarks/performance.py
 	$(BIN)/python benchmarks/watching.py
 
