@@ -66,7 +66,7 @@ class TensorArray(Array):
         return self._plain().deflate()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Ray hands numpy's values to a process of this machine as they are, without a copy.
+        # Ray serialises numpy arrays without a copy, and processes of a node share their memory.
         if self._values is not None:
             return _of, (self._values,)
         return Array, (self.dtype, self.shape, self.stype, self.data)
@@ -82,10 +82,15 @@ def _of(values: NDArray[Any]) -> TensorArray:
 
 
 def tensor_of(array: Array) -> Tensor:
-    """A copy of an array's values, as `Array.numpy` reads them.
+    """Decode an array as `Array.numpy` does, without trusting the size that its header states.
 
-    The size that the bytes of another process claim is compared with their number first, so that
-    no memory is taken for values that are not there.
+    The size is compared with the number of bytes before memory is allocated.
+
+    Args:
+        array: An array in numpy's npy format.
+
+    Returns:
+        A copy of its values, of the shape and dtype in the header.
 
     Raises:
         ValueError: The bytes are no numpy array of numbers, or fewer or more than they claim.

@@ -34,6 +34,12 @@ RAISED = 2
 UPDATE_KEY = "fedsim.update"
 """Key of a reply's record that describes its arrays, a `Meaning`."""
 
+TOO_LITTLE = (
+    "the GPU has too little memory to train this client. Lower training.batch_size, let fewer "
+    'workers share a GPU (engine.gpus_per_client = 1), or set engine.device = "cpu"'
+)
+"""What the error of a client that ran out of GPU memory begins with."""
+
 CLIENT_KEY = "fedsim.client"
 """Key of a reply's record with the client's number, the rounds that its defenses remember, and
 whether `defend` changed the arrays."""
@@ -77,12 +83,6 @@ def answer(app: ClientApp, message: Message, context: Context) -> Message:
         if isinstance(error, torch.OutOfMemoryError):
             reason = f"{TOO_LITTLE}: {brief(error)}"
         return Message(Error(code=RAISED, reason=encodable(reason)), reply_to=message)
-
-
-TOO_LITTLE = (
-    "the GPU has too little memory to train this client. Lower training.batch_size, let fewer "
-    'workers share a GPU (engine.gpus_per_client = 1), or set engine.device = "cpu"'
-)
 
 
 class Nodes(Mapping[int, int]):

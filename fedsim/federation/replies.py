@@ -99,22 +99,21 @@ Names = tuple[tuple[str, tuple[str, ...]], ...]
 """Names of a reply's records of arrays and metrics, and of what each holds."""
 
 
-def names_of(reply: Message) -> Names:
-    """Names in a reply, which Flower's strategies expect to be the same in all of a round.
+def check_metrics(reply: Message) -> None:
+    """Raise `UpdateRefused` if a metric is NaN or infinite, as the weighted mean would be then."""
+    for record in records_of(reply.content, MetricRecord):
+        for key, value in record.items():
+            if not all(map(math.isfinite, value if isinstance(value, list) else [value])):
+                raise UpdateRefused(f"its metric {key!r:.80} is {value!r:.80}, not finite")
 
-    Raises:
-        UpdateRefused: A metric is NaN or infinite, which would spoil the mean of all.
-    """
-    found = []
-    for name, record in sorted(reply.content.items()):
-        if isinstance(record, MetricRecord):
-            for key, value in record.items():
-                numbers = value if isinstance(value, list) else [value]
-                if not all(map(math.isfinite, numbers)):
-                    raise UpdateRefused(f"its metric {key!r:.80} is {value!r:.80}, not finite")
-        if isinstance(record, ArrayRecord | MetricRecord):
-            found.append((name, tuple(sorted(record))))
-    return tuple(found)
+
+def names_of(reply: Message) -> Names:
+    """Names in a reply, which Flower's strategies require to be equal in all replies of a round."""
+    return tuple(
+        (name, tuple(sorted(record)))
+        for name, record in sorted(reply.content.items())
+        if isinstance(record, ArrayRecord | MetricRecord)
+    )
 
 
 def outnumbered(named: Mapping[tuple[int, ...], Names]) -> dict[tuple[int, ...], str]:

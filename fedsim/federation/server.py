@@ -26,7 +26,7 @@ from fedsim.federation.audit_log import audit_observer, log_results
 from fedsim.federation.fedsgd import FedSGD
 from fedsim.federation.grid import CLIENT_KEY, UPDATE_KEY, config_record, records_of
 from fedsim.federation.project import WatchedProject
-from fedsim.federation.replies import Names, names_of, outnumbered
+from fedsim.federation.replies import Names, check_metrics, names_of, outnumbered
 from fedsim.federation.replies import read_update as read_update
 from fedsim.federation.secure import CLIENTS_KEY
 from fedsim.federation.spool import Spool
@@ -191,6 +191,7 @@ class HonestButCurious(Wrapper):
                     self._check_size(reply, update, clients)
                     self._check_memory(reply, clients)
                     if self.on_failure == "drop":
+                        check_metrics(reply)
                         names[clients] = names_of(reply)
                 except ClientError as error:
                     failed |= dict.fromkeys(clients, f"{type(error).__name__}: {error}")

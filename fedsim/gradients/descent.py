@@ -243,9 +243,10 @@ class LBFGS(Optimizer):
 
 
 def _taken_in(matrices: Tensor, newest: Tensor, those: Tensor) -> Tensor:
-    """Matrices (R, m, m) moved up and left by one, with a new last row and column (R, m).
+    """Shift matrices (R, m, m) up and left by one and append a last row and column (R, m).
 
-    Only of those (R,); the others stay as they are. No value is read, as a GPU would have to wait.
+    Rows outside the mask `those` (R,) bool are returned unchanged. The mask is applied by
+    `torch.where`, because indexing by it would synchronise with a GPU.
     """
     moved = matrices.roll((-1, -1), dims=(1, 2))
     moved[:, -1] = moved[:, :, -1] = newest

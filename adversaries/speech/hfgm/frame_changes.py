@@ -210,8 +210,9 @@ class DirectSearch:
         far: Distances (K,) of gradients (K, *shape) by parameter name from the observed one.
         shapes: Numbers of frames and of features of each utterance.
         job: The attack's job.
-        predicted: Whether changes are judged by the derivative of the distance, which `tried` must
-            then allow (`Differentiable`), instead of each by its own distance.
+        predicted: Whether vectors are selected by a first-order prediction of the distance, from
+            its gradient with respect to the frames, instead of evaluating the distance of each.
+            `tried` must then be `Differentiable`.
         step: Length of the vectors.
         halved: Iteration at which the step was last halved.
         lowest: Lowest distance so far.

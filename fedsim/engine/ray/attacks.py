@@ -38,12 +38,12 @@ class _Running:
 
 
 class RayExecutor:
-    """Runs groups of attacks on workers of their own; the others wait in the object store.
+    """Runs groups of attacks on dedicated Ray actors; queued groups wait in the object store.
 
-    If a group fails or its worker dies, its attacks are queued again one by one. If a worker dies
-    with a single attack, that attack is repeated at most `REPEATS` times. A worker that has no
-    place, because a node was lost, leaves its attacks to the others; if no worker has one for
-    `session.PLACE` seconds, `collect` raises `EngineError`.
+    If a group fails, or its worker dies, each of its attacks is queued again on its own. If a
+    worker dies during a single attack, that attack is retried at most `REPEATS` times. A worker
+    that Ray cannot schedule, because a node was lost, leaves its attacks to the others; if Ray can
+    schedule none for `session.PLACE` seconds, `collect` raises `EngineError`.
 
     Args:
         runner: The runner of this process, which groups attacks and records those that are lost.

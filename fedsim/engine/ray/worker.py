@@ -1,4 +1,4 @@
-"""The actor that performs attacks, and attacks as they are sent to it."""
+"""The Ray actor that runs attacks, and the form in which attacks are sent to it."""
 
 import functools
 from collections.abc import Sequence
