@@ -1,10 +1,12 @@
 """How fast each engine simulates clients: the same federation on all three, as ratios.
 
-    python benchmarks/engines.py [--clients 100] [--rounds 4] [--batch 16] [--workers 2]
+    python benchmarks/engines.py [--clients 100] [--population 0] [--rounds 4] [--batch 16]
+        [--workers 2]
 
-FedSGD of LLG's CNN on the embedded digits at 32x32; every client takes part in every round. No
-adversaries, so that only training and transport count. Start-up is what passes before round 1 is
-trained; clients a second are over the later rounds.
+FedSGD of LLG's CNN on the embedded digits at 32x32. `--clients` take part in a round, of
+`--population` in all; 0: the same clients in every round. No adversaries, so that only training and
+transport count. Start-up is what passes before round 1 is trained; clients a second are over the
+later rounds.
 """
 
 import argparse
@@ -28,7 +30,9 @@ class Speed:
     rate: float
 
 
-def measure(engine: str, *, clients: int, rounds: int, batch: int, workers: int) -> Speed:
+def measure(
+    engine: str, *, clients: int, rounds: int, batch: int, workers: int, population: int = 0
+) -> Speed:
     """Simulate one federation on an engine; inline has one worker."""
     scenario = Scenario.parse(
         {
@@ -37,7 +41,8 @@ def measure(engine: str, *, clients: int, rounds: int, batch: int, workers: int)
             "training": {
                 "algorithm": "fedsgd",
                 "rounds": rounds,
-                "clients": clients,
+                "clients": population or clients,
+                "clients_per_round": clients,
                 "batch_size": batch,
             },
             "engine": {
@@ -62,7 +67,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    for name, default in (("clients", 100), ("rounds", 4), ("batch", 16), ("workers", 2)):
+    for name, default in (
+        ("clients", 100),
+        ("population", 0),
+        ("rounds", 4),
+        ("batch", 16),
+        ("workers", 2),
+    ):
         parser.add_argument(f"--{name}", type=int, default=default)
     given = vars(parser.parse_args())
     found = {engine: measure(engine, **given) for engine in ENGINES}

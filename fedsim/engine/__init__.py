@@ -72,7 +72,7 @@ def check_address(address: str) -> None:
         )
     host, _, port = address.rpartition(":")
     bare = host.strip("[]")
-    if not bare or not port.isdigit() or not 0 < int(port) < 65536 or set(bare) & set("/ "):
+    if not bare or not port.isdecimal() or not 0 < int(port) < 65536 or set(bare) & set("/ "):
         raise EngineError(f"engine.address = {address}: {expected}")
 
 

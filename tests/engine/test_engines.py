@@ -202,6 +202,7 @@ def test_a_client_that_kills_its_worker_is_named_and_the_others_go_on(tmp_path):
         ("127.0.0.1", r"engine\.address = 127\.0\.0\.1: expected HOST:PORT"),
         ("127.0.0.1:99999", "expected HOST:PORT"),
         ("my head:6379", "expected HOST:PORT"),
+        ("127.0.0.1:²", "expected HOST:PORT"),
         ("ray://127.0.0.1:10001", r"ray:// is not supported.*on a machine of the cluster"),
         ("http://127.0.0.1:8265", "http:// is not supported"),
     ],
