@@ -1,16 +1,21 @@
 """How fast each engine simulates clients: the same federation on all three, as ratios.
 
     python benchmarks/engines.py [--clients 100] [--population 0] [--rounds 4] [--batch 16]
-        [--workers 2]
+        [--workers 2] [--pfl PYTHON]
 
 FedSGD of LLG's CNN on the embedded digits at 32x32. `--clients` take part in a round, of
 `--population` in all; 0: the same clients in every round. No adversaries, so that only training and
 transport count. Start-up is what passes before round 1 is trained; clients a second are over the
-later rounds.
+later rounds. Where pfl-research can be imported, or with `--pfl`, the Python of an environment
+that has it and fedsim (`pip install pfl`), its cost of a client is compared in CPU time with
+`benchmarks/pfl_research.py`.
 """
 
 import argparse
+import importlib.util
 import json
+import subprocess
+import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -75,13 +80,22 @@ def main() -> None:
         ("workers", 2),
     ):
         parser.add_argument(f"--{name}", type=int, default=default)
+    here = sys.executable if importlib.util.find_spec("pfl") else None
+    parser.add_argument("--pfl", default=here, metavar="PYTHON")
     given = vars(parser.parse_args())
+    pfl = given.pop("pfl")
     found = {engine: measure(engine, **given) for engine in ENGINES}
     print("{clients} clients a round, batch {batch}, {workers} workers".format(**given))
     print(f"{'engine':<8} {'start-up s':>10} {'clients/s':>10} {'ratio to stock Flower':>22}")
     for engine, one in found.items():
         ratio = one.rate / found["flower"].rate
         print(f"{engine:<8} {one.start:>10.1f} {one.rate:>10.1f} {ratio:>22.2f}")
+    if pfl is None:
+        print("pfl-research is not installed: pip install pfl, or --pfl PYTHON")
+        return
+    script = Path(__file__).with_name("pfl_research.py")
+    sizes = [f"--{name}={given[name]}" for name in ("clients", "batch")]
+    subprocess.run([pfl, str(script), *sizes], check=True)
 
 
 if __name__ == "__main__":
