@@ -201,10 +201,14 @@ class AttackRunner:
         return sdpa_kernel(SDPBackend.MATH) if revealed else nullcontext()
 
     def _place(self, attack: Attack) -> tuple[Any, ...]:
-        """The arguments that seed an attack's random numbers: seed, purpose, round, clients."""
+        """The arguments that seed an attack's random numbers: seed, purpose, round, clients.
+
+        None of them is the run's seed: an adversary sees what it is seeded with (`job.rng`).
+        """
         label, _, _ = self.adversaries[attack.adversary]
         interception = attack.interception
-        return (self.scenario.seed, f"attack.{label}", interception.draw, *interception.clients)
+        seed = self.scenario.threat.seed
+        return (seed, f"attack.{label}", interception.draw, *interception.clients)
 
     def _job(self, attack: Attack, limit: float) -> Job:
         _, plan, _ = self.adversaries[attack.adversary]

@@ -25,8 +25,8 @@ def plans(built: BuiltRun, point: str) -> dict[str, dict[str, Any]]:
 
     Returns:
         By label: the adversary's name, its settings and those of its parts, the digest of the
-        source of their modules, budget, granted knowledge, seed, kind of device, names of the
-        metrics, and the version of fedsim.
+        source of their modules, budget, granted knowledge, seeds of the run and of attacks, kind of
+        device, names of the metrics, and the version of fedsim.
     """
     scenario, found = built.scenario, {}
     for label, plan, adversary in built.adversaries:
@@ -44,7 +44,8 @@ def plans(built: BuiltRun, point: str) -> dict[str, dict[str, Any]]:
             "source": source_digest(parts),
             "budget": plan.budget,
             "grants": sorted(map(str, built.threat.granted.names())),
-            "seed": scenario.seed,
+            "seed": scenario.seed,  # of the baselines
+            "threat.seed": scenario.threat.seed,
             "device": device_of(scenario.engine, "attack").type,
             "metrics": sorted(metric.name for metric in measured),
             "fedsim": __version__,

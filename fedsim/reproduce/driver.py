@@ -130,7 +130,13 @@ def _run_points(scenario: Scenario, folder: Path, progress: Progress, name: str)
 
 def _repetition(scenario: Scenario, seed: int) -> Scenario:
     """The scenario with the seed as the first key of its sweep, which keeps no recording."""
-    return scenario.over_seeds([seed]).model_copy(update={"record": Record(keep="nothing")})
+    # As for the seeds of a sweep: the attacks' random numbers are others in each repetition.
+    attacks = scenario.threat.seed + seed - scenario.seed
+    changes = {
+        "record": Record(keep="nothing"),
+        "threat": scenario.threat.model_copy(update={"seed": attacks}),
+    }
+    return scenario.over_seeds([seed]).model_copy(update=changes)
 
 
 def _names(scenario: Scenario, seed: int) -> list[str]:

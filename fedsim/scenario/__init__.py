@@ -287,7 +287,11 @@ class Scenario(Table):
         return {label: lacking for label, lacking in missing.items() if lacking}
 
     def points(self) -> dict[str, "Scenario"]:
-        """Return a scenario for each point of the sweep, by a name such as `training.lr=0.1`."""
+        """Return a scenario for each point of the sweep, by a name such as `training.lr=0.1`.
+
+        Swept seeds are repetitions, so that number k of them (from 0) attacks with `threat.seed` +
+        k, unless `threat.seed` is swept itself.
+        """
         if not self.sweep:
             return {"": self}
         found = {}
@@ -299,6 +303,8 @@ class Scenario(Table):
                 del training["strategy"]  # a swept algorithm brings its own default
             if "training.local_epochs" in chosen and training.get("local_steps") == 1:
                 del training["local_steps"]  # the default, which a file of a run states
+            if "seed" in chosen:
+                table["threat"]["seed"] += self.sweep["seed"].index(chosen["seed"])
             for key, value in chosen.items():
                 assign(table, key, value)
             found[name] = Scenario.parse(table)

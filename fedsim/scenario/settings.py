@@ -85,6 +85,10 @@ class Threat(Table):
     victims: Victims = "all"
     """Updates attacked in each round: "all", a number drawn by the seed, or a list of clients."""
 
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    """Seed of the adversaries' random numbers. They do not follow the run's seed, from which an
+    adversary could compute the clients' batches and the noise of defenses."""
+
     follow: list[int] = Field(default=[])
     """Clients that take part in every round."""
 

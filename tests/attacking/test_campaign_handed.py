@@ -92,7 +92,7 @@ def test_an_attacks_randomness_is_its_own():
         return float(torch.rand((), generator=Asks.kept.pop()[1].rng))
 
     assert draw("a") == draw("a")
-    assert len({draw("a"), draw("b"), draw("a", seed=4)}) == 3
+    assert len({draw("a"), draw("b"), draw("a", threat={"seed": 4})}) == 3
 
 
 def test_budget_and_time_limit_reach_the_job():
