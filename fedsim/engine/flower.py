@@ -44,8 +44,7 @@ class FlowerEngine(Engine):
                 stderr=errors,
                 text=True,
                 start_new_session=True,
-                # Or Ray would join whatever cluster it finds on this machine.
-                env={"RAY_ADDRESS": "local", **os.environ, **quiet},
+                env=_environment() | quiet,
             )
             assert process.stdin is not None  # noqa: S101 - both are pipes, as asked for
             assert process.stdout is not None  # noqa: S101
@@ -72,6 +71,14 @@ class FlowerEngine(Engine):
                     os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
                 process.stdout.close()
+
+
+def _environment() -> dict[str, str]:
+    """The environment of a simulation, whose Ray listens on loopback unless it joins a cluster."""
+    if os.environ.get("RAY_ADDRESS", "local") != "local":
+        return {**os.environ}
+    # An address, or Ray would join whatever cluster it finds on this machine.
+    return {**os.environ, "RAY_ADDRESS": "local", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 
 def _gpus(scenario: Scenario) -> float:

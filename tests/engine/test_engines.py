@@ -1,6 +1,8 @@
 """Inline, Ray and Flower's own engine find the same; dead workers, time limits and Ctrl-C cost no
 row that was there."""
 
+import contextlib
+import ipaddress
 import os
 import signal
 import subprocess
@@ -10,6 +12,7 @@ import uuid
 from collections import defaultdict
 from pathlib import Path
 
+import psutil
 import pytest
 from safetensors.torch import load_file
 from support.tiny import faulty, rows, same, scenario, timeless
@@ -85,6 +88,19 @@ def inline(tmp_path_factory):
     return folder
 
 
+def ears() -> set[str]:
+    """The addresses on which Ray's processes that this one started listen."""
+    found: set[str] = set()
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            found |= {
+                one.laddr.ip
+                for one in process.net_connections(kind="inet")
+                if one.status == psutil.CONN_LISTEN
+            }
+    return found
+
+
 @pytest.mark.parametrize(
     ("engine", "algorithms"),
     [
@@ -99,7 +115,15 @@ def test_every_engine_finds_the_same_and_trains_the_same(engine, algorithms, inl
     run = rich(engine)
     names = dict(zip(ALGORITHMS, run.points(), strict=True))
     points = [names[algorithm] for algorithm in algorithms]
-    simulate(run, tmp_path / "run", points=points)
+    heard: set[str] = set()
+
+    def observe(event, **fields):
+        if event == "round":
+            heard.update(ears())
+
+    simulate(run, tmp_path / "run", points=points, observer=observe)
+    assert heard or "name" not in engine or sys.platform != "linux"
+    assert all(ipaddress.ip_address(one.removeprefix("::ffff:")).is_loopback for one in heard)
     for point in points:
         findings, utility, weights, pictures = outcome(tmp_path / "run", point)
         expected = outcome(inline, point)

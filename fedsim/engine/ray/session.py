@@ -6,12 +6,13 @@ import math
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import psutil
 import ray
 import torch
-from ray._private import state
+from ray._private import ray_constants, state
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -185,7 +186,8 @@ def _start(settings: Engine, cpus: float) -> None:
         options["num_cpus"] = max(1, math.ceil(cpus))
     ours = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(**options)
+        with contextlib.nullcontext() if settings.address else _on_loopback():
+            ray.init(**options)
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, ours)  # Ray's own leaves at once, without a report
         _OURS[os.getpid()] = settings.address
@@ -198,6 +200,26 @@ def _start(settings: Engine, cpus: float) -> None:
         where = settings.address or "a local session"
         reason = " ".join(str(error).split())
         raise EngineError(f"Ray cannot start or reach {where}: {reason}") from error
+
+
+@contextlib.contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Let Ray, which runs whatever it is sent, listen on loopback alone, and not on every network.
+
+    It replaces a `_node_ip_address` of 127.0.0.1 by the machine's address, unless clusters are
+    disabled, as by default on macOS.
+    """
+    key = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR
+    before = os.environ.get(key)
+    clusters = ray_constants.ENABLE_RAY_CLUSTER
+    os.environ[key], ray_constants.ENABLE_RAY_CLUSTER = "0", False  # Ray's processes inherit it
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = clusters
+        del os.environ[key]
+        if before is not None:
+            os.environ[key] = before
 
 
 def _short_of(needs: dict[str, float]) -> str:
