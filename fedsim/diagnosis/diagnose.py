@@ -25,6 +25,7 @@ from fedsim.report.diagnosis import ATTACK, FILE
 from fedsim.report.folder import read_folder
 from fedsim.report.verdict import verdicts_of
 from fedsim.runs import provenance
+from fedsim.runs.files import write_whole
 from fedsim.runs.recording import Recording
 from fedsim.runs.tables import cells, lines, place, writing
 from fedsim.scenario import Scenario
@@ -201,10 +202,8 @@ def _measured(
 
 def _write(folder: Path, rows: Iterable[Sequence[Any]]) -> None:
     path = folder / FILE
-    partial = path.with_name(path.name + ".part")
     with writing(path):
-        partial.write_text(lines([COLUMNS, *map(cells, rows)]), encoding="utf-8")
-        partial.replace(path)
+        write_whole(path, lines([COLUMNS, *map(cells, rows)]).encode())
 
 
 def read_diagnosis(folder: Path) -> "pd.DataFrame":

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedsim.errors import RunFolderError
+from fedsim.runs.files import make_folder, opened
 
 TEMPLATES = Path(__file__).parent / "templates"
 COMPARISON = TEMPLATES / "comparison"
@@ -69,9 +70,10 @@ def write_page(path: Path, text: str) -> Path:
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         draft.unlink(missing_ok=True)
-        with draft.open("x", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
+        how = {"encoding": "utf-8", "errors": "backslashreplace", "newline": "\n"}
+        with opened(draft, "x", **how) as file:
             file.write(text)
         draft.replace(path)
     except OSError as error:

@@ -16,8 +16,10 @@ from fedsim.engine import simulate as simulation
 from fedsim.engine.preflight import preflight
 from fedsim.errors import DataError, FedsimError
 from fedsim.reproduce.catalogue import GROWING, Figure, Part
+from fedsim.runs.files import make_private
 from fedsim.runs.ledger import Ledger, place
 from fedsim.runs.lock import locked
+from fedsim.runs.tables import not_writable
 from fedsim.scenario import Scenario
 from fedsim.scenario.settings import Record
 
@@ -59,6 +61,7 @@ def run_figure(
     folder = folder_of(out, figure, part, scale)
     try:
         scenario = part.scenario(scale, overrides, data)
+        _own(out / figure.paper, scenario)
         with locked(folder.parent / f".{part.name}.lock") as ours:
             if not ours:
                 return "another process is at it; this is what there is so far"
@@ -71,6 +74,15 @@ def run_figure(
         return f"needs {part.paper.needs}: {reason}" if part.paper.needs else reason
     except FedsimError as error:
         return str(error)
+
+
+def _own(folder: Path, scenario: Scenario) -> None:
+    """Make the folder of a paper's pages and runs; pages of figures about images show examples."""
+    try:
+        if not folder.exists():
+            make_private(folder, shared=scenario.record.shared)
+    except OSError as error:
+        raise not_writable(folder, error) from error
 
 
 def _run_points(scenario: Scenario, folder: Path, progress: Progress, name: str) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fedsim.errors import RunFolderError
+from fedsim.runs.files import opened, write_whole
 from fedsim.runs.tables import writing
 
 FILE = "attacks.jsonl"
@@ -91,13 +92,11 @@ class AttackLog:
         content.ended = {key: one for key, one in content.ended.items() if not unwanted(one)}
         lines = [{"plan": digest, **plan} for digest, plan in content.plans.items()]
         lines += [one.model_dump() for one in content.ended.values()]
-        partial = self._path.with_name(self._path.name + ".part")
         with writing(self._path):
-            partial.write_text("".join(map(_line, lines)), encoding="utf-8")
-            partial.replace(self._path)
+            write_whole(self._path, "".join(map(_line, lines)).encode())
 
     def _append(self, entry: Mapping[str, Any]) -> None:
-        with writing(self._path), self._path.open("a", encoding="utf-8") as file:
+        with writing(self._path), opened(self._path, "a", encoding="utf-8") as file:
             file.write(_line(entry))
 
     def _read(self) -> _Content:

@@ -24,6 +24,7 @@ from fedsim.metrics.registry import described
 from fedsim.records import Finding
 from fedsim.runs import provenance
 from fedsim.runs.attack_log import AttackLog, Ended
+from fedsim.runs.files import make_folder, make_private, opened, write_whole
 from fedsim.runs.provenance import SCHEMA, differences
 from fedsim.runs.reading import COLUMNS
 from fedsim.runs.tables import (
@@ -87,10 +88,10 @@ class Ledger:
         ledger = cls(folder)
         try:
             exists = holds_run(folder, resume=resume)
-            folder.mkdir(parents=True, exist_ok=True)
             if exists:
                 ledger._take_up(scenario, growing)
             else:
+                make_private(folder, shared=scenario.record.shared)
                 ledger._begin(scenario)
         except OSError as error:  # such as a name that is too long
             raise not_writable(folder, error) from error
@@ -99,7 +100,7 @@ class Ledger:
     def _begin(self, scenario: Scenario) -> None:
         # First, so that what a kill leaves half made can be resumed.
         self._replace("scenario.toml", scenario.to_toml().encode())
-        (self.folder / "artifacts").mkdir(exist_ok=True)
+        make_folder(self.folder / "artifacts")
         for name in ("findings.csv", "utility.csv"):
             self._write_table(name)
         self.describe_metrics(scenario)
@@ -321,7 +322,7 @@ class Ledger:
 
     def _append(self, name: str, text: str, *, sync: bool = True) -> None:
         path = self.folder / name
-        with writing(path), path.open("a", encoding="utf-8", newline="") as file:
+        with writing(path), opened(path, "a", encoding="utf-8", newline="") as file:
             file.write(text)
             file.flush()
             if sync:
@@ -330,14 +331,8 @@ class Ledger:
     def _replace(self, name: str, content: bytes) -> None:
         self._known.pop(name, None)
         path = self.folder / name
-        partial = path.with_name(path.name + ".part")
         with writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with partial.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, path)
+            write_whole(path, content, sync=True)
 
 
 def _attack(row: Sequence[str]) -> tuple[str, str, str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from fedsim.errors import RunFolderError
+from fedsim.runs.files import make_folder, opened, permissions
 from fedsim.runs.tables import writing
 
 FILE = ".lock"
@@ -31,9 +32,9 @@ def locked(path: Path) -> Iterator[bool]:
     Raises:
         RunFolderError: The file cannot be written.
     """
-    lock = FileLock(path, timeout=0)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
+        lock = FileLock(path, timeout=0, mode=permissions(path.parent))
         lock.acquire()
     except Timeout:
         yield False
@@ -59,8 +60,8 @@ def alone_in(folder: Path) -> Iterator[None]:
             )
         now = datetime.now(UTC).isoformat(timespec="seconds")
         text = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": now})
-        with writing(holder):
-            holder.write_text(text, encoding="utf-8")
+        with writing(holder), opened(holder, "w", encoding="utf-8") as file:
+            file.write(text)
         try:
             yield
         finally:

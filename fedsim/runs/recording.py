@@ -26,6 +26,7 @@ from torch import Tensor
 
 from fedsim.errors import RunFolderError
 from fedsim.records import Interception, Update
+from fedsim.runs.files import make_folder, opened, write_whole
 from fedsim.runs.stored import Entry, File, Meaning, Round, Stored, StoredTensors, serialised
 from fedsim.runs.tables import writing
 
@@ -149,8 +150,8 @@ class Recording:
         self.rounds[round] = line
         path = self.folder / INDEX
         with writing(path):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with path.open("a", encoding="utf-8") as file:
+            make_folder(self.folder)
+            with opened(path, "a", encoding="utf-8") as file:
                 file.write(line.model_dump_json(exclude_defaults=True) + "\n")
 
     def interceptions(self, round: int) -> dict[tuple[int, ...], Interception]:
@@ -215,14 +216,10 @@ class Recording:
             )
         path = self.folder / INDEX
         if path.exists():
-            partial = path.with_name(path.name + ".part")
             rounds = self.rounds.values()
+            text = "".join(one.model_dump_json(exclude_defaults=True) + "\n" for one in rounds)
             with writing(path):
-                partial.write_text(
-                    "".join(one.model_dump_json(exclude_defaults=True) + "\n" for one in rounds),
-                    encoding="utf-8",
-                )
-                partial.replace(path)
+                write_whole(path, text.encode())
 
     def prune(self, round: int) -> None:
         """Remove the files of a round that do not stay."""
@@ -243,8 +240,8 @@ class Recording:
         """Make an index before the first file: without one, a folder counts as of schema 1."""
         path = self.folder / INDEX
         with writing(path):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            path.touch()
+            make_folder(self.folder)
+            opened(path, "a").close()
 
     def _before(self, interception: Interception) -> File:
         """The file of the arrays that an interception's clients received."""
@@ -260,13 +257,10 @@ class Recording:
         """Write tensors under a partial name, and rename the file."""
         path = self.folder / name
         content = serialised(tensors, meta)
-        partial = path.with_name(path.name + ".part")
 
         def put() -> None:
             with writing(path):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                partial.write_bytes(content)
-                partial.replace(path)
+                write_whole(path, content)
 
         self._writes.append(_WRITERS.submit(put))
         if len(self._writes) > AHEAD:

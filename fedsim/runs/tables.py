@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.errors import DiskFull, RunFolderError, encodable
+from fedsim.runs.files import write_whole
 
 
 def place(folder: str, point: str) -> str:
@@ -137,10 +138,8 @@ def widen(path: Path, columns: Sequence[str]) -> None:
         return
     rows, _ = read_table(path, found)
     more = [""] * (len(columns) - len(found))
-    partial = path.with_name(path.name + ".part")
     with writing(path):
-        partial.write_text(lines([columns, *([*row, *more] for row in rows)]), encoding="utf-8")
-        partial.replace(path)
+        write_whole(path, lines([columns, *([*row, *more] for row in rows)]).encode())
 
 
 def not_writable(folder: Path, error: OSError) -> RunFolderError:

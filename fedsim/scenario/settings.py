@@ -112,6 +112,10 @@ class Record(Table):
     max_bytes: int = Field(default=2 * 2**30, ge=0)
     """Largest size of the kept files of a run, in bytes; those beyond it are left out."""
 
+    shared: bool = False
+    """Whether the run folder has the usual permissions (those of the umask), and not 0700, and
+    0600 for its files, by which its owner alone can read it."""
+
 
 class Engine(Table):
     """The `[engine]` table: where clients and attacks run."""

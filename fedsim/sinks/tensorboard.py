@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedsim.runs.files import make_folder, match_folder
 from fedsim.runs.tables import folder_name
 from fedsim.scenario import Scenario
 from fedsim.scenario.settings import TensorBoardSink
@@ -30,8 +31,12 @@ class TensorBoard:
         folder = folder if settings.folder else folder / "tensorboard"
         if point:
             folder /= folder_name(point)
+        make_folder(folder)
         self._writer: Any = _LIBRARY.SummaryWriter(str(folder))
         self._writer.add_text("scenario", f"```toml\n{scenario.to_toml()}```")
+        self._writer.flush()
+        for path in folder.glob("events.*"):
+            match_folder(path)
 
     def log(self, values: Mapping[str, float], round: int) -> None:
         """Add a value to each of several curves."""
