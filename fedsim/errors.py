@@ -18,7 +18,9 @@ A message says what was found, what was expected, and what to do about it.
 """
 
 import difflib
+import errno
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class FedsimError(Exception):
@@ -71,6 +73,13 @@ class Cancelled(FedsimError):
 
 class AttackTimeout(Cancelled):
     """An attack over its wall-clock limit."""
+
+
+def not_written(path: Path, error: OSError) -> RunFolderError:
+    """The error of a file that cannot be written: `DiskFull` without room."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    kind = DiskFull if full else RunFolderError
+    return kind(f"{path} cannot be written: {error.strerror or error}")
 
 
 def encodable(text: str) -> str:

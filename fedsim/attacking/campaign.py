@@ -310,6 +310,7 @@ class Campaign:
                 seen=self._wanted.pop((row.victim, row.label)),
                 status=row.status,
                 attempt=row.attempt,
+                rows=len(outcome.findings),
             )
             self.ledger.findings(outcome.findings, ended)
             if outcome.diagnostics:

@@ -51,6 +51,10 @@ def run(
     found = Checkpoint.read(ledger, folder)
     done = found if found and found.complete and found.round and local else None
     campaign = Campaign(built, ledger, executor, point=point, observer=observer)
+    if done and not (
+        ledger.last_round(point) >= done.round and campaign.recording.is_whole(done.round)
+    ):
+        done = None  # a part was lost, as after a power failure, and is made again
     if done and not campaign.replay(done.round):
         done = None  # attacks need interceptions of earlier rounds, which are made again
     ledger.rewind(point, done.round if done else 0)

@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import glob
 import hashlib
 import os
 import re
@@ -9,7 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from fedsim.errors import RunFolderError
+import psutil
+
+from fedsim.errors import not_written
 from fedsim.runs.files import make_folder, opened
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -66,12 +69,12 @@ def write_page(path: Path, text: str) -> Path:
     """Write a page in one step, so that no reader meets half of it, and return its path.
 
     Raises:
-        RunFolderError: The file cannot be written.
+        RunFolderError: The file cannot be written; `DiskFull` without room.
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         make_folder(path.parent)
-        draft.unlink(missing_ok=True)
+        _remove_drafts(path)
         how = {"encoding": "utf-8", "errors": "backslashreplace", "newline": "\n"}
         with opened(draft, "x", **how) as file:
             file.write(text)
@@ -79,8 +82,17 @@ def write_page(path: Path, text: str) -> Path:
     except OSError as error:
         with contextlib.suppress(OSError):
             draft.unlink(missing_ok=True)
-        raise RunFolderError(f"'{path}' cannot be written: {error.strerror}") from error
+        raise not_written(path, error) from error
     return path
+
+
+def _remove_drafts(path: Path) -> None:
+    """Remove the drafts of a page that killed processes, or earlier ones of this number, left."""
+    for draft in path.parent.glob(f".{glob.escape(path.name)}.*"):
+        number = draft.suffix[1:]
+        own = number == str(os.getpid())
+        if own or (number.isdecimal() and not psutil.pid_exists(int(number))):
+            draft.unlink(missing_ok=True)
 
 
 def _markdown(value: object) -> object:

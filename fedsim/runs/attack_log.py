@@ -27,6 +27,7 @@ class Ended(BaseModel):
     Attributes:
         plan: The digest of the adversary's plan.
         seen: The digests of the interception and of the history that it was shown.
+        rows: The number of its rows; 0 if it is not known.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -38,6 +39,7 @@ class Ended(BaseModel):
     seen: tuple[str, ...] = ()
     status: str = "ok"
     attempt: int = 1
+    rows: int = 0
 
     @property
     def key(self) -> tuple[str, str, str]:

@@ -27,7 +27,11 @@ from fedsim.runs.attack_log import AttackLog, Ended
 from fedsim.runs.files import make_folder, make_private, opened, write_whole
 from fedsim.runs.provenance import SCHEMA, differences
 from fedsim.runs.reading import COLUMNS
+from fedsim.runs.repair import attack_of, forget_incomplete, mend_tables
 from fedsim.runs.tables import (
+    LABEL,
+    POINT,
+    TABLES,
     cells,
     holds_run,
     lines,
@@ -40,13 +44,6 @@ from fedsim.runs.tables import (
 from fedsim.scenario import Scenario
 
 __all__ = ["COLUMNS", "SCHEMA", "Ledger", "place", "writing"]
-
-POINT, VICTIM, LABEL = (COLUMNS.index(name) for name in ("point", "victim", "label"))
-TABLES = {
-    "findings.csv": COLUMNS,
-    "utility.csv": ["round", "metric", "value", "point"],
-    "points.csv": ["point", "seconds"],
-}
 
 
 class Ledger:
@@ -141,15 +138,23 @@ class Ledger:
         self.same_scenario(scenario, growing, training=not growing)
         self._replace("scenario.toml", scenario.to_toml().encode())
         self.describe_metrics(scenario)
-        for name, columns in TABLES.items():
-            missing = not (self.folder / name).exists()
-            if missing and name == "points.csv":
-                continue
-            if missing and not (self.folder / "log.jsonl").exists():
-                self._write_table(name)
-            rows, torn = read_table(self.folder / name, columns)
-            if torn:
-                self._write_table(name, rows)
+        if not (self.folder / "log.jsonl").exists():  # killed before it began
+            for name in ("findings.csv", "utility.csv"):
+                if not (self.folder / name).exists():
+                    self._write_table(name)
+        self.repair()
+
+    def repair(self) -> None:
+        """Drop incomplete rows, as after a kill, and forget attacks that lack a row of theirs."""
+        self._known.clear()
+        mend_tables(self.folder)
+        forget_incomplete(self.folder, self.attacks)
+
+    def last_round(self, point: str) -> int:
+        """The last round of a point that has its utility; 0 for none."""
+        return max(
+            (int(row[0]) for row in self._so_far("utility.csv") if row[3] == point), default=0
+        )
 
     def rewind(self, point: str, done: int) -> None:
         """Prepare to continue training after round `done` (0: from the start).
@@ -177,7 +182,7 @@ class Ledger:
             for row in rows
             if row[POINT] != point
             or (labels is not None and row[LABEL] not in labels)
-            or _attack(row) in ended
+            or attack_of(row) in ended
         ]
         if len(whole) < len(rows):
             self._write_table("findings.csv", whole)
@@ -186,7 +191,7 @@ class Ledger:
         """Drop attacks, with their rows, by point, victim and label."""
         self.attacks.drop(lambda one: unwanted(*one.key))
         rows = self._so_far("findings.csv")
-        self._write_table("findings.csv", [row for row in rows if not unwanted(*_attack(row))])
+        self._write_table("findings.csv", [row for row in rows if not unwanted(*attack_of(row))])
 
     def rows(self) -> list[dict[str, str]]:
         """The findings so far, as text by column."""
@@ -202,12 +207,13 @@ class Ledger:
 
     def ended(self) -> set[str]:
         """The points that are finished, with all attacks written."""
-        path = self.folder / "points.csv"
-        rows = read_table(path, TABLES[path.name])[0] if path.exists() else []
-        return {row[0] for row in rows}
+        there = (self.folder / "points.csv").exists()
+        return {row[0] for row in self._so_far("points.csv")} if there else set()
 
     def end(self, point: str, seconds: float) -> None:
-        """Record that a point is finished, and how long it took."""
+        """Record that a point is finished, and how long it took; once, if it is resumed after."""
+        if point in self.ended():
+            return
         if not (self.folder / "points.csv").exists():
             self._write_table("points.csv", [])
         self._append("points.csv", lines([[point, f"{seconds:.3f}"]]))
@@ -330,14 +336,8 @@ class Ledger:
 
     def _replace(self, name: str, content: bytes) -> None:
         self._known.pop(name, None)
-        path = self.folder / name
-        with writing(path):
-            write_whole(path, content, sync=True)
-
-
-def _attack(row: Sequence[str]) -> tuple[str, str, str]:
-    """What identifies the attack of a row: point, victim and label."""
-    return row[POINT], row[VICTIM], row[LABEL]
+        with writing(self.folder / name):
+            write_whole(self.folder / name, content, sync=True)
 
 
 _NA = {name: [""] for name in ("value", "baseline", "baseline_prior")}

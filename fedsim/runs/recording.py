@@ -28,7 +28,7 @@ from fedsim.errors import RunFolderError
 from fedsim.records import Interception, Update
 from fedsim.runs.files import make_folder, opened, write_whole
 from fedsim.runs.stored import Entry, File, Meaning, Round, Stored, StoredTensors, serialised
-from fedsim.runs.tables import writing
+from fedsim.runs.tables import cut_to_lines, writing
 
 INDEX = "index.jsonl"
 
@@ -74,6 +74,21 @@ class Recording:
                 raise RunFolderError(f"{path} cannot be read: line {number}: {why}") from error
             found[round.round] = round
         return dict(sorted(found.items()))
+
+    def is_whole(self, last: int) -> bool:
+        """Whether nothing recorded of the rounds up to one is lost; True if nothing is recorded."""
+        if not (self.folder / INDEX).exists():
+            return True
+        lines = [self.rounds.get(round) for round in range(1, last + 1)]
+        files = [
+            (name, size, line.kept) for line in lines if line for name, size in line.written.items()
+        ]
+        return all(lines) and all(
+            path.stat().st_size == size
+            if (path := self.folder / name).exists()
+            else name not in kept
+            for name, size, kept in files
+        )
 
     def write(self, interception: Interception) -> Interception:
         """Write an interception, if it is not written yet; the global arrays are written once.
@@ -151,8 +166,9 @@ class Recording:
         path = self.folder / INDEX
         with writing(path):
             make_folder(self.folder)
-            with opened(path, "a", encoding="utf-8") as file:
-                file.write(line.model_dump_json(exclude_defaults=True) + "\n")
+            with opened(path, "a+b") as file:
+                cut_to_lines(file)
+                file.write(line.model_dump_json(exclude_defaults=True).encode() + b"\n")
 
     def interceptions(self, round: int) -> dict[tuple[int, ...], Interception]:
         """The interceptions of a round that can be read, by their clients."""

@@ -86,9 +86,17 @@ class Round(_Record):
     @property
     def kept(self) -> dict[str, int]:
         """The bytes of each file that stays after the run, by its path in the recording."""
+        return self._bytes(one for one in self.updates if one.kept)
+
+    @property
+    def written(self) -> dict[str, int]:
+        """The bytes of each file that was written, by its path in the recording."""
+        return self._bytes(self.updates)
+
+    def _bytes(self, updates: Iterable[Entry]) -> dict[str, int]:
         files = [self.before] if self.before else []
-        for one in self.updates:
-            files += [one.files.before, one.files.update] if one.files and one.kept else []
+        for one in updates:
+            files += [one.files.before, one.files.update] if one.files else []
         return {file.name: file.bytes for file in files}
 
 

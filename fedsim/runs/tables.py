@@ -2,17 +2,26 @@
 
 import contextlib
 import csv
-import errno
 import hashlib
 import io
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from fedsim.errors import DiskFull, RunFolderError, encodable
+from fedsim.errors import RunFolderError, encodable, not_written
 from fedsim.runs.files import write_whole
+from fedsim.runs.reading import COLUMNS
+
+TABLES = {
+    "findings.csv": COLUMNS,
+    "utility.csv": ["round", "metric", "value", "point"],
+    "points.csv": ["point", "seconds"],
+}
+"""The columns of each table that a run appends to."""
+
+POINT, VICTIM, LABEL = (COLUMNS.index(name) for name in ("point", "victim", "label"))
 
 
 def place(folder: str, point: str) -> str:
@@ -51,9 +60,7 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        kind = DiskFull if full else RunFolderError
-        raise kind(f"{path} cannot be written: {error.strerror or error}") from error
+        raise not_written(path, error) from error
 
 
 def holds_run(folder: Path, *, resume: bool = False) -> bool:
@@ -99,11 +106,21 @@ def lines(rows: Iterable[Sequence[str]]) -> str:
     return out.getvalue()
 
 
+def cut_to_lines(file: BinaryIO) -> None:
+    """Remove what a killed process wrote of a line, at the end of a file that is open to append."""
+    if not (size := file.seek(0, 2)):
+        return
+    file.seek(size - 1)
+    if file.read(1) != b"\n":
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)
+
+
 def read_table(path: Path, columns: Sequence[str]) -> tuple[list[list[str]], bool]:
     """Read the complete rows of a table.
 
     Returns:
-        The rows, and whether the last line was incomplete, as after a kill.
+        The rows, and whether a line was incomplete, as after a kill or on a full disk.
 
     Raises:
         RunFolderError: The file cannot be read, or has other columns.
@@ -116,11 +133,14 @@ def read_table(path: Path, columns: Sequence[str]) -> tuple[list[list[str]], boo
     if torn:
         text = text[: text.rfind("\n") + 1]
     rows = list(csv.reader(io.StringIO(text)))
+    if not rows and (torn or not text):
+        return [], True
     if not rows or rows[0] != list(columns):
         raise RunFolderError(
             f"{path} has other columns than this version writes: {', '.join(columns)}"
         )
-    return rows[1:], torn
+    whole = [row for row in rows[1:] if len(row) == len(columns)]
+    return whole, torn or len(whole) < len(rows) - 1
 
 
 def widen(path: Path, columns: Sequence[str]) -> None:
