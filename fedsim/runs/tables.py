@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 from fedsim.errors import RunFolderError, encodable, not_written
 from fedsim.runs.files import write_whole
@@ -106,7 +106,7 @@ def lines(rows: Iterable[Sequence[str]]) -> str:
     return out.getvalue()
 
 
-def cut_to_lines(file: BinaryIO) -> None:
+def cut_to_lines(file: IO[bytes]) -> None:
     """Remove what a killed process wrote of a line, at the end of a file that is open to append."""
     if not (size := file.seek(0, 2)):
         return
