@@ -3,6 +3,9 @@
 A generator is seeded by the run's seed and by what it is for: (seed, purpose, round, client, ...).
 A client's batch in round 7 is therefore the same in every process, whatever was drawn before, and
 with or without adversaries.
+
+PyTorch's generator on a CPU, and numpy's global one, take 32 bits of a seed: whoever sees the noise
+of a client can try all of them. With a run's seed of 2**32 or more, their whole state is filled.
 """
 
 import contextlib
@@ -14,6 +17,9 @@ from typing import Any
 
 import numpy as np
 import torch
+
+WIDE = 2**32
+"""Seeds from here on fill the whole state of generators that take 32 bits of a seed."""
 
 
 def derive(seed: int, purpose: str, *where: int | str) -> int:
@@ -33,7 +39,11 @@ def torch_generator(
     seed: int, purpose: str, *where: int | str, device: torch.device | str = "cpu"
 ) -> torch.Generator:
     """A torch generator for one purpose at one place of the run; see `derive`."""
-    return torch.Generator(device=device).manual_seed(derive(seed, purpose, *where))
+    value = derive(seed, purpose, *where)
+    generator = torch.Generator(device=device).manual_seed(value)
+    if seed >= WIDE and generator.device.type == "cpu":
+        _fill(generator, value)
+    return generator
 
 
 def numpy_generator(seed: int, purpose: str, *where: int | str) -> np.random.Generator:
@@ -70,7 +80,7 @@ def isolated(seed: int, purpose: str, *where: int | str) -> Iterator[None]:
     ):
         _held = False  # what is nested in this block must not change its random numbers
         try:
-            reseed(value)
+            reseed(value, wide=seed >= WIDE)
             if devices and _deterministic and not before:
                 # The setter imports torch's compiler, which takes seconds, so only if needed.
                 torch.use_deterministic_algorithms(True, warn_only=True)
@@ -140,15 +150,30 @@ def _restore(states: tuple[Any, Any]) -> None:
     np.random.set_state(states[1])
 
 
-def reseed(value: int) -> None:
+def reseed(value: int, *, wide: bool = False) -> None:
     """Seed the global generators of `random`, numpy and torch.
 
     Flower's strategies draw from them.
+
+    Args:
+        value: The seed of 63 bits, as from `derive`.
+        wide: Whether numpy and torch on a CPU take all of its bits, and not 32.
     """
     random.seed(value)
-    np.random.seed(value % 2**32)
+    np.random.seed([value % 2**32, value >> 32] if wide else value % 2**32)
     # torch.manual_seed would, without a GPU, keep every call with its stack until CUDA is
     # initialised, and a long run seeds once a client.
     torch.default_generator.manual_seed(value)
+    if wide:
+        _fill(torch.default_generator, value)
     if torch.cuda.is_available():
         torch.cuda.manual_seed_all(value)
+
+
+def _fill(generator: torch.Generator, value: int) -> None:
+    """Fill the state of a Mersenne Twister on the CPU that has just been seeded."""
+    state = generator.get_state()
+    words = state.numpy().view(np.uint64)  # the seed, two of counters, 624 of state, and the rest
+    filled = hashlib.shake_256(str(value).encode()).digest(4 * 624)
+    words[3:627] = np.frombuffer(filled, np.uint32)
+    generator.set_state(state)

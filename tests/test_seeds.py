@@ -150,3 +150,35 @@ def test_a_gpu_sums_in_the_same_order_inside_if_that_is_wanted(monkeypatch, want
         with isolated(1, "attack"):
             assert chosen() == (wanted, wanted, wanted, False)
     assert chosen() == before
+
+
+@pytest.mark.parametrize("draw", [torch.rand, torch.randn, torch.rand_like, torch.randperm])
+def test_a_large_seed_fills_generators_that_take_32_bits(draw):
+    """Or whoever sees a client's noise finds its generator with 2**32 guesses."""
+    asked = {torch.rand_like: torch.empty(40), torch.randperm: 40}.get(draw, 40)
+
+    def drawn(seed):
+        generator = torch_generator(seed, "noise")
+        with isolated(seed, "noise"):
+            return draw(asked, generator=generator), draw(asked), np.random.rand(40)
+
+    def by_32_bits(seed):
+        low = derive(seed, "noise") % 2**32
+        torch_rng = torch.Generator().manual_seed(low)
+        return draw(asked, generator=torch_rng), np.random.RandomState(low).rand(40)
+
+    small, large = drawn(7), drawn(2**32 + 7)
+    for found, again in zip(large, drawn(2**32 + 7), strict=True):
+        assert np.array_equal(found, again)
+    assert torch.equal(small[0], by_32_bits(7)[0])
+    assert np.array_equal(small[2], by_32_bits(7)[1])
+    assert not torch.equal(large[0], by_32_bits(2**32 + 7)[0])
+    assert torch.equal(large[0], large[1])  # of the global generator
+    assert not np.array_equal(large[2], by_32_bits(2**32 + 7)[1])
+
+
+def test_a_filled_generator_draws_evenly():
+    values = torch.rand(200_000, generator=torch_generator(2**62, "even"))
+    assert abs(float(values.mean()) - 0.5) < 0.003
+    assert abs(float(values.var()) - 1 / 12) < 0.001
+    assert len(values.unique()) > 195_000

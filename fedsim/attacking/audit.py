@@ -112,6 +112,11 @@ def stated_table(
     Raises:
         ScenarioError: A table lacks what another one depends on.
     """
+    if settings.get("seed") == "random":
+        raise ScenarioError(
+            'seed = "random" is for runs of fedsim itself: clients of another Flower project draw '
+            "from generators of their own. Leave seed out, or state a number"
+        )
     training = {"clients": clients, **settings.get("training", {})}
     optimizer = training.pop("optimizer", UNKNOWN)
     if not isinstance(optimizer, str):

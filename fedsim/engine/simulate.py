@@ -102,13 +102,16 @@ def train(
 
 
 def _settled(scenario: Scenario, out: Path, *, resume: bool) -> Scenario:
-    """The scenario with what "auto" means here, or meant when a resumed run began."""
-    engine = scenario.engine
+    """The scenario with what "auto" and "random" mean here, or meant when a resumed run began."""
+    engine, began = scenario.engine, dict[str, Any]()
+    if resume:
+        with contextlib.suppress(OSError, ValueError):  # no run: it begins now
+            began = tomllib.loads((out / "scenario.toml").read_text(encoding="utf-8"))
     for key in ("device", "vectorize"):
-        if resume and getattr(engine, key) == "auto":
-            with contextlib.suppress(OSError, ValueError, LookupError):  # no run: it begins now
-                began = tomllib.loads((out / "scenario.toml").read_text())["engine"][key]
-                engine = engine.model_copy(update={key: began})
+        if getattr(engine, key) == "auto" and key in began.get("engine", {}):
+            engine = engine.model_copy(update={key: began["engine"][key]})
+    if scenario.draws_seed:
+        scenario = scenario.drawn(began.get("seed"))
     scenario = scenario.model_copy(update={"engine": settled(engine)})
     if engine.vectorize != "auto":
         return scenario

@@ -17,7 +17,7 @@ from fedsim.federation.wrappers import Following, Scheduled, Wrapper
 from fedsim.runs.ledger import Ledger, place
 from fedsim.scenario.built import BuiltRun
 from fedsim.scenario.devices import device_here
-from fedsim.seeds import derive, reseed
+from fedsim.seeds import WIDE, derive, reseed
 from fedsim.training.budget import Budget
 from fedsim.victim import load_arrays
 
@@ -91,7 +91,7 @@ def run(
             waiting.append(capture(round, state, strategy, states, curious.taken_part))
             keep()
         observer("round", round=round, of=settings.rounds, point=point, **values)
-        reseed(derive(seed, "round", round))
+        reseed(derive(seed, "round", round), wide=seed >= WIDE)
         return MetricRecord(dict(utility))
 
     server: Wrapper = curious
@@ -101,7 +101,7 @@ def run(
         kept = done.arrays
         initial = {name: kept[name] for name in initial}  # FedAvgM knows arrays by their order
         server = Later(curious, done.round)
-        reseed(derive(seed, "round", done.round))
+        reseed(derive(seed, "round", done.round), wide=seed >= WIDE)
     try:
         server.start(
             grid=grid,

@@ -68,10 +68,10 @@ class WatchedProject:
         self._attacks = attacks or {}
         self._make, self._loss = make, loss
         self._adversaries, self._settings = adversaries, settings
-        self._seed = int(settings.get("seed", 0))
         tables = {key: value for key, value in settings.items() if key != "out"}
         table, self.optimizer = stated_table(tables, clients=UNCOUNTED)
         scenario = Scenario.parse(table)
+        self._seed = scenario.seed
         self.training = scenario.training
         self._needs_history = Knowledge.HISTORY in scenario.knowledge()
         holds_run(Path(settings.get("out", OUT)))

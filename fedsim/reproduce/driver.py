@@ -88,6 +88,7 @@ def _own(folder: Path, scenario: Scenario) -> None:
 def _run_points(scenario: Scenario, folder: Path, progress: Progress, name: str) -> str:
     """Run the points that are left, and return why some of them failed, or ""."""
     assert scenario.paper is not None  # noqa: S101 - the catalogue holds no other
+    scenario.refuse_drawn("a reproduction counts its seeds up")
     seeds = range(scenario.seed, scenario.seed + scenario.paper.repetitions)
     exists = (folder / "scenario.toml").exists()
     done: set[str] = set()

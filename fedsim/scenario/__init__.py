@@ -25,6 +25,7 @@ from fedsim.references import is_reference, look_in
 from fedsim.scenario.dotted import assign, set_by, short
 from fedsim.scenario.files import locate, read_table, scenario_names, search_dirs
 from fedsim.scenario.paper import Paper, scaled
+from fedsim.scenario.seeded import Seeded
 from fedsim.scenario.settings import (
     AttackPlan,
     Engine,
@@ -32,7 +33,6 @@ from fedsim.scenario.settings import (
     Record,
     Sinks,
     Sweep,
-    Table,
     Threat,
     Training,
     default_strategy,
@@ -42,12 +42,11 @@ from fedsim.task import RUN_FIELDS, Task
 __all__ = ["AttackPlan", "Scenario", "locate", "read_table", "scenario_names"]
 
 
-class Scenario(Table):
+class Scenario(Seeded):
     """All settings of a run, with defaults filled in and plugins looked up."""
 
     name: PlainName = "scenario"
     description: str = ""
-    seed: int = Field(default=0, ge=0, lt=2**63)
     task: dict[str, Any] = Field(default={"name": "images"})
     training: Training = Training()
     threat: Threat = Threat()
@@ -183,6 +182,8 @@ class Scenario(Table):
             for key, options in self.sweep.items()
             if len({str(value) for value in options}) < len(options)
         ]
+        if "random" in self.sweep.get("seed", []):
+            complaints.append('sweep.seed holds "random", and each point needs a number')
         complaints += self.paper.complaints(self.sweep) if self.paper else []
         if complaints:
             raise ScenarioError("\n".join(complaints))
@@ -287,11 +288,7 @@ class Scenario(Table):
         return {label: lacking for label, lacking in missing.items() if lacking}
 
     def points(self) -> dict[str, "Scenario"]:
-        """Return a scenario for each point of the sweep, by a name such as `training.lr=0.1`.
-
-        Swept seeds are repetitions, so that number k of them (from 0) attacks with `threat.seed` +
-        k, unless `threat.seed` is swept itself.
-        """
+        """Return a scenario for each point of the sweep, by a name such as `training.lr=0.1`."""
         if not self.sweep:
             return {"": self}
         found = {}
@@ -303,7 +300,7 @@ class Scenario(Table):
                 del training["strategy"]  # a swept algorithm brings its own default
             if "training.local_epochs" in chosen and training.get("local_steps") == 1:
                 del training["local_steps"]  # the default, which a file of a run states
-            if "seed" in chosen:
+            if "seed" in chosen:  # a repetition, whose attacks draw anew as well
                 table["threat"]["seed"] += self.sweep["seed"].index(chosen["seed"])
             for key, value in chosen.items():
                 assign(table, key, value)
@@ -314,13 +311,14 @@ class Scenario(Table):
         """Return the scenario with these seeds as the first key of its sweep, without `[paper]`.
 
         Raises:
-            ScenarioError: The sweep has seeds of its own.
+            ScenarioError: The sweep has seeds of its own, or the seed is "random".
         """
         if "seed" in self.sweep:
             raise ScenarioError(
                 f"sweep.seed = {self.sweep['seed']}: the scenario lists its seeds already. Leave "
                 "out either these or the number of seeds"
             )
+        self.refuse_drawn("repetitions (--seeds) have seeds that follow each other")
         sweep = {"seed": list(seeds), **self.sweep}
         return self.model_copy(update={"sweep": sweep, "paper": None})
 

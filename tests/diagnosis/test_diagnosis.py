@@ -100,7 +100,7 @@ def test_without_a_recording_the_scenario_is_judged_and_the_rest_is_named(tmp_pa
 
 def test_labels_that_leak_are_never_called_nothing(tmp_path):
     """idlg names one label of four, which is less than half of the way to a perfect score."""
-    plans = [{"name": "idlg"}, {"name": "dlg", "iterations": 2, "restarts": 0}]
+    plans = [{"name": "idlg"}, {"name": "dlg", "iterations": 1, "restarts": 0}]
     simulate(
         scenario(adversaries=plans, threat={"grants": "white-box", "victims": "all"}),
         tmp_path / "run",
