@@ -146,7 +146,13 @@ def test_no_modules_import_each_other_in_a_circle():
     assert cycles(graph) == []
 
 
-READING = ("fedsim.errors", "fedsim.metric", "fedsim.runs.files", "fedsim.runs.reading")
+READING = (
+    "fedsim.errors",
+    "fedsim.metric",
+    "fedsim.runs.files",
+    "fedsim.runs.inert",
+    "fedsim.runs.reading",
+)
 
 
 @pytest.mark.parametrize(

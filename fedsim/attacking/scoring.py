@@ -16,10 +16,11 @@ from fedsim.adversary import Adversary
 from fedsim.attacking.contradiction import CONTENT, contradiction
 from fedsim.attacking.revealed import Revealed
 from fedsim.attacking.truths import distinct, union
-from fedsim.errors import DataError, encodable
+from fedsim.errors import DataError
 from fedsim.gradients.true_features import candidates, true_features
 from fedsim.plugin import title
 from fedsim.records import Batch, Finding, Interception, Reconstruction, Status, Truth
+from fedsim.runs.inert import visible
 from fedsim.runs.reading import TENSORS
 from fedsim.runs.reconstructions import to_bytes
 from fedsim.runs.tables import artifacts_place
@@ -304,7 +305,7 @@ class Scorer:
                     baseline=chance,
                     baseline_prior=informed,
                     status=status,
-                    error=encodable(error[:2000]),
+                    error=visible(error[:2000]),
                     attempt=attack.attempt,
                     seconds=round(seconds, 4),
                     iterations=iterations,
@@ -322,7 +323,7 @@ class Scorer:
         if status == "ok":
             with suppress(Exception):  # broken diagnostics do not cost the row
                 diagnostics = as_json(claimed.diagnostics)
-        return Outcome(interception.round, tuple(rows), files, encodable(caution), diagnostics)
+        return Outcome(interception.round, tuple(rows), files, visible(caution), diagnostics)
 
 
 MOST_VALUES = 100

@@ -26,6 +26,7 @@ from fedsim.report.folder import read_folder
 from fedsim.report.verdict import verdicts_of
 from fedsim.runs import provenance
 from fedsim.runs.files import write_whole
+from fedsim.runs.inert import restored
 from fedsim.runs.recording import Recording
 from fedsim.runs.tables import cells, lines, place, writing
 from fedsim.scenario import Scenario
@@ -215,7 +216,7 @@ def read_diagnosis(folder: Path) -> "pd.DataFrame":
     import pandas as pd
 
     try:
-        table = pd.read_csv(folder / FILE, dtype=str, keep_default_na=False)
+        table = pd.read_csv(folder / FILE, dtype=str, keep_default_na=False).map(restored)
     except (OSError, ValueError) as error:
         raise RunFolderError(f"{folder / FILE} cannot be read: {error}") from error
     if list(table.columns) != COLUMNS:

@@ -20,9 +20,10 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedsim.errors import EngineError, encodable
+from fedsim.errors import EngineError
 from fedsim.libraries import brief
 from fedsim.records import Update
+from fedsim.runs.inert import visible
 from fedsim.runs.stored import Meaning as Meaning
 
 Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
@@ -82,7 +83,7 @@ def answer(app: ClientApp, message: Message, context: Context) -> Message:
         reason = f"{type(error).__name__}: {error}"
         if isinstance(error, torch.OutOfMemoryError):
             reason = f"{TOO_LITTLE}: {brief(error)}"
-        return Message(Error(code=RAISED, reason=encodable(reason)), reply_to=message)
+        return Message(Error(code=RAISED, reason=visible(reason)), reply_to=message)
 
 
 class Nodes(Mapping[int, int]):

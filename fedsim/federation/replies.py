@@ -13,6 +13,7 @@ from fedsim.federation.arrays import tensor_of
 from fedsim.federation.grid import UPDATE_KEY, config_record, records_of
 from fedsim.plugin import validated
 from fedsim.records import Update
+from fedsim.runs.inert import visible
 from fedsim.runs.stored import Meaning
 from fedsim.scenario.settings import Training
 
@@ -45,7 +46,7 @@ def read_update(
         UpdateRefused: The update is broken.
     """
     if reply.has_error():
-        raise ClientError(reply.error.reason or f"error code {reply.error.code}")
+        raise ClientError(visible(reply.error.reason or "") or f"error code {reply.error.code}")
     content = reply.content
     arrays, numbers = records_of(content, ArrayRecord), records_of(content, MetricRecord)
     if len(arrays) != 1:

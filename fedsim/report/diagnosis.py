@@ -14,6 +14,7 @@ from fedsim.errors import RunFolderError
 from fedsim.report.folder import RunFolder, read_folder
 from fedsim.report.leakage import summarise
 from fedsim.report.verdict import Verdict, verdicts_of
+from fedsim.runs.inert import inert, shown
 from fedsim.runs.reading import Measures, printable, read_rows, split_point
 
 if TYPE_CHECKING:
@@ -137,12 +138,12 @@ def _table(folder: RunFolder) -> "tuple[pd.DataFrame, str]":
     table["round"] = table["round"].astype(int)
     for column in ("seen", "needs", "advice"):
         table[column] = [_line(text)[: 2 * LONGEST] for text in table[column]]
-    table["point"] = [split_point(point)[1] for point in table["point"]]
+    table["point"] = [shown(split_point(point)[1]) for point in table["point"]]
     keys = ["point", "seed", "victim", "named"]
     rows = folder.rows.drop_duplicates(keys)
     known = dict(zip(zip(*(rows[key] for key in keys), strict=True), rows["label"], strict=True))
     mine = zip(*(table[key] for key in ("point", "seed", "victim", "label")), strict=True)
-    table["label"] = [known.get(key, key[-1]) for key in mine]
+    table["label"] = [known.get(key, shown(key[-1])) for key in mine]
     return table.drop_duplicates(["point", "seed", "victim", "label"], keep="last"), ""
 
 
@@ -225,7 +226,7 @@ def _usual(texts: "pd.Series") -> str:
 
 def _line(text: str) -> str:
     """Text in one line, without control characters."""
-    return printable(" ".join(str(text).split()))
+    return inert(printable(" ".join(str(text).split())))
 
 
 def _parts(verdict: Verdict, totals: Sequence[Mapping[str, Any]], measures: Measures) -> list[str]:

@@ -2,12 +2,13 @@
 
 import json
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsim.errors import RunFolderError
 from fedsim.report.replication import Series, in_order
+from fedsim.runs.inert import shown
 from fedsim.runs.reading import (
     Measures,
     inside,
@@ -22,6 +23,8 @@ from fedsim.runs.reading import (
 if TYPE_CHECKING:
     import pandas as pd
 
+SHOWN = frozenset({"checked", "client", "error", "label", "metric", "point", "scenario", "seed"})
+"""Columns with texts of clients and plugins that pages show. Others are keys or paths."""
 KNOWN = ("scenario.toml", "findings.csv", "utility.csv", "provenance.json")
 
 
@@ -58,7 +61,7 @@ class RunFolder:
     def name(self) -> str:
         """The name of the scenario, or of the folder."""
         first = next(iter(self.rows["scenario"]), "")
-        return str(self.provenance.get("scenario") or first or self.path.resolve().name)
+        return shown(str(self.provenance.get("scenario") or first or self.path.resolve().name))
 
     @property
     def main(self) -> dict[str, str]:
@@ -133,14 +136,15 @@ def read_folder(run_dir: Path) -> RunFolder:
     split = {
         point: split_point(point) for point in {*rows["point"].unique(), *utility["point"].unique()}
     }
+    utility = utility.assign(
+        seed=[split[point][0] or alone for point in utility["point"]],
+        point=[split[point][1] for point in utility["point"]],
+    )
     return RunFolder(
         run_dir,
-        rows.assign(point=[split[point][1] for point in rows["point"]]),
-        utility.assign(
-            seed=[split[point][0] or alone for point in utility["point"]],
-            point=[split[point][1] for point in utility["point"]],
-        ),
-        measures,
+        _shown(rows.assign(point=[split[point][1] for point in rows["point"]])),
+        _shown(utility),
+        Measures({shown(k): replace(v, title=shown(v.title)) for k, v in measures.items()}),
         scenario,
         scenario_text,
         provenance if isinstance(provenance, dict) else {},
@@ -156,6 +160,14 @@ def _labels(rows: "pd.DataFrame") -> "pd.Series":
     apart = probes[probes["label"].isin(sizes[sizes > 1].index)]
     sized = apart["label"] + ", B = " + apart["batch_size"]
     return sized.reindex(rows.index).fillna(rows["label"])
+
+
+def _shown(table: "pd.DataFrame") -> "pd.DataFrame":
+    """A table with the texts of its shown columns as a page may have them; see `shown`."""
+    for column in SHOWN.intersection(table):
+        texts = {text: shown(text) for text in table[column].unique()}
+        table[column] = table[column].map(texts)
+    return table
 
 
 def _text(run_dir: Path, name: str) -> str:

@@ -8,9 +8,7 @@ neither on which attack ended first nor on interruptions.
 """
 
 import contextlib
-import csv
 import dataclasses
-import io
 import json
 import os
 import shutil
@@ -25,6 +23,7 @@ from fedsim.records import Finding
 from fedsim.runs import provenance
 from fedsim.runs.attack_log import AttackLog, Ended
 from fedsim.runs.files import make_folder, make_private, opened, write_whole
+from fedsim.runs.inert import restored, visible
 from fedsim.runs.provenance import SCHEMA, differences
 from fedsim.runs.reading import COLUMNS
 from fedsim.runs.repair import attack_of, forget_incomplete, mend_tables
@@ -36,6 +35,7 @@ from fedsim.runs.tables import (
     holds_run,
     lines,
     not_writable,
+    parsed,
     place,
     read_table,
     widen,
@@ -235,7 +235,7 @@ class Ledger:
         elif path.stat().st_size > end:
             with path.open("rb") as file:
                 file.seek(end)
-                rows += csv.reader(io.StringIO(file.read().decode(errors="replace")))
+                rows += parsed(file.read().decode(errors="replace"))
                 end = file.tell()
         self._known[name] = (rows, end)
         return rows
@@ -262,7 +262,7 @@ class Ledger:
             point: The point of the sweep.
             sync: Whether to wait until the rows are on disk.
         """
-        rows = [cells([round, metric, float(v), point]) for metric, v in values.items()]
+        rows = [cells([round, visible(name), float(v), point]) for name, v in values.items()]
         self._append("utility.csv", lines(rows), sync=sync)
 
     def artifact(self, path: str, content: bytes) -> None:
@@ -321,6 +321,8 @@ class Ledger:
         }
         path = self.folder / "findings.csv"
         frame = pd.read_csv(path, dtype=types, keep_default_na=False, na_values=_NA)
+        for name in (name for name, kind in types.items() if kind == "string"):
+            frame[name] = frame[name].map(restored).astype("string")
         self._replace("findings.parquet", frame.to_parquet(index=False))
 
     def _write_table(self, name: str, rows: Sequence[Sequence[str]] = ()) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from fedsim.errors import RunFolderError
 from fedsim.metric import FORMAT, Measure
+from fedsim.runs.inert import restored
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -95,7 +96,7 @@ def read_rows(run_dir: Path, name: str, needed: set[str]) -> "tuple[pd.DataFrame
         raise RunFolderError(
             f"{name} in '{run_dir}' has no column {', '.join(missing)}; was it written by fedsim?"
         )
-    return table.fillna(""), notes
+    return table.fillna("").map(restored), notes
 
 
 def _last_whole_row(text: str) -> int:

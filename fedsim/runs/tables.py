@@ -12,6 +12,7 @@ from typing import IO, Any
 
 from fedsim.errors import RunFolderError, encodable, not_written
 from fedsim.runs.files import write_whole
+from fedsim.runs.inert import inert, restored
 from fedsim.runs.reading import COLUMNS
 
 TABLES = {
@@ -100,9 +101,9 @@ def cells(values: Sequence[Any]) -> list[str]:
 
 
 def lines(rows: Iterable[Sequence[str]]) -> str:
-    """Format rows as lines of CSV."""
+    """Format rows as lines of CSV, in which no text is a formula; see `inert`."""
     out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows(rows)
+    csv.writer(out, lineterminator="\n").writerows(map(inert, row) for row in rows)
     return out.getvalue()
 
 
@@ -114,6 +115,11 @@ def cut_to_lines(file: IO[bytes]) -> None:
     if file.read(1) != b"\n":
         file.seek(0)
         file.truncate(file.read().rfind(b"\n") + 1)
+
+
+def parsed(text: str) -> list[list[str]]:
+    """The rows of lines of CSV, with each text as `lines` was given it."""
+    return [[*map(restored, row)] for row in csv.reader(io.StringIO(text))]
 
 
 def read_table(path: Path, columns: Sequence[str]) -> tuple[list[list[str]], bool]:
@@ -132,7 +138,7 @@ def read_table(path: Path, columns: Sequence[str]) -> tuple[list[list[str]], boo
     torn = bool(text) and not text.endswith("\n")
     if torn:
         text = text[: text.rfind("\n") + 1]
-    rows = list(csv.reader(io.StringIO(text)))
+    rows = parsed(text)
     if not rows and (torn or not text):
         return [], True
     if not rows or rows[0] != list(columns):
