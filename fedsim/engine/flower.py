@@ -4,6 +4,7 @@ Flower's simulation cannot be interrupted (its server thread goes on after Ctrl-
 Ray session of its process, and uses more memory with every run.
 """
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -12,13 +13,16 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from fedsim.attacking.executor import Observer
 from fedsim.engine import Engine, workers
+from fedsim.engine.session_folder import SessionFolder, kill_children
 from fedsim.errors import EngineError
 from fedsim.records import Finding
 from fedsim.runs.ledger import Ledger
@@ -36,7 +40,10 @@ class FlowerEngine(Engine):
         """Run clients on Flower's Ray backend, and attacks in the server's process."""
         command = [sys.executable, "-m", "fedsim.engine.flower", str(ledger.folder), point]
         quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
-        with tempfile.TemporaryFile("w+") as errors:
+        session = SessionFolder()
+        if session.path is not None and _environment()["RAY_ADDRESS"] == "local":
+            command.append(str(session.path))
+        with contextlib.closing(session), tempfile.TemporaryFile("w+") as errors:
             process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
                 command,
                 stdin=subprocess.PIPE,
@@ -49,8 +56,9 @@ class FlowerEngine(Engine):
             assert process.stdin is not None  # noqa: S101 - both are pipes, as asked for
             assert process.stdout is not None  # noqa: S101
             try:
-                process.stdin.write(built.scenario.model_dump_json())
-                process.stdin.close()
+                with contextlib.suppress(BrokenPipeError):  # it says itself why it ended
+                    process.stdin.write(built.scenario.model_dump_json() + "\n")
+                    process.stdin.flush()
                 failure = ""
                 for line in process.stdout:
                     if line.startswith(MARK):
@@ -68,8 +76,11 @@ class FlowerEngine(Engine):
                     raise EngineError(f"Flower's simulation ended with an error: {tail}")
             finally:
                 if process.poll() is None:
+                    kill_children(psutil.Process(process.pid))
                     os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
+                with contextlib.suppress(BrokenPipeError):
+                    process.stdin.close()
                 process.stdout.close()
 
 
@@ -89,14 +100,30 @@ def _gpus(scenario: Scenario) -> float:
     return 1 / math.ceil(workers(scenario) / max(1, torch.cuda.device_count()))
 
 
-def _child(folder: Path, point: str) -> None:
+def _end_with_parent() -> None:
+    """End this process and those below it when standard input ends: its parent was killed.
+
+    It would go on writing to a run folder whose lock is free, beside a run that resumes.
+    """
+
+    def wait() -> None:
+        sys.stdin.read()
+        kill_children(psutil.Process())
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def _child(folder: Path, point: str, temporary: str = "") -> None:
     """Run one point of a sweep on Flower's engine, in this process.
 
-    The scenario is read from standard input. Events go to standard output, one line of JSON each.
+    The scenario is the first line of standard input, which stays open. Events go to standard
+    output, one line of JSON each.
 
     Args:
         folder: The run folder.
         point: The name of the point.
+        temporary: The folder of Ray's session; Ray chooses one if it is empty.
     """
     from flwr.app import Context
     from flwr.serverapp import Grid, ServerApp
@@ -108,7 +135,8 @@ def _child(folder: Path, point: str) -> None:
     from fedsim.federation.client import app
     from fedsim.federation.grid import OrderedGrid
 
-    scenario = Scenario.model_validate_json(sys.stdin.read())
+    scenario = Scenario.model_validate_json(sys.stdin.readline())
+    _end_with_parent()
     ledger = Ledger(folder)
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
@@ -136,7 +164,10 @@ def _child(folder: Path, point: str) -> None:
         client_app=app,
         num_supernodes=scenario.training.clients,
         backend_config={
-            "init_args": {"num_cpus": workers(scenario)},
+            "init_args": {
+                "num_cpus": workers(scenario),
+                **({"_temp_dir": temporary} if temporary else {}),
+            },
             "client_resources": {
                 "num_cpus": scenario.engine.cpus_per_client,
                 "num_gpus": _gpus(scenario),
@@ -146,4 +177,4 @@ def _child(folder: Path, point: str) -> None:
 
 
 if __name__ == "__main__":
-    _child(Path(sys.argv[1]), sys.argv[2])
+    _child(Path(sys.argv[1]), *sys.argv[2:])

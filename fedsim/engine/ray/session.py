@@ -1,5 +1,6 @@
 """The Ray session that client workers and attack workers share; nothing here needs Flower."""
 
+import atexit
 import contextlib
 import logging
 import math
@@ -17,6 +18,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from fedsim.engine import knock
+from fedsim.engine.session_folder import SessionFolder, kill_children
 from fedsim.errors import EngineError
 from fedsim.scenario.devices import device_of
 from fedsim.scenario.settings import Engine
@@ -29,6 +31,9 @@ PLACE = 60.0
 
 _OURS: dict[int, str] = {}
 """The `engine.address` of the Ray session that fedsim opened and may end, by the process's id."""
+
+_FOLDERS: dict[int, SessionFolder] = {}
+"""The folder of the Ray session that fedsim started, by the process's id."""
 
 
 def start_session(settings: Engine, clients: int, attackers: int) -> Engine:
@@ -51,8 +56,7 @@ def start_session(settings: Engine, clients: int, attackers: int) -> Engine:
         knock(settings.address)
     ours = _OURS.get(os.getpid()) if ray.is_initialized() else None
     if ours is not None and (ours != settings.address or (not ours and _short_of(needs))):
-        ray.shutdown()  # the session of an earlier run, elsewhere or too small for this one
-        _OURS.clear()
+        _end_session()  # that of an earlier run, elsewhere or too small for this one
     if not ray.is_initialized():
         _start(settings, needs["CPU"])
     settings = _with_shares(settings, clients, attackers)
@@ -184,6 +188,10 @@ def _start(settings: Engine, cpus: float) -> None:
     if not settings.address:
         # Logical CPUs: a place for every actor. The kernel shares the real ones.
         options["num_cpus"] = max(1, math.ceil(cpus))
+        folder = _FOLDERS[os.getpid()] = SessionFolder()
+        if folder.path is not None:
+            options["_temp_dir"] = str(folder.path)
+        atexit.register(_end_session)
     ours = signal.getsignal(signal.SIGTERM)
     try:
         with contextlib.nullcontext() if settings.address else _on_loopback():
@@ -234,9 +242,21 @@ def kill_session() -> None:
     `ray.shutdown` takes many seconds, and without it some of Ray's agents may outlive the program.
     """
     started = "" in _OURS.values()
-    for process in psutil.Process().children(recursive=True) if started else ():
-        with contextlib.suppress(psutil.Error):
-            process.kill()
+    if started:
+        kill_children(psutil.Process())
+    _remove_folder()
+
+
+def _end_session() -> None:
+    """Leave the Ray session that fedsim opened in this process, and remove its folder."""
+    if _OURS.pop(os.getpid(), None) is not None:
+        ray.shutdown()
+    _remove_folder()
+
+
+def _remove_folder() -> None:
+    if folder := _FOLDERS.pop(os.getpid(), None):
+        folder.close()
 
 
 def check_nodes() -> None:
