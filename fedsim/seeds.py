@@ -36,12 +36,25 @@ def derive(seed: int, purpose: str, *where: int | str) -> int:
 
 
 def torch_generator(
-    seed: int, purpose: str, *where: int | str, device: torch.device | str = "cpu"
+    seed: int,
+    purpose: str,
+    *where: int | str,
+    device: torch.device | str = "cpu",
+    wide: bool | None = None,
 ) -> torch.Generator:
-    """A torch generator for one purpose at one place of the run; see `derive`."""
+    """A torch generator for one purpose at one place of the run.
+
+    Args:
+        seed: The run's seed.
+        purpose: What the random numbers are for; see `derive`.
+        where: The place in the run.
+        device: Where it draws.
+        wide: Whether its whole state is filled, by default if the seed is `WIDE` or larger. False
+            for a seed that is itself drawn from a generator and keeps no secret.
+    """
     value = derive(seed, purpose, *where)
     generator = torch.Generator(device=device).manual_seed(value)
-    if seed >= WIDE and generator.device.type == "cpu":
+    if (seed >= WIDE if wide is None else wide) and generator.device.type == "cpu":
         _fill(generator, value)
     return generator
 
@@ -52,14 +65,17 @@ def numpy_generator(seed: int, purpose: str, *where: int | str) -> np.random.Gen
 
 
 @contextlib.contextmanager
-def isolated(seed: int, purpose: str, *where: int | str) -> Iterator[None]:
+def isolated(
+    seed: int, purpose: str, *where: int | str, wide: bool | None = None
+) -> Iterator[None]:
     """Seed the global generators inside the block, and restore all global state after it.
 
     It serves code that cannot be given a generator (dropout, weight initialisation) and foreign
     code (adversaries). Whatever such code does to the state of `random`, numpy or torch, to torch's
     gradient mode, default dtype, threads and determinism, or to the working directory, has no
     effect outside the block. Inside, cuDNN does not take TF32, so that a GPU computes in float32,
-    and with `deterministic` no algorithm that sums in a random order.
+    and with `deterministic` no algorithm that sums in a random order. The arguments are those of
+    `torch_generator`.
     """
     global _held
     kept = _held
@@ -80,7 +96,7 @@ def isolated(seed: int, purpose: str, *where: int | str) -> Iterator[None]:
     ):
         _held = False  # what is nested in this block must not change its random numbers
         try:
-            reseed(value, wide=seed >= WIDE)
+            reseed(value, wide=seed >= WIDE if wide is None else wide)
             if devices and _deterministic and not before:
                 # The setter imports torch's compiler, which takes seconds, so only if needed.
                 torch.use_deterministic_algorithms(True, warn_only=True)

@@ -156,7 +156,7 @@ def _mean_guess(
 ) -> float | None:
     total = 0.0
     for draw in range(DRAWS):
-        claimed = guess(truth, torch_generator(seed, "guess", draw), informed=informed)
+        claimed = guess(truth, torch_generator(seed, "guess", draw, wide=False), informed=informed)
         if not metric.reads(claimed):
             return None
         total += metric.score(claimed, truth, spec)

@@ -224,6 +224,19 @@ def test_baselines_are_means_of_seeded_guesses():
     )
 
 
+def test_guesses_of_a_victim_whose_seed_is_large_draw_as_recorded_runs_did():
+    drawn = []
+
+    def guess(truth, rng, *, informed):
+        plain = torch.Generator().manual_seed(rng.initial_seed())
+        drawn.append((float(torch.rand((), generator=rng)), float(torch.rand((), generator=plain))))
+        return Reconstruction(labels=truth.labels)
+
+    baselines(METRICS["asr"], Truth(labels=torch.tensor([0, 1])), SPEC, guess, 2**50)
+    assert drawn
+    assert all(ours == theirs for ours, theirs in drawn)
+
+
 class Constant(Metric):
     """One half, whatever is claimed."""
 

@@ -151,7 +151,7 @@ def class_sums(
     # With a single example a loss that is a sum would not differ from a mean.
     first = min(probes, key=lambda one: (one.members.shape[1] < 2, one.members.shape[1]))
     one = [Probes(first.labels[:1], first.members[:1])]
-    with isolated(seed, "probes"):
+    with isolated(seed, "probes", wide=False):
         (expected,) = run.by("autograd", one)
         if not expected.isfinite().all():
             raise ValueError(
@@ -162,9 +162,9 @@ def class_sums(
         others = Probes(first.labels, first.members[:, :1].clone())
         if _agree(run.by("pooled", [*one, others]), expected):
             return run.by("pooled", probes), "pooled"
-    with isolated(seed, "probes"):
+    with isolated(seed, "probes", wide=False):
         way: Way = "batched" if _agree(run.by("batched", one), expected) else "autograd"
-    with isolated(seed, "probes"):
+    with isolated(seed, "probes", wide=False):
         return run.by(way, probes), way
 
 

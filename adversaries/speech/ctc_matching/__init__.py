@@ -144,7 +144,7 @@ class CTCMatching(UtteranceAttack):
                 draws=max(1, self.masks),
             )
             seed = int(torch.randint(2**62, (), generator=job.rng))
-            with job.portion(len(candidates.tried) - at), isolated(seed, "masks"):
+            with job.portion(len(candidates.tried) - at), isolated(seed, "masks", wide=False):
                 size = features * sum(candidate.lengths)
                 uniform = [torch.rand(size, generator=job.rng) for _ in range(1 + self.restarts)]
                 starts = [2 * one.to(job.device) - 1 for one in uniform]
@@ -154,7 +154,10 @@ class CTCMatching(UtteranceAttack):
                 break
         else:  # no candidate has matched: restart them, the closest first
             for at, one in enumerate(sorted(found, key=lambda one: one.match.value)):
-                with job.portion(len(found) - at), isolated(one.seed, "masks", "meetings"):
+                with (
+                    job.portion(len(found) - at),
+                    isolated(one.seed, "masks", "meetings", wide=False),
+                ):
                     one.match = self._from_means(one, job)
                 if one.matched:
                     break
