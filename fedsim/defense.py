@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from fedsim.errors import did_you_mean
+from fedsim.parts import parts
 from fedsim.plugin import Plugin
 from fedsim.records import Batch, Update
 
@@ -34,7 +35,8 @@ class MeanGradient:
 
     def __call__(self, module: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], float]:
         """Compute the gradient by parameter name, and the loss."""
-        parameters = {name: p for name, p in module.named_parameters() if name in self.names}
+        named = parts(module).parameters
+        parameters = {name: p for name, p in named.items() if name in self.names}
         loss = self.loss(module, batch)
         grads = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
         return dict(zip(parameters, grads, strict=True)), float(loss.detach())

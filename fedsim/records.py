@@ -59,7 +59,9 @@ class Batch:
         return len(self.labels)
 
     def to(self, device: torch.device | str) -> "Batch":
-        """Return the batch with all tensors on another device."""
+        """Return the batch with all tensors on another device; itself if it is there."""
+        if self.inputs.device == self.labels.device == torch.device(device):
+            return self
         lengths = None if self.lengths is None else _copied(self.lengths, device)
         inputs, labels = (_copied(one, device) for one in (self.inputs, self.labels))
         return Batch(inputs, labels, lengths, self.attributes)

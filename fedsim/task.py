@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field
 from torch import Tensor, nn
 
 from fedsim.errors import PluginError
+from fedsim.parts import parts
 from fedsim.plugin import Plugin
 from fedsim.records import Batch, Reconstruction, Reduction, Spec, Truth
 from fedsim.seeds import isolated
@@ -226,7 +227,7 @@ class Task(Plugin, ABC):
 
     def trained(self, module: nn.Module) -> frozenset[str]:
         """The names of the parameters that are trained and sent; by default all."""
-        return frozenset(name for name, p in module.named_parameters() if p.requires_grad)
+        return frozenset(name for name, p in parts(module).parameters.items() if p.requires_grad)
 
     def arrays(self, module: nn.Module) -> dict[str, Tensor]:
         """The tensors that are sent: trained parameters and floating-point buffers, by name."""

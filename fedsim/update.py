@@ -16,8 +16,8 @@ Reduction = Literal["example", "token", "sequence"]
 LARGEST = 1e15
 """Largest absolute value in an update: larger squares overflow, and no honest client sends one."""
 
-SMALL = 2**20
-"""Values of an update that are copied to be looked at together."""
+SMALL = 2**14
+"""Values of a tensor that is looked at together with others, for which it is copied."""
 
 MOST = 1_000_000
 """Largest number of examples or local steps of one update: attacks allocate memory for each."""
@@ -101,12 +101,14 @@ class Update:
 
 
 def _within(tensors: Sequence[Tensor]) -> bool:
-    """Whether all values are known to be within `LARGEST`; one pass over small tensors."""
-    total = sum(tensor.numel() for tensor in tensors)
+    """Whether all values are known to be within `LARGEST`; small tensors are looked at at once."""
     kinds = {(tensor.dtype, tensor.device) for tensor in tensors}
-    if not 0 < total <= SMALL or len(kinds) > 1 or not tensors[0].is_floating_point():
+    if len(kinds) > 1 or not tensors or not tensors[0].is_floating_point():
         return False
-    return _bounded(torch.cat([tensor.flatten() for tensor in tensors]))
+    small = [tensor.flatten() for tensor in tensors if tensor.numel() <= SMALL]
+    looked_at = [tensor for tensor in tensors if tensor.numel() > SMALL]
+    looked_at += [torch.cat(small)] if small else []
+    return all(_bounded(tensor) for tensor in looked_at if tensor.numel())
 
 
 def _bounded(tensor: Tensor) -> bool:

@@ -22,7 +22,7 @@ ROOT = Path(fedsim.__file__).parent
 ROOMS = [
     {"errors", "moved"},
     {"references", "libraries"},
-    {"seeds", "plugin", "privacy", "job", "quantity"},
+    {"seeds", "plugin", "parts", "privacy", "job", "quantity"},
     {"requirement"},
     {"spec"},
     {"knowledge"},

@@ -21,20 +21,39 @@ _name = functools.cache(str)
 """The name of a numpy dtype."""
 
 
-class TensorArray(Array):
-    """An array of Flower's that keeps a tensor of this process, and encodes it when it leaves it.
+class LocalArray(Array):
+    """An array of Flower's whose values this process has, and can read without decoding them."""
 
-    Every reader gets a copy of the values, as from the bytes.
+    @property
+    def values(self) -> NDArray[Any]:
+        """The values, not to be changed; `numpy()` copies them."""
+        raise NotImplementedError
+
+
+class TensorArray(LocalArray):
+    """An array that keeps a tensor of this process, and encodes it when it leaves the process.
 
     Args:
         tensor: Values on the CPU, which nobody changes afterwards.
     """
 
     def __init__(self, tensor: Tensor) -> None:
-        self._keep(tensor.detach().contiguous().numpy())
+        held = tensor.detach().contiguous()
+        self._keep(held.numpy(), held)
 
-    def _keep(self, values: NDArray[Any]) -> None:
+    @property
+    def tensor(self) -> Tensor | None:
+        """The tensor, not to be changed; None if another process made it."""
+        return self._tensor
+
+    @property
+    def values(self) -> NDArray[Any]:
+        """The values, not to be changed; `numpy()` copies them."""
+        return super().numpy() if self._values is None else self._values
+
+    def _keep(self, values: NDArray[Any], tensor: Tensor | None) -> None:
         self._values: NDArray[Any] | None
+        self._tensor: Tensor | None
         self._encoded: bytes | None
         # Flower's class notes with each attribute that is set that it has changed.
         self.__dict__.update(
@@ -43,6 +62,7 @@ class TensorArray(Array):
             stype=NUMPY,
             _is_dirty=True,
             _values=values,
+            _tensor=tensor,
             _encoded=None,
         )
 
@@ -55,7 +75,7 @@ class TensorArray(Array):
 
     @data.setter
     def data(self, value: bytes) -> None:
-        self._encoded, self._values = value, None
+        self._encoded, self._values, self._tensor = value, None, None
 
     def numpy(self) -> NDArray[Any]:
         """A copy of the values."""
@@ -77,7 +97,7 @@ class TensorArray(Array):
 
 def _of(values: NDArray[Any]) -> TensorArray:
     array = TensorArray.__new__(TensorArray)
-    array._keep(values)
+    array._keep(values, None)
     return array
 
 
@@ -90,11 +110,14 @@ def tensor_of(array: Array) -> Tensor:
         array: An array in numpy's npy format.
 
     Returns:
-        A copy of its values, of the shape and dtype in the header.
+        Its values, of the shape and dtype in the header: those of a client in this process, which
+        are not to be changed, or a copy.
 
     Raises:
         ValueError: The bytes are no numpy array of numbers, or fewer or more than they claim.
     """
+    if isinstance(array, TensorArray) and array.tensor is not None:
+        return array.tensor
     if isinstance(array, TensorArray) or array.stype != NUMPY:
         return torch.from_numpy(array.numpy())
     file = io.BytesIO(array.data)

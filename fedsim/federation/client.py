@@ -150,11 +150,14 @@ def _signature(client: int, defenses: Sequence[Defense], state: RecordDict) -> C
 @contextlib.contextmanager
 def _remembered(context: Context) -> Iterator[dict[str, ClientState]]:
     """The states of a client's defenses, kept in the node's context between rounds."""
-    records = context.state.array_records
-    ours = [key for key in records if key.startswith(f"{STATE_KEY}.")]
-    states: dict[str, ClientState] = {key: dict(records[key].to_torch_state_dict()) for key in ours}
+    states: dict[str, ClientState] = {
+        key: dict(record.to_torch_state_dict())
+        for key, record in context.state.items()
+        if isinstance(record, ArrayRecord) and key.startswith(f"{STATE_KEY}.")
+    }
+    ours = set(states)
     yield states
-    for key in set(ours) - set(states):
+    for key in ours - set(states):
         del context.state[key]
     for key, state in states.items():
         kept = {name: value.contiguous() for name, value in state.items()}

@@ -1,13 +1,18 @@
 """FedSGD: clients send gradients, and the server takes the step, by SGD or another optimizer."""
 
-from collections.abc import Collection, Iterable
-from typing import Any
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, cast
 
+import numpy as np
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Strategy
+from numpy.typing import NDArray
+from torch import Tensor
 
-from fedsim.federation.grid import message
+from fedsim.federation.arrays import LocalArray
+from fedsim.federation.grid import message, records_of
 from fedsim.federation.wrappers import Wrapper
 
 RATES = {
@@ -45,15 +50,42 @@ class FedSGD(FedAvg):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Average the gradients and take one step."""
-        mean, metrics = super().aggregate_train(server_round, replies)
-        if mean is None:
-            return None, metrics
+        contents = [one.content for one in self._check_and_log_replies(replies, is_train=True)[0]]
+        if not contents:
+            return None, None
+        mean = weighted_mean(contents, self.weighted_by_key)
+        metrics = self.train_metrics_aggr_fn(contents, self.weighted_by_key)
         before = self._arrays.to_torch_state_dict()
         after = {
             name: value if name in self.buffers else before[name] - self.lr * value
-            for name, value in mean.to_torch_state_dict().items()
+            for name, value in mean.items()
         }
         return ArrayRecord(after), metrics
+
+
+def weighted_mean(contents: Sequence[RecordDict], weighted_by: str) -> dict[str, Tensor]:
+    """The mean that Flower's `aggregate_arrayrecords` takes, with the same bits and fewer copies.
+
+    Args:
+        contents: Contents of replies, with one ArrayRecord and one MetricRecord each.
+        weighted_by: The metric that replies are weighted by.
+    """
+    weights = [records_of(one, MetricRecord)[0][weighted_by] for one in contents]
+    total = sum(cast(list[float], weights))
+    found: dict[str, NDArray[Any]] = {}
+    scratch: dict[str, NDArray[Any]] = {}
+    for content, weight in zip(contents, cast(list[float], weights), strict=True):
+        share = weight / total
+        for name, array in records_of(content, ArrayRecord)[0].items():
+            values = array.values if isinstance(array, LocalArray) else array.numpy()
+            if name not in found:
+                found[name] = values * share  # a number if there is one value
+                scratch[name] = np.empty_like(found[name])
+            elif (values.dtype, values.shape) == (found[name].dtype, found[name].shape):
+                found[name] += np.multiply(values, share, out=scratch[name])
+            else:
+                found[name] += values * share
+    return {name: torch.from_numpy(np.asarray(values)) for name, values in found.items()}
 
 
 class ServerOptimizer(Wrapper):

@@ -1,5 +1,6 @@
 """Grids, which carry messages between server and clients, and what replies say of their arrays."""
 
+import functools
 import time
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -340,4 +341,14 @@ class OrderedGrid(Through):
 
 def update_record(update: Update) -> ConfigRecord:
     """The record that describes an update's arrays."""
-    return ConfigRecord(Meaning.of(update).model_dump(exclude_none=True))
+    fields = {name: getattr(update, name) for name in Meaning.model_fields}
+    fields["buffers"] = tuple(update.buffers)
+    record = _described(tuple(fields.items())).copy()
+    record["buffers"] = list(update.buffers)
+    return record
+
+
+@functools.lru_cache(maxsize=1024)
+def _described(fields: tuple[tuple[str, Any], ...]) -> ConfigRecord:
+    """The record of an update, which most clients of a round share, with a list of its own."""
+    return ConfigRecord(Meaning(**dict(fields)).model_dump(exclude_none=True))

@@ -4,12 +4,14 @@ Flower calls a ClientApp with a message and a context alone, so the built run is
 scenario's text, which every message carries.
 """
 
+import operator
 from collections.abc import Mapping, Sequence
 
 import torch
 from flwr.app import ArrayRecord
 from torch import Tensor
 
+from fedsim.parts import parts
 from fedsim.records import Update
 from fedsim.scenario import Scenario
 from fedsim.scenario.built import BuiltRun, build
@@ -99,9 +101,9 @@ class Session:
         """
         sent = [array.data for array in record.values()]
         same = list(record) == list(self._arrays)
-        if not same or any(a is not b for a, b in zip(sent, self._sent, strict=True)):
+        if not same or not all(map(operator.is_, sent, self._sent)):
             self._sent, self._arrays = sent, dict(record.to_torch_state_dict())
-        held = self.module.state_dict(keep_vars=True)
+        held = parts(self.module).state
         rest = {name: value for name, value in self._initial.items() if name not in self._arrays}
         with torch.no_grad():
             # In this order: of tied weights, what was sent counts.

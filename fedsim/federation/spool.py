@@ -11,8 +11,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, Message
+from numpy.typing import NDArray
 from torch import Tensor
 
+from fedsim.federation.arrays import LocalArray
 from fedsim.federation.grid import records_of
 from fedsim.records import Interception
 from fedsim.runs.recording import Recording
@@ -45,11 +47,13 @@ class Spool:
         Raises:
             RunFolderError: The disk is full.
         """
-        kept = records_of(reply.content, ArrayRecord)
-        tensors = {**interception.update.tensors, **interception.update.buffers}
-        self._taken += sum(tensor.nbytes for tensor in tensors.values())
+        update = interception.update
+        for held in (update.tensors, update.buffers):
+            self._taken += sum(tensor.nbytes for tensor in held.values())
         if self._taken <= HELD:
             return interception
+        kept = records_of(reply.content, ArrayRecord)
+        tensors = {**update.tensors, **update.buffers}
         stored = self._recording.write(interception)
         self._recording.flush()
         for record in kept:
@@ -62,8 +66,8 @@ class Spool:
         return stored
 
 
-class _Stored(Array):
-    """An array of Flower's whose bytes are read from a recorded file each time they are used."""
+class _Stored(LocalArray):
+    """An array of Flower's that is read from a recorded file each time it is used."""
 
     def __init__(self, array: Array, where: Mapping[str, Tensor], name: str) -> None:
         self.dtype, self.shape, self.stype = array.dtype, array.shape, array.stype
@@ -71,8 +75,17 @@ class _Stored(Array):
 
     @property
     def data(self) -> bytes:  # type: ignore[override]
+        return Array(self.values).data
+
+    @property
+    def values(self) -> NDArray[Any]:
+        """The values, as the file is mapped into memory; not to be changed."""
         where, name = self._place
-        return Array(where[name].numpy()).data
+        return where[name].numpy()
+
+    def numpy(self) -> NDArray[Any]:
+        """A copy of the values."""
+        return self.values.copy()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Array, (self.dtype, self.shape, self.stype, self.data)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from fedsim.defense import ClientState, Defense, MeanGradient, Training
 from fedsim.errors import PluginError
+from fedsim.parts import parts, training_mode
 from fedsim.records import Batch, Reduction, Update
 from fedsim.scenario import Scenario
 from fedsim.scenario.built import BuiltRun
@@ -50,7 +51,7 @@ def client_update(
     size, steps = batch_size or scenario.training.batch_size, built.steps(client, batch_size)
     batches = task.batches(client, round, batch_size=size, steps=steps)
     with isolated(scenario.seed, "client", round, client):
-        module.train()
+        training_mode(module)
         defenses = [defense for defense in built.defenses if defense.guards(client)]
         rng = torch_generator(scenario.seed, "training", round, client)
         training = local_training(scenario, task, module, batches, rng, defenses, lr=lr)
@@ -87,7 +88,7 @@ def local_training(
         lr: The learning rate of the round, that of the scenario by default.
     """
     settings = scenario.training
-    device = next(module.parameters()).device
+    device = next(iter(parts(module).parameters.values())).device
     loss = functools.partial(batch_loss, task.loss)
     training = Training(
         module=module,
@@ -137,7 +138,8 @@ def train_locally(
         tensors, loss = training.gradient(module, training.batches[0])
         losses = [loss]
     else:
-        parameters = {name: p for name, p in module.named_parameters() if name in trained}
+        named = parts(module).parameters
+        parameters = {name: p for name, p in named.items() if name in trained}
         optimizer = _optimizer(training, parameters.values())
         losses = []
         for batch in training.batches:
@@ -152,7 +154,7 @@ def train_locally(
             optimizer.step()
         tensors = {name: p.detach().clone() for name, p in parameters.items()}
         optimizer.zero_grad()
-    present = dict(module.named_buffers())
+    present = parts(module).buffers
     buffers = {name: present[name].clone() for name in before if name in present}
     return update_of(training, tensors, buffers, reduction), sum(losses) / len(losses)
 

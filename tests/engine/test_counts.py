@@ -13,6 +13,7 @@ from fedsim import testing
 from fedsim.engine.simulate import simulate
 from fedsim.federation.arrays import TensorArray
 from fedsim.plugin import make
+from fedsim.seeds import isolated
 from fedsim.spec import ImageSpec
 from fedsim.tasks.images import cross_entropy
 from fedsim.victim import VictimModel
@@ -58,9 +59,13 @@ def passes(monkeypatch):
     counted = [0]
 
     def model():
-        net = torch.nn.Sequential(
-            torch.nn.Flatten(), torch.nn.Linear(64, 16), torch.nn.Sigmoid(), torch.nn.Linear(16, 10)
-        )
+        with isolated(0, "model"):
+            net = torch.nn.Sequential(
+                torch.nn.Flatten(),
+                torch.nn.Linear(64, 16),
+                torch.nn.Sigmoid(),
+                torch.nn.Linear(16, 10),
+            )
         net[1].register_forward_hook(lambda *_: counted.__setitem__(0, counted[0] + 1))
         return VictimModel(net, head="3", loss=cross_entropy)
 

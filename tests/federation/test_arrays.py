@@ -10,7 +10,7 @@ from flwr.app import Array, ArrayRecord
 from support.tiny import ask, initial, scenario, sent
 
 from fedsim.engine.inline import InlineGrid
-from fedsim.federation.arrays import TensorArray, tensor_record
+from fedsim.federation.arrays import TensorArray, tensor_of, tensor_record
 from fedsim.federation.session import Session
 from fedsim.scenario.built import build
 
@@ -44,6 +44,17 @@ def test_what_a_reader_changes_stays_with_it():
     assert not array.numpy().any()
     array.data = Array(np.ones(3, dtype=np.float32)).data
     assert array.numpy().tolist() == [1, 1, 1]
+
+
+def test_an_array_of_this_process_is_looked_at_without_a_copy_and_one_of_another_with_one():
+    ours = TensorArray(torch.ones(3))
+    assert tensor_of(ours).data_ptr() == ours.values.ctypes.data
+    theirs = pickle.loads(pickle.dumps(ours))  # noqa: S301 - our own
+    theirs.values.flags.writeable = False  # as in Ray's memory
+    assert tensor_of(theirs).data_ptr() != theirs.values.ctypes.data
+    assert tensor_of(theirs).tolist() == [1, 1, 1]
+    ours.data = Array(np.zeros(3, dtype=np.float32)).data
+    assert tensor_of(ours).tolist() == ours.values.tolist() == [0, 0, 0]
 
 
 def test_replies_are_not_encoded_unless_bytes_are_read(monkeypatch):
