@@ -130,7 +130,7 @@ def test_isolation_while_the_states_are_held_draws_the_same_and_the_end_restores
 @pytest.mark.parametrize("wanted", [True, False])
 def test_a_gpu_sums_in_the_same_order_inside_if_that_is_wanted(monkeypatch, wanted):
     monkeypatch.setattr(seeds, "_devices", lambda: [0])
-    monkeypatch.setattr(torch.random, "fork_rng", lambda devices, enabled: contextlib.nullcontext())
+    monkeypatch.setattr(torch.random, "fork_rng", lambda devices: contextlib.nullcontext())
     monkeypatch.setattr(seeds, "_deterministic", True)
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     deterministic(wanted)
@@ -182,3 +182,16 @@ def test_a_filled_generator_draws_evenly():
     assert abs(float(values.mean()) - 0.5) < 0.003
     assert abs(float(values.var()) - 1 / 12) < 0.001
     assert len(values.unique()) > 195_000
+
+
+def test_threads_are_set_again_only_where_they_were_changed(monkeypatch):
+    before, given = torch.get_num_threads(), []
+    setting = torch.set_num_threads
+    monkeypatch.setattr(torch, "set_num_threads", lambda n: (given.append(n), setting(n)))
+    with isolated(1, "client"):
+        pass
+    assert given == []
+    with isolated(1, "attack"):
+        torch.set_num_threads(before + 1)
+    assert given == [before + 1, before]
+    assert torch.get_num_threads() == before
