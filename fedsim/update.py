@@ -112,8 +112,13 @@ def _within(tensors: Sequence[Tensor]) -> bool:
 
 
 def _bounded(tensor: Tensor) -> bool:
-    """Whether all values are within `LARGEST`; torch's largest norm takes 20 times as long."""
-    least, most = tensor.aminmax()
+    """Whether all values are within `LARGEST`."""
+    if tensor.dtype in (torch.float32, torch.float64):
+        # No value is beyond the root of the sum of squares, which takes a quarter of the time.
+        flat = tensor.flatten()
+        if float(flat.dot(flat)) <= LARGEST:  # False for NaN
+            return True
+    least, most = tensor.aminmax()  # torch's largest norm takes 20 times as long
     return bool(float(least) >= -LARGEST and float(most) <= LARGEST)  # False for NaN
 
 

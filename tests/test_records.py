@@ -1,5 +1,6 @@
 """The records: what an update is refused for, and that a record cannot be changed."""
 
+import contextlib
 import dataclasses
 
 import pytest
@@ -61,6 +62,23 @@ def test_a_refusal_names_a_few_tensors_only():
 
 def test_an_empty_tensor_passes():
     Update({"w": torch.ones(0)}, "delta").check({"w": torch.zeros(0)})
+
+
+@pytest.mark.parametrize("size", [3, 2**14, 2**14 + 1])
+@pytest.mark.parametrize("kind", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("value", "refused"),
+    [(6e4, ""), (9e14, ""), (-2e15, "beyond"), (float("nan"), "1 NaN"), (float("-inf"), "1 NaN")],
+)
+def test_one_value_that_is_too_large_is_seen_among_many(size, kind, value, refused):
+    values = torch.zeros(size, dtype=kind)
+    if torch.tensor(value, dtype=kind).isinf():
+        value, refused = float("inf"), "1 NaN or Inf"
+    values[size // 2] = value
+    sent = Update({"w": values, "b": torch.ones(2, dtype=kind)}, "delta")
+    before = {"w": torch.zeros(size), "b": torch.zeros(2)}
+    with pytest.raises(UpdateRefused, match=refused) if refused else contextlib.nullcontext():
+        sent.check(before)
 
 
 def test_records_are_frozen():
