@@ -168,7 +168,7 @@ class Flock(Adversary):
     how: Literal["fine", "raise", "die", "hang", "short", "none", "interrupt", "nap"] = "fine"
     client: int = Field(default=2, ge=0, description="the client that it cannot cope with")
     known_as: str = Field(default="flock", description="its label in the scenario")
-    seed: int = Field(default=3, ge=0, description="the run's seed")
+    seed: int = Field(default=0, ge=0, description="threat.seed of the scenario")
     log: str = Field(default="", description="file of the sizes of groups; none where empty")
 
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
