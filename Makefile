@@ -11,7 +11,7 @@ export HF_HUB_OFFLINE ?= 1
 export RAY_USAGE_STATS_ENABLED ?= 0
 export FLWR_TELEMETRY_ENABLED ?= 0
 
-.PHONY: demo test check docs format bench gpu image clean
+.PHONY: demo test check docs format bench chaos gpu image clean
 
 demo: $(VENV)/.base  ## install, then run the quickstart
 	$(BIN)/fedsim run quickstart
@@ -35,6 +35,11 @@ format: $(VENV)/.dev  ## put formatting and imports right
 bench: $(VENV)/.base  ## tables and plots of docs/performance.md, in about a quarter of an hour
 	$(BIN)/python benchmarks/performance.py
 	$(BIN)/python benchmarks/watching.py
+
+chaos: $(VENV)/.dev  ## faults at random moments and fuzzers, about four hours; stopped, it goes on where it was
+	$(BIN)/python benchmarks/chaos.py
+	FEDSIM_FUZZ=2000 $(BIN)/python -m pytest --timeout 7200 tests/fuzz
+	$(BIN)/python benchmarks/soak.py
 
 gpu: $(VENV)/.dev  ## tests and a benchmark on a GPU; without one, the benchmark with tiny models
 	if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \

@@ -8,6 +8,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -82,7 +83,7 @@ class Campaign:
         repeated = ("failed", "timeout") if retry else ()
         self._repeated = {key: one for key, one in ended.items() if one.status in repeated}
         self._done = {key: one for key, one in ended.items() if key not in self._repeated}
-        self._wanted: dict[tuple[str, str], tuple[str, ...]] = {}
+        self._wanted: dict[tuple[str, str], dict[str, Any]] = {}
         self._open: Counter[int] = Counter()
         self.trained: frozenset[str] | None = None
         self.held = contextlib.ExitStack()
@@ -234,7 +235,9 @@ class Campaign:
                 ]
                 if left:
                     groups.append(group)
-                    self._wanted |= {(one.interception.victim, label): seen(one) for one in left}
+                    for each in left:
+                        shown = {"seen": seen(each), "refused": bool(each.refused)}
+                        self._wanted[each.interception.victim, label] = shown
                     lost |= {
                         (one.interception.clients, one.interception.probe is not None)
                         for one in group
@@ -278,7 +281,8 @@ class Campaign:
         if ended is None:
             return False
         pairs = zip(ended.seen, seen(attack), strict=False)
-        if all(before == now or not (before and now) for before, now in pairs):
+        same = all(before == now or not (before and now) for before, now in pairs)
+        if same and (attack.refused or not ended.refused):
             return True
         self.ledger.drop(lambda *key: key == ended.key)
         return False
@@ -298,19 +302,16 @@ class Campaign:
         for outcome in self.executor.collect(wait=wait):
             self._open[outcome.round] -= 1
             row = outcome.findings[0]
-            if (row.victim, row.label) not in self._wanted:
+            if (key := (row.victim, row.label)) not in self._wanted:
                 continue  # made with its group, of which another attack was wanted
             for path, content in outcome.files.items():
                 self.ledger.artifact(path, content)
+            same = ("point", "victim", "label", "status", "attempt")
             ended = Ended(
-                point=row.point,
-                victim=row.victim,
-                label=row.label,
                 plan=self._plan_digests[row.label],
-                seen=self._wanted.pop((row.victim, row.label)),
-                status=row.status,
-                attempt=row.attempt,
                 rows=len(outcome.findings),
+                **{name: getattr(row, name) for name in same},
+                **self._wanted.pop(key),
             )
             self.ledger.findings(outcome.findings, ended)
             if outcome.diagnostics:

@@ -104,7 +104,7 @@ def train(
 def _settled(scenario: Scenario, out: Path, *, resume: bool) -> Scenario:
     """The scenario with what "auto" and "random" mean here, or meant when a resumed run began."""
     engine, began = scenario.engine, dict[str, Any]()
-    if resume:
+    if resume and (out / "scenario.toml").is_file():
         with contextlib.suppress(OSError, ValueError):  # no run: it begins now
             began = tomllib.loads((out / "scenario.toml").read_text(encoding="utf-8"))
     for key in ("device", "vectorize"):

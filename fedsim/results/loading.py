@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from fedsim.errors import RunFolderError
 from fedsim.records import Interception, Reconstruction
 from fedsim.results.plots import Plots
-from fedsim.runs.reading import TENSORS, inside, read_findings, read_utility
+from fedsim.runs.reading import TENSORS, inside, read_findings, read_utility, refuse_pipes
 from fedsim.runs.reconstructions import from_file
 from fedsim.runs.recording import Recording
 from fedsim.runs.tables import artifacts_place, place
@@ -136,7 +136,7 @@ def load(run: str | Path, *, data: str | Path | None = None, trust: bool = False
         trust: Whether to import code that its scenario names.
 
     Raises:
-        RunFolderError: The folder holds no run.
+        RunFolderError: The folder holds no run, or a pipe.
         ScenarioError: Its scenario cannot be read, or names code and is not trusted.
     """
     path = Path(run) / "scenario.toml"
@@ -145,4 +145,5 @@ def load(run: str | Path, *, data: str | Path | None = None, trust: bool = False
             f"{run} holds no run: there is no scenario.toml in it. Name the folder that fedsim run "
             "or fedsim train wrote, such as runs/quickstart"
         )
+    refuse_pipes(Path(run))
     return Run(Path(run), Scenario.load(path, data=data, trust=trust), trust)

@@ -28,6 +28,8 @@ class Ended(BaseModel):
         plan: The digest of the adversary's plan.
         seen: The digests of the interception and of the history that it was shown.
         rows: The number of its rows; 0 if it is not known.
+        refused: Whether it failed because its client sent nothing that can be used. It is made
+            when that round is trained again, and the client does.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -40,6 +42,7 @@ class Ended(BaseModel):
     status: str = "ok"
     attempt: int = 1
     rows: int = 0
+    refused: bool = False
 
     @property
     def key(self) -> tuple[str, str, str]:

@@ -56,6 +56,13 @@ def inside(run_dir: Path, relative: str, *, folder: bool = False) -> Path | None
         return None
 
 
+def refuse_pipes(run_dir: Path) -> None:
+    """Raise `RunFolderError` for a pipe, socket or device in a run folder: reading it may hang."""
+    for path in run_dir.rglob("*"):
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise RunFolderError(f"{path} is no regular file; remove it")
+
+
 def read_rows(run_dir: Path, name: str, needed: set[str]) -> "tuple[pd.DataFrame, list[str]]":
     """Read a CSV file of the run folder as text columns.
 

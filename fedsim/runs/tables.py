@@ -13,7 +13,7 @@ from typing import IO, Any
 from fedsim.errors import RunFolderError, encodable, not_written
 from fedsim.runs.files import write_whole
 from fedsim.runs.inert import inert, restored
-from fedsim.runs.reading import COLUMNS
+from fedsim.runs.reading import COLUMNS, refuse_pipes
 
 TABLES = {
     "findings.csv": COLUMNS,
@@ -89,6 +89,8 @@ def holds_run(folder: Path, *, resume: bool = False) -> bool:
     others = folder.iterdir() if folder.exists() else ()
     if not exists and any(p.suffix != ".part" and not p.name.startswith(".lock") for p in others):
         raise RunFolderError(f"{folder} is not empty and holds no run; choose another --out")
+    if exists:
+        refuse_pipes(folder)
     if resume and not exists:
         raise RunFolderError(f"{folder} holds no run to resume; leave out --resume")
     return exists

@@ -76,6 +76,7 @@ def find_file(
         for place in (folder, folder / inside)
         for ending in reversed(endings)
         for path in place.glob(f"*{ending}")
+        if path.exists()
     }
     if name not in files:
         raise DataError(
@@ -118,10 +119,14 @@ def inside_folder(folder: Path, name: str | Path) -> Path:
         name: The file's path, relative to the folder.
 
     Raises:
-        DataError: The path is absolute, or leads out of the folder ("..", or a link).
+        DataError: The path is absolute, or leads out of the folder ("..", or a link) or nowhere.
     """
     path = folder / name
-    if Path(name).is_absolute() or not path.resolve().is_relative_to(folder.resolve()):
+    try:
+        inside = path.resolve().is_relative_to(folder.resolve())
+    except (OSError, RuntimeError, ValueError) as error:  # links in a circle; a null character
+        raise DataError(f"'{name}' in {folder} is no path of a file: {brief(error)}") from error
+    if Path(name).is_absolute() or not inside:
         raise DataError(
             f"'{name}' lies outside {folder}: files of a data set are read from its own folder "
             "only. Put the file there, and name it by its path from there"

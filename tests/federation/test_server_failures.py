@@ -8,7 +8,8 @@ import pytest
 import torch
 from flwr.app import MessageType
 from safetensors.torch import load_file
-from support.tiny import config, faulty, initial, reseeding, rows, same, scenario, weights
+from support.rogues import Faulty
+from support.tiny import config, faulty, initial, reseeding, rows, same, scenario, timeless, weights
 
 from fedsim import HonestButCurious
 from fedsim.attacking.attack import AttackRunner
@@ -44,6 +45,23 @@ def outcome(run, folder):
     for row in rows(folder):
         found.setdefault((int(row["round"]), int(row["client"])), []).append(row)
     return found
+
+
+def test_a_client_that_failed_once_is_attacked_when_its_round_is_trained_again(tmp_path):
+    run = faulty("slow", training={"rounds": 2}, adversaries=[{"name": "llg"}])
+    simulate(run, tmp_path / "whole")
+    plain = Faulty.prepare
+
+    def raises(self, training):
+        return plain(self.model_copy(update={"how": "raise"}), training)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Faulty, "prepare", raises)
+        with pytest.raises(ClientError, match="round 2: 1 of 6"):
+            simulate(run, tmp_path / "cut")
+    assert {row["status"] for row in rows(tmp_path / "cut")} == {"ok", "failed"}
+    simulate(run, tmp_path / "cut", resume=True)
+    assert timeless(tmp_path / "cut") == timeless(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("how", WAYS)
