@@ -1,7 +1,4 @@
-"""Choose victims, have them attacked while training goes on, and record the findings.
-
-The campaign chooses the victims and records results; an `Executor` of the engine runs the attacks.
-"""
+"""Choose victims, have an `Executor` attack them while training goes on, record the findings."""
 
 import contextlib
 import itertools
@@ -30,7 +27,6 @@ from fedsim.scenario.built import BuiltRun
 
 UNKNOWN = "unknown"
 """The name of a local optimizer that is not stated."""
-
 Clients = tuple[int, ...]
 Lost = tuple[Clients, bool]
 """The clients of a victim, and whether it is a probe."""
@@ -38,7 +34,6 @@ Wanted = Callable[[int, Clients], bool]
 
 NOTHING = Update(tensors={}, kind="gradient")
 """The update of a victim that sent none, or whose update is not in the recording, or of a probe."""
-
 NO_MODEL: Mapping[str, Tensor] = {}
 """The global model of a victim whose files are not in the recording."""
 
@@ -101,10 +96,7 @@ class Campaign:
         )
 
     def finish(self, diagnose: Callable[[], None] = lambda: None) -> Path:
-        """Wait for all attacks, close the run folder, `diagnose` it, and write its report.
-
-        Returns the path of the report, or the folder if nothing was attacked.
-        """
+        """End all attacks, `diagnose`, write the report; returns its path, or the folder's."""
         with self.held:
             self.close()
             self.ledger.finish()
@@ -228,6 +220,7 @@ class Campaign:
                 )
                 attacks.append(attack)
             for group in [*grouped(adversary, attacks), *self._probes(index, round, found)]:
+                self._repeat_answered(group, label)
                 left = [
                     one
                     for one in group
@@ -282,10 +275,17 @@ class Campaign:
             return False
         pairs = zip(ended.seen, seen(attack), strict=False)
         same = all(before == now or not (before and now) for before, now in pairs)
-        if same and (attack.refused or not ended.refused):
-            return True
-        self.ledger.drop(lambda *key: key == ended.key)
-        return False
+        if not same:
+            self.ledger.drop(lambda *key: key == ended.key)
+        return same
+
+    def _repeat_answered(self, group: Sequence[Attack], label: str) -> None:
+        """Forget the attacks of a group of which one was refused before: values depend on it."""
+        keys = [(one.interception.victim, label) for one in group if not one.refused]
+        ended = [self._done[key] for key in keys if key in self._done]
+        if any(one.refused for one in ended):
+            gone = {self._done.pop(one.key[1:]).key for one in ended}
+            self.ledger.drop(lambda *key: key in gone)
 
     def submit(self, round: int, groups: Sequence[Sequence[Attack]]) -> None:
         """Queue groups of attacks on a round."""

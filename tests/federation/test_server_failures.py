@@ -8,7 +8,7 @@ import pytest
 import torch
 from flwr.app import MessageType
 from safetensors.torch import load_file
-from support.rogues import Faulty
+from support.rogues import Faulty, Flock
 from support.tiny import config, faulty, initial, reseeding, rows, same, scenario, timeless, weights
 
 from fedsim import HonestButCurious
@@ -48,7 +48,8 @@ def outcome(run, folder):
 
 
 def test_a_client_that_failed_once_is_attacked_when_its_round_is_trained_again(tmp_path):
-    run = faulty("slow", training={"rounds": 2}, adversaries=[{"name": "llg"}])
+    attacks = [{"name": "llg"}, {"name": "flock", "victims": [1, 2, 3]}]  # three in one group
+    run = faulty("slow", training={"rounds": 2}, adversaries=attacks)
     simulate(run, tmp_path / "whole")
     plain = Faulty.prepare
 
@@ -60,7 +61,16 @@ def test_a_client_that_failed_once_is_attacked_when_its_round_is_trained_again(t
         with pytest.raises(ClientError, match="round 2: 1 of 6"):
             simulate(run, tmp_path / "cut")
     assert {row["status"] for row in rows(tmp_path / "cut")} == {"ok", "failed"}
-    simulate(run, tmp_path / "cut", resume=True)
+    made = []
+    with pytest.MonkeyPatch.context() as patch:
+        plain_group = Flock.reconstruct_many
+        patch.setattr(
+            Flock,
+            "reconstruct_many",
+            lambda self, seen, jobs: (made.append(len(jobs)), plain_group(self, seen, jobs))[1],
+        )
+        simulate(run, tmp_path / "cut", resume=True)
+    assert made == [3]  # whole, as without the failure
     assert timeless(tmp_path / "cut") == timeless(tmp_path / "whole")
 
 
