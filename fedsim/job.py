@@ -23,6 +23,8 @@ class Job:
         cancelled: Returns whether the run is being stopped.
         on_progress: Called with the iteration and the objective.
         compiled: Whether gradient matching compiles its objective (`engine.compile`).
+        memory_mb: Memory that the attack may use beyond what it is shown, in MiB; None: no limit
+            is enforced.
 
     Attributes:
         iterations: Number of iterations so far.
@@ -39,11 +41,13 @@ class Job:
         cancelled: Callable[[], bool] | None = None,
         on_progress: Callable[[int, float], None] | None = None,
         compiled: bool = False,
+        memory_mb: float | None = None,
     ) -> None:
         self.rng = rng
         self.device = torch.device(device)
         self.budget = budget
         self.compiled = compiled
+        self.memory_mb = memory_mb
         self.iterations = 0
         self.planned = 0
         self.trace: list[tuple[int, float]] = []
@@ -51,6 +55,11 @@ class Job:
         self._on_progress = on_progress
         self._seconds = deadline
         self._stop_at = None if deadline is None else time.monotonic() + deadline
+
+    @property
+    def limit(self) -> float:
+        """The time limit in seconds; infinite without one."""
+        return math.inf if self._seconds is None else self._seconds
 
     @property
     def remaining(self) -> float:

@@ -8,7 +8,7 @@ installed is named by a reference, "module:Class".
 import functools
 import importlib.metadata
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pkgutil import resolve_name
 from typing import Any, ClassVar, TypeVar, get_args
 
@@ -71,6 +71,36 @@ def _entry_points(kind: str) -> dict[str, importlib.metadata.EntryPoint]:
     return {point.name: point for point in found}
 
 
+def register(kind: str, points: Mapping[str, str]) -> None:
+    """Register plugins in this process, in place of those that are installed.
+
+    Args:
+        kind: One of `GROUPS`.
+        points: References, "module:Class", by the names under which they are registered.
+    """
+    found = _entry_points(kind)
+    found.clear()
+    found |= {
+        name: importlib.metadata.EntryPoint(name, value, GROUPS[kind])
+        for name, value in points.items()
+    }
+
+
+def registered(kind: str) -> dict[str, str]:
+    """Return the references, "module:Class", of the installed plugins of a kind, by name."""
+    return {name: point.value for name, point in _entry_points(kind).items()}
+
+
+def is_built_in(kind: str, name: str) -> bool:
+    """Return whether a name is that of fedsim's own plugin, which is not imported.
+
+    Args:
+        kind: "adversaries" or "defenses".
+        name: The registered name, or a reference.
+    """
+    return registered(kind).get(name, "").partition(".")[0] == kind
+
+
 def names(kind: str) -> list[str]:
     """Return the names of the installed plugins of a kind, one of `GROUPS`, sorted."""
     return sorted(_entry_points(kind))
@@ -115,12 +145,23 @@ def title(kind: str, name: str) -> str:
         name: The registered name, or a reference.
 
     Raises:
-        PluginError: The declared name holds other signs than letters, digits, - and _. It names
-            folders of the run.
+        PluginError: The declared name cannot name folders of the run.
     """
     if not is_reference(name):
         return name
-    declared = find(kind, name).name or name.rpartition(":")[2]
+    return checked_title(name, find(kind, name).name or name.rpartition(":")[2])
+
+
+def checked_title(name: str, declared: str) -> str:
+    """Return the name that a class declares, if it can name folders of the run.
+
+    Args:
+        name: The reference to the class.
+        declared: The name.
+
+    Raises:
+        PluginError: It holds other signs than letters, digits, - and _.
+    """
     if not re.fullmatch(r"[\w-]{1,100}", declared):
         raise PluginError(
             f"{name} declares the name {declared!r}; expected letters, digits, - and _"

@@ -64,18 +64,29 @@ def numpy_generator(seed: int, purpose: str, *where: int | str) -> np.random.Gen
     return np.random.default_rng(derive(seed, purpose, *where))
 
 
-@contextlib.contextmanager
 def isolated(
     seed: int, purpose: str, *where: int | str, wide: bool | None = None
-) -> Iterator[None]:
+) -> contextlib.AbstractContextManager[None]:
+    """Seed the global generators for one purpose at one place of the run; see `seeded`.
+
+    The arguments are those of `torch_generator`.
+    """
+    return seeded(derive(seed, purpose, *where), wide=seed >= WIDE if wide is None else wide)
+
+
+@contextlib.contextmanager
+def seeded(value: int, *, wide: bool) -> Iterator[None]:
     """Seed the global generators inside the block, and restore all global state after it.
 
     It serves code that cannot be given a generator (dropout, weight initialisation) and foreign
     code (adversaries). Whatever such code does to the state of `random`, numpy or torch, to torch's
     gradient mode, default dtype, threads and determinism, or to the working directory, has no
     effect outside the block. Inside, cuDNN does not take TF32, so that a GPU computes in float32,
-    and with `deterministic` no algorithm that sums in a random order. The arguments are those of
-    `torch_generator`.
+    and with `deterministic` no algorithm that sums in a random order.
+
+    Args:
+        value: The seed.
+        wide: Whether the whole state of the generators is filled.
     """
     global _held
     kept = _held
@@ -86,7 +97,6 @@ def isolated(
     before = torch.are_deterministic_algorithms_enabled()
     warned = torch.is_deterministic_algorithms_warn_only_enabled()
     devices = _devices()
-    value = derive(seed, purpose, *where)
     with contextlib.ExitStack() as own:
         if devices:
             flags = torch.backends.cudnn.flags
@@ -96,7 +106,7 @@ def isolated(
             own.enter_context(torch.random.fork_rng(devices=devices))
         _held = False  # what is nested in this block must not change its random numbers
         try:
-            reseed(value, wide=seed >= WIDE if wide is None else wide)
+            reseed(value, wide=wide)
             if devices and _deterministic and not before:
                 # The setter imports torch's compiler, which takes seconds, so only if needed.
                 torch.use_deterministic_algorithms(True, warn_only=True)
@@ -127,6 +137,11 @@ def deterministic(wanted: bool) -> None:
     _deterministic = wanted
     if wanted:  # what cuBLAS reads when it starts, and without which it warns
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+def is_deterministic() -> bool:
+    """Whether GPUs sum in the same order each time inside `isolated` blocks."""
+    return _deterministic
 
 
 @contextlib.contextmanager

@@ -33,6 +33,7 @@ ROOMS = [
     {"gradients"},
     {"priors", "metrics"},
     {"tasks", "testing"},
+    {"isolation"},
     {"scenario"},
     {"training"},
     {"runs"},

@@ -18,6 +18,7 @@ from fedsim.attacking.progress import AttackProgress, RunningAttacks, progress
 from fedsim.attacking.revealed import Revealed
 from fedsim.attacking.scoring import Attack, Outcome, Scorer
 from fedsim.errors import AttackTimeout, NotGranted
+from fedsim.isolation import IsolatedAdversary, IsolatedFailure
 from fedsim.knowledge import Knowledge
 from fedsim.libraries import brief
 from fedsim.records import Observation, Reconstruction, Status
@@ -101,8 +102,15 @@ class AttackRunner:
 
     def warm(self) -> None:
         """Load data and model, so that this does not count as time of the first attack."""
+        self.get_ready()
         self.task.num_examples(0)
         self.task.victim({})
+
+    def get_ready(self) -> None:
+        """Start, without waiting, what isolated adversaries need."""
+        for _, _, adversary in self.adversaries:
+            if isinstance(adversary, IsolatedAdversary):
+                adversary.get_ready()
 
     def limit(self, attacks: Sequence[Attack]) -> float:
         """The time limit in seconds for a group of attacks of one adversary."""
@@ -172,6 +180,7 @@ class AttackRunner:
         """Call the adversary on one or several victims; raises what it raises."""
         label, _, adversary = self.adversaries[attacks[0].adversary]
         limit, alone = self.limit(attacks), len(attacks) == 1
+        outside = isinstance(adversary, IsolatedAdversary)  # its process is killed instead
         try:
             with isolated(*self._place(attacks[0])), self._differentiable():
                 with alarm(limit):  # a probe is trained here
@@ -179,7 +188,7 @@ class AttackRunner:
                 call.jobs = [self._job(attack, limit) for attack in attacks]
                 self._running = (label, call.jobs)
                 call.started = time.perf_counter()
-                with alarm(limit):
+                with nullcontext() if outside else alarm(limit):
                     if alone:
                         claims = [adversary.reconstruct(seen[0], call.jobs[0])]
                     else:
@@ -290,4 +299,6 @@ def _ending(reason: BaseException) -> tuple[Status, str]:
         return "timeout", str(reason)
     if isinstance(reason, torch.OutOfMemoryError):
         return "failed", f"{TOO_LITTLE}: {brief(reason)}"
+    if isinstance(reason, IsolatedFailure):
+        return "failed", str(reason)
     return "failed", f"{type(reason).__name__}: {reason}"

@@ -10,16 +10,16 @@ from typing import Any
 from torch import Tensor
 
 from fedsim.attacking.attack import Attack, grouped
-from fedsim.attacking.executor import Executor as Executor
-from fedsim.attacking.executor import InlineExecutor as InlineExecutor
-from fedsim.attacking.executor import Observer as Observer
+from fedsim.attacking.executor import Executor, Observer
 from fedsim.attacking.identity import plans, seen
-from fedsim.attacking.keeping import Keeper
+from fedsim.attacking.keeping import Keeper, bytes_of_others
 from fedsim.attacking.probes import probes_of
 from fedsim.attacking.victims import victims_of
+from fedsim.isolation import walls_around
 from fedsim.knowledge import Knowledge
 from fedsim.records import Interception, Update
 from fedsim.report import write_report
+from fedsim.runs import provenance
 from fedsim.runs.attack_log import Ended
 from fedsim.runs.ledger import Ledger, place
 from fedsim.runs.recording import Recording
@@ -86,14 +86,9 @@ class Campaign:
         self.optimizer = UNKNOWN
         """The local optimizer of clients whose updates do not name it."""
         self._shows_history = Knowledge.HISTORY in built.threat.granted
-        mine = self.recording.folder
-        files = mine.parent.glob("*/r*/*.safetensors") if point else ()  # of a sweep's points
-        self._keeper = Keeper(
-            self.recording,
-            built,
-            shows_history=self._shows_history,
-            elsewhere=sum(f.stat().st_size for f in files if not f.is_relative_to(mine)),
-        )
+        elsewhere = bytes_of_others(self.recording.folder) if point else 0
+        shown = self._shows_history
+        self._keeper = Keeper(self.recording, built, shows_history=shown, elsewhere=elsewhere)
 
     def finish(self, diagnose: Callable[[], None] = lambda: None) -> Path:
         """End all attacks, `diagnose`, write the report; returns its path, or the folder's."""
@@ -325,6 +320,7 @@ class Campaign:
     def close(self) -> None:
         """Record the last attacks, and remove the interceptions that do not stay."""
         self.collect(wait=True)
+        provenance.add_isolation(self.ledger.folder, walls_around(self._plans))
         kept = self._keeper.close()
         if left_out := kept.pop("left_out"):
             most = self.scenario.record.max_bytes

@@ -51,6 +51,7 @@ class InlineExecutor:
     ) -> None:
         self._runner, self._observer, self._seconds = runner, observer, seconds
         self._queue: deque[list[Attack]] = deque()
+        runner.get_ready()
 
     def submit(self, groups: Sequence[Sequence[Attack]]) -> None:
         """Queue groups of attacks for the end of the round."""

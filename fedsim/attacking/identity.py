@@ -1,18 +1,16 @@
 """What an attack depends on, so that what is done is not done twice and an edit is not missed."""
 
 import hashlib
-import inspect
 import json
-import sys
-from collections.abc import Collection, Iterator, Mapping
-from pathlib import Path
-from types import ModuleType
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from fedsim import __version__, metrics
 from fedsim.adversary import Adversary
 from fedsim.attacking.scoring import Attack
 from fedsim.errors import RunFolderError
+from fedsim.isolation import IsolatedAdversary
+from fedsim.isolation.facts import parts_of, settings_of, source_digest
 from fedsim.records import Interception
 from fedsim.runs.ledger import Ledger
 from fedsim.runs.stored import StoredTensors
@@ -30,7 +28,7 @@ def plans(built: BuiltRun, point: str) -> dict[str, dict[str, Any]]:
     """
     scenario, found = built.scenario, {}
     for label, plan, adversary in built.adversaries:
-        parts = _parts(adversary)
+        settings, source = _identity(adversary)
         try:
             fields = adversary.fills()
         except Exception:  # its attacks fail, and say so
@@ -40,8 +38,8 @@ def plans(built: BuiltRun, point: str) -> dict[str, dict[str, Any]]:
             "point": point,
             "label": label,
             "name": plan.name,
-            "settings": [part.model_dump(mode="json") for part in parts],
-            "source": source_digest(parts),
+            "settings": settings,
+            "source": source,
             "budget": plan.budget,
             "grants": sorted(map(str, built.threat.granted.names())),
             "seed": scenario.seed,  # of the baselines
@@ -52,6 +50,14 @@ def plans(built: BuiltRun, point: str) -> dict[str, dict[str, Any]]:
         }
         found[label] = json.loads(json.dumps(plain, default=str))
     return found
+
+
+def _identity(adversary: Adversary) -> tuple[list[dict[str, Any]], str]:
+    """The settings of an adversary and of those that it runs first, and their sources' digest."""
+    if isinstance(adversary, IsolatedAdversary):
+        return adversary.facts.settings, adversary.facts.source
+    parts = parts_of(adversary)
+    return settings_of(parts), source_digest(parts)
 
 
 def seen(attack: Attack) -> tuple[str, ...]:
@@ -69,45 +75,6 @@ def _digest(one: Interception) -> str:
     parts = (one.before,) if one.probe else (one.before, one.update.tensors)
     digests = [part.digest for part in parts if isinstance(part, StoredTensors)]
     return hashlib.sha256("".join(digests).encode()).hexdigest() if digests else ""
-
-
-def source_digest(parts: list[Adversary]) -> str:
-    """The SHA-256 of the source files of plugins, and of what these import from their package."""
-    files = {file for part in parts for file in _files(type(part))}
-    digest = hashlib.sha256()
-    for file in sorted(files):
-        digest.update(file.read_bytes())
-    return digest.hexdigest()
-
-
-def _parts(adversary: Adversary) -> list[Adversary]:
-    """An adversary and those that it runs first."""
-    inner = [one for part in adversary.parts().values() for one in _parts(part)]
-    return [adversary, *inner]
-
-
-def _files(kind: type) -> Iterator[Path]:
-    """The files of a class's modules and of modules that these import from the same package."""
-    left = [base.__module__ for base in kind.__mro__]
-    done: set[str] = {name for name in left if name.partition(".")[0] in ("builtins", "fedsim")}
-    packages = {name.partition(".")[0] for name in left} - {"abc", "builtins", "fedsim", "pydantic"}
-    while left:
-        name = left.pop()
-        if name in done or name.partition(".")[0] not in packages:
-            continue
-        done.add(name)
-        module = sys.modules.get(name)
-        file = getattr(module, "__file__", None)
-        if file and Path(file).is_file():
-            yield Path(file)
-        for value in list(vars(module).values()) if module else ():
-            left.append(
-                value.__name__
-                if isinstance(value, ModuleType)
-                else str(getattr(inspect.unwrap(value), "__module__", ""))
-                if callable(value)
-                else ""
-            )
 
 
 def settle(

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -235,3 +236,13 @@ def _saying_what_is_lost(round: int, recording: Recording) -> Iterator[None]:
 def _size(*parts: Mapping[str, Tensor]) -> int:
     """The bytes of tensors."""
     return sum(each.numel() * each.element_size() for part in parts for each in part.values())
+
+
+def bytes_of_others(recording: Path) -> int:
+    """The bytes that a run keeps of a sweep's other points.
+
+    Args:
+        recording: The folder of a point's recording.
+    """
+    files = recording.parent.glob("*/r*/*.safetensors")
+    return sum(file.stat().st_size for file in files if not file.is_relative_to(recording))

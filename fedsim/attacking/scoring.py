@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fedsim import metrics
 from fedsim.adversary import Adversary
@@ -18,7 +17,8 @@ from fedsim.attacking.revealed import Revealed
 from fedsim.attacking.truths import distinct, union
 from fedsim.errors import DataError
 from fedsim.gradients.true_features import candidates, true_features
-from fedsim.plugin import title
+from fedsim.isolation.claims import MOST_VALUES as MOST_VALUES
+from fedsim.isolation.claims import as_json as as_json
 from fedsim.records import Batch, Finding, Interception, Reconstruction, Status, Truth
 from fedsim.runs.inert import visible
 from fedsim.runs.reading import TENSORS
@@ -299,7 +299,7 @@ class Scorer:
                     round=interception.round,
                     client="+".join(map(str, interception.clients)),
                     victim=interception.victim,
-                    adversary=title("adversaries", plan.name),
+                    adversary=plan.declared,
                     metric=metric.name if metric else "",
                     value=values.get(metric.name) if metric else None,
                     baseline=chance,
@@ -324,25 +324,3 @@ class Scorer:
             with suppress(Exception):  # broken diagnostics do not cost the row
                 diagnostics = as_json(claimed.diagnostics)
         return Outcome(interception.round, tuple(rows), files, visible(caution), diagnostics)
-
-
-MOST_VALUES = 100
-"""The largest number of values of one diagnostic in the log."""
-
-
-def as_json(value: Any) -> Any:
-    """Diagnostics as JSON values: large tensors by their shapes, long lists and texts cut off."""
-    if isinstance(value, Tensor):
-        return value.tolist() if value.numel() <= MOST_VALUES else f"tensor of {tuple(value.shape)}"
-    if isinstance(value, Mapping):
-        return {str(key): as_json(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        shown = [as_json(each) for each in list(value)[:MOST_VALUES]]
-        return (
-            shown if len(value) <= MOST_VALUES else [*shown, f"and {len(value) - MOST_VALUES} more"]
-        )
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)  # JSON has no such numbers
-    if value is None or isinstance(value, (bool, int, float)):
-        return value
-    return str(value)[:2000]

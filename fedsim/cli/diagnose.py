@@ -1,7 +1,7 @@
 """`fedsim diagnose`: why the attacks on a run find something or not."""
 
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated
 
 import typer
 
@@ -23,16 +23,14 @@ def diagnose(
     from fedsim.cli.working import loading
 
     with loading(open_console(stderr=as_json), quiet=quiet):
-        from fedsim.adversary import Adversary
         from fedsim.diagnosis.diagnose import diagnose as diagnose_run
-        from fedsim.plugin import make
         from fedsim.report import write_report
         from fedsim.report.diagnosis import FILE, explain
         from fedsim.runs.reading import printable
+        from fedsim.scenario import AttackPlan
 
-        more = [make("adversaries", name, {}, "--adversary") for name in adversary or ()]
-        further = cast(list[Adversary], more)
-        table = diagnose_run(run, further, data=data or None, trust=trust)
+        more = [AttackPlan(name=name).adversary("--adversary") for name in adversary or ()]
+        table = diagnose_run(run, more, data=data or None, trust=trust)
         if (Path(run) / "report.html").is_file():
             write_report(Path(run))
     if as_json:

@@ -9,12 +9,14 @@ from pathlib import Path
 import torch
 
 from fedsim.errors import FedsimError, ScenarioError
+from fedsim.isolation import IsolatedAdversary
 from fedsim.references import references
 from fedsim.report import write_report
 from fedsim.runs.ledger import Ledger
 from fedsim.scenario import Scenario
 from fedsim.scenario.built import BuiltRun
 from fedsim.scenario.devices import device_of
+from fedsim.seeds import WIDE
 
 
 @contextlib.contextmanager
@@ -88,6 +90,13 @@ def attack_cautions(built: BuiltRun) -> list[str]:
     if not built.adversaries:
         return []
     model, cautions = built.task.victim({}), []
+    isolated = [label for label, _, one in built.adversaries if isinstance(one, IsolatedAdversary)]
+    if isolated and built.scenario.seed < WIDE:
+        cautions.append(
+            f"seed = {built.scenario.seed} is below 2^32. From the initial weights an adversary "
+            f"({', '.join(isolated)}) can find it by trial, and with it all draws of the clients, "
+            'whatever its process may not read. Set seed = "random"'
+        )
     if references(built.scenario.task) and model.drops:
         cautions.append(
             "task.model drops units at random, by masks that no adversary knows: attacks that "

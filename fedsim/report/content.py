@@ -28,6 +28,9 @@ EMBEDDED = 5_000_000
 CURVES = 12
 """The largest number of metrics among which the reader of a chart can choose."""
 
+SHOWN_APART = ("versions", "optimizer", "unknown", "isolation")
+"""Entries of provenance.json that have places of their own on the page."""
+
 
 def content(folder: RunFolder) -> dict[str, Any]:
     """Everything that the templates of a run's page show, as plain values."""
@@ -88,9 +91,10 @@ def content(folder: RunFolder) -> dict[str, Any]:
         if "defenses" in unknown
         else _named(scenario.get("defenses")),
         "scenario": folder.scenario_text,
-        "provenance": _pairs(
-            {k: v for k, v in provenance.items() if k not in ("versions", "optimizer", "unknown")}
-        ),
+        "provenance": _pairs({k: v for k, v in provenance.items() if k not in SHOWN_APART})
+        + [
+            (f"isolation of {label}", walls) for label, walls in _pairs(provenance.get("isolation"))
+        ],
         "versions": _pairs(versions),
         "provenance_text": "" if provenance else folder.provenance_text,
     }

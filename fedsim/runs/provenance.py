@@ -13,6 +13,7 @@ from typing import Any
 from fedsim import __version__
 from fedsim.errors import FedsimError, RunFolderError
 from fedsim.references import references
+from fedsim.runs.files import write_whole
 from fedsim.scenario import Scenario
 
 FILE = "provenance.json"
@@ -67,6 +68,14 @@ def read(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def add_isolation(folder: Path, walls: Mapping[str, str]) -> None:
+    """Add the walls around an adversary's attacks, in words, by its label."""
+    content = read(folder)
+    if content and walls:
+        content["isolation"] = {**content.get("isolation", {}), **walls}
+        write_whole(folder / FILE, json.dumps(content, indent=2).encode(), sync=True)
 
 
 def changed_since(folder: Path) -> list[str]:

@@ -108,6 +108,8 @@ class Scenario(Seeded):
     @model_validator(mode="after")
     def _look_in_its_folders(self) -> Self:
         look_in(self.search_dirs)  # also in each worker that receives the scenario
+        for plan in self.adversaries:
+            plan.under(self.threat)
         return self
 
     @classmethod
@@ -293,8 +295,7 @@ class Scenario(Seeded):
             return {"": self}
         found = {}
         for name, chosen in self.combinations().items():
-            table = self.to_dict() | {"sweep": {}}
-            table.pop("paper", None)  # it describes the whole sweep, not one point
+            table = self.to_dict() | {"sweep": {}, "paper": None}  # that of the whole sweep
             training = table["training"]
             if training["strategy"] == default_strategy(training["algorithm"]):
                 del training["strategy"]  # a swept algorithm brings its own default

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from fedsim.adversary import Adversary
 from fedsim.defense import Defense
+from fedsim.isolation import wrapped
 from fedsim.metric import Metric
 from fedsim.scenario import AttackPlan, Scenario
 from fedsim.task import Task
@@ -67,7 +68,8 @@ def build(
         after: The run that this process built before. Its task is taken over if it has the same
             settings, so that data and model stay loaded from one point of a sweep to the next.
         task: The task, instead of the scenario's own.
-        adversaries: The adversaries, instead of the scenario's own.
+        adversaries: The adversaries, instead of the scenario's own. They exist in this process
+            already, so that their attacks run here unless `threat.isolation` is "process".
 
     Returns:
         The run. Data are not loaded yet, unless the task was taken over.
@@ -80,11 +82,18 @@ def build(
         task = scenario.build_task()
         if after is not None and task.same_as(after.task):
             task = after.task
+    if adversaries is None:
+        adversaries = scenario.build_adversaries()
+    elif scenario.threat.isolation == "process":
+        limit = scenario.threat.memory_mb
+        adversaries = [
+            (label, plan, wrapped(one, memory_mb=limit)) for label, plan, one in adversaries
+        ]
     return BuiltRun(
         scenario,
         task,
         tuple(scenario.build_defenses()),
-        tuple(scenario.build_adversaries() if adversaries is None else adversaries),
+        tuple(adversaries),
         tuple(scenario.build_metrics()),
         ThreatModel(scenario.knowledge(), task),
     )

@@ -3,10 +3,13 @@
 import re
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, model_validator
 
 from fedsim.adversary import Adversary
-from fedsim.plugin import make, title
+from fedsim.errors import ScenarioError
+from fedsim.isolation import MEMORY_MB, Isolation, isolated, isolates
+from fedsim.plugin import checked_title, make, title
+from fedsim.references import is_reference
 from fedsim.scenario.tables import PlainName as PlainName
 from fedsim.scenario.tables import Table as Table
 from fedsim.scenario.tables import plain
@@ -97,6 +100,13 @@ class Threat(Table):
 
     timeout: float = Field(default=600.0, gt=0, allow_inf_nan=False)
     """Time limit of an attack, in seconds for each victim."""
+
+    isolation: Isolation = "auto"
+    """Whether attacks run in processes of their own, behind walls: "process"; "none"; "auto": those
+    of adversaries that are not built in do."""
+
+    memory_mb: int = Field(default=MEMORY_MB, ge=256)
+    """Memory that an attack in a process of its own may use, in MiB, beyond what it is shown."""
 
     record: bool = False
     """Whether every interception is kept in the run folder, as with record.keep = "all"."""
@@ -217,6 +227,12 @@ class AttackPlan(Table):
     settings: dict[str, Any] = Field(default={})
     """The adversary's own settings."""
 
+    _threat: Threat = PrivateAttr(default=Threat())
+    """The scenario's `[threat]` table."""
+
+    _declared: str = PrivateAttr(default="")
+    """The name that a class declares."""
+
     @model_validator(mode="before")
     @classmethod
     def _own_settings(cls, values: Any) -> Any:
@@ -230,7 +246,29 @@ class AttackPlan(Table):
     @property
     def title(self) -> str:
         """Name in tables: the label, or the adversary's name without one."""
-        return self.label or title("adversaries", self.name)
+        return self.label or self.declared
+
+    @property
+    def declared(self) -> str:
+        """The adversary's registered name; for a reference, the name that its class declares."""
+        if not is_reference(self.name):
+            return self.name
+        if not self._isolated:
+            return title("adversaries", self.name)
+        if not self._declared:
+            try:
+                self._declared = checked_title(self.name, self.adversary().name)
+            except ScenarioError:  # told with the place of its table when it is made
+                return self.name.rpartition(":")[2]
+        return self._declared
+
+    @property
+    def _isolated(self) -> bool:
+        return isolates(self._threat.isolation, self.name, self.settings)
+
+    def under(self, threat: Threat) -> None:
+        """Tell it the scenario's `[threat]` table, which says whether its module is imported."""
+        self._threat = threat
 
     def adversary(self, where: str = "") -> Adversary:
         """Make the adversary with its settings.
@@ -238,6 +276,9 @@ class AttackPlan(Table):
         Args:
             where: Place of its table in the scenario, for messages.
         """
+        if self._isolated:
+            limit = self._threat.memory_mb
+            return isolated(self.name, self.settings, where, memory_mb=limit)
         made = cast(Adversary, make("adversaries", self.name, dict(self.settings), where))
         made.parts(where)  # so that an error in their settings names its place
         return made

@@ -1,0 +1,292 @@
+"""The other end of isolated adversaries: start the server, ask it for children, talk to them."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from fedsim.errors import EngineError
+from fedsim.isolation import frames
+
+STARTS_WITHIN = 120.0
+"""Seconds within which the server has to be ready; a busy machine imports slowly."""
+
+KEPT = ("HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
+"""Variables of the environment that the server gets."""
+
+SET = {"PATH": os.defpath, "LC_ALL": "C.UTF-8", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""Variables that are set for it."""
+
+SYSTEM = (
+    *("/lib", "/lib32", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/opt/lib"),
+    *("/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo"),
+    *("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random"),
+)
+"""Shared libraries and devices, which each child may read."""
+
+
+PREFIX = "fedsim-isolation-"
+"""Of the names of temporary folders; the number of the process follows."""
+
+
+class ServerDied(Exception):
+    """The server ended while a child of it worked."""
+
+
+class Server:
+    """The process that forks children for adversaries; see `fedsim.isolation.server`.
+
+    Attributes:
+        walls: The walls that stand around its children, in words.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._owner = os.getpid()
+        self._folder = _folder()
+        self._number = 0
+        self._lines: list[dict[str, Any]] = []
+        self._handles: list[int] = []
+        self._rest = b""
+        self._open: set[int] = set()
+        self._ended: dict[int, int] = {}
+        self._control, theirs = socket.socketpair()
+        code = (
+            "import sys, json; sys.path[:] = json.loads(sys.argv[2]);"
+            "from fedsim.isolation.server import main; main(int(sys.argv[1]))"
+        )
+        with theirs:
+            self._process = subprocess.Popen(  # noqa: S603 - our own command
+                [sys.executable, "-I", "-c", code, str(theirs.fileno()), json.dumps(search_path())],
+                cwd=self._folder,
+                env=SET | {name: os.environ[name] for name in KEPT if name in os.environ},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        self._end = weakref.finalize(self, _end, self._control, self._process, self._folder)
+        self.walls: tuple[str, ...] = tuple(self._ready()["walls"])
+
+    def _ready(self) -> dict[str, Any]:
+        try:
+            return self._line(STARTS_WITHIN)
+        except (ServerDied, TimeoutError) as error:
+            self._process.kill()
+            said = self._process.communicate()[1].decode(errors="replace").strip()
+            self._end()
+            last = said.splitlines()[-1:] or [f"nothing within {STARTS_WITHIN:g} s"]
+            raise EngineError(
+                f"the process for isolated adversaries cannot start: {last[0]}. "
+                'Set threat.isolation = "none" to do without it'
+            ) from error
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can be asked, by this process."""
+        return self._owner == os.getpid() and self._process.poll() is None
+
+    @contextlib.contextmanager
+    def child(self, modules: Sequence[str] = (), *, attacks: bool) -> Iterator["Child"]:
+        """Fork a child, and kill it in the end.
+
+        Args:
+            modules: Installed modules that it will need, which the server imports before.
+            attacks: Whether it will attack, for which the server has to have got ready.
+
+        Raises:
+            ServerDied: There is no server any more.
+        """
+        try:
+            folder = tempfile.mkdtemp(dir=self._folder)
+        except OSError as error:
+            raise ServerDied from error
+        ours, theirs = socket.socketpair()
+        handle: int | None = None
+        number = 0
+        process: int | None = None
+        try:
+            with theirs, self._lock:
+                self._number = number = self._number + 1
+                request = {"number": number, "modules": list(modules), "attacks": attacks}
+                self._send(request, [theirs.fileno()])
+                told = self._told(lambda line: line.get("forked") == number)
+                process = told["process"]
+                if told["handles"]:
+                    handle = self._handles.pop(0)
+                self._open.add(number)
+            yield Child(self, ours.fileno(), number, folder)
+        finally:
+            ours.close()
+            with contextlib.suppress(OSError):
+                if handle is not None:
+                    signal.pidfd_send_signal(handle, signal.SIGKILL)
+                elif process is not None:
+                    os.kill(process, signal.SIGKILL)
+            if handle is not None:
+                os.close(handle)
+            self._open.discard(number)
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def get_ready(self) -> None:
+        """Let the server import what attacks use, without waiting for it."""
+        with self._lock, contextlib.suppress(ServerDied):
+            self._send({"attacks": True})
+
+    def _send(self, request: dict[str, Any], handles: Sequence[int] = ()) -> None:
+        try:
+            socket.send_fds(self._control, [json.dumps(request).encode() + b"\n"], list(handles))
+        except OSError as error:
+            raise ServerDied from error
+
+    def ending(self, number: int) -> int:
+        """How a child ended: its exit status, or minus the number of the signal that killed it.
+
+        Raises:
+            ServerDied: The server ended, which ends its children.
+        """
+        with self._lock:
+            if number not in self._ended:
+                self._told(lambda line: number in self._ended)
+            return self._ended.pop(number)
+
+    def _told(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """The next line that is wanted; endings on the way are remembered."""
+        while True:
+            try:
+                line = self._line(STARTS_WITHIN)
+            except TimeoutError as error:
+                raise ServerDied from error
+            if line.get("ended") in self._open:
+                self._ended[line["ended"]] = line["status"]
+            if wanted(line):
+                return line
+
+    def _line(self, seconds: float) -> dict[str, Any]:
+        """The next line of the server."""
+        self._control.settimeout(seconds)
+        while b"\n" not in self._rest:
+            try:
+                part, handles, _, _ = socket.recv_fds(self._control, 2**16, 16)
+            except TimeoutError:
+                raise
+            except OSError as error:
+                raise ServerDied from error
+            if not part:
+                raise ServerDied
+            self._handles += handles
+            self._rest += part
+        line, _, self._rest = self._rest.partition(b"\n")
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+
+class Child:
+    """A forked child, over its socket.
+
+    Attributes:
+        folder: Its empty temporary folder.
+    """
+
+    def __init__(self, server: Server, channel: int, number: int, folder: str) -> None:
+        self._server, self._channel, self._number = server, channel, number
+        self.folder = folder
+
+    def ask(self, *parts: bytes | memoryview) -> None:
+        """Send a request."""
+        with contextlib.suppress(OSError):  # how it ended shows in `answers`
+            frames.send(self._channel, frames.REQUEST, *parts)
+
+    def answer(self, seconds: float) -> tuple[bytes, bytes]:
+        """The next frame of the child.
+
+        Args:
+            seconds: How long to wait for it.
+
+        Raises:
+            EOFError: The child ended; the argument is how.
+            ServerDied: So did the server.
+            frames.Silent: It said nothing for so long.
+            frames.TooLong: It sends too much.
+        """
+        try:
+            return frames.receive(self._channel, until=time.monotonic() + seconds)
+        except EOFError:
+            status = self._server.ending(self._number)
+            how = f"exit status {status}" if status >= 0 else f"signal {-status}"
+            raise EOFError(how) from None
+
+
+_running: Server | None = None
+
+
+def server() -> Server:
+    """The server of this process, which is started at the first call and stays."""
+    global _running
+    if _running is None or not _running.alive:
+        _running = Server()
+    return _running
+
+
+def stop() -> None:
+    """End the server of this process, if there is one."""
+    global _running
+    if _running is not None:
+        _running._end()
+        _running = None
+
+
+def search_path() -> list[str]:
+    """`sys.path` with absolute folders; the current one comes last, if it is on it."""
+    own = str(Path(__file__).parents[2])
+    folders = [os.path.abspath(one) for one in sys.path if one]
+    found = [one for one in folders if os.path.exists(one)]
+    return list(dict.fromkeys([*found, own]))
+
+
+def readable() -> list[str]:
+    """What each child may read: the standard library, installed packages and shared libraries."""
+    scheme = sysconfig.get_paths()
+    own = Path(__file__).parents[2]
+    packages = [str(own / name) for name in ("fedsim", "adversaries", "defenses")]
+    installed = [
+        one for one in search_path() if Path(one).name in ("site-packages", "dist-packages")
+    ]
+    library = [scheme["stdlib"], scheme["platstdlib"], f"{sys.base_prefix}/lib"]
+    return [*SYSTEM, *library, *installed, *packages]
+
+
+def _folder() -> str:
+    """A new folder for temporary files of children; those of processes that were killed go."""
+    for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*-*"):
+        owner = left.name.removeprefix(PREFIX).partition("-")[0]
+        if owner.isdecimal() and not psutil.pid_exists(int(owner)):
+            shutil.rmtree(left, ignore_errors=True)
+    return tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-")
+
+
+def _end(control: socket.socket, process: "subprocess.Popen[bytes]", folder: str) -> None:
+    control.close()
+    with contextlib.suppress(Exception):
+        process.wait(2)
+    if process.poll() is None:
+        process.kill()
+        process.wait()
+    if process.stderr is not None:
+        process.stderr.close()
+    shutil.rmtree(folder, ignore_errors=True)
