@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import functools
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
@@ -24,7 +25,7 @@ from torch import Tensor
 from fedsim.defense import ClientState, Defense
 from fedsim.errors import ClientError, PluginError
 from fedsim.federation.arrays import tensor_record
-from fedsim.federation.grid import CLIENT_KEY, UPDATE_KEY, answer, config_record, update_record
+from fedsim.federation.grid import CLIENT_KEY, UPDATE_KEY, Meaning, answer, config_record
 from fedsim.federation.secure.client import secured
 from fedsim.federation.session import Session, session_of
 from fedsim.records import Update
@@ -239,3 +240,18 @@ def defend(
         return reply
 
     return mod
+
+
+def update_record(update: Update) -> ConfigRecord:
+    """The record that describes an update's arrays."""
+    fields = {name: getattr(update, name) for name in Meaning.model_fields}
+    fields["buffers"] = tuple(update.buffers)
+    record = _described(tuple(fields.items())).copy()
+    record["buffers"] = list(update.buffers)
+    return record
+
+
+@functools.lru_cache(maxsize=1024)
+def _described(fields: tuple[tuple[str, Any], ...]) -> ConfigRecord:
+    """The record of an update, which most clients of a round share, with a list of its own."""
+    return ConfigRecord(Meaning(**dict(fields)).model_dump(exclude_none=True))

@@ -1,6 +1,5 @@
 """Grids, which carry messages between server and clients, and what replies say of their arrays."""
 
-import functools
 import time
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,7 +22,6 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedsim.errors import EngineError
 from fedsim.libraries import brief
-from fedsim.records import Update
 from fedsim.runs.inert import visible
 from fedsim.runs.stored import Meaning as Meaning
 
@@ -337,18 +335,3 @@ class OrderedGrid(Through):
         order = {m.metadata.dst_node_id: place for place, m in enumerate(messages)}
         replies = self._grid.send_and_receive(messages, timeout=timeout)
         return sorted(replies, key=lambda reply: order[reply.metadata.src_node_id])
-
-
-def update_record(update: Update) -> ConfigRecord:
-    """The record that describes an update's arrays."""
-    fields = {name: getattr(update, name) for name in Meaning.model_fields}
-    fields["buffers"] = tuple(update.buffers)
-    record = _described(tuple(fields.items())).copy()
-    record["buffers"] = list(update.buffers)
-    return record
-
-
-@functools.lru_cache(maxsize=1024)
-def _described(fields: tuple[tuple[str, Any], ...]) -> ConfigRecord:
-    """The record of an update, which most clients of a round share, with a list of its own."""
-    return ConfigRecord(Meaning(**dict(fields)).model_dump(exclude_none=True))

@@ -1,5 +1,4 @@
-"""Inline, Ray and Flower's own engine find the same; dead workers, time limits and Ctrl-C cost no
-row that was there."""
+"""All engines find the same; dead workers, time limits and Ctrl-C cost no row that was there."""
 
 import contextlib
 import ipaddress
@@ -323,8 +322,7 @@ def test_ctrl_c_and_sigterm_end_a_run_and_keep_what_was_found(engine, how, sleep
             assert process.poll() is None, process.stdout.read()
             assert time.monotonic() < deadline, "no finding within 150 s"
             time.sleep(0.1)
-        if sleeps:
-            time.sleep(0.5)
+        time.sleep(0.5 if sleeps else 0)
         before = rows(tmp_path / "run")
         asked = time.monotonic()
         if how == "interrupt all":  # as a terminal does
