@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from support.fuzzing import BREAKS, TEXTS, break_file, fuzz, refused
 from support.image_sets import toy, written
@@ -80,6 +80,7 @@ def test_without_a_fault_a_data_set_is_accepted(kind, tmp_path):
     kind=st.sampled_from(sorted(TASKS)),
     changes=st.lists(st.tuples(st.integers(0, 99), BREAKS), min_size=1, max_size=2),
 )
+@example(kind="tsv", changes=[(0, ("insert", 0.0, b"\n"))])
 @fuzz
 def test_broken_data_are_refused_clearly_or_read(kind, changes):
     with tempfile.TemporaryDirectory() as below:

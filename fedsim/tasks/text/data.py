@@ -271,7 +271,7 @@ def _columns(
     where: str, known: Iterable[str], asked: Sequence[str | None], labelled: bool
 ) -> tuple[str, str | None]:
     """The names of the columns of texts and of labels."""
-    known = list(known)
+    known = [name for name in known if name is not None]  # as of cells beyond the head
     for setting, name in zip(("text_column", "label_column"), asked, strict=True):
         if name is not None and name not in known:
             raise DataError(
