@@ -76,7 +76,7 @@ def tables(run):
 
 
 def ran(tmp_path, name, adversaries, **threat):
-    threat = {"grants": "white-box", **threat}
+    threat = {"grants": "white-box", "isolation": "auto", **threat}
     folders = [str(tmp_path)]
     simulate(scenario(adversaries=adversaries, threat=threat, search_dirs=folders), tmp_path / name)
     return tmp_path / name

@@ -25,13 +25,17 @@ TRAINING = {
 
 
 def scenario(**changes: Any) -> Scenario:
-    """Six clients, four a round, two rounds, LLG on all; tables are merged with these."""
+    """Six clients, four a round, two rounds, LLG on all; tables are merged with these.
+
+    Adversaries run in the process that attacks; `tests/isolation` has those that do not.
+    """
     table: dict[str, Any] = {
         "name": "tiny",
         "seed": 3,
         "adversaries": [{"name": "llg"}],
         "engine": {"workers": 1},
         **changes,
+        "threat": {"isolation": "none", **changes.get("threat", {})},
         "task": {**TASK, **changes.get("task", {})},
         "training": {**TRAINING, **changes.get("training", {})},
     }
