@@ -155,7 +155,7 @@ def _result(child: process.Child, limit: float, progress: Callable[[bytes], None
         except EOFError as ended:
             raise IsolatedFailure(f"its process ended without a claim ({ended})") from None
         except frames.TooLong as error:
-            raise IsolatedFailure(f"its claim has {error}") from None
+            raise IsolatedFailure(f"it sent {error}") from None
         except frames.Silent:
             what = "without reporting progress" if began else "or its import"
             raise AttackTimeout(f"over its limit of {limit:g} s, {what}") from None
@@ -173,8 +173,9 @@ def _error(content: bytes) -> Exception:
     """The exception that a child sends as the names of its classes and a text."""
     try:
         table = json.loads(content)
-        kinds, text = [str(one) for one in table["kinds"]], str(table["text"])
-    except (ValueError, TypeError, KeyError, RecursionError):
+        kinds, text = [str(one)[:200] for one in table["kinds"]], str(table["text"])[:2000]
+        name = kinds[0]
+    except (ValueError, TypeError, LookupError, RecursionError):
         return IsolatedFailure("its error cannot be read")
     if "PermissionError" in text or "Errno 1]" in text:
         text += f". {CLOSED}"
@@ -184,6 +185,6 @@ def _error(content: bytes) -> Exception:
         known = getattr(errors, kind, None)
         if isinstance(known, type) and issubclass(known, FedsimError):
             return known(text)
-    memory = kinds[0] == "MemoryError" or "can't allocate memory" in text
+    memory = name == "MemoryError" or "can't allocate memory" in text
     advice = ". It may use threat.memory_mb of memory" if memory else ""
-    return IsolatedFailure(f"{kinds[0]}: {text}{advice}")
+    return IsolatedFailure(f"{name}: {text}{advice}")

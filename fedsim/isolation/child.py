@@ -149,7 +149,7 @@ def _answer(content: bytes) -> None:
     except BaseException as error:
         # An adversary's own SystemExit and the like are its failure, not its process's end.
         text = str(error)[:2000].encode("utf-8", "backslashreplace").decode()
-        kinds = [kind.__name__ for kind in type(error).__mro__]
+        kinds = [kind.__name__[:200] for kind in type(error).__mro__[:50]]
         frames.send_json(CHANNEL, frames.ERROR, {"kinds": kinds, "text": text})
 
 

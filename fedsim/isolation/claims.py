@@ -23,10 +23,17 @@ MOST_EXAMPLES = 10_000
 MOST_COUNTED = 10_000_000
 """Largest sum of a claim's counts."""
 
+MOST_TEXT = 16 * 2**20
+"""Largest number of bytes of a claim's JSON, which takes thirty times that in memory."""
+
+MOST_HEADER = 8 * 2**20
+"""Largest number of bytes of the names and shapes of a claim's tensors."""
+
 MOST_VALUES = 100
 """The largest number of values of one diagnostic in the log."""
 
-LENGTH = struct.Struct(">Q")
+LENGTH, HEADER = struct.Struct(">Q"), struct.Struct("<Q")
+"""The number of bytes of JSON, and of the header of safetensors."""
 
 
 class InvalidClaim(ValueError):
@@ -53,7 +60,10 @@ def from_bytes(content: bytes) -> list[Reconstruction]:
     """
     try:
         (length,) = LENGTH.unpack_from(content)
+        _at_most("JSON", length, MOST_TEXT)
         tables = json.loads(content[LENGTH.size : LENGTH.size + length])
+        (header,) = HEADER.unpack_from(content, LENGTH.size + length)
+        _at_most("header", header, MOST_HEADER)
         tensors = load(content[LENGTH.size + length :])
         claims = [_claim(table, f"{number}", tensors) for number, table in enumerate(tables)]
     except InvalidClaim:
@@ -157,6 +167,11 @@ def _claim(table: Any, number: str, tensors: Mapping[str, Tensor]) -> Reconstruc
     fields["trace"] = [(int(step), float(value)) for step, value in table.get("trace", ())]
     fields["diagnostics"] = dict(table.get("diagnostics") or {})
     return Reconstruction(**fields)
+
+
+def _at_most(what: str, size: int, most: int) -> None:
+    if size > most:
+        raise InvalidClaim(f"its {what} has {size} bytes, at most {most}")
 
 
 def _few(name: str, count: int) -> int:

@@ -4,6 +4,7 @@ What comes back from an adversary's process is JSON and safetensors, never pickl
 """
 
 import json
+import math
 import os
 import select
 import struct
@@ -19,11 +20,17 @@ BEGAN, PROGRESS, RESULT, ERROR = b"b", b"p", b"r", b"e"
 REQUEST = b"q"
 
 MOST = 64 * 2**20
-"""Largest number of bytes of what comes back in one frame."""
+"""Largest number of bytes of a result."""
+
+MOST_BESIDE = 2**18
+"""Largest number of bytes of a report of progress, and of an error."""
+
+LONGEST_WAIT = 1000.0
+"""Seconds of the longest wait at once."""
 
 
 class TooLong(Exception):
-    """A frame is longer than `MOST`."""
+    """A frame is longer than `MOST` or `MOST_BESIDE`."""
 
 
 class Silent(Exception):
@@ -55,7 +62,7 @@ def receive(
 
     Args:
         channel: The descriptor.
-        most: Largest number of bytes; None: any.
+        most: Largest number of bytes of a result; None: a frame of any kind and length.
         until: `time.monotonic()` at which to give up; None: never.
 
     Returns:
@@ -67,6 +74,8 @@ def receive(
         TooLong: The frame announces more bytes.
     """
     kind, length = HEAD.unpack(_exactly(channel, HEAD.size, until))
+    if most is not None and kind != RESULT:
+        most = min(most, MOST_BESIDE)
     if most is not None and length > most:
         raise TooLong(f"{length} bytes, at most {most}")
     return kind, _exactly(channel, length, until)
@@ -74,11 +83,15 @@ def receive(
 
 def _exactly(channel: int, size: int, until: float | None) -> bytes:
     found = bytearray()
+    ready = select.poll()  # `select.select` takes no descriptors beyond 1023
+    ready.register(channel, select.POLLIN)
     while len(found) < size:
         if until is not None:
             left = until - time.monotonic()
-            if left <= 0 or not select.select([channel], [], [], left)[0]:
+            if left <= 0:
                 raise Silent
+            if not ready.poll(math.ceil(min(left, LONGEST_WAIT) * 1000)):
+                continue
         try:
             part = os.read(channel, min(size - len(found), 2**20))
         except ConnectionError as error:

@@ -18,7 +18,7 @@ from pydantic import PrivateAttr
 
 from fedsim import plugin, seeds
 from fedsim.adversary import Adversary
-from fedsim.errors import PluginError
+from fedsim.errors import PluginError, encodable
 from fedsim.isolation import claims, process
 from fedsim.isolation.calls import DESCRIBES_WITHIN, MEMORY_MB, IsolatedFailure, KeptChild, asked
 from fedsim.isolation.child import Call, Given, JobGiven
@@ -35,6 +35,9 @@ from fedsim.victim import VictimModel
 Isolation = Literal["auto", "process", "none"]
 """The setting `threat.isolation`."""
 
+
+MOST_CAUTIONS = 20
+"""The largest number of warnings about a model that are shown."""
 
 SCRIPT = "__main__:"
 """Beginning of references to code of the running script or notebook."""
@@ -88,8 +91,12 @@ class IsolatedAdversary(Adversary):
         """Return its warnings about a model."""
         if not self._facts.cautious:
             return []
-        found = json.loads(asked(Call("cautions", self._given, (model,)), DESCRIBES_WITHIN))
-        return [str(one)[:2000] for one in found] if isinstance(found, list) else []
+        content = asked(Call("cautions", self._given, (model,)), DESCRIBES_WITHIN)
+        try:
+            found = list(json.loads(content))[:MOST_CAUTIONS]
+        except (ValueError, TypeError, RecursionError) as error:
+            raise PluginError(f"its warnings cannot be read: {error}") from error
+        return [encodable(str(one)[:2000]) for one in found]
 
     @classmethod
     def attacks(cls, kind: type[Spec]) -> bool:
@@ -256,7 +263,7 @@ def _described(given: Given) -> Facts:
 def _changed(file: str, modified: int) -> bool:
     try:
         return Path(file).stat().st_mtime_ns != modified
-    except OSError:
+    except (OSError, ValueError):  # gone, or no path
         return True
 
 

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -17,13 +16,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from fedsim.errors import EngineError
-from fedsim.isolation import frames
+from fedsim.isolation import folders, frames
 
 STARTS_WITHIN = 120.0
 """Seconds within which the server has to be ready; a busy machine imports slowly."""
+
+ENDS_WITHIN = 2.0
+"""Seconds in which a child that closed its socket has to end."""
 
 KEPT = ("HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
 """Variables of the environment that the server gets."""
@@ -37,10 +37,6 @@ SYSTEM = (
     *("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random"),
 )
 """Shared libraries and devices, which each child may read."""
-
-
-PREFIX = "fedsim-isolation-"
-"""Of the names of temporary folders; the number of the process follows."""
 
 
 class ServerDied(Exception):
@@ -57,7 +53,7 @@ class Server:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._owner = os.getpid()
-        self._folder = _folder()
+        self._folder = folders.new()
         self._number = 0
         self._lines: list[dict[str, Any]] = []
         self._handles: list[int] = []
@@ -80,7 +76,9 @@ class Server:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
-        self._end = weakref.finalize(self, _end, self._control, self._process, self._folder)
+        self._end = weakref.finalize(
+            self, _end, self._owner, self._control, self._process, self._folder
+        )
         self.walls: tuple[str, ...] = tuple(self._ready()["walls"])
 
     def _ready(self) -> dict[str, Any]:
@@ -99,7 +97,8 @@ class Server:
     @property
     def alive(self) -> bool:
         """Whether it can be asked, by this process."""
-        return self._owner == os.getpid() and self._process.poll() is None
+        ours = self._owner == os.getpid() and os.path.isdir(self._folder)
+        return ours and self._process.poll() is None
 
     @contextlib.contextmanager
     def child(self, modules: Sequence[str] = (), *, attacks: bool) -> Iterator["Child"]:
@@ -117,31 +116,23 @@ class Server:
         except OSError as error:
             raise ServerDied from error
         ours, theirs = socket.socketpair()
-        handle: int | None = None
-        number = 0
-        process: int | None = None
+        number, told = 0, dict[str, Any]()
         try:
             with theirs, self._lock:
                 self._number = number = self._number + 1
                 request = {"number": number, "modules": list(modules), "attacks": attacks}
                 self._send(request, [theirs.fileno()])
                 told = self._told(lambda line: line.get("forked") == number)
-                process = told["process"]
-                if told["handles"]:
-                    handle = self._handles.pop(0)
                 self._open.add(number)
-            yield Child(self, ours.fileno(), number, folder)
+            yield Child(self, ours.fileno(), told, folder)
         finally:
             ours.close()
-            with contextlib.suppress(OSError):
-                if handle is not None:
-                    signal.pidfd_send_signal(handle, signal.SIGKILL)
-                elif process is not None:
-                    os.kill(process, signal.SIGKILL)
-            if handle is not None:
-                os.close(handle)
+            if os.getpid() == self._owner:  # not in a process that was forked meanwhile
+                _kill(told)
+                folders.remove(folder)
+            if told.get("handle") is not None:
+                os.close(told["handle"])
             self._open.discard(number)
-            shutil.rmtree(folder, ignore_errors=True)
 
     def get_ready(self) -> None:
         """Let the server import what attacks use, without waiting for it."""
@@ -154,28 +145,46 @@ class Server:
         except OSError as error:
             raise ServerDied from error
 
-    def ending(self, number: int) -> int:
+    def ending(self, told: dict[str, Any]) -> int:
         """How a child ended: its exit status, or minus the number of the signal that killed it.
+
+        A child that closed its socket and stays is killed.
+
+        Args:
+            told: What the server told when it forked the child.
 
         Raises:
             ServerDied: The server ended, which ends its children.
         """
+        number: int = told["forked"]
         with self._lock:
             if number not in self._ended:
-                self._told(lambda line: number in self._ended)
+                try:
+                    self._told(lambda line: number in self._ended, ENDS_WITHIN)
+                except ServerDied:
+                    _kill(told)
+                    self._told(lambda line: number in self._ended)
             return self._ended.pop(number)
 
-    def _told(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    def _told(
+        self, wanted: Callable[[dict[str, Any]], bool], seconds: float = STARTS_WITHIN
+    ) -> dict[str, Any]:
         """The next line that is wanted; endings on the way are remembered."""
         while True:
             try:
-                line = self._line(STARTS_WITHIN)
+                line = self._line(seconds)
             except TimeoutError as error:
                 raise ServerDied from error
+            if line.get("handles"):
+                line["handle"] = self._handles.pop(0)
             if line.get("ended") in self._open:
                 self._ended[line["ended"]] = line["status"]
             if wanted(line):
                 return line
+            if "forked" in line:  # whoever asked for it was interrupted
+                _kill(line)
+                if line.get("handle") is not None:
+                    os.close(line["handle"])
 
     def _line(self, seconds: float) -> dict[str, Any]:
         """The next line of the server."""
@@ -203,8 +212,8 @@ class Child:
         folder: Its empty temporary folder.
     """
 
-    def __init__(self, server: Server, channel: int, number: int, folder: str) -> None:
-        self._server, self._channel, self._number = server, channel, number
+    def __init__(self, server: Server, channel: int, told: dict[str, Any], folder: str) -> None:
+        self._server, self._channel, self._told = server, channel, told
         self.folder = folder
 
     def ask(self, *parts: bytes | memoryview) -> None:
@@ -227,7 +236,7 @@ class Child:
         try:
             return frames.receive(self._channel, until=time.monotonic() + seconds)
         except EOFError:
-            status = self._server.ending(self._number)
+            status = self._server.ending(self._told)
             how = f"exit status {status}" if status >= 0 else f"signal {-status}"
             raise EOFError(how) from None
 
@@ -271,17 +280,22 @@ def readable() -> list[str]:
     return [*SYSTEM, *library, *installed, *packages]
 
 
-def _folder() -> str:
-    """A new folder for temporary files of children; those of processes that were killed go."""
-    for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*-*"):
-        owner = left.name.removeprefix(PREFIX).partition("-")[0]
-        if owner.isdecimal() and not psutil.pid_exists(int(owner)):
-            shutil.rmtree(left, ignore_errors=True)
-    return tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-")
+def _kill(told: dict[str, Any]) -> None:
+    """Kill a child of which the server told."""
+    with contextlib.suppress(OSError):
+        if told.get("handle") is not None:
+            signal.pidfd_send_signal(told["handle"], signal.SIGKILL)
+        elif "process" in told:
+            os.kill(told["process"], signal.SIGKILL)
 
 
-def _end(control: socket.socket, process: "subprocess.Popen[bytes]", folder: str) -> None:
+def _end(
+    owner: int, control: socket.socket, process: "subprocess.Popen[bytes]", folder: str
+) -> None:
     control.close()
+    if os.getpid() != owner:  # a forked process, whose parent goes on with the server
+        process.returncode = 0
+        return
     with contextlib.suppress(Exception):
         process.wait(2)
     if process.poll() is None:
@@ -289,4 +303,4 @@ def _end(control: socket.socket, process: "subprocess.Popen[bytes]", folder: str
         process.wait()
     if process.stderr is not None:
         process.stderr.close()
-    shutil.rmtree(folder, ignore_errors=True)
+    folders.remove(folder)

@@ -4,6 +4,7 @@ import functools
 import io
 import sys
 import sysconfig
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -27,6 +28,9 @@ OWN = ("fedsim", "adversaries", "defenses", "__main__")
 MODELS = ("fedsim.tasks.", "fedsim.priors.", "transformers.models.")
 """Beginnings of the names of modules that a child imports along with models."""
 
+_REGISTRY = threading.Lock()
+"""Held while modules are registered with cloudpickle, which all threads share."""
+
 NOT_SHOWN = (Task, Truth, Interception)
 """What is never sent to an adversary."""
 
@@ -46,15 +50,16 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 def pickled(call: Call) -> bytes:
     """A call as bytes, with the user's own models as code, so that no module of theirs is read."""
     own = [one for one in list(sys.modules.values()) if _is_own(one)]
-    for module in own:
-        cloudpickle.register_pickle_by_value(module)
-    try:
-        buffer = io.BytesIO()
-        _Pickler(buffer, protocol=5).dump(call)
-        return buffer.getvalue()
-    finally:
+    with _REGISTRY:
         for module in own:
-            cloudpickle.unregister_pickle_by_value(module)
+            cloudpickle.register_pickle_by_value(module)
+        try:
+            buffer = io.BytesIO()
+            _Pickler(buffer, protocol=5).dump(call)
+            return buffer.getvalue()
+        finally:
+            for module in own:
+                cloudpickle.unregister_pickle_by_value(module)
 
 
 def _is_own(module: ModuleType) -> bool:

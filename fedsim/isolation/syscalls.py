@@ -30,6 +30,7 @@ NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452),
     "chown": (92, None), "fchown": (93, 55), "lchown": (94, None), "fchownat": (260, 54),
     "utime": (132, None), "utimes": (235, None), "futimesat": (261, None), "utimensat": (280, 88),
+    "truncate": (76, 45),
     "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7), "removexattr": (197, 14),
     "lremovexattr": (198, 15), "fremovexattr": (199, 16), "name_to_handle_at": (303, 264),
     "open_by_handle_at": (304, 265), "inotify_init": (253, None), "inotify_init1": (294, 26),
@@ -43,6 +44,7 @@ NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "msgsnd": (69, 189), "msgrcv": (70, 188), "msgctl": (71, 187), "semget": (64, 190),
     "semop": (65, 193), "semctl": (66, 191), "semtimedop": (220, 192), "mq_open": (240, 180),
     "mq_unlink": (241, 181), "migrate_pages": (256, 238), "move_pages": (279, 239),
+    "vmsplice": (278, 75),  # pages in a pipe do not count as memory
     # rights, and doors into the kernel
     "setuid": (105, 146), "setgid": (106, 144), "setreuid": (113, 145), "setregid": (114, 143),
     "setresuid": (117, 147), "setresgid": (119, 149), "setgroups": (116, 159),
@@ -59,7 +61,8 @@ NUMBERS: dict[str, tuple[int | None, int | None]] = {
 """Calls that fail with EPERM: their numbers on x86-64 and on aarch64, None where there is none."""
 
 CLONE, CLONE3, FCNTL = (56, 220), (435, 435), (72, 25)
-PRCTL, PRLIMIT = (157, 167), (302, 261)
+PRCTL, PRLIMIT, IOCTL = (157, 167), (302, 261), (16, 29)
+OPEN, OPENAT, OPENAT2 = (2, None), (257, 56), (437, 437)
 """Calls that are denied by their arguments."""
 
 MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
@@ -68,8 +71,15 @@ MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 CLONE_THREAD = 0x00010000
 OWN_PROCESS = 0
 PR_SET_NAME, PR_GET_NAME = 15, 16
-F_SETOWN, F_SETSIG, F_SETOWN_EX = 8, 10, 15
-"""Commands of `fcntl` that have a file send any signal to any process."""
+F_SETOWN, F_SETSIG, F_SETOWN_EX, F_SETLEASE = 8, 10, 15, 1024
+FIOSETOWN, SIOCSPGRP, FIOASYNC = 0x8901, 0x8902, 0x5452
+"""Commands of `fcntl` and `ioctl` by which a file sends signals, or keeps others from writing."""
+
+O_WRITE, O_TRUNC = 0b11, 0o1000
+"""Flags of opening: bits of writing, and to empty the file, which Landlock governs since 6.2."""
+
+NEWER = 463
+"""First number of the calls that came after this list was made, on both machines."""
 
 X32 = 0x40000000
 """First number of the calls with 32-bit pointers on x86-64."""
@@ -82,7 +92,7 @@ MISSING = 0x00050000 | errno.ENOSYS
 LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 """Instructions of BPF: load a word, three jumps, return."""
 
-NUMBER_AT, MACHINE_AT, FIRST_AT, SECOND_AT = 0, 4, 16, 24
+NUMBER_AT, MACHINE_AT, FIRST_AT, SECOND_AT, THIRD_AT = 0, 4, 16, 24, 32
 """Offsets in `struct seccomp_data`; of arguments, the low half on these machines."""
 
 PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, FILTER_MODE = 22, 38, 2
@@ -106,17 +116,27 @@ def program(machine: str) -> list[Instruction]:
     ]
     if machine == "x86_64":
         made += [(AT_LEAST, 0, 1, X32), (RETURN, 0, 0, KILL)]
+    made += [(AT_LEAST, 0, 1, NEWER), (RETURN, 0, 0, MISSING)]
     for both in NUMBERS.values():
         if (number := both[place]) is not None:
             made += [(EQUAL, 0, 1, number), (RETURN, 0, 0, DENY)]
-    # Its flags are in memory, which a filter cannot read. Without it, glibc takes `clone`.
-    made += [(EQUAL, 0, 1, CLONE3[place]), (RETURN, 0, 0, MISSING)]
+    # Their flags are in memory, which a filter cannot read. Without them, glibc takes others.
+    for both in (CLONE3, OPENAT2):
+        made += [(EQUAL, 0, 1, both[place]), (RETURN, 0, 0, MISSING)]
     made += _if(CLONE[place], FIRST_AT, [(ANY_BIT, 0, 1, CLONE_THREAD)])
     made += _if(PRCTL[place], FIRST_AT, [(EQUAL, 1, 0, PR_SET_NAME), (EQUAL, 0, 1, PR_GET_NAME)])
     made += _if(PRLIMIT[place], FIRST_AT, [(EQUAL, 0, 1, OWN_PROCESS)])
-    denied = [(EQUAL, 3, 0, F_SETOWN), (EQUAL, 2, 0, F_SETSIG), (EQUAL, 1, 0, F_SETOWN_EX)]
-    made += _if(FCNTL[place], SECOND_AT, denied)
+    made += _if(FCNTL[place], SECOND_AT, _none(F_SETOWN, F_SETSIG, F_SETOWN_EX, F_SETLEASE))
+    made += _if(IOCTL[place], SECOND_AT, _none(FIOSETOWN, SIOCSPGRP, FIOASYNC))
+    for number, argument in ((OPEN[place], SECOND_AT), (OPENAT[place], THIRD_AT)):
+        if number is not None:
+            made += _if(number, argument, [(ANY_BIT, 0, 1, O_TRUNC), (ANY_BIT, 0, 1, O_WRITE)])
     return [*made, (RETURN, 0, 0, ALLOW)]
+
+
+def _none(*denied: int) -> list[Instruction]:
+    """Tests that an argument is none of some values."""
+    return [(EQUAL, len(denied) - place, 0, value) for place, value in enumerate(denied)]
 
 
 def _if(number: int, argument: int, tests: list[Instruction]) -> list[Instruction]:

@@ -75,6 +75,8 @@ def forged(table, tensors=None):
         forged([{"attributes": []}]),
         forged([{"trace": [1]}]),
         claims.LENGTH.pack(200_000) + b"[" * 200_000,
+        forged([{"diagnostics": "x" * 2**24}]),
+        claims.LENGTH.pack(2) + b"[]" + claims.HEADER.pack(2**23 + 1) + b"{}",
     ],
 )
 def test_other_bytes_are_refused(content):

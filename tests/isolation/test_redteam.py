@@ -23,12 +23,15 @@ ENDED = {
     "exit-quietly": ("failed", "ended without a claim (exit status 0)"),
     "base-exception": ("failed", "Worse: not an Exception"),
     "interrupt": ("failed", "KeyboardInterrupt"),
-    "two-hundred-megabytes": ("failed", "its claim has"),
+    "two-hundred-megabytes": ("failed", "it sent"),
     "many-labels": ("failed", "adds up to more than"),
     "native-loop": ("timeout", "over its limit of 2 s"),
     "for-ever": ("timeout", "over its limit of 2 s"),
     "forged-frames": ("failed", "its claim cannot be read"),
-    "endless-frame": ("failed", "its claim has 4611686018427387904 bytes"),
+    "endless-frame": ("failed", "it sent 4611686018427387904 bytes"),
+    "leave-the-socket": ("failed", "ended without a claim (signal 9)"),
+    "long-progress": ("failed", "it sent 33554432 bytes, at most 262144"),
+    "nameless-error": ("failed", "its error cannot be read"),
     "claims-denial": ("failed", "<script>"),
 }
 """How tricks end that break something: status and a part of the error."""

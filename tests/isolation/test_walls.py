@@ -1,5 +1,6 @@
 """What the filter of system calls decides, on both machines."""
 
+import os
 import re
 import struct
 from pathlib import Path
@@ -12,10 +13,10 @@ HEADER = Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h")
 THREAD, FORK = 0x00010000 | 0x100, 17
 
 
-def decided(machine, number, first=0, second=0, *, kind=None):
+def decided(machine, number, first=0, second=0, third=0, *, kind=None):
     """What the filter returns, as the kernel would run it."""
     _, audit = syscalls.MACHINES[machine]
-    data = struct.pack("<IIQQQ", number, audit if kind is None else kind, 0, first, second)
+    data = struct.pack("<IIQ3Q", number, audit if kind is None else kind, 0, first, second, third)
     code, at, held = syscalls.program(machine), 0, 0
     while True:
         operation, true, false, constant = code[at]
@@ -46,12 +47,30 @@ def test_calls_are_denied_by_number_and_by_argument(machine):
     assert decided(machine, syscalls.PRLIMIT[place], 1234) == syscalls.DENY
     assert decided(machine, syscalls.PRCTL[place], syscalls.PR_SET_NAME) == syscalls.ALLOW
     assert decided(machine, syscalls.PRCTL[place], 1) == syscalls.DENY
-    for command in (syscalls.F_SETOWN, syscalls.F_SETSIG, syscalls.F_SETOWN_EX):
+    for command in (8, 10, 15, 1024):
         assert decided(machine, syscalls.FCNTL[place], 3, command) == syscalls.DENY
+    for command in (0x8901, 0x8902, 0x5452):
+        assert decided(machine, syscalls.IOCTL[place], 3, command) == syscalls.DENY
+    assert decided(machine, syscalls.IOCTL[place], 3, 0x5421) == syscalls.ALLOW
+    for number in (463, 469, 900):
+        assert decided(machine, number) == syscalls.MISSING
+    assert decided(machine, 462) == syscalls.ALLOW
     assert decided(machine, syscalls.FCNTL[place], 3, 1) == syscalls.ALLOW
     read, write, futex, mmap = {"x86_64": (0, 1, 202, 9), "aarch64": (63, 64, 98, 222)}[machine]
     for number in (read, write, futex, mmap):
         assert decided(machine, number) == syscalls.ALLOW
+
+
+@pytest.mark.parametrize("machine", syscalls.MACHINES)
+def test_files_are_not_emptied_by_opening_them_to_read(machine):
+    place, _ = syscalls.MACHINES[machine]
+    opened = {os.O_RDONLY: True, os.O_TRUNC: False, os.O_WRONLY | os.O_TRUNC | os.O_CREAT: True}
+    for flags, allowed in opened.items():
+        expected = syscalls.ALLOW if allowed else syscalls.DENY
+        assert decided(machine, syscalls.OPENAT[place], 3, 0, flags) == expected
+        if machine == "x86_64":
+            assert decided(machine, syscalls.OPEN[place], 0, flags) == expected
+    assert decided(machine, syscalls.OPENAT2[place]) == syscalls.MISSING
 
 
 def test_calls_of_another_machine_kill():

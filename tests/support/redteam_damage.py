@@ -1,6 +1,7 @@
 """Tricks of the red team (`redteam.py`) that do damage. A test copies both files."""
 
 import ctypes
+import fcntl
 import importlib
 import json
 import multiprocessing.shared_memory
@@ -180,7 +181,7 @@ def endless_frame(seen: Observation, job: Job) -> Any:
 
 @trick
 def deep_json(seen: Observation, job: Job) -> Any:
-    text = b"[" * 10**6
+    text = b"[" * 10**5
     os.write(3, b"p" + struct.pack(">Q", len(text)))
     left = memoryview(text)
     while left:
@@ -207,3 +208,48 @@ def lift_limits(seen: Observation, job: Job) -> Any:
 def become_root(seen: Observation, job: Job) -> Any:
     os.setuid(0)
     return ["root"]
+
+
+@trick
+def leave_the_socket(seen: Observation, job: Job) -> Any:
+    os.close(3)
+    time.sleep(10**6)
+
+
+@trick
+def deep_folders(seen: Observation, job: Job) -> Any:
+    for _ in range(1500):
+        os.mkdir("d")
+        os.chdir("d")
+    return None
+
+
+@trick
+def pages_in_pipes(seen: Observation, job: Job) -> Any:
+    _, end = os.pipe()
+    page = (ctypes.c_size_t * 2)(ctypes.addressof(ctypes.create_string_buffer(4096)), 4096)
+    return ["kept"] if ctypes.CDLL(None).vmsplice(end, page, 1, 0) > 0 else None
+
+
+@trick
+def signals_of_files(seen: Observation, job: Job) -> Any:
+    fcntl.ioctl(3, 0x8901, struct.pack("i", os.getppid()))
+    return ["owned by", fcntl.fcntl(3, fcntl.F_GETOWN)]
+
+
+@trick
+def emptied_files(seen: Observation, job: Job) -> Any:
+    return os.open(__file__, os.O_RDONLY | os.O_TRUNC)
+
+
+@trick
+def long_progress(seen: Observation, job: Job) -> Any:
+    os.write(3, b"p" + struct.pack(">Q", 2**25) + b"[" * 1000)
+    return None
+
+
+@trick
+def nameless_error(seen: Observation, job: Job) -> Any:
+    text = b'{"kinds": [], "text": ""}'
+    os.write(3, b"e" + struct.pack(">Q", len(text)) + text)
+    return None
