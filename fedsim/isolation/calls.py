@@ -33,6 +33,9 @@ DESCRIBES_WITHIN = 120.0
 GRACE = 1.0
 """Seconds beyond its time limit after which an attack is killed; its job ends it before."""
 
+REPORTS = 100
+"""Reports of progress a second that are read, and those of ten seconds at once."""
+
 LONGEST = 10.0**6
 """Seconds of the longest limit of CPU time."""
 
@@ -147,8 +150,9 @@ def _child(call: Call, limit: float, memory: int | None) -> Iterator[process.Chi
 
 def _result(child: process.Child, limit: float, progress: Callable[[bytes], None]) -> bytes:
     """Read a child's frames until its result; raise the error that it sends, or how it ended."""
-    until = time.monotonic() + SETTLES_WITHIN + limit
-    began = False
+    started = time.monotonic()
+    until = started + SETTLES_WITHIN + limit
+    began, reports = False, 0
     while True:
         try:
             kind, content = child.answer(until - time.monotonic())
@@ -162,7 +166,9 @@ def _result(child: process.Child, limit: float, progress: Callable[[bytes], None
         if kind == frames.BEGAN and not began:
             began, until = True, time.monotonic() + limit + GRACE
         elif kind == frames.PROGRESS:
-            progress(content)
+            reports += 1
+            if reports <= REPORTS * (10 + time.monotonic() - started):
+                progress(content)
         elif kind == frames.RESULT:
             return content
         elif kind == frames.ERROR:

@@ -80,6 +80,7 @@ class Call:
         jobs: Resources of each attack.
         plain_attention: Whether attention is computed without fused kernels.
         deterministic: Whether GPUs sum in a fixed order.
+        dtype: The default dtype.
     """
 
     what: str
@@ -88,6 +89,7 @@ class Call:
     jobs: tuple[JobGiven, ...] = ()
     plain_attention: bool = False
     deterministic: bool = True
+    dtype: torch.dtype = torch.float32
 
 
 def main(channel: int) -> None:
@@ -168,6 +170,7 @@ def _attack(adversary: Adversary, call: Call) -> list[Reconstruction]:
     jobs = [_job(given, number) for number, given in enumerate(call.jobs)]
     frames.send_json(CHANNEL, frames.BEGAN, None)
     seeds.deterministic(call.deterministic)
+    torch.set_default_dtype(call.dtype)
     with seeds.seeded(call.jobs[0].seed, wide=call.jobs[0].wide):
         if len(seen) == 1:
             found: list[Any] = [adversary.reconstruct(seen[0], jobs[0])]

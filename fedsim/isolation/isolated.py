@@ -127,6 +127,7 @@ class IsolatedAdversary(Adversary):
             tuple(_sent(job, self._memory_mb) for job in jobs),
             plain_attention=not torch.backends.cuda.flash_sdp_enabled(),  # type: ignore[no-untyped-call]
             deterministic=seeds.is_deterministic(),
+            dtype=torch.get_default_dtype(),
         )
         on_gpu = jobs[0].device.type == "cuda"
         if on_gpu and self._kept is None:

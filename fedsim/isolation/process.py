@@ -242,14 +242,16 @@ class Child:
 
 
 _running: Server | None = None
+_starting = threading.Lock()
 
 
 def server() -> Server:
     """The server of this process, which is started at the first call and stays."""
     global _running
-    if _running is None or not _running.alive:
-        _running = Server()
-    return _running
+    with _starting:
+        if _running is None or not _running.alive:
+            _running = Server()
+        return _running
 
 
 def stop() -> None:

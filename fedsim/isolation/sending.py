@@ -2,6 +2,7 @@
 
 import functools
 import io
+import os
 import sys
 import sysconfig
 import threading
@@ -104,7 +105,10 @@ def _beside(folder: Path) -> Iterator[Path]:
 
 
 def weights(value: Any) -> Iterator[str]:
-    """Files and folders that settings name, such as those of a pretrained model."""
+    """Files and folders that settings name, such as those of a pretrained model.
+
+    A word alone, such as "data" or ".", names none: a path has a separator or ends in a suffix.
+    """
     if isinstance(value, Mapping | list | tuple):
         for one in value.values() if isinstance(value, Mapping) else value:
             yield from weights(one)
@@ -112,11 +116,15 @@ def weights(value: Any) -> Iterator[str]:
         from huggingface_hub.constants import HF_HUB_CACHE
 
         yield f"{HF_HUB_CACHE}/models--{value.removeprefix(HUB).replace('/', '--')}"
-    elif isinstance(value, str | Path) and str(value):
+    elif isinstance(value, Path) or (isinstance(value, str) and _is_path(value)):
         for folder in (Path(), *search_folders()):
             with suppress(OSError, ValueError):
                 if (path := (folder / value).resolve()).exists():
                     yield str(path)
+
+
+def _is_path(text: str) -> bool:
+    return "/" in text or os.sep in text or bool(Path(text).suffix)
 
 
 def named(name: str, settings: Mapping[str, Any]) -> list[str]:

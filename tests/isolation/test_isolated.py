@@ -18,7 +18,7 @@ from fedsim.errors import PluginError, ScenarioError
 from fedsim.isolation import IsolatedAdversary, isolated, isolates, process
 from fedsim.isolation.calls import KeptChild, asked
 from fedsim.isolation.child import Call
-from fedsim.isolation.sending import pickled
+from fedsim.isolation.sending import pickled, weights
 from fedsim.knowledge import Knowledge
 from fedsim.records import Reconstruction
 from fedsim.references import look_in
@@ -286,3 +286,13 @@ def test_nothing_stays_behind():
     assert not os.path.exists(folder)
     with pytest.raises(ProcessLookupError):
         os.kill(number, 0)
+
+
+def test_paths_in_settings_may_be_read_and_words_may_not(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("data", "weights.safetensors"):
+        (tmp_path / name).write_text("w")
+    (tmp_path / "folder").mkdir()
+    settings = {"a": "data", "b": [".", ".."], "c": {"d": "weights.safetensors"}, "e": "./folder/"}
+    found = {*weights(settings | {"f": str(tmp_path / "data"), "g": 3, "h": "llg"})}
+    assert found == {str(tmp_path / one) for one in ("data", "weights.safetensors", "folder")}
