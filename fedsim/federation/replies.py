@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import cast
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedsim.attacking.campaign import UNKNOWN
 from fedsim.errors import ClientError, ScenarioError, UpdateRefused
@@ -16,6 +16,9 @@ from fedsim.records import Update
 from fedsim.runs.inert import visible
 from fedsim.runs.stored import Meaning
 from fedsim.scenario.settings import Training
+
+MOST_RECORDS, MOST_VALUES = 100, 1_000_000
+"""Largest number of records of a reply, and of a record's entries and of values of an entry."""
 
 
 def read_update(
@@ -48,6 +51,7 @@ def read_update(
     if reply.has_error():
         raise ClientError(visible(reply.error.reason or "") or f"error code {reply.error.code}")
     content = reply.content
+    _check_length(content)
     arrays, numbers = records_of(content, ArrayRecord), records_of(content, MetricRecord)
     if len(arrays) != 1:
         raise UpdateRefused(f"{len(arrays)} array records, expected one")
@@ -94,6 +98,19 @@ def read_update(
             f"num-examples is {count}"
         )
     return Update(tensors=tensors, **{**dict(meaning), "buffers": buffers})
+
+
+def _check_length(content: RecordDict) -> None:
+    """Raise `UpdateRefused` if a reply holds more than any model needs, before it is read."""
+    if len(content) > MOST_RECORDS:
+        raise UpdateRefused(f"{len(content)} records, at most {MOST_RECORDS} are read")
+    for name, record in content.items():
+        lists = () if isinstance(record, ArrayRecord) else record.values()
+        longest = max([len(record), *(len(one) for one in lists if isinstance(one, list))])
+        if longest > MOST_VALUES:
+            raise UpdateRefused(
+                f"its record {name!r:.80} holds {longest} values, at most {MOST_VALUES} are read"
+            )
 
 
 Names = tuple[tuple[str, tuple[str, ...]], ...]

@@ -75,6 +75,23 @@ def test_arrays_that_claim_another_size_are_refused_before_memory_is_taken(reply
         tracemalloc.stop()
 
 
+@pytest.mark.parametrize("what", ["records", "values"])
+def test_replies_that_are_too_long_are_refused_before_they_are_read(reply, what):
+    if what == "records":
+        for number in range(200):
+            reply.content[f"more {number}"] = MetricRecord({"a": 1.0})
+    else:
+        reply.content["more"] = ConfigRecord({"a": [0.0] * 1_000_001})
+    tracemalloc.start()
+    try:
+        for _ in range(100):
+            with pytest.raises(UpdateRefused, match=r"20\d records, at most 100|1000001 values"):
+                read_update(reply, ConfigRecord(), Training())
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+
+
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("kind", ["f2", "f4", "f8", "i8"])
 def test_arrays_of_another_process_are_read_as_flower_reads_them(kind, order):
