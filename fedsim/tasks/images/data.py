@@ -161,7 +161,9 @@ def _npz(path: Path, written: int) -> Arrays:
             raise ValueError(f"it is no npz file; expected one with {EXPECTED}")
         file.seek(0)
         with np.load(file, allow_pickle=False) as stored:
-            return stored_arrays({key: stored[key] for key in stored.files}, str(path))
+            found = {key: stored[key] for key in stored.files}
+            arrays = {key: one for key, one in found.items() if isinstance(one, np.ndarray)}
+            return stored_arrays(arrays, str(path))  # other files in the archive are bytes
 
 
 def _hub(name: str, size: int | None) -> Arrays:

@@ -233,6 +233,14 @@ def test_a_broken_file_is_one_clear_error(tmp_path):
             Images(data="toy", folder=tmp_path).spec  # noqa: B018
 
 
+def test_a_member_that_is_no_array_does_not_count(tmp_path):
+    with zipfile.ZipFile(tmp_path / "toy.npz", "w") as file:
+        file.writestr("x.npy", "no array")
+        file.writestr("readme", "text")
+    with pytest.raises(DataError, match=r"toy\.npz holds nothing; expected"):
+        Images(data="toy", folder=tmp_path).spec  # noqa: B018
+
+
 def test_a_pipe_and_a_header_that_claims_too_much_are_refused_at_once(tmp_path):
     os.mkfifo(tmp_path / "pipe.npz")
     with pytest.raises(DataError, match=r"pipe\.npz cannot be read: it is no regular file"):
