@@ -269,6 +269,7 @@ class Running:
             "client worker killed": "ClientWorker", "attack worker killed": "AttackWorker",
             "raylet killed": "raylet/raylet", "Ray's head killed": "gcs_server",
             "simulation killed": "fedsim.engine.flower",
+            "isolation server killed": "fedsim.isolation.server",
         }  # fmt: skip
         if kind == "node lost":
             assert self._chaos._cluster is not None

@@ -69,6 +69,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "attack hangs": attack("hangs", timeout=0.2, victims=1),
     "attack eats memory": attack("memory"),
     "attack dies": attack("dies", victims=1),
+    "isolation server killed": {"threat": {"isolation": "process"}},
 }  # fmt: skip
 SECURE = ("masked-sum", "secagg+")
 USUAL = ("plain", "momentum", "adam", "sweep", *SECURE)

@@ -27,8 +27,12 @@ KINDS: dict[str, tuple[str, ...]] = {
     "Ray's head killed": ("ray",),
     "simulation killed": ("flower",),
     "node lost": ("nodes",),
+    "isolation server killed": ("inline",),
 }
 """Where each kind of fault is tried."""
+
+SINCE = {"isolation server killed": 3000}
+"""The first trial that may have a kind, so that earlier numbers draw what they always drew."""
 
 WHERE = {"inline": 0.6, "ray": 0.28, "nodes": 0.08, "flower": 0.04}
 LONG = ("driver killed", "driver killed twice", "driver terminated", "disk full", "torn file")
@@ -49,7 +53,11 @@ class Trial:
         self.number, rng = number, np.random.default_rng(number)
         self.rng = rng
         self.where = str(rng.choice([*WHERE], p=[*WHERE.values()]))
-        kinds = [kind for kind, places in KINDS.items() if self.where in places]
+        kinds = [
+            kind
+            for kind, places in KINDS.items()
+            if self.where in places and number >= SINCE.get(kind, 0)
+        ]
         weights = np.array([2.0 if kind in LONG else 1.0 for kind in kinds])
         self.kind = str(rng.choice(kinds, p=weights / weights.sum()))
         usual = str(rng.choice(faults.USUAL))
