@@ -55,7 +55,7 @@ def test_an_interrupted_run_continues_at_the_rate_of_its_round(tmp_path):
 def test_the_observation_has_the_rate_of_its_round(tmp_path):
     run = scheduled(algorithm="fedavg")
     table = run.to_dict() | {"adversaries": [{"name": "historian"}]}
-    table["threat"] = {"grants": "full", "follow": [5], "victims": [5]}
+    table["threat"] |= {"grants": "full", "follow": [5], "victims": [5]}
     Historian.rates.clear()
     simulate(type(run).parse(table), tmp_path)
     assert Historian.rates == RATES

@@ -164,9 +164,9 @@ def test_what_is_written_is_read_back(name, tmp_path):
     run = Scenario.load(name)
     path = tmp_path / "resolved.toml"
     path.write_text(run.to_toml(), encoding="utf-8")
-    assert Scenario.load(path) == run
+    assert Scenario.load(path).model_dump() == run.model_dump()
     assert Scenario.load(path).to_toml() == run.to_toml()
-    assert Scenario.model_validate_json(run.model_dump_json()) == run
+    assert Scenario.model_validate_json(run.model_dump_json()).model_dump() == run.model_dump()
 
 
 @given(
