@@ -20,7 +20,7 @@ ROOT = Path(fedsim.__file__).parent
 # Rooms from left to right: a room imports what stands left of it. The rooms of a row know nothing
 # of each other.
 ROOMS = [
-    {"errors", "moved"},
+    {"errors", "interrupts", "moved"},
     {"references", "libraries"},
     {"seeds", "plugin", "parts", "privacy", "job", "quantity"},
     {"requirement"},

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
+from fedsim import interrupts
 from fedsim.attacking.attack import Attack, AttackRunner, GroupFailed, Outcome, one_by_one
 from fedsim.attacking.progress import AttackProgress, watched
 
@@ -76,8 +77,10 @@ class InlineExecutor:
                 with watched(runner.progress, show):
                     outcomes = runner.perform_together(group)
             except GroupFailed as reason:
+                interrupts.check()
                 self._queue.extendleft(reversed(one_by_one(group, str(reason))))
                 continue
+            interrupts.check()  # its rows may say that it failed
             yield from outcomes
         self._observer("running", running=(), workers=1)
 

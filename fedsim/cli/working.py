@@ -2,7 +2,6 @@
 
 import os
 import shlex
-import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from fedsim.cli.options import print_json
+from fedsim.interrupts import noted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,20 +30,6 @@ def loading(console: "Console", *, quiet: bool) -> Iterator[None]:
     finally:
         if status is not None:
             status.stop()
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """Let SIGTERM, which batch systems and containers send, do what Ctrl-C does."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    previous = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
 
 
 def work(
@@ -71,7 +57,7 @@ def work(
 
     command = f"continue with: {shlex.join(again)}"
     try:
-        with _terminable(), Display(console, quiet=quiet) as display:
+        with noted(), Display(console, quiet=quiet) as display:
             report = job(observer=display)
     except KeyboardInterrupt:
         typer.secho(f"interrupted; what was found is in {folder}", fg="yellow", err=True)
