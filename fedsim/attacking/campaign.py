@@ -24,6 +24,7 @@ from fedsim.runs.attack_log import Ended
 from fedsim.runs.ledger import Ledger, place
 from fedsim.runs.recording import Recording
 from fedsim.scenario.built import BuiltRun
+from fedsim.scenario.devices import device_of
 
 UNKNOWN = "unknown"
 """The name of a local optimizer that is not stated."""
@@ -320,7 +321,8 @@ class Campaign:
     def close(self) -> None:
         """Record the last attacks, and remove the interceptions that do not stay."""
         self.collect(wait=True)
-        provenance.add_isolation(self.ledger.folder, walls_around(self._plans))
+        device = device_of(self.scenario.engine, "attack")
+        provenance.add_isolation(self.ledger.folder, walls_around(self._plans, device))
         kept = self._keeper.close()
         if left_out := kept.pop("left_out"):
             most = self.scenario.record.max_bytes

@@ -1,6 +1,7 @@
 """One call of an adversary in a process of its own: its result, its error, or how it ended."""
 
 import contextlib
+import functools
 import json
 import math
 import pickle
@@ -102,10 +103,8 @@ def asked(
     for left in reversed(range(REPEATS + 1)):
         child = KeptChild() if kept is None else kept
         try:
-            if memory is None:
-                opened = child.open(lambda: _child(call, LONGEST, None))
-            else:
-                opened = child.open(lambda: _child(call, limit, memory))
+            seconds = limit if kept is None else LONGEST
+            opened = child.open(functools.partial(_child, call, seconds, memory))
             opened.ask(content)
             found = _result(opened, limit, progress)
         except process.ServerDied:

@@ -30,7 +30,7 @@ SCOPES, SCOPES_SINCE = 0b11, 6
 READ = EXECUTE | READ_FILE | READ_DIR
 """What is allowed of readable files and folders; shared libraries are mapped as executable."""
 
-IOCTL_DEV, IOCTL_SINCE = 1 << 15, 5
+IOCTL_DEV = 1 << 15
 """Commands to devices."""
 
 WRITE = (

@@ -162,19 +162,25 @@ def isolates(isolation: Isolation, name: str, settings: Mapping[str, Any]) -> bo
     )
 
 
-def walls_around(planned: Iterable[tuple[str, Any, Adversary]]) -> dict[str, str]:
+def walls_around(
+    planned: Iterable[tuple[str, Any, Adversary]], device: torch.device
+) -> dict[str, str]:
     """The walls around adversaries, such as "process: memory, time, files" or "none".
 
     Args:
         planned: Adversaries as a scenario makes them; the first value is the label.
+        device: Where attacks compute. On a GPU the memory of a process is not limited.
 
     Returns:
         The walls by label.
     """
-    return {
-        label: f"process: {', '.join(one.walls)}" if isinstance(one, IsolatedAdversary) else "none"
-        for label, _, one in planned
-    }
+    found = {}
+    for label, _, one in planned:
+        found[label] = "none"
+        if isinstance(one, IsolatedAdversary):
+            walls = [wall for wall in one.walls if wall != "memory" or device.type != "cuda"]
+            found[label] = f"process: {', '.join(walls)}"
+    return found
 
 
 def isolated(

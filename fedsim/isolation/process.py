@@ -32,7 +32,11 @@ SET = {"PATH": os.defpath, "LC_ALL": "C.UTF-8", "OMP_NUM_THREADS": "1", "MKL_NUM
 """Variables that are set for it."""
 
 SYSTEM = (
-    *("/lib", "/lib32", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/opt/lib"),
+    *(
+        f"{root}/{name}"
+        for root in ("", "/usr", "/usr/local")
+        for name in ("lib", "lib32", "lib64")
+    ),
     *("/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo"),
     *("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random"),
 )

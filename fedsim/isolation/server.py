@@ -99,7 +99,7 @@ def _serve(asked: socket.socket) -> None:
                 request = json.loads(line)
                 if request["attacks"]:
                     warm()
-                if "number" in request:  # otherwise it was told to get ready
+                if "number" in request:  # a child is asked for, not only that modules be imported
                     _fork(asked, request, channels.pop(0), children)
     except ConnectionError:
         return

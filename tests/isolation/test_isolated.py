@@ -15,7 +15,7 @@ from fedsim.adversary import Adversary
 from fedsim.attacking.audit import planned
 from fedsim.engine.simulate import simulate
 from fedsim.errors import PluginError, ScenarioError
-from fedsim.isolation import IsolatedAdversary, isolated, isolates, process
+from fedsim.isolation import IsolatedAdversary, isolated, isolates, process, walls_around
 from fedsim.isolation.calls import KeptChild, asked
 from fedsim.isolation.child import Call
 from fedsim.isolation.sending import pickled, weights
@@ -296,3 +296,12 @@ def test_paths_in_settings_may_be_read_and_words_may_not(tmp_path, monkeypatch):
     settings = {"a": "data", "b": [".", ".."], "c": {"d": "weights.safetensors"}, "e": "./folder/"}
     found = {*weights(settings | {"f": str(tmp_path / "data"), "g": 3, "h": "llg"})}
     assert found == {str(tmp_path / one) for one in ("data", "weights.safetensors", "folder")}
+
+
+def test_the_page_does_not_promise_a_limit_of_memory_on_a_gpu():
+    planned = [("here", None, isolated("llg", {})), ("plain", None, Here())]
+    cpu = walls_around(planned, torch.device("cpu"))
+    gpu = walls_around(planned, torch.device("cuda"))
+    assert "memory" in cpu["here"]
+    assert "memory" not in gpu["here"]
+    assert cpu["plain"] == gpu["plain"] == "none"
