@@ -6,6 +6,7 @@ since it may come from another machine.
 
 import io
 import re
+import warnings
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -90,14 +91,16 @@ def read_rows(run_dir: Path, name: str, needed: set[str]) -> "tuple[pd.DataFrame
     if not text[:end].strip():
         return pd.DataFrame(), notes
     try:
-        table = pd.read_csv(
-            io.StringIO(text[:end]),
-            dtype=object,
-            keep_default_na=False,
-            on_bad_lines="skip",
-            index_col=False,
-        )
-    except ValueError as broken:
+        with warnings.catch_warnings():  # of rows with more cells than there are names of columns
+            warnings.simplefilter("error", pd.errors.ParserWarning)
+            table = pd.read_csv(
+                io.StringIO(text[:end]),
+                dtype=object,
+                keep_default_na=False,
+                on_bad_lines="skip",
+                index_col=False,
+            )
+    except (ValueError, pd.errors.ParserWarning) as broken:
         raise RunFolderError(f"{name} in '{run_dir}' is no CSV: {broken}") from broken
     if missing := sorted(needed - set(table.columns)):
         raise RunFolderError(
