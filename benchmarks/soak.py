@@ -64,9 +64,9 @@ def draw(rows: list[tuple[int, float, int, int, float]], path: Path) -> None:
     at = [row[0] for row in rows]
     for number, name in enumerate(("memory (MiB)", "threads", "open files"), 1):
         axes = figure.add_subplot(1, 3, number)
-        axes.plot(at, [row[number] for row in rows])
-        axes.set(xlabel="round", title=name)
-        axes.set_ylim(bottom=0)
+        values = [row[number] for row in rows]
+        axes.plot(at, values)
+        axes.set(xlabel="round", title=name, ylim=(0, 1.1 * max(values)))
     figure.savefig(path, metadata={"Date": None})
 
 

@@ -285,7 +285,7 @@ class Campaign:
 
     def submit(self, round: int, groups: Sequence[Sequence[Attack]]) -> None:
         """Queue groups of attacks on a round."""
-        self._open[round] += sum(map(len, groups))
+        self._open += Counter({round: sum(map(len, groups))})
         self.executor.submit(groups)
         attacks = itertools.chain.from_iterable(groups)
         keys = [(one.interception.victim, self._plans[one.adversary][0]) for one in attacks]
@@ -296,7 +296,7 @@ class Campaign:
     def collect(self, *, wait: bool = False) -> None:
         """Record the attacks that have ended; with `wait`, all of them."""
         for outcome in self.executor.collect(wait=wait):
-            self._open[outcome.round] -= 1
+            self._open -= Counter([outcome.round])
             row = outcome.findings[0]
             if (key := (row.victim, row.label)) not in self._wanted:
                 continue  # made with its group, of which another attack was wanted
@@ -341,7 +341,7 @@ class Campaign:
 
     def settled(self, round: int) -> bool:
         """Whether every attack on this round and the earlier ones is recorded."""
-        return not any(count and open <= round for open, count in self._open.items())
+        return not any(open <= round for open in self._open)
 
     def cancel(self) -> None:
         """Stop all attacks. Findings so far are kept."""

@@ -97,6 +97,9 @@ class Keeper:
             round: The number of the round.
             present: The clients of each update, and those whose replies could not be used.
         """
+        if not self._shows_history:  # then no earlier round is asked for
+            self._attacked.clear()
+            self._probed.clear()
         here = sorted({*present})
         chosen = [victims_of(self._scenario, plan, round, here) for plan in self._plans]
         self._attacked[round] = {victim for victims in chosen for victim, _ in victims}

@@ -30,8 +30,8 @@ from fedsim.seeds import derive, torch_generator
 PUBLIC = 256
 """The largest number of public examples that a victim's are told from by their features."""
 
-REMEMBERED = 10_000
-"""The number of baselines that a scorer caches."""
+REMEMBERED = 1000
+"""The number of baselines that a scorer caches, for other attacks on the victims of a round."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -195,7 +195,7 @@ class Scorer:
         key = (interception.victim, metric.name, self._adversary(attack).over_history)
         if key not in self._chances:
             if len(self._chances) >= REMEMBERED:
-                self._chances.clear()
+                del self._chances[next(iter(self._chances))]
             seed = derive(self.scenario.seed, "baseline", interception.draw, *interception.clients)
             self._chances[key] = metrics.baselines(metric, truth, self.task.spec, guess, seed)
         return self._chances[key]

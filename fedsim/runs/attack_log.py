@@ -57,11 +57,17 @@ class _Content:
 
 
 class AttackLog:
-    """The attacks of a run folder that have ended, and the plans of their adversaries."""
+    """The attacks of a run folder that have ended, and the plans of their adversaries.
+
+    Attacks that end while the log is open are only in the file, which is read again if they are
+    asked for: a process that makes thousands of attacks keeps none of them.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
         self._content: _Content | None = None
+        self._longer: set[str] = set()
+        """Points whose attacks in the file are more than those that were read."""
 
     @property
     def plans(self) -> dict[str, dict[str, Any]]:
@@ -71,11 +77,18 @@ class AttackLog:
     @property
     def ended(self) -> dict[tuple[str, str, str], Ended]:
         """The attacks by point, victim and label; raises `RunFolderError` as well."""
+        if self._longer:
+            self._content = None
         return self._read().ended
+
+    def finished(self, point: str) -> list[Ended]:
+        """The attacks of a point; those of others are not read again for it."""
+        ended = self.ended if point in self._longer else self._read().ended
+        return [one for one in ended.values() if one.point == point]
 
     def plans_of(self, point: str, label: str) -> set[str]:
         """The digests of the plans that attacks of a point under a label had."""
-        return {one.plan for one in self.ended.values() if (one.point, one.label) == (point, label)}
+        return {one.plan for one in self.finished(point) if one.label == label}
 
     def plan(self, plan: Mapping[str, Any]) -> str:
         """Write a plan, if it is not there yet; returns its digest."""
@@ -88,13 +101,14 @@ class AttackLog:
 
     def end(self, attack: Ended) -> None:
         """Record that an attack ended; its rows are in the table by then."""
-        self.ended[attack.key] = attack
+        self._read()  # what a killed process left is mended before a line follows it
+        self._longer.add(attack.point)
         self._append(attack.model_dump())
 
     def drop(self, unwanted: Callable[[Ended], bool]) -> None:
         """Forget attacks, whose rows the caller has dropped."""
-        content = self._read()
-        content.ended = {key: one for key, one in content.ended.items() if not unwanted(one)}
+        ended, content = self.ended, self._read()
+        content.ended = {key: one for key, one in ended.items() if not unwanted(one)}
         lines = [{"plan": digest, **plan} for digest, plan in content.plans.items()]
         lines += [one.model_dump() for one in content.ended.values()]
         with writing(self._path):
@@ -107,6 +121,7 @@ class AttackLog:
     def _read(self) -> _Content:
         if self._content is None:
             self._content = _Content({}, {})
+            self._longer = set()
             text = ""
             if self._path.exists():
                 try:

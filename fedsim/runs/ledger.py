@@ -202,8 +202,7 @@ class Ledger:
 
     def finished(self, point: str) -> dict[tuple[str, str], Ended]:
         """The attacks of a point that ended, by victim and adversary label."""
-        ended = self.attacks.ended.values()
-        return {(one.victim, one.label): one for one in ended if one.point == point}
+        return {(one.victim, one.label): one for one in self.attacks.finished(point)}
 
     def ended(self) -> set[str]:
         """The points that are finished, with all attacks written."""

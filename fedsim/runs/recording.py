@@ -11,7 +11,6 @@ loses no closed round; after a power failure the digests show which files were l
 """
 
 import contextlib
-import functools
 import hashlib
 import json
 import shutil
@@ -20,15 +19,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from fedsim.errors import RunFolderError
 from fedsim.records import Interception, Update
 from fedsim.runs.files import make_folder, opened, write_whole
+from fedsim.runs.index import Index
 from fedsim.runs.stored import Entry, File, Meaning, Round, Stored, StoredTensors, serialised
-from fedsim.runs.tables import cut_to_lines, writing
+from fedsim.runs.tables import writing
 
 INDEX = "index.jsonl"
 
@@ -51,29 +49,21 @@ class Recording:
         self._writes: list[Future[None]] = []
         self._sent: list[tuple[Mapping[str, Tensor], File]] = []
         self._model: File | None = None
+        self._rounds: Mapping[int, Round] | None = None
 
-    @functools.cached_property
-    def rounds(self) -> dict[int, Round]:
-        """The recorded rounds by number, in order.
+    @property
+    def rounds(self) -> Mapping[int, Round]:
+        """The recorded rounds by number, in order, each read when it is asked for.
 
         Raises:
             RunFolderError: The index cannot be read.
         """
-        path, found = self.folder / INDEX, dict[int, Round]()
-        try:
-            lines = path.read_text(encoding="utf-8").split("\n")
-        except FileNotFoundError:
-            return self._unindexed()
-        except (OSError, UnicodeDecodeError) as error:
-            raise RunFolderError(f"{path} cannot be read: {error}") from error
-        for number, line in enumerate(lines[:-1], 1):  # what follows the last newline is incomplete
+        if self._rounds is None:
             try:
-                round = Round.model_validate_json(line)
-            except ValidationError as error:
-                why = error.errors()[0]["msg"]
-                raise RunFolderError(f"{path} cannot be read: line {number}: {why}") from error
-            found[round.round] = round
-        return dict(sorted(found.items()))
+                self._rounds = Index(self.folder / INDEX)
+            except FileNotFoundError:
+                self._rounds = self._unindexed()
+        return self._rounds
 
     def is_whole(self, last: int) -> bool:
         """Whether nothing recorded of the rounds up to one is lost; True if nothing is recorded."""
@@ -162,13 +152,7 @@ class Recording:
         line = Round(round=round, updates=tuple(updates), refused=dict(refused), before=self._model)
         self._sent.clear()
         self._model = None
-        self.rounds[round] = line
-        path = self.folder / INDEX
-        with writing(path):
-            make_folder(self.folder)
-            with opened(path, "a+b") as file:
-                cut_to_lines(file)
-                file.write(line.model_dump_json(exclude_defaults=True).encode() + b"\n")
+        self._begin().append(line)
 
     def interceptions(self, round: int) -> dict[tuple[int, ...], Interception]:
         """The interceptions of a round that can be read, by their clients."""
@@ -192,11 +176,12 @@ class Recording:
         Returns:
             Those that can be read, in order, and whether these are all.
         """
+        rounds = self.rounds
         found = [
             (number, one)
-            for number, round in self.rounds.items()
+            for number in (rounds.of(client) if isinstance(rounds, Index) else rounds)
             if number < before
-            for one in round.updates
+            for one in rounds[number].updates
             if client in one.clients
         ]
         there = [self._read(number, one) for number, one in found if self._there(one)]
@@ -220,6 +205,7 @@ class Recording:
             kept: Their keys, by round.
             models: Rounds whose global arrays stay for probes.
         """
+        changed = dict[int, Round]()
         for number, round in self.rounds.items():
             stay = frozenset(kept.get(number, ()))
             updates = [
@@ -227,15 +213,11 @@ class Recording:
                 for one in round.updates
             ]
             before = round.before if number in models else None
-            self.rounds[number] = round.model_copy(
-                update={"updates": tuple(updates), "before": before}
-            )
-        path = self.folder / INDEX
-        if path.exists():
-            rounds = self.rounds.values()
-            text = "".join(one.model_dump_json(exclude_defaults=True) + "\n" for one in rounds)
-            with writing(path):
-                write_whole(path, text.encode())
+            changed[number] = round.model_copy(update={"updates": tuple(updates), "before": before})
+        if isinstance(self.rounds, Index):
+            self.rounds.replace(changed.values())
+        else:
+            self._rounds = changed
 
     def prune(self, round: int) -> None:
         """Remove the files of a round that do not stay."""
@@ -250,14 +232,17 @@ class Recording:
     def remove(self) -> None:
         """Remove the whole folder."""
         shutil.rmtree(self.folder, ignore_errors=True)
-        self.rounds = {}
+        self._rounds = {}
 
-    def _begin(self) -> None:
+    def _begin(self) -> Index:
         """Make an index before the first file: without one, a folder counts as of schema 1."""
         path = self.folder / INDEX
-        with writing(path):
-            make_folder(self.folder)
-            opened(path, "a").close()
+        if not isinstance(self._rounds, Index) or not path.exists():
+            with writing(path):
+                make_folder(self.folder)
+                opened(path, "a").close()
+            self._rounds = Index(path)
+        return self._rounds
 
     def _before(self, interception: Interception) -> File:
         """The file of the arrays that an interception's clients received."""

@@ -20,7 +20,8 @@ OPEN_FILES = 16
 
 
 class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True)
+    # Keys alone: names and digests of files are each other ones, and would fill a cache.
+    model_config = ConfigDict(frozen=True, cache_strings="keys")
 
 
 class Meaning(_Record):

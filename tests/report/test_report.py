@@ -156,7 +156,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path):
 def test_a_table_whose_first_line_lacks_columns_is_refused(run):
     folder = run(row())
     (folder / "utility.csv").write_text("round,metric,value\n1,accuracy,0.5,lr=1\n")
-    with pytest.raises(RunFolderError, match="utility.csv .* is no CSV: Length of header"):
+    with pytest.raises(RunFolderError, match=r"utility.csv .* is no CSV: Length of header"):
         write_report(folder)
 
 
