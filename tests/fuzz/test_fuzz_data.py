@@ -22,6 +22,7 @@ from fedsim.tasks.speech.voices import RATE
 
 TASKS = {
     "npz": {"name": "images", "model": {"name": "mlp", "hidden": [4]}},
+    "zipped": {"name": "images", "model": {"name": "mlp", "hidden": [4]}},
     "csv": {"name": "tabular"},
     "jsonl": {"name": "text", "vocabulary": 300, "model": model()},
     "tsv": {"name": "text", "vocabulary": 300, "model": model()},
@@ -39,6 +40,8 @@ def write(folder: Path, kind: str) -> None:
     rng = np.random.default_rng(0)
     if kind == "npz":
         written(folder, **toy())
+    elif kind == "zipped":
+        np.savez_compressed(folder / "toy.npz", **toy())
     elif kind == "wav":
         rows = [("file", "speaker", "transcript")]
         for number in range(8):

@@ -1,10 +1,11 @@
 """Images and labels as arrays: of npz files, folders, or a function of the user's own, checked."""
 
 import functools
-from collections.abc import Iterable, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,15 +45,51 @@ class Arrays:
     label_names: tuple[str, ...] = ()
 
 
-def stored_arrays(stored: Mapping[str, Array], where: str) -> Arrays:
-    """Arrays by the names that they have in an npz file."""
-    split = {"x_train", "y_train", "x_test", "y_test"} <= stored.keys()
-    if not split and not {"x", "y"} <= stored.keys():
-        raise DataError(f"{where} holds {', '.join(stored) or 'nothing'}; expected {EXPECTED}")
+class Head(Protocol):
+    """What is known of an array before its values are read."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of its values."""
+        ...
+
+
+def stored_arrays(heads: Mapping[str, Head], read: Callable[[str], Array], where: str) -> Arrays:
+    """Images and labels by the names that they have in an npz file.
+
+    What shapes, types or labels refuse is refused before any images are read.
+
+    Args:
+        heads: Shapes and types by name.
+        read: Reads an array by its name.
+        where: The source, for the error message.
+
+    Raises:
+        DataError: They are no images with their labels.
+    """
+    split = {"x_train", "y_train", "x_test", "y_test"} <= heads.keys()
+    if not split and not {"x", "y"} <= heads.keys():
+        raise DataError(f"{where} holds {', '.join(heads) or 'nothing'}; expected {EXPECTED}")
     parts = [("x_train", "y_train"), ("x_test", "y_test")] if split else [("x", "y")]
-    read = [checked(stored[x], stored[y], f"{where} ({x}, {y})") for x, y in parts]
-    names = next((stored[key] for key in NAMES if key in stored), ())
-    return joined(read, tuple(str(name) for name in names), where)
+    places = [f"{where} ({x}, {y})" for x, y in parts]
+    forms = [suited(heads[x], heads[y], place) for (x, y), place in zip(parts, places, strict=True)]
+    alike(forms, where)
+    names: tuple[str, ...] = ()
+    if named := [key for key in NAMES if key in heads]:
+        if len(shape := heads[named[0]].shape) != 1:
+            raise DataError(f"{where}: {named[0]} has shape {shape}, expected a name a label")
+        names = tuple(str(name) for name in read(named[0]))
+    labels = [read(y) for _, y in parts]
+    labelled(np.concatenate(labels), names, where)
+    found = [
+        checked(read(x), y, place) for (x, _), y, place in zip(parts, labels, places, strict=True)
+    ]
+    return joined(found, names, where)
 
 
 def own_arrays(name: str) -> Arrays:
@@ -69,7 +106,7 @@ def own_arrays(name: str) -> Arrays:
         arrays = {str(key): _array(value) for key, value in found.items()}
     except (ValueError, TypeError, RuntimeError) as error:
         raise DataError(f"{name}() returned no arrays: {error}; expected {EXPECTED}") from error
-    return stored_arrays(arrays, f"{name}()")
+    return stored_arrays(arrays, arrays.__getitem__, f"{name}()")
 
 
 def _array(value: Any) -> Array:
@@ -157,22 +194,74 @@ def decoded(images: Iterable[Any], size: int | None, where: str) -> Array:
     return np.stack(arrays)
 
 
+def suited(x: Head, y: Head, where: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Validate shapes and types of images and labels.
+
+    Returns:
+        The shape (N, C, H, W) of the images, and their type.
+    """
+    shape = (*x.shape, 1) if len(x.shape) == 3 else x.shape
+    images = len(shape) == 4 and shape[3] in (1, 3) and min(shape) > 0
+    labels = y.shape == shape[:1] and y.dtype.kind in "iu"
+    if not (images and labels and (x.dtype.kind == "f" or x.dtype == np.uint8)):
+        raise DataError(_found(x, y, where))
+    number, height, width, channels = shape
+    kind = np.dtype(np.float32) if x.dtype.kind == "f" else x.dtype
+    return (number, channels, height, width), kind
+
+
+def _found(x: Head, y: Head, where: str) -> str:
+    found = f"images {x.dtype} {x.shape}, labels {y.dtype} {y.shape}"
+    return f"{where}: {found}; expected {EXPECTED}"
+
+
 def checked(x: Array, y: Array, where: str) -> tuple[Array, Array]:
     """Validate images, returned as (N, C, H, W) uint8 or float32, and labels of shape (N,)."""
-    found = f"{where}: images {x.dtype} {x.shape}, labels {y.dtype} {y.shape}; expected {EXPECTED}"
-    if x.ndim == 3:
-        x = x[..., None]
-    if x.ndim != 4 or x.shape[3] not in (1, 3) or 0 in x.shape:
-        raise DataError(found)
-    if y.shape != x.shape[:1] or y.dtype.kind not in "iu":
-        raise DataError(found)
+    suited(x, y, where)
     if x.dtype.kind == "f":
         if not (np.isfinite(x).all() and x.min() >= 0 and x.max() <= 1):
+            found = _found(x, y, where)
             raise DataError(f"{found}; these floats run from {x.min()} to {x.max()}")
         x = x.astype(np.float32)
-    elif x.dtype != np.uint8:
-        raise DataError(found)
-    return x.transpose(0, 3, 1, 2), y.astype(np.int64)
+    images = x[..., None] if x.ndim == 3 else x
+    return images.transpose(0, 3, 1, 2), y.astype(np.int64)
+
+
+def labelled(y: Array, names: Sequence[str], where: str) -> int:
+    """Validate labels; returns the number of classes.
+
+    Args:
+        y: The labels of all examples.
+        names: The names of the labels, if there are any.
+        where: The source, for the error message.
+
+    Raises:
+        DataError: They do not run from 0 without gaps, or there is one alone.
+    """
+    classes = len(names) or int(y.max()) + 1
+    if int(y.min()) < 0 or int(y.max()) >= classes:
+        raise DataError(
+            f"{where} has labels from {y.min()} to {y.max()}, expected "
+            f"0 to {classes - 1}" + (": it names that many classes" if names else "")
+        )
+    present = {*np.unique(y).tolist()}
+    if len(present) < classes and not names:
+        missing = list(itertools.islice((n for n in range(classes) if n not in present), 6))
+        named = ", ".join(map(str, missing[:5])) + (" and others" if len(missing) > 5 else "")
+        raise DataError(
+            f"{where} has labels from 0 to {y.max()}, but no example with {named}. "
+            "Number classes from 0 without gaps, or name them all in label_names"
+        )
+    if classes < 2:
+        raise DataError(f"{where} has a single label; a classifier needs two")
+    return classes
+
+
+def alike(forms: Sequence[tuple[tuple[int, ...], np.dtype[Any]]], where: str) -> None:
+    """Raise `DataError` if images of splits differ in their shape (N, C, H, W) or type."""
+    if len({(shape[1:], kind) for shape, kind in forms}) > 1:
+        shown = " and ".join(f"{kind} {shape}" for shape, kind in forms)
+        raise DataError(f"{where}: train and test images differ in shape or type: {shown}")
 
 
 def joined(parts: list[tuple[Array, Array]], names: tuple[str, ...], where: str) -> Arrays:
@@ -187,9 +276,7 @@ def joined(parts: list[tuple[Array, Array]], names: tuple[str, ...], where: str)
         DataError: The splits differ in shape or type.
     """
     images = [x for x, _ in parts]
-    if len({(x.shape[1:], x.dtype) for x in images}) > 1:
-        shown = " and ".join(f"{x.dtype} {x.shape}" for x in images)
-        raise DataError(f"{where}: train and test images differ in shape or type: {shown}")
+    alike([(x.shape, x.dtype) for x in images], where)
     return Arrays(
         x=np.concatenate(images),
         y=np.concatenate([y for _, y in parts]),

@@ -1,8 +1,5 @@
 """Image data sets: scikit-learn's digits, npz files, folders of images, the Hub, or your own."""
 
-import functools
-import itertools
-import zipfile
 from dataclasses import dataclass
 from importlib.metadata import distribution
 from pathlib import Path
@@ -24,10 +21,11 @@ from fedsim.tasks.images.arrays import (
     decoded,
     folder_arrays,
     joined,
+    labelled,
     own_arrays,
-    stored_arrays,
 )
-from fedsim.tasks.local_data import find_file, find_path, hub_splits, reading
+from fedsim.tasks.images.npz import npz_arrays
+from fedsim.tasks.local_data import find_file, find_path, hub_splits
 from fedsim.tasks.partitioned import sha256
 
 
@@ -95,23 +93,8 @@ def load(
         found = folder_arrays(place, size)
     else:
         path = find_file(name, folder, inside="images", endings=[".npz"], built_in="digits")
-        found = _npz(path, path.stat().st_mtime_ns)
-    classes = len(found.label_names) or int(found.y.max()) + 1
-    if int(found.y.min()) < 0 or int(found.y.max()) >= classes:
-        raise DataError(
-            f"data '{name}' has labels from {found.y.min()} to {found.y.max()}, expected "
-            f"0 to {classes - 1}" + (": it names that many classes" if found.label_names else "")
-        )
-    present = set(found.y.tolist())
-    if len(present) < classes and not found.label_names:
-        missing = list(itertools.islice((n for n in range(classes) if n not in present), 6))
-        named = ", ".join(map(str, missing[:5])) + (" and others" if len(missing) > 5 else "")
-        raise DataError(
-            f"data '{name}' has labels from 0 to {found.y.max()}, but no example with {named}. "
-            "Number classes from 0 without gaps, or name them all in label_names"
-        )
-    if classes < 2:
-        raise DataError(f"data '{name}' has a single label; a classifier needs two")
+        found = npz_arrays(path, path.stat().st_mtime_ns)
+    classes = labelled(found.y, found.label_names, f"data '{name}'")
     total = len(found.y)
     order = np.arange(total)
     tests = found.tests
@@ -146,24 +129,6 @@ def _digits() -> Arrays:
         white=16.0,
         label_names=tuple(map(str, range(10))),
     )
-
-
-@functools.lru_cache(maxsize=2)
-def _npz(path: Path, written: int) -> Arrays:
-    """The content of an npz file, read once in a process and never written to.
-
-    Args:
-        path: The file.
-        written: When it was last changed, so that a changed file is read again.
-    """
-    with reading(path), path.open("rb") as file:
-        if not zipfile.is_zipfile(file):  # numpy would take it for a pickle
-            raise ValueError(f"it is no npz file; expected one with {EXPECTED}")
-        file.seek(0)
-        with np.load(file, allow_pickle=False) as stored:
-            found = {key: stored[key] for key in stored.files}
-            arrays = {key: one for key, one in found.items() if isinstance(one, np.ndarray)}
-            return stored_arrays(arrays, str(path))  # other files in the archive are bytes
 
 
 def _hub(name: str, size: int | None) -> Arrays:

@@ -207,7 +207,7 @@ def bad(**changes):
         (bad(y=np.zeros(60, int)), "a single label"),
         (bad(y=np.arange(60) % 3 * 2), "labels from 0 to 4, but no example with 1, 3"),
         (bad(y=np.arange(60) * 90), "no example with 1, 2, 3, 4, 5 and others. Number"),
-        (bad(x=np.array([None] * 60)), "cannot be read"),
+        (bad(x=np.array([None] * 60)), "images object"),
         (
             {
                 "x_train": np.zeros((9, 8, 8), np.uint8),
@@ -245,13 +245,71 @@ def test_a_pipe_and_a_header_that_claims_too_much_are_refused_at_once(tmp_path):
     os.mkfifo(tmp_path / "pipe.npz")
     with pytest.raises(DataError, match=r"pipe\.npz cannot be read: it is no regular file"):
         Images(data="pipe", folder=tmp_path).spec  # noqa: B018
-    head = "{'descr': '<f4', 'fortran_order': False, 'shape': (100000000000, 28, 28), }"
-    claims = b"\x93NUMPY\x01\x00v\x00" + head.ljust(117).encode() + b"\n"
-    with zipfile.ZipFile(tmp_path / "claims.npz", "w") as file:
-        file.writestr("x.npy", claims)
-        file.writestr("y.npy", claims)
-    with pytest.raises(DataError, match=r"claims\.npz cannot be read: it is too large"):
+    claiming(tmp_path, x=((10**11, 28, 28), 0), y=((10**11,), 0))
+    with pytest.raises(
+        DataError, match=r"header of x\.npy claims 78400000000000 bytes, and 0 foll"
+    ):
         Images(data="claims", folder=tmp_path).spec  # noqa: B018
+
+
+def claiming(folder, **arrays):
+    """An npz of arrays, or of headers that claim a shape of bytes of which so many follow.
+
+    In the archive's directory, these are as long as is stated, and in the file they are empty:
+    reading them ends in an error.
+    """
+    with zipfile.ZipFile(folder / "claims.npz", "w") as file:
+        for name, array in arrays.items():
+            with file.open(f"{name}.npy", "w") as member:
+                if isinstance(array, np.ndarray):
+                    np.lib.format.write_array(member, array, allow_pickle=True)
+                    continue
+                head = {"descr": "|u1", "fortran_order": False, "shape": array[0]}
+                np.lib.format.write_array_header_1_0(member, head)
+            if not isinstance(array, np.ndarray):
+                file.getinfo(f"{name}.npy").file_size += array[1]
+
+
+HUGE = 3 * 2**30
+THOUSANDS = {"x": ((3 * 2**20, 32, 32), HUGE)}
+"""Images of 3 GiB."""
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({**THOUSANDS, "y": np.zeros(9, int)}, r"labels int64 \(9,\); expected"),
+        ({**THOUSANDS, "y": ((HUGE // 4,), HUGE // 4)}, r"labels uint8 \(805306368,\); expected"),
+        ({**THOUSANDS, "y": np.zeros(3 * 2**20, np.uint8)}, "a single label"),
+        ({**THOUSANDS, "y": np.array([{}] * 9)}, r"labels object \(9,\); expected"),
+        ({"x": ((3 * 2**20, 1024), HUGE), "y": np.zeros(9, int)}, r"uint8 \(3145728, 1024\)"),
+        ({"x_train": ((6, 2**15, 2**14), HUGE), "y_train": np.arange(6),
+          "x_test": np.zeros((1, 8, 8), np.uint8), "y_test": np.arange(1)},
+         r"differ in shape or type: uint8 \(6, 1, 32768, 16384\) and uint8 \(1, 1, 8, 8\)"),
+        ({**THOUSANDS, "y": np.arange(3 * 2**20) % 3, "names": np.array(3.0)}, r"names has shape"),
+        ({**THOUSANDS, "y": np.arange(3 * 2**20) % 3, "names": ((HUGE,), HUGE)}, "names has 3221"),
+        ({"x": ((3, 2**24, 2**24), 3 * 2**48), "y": np.arange(3)}, "images need 1,572,864 GiB"),
+    ],
+)  # fmt: skip
+def test_what_headers_and_labels_refuse_is_refused_before_images_are_read(
+    arrays, message, tmp_path
+):
+    claiming(tmp_path, **arrays)
+    with pytest.raises(DataError, match=message):
+        Images(data="claims", folder=tmp_path).spec  # noqa: B018
+
+
+def test_a_broken_or_an_encrypted_archive_is_one_clear_error(tmp_path):
+    np.savez_compressed(tmp_path / "toy.npz", **toy())
+    content = bytearray((tmp_path / "toy.npz").read_bytes())
+    content[200:300] = b"\xff" * 100
+    (tmp_path / "toy.npz").write_bytes(content)
+    with zipfile.ZipFile(tmp_path / "locked.npz", "w") as file:
+        file.writestr("x.npy", b"")
+        file.getinfo("x.npy").flag_bits |= 1
+    for name in ("toy", "locked"):
+        with pytest.raises(DataError, match=rf"{name}\.npz cannot be read"):
+            Images(data=name, folder=tmp_path).spec  # noqa: B018
 
 
 def test_unknown_data_names_the_nearest(tmp_path):
