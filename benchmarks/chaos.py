@@ -8,9 +8,9 @@ embedded digits, what is disturbed (`fedsim run`, `train`, `attack` or `report`)
 command is resumed until it ends, and its folder is compared with that of an undisturbed run: every
 column of every finding but seconds and attempt (and the error of an attack whose worker was
 killed), utility, the last checkpoint, the recording, the artifacts. Nothing may hang, print a
-traceback or leave a process behind. Trials that the file of rows holds are not repeated, so that a
-run can be stopped and continued. Moments are events of the log plus a random time, so that a trial
-that is repeated is disturbed nearly, not exactly, at the same place.
+traceback or leave a process, a folder or shared memory behind. Trials that the file of rows holds
+are not repeated, so that a run can be stopped and continued. Moments are events of the log plus a
+random time, so that a trial that is repeated is disturbed nearly, not exactly, at the same place.
 """
 
 import argparse
@@ -30,6 +30,7 @@ import chaos_faults as faults
 import tomli_w
 from chaos_compare import differences
 from chaos_faults import Ended, Process
+from chaos_left import left_behind, shared_memory
 from chaos_trials import ENGINES, KINDS, WHERE, Trial
 
 HERE = Path(__file__).resolve().parent
@@ -105,7 +106,7 @@ class Chaos:
 
     def make(self, trial: Trial) -> dict[str, Any]:
         """Make a trial; returns its row."""
-        started = time.monotonic()
+        started, memory = time.monotonic(), shared_memory()
         whole = self.whole(trial)
         place = Path(tempfile.mkdtemp(prefix=f"t{trial.number}-", dir=self.folder))
         mark = f"CHAOS_{os.getpid()}_{trial.number}"
@@ -125,7 +126,7 @@ class Chaos:
                 why, moment = why or differences(whole / "run", out / "run", trial), running.moment
             except Exception as error:
                 starts, fault, why = 0, "", f"{type(error).__name__}: {error}"
-            why = why or faults.left_behind(self.folder, mark)
+            why = why or left_behind(self.folder, mark, memory)
         if not why:
             shutil.rmtree(place)
         return {

@@ -175,16 +175,6 @@ def _become(
     os._exit(status)
 
 
-def marked(mark: str) -> list[int]:
-    """Processes whose environment has a mark."""
-    found = []
-    for process in psutil.process_iter(["pid"]):
-        with contextlib.suppress(psutil.Error, OSError):
-            if mark in process.environ() and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process.pid)
-    return found
-
-
 def kill_child(process: Process, name: str) -> bool:
     """Kill one process below another, by a part of its command or title."""
     for child in process.children():
@@ -316,19 +306,3 @@ def kill_worker(name: str) -> bool:
                 process.kill()
                 return True
     return False
-
-
-def left_behind(temporary: Path, mark: str) -> str:
-    """Processes and folders that a trial left; processes get some seconds to end."""
-    deadline = time.monotonic() + 30
-    while (left := marked(mark)) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    for number in left:
-        with contextlib.suppress(OSError):
-            os.kill(number, signal.SIGKILL)
-    names = [path.name for path in temporary.iterdir()]
-    folders = [name for name in names if name.startswith(("fedsim", "ray", "tmp"))]
-    for name in folders:
-        shutil.rmtree(temporary / name, ignore_errors=True)
-    said = f"{len(left)} processes left behind; " if left else ""
-    return said + (f"folders left behind: {', '.join(folders)}" if folders else "")
