@@ -9,6 +9,7 @@ from difflib import SequenceMatcher
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedsim.runs.inert import legible
 from fedsim.runs.reading import TENSORS, Measures, inside, probe_of
 
 if TYPE_CHECKING:
@@ -128,7 +129,8 @@ class Exhibits:
         place = next((place for place in places if inside(self.run_dir, place)), None)
         original, made = (self.embed(place) if place else None), self.embed(name)
         if original and made and original["kind"] == made["kind"] == "text":
-            made["marked"] = marked(made["text"], original["text"])
+            parts = marked(made["raw"], original["raw"])
+            made["marked"] = [(legible(text), mark) for text, mark in parts]
         return original, made
 
     def embed(self, relative: str) -> Exhibit | None:
@@ -144,7 +146,8 @@ class Exhibits:
             return None
         self.used += len(data)
         if kind == "text/plain":
-            return {"kind": "text", "text": data.decode("utf-8", errors="replace")[:TEXT_LIMIT]}
+            text = data.decode("utf-8", errors="replace").replace("\r\n", "\n")[:TEXT_LIMIT]
+            return {"kind": "text", "text": legible(text), "raw": text}
         uri = f"data:{kind};base64,{base64.b64encode(data).decode()}"
         path_shown = path.relative_to(self.run_dir).as_posix()
         return {

@@ -44,6 +44,14 @@ def visible(text: str) -> str:
     return "".join(_escaped(one) if _hidden(one) else one for one in text)
 
 
+def legible(text: str) -> str:
+    """As `visible`, for a block of text whose characters matter: also those that have no width."""
+    return "".join(
+        _escaped(one) if _hidden(one) or unicodedata.category(one) == "Cf" else one
+        for one in encodable(text)
+    )
+
+
 def shown(text: str) -> str:
     """A text as it is shown in a table: in one line, `visible` and `inert`."""
     return inert(visible(" ".join(re.split(r"[\t\r\n]+", text))))

@@ -86,6 +86,23 @@ def test_the_right_words_of_a_text_are_marked_and_nothing_in_it_is_markup(run):
     assert "<b>pin" not in page
 
 
+@pytest.mark.parametrize("alone", [False, True])
+def test_no_character_of_a_recovered_text_is_hidden(run, alone):
+    place = "artifacts/r0001-c0001/lamp"
+    folder = run(row(label="lamp", metric="rouge1", artifact=f"{place}/reconstruction.txt"))
+    (folder / place).mkdir(parents=True)
+    if not alone:
+        (folder / place / "original.txt").write_text("pin\u200d2290 na\xefve\r\n", newline="")
+    hidden = "pin\u200d\u202e0922\u202c\x1b[2J\x00\u2028\ufeff\tna\xefve\n"
+    (folder / place / "reconstruction.txt").write_text(hidden)
+    page = page_of(folder) + write_report(folder, "markdown").read_text(encoding="utf-8")
+    assert not {*page} & {*hidden} - {*"pin0922[J\tna\xefve\n"}
+    assert r"\u200d\u202e0922\u202c\x1b[2J\x00\u2028\ufeff" in re.sub("<[^>]*>", "", page)
+    if not alone:
+        assert '<mark class="word">pin</mark>' in page  # with the original's own text
+        assert "pin\\u200d2290 na\xefve\n" in page
+
+
 def test_an_image_alone_is_a_sheet_of_originals_and_reconstructions(run):
     folder = run(row(label="dlg", metric="mse", artifact="artifacts/x/dlg/reconstruction.png"))
     picture(folder, "artifacts/x/dlg/reconstruction.png")
