@@ -244,6 +244,8 @@ def labelled(y: Array, names: Sequence[str], where: str) -> int:
             f"{where} has labels from {y.min()} to {y.max()}, expected "
             f"0 to {classes - 1}" + (": it names that many classes" if names else "")
         )
+    if classes < 2:
+        raise DataError(f"{where} has a single label; a classifier needs two")
     present = {*np.unique(y).tolist()}
     if len(present) < classes and not names:
         missing = list(itertools.islice((n for n in range(classes) if n not in present), 6))
@@ -252,8 +254,6 @@ def labelled(y: Array, names: Sequence[str], where: str) -> int:
             f"{where} has labels from 0 to {y.max()}, but no example with {named}. "
             "Number classes from 0 without gaps, or name them all in label_names"
         )
-    if classes < 2:
-        raise DataError(f"{where} has a single label; a classifier needs two")
     return classes
 
 

@@ -18,8 +18,9 @@ from fedsim.tasks.local_data import reading
 
 IMAGES = ("x", "x_train", "x_test")
 """Names of arrays of images."""
-COPIES = 2
-"""How often images are in memory at least: as they are read, and in the order that torch needs."""
+COPIES, LABEL = 2, 8
+"""How often images are in memory at least: as they are read, and in the order that torch needs; and
+the bytes of a label."""
 LONGEST_NAMES = 2**26
 """The largest number of bytes of the names of labels."""
 
@@ -77,7 +78,8 @@ def _arrays(archive: zipfile.ZipFile, where: str) -> Arrays:
             found: Array = npy.read_array(content, allow_pickle=False)
             return found
 
-    needed = COPIES * sum(headers[name].nbytes for name in IMAGES if name in headers)
+    images = [headers[name] for name in IMAGES if name in headers]
+    needed = sum(COPIES * one.nbytes + LABEL * math.prod(one.shape[:1]) for one in images)
     there = psutil.virtual_memory().total
     if needed > there:
         raise MemoryError(
