@@ -5,7 +5,8 @@
 Each part measures, rewrites its table in the page and its plot in docs/pictures, and can be made
 alone. FedSGD on the embedded digits at 32x32, one thread a process, in a temporary run folder.
 
-models      CPU time of a client inline and in a bare loop (benchmarks/bare_loop.py), by parameters
+networks    CPU time of a client inline and in a bare loop (benchmarks/bare_loop.py), by model
+models      the same of perceptrons, by parameters
 batches     the same, by batch size
 rounds      the same, by clients in a round
 population  start, time of a round and memory of a run in a process of its own, by clients in all
@@ -39,9 +40,12 @@ from fedsim.engine.simulate import simulate
 from fedsim.scenario import Scenario
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-TURNS = 5
+PAIRS = 30
 FEW = 10**6
-"""Parameters from which there are two turns only."""
+"""Parameters from which there are six pairs of rounds only."""
+
+MODELS = {"cnn": 15_226, "lenet": 61_706, "convnet": 97_034, "resnet20": 269_434}
+"""Convolutional networks, and their parameters for inputs of 32 x 32."""
 
 WIDE = ([9], [48], [237], [640, 500], [1600, 2000], [4000, 5000])
 """Hidden units of perceptrons."""
@@ -67,12 +71,12 @@ def _cell(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-def _costs(by: str, sizes: list[tuple[int, Federation]], first: int = 0) -> Part:
-    """A client's cost inline and in a bare loop, by what is varied; drawn from `first` on."""
+def _costs(by: str, sizes: list[tuple[int, Federation]]) -> Part:
+    """A client's cost inline and in a bare loop, by what is varied."""
     rows = []
     for size, federation in sizes:
-        found = federation.cost(2 if size > FEW else TURNS)
-        low, high = min(found.ratios), max(found.ratios)
+        found = federation.cost(6 if size > FEW else PAIRS)
+        low, high = found.interval
         rows.append(
             [
                 size,
@@ -85,27 +89,31 @@ def _costs(by: str, sizes: list[tuple[int, Federation]], first: int = 0) -> Part
         print("  ", rows[-1], flush=True)
 
     def draw(axes: Axes) -> None:
-        drawn = rows[first:]
         for column, label in ((1, "bare loop"), (2, "inline engine")):
-            heights = [row[column] for row in drawn]
-            axes.plot([row[0] for row in drawn], heights, marker="o", label=label)
+            heights = [row[column] for row in rows]
+            axes.plot([row[0] for row in rows], heights, marker="o", label=label)
         axes.set(xscale="log", xlabel=by, ylabel="CPU ms a client")
-        if max(row[2] for row in drawn) > 100:
+        if max(row[2] for row in rows) > 100:
             axes.set(yscale="log")
         else:
             axes.set(ylim=(0, None))
 
-    return Part([by, "bare loop, ms", "inline, ms", "ratio", "smallest to largest"], rows, draw)
+    return Part([by, "bare loop, ms", "inline, ms", "ratio", "95 % interval"], rows, draw)
+
+
+def networks() -> Part:
+    """By parameters of convolutional networks."""
+    return _costs("parameters", [(s, Federation(name, 100, 16)) for name, s in MODELS.items()])
 
 
 def models() -> Part:
-    """By parameters."""
-    sizes = [(15_226, Federation("cnn", 40, 16))]
+    """By parameters of perceptrons."""
+    sizes = []
     for hidden in WIDE:
         units = [32 * 32, *hidden, 10]
         size = sum((before + 1) * after for before, after in pairwise(units))
         sizes.append((size, Federation({"name": "mlp", "hidden": hidden}, 20, 16)))
-    return _costs("parameters", sizes, first=1)
+    return _costs("parameters", sizes)
 
 
 def batches() -> Part:
@@ -241,6 +249,7 @@ def attacks() -> Part:
 
 
 PARTS: dict[str, Callable[[], Part]] = {
+    "networks": networks,
     "models": models,
     "batches": batches,
     "rounds": rounds,

@@ -4,8 +4,9 @@
 
 It needs fedsim and pfl-research in one environment: `pip install pfl`, 0.6 or later. The three take
 turns in this process. All train LLG's CNN on the embedded digits at 32x32: every client takes one
-step of one batch in every round, nothing is evaluated. CPU milliseconds a client, of the difference
-between a long run and a short one; see `benchmarks/bare_loop.py`. pfl-research trains FedAvg of one
+step of one batch in every round, nothing is evaluated. CPU milliseconds a client: of pfl-research
+by the difference between a long run and a short one, of the others round by round; see
+`benchmarks/bare_loop.py`. pfl-research trains FedAvg of one
 local step, which is FedSGD. It keeps the sum of a round's updates, where fedsim keeps each.
 """
 
@@ -15,7 +16,7 @@ from importlib.metadata import version
 from statistics import median
 
 import torch
-from bare_loop import LONG, SHORT, Federation
+from bare_loop import Federation
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.algorithm.base import NNAlgorithmParams
 from pfl.algorithm.federated_averaging import FederatedAveraging
@@ -29,6 +30,9 @@ from torch import Tensor, nn
 
 from fedsim.engine.process import one_thread
 from fedsim.task import Task
+
+SHORT, LONG = 2, 6
+"""Rounds of pfl-research's runs."""
 
 
 class Trained(nn.Module):
@@ -100,12 +104,12 @@ def main() -> None:
     with one_thread():
         pfl_seconds(task, module, federation, 1)
         for _ in range(given.turns):
-            ours.append(federation.cost(1))
+            ours.append(federation.cost(rounds))
             long, short = (pfl_seconds(task, module, federation, n) for n in (LONG, SHORT))
             theirs.append((long - short) / rounds / given.clients)
     took = {
-        "bare loop": [one.bare[0] for one in ours],
-        "inline": [one.engine[0] for one in ours],
+        "bare loop": [median(one.bare) for one in ours],
+        "inline": [median(one.engine) for one in ours],
         f"pfl {version('pfl')}": theirs,
     }
     for name, each in took.items():

@@ -70,6 +70,8 @@ class Update:
             raise UpdateRefused(f"tensors that were not asked for: {_few(extra)}")
         finite = _within(list(found.values()))
         for name, tensor in found.items():
+            if finite and tensor.shape == before[name].shape:
+                continue
             if tensor.shape != before[name].shape:
                 raise UpdateRefused(
                     f"'{name}' has shape {tuple(tensor.shape)}, expected "
@@ -77,7 +79,7 @@ class Update:
                 )
             if not tensor.is_floating_point():
                 raise UpdateRefused(f"'{name}' holds {tensor.dtype}, expected floating point")
-            if finite or not tensor.numel() or _bounded(tensor):
+            if not tensor.numel() or _bounded(tensor):
                 continue
             if not torch.isfinite(tensor).all():
                 bad = int((~torch.isfinite(tensor)).sum())
@@ -105,9 +107,12 @@ def _within(tensors: Sequence[Tensor]) -> bool:
     kinds = {(tensor.dtype, tensor.device) for tensor in tensors}
     if len(kinds) > 1 or not tensors or not tensors[0].is_floating_point():
         return False
-    small = [tensor.flatten() for tensor in tensors if tensor.numel() <= SMALL]
-    looked_at = [tensor for tensor in tensors if tensor.numel() > SMALL]
-    looked_at += [torch.cat(small)] if small else []
+    small: list[Tensor] = []
+    looked_at: list[Tensor] = []
+    for tensor in tensors:
+        (small if tensor.numel() <= SMALL else looked_at).append(tensor)
+    if small:
+        looked_at.append(torch.cat([tensor.reshape(-1) for tensor in small]))
     return all(_bounded(tensor) for tensor in looked_at if tensor.numel())
 
 

@@ -54,7 +54,7 @@ def computed(built: BuiltRun, one: Interception) -> Interception:
         one.before,
         (one.draw, one.clients[0]),
         {},
-        batch_size=one.probe.batch_size,
+        built.batches(one.clients[0], one.draw, one.probe.batch_size),
         proximal_mu=float(built.scenario.training.strategy_table.get("proximal_mu", 0.0)),
     )
     update.check(one.before)

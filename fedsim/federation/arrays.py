@@ -17,6 +17,9 @@ NUMPY = "numpy.ndarray"
 """How Flower names its encoding of arrays."""
 
 
+GROUP, GROUP_BYTES = 32, 16 * 2**20
+"""Largest number of clients in a group, and of bytes of their updates."""
+
 _name = functools.cache(str)
 """The name of a numpy dtype."""
 
@@ -38,7 +41,8 @@ class TensorArray(LocalArray):
     """
 
     def __init__(self, tensor: Tensor) -> None:
-        held = tensor.detach().contiguous()
+        held = tensor.detach() if tensor.requires_grad else tensor
+        held = held.contiguous()
         self._keep(held.numpy(), held)
 
     @property
@@ -130,6 +134,18 @@ def tensor_of(array: Array) -> Tensor:
         raise ValueError(f"{len(array.data) - begin} bytes, stated as {shape} of {dtype}")
     values = np.frombuffer(array.data, dtype, count, begin)
     return torch.from_numpy(values.reshape(shape, order="F" if fortran else "C").copy())
+
+
+def group_size(arrays: ArrayRecord) -> int:
+    """How many clients are dealt with at once in each step of a round, by the model's size."""
+    size = sum(math.prod(array.shape) * np.dtype(array.dtype).itemsize for array in arrays.values())
+    return min(max(GROUP_BYTES // max(size, 1), 1), GROUP)
+
+
+def content_of(array: Array) -> object:
+    """What an array holds: the same object as long as it was not changed."""
+    held = array.tensor if isinstance(array, TensorArray) else None
+    return array.data if held is None else held
 
 
 def tensor_record(tensors: Mapping[str, Tensor]) -> ArrayRecord:

@@ -11,7 +11,7 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.federation.arrays import LocalArray
+from fedsim.federation.arrays import LocalArray, tensor_record
 from fedsim.federation.grid import message, records_of
 from fedsim.federation.wrappers import Wrapper
 
@@ -20,6 +20,10 @@ RATES = {
     "FedAvgM": "server_learning_rate",
 }
 """The argument and attribute that is the server's learning rate, by Flower's server optimizer."""
+
+
+BLOCK = 2**15
+"""Values that are multiplied before they are added."""
 
 
 class FedSGD(FedAvg):
@@ -60,7 +64,7 @@ class FedSGD(FedAvg):
             name: value if name in self.buffers else before[name] - self.lr * value
             for name, value in mean.items()
         }
-        return ArrayRecord(after), metrics
+        return tensor_record(after), metrics
 
 
 def weighted_mean(contents: Sequence[RecordDict], weighted_by: str) -> dict[str, Tensor]:
@@ -73,19 +77,30 @@ def weighted_mean(contents: Sequence[RecordDict], weighted_by: str) -> dict[str,
     weights = [records_of(one, MetricRecord)[0][weighted_by] for one in contents]
     total = sum(cast(list[float], weights))
     found: dict[str, NDArray[Any]] = {}
-    scratch: dict[str, NDArray[Any]] = {}
     for content, weight in zip(contents, cast(list[float], weights), strict=True):
         share = weight / total
         for name, array in records_of(content, ArrayRecord)[0].items():
             values = array.values if isinstance(array, LocalArray) else array.numpy()
             if name not in found:
                 found[name] = values * share  # a number if there is one value
-                scratch[name] = np.empty_like(found[name])
-            elif (values.dtype, values.shape) == (found[name].dtype, found[name].shape):
-                found[name] += np.multiply(values, share, out=scratch[name])
-            else:
+            elif values.size <= BLOCK or not _add(found[name], values, share):
                 found[name] += values * share
     return {name: torch.from_numpy(np.asarray(values)) for name, values in found.items()}
+
+
+def _add(total: NDArray[Any], values: NDArray[Any], share: float) -> bool:
+    """Add `values * share` block by block, so that the product stays in the processor's cache.
+
+    Returns:
+        Whether it was added: not if the two are laid out in memory in different ways.
+    """
+    if not (total.flags.c_contiguous and values.flags.c_contiguous):
+        return False
+    there, added = total.reshape(-1), values.reshape(-1)
+    for begin in range(0, added.size, BLOCK):
+        part = slice(begin, begin + BLOCK)
+        there[part] += added[part] * share
+    return True
 
 
 class ServerOptimizer(Wrapper):

@@ -10,7 +10,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from fedsim.attacking.campaign import UNKNOWN
 from fedsim.errors import ClientError, ScenarioError, UpdateRefused
 from fedsim.federation.arrays import tensor_of
-from fedsim.federation.grid import UPDATE_KEY, config_record, records_of
+from fedsim.federation.grid import UPDATE_KEY, config_record, is_a, records_of
 from fedsim.plugin import validated
 from fedsim.records import Update
 from fedsim.runs.inert import visible
@@ -105,8 +105,8 @@ def _check_length(content: RecordDict) -> None:
     if len(content) > MOST_RECORDS:
         raise UpdateRefused(f"{len(content)} records, at most {MOST_RECORDS} are read")
     for name, record in content.items():
-        lists = () if isinstance(record, ArrayRecord) else record.values()
-        longest = max([len(record), *(len(one) for one in lists if isinstance(one, list))])
+        lists = () if is_a(record, ArrayRecord) else record.values()
+        longest = max([len(record), *[len(one) for one in lists if type(one) is list]])
         if longest > MOST_VALUES:
             raise UpdateRefused(
                 f"its record {name!r:.80} holds {longest} values, at most {MOST_VALUES} are read"

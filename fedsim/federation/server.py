@@ -29,7 +29,7 @@ from fedsim.federation.project import WatchedProject
 from fedsim.federation.replies import Names, check_metrics, names_of, outnumbered
 from fedsim.federation.replies import read_update as read_update
 from fedsim.federation.secure import CLIENTS_KEY
-from fedsim.federation.spool import Spool
+from fedsim.federation.spool import Spool, in_groups
 from fedsim.federation.wrappers import Wrapper, clients_of
 from fedsim.records import Interception, Update
 from fedsim.seeds import held
@@ -131,7 +131,7 @@ class HonestButCurious(Wrapper):
         for message in messages:
             (sent,) = records_of(message.content, ArrayRecord)
             (settings,) = records_of(message.content, ConfigRecord)
-            self._sent[message.metadata.dst_node_id] = (sent, ConfigRecord(dict(settings)))
+            self._sent[message.metadata.dst_node_id] = (sent, settings.copy())
         if self._project is not None:
             records = {node: arrays for node, (arrays, _) in self._sent.items()}
             self._project.sends(server_round, records)
@@ -163,7 +163,7 @@ class HonestButCurious(Wrapper):
         arrays: dict[int, dict[str, Tensor]] = {}
         names: dict[tuple[int, ...], Names] = {}
         with held() if self._seeded else contextlib.nullcontext():
-            for reply in replies:
+            for reply in in_groups(replies, self._sent.values()):
                 if self._known:
                     kept.append(reply)
                 node = reply.metadata.src_node_id
@@ -180,7 +180,7 @@ class HonestButCurious(Wrapper):
                     clients = self._added_up(reply) or clients
                     campaign = self.campaign
                     training, optimizer = campaign.scenario.training, campaign.optimizer
-                    steps = max(map(campaign.built.steps, clients))
+                    steps = max([campaign.built.steps(client) for client in clients])
                     if self._project is not None:  # what clients do not reveal is as it was stated
                         training, optimizer = self._project.training, self._project.optimizer
                         steps = training.local_steps

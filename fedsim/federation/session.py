@@ -11,8 +11,9 @@ import torch
 from flwr.app import ArrayRecord
 from torch import Tensor
 
+from fedsim.federation.arrays import GROUP_BYTES, content_of
 from fedsim.parts import parts
-from fedsim.records import Update
+from fedsim.records import Batch, Update
 from fedsim.scenario import Scenario
 from fedsim.scenario.built import BuiltRun, build
 from fedsim.scenario.devices import device_of
@@ -25,16 +26,25 @@ KEPT = 2
 
 
 class Session:
-    """A built run with one model on this process's device, used by all clients in turn."""
+    """A built run with one model on this process's device, used by all clients in turn.
+
+    Attributes:
+        built: The run.
+        module: The model.
+        finished: By round and client, the update and loss of clients that have not replied yet, or
+            why they have none.
+    """
 
     def __init__(self, built: BuiltRun) -> None:
         self.built = built
         deterministic(built.scenario.engine.deterministic)
         self.module = built.task.module().to(device_of(built.scenario.engine, "client"))
         self._initial = {key: value.clone() for key, value in self.module.state_dict().items()}
-        self._sent: list[bytes] = []
+        self._sent: list[object] = []
         self._arrays: dict[str, Tensor] = {}
+        self._loaded: list[tuple[list[str], list[Tensor]]] = []
         self._trained: dict[tuple[int, int], tuple[Update, float]] = {}
+        self.finished: dict[tuple[int, int], tuple[Update, float] | BaseException] = {}
 
     def train_together(
         self,
@@ -83,6 +93,30 @@ class Session:
             )
         self._trained = {(round, c): one for c, one in zip(clients, made, strict=True)}
 
+    def draw(self, places: Sequence[tuple[int, int]]) -> list[Sequence[Batch] | None]:
+        """Draw the batches of clients before the first of them is trained, which is faster.
+
+        Args:
+            places: Round and client of each.
+
+        Returns:
+            The batches of the first clients, as many as fit into a group's memory; None for a
+            client that has none.
+        """
+        found: list[Sequence[Batch] | None] = []
+        taken = 0
+        for round, client in places:
+            try:
+                batches = self.built.batches(client, round)
+            except Exception:  # the same error is raised again, and named, where it is trained
+                found.append(None)
+                continue
+            found.append(batches)
+            taken += sum(batch.inputs.nbytes for batch in batches)
+            if taken >= GROUP_BYTES:
+                break
+        return found
+
     def trained(self, round: int, client: int) -> tuple[Update, float] | None:
         """The update and loss of a client that was trained together with others, once."""
         return self._trained.pop((round, client), None)
@@ -99,16 +133,17 @@ class Session:
         Returns:
             The arrays as tensors by name, shared between the clients: not to be changed.
         """
-        sent = [array.data for array in record.values()]
+        sent = [content_of(array) for array in record.values()]
         same = list(record) == list(self._arrays)
         if not same or not all(map(operator.is_, sent, self._sent)):
             self._sent, self._arrays = sent, dict(record.to_torch_state_dict())
-        held = parts(self.module).state
-        rest = {name: value for name, value in self._initial.items() if name not in self._arrays}
-        with torch.no_grad():
+            rest = {name: one for name, one in self._initial.items() if name not in self._arrays}
             # In this order: of tied weights, what was sent counts.
-            for values in filter(None, (rest, self._arrays)):
-                torch._foreach_copy_([held[name] for name in values], [*values.values()])
+            self._loaded = [([*one], [*one.values()]) for one in (rest, self._arrays) if one]
+        held = parts(self.module).state
+        with torch.no_grad():
+            for names, values in self._loaded:
+                torch._foreach_copy_([held[name] for name in names], values)
         return dict(self._arrays)
 
 

@@ -8,6 +8,7 @@ from fedsim.adversary import Adversary
 from fedsim.defense import Defense
 from fedsim.isolation import wrapped
 from fedsim.metric import Metric
+from fedsim.records import Batch
 from fedsim.scenario import AttackPlan, Scenario
 from fedsim.task import Task
 from fedsim.threat import ThreatModel
@@ -35,6 +36,21 @@ class BuiltRun:
     adversaries: tuple[PlannedAdversary, ...]
     metrics: tuple[Metric, ...]
     threat: ThreatModel
+
+    def batches(self, client: int, round: int, batch_size: int | None = None) -> list[Batch]:
+        """A client's batches in a round.
+
+        Args:
+            client: The client, from 0.
+            round: The round, from 1.
+            batch_size: Examples in a batch, by default those of the scenario.
+
+        Raises:
+            DataError: There is no such client.
+        """
+        size = batch_size or self.scenario.training.batch_size
+        steps = self.steps(client, batch_size)
+        return self.task.batches(client, round, batch_size=size, steps=steps)
 
     def steps(self, client: int, batch_size: int | None = None) -> int:
         """The number of local steps of a client in every round.

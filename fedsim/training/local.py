@@ -25,8 +25,8 @@ def client_update(
     before: Mapping[str, Tensor],
     where: tuple[int, int],
     states: MutableMapping[str, ClientState],
+    batches: Sequence[Batch],
     *,
-    batch_size: int | None = None,
     lr: float | None = None,
     proximal_mu: float = 0.0,
 ) -> tuple[Update, float]:
@@ -40,7 +40,7 @@ def client_update(
         before: The arrays that the server sent, by name.
         where: Round and client.
         states: The client's own state of each defense, by `STATE_KEY`.POSITION; changed in place.
-        batch_size: Examples in a batch, by default those of the scenario.
+        batches: The client's batches in the round.
         lr: The learning rate of the round, by default that of the scenario.
         proximal_mu: The weight of FedProx's term, which the strategy sends.
 
@@ -48,19 +48,16 @@ def client_update(
         The defended update and the mean training loss.
     """
     scenario, task, (round, client) = built.scenario, built.task, where
-    size, steps = batch_size or scenario.training.batch_size, built.steps(client, batch_size)
-    batches = task.batches(client, round, batch_size=size, steps=steps)
     with isolated(scenario.seed, "client", round, client):
         training_mode(module)
+        trained = task.trained(module)
         defenses = [defense for defense in built.defenses if defense.guards(client)]
         rng = torch_generator(scenario.seed, "training", round, client)
-        training = local_training(scenario, task, module, batches, rng, defenses, lr=lr)
+        training = local_training(
+            scenario, task, module, batches, rng, defenses, lr=lr, trained=trained
+        )
         update, loss = train_locally(
-            training,
-            before,
-            trained=task.trained(module),
-            reduction=task.reduction,
-            proximal_mu=proximal_mu,
+            training, before, trained=trained, reduction=task.reduction, proximal_mu=proximal_mu
         )
         place = (scenario.seed, round, client)
         return protect(update, before, built.defenses, place, states), loss
@@ -75,6 +72,7 @@ def local_training(
     defenses: Sequence[Defense],
     *,
     lr: float | None = None,
+    trained: frozenset[str] | None = None,
 ) -> Training:
     """A client's local training as the scenario states it, prepared by its defenses.
 
@@ -86,15 +84,16 @@ def local_training(
         rng: The generator of the training's random numbers.
         defenses: The defenses that run on this client.
         lr: The learning rate of the round, that of the scenario by default.
+        trained: Names of the trained parameters, by default those of the task.
     """
     settings = scenario.training
-    device = next(iter(parts(module).parameters.values())).device
+    device = next(module.parameters()).device
     loss = functools.partial(batch_loss, task.loss)
     training = Training(
         module=module,
         batches=tuple(batch.to(device) for batch in batches),
         loss=loss,
-        gradient=MeanGradient(loss, task.trained(module)),
+        gradient=MeanGradient(loss, task.trained(module) if trained is None else trained),
         algorithm=settings.algorithm,
         lr=settings.lr if lr is None else lr,
         momentum=settings.momentum,
@@ -154,8 +153,10 @@ def train_locally(
             optimizer.step()
         tensors = {name: p.detach().clone() for name, p in parameters.items()}
         optimizer.zero_grad()
-    present = parts(module).buffers
-    buffers = {name: present[name].clone() for name in before if name in present}
+    buffers = {}
+    if others := [name for name in before if name not in trained]:
+        present = parts(module).buffers
+        buffers = {name: present[name].clone() for name in others if name in present}
     return update_of(training, tensors, buffers, reduction), sum(losses) / len(losses)
 
 

@@ -7,7 +7,7 @@ from flwr.app import ArrayRecord, MetricRecord, RecordDict
 from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords
 
 from fedsim.federation.arrays import tensor_record
-from fedsim.federation.fedsgd import weighted_mean
+from fedsim.federation.fedsgd import BLOCK, weighted_mean
 
 
 def contents(*kinds):
@@ -16,6 +16,7 @@ def contents(*kinds):
     made = []
     for kind in kinds:
         values = {"w": rng.normal(size=(5, 3)).astype(kind), "scale": np.asarray(-0.0, kind)}
+        values["large"] = rng.normal(size=(BLOCK // 100, 250)).astype(kind)
         tensors = {name: torch.from_numpy(value) for name, value in values.items()}
         metrics = MetricRecord({"n": int(rng.integers(1, 30))})
         made.append((tensors, metrics))

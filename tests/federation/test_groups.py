@@ -1,0 +1,40 @@
+"""Clients of one process are trained in groups before they reply, as long as these are small."""
+
+import pytest
+import torch
+
+from fedsim.federation import session
+from fedsim.federation.arrays import GROUP, GROUP_BYTES, group_size, tensor_record
+from fedsim.federation.session import Session
+from fedsim.federation.spool import in_groups
+from fedsim.scenario.built import build
+from tests.support.tiny import scenario
+
+
+def weights(bytes):
+    return tensor_record({"w": torch.zeros(bytes // 4)})
+
+
+@pytest.mark.parametrize(
+    ("bytes", "number"), [(4, GROUP), (GROUP_BYTES // 8, 8), (GROUP_BYTES + 4, 1), (0, GROUP)]
+)
+def test_a_group_is_as_large_as_its_updates_allow(bytes, number):
+    assert group_size(weights(bytes)) == number
+
+
+def test_replies_of_a_group_are_made_before_the_first_is_read():
+    made = []
+    replies = in_groups((made.append(i) or i for i in range(10)), [(weights(GROUP_BYTES // 4), {})])
+    assert next(replies) == 0
+    assert made == [0, 1, 2, 3]
+    assert [*replies] == [*range(1, 10)]
+
+
+def test_batches_that_are_large_are_drawn_for_fewer_clients(monkeypatch):
+    found = Session(build(scenario()))
+    places = [(1, client) for client in range(6)]
+    assert len(found.draw(places)) == 6
+    monkeypatch.setattr(session, "GROUP_BYTES", 1)
+    assert len(found.draw(places)) == 1
+    nobody = [(1, 6), (1, 0)]  # who is named when it is trained
+    assert found.draw(nobody)[0] is None
