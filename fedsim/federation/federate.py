@@ -1,6 +1,8 @@
 """The rounds of one run on a Grid, with attacks beside the training; every engine calls this."""
 
 import contextlib
+import gc
+from collections.abc import Iterator
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
@@ -103,14 +105,15 @@ def run(
         server = Later(curious, done.round)
         reseed(derive(seed, "round", done.round), wide=seed >= WIDE)
     try:
-        server.start(
-            grid=grid,
-            initial_arrays=ArrayRecord(initial),
-            num_rounds=settings.rounds,
-            train_config=config,
-            evaluate_config=ConfigRecord(dict(config)),
-            evaluate_fn=after_round,
-        )
+        with _frozen():
+            server.start(
+                grid=grid,
+                initial_arrays=ArrayRecord(initial),
+                num_rounds=settings.rounds,
+                train_config=config,
+                evaluate_config=ConfigRecord(dict(config)),
+                evaluate_fn=after_round,
+            )
         campaign.close()
         keep()
     except BaseException:
@@ -118,6 +121,20 @@ def run(
         with contextlib.suppress(Exception):
             campaign.collect()
         raise
+
+
+@contextlib.contextmanager
+def _frozen() -> Iterator[None]:
+    """Let the garbage collector pass over what the process held before the rounds.
+
+    Flower's records refer to themselves, so that each round begins several collections, and those
+    of all generations walk through the objects of PyTorch and Ray.
+    """
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 play = run

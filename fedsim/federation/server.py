@@ -163,7 +163,7 @@ class HonestButCurious(Wrapper):
         arrays: dict[int, dict[str, Tensor]] = {}
         names: dict[tuple[int, ...], Names] = {}
         with held() if self._seeded else contextlib.nullcontext():
-            for reply in in_groups(replies, self._sent.values()):
+            for reply in in_groups(replies, self._sent.values()) if self._seeded else replies:
                 if self._known:
                     kept.append(reply)
                 node = reply.metadata.src_node_id

@@ -1,6 +1,7 @@
 """The engine that runs groups of clients, and attacks beside them, on long-lived Ray actors."""
 
 import contextlib
+import gc
 import math
 import time
 from collections import deque
@@ -24,6 +25,7 @@ from fedsim.federation.grid import RAISED, LocalGrid
 from fedsim.runs.ledger import Ledger
 from fedsim.scenario import Scenario
 from fedsim.scenario.built import BuiltRun
+from fedsim.seeds import held
 
 SHARE = 64 * 2**20
 """Bytes of models in one call of an actor, and in its answer; at least one model."""
@@ -34,12 +36,14 @@ class ClientWorker:
 
     def __init__(self) -> None:
         torch.set_num_threads(1)
+        gc.freeze()  # what is there already is garbage only when the process ends
 
     def answer(
         self, messages: list[Message], contexts: list[Context]
     ) -> list[tuple[Message, RecordDict]]:
         """The replies, each with the state that the client has after it."""
-        replies = answers(messages, contexts)
+        with held():
+            replies = [*answers(messages, contexts)]
         return [(reply, c.state) for reply, c in zip(replies, contexts, strict=True)]
 
 
