@@ -9,8 +9,9 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-KILLED = ("attack worker killed", "node lost", "raylet killed", "attack dies")
-"""Faults that may end an attack's worker, whose error then says so."""
+KILLED = ("attack worker killed", "node lost", "raylet killed", "attack dies", "attack hangs")
+"""Faults that may end an attack's worker, whose error then says so: of attacks that hang, Ray's
+workers are killed if a busy machine does not let them end in time."""
 
 
 def table(path: Path, *without: str) -> list[dict[str, str]]:
@@ -75,7 +76,8 @@ def differences(whole: Path, cut: Path, trial: Any) -> str:
         cut: That of the disturbed one.
         trial: The trial, whose `kind` says whether errors of attacks may differ.
     """
-    without = ["seconds", "attempt", *["error"] * (trial.kind in KILLED)]
+    killed = trial.kind in KILLED and trial.where != "inline"
+    without = ["seconds", "attempt", *["error"] * killed]
     wrong = []
     for name, columns in (
         ("findings.csv", without),
