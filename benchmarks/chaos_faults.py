@@ -154,6 +154,7 @@ def _become(
             opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
             os.dup2(opened, number)
         os.environ.update(environment)
+        tempfile.tempdir = None  # TMPDIR is another one now
         if largest:
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
     from fedsim.scenario import Scenario
 
+_ENDS = (("fedsim.engine.ray.session", "kill_session"), ("fedsim.isolation.process", "stop"))
+"""What ends other processes when this one is interrupted."""
+
 
 @contextmanager
 def loading(console: "Console", *, quiet: bool) -> Iterator[None]:
@@ -64,8 +67,9 @@ def work(
         typer.secho(command, fg="yellow", err=True)
         sys.stdout.flush()
         sys.stderr.flush()
-        if "fedsim.engine.ray.session" in sys.modules:
-            sys.modules["fedsim.engine.ray.session"].kill_session()
+        for module, end in _ENDS:
+            if module in sys.modules:
+                getattr(sys.modules[module], end)()
         os._exit(130)  # leaving by the front door, Ray takes seconds to say goodbye
     except (ClientError, EngineError):
         table = folder / "findings.csv"

@@ -32,6 +32,7 @@ from fedsim.scenario import Scenario
 from fedsim.scenario.built import BuiltRun, build
 from fedsim.seeds import isolated
 from fedsim.task import Task
+from fedsim.temporary import remove_stale
 from fedsim.victim import Loss
 
 
@@ -82,6 +83,7 @@ def attack(  # noqa: PLR0913 - each argument is an option of the command
         FedsimError: The folder is no run, is being written, or has no recording of a victim; the
             data differ; or the adversaries cannot be used. Nothing is attacked then.
     """
+    remove_stale()
     folder = Path(run)
     scenario, unknown = _scenario_of(folder, trust=trust, data=data)
     observed = provenance.read(folder).get("observed", [])

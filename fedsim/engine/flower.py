@@ -29,6 +29,7 @@ from fedsim.runs.ledger import Ledger
 from fedsim.scenario import Scenario
 from fedsim.scenario.built import BuiltRun, build
 from fedsim.scenario.devices import device_of
+from fedsim.temporary import keep_in
 
 MARK = "\x1efedsim "
 
@@ -135,6 +136,7 @@ def _child(folder: Path, point: str, temporary: str = "") -> None:
     from fedsim.federation.client import app
     from fedsim.federation.grid import OrderedGrid
 
+    keep_in(temporary)
     scenario = Scenario.model_validate_json(sys.stdin.readline())
     _end_with_parent()
     ledger = Ledger(folder)

@@ -29,6 +29,7 @@ from fedsim.scenario.built import BuiltRun, build
 from fedsim.scenario.devices import settled
 from fedsim.seeds import isolated
 from fedsim.sinks import Curves
+from fedsim.temporary import remove_stale
 
 
 def simulate(
@@ -140,6 +141,7 @@ def _run(
     overwrite: bool = False,
 ) -> Path:
     """Run points of a scenario, and write a run folder; see `simulate`."""
+    remove_stale()
     # A scenario that cannot run is an error before its folder is created.
     if engine_name(scenario) == "ray":
         knock(scenario.engine.address)

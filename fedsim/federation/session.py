@@ -165,7 +165,8 @@ def session_of(text: str) -> Session:
     if text not in _SESSIONS:
         before = next(reversed(_SESSIONS.values()), None)
         after = before.built if before else None
-        _keep(text, build(Scenario.model_validate_json(text), after=after))
+        # Clients attack nobody: no adversary is made, nor a process for it.
+        _keep(text, build(Scenario.model_validate_json(text), after=after, adversaries=()))
     return _SESSIONS[text]
 
 

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.errors import EngineError
-from fedsim.isolation import folders, frames
+from fedsim.isolation import frames
+from fedsim.temporary import ISOLATION, TemporaryFolder, remove
 
 STARTS_WITHIN = 120.0
 """Seconds within which the server has to be ready; a busy machine imports slowly."""
@@ -57,7 +58,7 @@ class Server:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._owner = os.getpid()
-        self._folder = folders.new()
+        self._folder = TemporaryFolder(ISOLATION)
         self._number = 0
         self._lines: list[dict[str, Any]] = []
         self._handles: list[int] = []
@@ -72,7 +73,7 @@ class Server:
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603 - our own command
                 [sys.executable, "-I", "-c", code, str(theirs.fileno()), json.dumps(search_path())],
-                cwd=self._folder,
+                cwd=self._folder.path,
                 env=SET | {name: os.environ[name] for name in KEPT if name in os.environ},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -101,7 +102,7 @@ class Server:
     @property
     def alive(self) -> bool:
         """Whether it can be asked, by this process."""
-        ours = self._owner == os.getpid() and os.path.isdir(self._folder)
+        ours = self._owner == os.getpid() and self._folder.path.is_dir()
         return ours and self._process.poll() is None
 
     @contextlib.contextmanager
@@ -116,7 +117,7 @@ class Server:
             ServerDied: There is no server any more.
         """
         try:
-            folder = tempfile.mkdtemp(dir=self._folder)
+            folder = tempfile.mkdtemp(dir=self._folder.path)
         except OSError as error:
             raise ServerDied from error
         ours, theirs = socket.socketpair()
@@ -133,7 +134,7 @@ class Server:
             ours.close()
             if os.getpid() == self._owner:  # not in a process that was forked meanwhile
                 _kill(told)
-                folders.remove(folder)
+                remove(Path(folder))
             if told.get("handle") is not None:
                 os.close(told["handle"])
             self._open.discard(number)
@@ -296,7 +297,10 @@ def _kill(told: dict[str, Any]) -> None:
 
 
 def _end(
-    owner: int, control: socket.socket, process: "subprocess.Popen[bytes]", folder: str
+    owner: int,
+    control: socket.socket,
+    process: "subprocess.Popen[bytes]",
+    folder: TemporaryFolder,
 ) -> None:
     control.close()
     if os.getpid() != owner:  # a forked process, whose parent goes on with the server
@@ -309,4 +313,4 @@ def _end(
         process.wait()
     if process.stderr is not None:
         process.stderr.close()
-    folders.remove(folder)
+    folder.close()

@@ -13,15 +13,16 @@ import importlib
 import json
 import os
 import select
-import shutil
 import signal
 import socket
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from fedsim.isolation import child
 from fedsim.isolation.walls import standing
+from fedsim.temporary import remove
 
 PRELOADED = ("fedsim.", "transformers.")
 """Packages of which modules are imported before a fork, if they are asked for."""
@@ -31,19 +32,23 @@ WAIT = 0.1
 
 
 def main(control: int) -> None:
-    """Import what attacks need, then fork children until the other end is closed.
+    """Import what attacks need, then fork children until the other end is closed; do not return.
+
+    The current folder is removed then: whoever made it may have been killed.
 
     Args:
         control: Descriptor of the socket over which children are asked for.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    folder = Path.cwd()
     try:
         with socket.socket(fileno=control) as asked:
             _say(asked, walls=standing())
             _serve(asked)
     finally:
-        shutil.rmtree(os.getcwd(), ignore_errors=True)
+        remove(folder)
+    os._exit(0)  # at once: the process of the run waits for that
 
 
 @functools.cache

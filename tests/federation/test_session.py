@@ -29,6 +29,10 @@ def test_a_process_that_was_given_nothing_builds_once_and_takes_over_the_task():
     assert second.module is not first.module
 
 
+def test_clients_make_no_adversary():
+    assert session_of(scenario(seed=15).model_dump_json()).built.adversaries == ()
+
+
 def test_sessions_are_bounded():
     grid = InlineGrid(6)
     for seed in range(4):

@@ -280,10 +280,10 @@ def test_a_dead_server_costs_no_row(tmp_path, own):
 
 def test_nothing_stays_behind():
     server = process.server()
-    number, folder = server._process.pid, server._folder
-    assert os.path.isdir(folder)
+    number, folder = server._process.pid, server._folder.path
+    assert folder.is_dir()
     process.stop()
-    assert not os.path.exists(folder)
+    assert not folder.exists()
     with pytest.raises(ProcessLookupError):
         os.kill(number, 0)
 

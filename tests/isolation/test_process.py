@@ -3,6 +3,7 @@
 import math
 import os
 import resource
+import shutil
 import socket
 import threading
 import time
@@ -10,8 +11,9 @@ import time
 import pytest
 
 from fedsim.errors import FedsimError
-from fedsim.isolation import calls, folders, frames, process, sending
+from fedsim.isolation import calls, frames, process, sending
 from fedsim.isolation.child import Call
+from fedsim.temporary import remove
 
 
 def test_a_forked_process_leaves_the_server_to_its_parent():
@@ -23,7 +25,7 @@ def test_a_forked_process_leaves_the_server_to_its_parent():
         finally:
             os._exit(0)
     os.waitpid(forked, 0)
-    assert os.path.isdir(server._folder)
+    assert server._folder.path.is_dir()
     assert process.server() is server
     with server.child(attacks=False) as child:
         assert os.path.isdir(child.folder)
@@ -31,7 +33,7 @@ def test_a_forked_process_leaves_the_server_to_its_parent():
 
 def test_a_server_whose_folder_was_cleaned_away_is_replaced():
     server = process.server()
-    os.rmdir(server._folder)
+    shutil.rmtree(server._folder.path)
     assert process.server() is not server
 
 
@@ -60,9 +62,9 @@ def test_folders_are_removed_however_deep_and_closed(tmp_path):
         os.chmod("d", 0)
     finally:
         os.chdir(here)
-    folders.remove(str(inner))
+    remove(inner)
     assert not inner.exists()
-    folders.remove(str(inner))
+    remove(inner)
 
 
 def test_frames_are_read_from_descriptors_beyond_1023_and_without_a_limit():

@@ -4,18 +4,22 @@ import csv
 import json
 import re
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 from support.own_code import PLUGINS, beside, fresh
 from typer.testing import CliRunner
 
 from fedsim.cli import app
+from fedsim.engine.ray.session import session_folder
 from fedsim.engine.simulate import simulate
 from fedsim.errors import PluginError, RunFolderError, ScenarioError
 from fedsim.plugin import find, title
 from fedsim.references import is_reference, look_in, references, resolve
 from fedsim.runs.ledger import Ledger
 from fedsim.scenario import Scenario
+from fedsim.temporary import ISOLATION
 
 SCENARIO = """
 metrics = ["{module}:Size"]
@@ -159,7 +163,14 @@ def test_every_process_finds_the_code(tmp_path, engine, workers, monkeypatch, ra
     module = fresh()
     path = written(tmp_path / "there", module, engine, workers)
     folder = tmp_path / "run"
-    simulate(Scenario.load(path), folder)
+    kept = set()
+
+    def observe(event, **fields):
+        if event == "findings" and engine == "ray":
+            kept.update(Path(session_folder() or tempfile.gettempdir()).glob(f"{ISOLATION}*"))
+
+    simulate(Scenario.load(path), folder, observer=observe)
+    assert engine != "ray" or kept  # Ray kills the server, whose folder goes with the session's
     with (folder / "findings.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert {row["status"] for row in rows} == {"ok"}
@@ -170,9 +181,9 @@ def test_every_process_finds_the_code(tmp_path, engine, workers, monkeypatch, ra
     sizes = [float(row["value"]) for row in rows if row["metric"] == "claimed-labels"]
     assert sizes == [1.0] * 4
     assert json.loads((folder / "metrics.json").read_text())["claimed-labels"]
-    kept = (folder / "scenario.toml").read_text()
-    assert f'name = "{module}:Few"' in kept
-    assert str(tmp_path / "there") in kept
+    text = (folder / "scenario.toml").read_text()
+    assert f'name = "{module}:Few"' in text
+    assert str(tmp_path / "there") in text
 
 
 # --- trust ----------------------------------------------------------------------------------

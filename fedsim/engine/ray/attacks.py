@@ -24,6 +24,9 @@ from fedsim.runs.stored import StoredTensors
 GRACE = 10.0
 """Seconds beyond its time limit after which the worker of an attack is killed."""
 
+ENDS_WITHIN = 3.0
+"""Seconds that idle workers get to end what they started."""
+
 REPEATS = 2
 """How often an attack is repeated elsewhere after its worker died: a node may have been lost."""
 
@@ -79,7 +82,12 @@ class RayExecutor:
         worker = (
             ray.remote(AttackWorker)
             .options(num_cpus=1, num_gpus=self._gpus)
-            .remote(runner.scenario.model_dump_json(), runner.point, self._board.name)
+            .remote(
+                runner.scenario.model_dump_json(),
+                runner.point,
+                self._board.name,
+                session.session_folder(),
+            )
         )
         self._starting[index] = worker.ready.remote()  # type: ignore[attr-defined]
         return worker
@@ -283,7 +291,17 @@ class RayExecutor:
             tasks = list(self._running)
             done = ray.wait(tasks, num_returns=len(tasks), timeout=0)[0] if tasks else []
             self._running = {task: self._running[task] for task in done}
+        if not session.session_folder():
+            self._end_idle()
         for worker in self._workers:
             with contextlib.suppress(Exception):
                 ray.kill(worker)
         self._workers = []
+
+    def _end_idle(self) -> None:
+        """Let idle workers leave nothing on their nodes, where this process cannot clean up."""
+        busy = {*self._starting, *(running.worker for running in self._running.values())}
+        idle = [worker for index, worker in enumerate(self._workers) if index not in busy]
+        with contextlib.suppress(Exception):
+            ended = [worker.end.remote() for worker in idle]
+            ray.wait(ended, num_returns=len(ended), timeout=ENDS_WITHIN)

@@ -236,6 +236,12 @@ def _short_of(needs: dict[str, float]) -> str:
     return next((kind for kind, need in needs.items() if need > there.get(kind, 0)), "")
 
 
+def session_folder() -> str:
+    """The folder of the Ray session that fedsim started in this process; "" if there is none."""
+    folder = _FOLDERS.get(os.getpid())
+    return str(folder.path) if folder is not None and folder.path is not None else ""
+
+
 def kill_session() -> None:
     """Kill all processes of the Ray session that fedsim started, before a program exits.
 

@@ -15,10 +15,12 @@ from fedsim.attacking.attack import Attack, AttackRunner, Outcome
 from fedsim.attacking.progress import watched
 from fedsim.engine.ray.board import Board
 from fedsim.errors import RunFolderError
+from fedsim.isolation import process
 from fedsim.records import Interception
 from fedsim.runs.stored import opened
 from fedsim.scenario import Scenario
 from fedsim.scenario.built import build
+from fedsim.temporary import keep_in, remove_stale
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +46,13 @@ class StoredAttack:
 class AttackWorker:
     """An actor that performs attacks, a group at a time."""
 
-    def __init__(self, scenario: str, point: str, board: str) -> None:
+    def __init__(self, scenario: str, point: str, board: str, temporary: str) -> None:
         self._scenario, self._point, self._board = scenario, point, board
+        keep_in(temporary)  # Ray kills this process, and those that it started, without a farewell
 
     def ready(self) -> None:
         """Load data and model. Time limits of attacks count from then on."""
+        remove_stale()
         torch.set_num_threads(1)
         built = build(Scenario.model_validate_json(self._scenario))
         self._runner = AttackRunner(built, self._point)
@@ -58,6 +62,10 @@ class AttackWorker:
         """Perform a group of attacks, a call with a number of its own; raises `GroupFailed`."""
         with watched(self._runner.progress, functools.partial(Board.write, self._board, call)):
             return self._runner.perform_together([one.whole() for one in group])
+
+    def end(self) -> None:
+        """End what would stay when Ray kills this process."""
+        process.stop()
 
 
 def held(one: Interception) -> Interception:

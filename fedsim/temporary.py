@@ -1,0 +1,112 @@
+"""Temporary folders, which the next run removes if the process that made them was killed."""
+
+import contextlib
+import os
+import shutil
+import stat
+import tempfile
+import time
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+ISOLATION = "fedsim-isolation-"
+"""Beginning of the names of folders of isolated adversaries."""
+
+RAY = "fedsim-ray-"
+"""Beginning of the names of folders of Ray's sessions."""
+
+NEW = 60.0
+"""Seconds in which a folder may not be locked yet."""
+
+
+_kept = ""
+
+
+def keep_in(folder: str) -> None:
+    """Make folders of isolated adversaries of this process in another folder, if it is not empty.
+
+    Args:
+        folder: One that another process removes when it ends, or is removed when that is killed.
+    """
+    global _kept
+    _kept = folder
+
+
+class TemporaryFolder:
+    """A temporary folder that is locked as long as this process lives.
+
+    Making one removes those of processes that were killed.
+
+    Args:
+        prefix: `ISOLATION` or `RAY`.
+
+    Attributes:
+        path: The folder.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        remove_stale()
+        self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=below(prefix)))
+        self._lock = FileLock(self.path / ".lock", timeout=0, thread_local=False)
+        self._lock.acquire()
+
+    def close(self) -> None:
+        """Remove the folder."""
+        remove(self.path)
+        self._lock.release()
+
+
+def below(prefix: str) -> str:
+    """The folder in which temporary folders are made."""
+    other = _kept if prefix == ISOLATION else os.environ.get("RAY_TMPDIR")
+    return other or tempfile.gettempdir()
+
+
+def remove_stale() -> None:
+    """Remove the temporary folders of this user whose processes have ended.
+
+    A lock tells that, and not the number of a process, which another process may have by now, on
+    this machine or on another one that shares the folder.
+    """
+    for prefix in (ISOLATION, RAY):
+        for folder in Path(below(prefix)).glob(f"{prefix}*"):
+            with contextlib.suppress(OSError, Timeout):  # locked, or just removed by another one
+                if _may_be_stale(folder):
+                    with FileLock(folder / ".lock", timeout=0):
+                        remove(folder)
+
+
+def _may_be_stale(folder: Path) -> bool:
+    """Whether it is a folder of this user, and no link, that is or was locked, or is old."""
+    found = folder.lstat()
+    user = os.getuid() if hasattr(os, "getuid") else 0  # what Windows states of all files
+    old = time.time() - found.st_mtime > NEW
+    ours = stat.S_ISDIR(found.st_mode) and found.st_uid == user
+    return ours and (old or (folder / ".lock").exists())
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder as far as that is possible, also if folders in it lie thousands deep."""
+    with contextlib.suppress(OSError):  # it is gone, or another user's
+        _flatten(folder)
+    with contextlib.suppress(RecursionError):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _flatten(folder: Path) -> None:
+    """Leave no folder within a folder of a folder, for `shutil.rmtree` goes down by recursion."""
+    left = _folders(folder)
+    while left:
+        for inner in _folders(left.pop()):
+            left.append(Path(tempfile.mkdtemp(dir=folder)))
+            os.rename(inner, left[-1])
+
+
+def _folders(folder: Path) -> list[Path]:
+    """The folders in a folder, made readable."""
+    with os.scandir(folder) as entries:
+        found = [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
+    for path in found:
+        path.chmod(0o700)
+    return found

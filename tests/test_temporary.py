@@ -1,0 +1,86 @@
+"""Temporary folders of processes that were killed go with the next run, and no others."""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+
+import pytest
+from support.tiny import scenario
+
+import fedsim
+from fedsim.engine.ray.worker import AttackWorker
+from fedsim.engine.simulate import simulate, train
+from fedsim.isolation import process
+from fedsim.temporary import ISOLATION, NEW, RAY, TemporaryFolder, remove_stale
+
+KINDS = pytest.mark.parametrize("prefix", [ISOLATION, RAY])
+
+
+@pytest.fixture
+def below(tmp_path, monkeypatch):
+    """The folder of temporary files, with what killed processes left; a number is used again."""
+    below = tmp_path / "t"
+    below.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(below))
+    monkeypatch.setenv("TMPDIR", str(below))
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    for name in (f"{ISOLATION}{os.getpid()}-killed", f"{RAY}killed"):
+        (below / name / "deep" / "er").mkdir(parents=True)
+        (below / name / ".lock").touch()
+    return below
+
+
+def names(folder):
+    return {path.name for path in folder.iterdir()}
+
+
+@KINDS
+def test_a_folder_of_a_living_process_stays(below, prefix):
+    folder = TemporaryFolder(prefix)
+    assert names(below) == {folder.path.name}
+    assert folder.path.stat().st_mode & 0o777 == 0o700
+    code = "from fedsim.temporary import remove_stale; remove_stale()"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert names(below) == {folder.path.name}
+    folder.close()
+    assert names(below) == set()
+
+
+@KINDS
+def test_links_and_files_stay_and_so_do_new_folders_that_nobody_locked_yet(below, prefix):
+    (below / "other").mkdir()
+    (below / "other" / ".lock").touch()
+    (below / f"{prefix}link").symlink_to(below / "other")
+    (below / f"{prefix}file").touch()
+    for name in ("new", "old"):
+        (below / f"{prefix}{name}").mkdir()
+    for name in ("old", "file"):
+        os.utime(below / f"{prefix}{name}", (time.time() - 2 * NEW,) * 2)
+    remove_stale()
+    assert names(below) == {"other", *(f"{prefix}{name}" for name in ("link", "file", "new"))}
+    assert names(below / "other") == {".lock"}
+
+
+def test_a_run_without_isolated_adversaries_removes_them(below, tmp_path):
+    simulate(scenario(adversaries=[]), tmp_path / "run")
+    assert not names(below)
+
+
+def test_so_does_an_attack_on_a_recorded_run(tmp_path, request):
+    train(scenario(), tmp_path / "run")
+    below = request.getfixturevalue("below")
+    fedsim.attack(tmp_path / "run")
+    assert not names(below)
+
+
+def test_an_attack_worker_keeps_its_folders_in_that_of_the_session(below, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedsim.temporary._kept", "")
+    monkeypatch.setattr(process, "_running", None)
+    (tmp_path / "session").mkdir()
+    worker = AttackWorker("", "", "", str(tmp_path / "session"))
+    process.server()
+    assert [name for name in names(tmp_path / "session") if name.startswith(ISOLATION)]
+    worker.end()
+    assert not names(tmp_path / "session")
