@@ -63,8 +63,9 @@ def of(
 
 def read(folder: Path) -> dict[str, Any]:
     """Read the provenance of a run folder; empty if there is none that can be read."""
-    try:
-        found = json.loads((folder / FILE).read_text(encoding="utf-8"))
+    path = folder / FILE
+    try:  # reading a pipe would wait for ever
+        found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

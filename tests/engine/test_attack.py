@@ -1,6 +1,7 @@
 """A recorded run is attacked later, and the rows are those of a run that was attacked at once."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -264,6 +265,14 @@ def test_what_is_no_run_or_is_being_written_is_refused(trained, recorded, tmp_pa
         attack(recorded, rounds=[77])
     with pytest.raises(ScenarioError, match="no adversary"):
         attack(recorded, changes={"adversaries": []})
+
+
+@pytest.mark.timeout(60)
+def test_a_pipe_in_a_run_folder_is_refused_before_it_is_read(tmp_path):
+    (tmp_path / "scenario.toml").write_text(scenario().to_toml())
+    os.mkfifo(tmp_path / "provenance.json")
+    with pytest.raises(RunFolderError, match=r"provenance\.json is no regular file"):
+        attack(tmp_path)
 
 
 def test_a_run_of_schema_1_is_attacked_and_not_resumed(live, tmp_path):
