@@ -301,25 +301,27 @@ class Ledger:
             )
 
     def finish(self) -> None:
-        """Sort the findings, and write them as Parquet as well."""
+        """Sort the findings, and write them as Parquet as well; raises `RunFolderError`."""
         import pandas as pd
 
-        rows = self.rows()
-        rows.sort(
-            key=lambda r: (
-                r["point"],
-                int(r["round"]),
-                [int(client) for client in r["client"].split("+")],
-                *(r["victim"], r["label"], r["metric"]),
-            )
-        )
-        self._write_table("findings.csv", [[*row.values()] for row in rows])
+        rows, path = self.rows(), self.folder / "findings.csv"
         numbers = {int: "Int64", int | None: "Int64", float: "Float64", float | None: "Float64"}
         types = {
             name: numbers.get(kind, "string") for name, kind in get_type_hints(Finding).items()
         }
-        path = self.folder / "findings.csv"
-        frame = pd.read_csv(path, dtype=types, keep_default_na=False, na_values=_NA)
+        try:
+            rows.sort(
+                key=lambda r: (
+                    r["point"],
+                    int(r["round"]),
+                    [int(client) for client in r["client"].split("+")],
+                    *(r["victim"], r["label"], r["metric"]),
+                )
+            )
+            self._write_table("findings.csv", [[*row.values()] for row in rows])
+            frame = pd.read_csv(path, dtype=types, keep_default_na=False, na_values=_NA)
+        except ValueError as error:
+            raise RunFolderError(f"{path} was changed and cannot be read: {error}") from error
         for name in (name for name, kind in types.items() if kind == "string"):
             frame[name] = frame[name].map(restored).astype("string")
         self._replace("findings.parquet", frame.to_parquet(index=False))
