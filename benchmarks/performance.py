@@ -44,7 +44,7 @@ PAIRS = 30
 FEW = 10**6
 """Parameters from which there are six pairs of rounds only."""
 
-MODELS = {"cnn": 15_226, "lenet": 61_706, "convnet": 97_034, "resnet20": 269_434}
+MODELS = {"cnn": 15_226, "lenet": 61_706, "convnet": 97_034}
 """Convolutional networks, and their parameters for inputs of 32 x 32."""
 
 WIDE = ([9], [48], [237], [640, 500], [1600, 2000], [4000, 5000])
@@ -103,7 +103,8 @@ def _costs(by: str, sizes: list[tuple[int, Federation]]) -> Part:
 
 def networks() -> Part:
     """By parameters of convolutional networks."""
-    return _costs("parameters", [(s, Federation(name, 100, 16)) for name, s in MODELS.items()])
+    sizes = [(size, Federation(name, 100, 16)) for name, size in MODELS.items()]
+    return _costs("parameters", [*sizes, (269_434, Federation("resnet20", 20, 16))])
 
 
 def models() -> Part:

@@ -92,6 +92,9 @@ def remove(folder: Path) -> None:
         _flatten(folder)
     with contextlib.suppress(RecursionError):
         shutil.rmtree(folder, ignore_errors=True)
+    if folder.is_dir():  # Ray's processes end after the one that was killed, and still write
+        with contextlib.suppress(OSError):
+            (folder / ".lock").touch()  # which nobody holds, so that the next time removes it
 
 
 def _flatten(folder: Path) -> None:

@@ -1,6 +1,7 @@
 """Temporary folders of processes that were killed go with the next run, and no others."""
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -84,3 +85,36 @@ def test_an_attack_worker_keeps_its_folders_in_that_of_the_session(below, tmp_pa
     assert [name for name in names(tmp_path / "session") if name.startswith(ISOLATION)]
     worker.end()
     assert not names(tmp_path / "session")
+
+
+@KINDS
+def test_a_folder_that_is_still_written_to_goes_the_next_time(below, prefix, monkeypatch):
+    remove_stale()
+    written = below / f"{prefix}raylet"
+    written.mkdir()
+    (written / ".lock").touch()
+    whole = shutil.rmtree
+
+    def rmtree(folder, **how):
+        whole(folder, **how)
+        if folder == written:
+            (written / "logs").mkdir(parents=True)
+
+    monkeypatch.setattr(shutil, "rmtree", rmtree)
+    remove_stale()
+    assert names(below) == {written.name}
+    monkeypatch.undo()
+    monkeypatch.setattr(tempfile, "tempdir", str(below))
+    remove_stale()
+    assert not names(below)
+
+
+def test_what_ends_during_a_run_goes_with_it(below, tmp_path):
+    held = TemporaryFolder(RAY)
+
+    def observer(event, **fields):
+        if event == "ended":
+            held._lock.release()
+
+    simulate(scenario(adversaries=[]), tmp_path / "run", observer=observer)
+    assert not names(below)

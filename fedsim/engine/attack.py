@@ -110,6 +110,7 @@ def attack(  # noqa: PLR0913 - each argument is an option of the command
             prepared.append((name, after))
         stated = "training.batch_size" not in unknown
         with contextlib.ExitStack() as stack:
+            stack.callback(remove_stale)
             stack.enter_context(one_thread())
             stack.enter_context(isolated(scenario.seed, "simulation"))
             wanted = _wanted(rounds, clients)

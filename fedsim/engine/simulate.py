@@ -151,6 +151,7 @@ def _run(
         planned[name] = plans(built, name)
         size += expected_bytes(built)
     with contextlib.ExitStack() as stack:
+        stack.callback(remove_stale)
         known = (out / "scenario.toml").is_file()
         if known:  # another process may be writing to it
             stack.enter_context(alone_in(out))
