@@ -148,6 +148,9 @@ def read_table(path: Path, columns: Sequence[str]) -> tuple[list[list[str]], boo
             f"{path} has other columns than this version writes: {', '.join(columns)}"
         )
     whole = [row for row in rows[1:] if len(row) == len(columns)]
+    at = columns.index("round") if "round" in columns else None
+    if at is not None and (odd := [row for row in whole if not row[at].isdecimal()]):
+        raise RunFolderError(f"{path} was changed and cannot be read: {odd[0][at]!r} is no round")
     return whole, torn or len(whole) < len(rows) - 1
 
 

@@ -218,3 +218,12 @@ def test_a_cell_that_is_no_number_any_more_is_one_clear_error(tmp_path, cell, ch
     path.write_text(text.replace(cell, changed))
     with pytest.raises(RunFolderError, match=r"findings\.csv was changed and cannot be read"):
         ledger.finish()
+
+
+def test_a_round_of_the_utility_that_is_no_number_any_more_is_one_clear_error(tmp_path):
+    ledger = Ledger.create(tmp_path / "run", scenario())
+    ledger.utility(1, {"accuracy": 0.5}, "")
+    path = tmp_path / "run" / "utility.csv"
+    path.write_text(path.read_text().replace("\n1,", "\n,"))
+    with pytest.raises(RunFolderError, match=r"utility\.csv was changed .* '' is no round"):
+        ledger.last_round("")
