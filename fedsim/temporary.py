@@ -8,6 +8,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import psutil
 from filelock import FileLock, Timeout
 
 ISOLATION = "fedsim-isolation-"
@@ -19,6 +20,8 @@ RAY = "fedsim-ray-"
 NEW = 60.0
 """Seconds in which a folder may not be locked yet."""
 
+ENDS_WITHIN = 5.0
+"""Seconds in which processes that were killed have to end."""
 
 _kept = ""
 
@@ -74,7 +77,29 @@ def remove_stale() -> None:
             with contextlib.suppress(OSError, Timeout):  # locked, or just removed by another one
                 if _may_be_stale(folder):
                     with FileLock(folder / ".lock", timeout=0):
+                        if prefix == RAY:
+                            _end_ray(folder)
                         remove(folder)
+
+
+def _end_ray(folder: Path) -> None:
+    """End the processes of the Ray session in a folder, which outlive a killed one by seconds."""
+    deadline = time.monotonic() + ENDS_WITHIN
+    while (left := _of_ray(folder)) and time.monotonic() < deadline:
+        for process in left:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        time.sleep(0.05)
+
+
+def _of_ray(folder: Path) -> list[psutil.Process]:
+    """Ray's own programs whose command line names the session; its workers end with them."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        words = " ".join(process.info["cmdline"] or [])
+        if f"{folder}/session_" in words and "/ray/" in words:
+            found.append(process)
+    return found
 
 
 def _may_be_stale(folder: Path) -> bool:

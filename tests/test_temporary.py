@@ -118,3 +118,20 @@ def test_what_ends_during_a_run_goes_with_it(below, tmp_path):
 
     simulate(scenario(adversaries=[]), tmp_path / "run", observer=observer)
     assert not names(below)
+
+
+def test_processes_of_a_killed_ray_session_end_with_its_folder_and_no_others(below):
+    code = "import time; time.sleep(60)"
+    argument = f"--log_dir={below}/{RAY}killed/session_1/logs"
+    raylet, other = (
+        subprocess.Popen([sys.executable, "-c", code, argument, path])
+        for path in ("/site-packages/ray/core", "mine")
+    )
+    try:
+        remove_stale()
+        assert raylet.poll() is not None
+        assert other.poll() is None
+    finally:
+        for process in (raylet, other):
+            process.kill()
+            process.wait()
