@@ -55,12 +55,10 @@ def parts(module: nn.Module) -> Parts:
     return known
 
 
-def training_mode(module: nn.Module) -> Parts:
-    """Call `module.train()`, unless all of its modules are in training mode; returns its parts."""
-    found = parts(module)
-    if not (module.training and all(part.training for part in found.submodules)):
+def training_mode(module: nn.Module) -> None:
+    """Call `module.train()`, unless all of its modules are in training mode."""
+    if not (module.training and all(part.training for part in parts(module).submodules)):
         module.train()
-    return found
 
 
 def _registered(module: nn.Module, submodules: Sequence[nn.Module]) -> list[Any]:

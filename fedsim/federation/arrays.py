@@ -18,7 +18,8 @@ NUMPY = "numpy.ndarray"
 
 
 GROUP, GROUP_BYTES = 32, 16 * 2**20
-"""Largest number of clients in a group, and of bytes of their updates."""
+"""Largest number of clients that are trained before the first of them replies, and of bytes of
+their updates."""
 
 _name = functools.cache(str)
 """The name of a numpy dtype."""
@@ -137,7 +138,11 @@ def tensor_of(array: Array) -> Tensor:
 
 
 def group_size(arrays: ArrayRecord) -> int:
-    """How many clients are dealt with at once in each step of a round, by the model's size."""
+    """The number of clients that are trained before the first of them replies.
+
+    Args:
+        arrays: The model as it is sent to clients; their updates are as large.
+    """
     size = sum(math.prod(array.shape) * np.dtype(array.dtype).itemsize for array in arrays.values())
     return min(max(GROUP_BYTES // max(size, 1), 1), GROUP)
 

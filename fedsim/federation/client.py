@@ -40,9 +40,6 @@ MEMORY_KEY = "fedsim.memory"
 STATED = tuple(name for name in Meaning.model_fields if name != "buffers")
 """The fields of an update that its record states, beside the names of buffers."""
 
-SENT = 2
-"""Number of records that a client is sent: arrays and config."""
-
 _stated = operator.attrgetter(*STATED)
 
 app = ClientApp()
@@ -99,7 +96,8 @@ def _prepared(messages: Sequence[Message], contexts: Sequence[Context]) -> int:
             session.train_together(before, round, clients, lr=lr, proximal_mu=mu)
         except Exception:  # each is trained alone then, and the one that fails is named
             session.forget()
-    elif len(content) == SENT:  # secure aggregation sends more, and may not ask for training yet
+    elif {*content} == {"arrays", "config"} and "server-round" in config:
+        # Secure aggregation sends more records, and may not ask for training yet.
         some = group_size(cast(ArrayRecord, content["arrays"]))
         pairs = [*zip(messages[:some], contexts[:some], strict=True)]
         drawn = session.draw([_place(message, context) for message, context in pairs])

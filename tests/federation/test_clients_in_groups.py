@@ -2,13 +2,15 @@
 
 import pytest
 import torch
+from flwr.app import Message, MessageType, RecordDict
 
+from fedsim.engine.inline import InlineGrid
 from fedsim.federation import session
 from fedsim.federation.arrays import GROUP, GROUP_BYTES, group_size, tensor_record
 from fedsim.federation.session import Session
 from fedsim.federation.spool import in_groups
 from fedsim.scenario.built import build
-from tests.support.tiny import scenario
+from tests.support.tiny import config, initial, scenario
 
 
 def weights(bytes):
@@ -38,3 +40,13 @@ def test_batches_that_are_large_are_drawn_for_fewer_clients(monkeypatch):
     assert len(found.draw(places)) == 1
     nobody = [(1, 6), (1, 0)]  # who is named when it is trained
     assert found.draw(nobody)[0] is None
+
+
+def test_a_message_without_the_round_is_one_clients_error():
+    run = scenario()
+    content = RecordDict({"arrays": initial(run), "config": config(run)})
+    grid = InlineGrid(run.training.clients)
+    asked = [Message(content, node, MessageType.TRAIN) for node in [*grid.clients][:2]]
+    replies = list(grid.send_and_receive(asked))
+    assert [reply.has_error() for reply in replies] == [True, True]
+    assert "server-round" in replies[0].error.reason

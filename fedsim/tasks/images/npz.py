@@ -18,9 +18,10 @@ from fedsim.tasks.local_data import reading
 
 IMAGES = ("x", "x_train", "x_test")
 """Names of arrays of images."""
-COPIES, LABEL = 2, 8
-"""How often images are in memory at least: as they are read, and in the order that torch needs; and
-the bytes of a label."""
+COPIES = 2
+"""Copies of the images in memory: as numpy reads them, and as a contiguous tensor."""
+LABEL_BYTES = 8
+"""Bytes of a label, an int64."""
 LONGEST_NAMES = 2**26
 """The largest number of bytes of the names of labels."""
 
@@ -79,7 +80,7 @@ def _arrays(archive: zipfile.ZipFile, where: str) -> Arrays:
             return found
 
     images = [headers[name] for name in IMAGES if name in headers]
-    needed = sum(COPIES * one.nbytes + LABEL * math.prod(one.shape[:1]) for one in images)
+    needed = sum(COPIES * one.nbytes + LABEL_BYTES * math.prod(one.shape[:1]) for one in images)
     there = psutil.virtual_memory().total
     if needed > there:
         raise MemoryError(
