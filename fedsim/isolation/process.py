@@ -64,6 +64,7 @@ class Server:
         self._handles: list[int] = []
         self._rest = b""
         self._open: set[int] = set()
+        self._gone = False
         self._ended: dict[int, int] = {}
         self._control, theirs = socket.socketpair()
         code = (
@@ -101,9 +102,12 @@ class Server:
 
     @property
     def alive(self) -> bool:
-        """Whether it can be asked, by this process."""
+        """Whether it can be asked, by this process.
+
+        A process that was killed closes its socket some time before it has ended.
+        """
         ours = self._owner == os.getpid() and self._folder.path.is_dir()
-        return ours and self._process.poll() is None
+        return ours and not self._gone and self._process.poll() is None
 
     @contextlib.contextmanager
     def child(self, modules: Sequence[str] = (), *, attacks: bool) -> Iterator["Child"]:
@@ -148,6 +152,7 @@ class Server:
         try:
             socket.send_fds(self._control, [json.dumps(request).encode() + b"\n"], list(handles))
         except OSError as error:
+            self._gone = True
             raise ServerDied from error
 
     def ending(self, told: dict[str, Any]) -> int:
@@ -200,8 +205,10 @@ class Server:
             except TimeoutError:
                 raise
             except OSError as error:
+                self._gone = True
                 raise ServerDied from error
             if not part:
+                self._gone = True
                 raise ServerDied
             self._handles += handles
             self._rest += part

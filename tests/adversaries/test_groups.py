@@ -199,13 +199,23 @@ def test_ray_finds_the_same_in_groups_and_survives_a_group_that_kills_its_worker
         return scenario(training=ALL, adversaries=plans, engine=engine)
 
     simulate(run({"workers": 1}), tmp_path / "inline")
-    dies = {"name": "flock", "how": "die", "label": "dies", "known_as": "dies"}
-    told = cautions(run({"name": "ray", "workers": 2}, dies), tmp_path / "ray")
-    found = [row for row in timeless(tmp_path / "ray") if row["label"] != "dies"]
+    deadly = [
+        {"name": "flock", "how": how, "label": how, "known_as": how, "log": str(tmp_path / how)}
+        for how in ("die", "die once")
+    ]
+    told = cautions(run({"name": "ray", "workers": 2}, *deadly), tmp_path / "ray")
+    found = [row for row in timeless(tmp_path / "ray") if not row["label"].startswith("die")]
     assert found == timeless(tmp_path / "inline")
     assert ends(tmp_path / "ray", "flock") == only("ok", client=-1)
     assert ends(tmp_path / "ray", "raises") == only("failed")
-    assert ends(tmp_path / "ray", "dies") == only("failed")
-    assert [int(n) for n in (tmp_path / "sizes-2").read_text().split()] == [3] * 4
+    assert ends(tmp_path / "ray", "die") == only("failed")
+    assert ends(tmp_path / "ray", "die once") == only("ok", client=-1)
+
+    def calls(name):
+        return sorted(int(number) for number in (tmp_path / name).read_text().split())
+
+    assert calls("sizes-2") == [3] * 4
+    assert calls("die once") == [3] * 5, "a group whose worker died was not repeated whole"
+    assert calls("die") == [1] * 8 + [3] * 6
     assert sum("one of them is too much" in text for text in told) == 2
     assert sum("its worker died" in text for text in told) == 2

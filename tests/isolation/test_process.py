@@ -37,6 +37,18 @@ def test_a_server_whose_folder_was_cleaned_away_is_replaced():
     assert process.server() is not server
 
 
+def test_a_server_that_was_killed_is_replaced_before_its_process_has_ended(monkeypatch):
+    server = process.server()
+    server._process.kill()
+    monkeypatch.setattr(server._process, "poll", lambda: None)
+    with pytest.raises(process.ServerDied), server.child(attacks=False):
+        pass
+    assert process.server() is not server
+    with process.server().child(attacks=False) as child:
+        assert os.path.isdir(child.folder)
+    monkeypatch.undo()  # before the old server is removed, which waits for its process
+
+
 def test_a_child_that_was_asked_for_and_not_awaited_is_killed(monkeypatch):
     server = process.server()
     with monkeypatch.context() as patched:

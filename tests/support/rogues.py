@@ -4,6 +4,7 @@ import os
 import random
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -165,7 +166,9 @@ class Flock(Adversary):
     recovers: ClassVar[frozenset[str]] = LABELS
     group: ClassVar[int] = 3
 
-    how: Literal["fine", "raise", "die", "hang", "short", "none", "interrupt", "nap"] = "fine"
+    how: Literal[
+        "fine", "raise", "die", "die once", "hang", "short", "none", "interrupt", "nap"
+    ] = "fine"
     client: int = Field(default=2, ge=0, description="the client that it cannot cope with")
     known_as: str = Field(default="flock", description="its label in the scenario")
     seed: int = Field(default=0, ge=0, description="threat.seed of the scenario")
@@ -185,6 +188,8 @@ class Flock(Adversary):
         if guilty and self.how == "raise":
             raise RuntimeError("one of them is too much")
         if guilty and self.how == "die":
+            os._exit(3)
+        if self.how == "die once" and Path(self.log).read_text().count("\n") == 1:
             os._exit(3)
         if guilty and self.how == "interrupt":
             raise KeyboardInterrupt

@@ -28,7 +28,7 @@ ENDS_WITHIN = 3.0
 """Seconds that idle workers get to end what they started."""
 
 REPEATS = 2
-"""How often an attack is repeated elsewhere after its worker died: a node may have been lost."""
+"""How often a single attack is repeated elsewhere after its worker died: a node may be lost."""
 
 
 @dataclass(slots=True)
@@ -43,8 +43,10 @@ class _Running:
 class RayExecutor:
     """Runs groups of attacks on dedicated Ray actors; queued groups wait in the object store.
 
-    If a group fails, or its worker dies, each of its attacks is queued again on its own. If a
-    worker dies during a single attack, that attack is retried at most `REPEATS` times. A worker
+    If a group fails, each of its attacks is queued again on its own. If its worker dies, the group
+    is queued again as a whole, since results depend on its size by rounding; if another one dies,
+    each attack on its own. If a worker dies during a single attack, that attack is retried, until
+    it was there at `REPEATS` + 1 deaths. A worker
     that Ray cannot schedule, because a node was lost, leaves its attacks to the others; if Ray can
     schedule none for `session.PLACE` seconds, `collect` raises `EngineError`.
 
@@ -268,12 +270,13 @@ class RayExecutor:
         self._is_ready(running.worker)  # raises if it could not start: another could not, either
         if self._workers:
             self._replace(running.worker)
-        if len(running.group) > 1:
-            return self._again(running, why)
-        (one,) = running.group
-        if status == "failed" and one.deaths < REPEATS:
-            self._queue.appendleft([replace(one, deaths=one.deaths + 1)])
+        group, died = running.group, status == "failed"
+        if died and group[0].deaths < (REPEATS if len(group) == 1 else 1):
+            self._queue.appendleft([replace(one, deaths=one.deaths + 1) for one in group])
             return []
+        if len(group) > 1:
+            return self._again(running, why)
+        (one,) = group
         outcome = self._runner.perform(replace(one.attack, refused=why))
         findings = tuple(replace(row, status=status) for row in outcome.findings)  # type: ignore[arg-type]
         return [replace(outcome, findings=findings)]
