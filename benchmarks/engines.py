@@ -1,4 +1,4 @@
-"""How fast each engine simulates clients: the same federation on all three, as ratios.
+"""How fast each engine simulates clients: the same federation on all three and without fedsim.
 
     python benchmarks/engines.py [--clients 100] [--population 0] [--rounds 4] [--batch 16]
         [--workers 2] [--pfl PYTHON]
@@ -6,9 +6,10 @@
 FedSGD of LLG's CNN on the embedded digits at 32x32. `--clients` take part in a round, of
 `--population` in all; 0: the same clients in every round. No adversaries, so that only training and
 transport count. Start-up is what passes before round 1 is trained; clients a second are over the
-later rounds. Where pfl-research can be imported, or with `--pfl`, the Python of an environment
-that has it and fedsim (`pip install pfl`), its cost of a client is compared in CPU time with
-`benchmarks/pfl_research.py`.
+later rounds. The engine "flower" runs fedsim's client on Flower's simulation. "Flower app" runs an
+app without fedsim there (benchmarks/flower_app.py). Where pfl-research can be imported, or with
+`--pfl`, the Python of an environment that has it and fedsim (`pip install pfl`), its cost of a
+client is compared in CPU time with `benchmarks/pfl_research.py`.
 """
 
 import argparse
@@ -25,6 +26,8 @@ from fedsim.engine.simulate import simulate
 from fedsim.scenario import Scenario
 
 ENGINES = ("inline", "ray", "flower")
+APP = "Flower app"
+KINDS = (*ENGINES, APP)
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,17 @@ class Speed:
 def measure(
     engine: str, *, clients: int, rounds: int, batch: int, workers: int, population: int = 0
 ) -> Speed:
-    """Simulate one federation on an engine; inline has one worker."""
+    """Simulate one federation on an engine or by an app without fedsim; inline has one worker."""
+    if engine == APP:
+        script = str(Path(__file__).with_name("flower_app.py"))
+        sizes = {"clients": clients, "population": population, "rounds": rounds, "batch": batch}
+        options = [f"--{name}={value}" for name, value in {**sizes, "workers": workers}.items()]
+        done = subprocess.run(
+            [sys.executable, script, *options], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise SystemExit(f"the Flower app ended with an error: {done.stderr[-2000:]}")
+        return Speed(**json.loads(done.stdout.splitlines()[-1]))
     scenario = Scenario.parse(
         {
             "name": f"bench-{engine}",
@@ -84,12 +97,15 @@ def main() -> None:
     parser.add_argument("--pfl", default=here, metavar="PYTHON")
     given = vars(parser.parse_args())
     pfl = given.pop("pfl")
-    found = {engine: measure(engine, **given) for engine in ENGINES}
+    found = {engine: measure(engine, **given) for engine in KINDS}
     print("{clients} clients a round, batch {batch}, {workers} workers".format(**given))
-    print(f"{'engine':<8} {'start-up s':>10} {'clients/s':>10} {'ratio to stock Flower':>22}")
+    print(
+        f"{'engine':<10} {'start-up s':>10} {'clients/s':>10} {'ratio to flower':>16} "
+        f"{'to the Flower app':>18}"
+    )
     for engine, one in found.items():
-        ratio = one.rate / found["flower"].rate
-        print(f"{engine:<8} {one.start:>10.1f} {one.rate:>10.1f} {ratio:>22.2f}")
+        shared, alone = one.rate / found["flower"].rate, one.rate / found[APP].rate
+        print(f"{engine:<10} {one.start:>10.1f} {one.rate:>10.1f} {shared:>16.2f} {alone:>18.2f}")
     if pfl is None:
         print("pfl-research is not installed: pip install pfl, or --pfl PYTHON")
         return

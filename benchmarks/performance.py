@@ -32,7 +32,7 @@ from typing import Any
 import matplotlib as mpl
 import torch
 from bare_loop import Federation
-from engines import ENGINES, Speed, measure
+from engines import KINDS, Speed, measure
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -41,6 +41,8 @@ from fedsim.scenario import Scenario
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 PAIRS = 30
+COUNTED = 1000
+"""Clients of which rates are measured, at least."""
 FEW = 10**6
 """Parameters from which there are six pairs of rounds only."""
 
@@ -195,27 +197,35 @@ def _run(table: dict[str, Any]) -> list[dict[str, Any]]:
 
 def workers() -> Part:
     """By engine and clients in a round."""
-    many = (10, 100, 300)
-    found: dict[str, list[Speed]] = {name: [] for name in ENGINES}
-    for clients in many:
-        for name in ENGINES:
-            found[name].append(measure(name, clients=clients, rounds=4, batch=16, workers=2))
-            print("  ", clients, name, found[name][-1], flush=True)
-    rows = []
-    for at, clients in enumerate(many):
-        each = [found[name][at].rate for name in ENGINES]
-        rows.append([clients, *each, each[0] / each[2], each[1] / each[2]])
-    start = [found[name][0].start for name in ENGINES]
-    rows.append(["start-up, s", *start, start[0] / start[2], start[1] / start[2]])
+    many = {"10": (10, 0), "100": (100, 0), "300": (300, 0), "100 of 1,000": (100, 1000)}
+    found: dict[str, list[Speed]] = {name: [] for name in KINDS}
+    for clients, population in many.values():
+        rounds = 1 + max(3, COUNTED // clients)
+        for name in KINDS:
+            speed = measure(
+                name,
+                clients=clients,
+                population=population,
+                rounds=rounds,
+                batch=16,
+                workers=2,
+            )
+            found[name].append(speed)
+            print("  ", clients, population, name, speed, flush=True)
+    rows: list[list[Any]] = []
+    for at, label in enumerate(many):
+        inline, ray, flower, app = (found[name][at].rate for name in KINDS)
+        rows.append([label, inline, ray, flower, app, inline / app, ray / app, ray / inline])
+    inline, ray, flower, app = (found[name][0].start for name in KINDS)
+    rows.append(["start-up, s", inline, ray, flower, app, inline / app, ray / app, ray / inline])
 
     def draw(axes: Axes) -> None:
-        for name in ENGINES:
-            rates = [one.rate for one in found[name]]
-            axes.plot(many, rates, marker="o", label=name)
-        axes.set(xscale="log", xlabel="clients a round", ylabel="clients a second", ylim=(0, None))
+        for name in KINDS:
+            axes.plot(list(many), [one.rate for one in found[name]], marker="o", label=name)
+        axes.set(xlabel="clients a round", ylabel="clients a second", ylim=(0, None))
 
-    heads = ["clients a round", "inline", "ray, 2 workers", "flower, 2 workers"]
-    return Part([*heads, "inline : flower", "ray : flower"], rows, draw)
+    heads = ["clients a round", *KINDS, "inline : app", "ray : app", "ray : inline"]
+    return Part(heads, rows, draw)
 
 
 def attacks() -> Part:
