@@ -1,6 +1,7 @@
 """LAMP's parts side by side: gradients in factors, many at a time, and the paper's loop as written.
 
-    python benchmarks/lamp.py [--sentences 1] [--candidates 20] [--steps 4] [--whole] [--data DIR]
+    python benchmarks/lamp.py [--sentences 1] [--candidates 20] [--steps 4] [--data DIR]
+        [--whole] [--unchanged 0 300]
 
 MiniLM-L6, B = 1, float32, one thread, the cosine distance over the parameters that
 `benchmarks/lamp_plain.py` matches, and its trigrams; one run, where both sides take turns.
@@ -11,13 +12,15 @@ Distances of the plain side are asserted equal to 1e-5. CPU milliseconds of the 
 turns, so that a busy machine slows both alike; and what they come to for the paper's schedule.
 With --whole the adversary `lamp` attacks the sentences by that schedule, the first alone and, where
 there are more, all together, with the same language model: CPU seconds a sentence beside what
-plain's parts come to. None ends early there, as sentences do whose tokens have the gradient.
+plain's parts come to, and ROUGE without separators. None ends there because its tokens have the
+gradient. With `--unchanged` the attack is made with each of these values of the setting.
 """
 
 import argparse
 import os
 import time
 from collections.abc import Callable
+from statistics import mean
 
 import torch
 from lamp_plain import (
@@ -47,8 +50,9 @@ from adversaries.text.lamp.reordering import moved
 from fedsim import libraries, testing
 from fedsim.gradients import TextDistance, nearest_tokens, norm_gap
 from fedsim.knowledge import Knowledge
+from fedsim.metrics import METRICS
 from fedsim.priors import LanguagePrior, language_prior
-from fedsim.records import Observation, Tokens
+from fedsim.records import Observation, Tokens, Truth
 from fedsim.seeds import torch_generator
 from fedsim.spec import TextSpec
 from fedsim.tasks.text.languages.language import POINTS, classification_loss
@@ -180,19 +184,33 @@ def observed(it: Victim, tokens: Tokens, texts: tuple[str, ...]) -> Observation:
     )
 
 
-def whole(seen: list[Observation], plain: list[float]) -> None:
+def whole(
+    seen: list[Observation], plain: list[float], sentences: list[str], unchanged: int
+) -> None:
     """Print what whole sentences take, the first alone and all together; plain: seconds of each."""
-    dummy_texts.MATCHED = -1.0  # no distance is so low: all of them take the whole schedule
+    dummy_texts.MATCHED = -1.0  # no distance is so low: none ends because it has a match
     for how, some in (("the first alone", seen[:1]), (f"{len(seen)} together", seen)):
         if how != "the first alone" and len(seen) == 1:
             return
         began = time.process_time()
         jobs = [testing.job(seed=i) for i in range(len(some))]
-        found = LAMP().reconstruct_many(some, jobs)
+        found = LAMP(unchanged=unchanged).reconstruct_many(some, jobs)
         took = (time.process_time() - began) / len(some)
         beside = sum(plain[: len(some)]) / len(some)
-        print(f"whole sentences, {how}: {took:.0f} s each, plain {beside:.0f} s, ", end="")
-        print(f"x{beside / took:.1f}")
+        true = [Truth(text=[text]) for text in sentences[: len(some)]]
+        rouge = [
+            mean(
+                100 * float(METRICS[name].score(claim, one, seen[0].spec) or 0)
+                for claim, one in zip(found, true, strict=True)
+            )
+            for name in ("rouge1", "rouge2", "rougeL")
+        ]
+        steps = mean(one.diagnostics["evaluations"] for one in found)
+        print(
+            f"whole sentences, unchanged = {unchanged}, {how}: {took:.0f} s each, plain "
+            f"{beside:.0f} s, x{beside / took:.1f}; {steps:.0f} steps; ROUGE-1, 2, L "
+            f"{rouge[0]:.0f}, {rouge[1]:.0f}, {rouge[2]:.0f} %"
+        )
         for one in found:
             print(f"  {one.text[0]} ({one.diagnostics['evaluations']} steps)", flush=True)
 
@@ -206,6 +224,7 @@ def main() -> None:
     parser.add_argument("--candidates", type=int, default=20, help="that the plain side scores")
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--whole", action="store_true", help="attack whole sentences (minutes)")
+    parser.add_argument("--unchanged", type=int, nargs="+", default=[0])
     parser.add_argument("--data", default=os.environ.get("FEDSIM_DATA"))
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -214,7 +233,7 @@ def main() -> None:
     tokens, fitted = describe_tokenizer(tokenizer, len(tokenizer), 512, WORDS), public(options.data)
     language = language_prior("n-gram", fitted, tokens)
     print(language.description, flush=True)
-    seen, totals = [], []
+    seen, totals, sentences = [], [], []
     for index, (text, label) in enumerate(texts(options.data, options.sentences)):
         it = victim(model, tokenizer(text, return_tensors="pt").input_ids[0], label)
         took = compared(it, language, index, options.candidates, options.steps)
@@ -248,8 +267,9 @@ def main() -> None:
             print(f"    in factors, {said}: {ours:.0f} s, x{plain / ours:.1f}", flush=True)
         seen.append(observed(it, tokens, fitted))
         totals.append(plain)
-    if options.whole:
-        whole(seen, totals)
+        sentences.append(text)
+    for unchanged in options.unchanged if options.whole else []:
+        whole(seen, totals, sentences, unchanged)
 
 
 if __name__ == "__main__":

@@ -153,7 +153,7 @@ class GMBoW(TranscriptAttack):
             LBFGS if span else partial(Adam, lr=self.lr, schedule=factor),
             [rules],
             restarts=Restarts(self.starts - 1, together=True, ends=not span),
-            checks=Checks(judge=problem.distance, reading=problem.read),
+            checks=Checks(judge=problem.distance, reading=lambda points, _: problem.read(points)),
         )
         labels = problem.read(match.point[None])[0].cpu()
         return claim(

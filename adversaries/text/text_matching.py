@@ -32,6 +32,10 @@ PADDED = 8
 """Victims are attacked together if their longest texts, rounded up to multiples of this number of
 tokens, are equally long."""
 
+READ_EVERY = 25
+"""Steps from one comparison of the nearest tokens to the next: reading them each step would take a
+tenth of its time."""
+
 
 class TextMatching(TextAttack):
     """Base class of attacks that match the observed gradient with dummy embeddings.
@@ -69,6 +73,10 @@ class TextMatching(TextAttack):
 
     lr: float = Field(default=0.1, gt=0)
     """Learning rate."""
+
+    unchanged: int = Field(default=0, ge=0)
+    """Number of steps without a change of the nearest tokens after which a start ends, in steps of
+    25; 0: it takes all steps."""
 
     restarts: int = Field(default=0, ge=0)
     """Number of further starts, optimised together; the lowest distance is claimed."""
@@ -181,14 +189,17 @@ class TextMatching(TextAttack):
         )
         own, views = [jobs[victim] for victim in of], [seen[victim] for victim in of]
         self.ready(texts, seen[0], jobs[0])
+        rules = Rules(self.steps, evaluations=1, patience=self.steps, unchanged=self.unchanged)
         matches = minimise(
             texts,
             lambda candidate: self.first(texts, candidate, own[candidate]),
             own,
             lambda starts: self.optimizer(starts, texts, views, own),
-            [Rules(self.steps, evaluations=1, patience=self.steps)] * len(candidates),
+            [rules] * len(candidates),
             restarts=Restarts(self.restarts, together=True, ends=self.ends),
-            checks=Checks(proof=texts.proof),
+            checks=Checks(
+                proof=texts.proof, reading=texts.read if self.unchanged else None, every=READ_EVERY
+            ),
         )
         finished = [
             self.finished(match, candidate, texts, views[candidate], own[candidate])

@@ -65,13 +65,15 @@ class Checks:
 
     Attributes:
         judge: Compares the points at which starts ended (`Restarts.ends`); None: the objective.
-        reading: What points (R, n) stand for, (R, k), for `Rules.unchanged`.
+        reading: What points (R, n) of victims (R,) stand for, (R, ...), for `Rules.unchanged`.
+        every: Evaluations of a start from one reading to the next.
         proof: Replaces `Rules.matched`. Of points (R, n) and victims (R,), the value (R,) of the
             points that are a match beyond doubt, and infinity for the others.
     """
 
     judge: Objective | None = None
-    reading: Callable[[Tensor], Tensor] | None = None
+    reading: Callable[[Tensor, Tensor], Tensor] | None = None
+    every: int = 1
     proof: Callable[[Tensor, Tensor], Tensor] | None = None
 
 
@@ -117,9 +119,10 @@ class _Start:
     said: Tensor | None = None
     same: int = 0
 
-    def says(self, now: Tensor) -> None:
+    def says(self, now: Tensor, since: int) -> None:
+        """Compare what its point stands for with what it did `since` evaluations ago."""
         unchanged = self.said is not None and torch.equal(self.said, now)
-        self.said, self.same = now, self.same + 1 if unchanged else 0
+        self.said, self.same = now, self.same + since if unchanged else 0
 
 
 ONE_START, NO_CHECKS = Restarts(), Checks()
@@ -183,9 +186,10 @@ def minimise(
         if blocks is not None:
             moved = [len(row.recent) % len(blocks) for row in rows]
             gradients = torch.where(blocks[moved], gradients, torch.zeros_like(gradients))
-        if reading is not None:
-            for row, now in zip(rows, reading(points), strict=True):
-                row.says(now)
+        due = [at for at, row in enumerate(rows) if row.evaluations % checks.every == 0]
+        if reading is not None and due:
+            for at, now in zip(due, reading(points[due], victims[due]), strict=True):
+                rows[at].says(now, checks.every)
         sound = values.isfinite() & gradients.isfinite().all(dim=1)
         state.tell(
             torch.where(sound, values, torch.inf),

@@ -234,6 +234,33 @@ def test_where_starts_ended_can_be_judged_by_something_else_than_what_is_descend
     assert match.value == pytest.approx(0, abs=1e-6)
 
 
+def test_a_start_ends_once_what_its_point_stands_for_stays_the_same():
+    asked = []
+
+    def height(points, victims):
+        return points[:, 0]
+
+    def read(points, victims):
+        asked.append(victims.tolist())
+        lowest = torch.tensor([-1.0, -100.0], dtype=points.dtype)
+        return torch.maximum(points[:, 0], lowest[victims]).round()[:, None]
+
+    def slope(starts):
+        return Adam(starts, lr=0.1, schedule=lambda step: 1.0)
+
+    matches = minimise(
+        height,
+        lambda _: torch.zeros(1, dtype=torch.float64),
+        [testing.job(), testing.job()],
+        slope,
+        [Rules(iterations=60, evaluations=1, patience=60, unchanged=20)] * 2,
+        checks=Checks(reading=read, every=10),
+    )
+    assert [match.outcomes for match in matches] == [["stalled"], ["steps"]]
+    assert [match.evaluations for match in matches] == [31, 60]
+    assert asked == [[0, 1]] * 4 + [[1]] * 2
+
+
 def test_what_is_undefined_from_the_start_diverges():
     def nowhere(points, victims):
         return points.sum(dim=1) * float("nan")

@@ -69,6 +69,17 @@ def test_victims_together_are_attacked_as_alone(attack):
         assert alone.objective == pytest.approx(together[index].objective, rel=1e-6)
 
 
+def test_a_start_ends_when_its_tokens_no_longer_change():
+    observed, _ = seen(small(), 1)
+    settings = LAMP_QUICK | {"steps": 600, "decay": 0.3}
+    whole = LAMP(**settings).reconstruct(observed, testing.job())
+    short = LAMP(**settings, unchanged=100).reconstruct(observed, testing.job())
+    assert short.outcomes == ("stalled",)
+    assert 100 < short.diagnostics["evaluations"] < 600
+    assert whole.diagnostics["evaluations"] == 600
+    assert torch.equal(short.tokens[0], whole.tokens[0])
+
+
 def test_a_batch_of_texts_of_unequal_lengths():
     observed, truth = seen(small(), size=2)
     assert len({len(one) for one in truth.tokens}) == 2
