@@ -8,6 +8,8 @@ smoke scale stays beside one at paper scale until all repetitions of paper scale
 before and after the figures stays. A new figure is inserted in alphabetical order, and removed from
 the lists of figures that are not measured, or are measured elsewhere.
 
+A page under `docs/results` has its index, README.md, made anew: `benchmarks/results_index.py`.
+
 Intervals that rest on fewer than three seeds are labelled "over victims of one network", as new
 pages have it.
 """
@@ -21,6 +23,7 @@ from pathlib import Path
 from fedsim.report.intervals import FEWEST
 from fedsim.reproduce import figures
 
+RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results"
 LISTS = ("## Not measured yet", "## Measured elsewhere")
 FACTS = re.compile(r"^\S+: data .*$", re.MULTILINE)
 SEEDS = re.compile(r"; seeds ([\d, to]+);")
@@ -164,6 +167,10 @@ def main() -> None:
     ]
     text = options.page.read_text(encoding="utf-8")
     options.page.write_text(updated(text, pages, asked()), encoding="utf-8")
+    if options.page.resolve().parent == RESULTS:
+        from results_index import main as make_index
+
+        make_index()
 
 
 if __name__ == "__main__":

@@ -22,20 +22,42 @@ from fedsim.reproduce import driver
 from fedsim.reproduce.catalogue import Figure, Part, choose, figures
 from fedsim.reproduce.outcome import Outcome, outcome
 from fedsim.reproduce.pages import statements, values, write_page
+from fedsim.reproduce.tables import PAPERS, tables
 from fedsim.scenario.paper import SCALES
 
 
 def listing(console: Console) -> None:
-    """Print the figures that can be reproduced: id, title, data, other needs, approximate time."""
-    columns = [Column(overflow="fold") for _ in range(2)]
-    table = Table(Column(no_wrap=True), *columns, box=None, show_header=False, pad_edge=False)
-    for figure in figures().values():
-        table.add_row(escape(figure.id), "", escape(figure.title))
-        facts = {"data": ", ".join(figure.data), **{k: figure.words(k) for k in ("needs", "takes")}}
-        for what, text in facts.items():
-            if text:
-                table.add_row("", what, escape(text), style="dim")
-    console.print(table)
+    """Print the papers' tables with claim, verdict and numbers, and all figures with their times.
+
+    The figures of each table follow it; those that belong to no table come last, with their titles.
+    """
+    known = figures()
+    for paper, title in PAPERS.items():
+        console.print(f"\n{title.short}: {title.long}", style="bold", highlight=False)
+        table = _two_columns()
+        for row in (one for one in tables() if one.paper == paper):
+            found = row.decisive
+            numbers = f"{found.what}: {found.ours}; published {found.published}"
+            if len(row.points) > 1:
+                numbers += f" ({len(row.points)} points compared)"
+            table.add_row(row.table, escape(row.claim), style="bold")
+            table.add_row(found.verdict, escape(numbers))
+            for id in row.ids:
+                table.add_row(f"  {id}", escape(known[id].words("takes")), style="dim")
+        console.print(table, highlight=False)
+    console.print("\nOther figures", style="bold")
+    table = _two_columns()
+    listed = {id for row in tables() for id in row.ids}
+    for figure in known.values():
+        if figure.id not in listed:
+            text = f"{figure.title}: {figure.words('takes')}"
+            table.add_row(f"  {escape(figure.id)}", escape(text), style="dim")
+    console.print(table, highlight=False)
+
+
+def _two_columns() -> Table:
+    columns = (Column(no_wrap=True), Column(overflow="fold"))
+    return Table(*columns, box=None, show_header=False, pad_edge=False)
 
 
 def reproduce(
@@ -146,6 +168,8 @@ def _order(chosen: Sequence[Figure]) -> list[tuple[Figure, Part]]:
 
 def _show(console: Console, found: Outcome) -> None:
     console.print(f"\n{escape(found.figure.id)}: {escape(found.figure.title)}", style="bold")
+    if found.figure.words("needs"):
+        console.print(f"needs {found.figure.words('needs')}", markup=False, style="dim")
     for share in found.shares:
         if share.problem:
             console.print(f"{share.part.name}: {share.problem}", markup=False, highlight=False)

@@ -1,0 +1,298 @@
+"""Make docs/results/README.md: the tables and figures of the five papers, ours beside published.
+
+    python benchmarks/results_index.py
+
+`docs/results/tables.toml` has by hand, for each table or figure, what is claimed, the points that
+the claim is about, and why ours differs. The page's text before its table stays as it is. All
+numbers and verdicts are read from the papers' pages beside it, which `fedsim reproduce` and
+`benchmarks/results_page.py` made; the numbers published for what is not measured come from the
+scenarios. The same rows go to `fedsim/reproduce/tables.json`, which ships with the package, for
+`fedsim reproduce`.
+"""
+
+import html
+import re
+import sys
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from fedsim.metric import Measure
+from fedsim.metrics import installed
+from fedsim.report.intervals import change
+from fedsim.reproduce import figures
+from fedsim.reproduce.cells import KNOWN, Cell, Place
+from fedsim.reproduce.tables import PAPERS, Compared, Row, write_tables
+from fedsim.reproduce.verdict import Measured, judge, shown, speaks_of
+from fedsim.scenario.paper import Published
+
+sys.path.insert(0, str(Path(__file__).parent))
+from results_page import Section, split
+
+RESULTS = Path(__file__).parent.parent / "docs" / "results"
+SOURCE = RESULTS / "tables.toml"
+INDEX = RESULTS / "README.md"
+NETWORKS = re.compile(r" over victims of (one network|\d+ networks)")
+SCALE = re.compile(r"## \S+ \((smoke|paper) scale")
+STEP = r"(?:differs by|;) ([+-]\S+(?: points)?)(?: at ([^;:]+?))?(?=;|:| \(|$)"
+"""A difference in a verdict, and where."""
+PLURALS = {
+    "agrees": "agree",
+    "better": "are better",
+    "differs": "differ",
+    "too few": "have too few values to say",
+    "no number": "have no published number",
+    "not measured": "are not measured",
+}
+HEADING = "## Ours beside published\n"
+
+
+@dataclass(frozen=True)
+class Point:
+    """What a claim is about: a series of a figure at a place; `tables.toml` says what keys mean."""
+
+    what: str
+    id: str
+    measure: str
+    series: str = ""
+    at: str = ""
+    show: str = ""
+    show_measure: str = ""
+    page: str = ""
+    section: str = ""
+
+    @property
+    def how(self) -> Measure:
+        """How the measure is read."""
+        return measure(self.measure)
+
+    @property
+    def statement(self) -> Published | None:
+        """The scenarios' first statement about it."""
+        place = Place(self.at, frozenset({self.at}))
+        for part in figures()[self.id].parts:
+            for one in part.paper.published:
+                same = (one.measure or part.paper.measure[0]) == self.measure
+                if same and {"*", self.series} & {*one.series} and self._speaks(one, place):
+                    return one
+        return None
+
+    def _speaks(self, one: Published, place: Place) -> bool:
+        return all(speaks_of(one, place, x) for x in one.at)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A point's result as text; `details` is the verdict on its page, and `place` what is shown."""
+
+    published: str
+    ours: str = "–"
+    victims: str = "–"
+    scale: str = "–"
+    verdict: str = "not measured"
+    details: str = ""
+    place: str = ""
+
+    def compared(self, point: Point) -> Compared:
+        """With what is compared, and the difference at the place or else the first one."""
+        steps = [(where, by) for by, where in re.findall(STEP, self.details)]
+        by = f"by {dict(steps).get(self.place, steps[0][1])}" if steps else ""
+        if "no attack succeeded" in self.details:
+            by = "(none succeeded)"
+        numbers = (self.published, self.ours, self.victims, self.scale)
+        return Compared(point.what, *numbers, self.verdict, by)
+
+
+def measure(name: str) -> Measure:
+    """How a measure is read."""
+    return KNOWN[name] if name in KNOWN else installed()[name].shown
+
+
+@cache
+def sections(paper: str) -> tuple[Section, ...]:
+    """The sections of a paper's page."""
+    return tuple(split((RESULTS / f"{paper}.md").read_text(encoding="utf-8"))[1])
+
+
+def grids(text: str) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+    """The tables of a text without escapes: the line before each, its head and its rows."""
+    before, rows = "", list[list[str]]()
+    for line in [*text.splitlines(), ""]:
+        if line.startswith("|"):
+            cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+            rows.append([html.unescape(re.sub(r"\\([\W_])", r"\1", cell)) for cell in cells])
+            continue
+        if rows:
+            yield before, rows[0], rows[2:]
+            before, rows = "", []
+        before = line or before
+
+
+def find(point: Point) -> Found:
+    """The result of a point on its paper's page: of the first section that measured it."""
+    if point.page:
+        return training(point)
+    for section in sections(point.id.partition("/")[0]):
+        found = of_section(point, section) if section.key == point.id else None
+        if found and found.verdict != "not measured":
+            return found
+    return Found(shown(point.statement, point.how) if point.statement else "–")
+
+
+def of_section(point: Point, section: Section) -> Found:
+    """What a section says of a point."""
+    found = Found("–")
+    for _, head, body in grids(section.text):
+        for row in body if "verdict" in head else ():
+            cells = dict(zip(head, row, strict=True))
+            where = row[2] if head[2] != "ours" else ""
+            asked = (point.how.title, point.series, point.at)
+            if (row[0], row[1], where) == asked and cells["verdict"] and found.published == "–":
+                found = Found(
+                    cells["published"],
+                    re.sub(r"^(.+) to \1$", r"\1", NETWORKS.sub("", cells["ours"])),
+                    cells["n"],
+                    verdict=kind(cells["verdict"], cells["published"], point.how),
+                    details=cells["verdict"],
+                    place=point.at,
+                )
+    scale = SCALE.match(section.text)
+    return replace(shown_at(point, section, found), scale=scale[1] if scale else "–")
+
+
+def shown_at(point: Point, section: Section, found: Found) -> Found:
+    """With mean and interval at the place of a curve that is to be shown."""
+    title = measure(point.show_measure or point.measure).title
+    for before, head, body in grids(section.text):
+        if point.show and before.startswith(f"{title}: ") and point.series in head:
+            last = point.show == "last"
+            [row] = body[-1:] if last else [row for row in body if row[0] == point.show]
+            ours, _, own = NETWORKS.sub("", row[head.index(point.series)]).partition(", n ")
+            verdict = found.verdict if point.at else "no number"
+            victims = own or row[-1]
+            return replace(found, ours=ours, victims=victims, verdict=verdict, place=row[0])
+    return found
+
+
+def training(point: Point) -> Found:
+    """What a page says of accuracy: the change in the third column, of one run each."""
+    text = (RESULTS / point.page).read_text(encoding="utf-8")
+    parts = re.split(r"^#{2,3} ", text, flags=re.MULTILINE)
+    [own] = [part for part in parts if part.startswith(f"{point.section}\n")]
+    [third] = [row[2] for _, _, body in grids(own) for row in body if row[0] == point.at]
+    value, statement = float(third) / 100, point.statement
+    assert statement is not None
+    cell = Cell(point.measure, "", Place("", frozenset()), 1, value, None, None)
+    judged = judge(statement, Measured(point.measure, point.how, "", (cell,)))
+    theirs = shown(statement, point.how).replace(" %", " points")
+    verdict = kind(judged.text, theirs, point.how)
+    return Found(theirs, change(value, point.how), "1 run", "smoke", verdict)
+
+
+def kind(text: str, published: str, how: Measure) -> str:
+    """The kind of a verdict, from its words on a page.
+
+    A difference is "better" if the attack recovers more than a published number at every place.
+    Beyond a published limit of what leaks it is not: that is a claim about a defense.
+    """
+    for known in ("agrees", "too few", "not measured"):
+        if text.startswith(known):
+            return known
+    signs = {by[0] for by, _ in re.findall(STEP, text)}
+    more, limit = ("-", "≥") if how.lower else ("+", "≤")
+    if "no attack succeeded" in text or signs != {more} or published.startswith((limit, "as ")):
+        return "differs"
+    return "better"
+
+
+def made(table: Mapping[str, Any]) -> Row:
+    """The row of one table or figure."""
+    points = [Point(**one) for one in table["points"]]
+    row = Row(
+        paper=table["paper"],
+        table=table["name"],
+        claim=table["claim"],
+        points=tuple(find(point).compared(point) for point in points),
+        why=table.get("why", ""),
+        ids=tuple(table["ids"]),
+    )
+    verdict, why = row.decisive.verdict, row.why
+    there = {section.key for section in sections(row.paper)}
+    missing = [id for id in row.ids if id not in there]
+    if verdict in ("differs", "better") and not why:
+        why = "The cause is not known."
+    if verdict == "not measured":
+        takes = figures()[row.ids[0]].words("takes").partition("; ")[0]
+        why = f"Not run yet; takes {takes}."
+    elif missing and not points[0].page:
+        why = f"{why} Not measured: {', '.join(missing)}."
+    return replace(row, why=why.strip())
+
+
+def rows() -> list[Row]:
+    """The rows of all tables and figures, in the papers' order."""
+    return [made(one) for one in tomllib.loads(SOURCE.read_text(encoding="utf-8"))["table"]]
+
+
+def cell(*texts: str) -> str:
+    """A cell of a Markdown table; several different texts have letters, one a line."""
+    escaped = [re.sub(r"([\\`*_\[\]<>|~#])", r"\\\1", text) for text in texts]
+    if len({*escaped}) == 1:
+        return escaped[0]
+    return "<br>".join(f"{chr(ord('a') + n)}: {text}" for n, text in enumerate(escaped))
+
+
+def line(one: Row) -> str:
+    """A row in Markdown; its name leads to the section of its first measured scenario."""
+    compared = zip(*(astuple(point)[:5] for point in one.points), strict=True)
+    details = [f"{point.verdict} {point.by}".strip() for point in one.points]
+    verdict = f"**{one.decisive.verdict}**"
+    if len(details) == 1:
+        verdict = f"{verdict} {cell(one.decisive.by)}".strip()
+    elif {*details} != {one.decisive.verdict}:
+        verdict = f"{verdict}<br>{cell(*details)}"
+    ids = [f"`{id}`" for id in one.ids]
+    texts = [
+        f"[{PAPERS[one.paper].short}, {one.table.lower()}]({target(one)})",
+        cell(one.claim),
+        *(cell(*texts) for texts in compared),
+        f"{verdict}<br>{cell(one.why)}" if one.why else verdict,
+        "<br>".join(ids if len(ids) < 4 else [ids[0], "to", ids[-1]]),
+    ]
+    return f"| {' | '.join(texts)} |"
+
+
+def target(one: Row) -> str:
+    """The address of the section that a row rests on, or of its paper's page."""
+    own = [part for id in one.ids for part in sections(one.paper) if part.key == id]
+    if not own:
+        measured = one.decisive.verdict != "not measured"
+        return "defenses.md" if measured else f"{one.paper}.md"
+    title = own[0].text.partition("\n")[0].removeprefix("## ")
+    return f"{one.paper}.md#" + re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+
+
+def index(page: str, found: Sequence[Row]) -> str:
+    """The page: the text before the table stays."""
+    counts = Counter(one.decisive.verdict for one in found)
+    said = [f"{counts[one]} {plural}" for one, plural in PLURALS.items() if counts[one]]
+    tally = f"Of {len(found)} tables and figures, {', '.join(said[:-1])} and {said[-1]}."
+    head = ["Table", "What is claimed", "Compared", "Published", "Ours, 95 % interval", "Victims"]
+    head += ["Scale", "Verdict", "`fedsim reproduce`"]
+    lines = [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}", *map(line, found)]
+    return "\n".join([f"{page.partition(HEADING)[0]}{HEADING}", tally, "", *lines, ""])
+
+
+def main() -> None:
+    """Write the page and the rows that ship."""
+    found = rows()
+    INDEX.write_text(index(INDEX.read_text(encoding="utf-8"), found), encoding="utf-8")
+    write_tables(found)
+
+
+if __name__ == "__main__":
+    main()
