@@ -18,6 +18,9 @@ OUTSIDE = (
 )
 """Pages of the repository that are part of the site."""
 
+WIDE = ("results/README.md",)
+"""Pages whose tables need the width of the navigation and of the table of contents."""
+
 LINK = re.compile(r"\[([^\]\n]*)\]\(((?:\.\./)*)([^)#\s:]+)(#[^)\s]*)?\)")
 """A Markdown link to a file: its text, the way up, the file and the heading."""
 
@@ -61,8 +64,13 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, files: Files, **_: Any) -> str:
-    """Point links out of `docs/` at their places on the site, or leave their text alone."""
+    """Point links out of `docs/` at their places on the site, or leave their text alone.
+
+    Pages with wide tables have no navigation beside them.
+    """
     depth = page.file.src_uri.count("/")
+    if page.file.src_uri in WIDE:
+        page.meta["hide"] = ["navigation", "toc"]
 
     def put(link: re.Match[str]) -> str:
         text, up, target, heading = link[1], link[2], link[3], link[4] or ""

@@ -15,8 +15,8 @@ import re
 import sys
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -248,7 +248,6 @@ def cell(*texts: str) -> str:
 
 def line(one: Row) -> str:
     """A row in Markdown; its name leads to the section of its first measured scenario."""
-    compared = zip(*(astuple(point)[:5] for point in one.points), strict=True)
     details = [f"{point.verdict} {point.by}".strip() for point in one.points]
     verdict = f"**{one.decisive.verdict}**"
     if len(details) == 1:
@@ -256,12 +255,15 @@ def line(one: Row) -> str:
     elif {*details} != {one.decisive.verdict}:
         verdict = f"{verdict}<br>{cell(*details)}"
     ids = [f"`{id}`" for id in one.ids]
+    short = ids if len(ids) < 5 else [ids[0], "to", ids[-1]]
     texts = [
-        f"[{PAPERS[one.paper].short}, {one.table.lower()}]({target(one)})",
+        "<br>".join([f"[{PAPERS[one.paper].short}, {one.table.lower()}]({target(one)})", *short]),
         cell(one.claim),
-        *(cell(*texts) for texts in compared),
+        cell(*(point.what for point in one.points)),
+        cell(*(point.published for point in one.points)),
+        cell(*(point.ours for point in one.points)),
+        cell(*(f"{point.victims}; {point.scale}".replace("–; –", "–") for point in one.points)),
         f"{verdict}<br>{cell(one.why)}" if one.why else verdict,
-        "<br>".join(ids if len(ids) < 4 else [ids[0], "to", ids[-1]]),
     ]
     return f"| {' | '.join(texts)} |"
 
@@ -276,13 +278,22 @@ def target(one: Row) -> str:
     return f"{one.paper}.md#" + re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
 
 
+def tallied(verdicts: Iterable[str]) -> str:
+    """How many there are of each verdict, in words."""
+    counts = Counter(verdicts)
+    said = [f"{counts[one]} {plural}" for one, plural in PLURALS.items() if counts[one]]
+    return f"{', '.join(said[:-1])} and {said[-1]}"
+
+
 def index(page: str, found: Sequence[Row]) -> str:
     """The page: the text before the table stays."""
-    counts = Counter(one.decisive.verdict for one in found)
-    said = [f"{counts[one]} {plural}" for one, plural in PLURALS.items() if counts[one]]
-    tally = f"Of {len(found)} tables and figures, {', '.join(said[:-1])} and {said[-1]}."
-    head = ["Table", "What is claimed", "Compared", "Published", "Ours, 95 % interval", "Victims"]
-    head += ["Scale", "Verdict", "`fedsim reproduce`"]
+    points = [point.verdict for one in found for point in one.points]
+    tally = (
+        f"Of {len(found)} tables and figures, {tallied(one.decisive.verdict for one in found)}. "
+        f"Of their {len(points)} compared points, {tallied(points)}."
+    )
+    head = ["Table, `fedsim reproduce` ...", "What is claimed", "Compared", "Published"]
+    head += ["Ours, 95 % interval", "Victims; scale", "Verdict"]
     lines = [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}", *map(line, found)]
     return "\n".join([f"{page.partition(HEADING)[0]}{HEADING}", tally, "", *lines, ""])
 

@@ -48,7 +48,7 @@ def test_every_table_of_the_papers_has_a_row_that_its_scenarios_measure():
         assert {id.partition("/")[0] for id in row.ids} == {row.paper}
         assert row.claim.endswith(".")
         assert {point.verdict for point in row.points} <= {*VERDICTS}
-        if row.decisive.verdict != "agrees":
+        if row.decisive.verdict in ("differs", "better", "not measured"):
             assert row.why.endswith("."), f"{row.paper}, {row.table}: why?"
 
 
