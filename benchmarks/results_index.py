@@ -31,10 +31,8 @@ from fedsim.reproduce.verdict import Measured, judge, shown, speaks_of
 from fedsim.scenario.paper import Published
 
 sys.path.insert(0, str(Path(__file__).parent))
-from results_page import Section, split
+from results_page import RESULTS, SOURCE, Section, split
 
-RESULTS = Path(__file__).parent.parent / "docs" / "results"
-SOURCE = RESULTS / "tables.toml"
 INDEX = RESULTS / "README.md"
 NETWORKS = re.compile(r" over victims of (one network|\d+ networks)")
 SCALE = re.compile(r"## \S+ \((smoke|paper) scale")

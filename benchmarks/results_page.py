@@ -8,7 +8,9 @@ smoke scale stays beside one at paper scale until all repetitions of paper scale
 before and after the figures stays. A new figure is inserted in alphabetical order, and removed from
 the lists of figures that are not measured, or are measured elsewhere.
 
-A page under `docs/results` has its index, README.md, made anew: `benchmarks/results_index.py`.
+Below the heading of each figure stand what the paper claims and how to read what was measured, from
+`docs/results/tables.toml`. After a page under `docs/results`, its index, README.md, is
+made anew (`benchmarks/results_index.py`).
 
 Intervals that rest on fewer than three seeds are labelled "over victims of one network", as new
 pages have it.
@@ -16,7 +18,8 @@ pages have it.
 
 import argparse
 import re
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +27,9 @@ from fedsim.report.intervals import FEWEST
 from fedsim.reproduce import figures
 
 RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results"
+SOURCE = RESULTS / "tables.toml"
+HEAD = re.compile(r"\A(?:(?:Claimed in|Reading of) (?:table|figure) \d+: .*\n\n)+")
+"""What `heads` has put below the heading of a section."""
 LISTS = ("## Not measured yet", "## Measured elsewhere")
 FACTS = re.compile(r"^\S+: data .*$", re.MULTILINE)
 SEEDS = re.compile(r"; seeds ([\d, to]+);")
@@ -65,6 +71,12 @@ class Section:
                     line = INTERVAL.sub(rf"\1 over victims of {networks}", line)
             lines.append(line)
         return Section(self.key, "\n".join(lines) + "\n")
+
+    def headed(self, lines: Sequence[str]) -> "Section":
+        """With paragraphs below its heading: what is claimed, and how to read what was measured."""
+        title, _, rest = self.text.partition("\n")
+        kept = HEAD.sub("", rest.lstrip("\n"))
+        return Section(self.key, "\n\n".join([title, *lines, kept]))
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -120,10 +132,35 @@ def asked() -> dict[str, int]:
     return found
 
 
-def updated(page: str, pages: list[tuple[str, str]], repetitions: Mapping[str, int]) -> str:
+def heads(source: str) -> dict[str, list[str]]:
+    """Paragraphs to put below headings, by figure, from `docs/results/tables.toml`.
+
+    How to read a table or figure is said once, below its first scenario.
+    """
+    found: dict[str, list[str]] = {}
+    for table in tomllib.loads(source)["table"]:
+        name = table["name"].lower()
+        for id in table["ids"]:
+            found.setdefault(id, []).append(f"Claimed in {name}: {table['claim']}")
+        reading = f"{table.get('reading', '')} {table.get('why', '')}".strip()
+        if reading:
+            found[table["ids"][0]].append(f"Reading of {name}: {reading}")
+    return {id: [re.sub(r"([*_])", r"\\\1", line) for line in lines] for id, lines in found.items()}
+
+
+def updated(
+    page: str,
+    pages: list[tuple[str, str]],
+    repetitions: Mapping[str, int],
+    below: Mapping[str, Sequence[str]] | None = None,
+) -> str:
     """The page, with sections of others (scale, text) where those rest on more.
 
-    repetitions: of each figure at paper scale.
+    Args:
+        page: The page.
+        pages: The others.
+        repetitions: Of each figure at paper scale.
+        below: Paragraphs to put below the heading of a figure; None leaves headings alone.
     """
     before, own, after = split(page)
     best: dict[str, list[Section]] = {}
@@ -147,7 +184,11 @@ def updated(page: str, pages: list[tuple[str, str]], repetitions: Mapping[str, i
     # A list that has lost its last line goes, too.
     lists = re.split(r"^(?=## )", after, flags=re.MULTILINE)
     after = "".join(one for one in lists if one.strip() not in LISTS)
-    figures = [one.labelled.text for key in sorted(best) for one in best[key]]
+    figures = [
+        (one.labelled if below is None else one.labelled.headed(below.get(key, ()))).text
+        for key in sorted(best)
+        for one in best[key]
+    ]
     return "\n".join([before.rstrip() + "\n", *figures, after]).rstrip() + "\n"
 
 
@@ -166,7 +207,8 @@ def main() -> None:
         if (runs / f"{scale}.md").is_file()
     ]
     text = options.page.read_text(encoding="utf-8")
-    options.page.write_text(updated(text, pages, asked()), encoding="utf-8")
+    below = heads(SOURCE.read_text(encoding="utf-8"))
+    options.page.write_text(updated(text, pages, asked(), below), encoding="utf-8")
     if options.page.resolve().parent == RESULTS:
         from results_index import main as make_index
 

@@ -52,6 +52,15 @@ def test_every_table_of_the_papers_has_a_row_that_its_scenarios_measure():
             assert row.why.endswith("."), f"{row.paper}, {row.table}: why?"
 
 
+def test_every_section_of_a_page_says_what_the_paper_claims(tool):
+    below = sys.modules["results_page"].heads(tool.SOURCE.read_text())
+    for paper in PAPERS:
+        for section in tool.sections(paper):
+            paragraphs = section.text.split("\n\n")[1:]
+            own = below.get(section.key, [])
+            assert paragraphs[: len(own)] == own, f"run benchmarks/results_page.py: {section.key}"
+
+
 def test_numbers_of_a_point_are_those_of_its_section(tool):
     text = """## p/tab (paper scale): A title
 

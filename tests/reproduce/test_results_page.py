@@ -110,3 +110,33 @@ def test_intervals_of_fewer_than_three_seeds_are_labelled_once():
     assert new in found
     assert whole in found
     assert tool().updated(found, [], ASKED) == found
+
+
+TABLES = """
+[[table]]
+name = "Table 3"
+ids = ["p/fig1", "p/fig3"]
+claim = "LLG* finds all."
+reading = "It does."
+why = "Since labels leak."
+
+[[table]]
+name = "Figure 1"
+ids = ["p/fig1"]
+claim = "So does LLG."
+"""
+
+
+def test_claims_stand_below_headings_once_and_readings_below_the_first_figure():
+    below = tool().heads(TABLES)
+    found = tool().updated(PAGE, [], ASKED, below)
+    assert found.split("## p/fig1 (smoke scale): A title: with colons\n\n")[1].startswith(
+        "Claimed in table 3: LLG\\* finds all.\n\n"
+        "Reading of table 3: It does. Since labels leak.\n\n"
+        "Claimed in figure 1: So does LLG.\n\n"
+        "run: data x; seeds 7 to 11;"
+    )
+    assert found.count("Claimed in table 3") == 2
+    assert found.count("Reading of") == 1
+    assert tool().updated(found, [], ASKED, below) == found
+    assert tool().updated(found, [], ASKED, {}) == PAGE
