@@ -38,13 +38,13 @@ NETWORKS = re.compile(r" over victims of (one network|\d+ networks)")
 SCALE = re.compile(r"## \S+ \((smoke|paper) scale")
 STEP = r"(?:differs by|;) ([+-]\S+(?: points)?)(?: at ([^;:]+?))?(?=;|:| \(|$)"
 """A difference in a verdict, and where."""
-PLURALS = {
+WORDS = {
     "agrees": "agree",
-    "better": "are better",
+    "better": "better",
     "differs": "differ",
-    "too few": "have too few values to say",
-    "no number": "have no published number",
-    "not measured": "are not measured",
+    "too few": "with too few values to say",
+    "no number": "without a published number",
+    "not measured": "not measured",
 }
 HEADING = "## Ours beside published\n"
 
@@ -279,16 +279,15 @@ def target(one: Row) -> str:
 def tallied(verdicts: Iterable[str]) -> str:
     """How many there are of each verdict, in words."""
     counts = Counter(verdicts)
-    said = [f"{counts[one]} {plural}" for one, plural in PLURALS.items() if counts[one]]
-    return f"{', '.join(said[:-1])} and {said[-1]}"
+    return ", ".join(f"{counts[one]} {words}" for one, words in WORDS.items() if counts[one])
 
 
 def index(page: str, found: Sequence[Row]) -> str:
     """The page: the text before the table stays."""
     points = [point.verdict for one in found for point in one.points]
     tally = (
-        f"Of {len(found)} tables and figures, {tallied(one.decisive.verdict for one in found)}. "
-        f"Of their {len(points)} compared points, {tallied(points)}."
+        f"{len(found)} tables and figures: {tallied(one.decisive.verdict for one in found)}. "
+        f"Their {len(points)} compared points: {tallied(points)}."
     )
     head = ["Table, `fedsim reproduce` ...", "What is claimed", "Compared", "Published"]
     head += ["Ours, 95 % interval", "Victims; scale", "Verdict"]
