@@ -184,9 +184,7 @@ def observed(it: Victim, tokens: Tokens, texts: tuple[str, ...]) -> Observation:
     )
 
 
-def whole(
-    seen: list[Observation], plain: list[float], sentences: list[str], unchanged: int
-) -> None:
+def whole(seen: list[Observation], plain: list[float], truths: list[Truth], unchanged: int) -> None:
     """Print what whole sentences take, the first alone and all together; plain: seconds of each."""
     dummy_texts.MATCHED = -1.0  # no distance is so low: none ends because it has a match
     for how, some in (("the first alone", seen[:1]), (f"{len(seen)} together", seen)):
@@ -197,11 +195,10 @@ def whole(
         found = LAMP(unchanged=unchanged).reconstruct_many(some, jobs)
         took = (time.process_time() - began) / len(some)
         beside = sum(plain[: len(some)]) / len(some)
-        true = [Truth(text=[text]) for text in sentences[: len(some)]]
         rouge = [
             mean(
                 100 * float(METRICS[name].score(claim, one, seen[0].spec) or 0)
-                for claim, one in zip(found, true, strict=True)
+                for claim, one in zip(found, truths, strict=False)
             )
             for name in ("rouge1", "rouge2", "rougeL")
         ]
@@ -233,9 +230,10 @@ def main() -> None:
     tokens, fitted = describe_tokenizer(tokenizer, len(tokenizer), 512, WORDS), public(options.data)
     language = language_prior("n-gram", fitted, tokens)
     print(language.description, flush=True)
-    seen, totals, sentences = [], [], []
+    seen, totals, truths = [], [], []
     for index, (text, label) in enumerate(texts(options.data, options.sentences)):
-        it = victim(model, tokenizer(text, return_tensors="pt").input_ids[0], label)
+        ids = tokenizer(text, return_tensors="pt").input_ids[0]
+        it = victim(model, ids, label)
         took = compared(it, language, index, options.candidates, options.steps)
         milli = {part: 1000 * value for part, value in took.items()}
         print(f"{text} ({it.length} tokens)")
@@ -267,9 +265,9 @@ def main() -> None:
             print(f"    in factors, {said}: {ours:.0f} s, x{plain / ours:.1f}", flush=True)
         seen.append(observed(it, tokens, fitted))
         totals.append(plain)
-        sentences.append(text)
+        truths.append(Truth(tokens=[ids], text=[text]))
     for unchanged in options.unchanged if options.whole else []:
-        whole(seen, totals, sentences, unchanged)
+        whole(seen, totals, truths, unchanged)
 
 
 if __name__ == "__main__":
