@@ -4,12 +4,12 @@
         [--workers 2] [--pfl PYTHON]
 
 FedSGD of LLG's CNN on the embedded digits at 32x32. `--clients` take part in a round, of
-`--population` in all; 0: the same clients in every round. No adversaries, so that only training and
-transport count. Start-up is what passes before round 1 is trained; clients a second are over the
-later rounds. The engine "flower" runs fedsim's client on Flower's simulation. "Flower app" runs an
-app without fedsim there (benchmarks/flower_app.py). Where pfl-research can be imported, or with
-`--pfl`, the Python of an environment that has it and fedsim (`pip install pfl`), its cost of a
-client is compared in CPU time with `benchmarks/pfl_research.py`.
+`--population` in all; 0: the same clients in every round. No adversaries, and nothing is recorded,
+so that only training, transport and evaluation count. Start-up is what passes before round 1 is
+trained; clients a second are over the later rounds. The engine "flower" runs fedsim's client on
+Flower's simulation. "Flower app" runs an app without fedsim there (benchmarks/flower_app.py). Where
+pfl-research can be imported, or with `--pfl`, the Python of an environment that has it and fedsim
+(`pip install pfl`), its cost of a client is compared in CPU time with `benchmarks/pfl_research.py`.
 """
 
 import argparse
@@ -63,6 +63,7 @@ def measure(
                 "clients_per_round": clients,
                 "batch_size": batch,
             },
+            "record": {"keep": "nothing"},
             "engine": {
                 "name": engine,
                 "workers": 1 if engine == "inline" else workers,

@@ -68,8 +68,8 @@ class Part:
 
 
 def _cell(value: Any) -> str:
-    if isinstance(value, int):
-        return f"{value:,}"
+    if isinstance(value, int) or (isinstance(value, float) and value >= 1000):
+        return f"{value:,.0f}"
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
