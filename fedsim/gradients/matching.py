@@ -186,8 +186,9 @@ def minimise(
         if blocks is not None:
             moved = [len(row.recent) % len(blocks) for row in rows]
             gradients = torch.where(blocks[moved], gradients, torch.zeros_like(gradients))
-        due = [at for at, row in enumerate(rows) if row.evaluations % checks.every == 0]
-        if reading is not None and due:
+        if reading is not None and (
+            due := [at for at, row in enumerate(rows) if row.evaluations % checks.every == 0]
+        ):
             for at, now in zip(due, reading(points[due], victims[due]), strict=True):
                 rows[at].says(now, checks.every)
         sound = values.isfinite() & gradients.isfinite().all(dim=1)

@@ -45,10 +45,10 @@ class RayExecutor:
 
     If a group fails, each of its attacks is queued again on its own. If its worker dies, the group
     is queued again as a whole, since results depend on its size by rounding; if another one dies,
-    each attack on its own. If a worker dies during a single attack, that attack is retried, until
-    it was there at `REPEATS` + 1 deaths. A worker
-    that Ray cannot schedule, because a node was lost, leaves its attacks to the others; if Ray can
-    schedule none for `session.PLACE` seconds, `collect` raises `EngineError`.
+    each attack on its own. A single attack whose worker dies is retried at most `REPEATS` times, or
+    once if its group was retried. A worker that Ray cannot schedule, because a node was lost,
+    leaves its attacks to the others; if Ray can schedule none for `session.PLACE` seconds,
+    `collect` raises `EngineError`.
 
     Args:
         runner: The runner of this process, which groups attacks and records those that are lost.
