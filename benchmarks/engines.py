@@ -5,8 +5,8 @@
 
 FedSGD of LLG's CNN on the embedded digits at 32x32. `--clients` take part in a round, of
 `--population` in all; 0: the same clients in every round. No adversaries, and nothing is recorded,
-so that only training, transport and evaluation count. Start-up is what passes before round 1 is
-trained; clients a second are over the later rounds. The engine "flower" runs fedsim's client on
+so that only training, transport and evaluation count. Start-up is what passes until round 1 has
+ended; clients a second are over the later rounds. The engine "flower" runs fedsim's client on
 Flower's simulation. "Flower app" runs an app without fedsim there (benchmarks/flower_app.py). Where
 pfl-research can be imported, or with `--pfl`, the Python of an environment that has it and fedsim
 (`pip install pfl`), its cost of a client is compared in CPU time with `benchmarks/pfl_research.py`.
@@ -15,12 +15,14 @@ pfl-research can be imported, or with `--pfl`, the Python of an environment that
 import argparse
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fedsim.engine.simulate import simulate
 from fedsim.scenario import Scenario
@@ -32,7 +34,7 @@ KINDS = (*ENGINES, APP)
 
 @dataclass(frozen=True)
 class Speed:
-    """Seconds before the first round has been trained, and clients a second after it."""
+    """Seconds until the first round has ended, and clients a second after it."""
 
     start: float
     rate: float
@@ -46,16 +48,28 @@ def measure(
         script = str(Path(__file__).with_name("flower_app.py"))
         sizes = {"clients": clients, "population": population, "rounds": rounds, "batch": batch}
         options = [f"--{name}={value}" for name, value in {**sizes, "workers": workers}.items()]
+        began = time.time()
         done = subprocess.run(
-            [sys.executable, script, *options], capture_output=True, text=True, check=False
+            [sys.executable, script, *options],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=os.environ | {"FLWR_TELEMETRY_ENABLED": "0"},
         )
         if done.returncode:
             raise SystemExit(f"the Flower app ended with an error: {done.stderr[-2000:]}")
-        return Speed(**json.loads(done.stdout.splitlines()[-1]))
+        said = json.loads(done.stdout.splitlines()[-1])
+        return Speed(said["first"] - began, said["rate"])
     scenario = Scenario.parse(
         {
             "name": f"bench-{engine}",
-            "task": {"name": "images", "data": "digits", "size": 32, "model": "cnn"},
+            "task": {
+                "name": "images",
+                "data": "digits",
+                "size": 32,
+                "model": "cnn",
+                "auxiliary_fraction": 0.0,
+            },
             "training": {
                 "algorithm": "fedsgd",
                 "rounds": rounds,
@@ -71,14 +85,17 @@ def measure(
             },
         }
     )
+    ends = list[float]()
+
+    def observer(event: str, **fields: Any) -> None:
+        if event == "round":
+            ends.append(time.perf_counter())
+
+    started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        started = time.perf_counter()
-        simulate(scenario, Path(folder) / "run")
-        total = time.perf_counter() - started
-        log = [json.loads(line) for line in (Path(folder) / "run/log.jsonl").open()]
-    times = [entry["seconds"] for entry in log if entry["event"] == "round"]
-    later = times[-1] - times[1]
-    return Speed(total - later, (rounds - 1) * clients / later)
+        simulate(scenario, Path(folder) / "run", observer=observer)
+    _, first, *_, last = ends  # the first is of the weights that nobody has trained
+    return Speed(first - started, (rounds - 1) * clients / (last - first))
 
 
 def main() -> None:
@@ -97,6 +114,8 @@ def main() -> None:
     here = sys.executable if importlib.util.find_spec("pfl") else None
     parser.add_argument("--pfl", default=here, metavar="PYTHON")
     given = vars(parser.parse_args())
+    if given["rounds"] < 2:
+        parser.error("--rounds must be 2 or more: the first one is left out")
     pfl = given.pop("pfl")
     found = {engine: measure(engine, **given) for engine in KINDS}
     print("{clients} clients a round, batch {batch}, {workers} workers".format(**given))

@@ -200,7 +200,7 @@ def workers() -> Part:
     many = {"10": (10, 0), "100": (100, 0), "300": (300, 0), "100 of 1,000": (100, 1000)}
     found: dict[str, list[Speed]] = {name: [] for name in KINDS}
     for clients, population in many.values():
-        rounds = 1 + max(3, COUNTED // clients)
+        rounds = 1 + max(3, -(-COUNTED // clients))
         for name in KINDS:
             speed = measure(
                 name,

@@ -68,6 +68,11 @@ class TextMatching(TextAttack):
         """Whether the final point of a start is claimed instead of its lowest one."""
         return False
 
+    @property
+    def settles_after(self) -> int:
+        """Steps before which `unchanged` does not count."""
+        return 0
+
     steps: int = Field(default=2500, ge=1)
     """Number of steps of Adam for each start."""
 
@@ -75,8 +80,9 @@ class TextMatching(TextAttack):
     """Learning rate."""
 
     unchanged: int = Field(default=0, ge=0)
-    """Number of steps without a change of the nearest tokens after which a start ends, in steps of
-    25; 0: it takes all steps."""
+    """Number of steps without a change of the nearest tokens after which a start ends, compared
+    every 25 steps; 0: it takes all steps. Of lamp's steps those before the first reordering do not
+    count."""
 
     restarts: int = Field(default=0, ge=0)
     """Number of further starts, optimised together; the lowest distance is claimed."""
@@ -198,7 +204,10 @@ class TextMatching(TextAttack):
             [rules] * len(candidates),
             restarts=Restarts(self.restarts, together=True, ends=self.ends),
             checks=Checks(
-                proof=texts.proof, reading=texts.read if self.unchanged else None, every=READ_EVERY
+                proof=texts.proof,
+                reading=texts.read if self.unchanged else None,
+                every=READ_EVERY,
+                after=self.settles_after,
             ),
         )
         finished = [

@@ -67,6 +67,7 @@ class Checks:
         judge: Compares the points at which starts ended (`Restarts.ends`); None: the objective.
         reading: What points (R, n) of victims (R,) stand for, (R, ...), for `Rules.unchanged`.
         every: Evaluations of a start from one reading to the next.
+        after: Evaluations of a start before the first reading.
         proof: Replaces `Rules.matched`. Of points (R, n) and victims (R,), the value (R,) of the
             points that are a match beyond doubt, and infinity for the others.
     """
@@ -74,6 +75,12 @@ class Checks:
     judge: Objective | None = None
     reading: Callable[[Tensor, Tensor], Tensor] | None = None
     every: int = 1
+    after: int = 0
+
+    def due(self, evaluations: int) -> bool:
+        """Whether the point of a start is to be read after so many evaluations."""
+        return evaluations >= self.after and evaluations % self.every == 0
+
     proof: Callable[[Tensor, Tensor], Tensor] | None = None
 
 
@@ -187,7 +194,7 @@ def minimise(
             moved = [len(row.recent) % len(blocks) for row in rows]
             gradients = torch.where(blocks[moved], gradients, torch.zeros_like(gradients))
         if reading is not None and (
-            due := [at for at, row in enumerate(rows) if row.evaluations % checks.every == 0]
+            due := [at for at, row in enumerate(rows) if checks.due(row.evaluations)]
         ):
             for at, now in zip(due, reading(points[due], victims[due]), strict=True):
                 rows[at].says(now, checks.every)

@@ -184,6 +184,7 @@ class Server:
             try:
                 line = self._line(seconds)
             except TimeoutError as error:
+                self._gone |= seconds == STARTS_WITHIN
                 raise ServerDied from error
             if line.get("handles"):
                 line["handle"] = self._handles.pop(0)

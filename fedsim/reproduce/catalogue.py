@@ -39,12 +39,6 @@ class Part:
             return str(self.table["name"])
         return Path(self.source).name.removesuffix(".toml")
 
-    @property
-    def data(self) -> str:
-        """The data set at smoke scale."""
-        task = self.table.get("task")
-        return str(task.get("data", "digits")) if isinstance(task, dict) else "digits"
-
     def scenario(self, scale: str, overrides: Sequence[str] = (), data: str = "") -> Scenario:
         """Load the scenario at a scale; raises `ScenarioError`."""
         return Scenario.load(self.source, overrides, data=data or None, scale=scale)
@@ -66,11 +60,6 @@ class Figure:
     def title(self) -> str:
         """The title in the first scenario that has one."""
         return next((part.paper.title for part in self.parts if part.paper.title), self.id)
-
-    @property
-    def data(self) -> list[str]:
-        """The data sets of its scenarios at smoke scale."""
-        return list(dict.fromkeys(part.data for part in self.parts))
 
     def words(self, field: str) -> str:
         """The texts of its scenarios in one field of `[paper]`, such as `needs` or `takes`."""

@@ -100,6 +100,10 @@ def reproduce(
     chosen = choose(which)
     _check_settings(chosen, scale, overrides, data)
     problems: dict[str, dict[str, str]] = {figure.id: {} for figure in chosen}
+    for figure in chosen:
+        if figure.words("needs"):
+            text = f"{figure.id} needs {figure.words('needs')}"
+            console.print(text, markup=False, highlight=False, style="dim")
     try:
         with _bars(console) as bars:
             for figure, part in _order(chosen) if execute else ():
@@ -168,8 +172,6 @@ def _order(chosen: Sequence[Figure]) -> list[tuple[Figure, Part]]:
 
 def _show(console: Console, found: Outcome) -> None:
     console.print(f"\n{escape(found.figure.id)}: {escape(found.figure.title)}", style="bold")
-    if found.figure.words("needs"):
-        console.print(f"needs {found.figure.words('needs')}", markup=False, style="dim")
     for share in found.shares:
         if share.problem:
             console.print(f"{share.part.name}: {share.problem}", markup=False, highlight=False)

@@ -234,7 +234,8 @@ def test_where_starts_ended_can_be_judged_by_something_else_than_what_is_descend
     assert match.value == pytest.approx(0, abs=1e-6)
 
 
-def test_a_start_ends_once_what_its_point_stands_for_stays_the_same():
+@pytest.mark.parametrize(("after", "ends", "readings"), [(0, 31, (4, 2)), (30, 51, (3, 0))])
+def test_a_start_ends_once_what_its_point_stands_for_stays_the_same(after, ends, readings):
     asked = []
 
     def height(points, victims):
@@ -254,11 +255,11 @@ def test_a_start_ends_once_what_its_point_stands_for_stays_the_same():
         [testing.job(), testing.job()],
         slope,
         [Rules(iterations=60, evaluations=1, patience=60, unchanged=20)] * 2,
-        checks=Checks(reading=read, every=10),
+        checks=Checks(reading=read, every=10, after=after),
     )
     assert [match.outcomes for match in matches] == [["stalled"], ["steps"]]
-    assert [match.evaluations for match in matches] == [31, 60]
-    assert asked == [[0, 1]] * 4 + [[1]] * 2
+    assert [match.evaluations for match in matches] == [ends, 60]
+    assert asked == [[0, 1]] * readings[0] + [[1]] * readings[1]
 
 
 def test_what_is_undefined_from_the_start_diverges():

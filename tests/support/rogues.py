@@ -1,5 +1,6 @@
 """Adversaries and defenses that misbehave; the `rogues` fixture registers them by name."""
 
+import contextlib
 import os
 import random
 import time
@@ -189,8 +190,10 @@ class Flock(Adversary):
             raise RuntimeError("one of them is too much")
         if guilty and self.how == "die":
             os._exit(3)
-        if self.how == "die once" and Path(self.log).read_text().count("\n") == 1:
-            os._exit(3)
+        if self.how == "die once":
+            with contextlib.suppress(FileExistsError):
+                Path(f"{self.log}.died").touch(exist_ok=False)
+                os._exit(3)
         if guilty and self.how == "interrupt":
             raise KeyboardInterrupt
         while guilty and self.how == "hang":

@@ -107,6 +107,18 @@ class LAMP(TextMatching):
         return self.fidelity == "paper"
 
     @property
+    def settles_after(self) -> int:
+        """The step of the first reordering, if there are any."""
+        if self.discrete != "alternating":
+            return 0
+        return self.continuous * (int(self._burn_in) // self.continuous + 1)
+
+    @property
+    def _burn_in(self) -> float:
+        """Steps after which tokens are reordered for the first time."""
+        return BURN_IN * self.steps if self.fidelity == "authors" else 0.0
+
+    @property
     def _weight(self) -> float:
         """Weight of the prior; 0 if no tokens are reordered."""
         if self.discrete == "none":
@@ -179,10 +191,9 @@ class LAMP(TextMatching):
     ) -> Optimizer:
         """Adam, with the discrete reordering every `continuous` steps (LAMP, Algorithm 1)."""
         reordering = self._reordering(texts, seen[0], jobs[0])
-        begin = BURN_IN * self.steps if self.fidelity == "authors" else 0
 
         def revise(points: Tensor, rows: Tensor, steps: Tensor) -> Tensor:
-            due = (steps % self.continuous == 0) & (steps > begin)
+            due = (steps % self.continuous == 0) & (steps > self._burn_in)
             if not bool(due.any()):
                 return points
             which = (rows % len(jobs))[due]

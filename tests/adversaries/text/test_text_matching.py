@@ -80,6 +80,13 @@ def test_a_start_ends_when_its_tokens_no_longer_change():
     assert torch.equal(short.tokens[0], whole.tokens[0])
 
 
+def test_tokens_are_not_settled_before_lamp_has_reordered_them():
+    assert LAMP().settles_after == 225
+    assert LAMP(continuous=50).settles_after == 250
+    assert LAMP(fidelity="paper").settles_after == 75
+    assert LAMP(discrete="end").settles_after == TAG().settles_after == 0
+
+
 def test_a_batch_of_texts_of_unequal_lengths():
     observed, truth = seen(small(), size=2)
     assert len({len(one) for one in truth.tokens}) == 2
