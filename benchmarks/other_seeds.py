@@ -4,7 +4,8 @@
 
 Each figure is reproduced with another seed of the scenario, which changes networks, batches and
 victims; what has ended is not run again. Every mean with an interval that the figure's section of
-docs/results has is compared with the new one: two 95 % intervals of one mean touch nearly always.
+docs/results has is compared with the new one: two 95 % intervals of one mean touch nearly always,
+unless one has no width, because a few values are equal.
 The table between the marks of docs/results/other-seeds.md is rewritten, with all figures that there
 are in the folder.
 """
@@ -14,7 +15,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from results_index import grids
@@ -22,17 +23,23 @@ from results_page import RESULTS, Section, split
 
 PAGE = RESULTS / "other-seeds.md"
 NUMBER = r"-?[\d.]+(?:e[+-]?\d+)?"
-CELL = re.compile(rf"^({NUMBER})\D*?\[({NUMBER}), ({NUMBER})\]")
+CELL = re.compile(rf"^({NUMBER})( \D*?)?\[({NUMBER}), ({NUMBER})\]")
 SEEDS = re.compile(r"; seeds (?:in part )?(\d+(?: to \d+)?)")
+SCALE = re.compile(r"^## \S+ \((smoke|paper) scale")
+
+
+Key = tuple[str, str, str]
+"""A table, a row and a column."""
 
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean, and its 95 % interval."""
+    """A mean, and its 95 % interval, in a unit."""
 
     value: float
     low: float
     high: float
+    unit: str = ""
 
     def touches(self, other: "Mean") -> bool:
         """Whether the intervals have a point in common."""
@@ -42,9 +49,9 @@ class Mean:
         return f"{self.value:g} \\[{self.low:g}, {self.high:g}\\]"
 
 
-def means(section: Section) -> dict[tuple[str, str, str], Mean]:
-    """Every mean with an interval of a section, by table, row and column."""
-    found: dict[tuple[str, str, str], Mean] = {}
+def means(section: Section) -> dict[Key, Mean]:
+    """Every mean with an interval of a section."""
+    found: dict[Key, Mean] = {}
     for before, head, body in grids(section.text):
         judged = "ours" in head
         for row in body:
@@ -54,42 +61,64 @@ def means(section: Section) -> dict[tuple[str, str, str], Mean]:
                     continue
                 labels = row[: head.index("ours")] if judged else row[:1]
                 key = ("" if judged else before.partition(":")[0], " ".join(labels), name)
-                found.setdefault(key, Mean(*map(float, cell.groups())))
+                value, unit, low, high = cell.groups()
+                mean = Mean(float(value), float(low), float(high), (unit or "").strip())
+                found.setdefault(key, mean)
     return found
 
 
 @dataclass(frozen=True)
 class Row:
-    """What is said of a figure."""
+    """What is said of a figure.
+
+    Attributes:
+        scale: That of the page's section.
+        seeds: The other seeds.
+        means: How many are compared.
+        touching: How many have intervals that touch.
+        flat: Of the others, how many new intervals have no width, because all values are equal.
+        apart: The others, in words.
+    """
 
     figure: str
+    scale: str
     seeds: str
     means: int
     touching: int
+    flat: int
     apart: str
 
     def __str__(self) -> str:
-        cells = (self.figure, self.seeds, self.means, self.touching, self.apart)
-        return f"| {' | '.join(map(str, cells))} |"
+        return f"| {' | '.join(str(getattr(self, field.name)) for field in fields(self))} |"
 
 
 def compared(out: Path) -> Iterator[Row]:
     """The row of each figure that is in a folder and on a page."""
     for new in sorted(out.glob("*/smoke.md")):
         own = split((RESULTS / f"{new.parent.name}.md").read_text(encoding="utf-8"))[1]
+        # A section at smoke scale, where there is one, is of the same model and data.
+        own.sort(key=lambda section: "(smoke scale" not in section.text)
         for section in split(new.read_text(encoding="utf-8"))[1]:
-            ours = means(section)
-            pages = [means(one) for one in own if one.key == section.key]
-            both = [(key, ours[key], page[key]) for page in pages for key in page if key in ours]
-            if not both:
-                continue
-            apart = [each for each in both if not each[1].touches(each[2])]
-            said = "; ".join(
-                f"{' '.join(filter(None, key[:2]))}, {key[2]}: {page}, now {mine}"
-                for key, mine, page in apart
-            )
-            seeds = ", ".join(dict.fromkeys(SEEDS.findall(section.text)))
-            yield Row(section.key, seeds, len(both), len(both) - len(apart), said)
+            ours, both, scales = means(section), dict[Key, tuple[Mean, Mean]](), set[str]()
+            for other in (one for one in own if one.key == section.key):
+                for key, page in means(other).items():
+                    if key in ours and key not in both and page.unit == ours[key].unit:
+                        both[key] = ours[key], page
+                        scales.update(SCALE.findall(other.text))
+            if both:
+                yield _row(section, both, " and ".join(sorted(scales)))
+
+
+def _row(section: Section, both: dict[Key, tuple[Mean, Mean]], scale: str) -> Row:
+    apart = {key: pair for key, pair in both.items() if not pair[0].touches(pair[1])}
+    said = "; ".join(
+        f"{' '.join(filter(None, key[:2]))}, {key[2]}: {page}, now {mine}"
+        for key, (mine, page) in apart.items()
+    )
+    flat = sum(mine.low == mine.high for mine, _ in apart.values())
+    seeds = ", ".join(dict.fromkeys(SEEDS.findall(section.text)))
+    touching = len(both) - len(apart)
+    return Row(section.key, scale, seeds, len(both), touching, flat, said)
 
 
 def main() -> None:
@@ -105,9 +134,18 @@ def main() -> None:
         command = ["reproduce", name, "--set", f"seed={asked.seed}", "--out", str(asked.out)]
         subprocess.run([sys.executable, "-m", "fedsim.cli", *command], check=True)
     rows = list(compared(asked.out))
-    rows.append(Row("all", "", sum(r.means for r in rows), sum(r.touching for r in rows), ""))
-    head = "| figure | seeds | means compared | intervals touch | those that do not |"
-    lines = [head, "| --- | --- | --- | --- | --- |", *map(str, rows)]
+    sums = (sum(getattr(row, what) for row in rows) for what in ("means", "touching", "flat"))
+    rows.append(Row("all", "", "", *sums, ""))
+    heads = (
+        "figure",
+        "page's scale",
+        "seeds",
+        "means",
+        "touch",
+        "apart, now equal values",
+        "apart",
+    )
+    lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|", *map(str, rows)]
     text = PAGE.read_text(encoding="utf-8")
     block = re.compile(r"<!-- figures -->\n.*?<!-- end of figures -->", re.DOTALL)
     new = "\n".join(["<!-- figures -->", *lines, "<!-- end of figures -->"])

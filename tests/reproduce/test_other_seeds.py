@@ -41,9 +41,9 @@ def test_means_with_an_interval_are_found_in_both_kinds_of_tables(tool):
     text = SECTION.format(one="93 % \\[89.5, 96\\]")
     found = tool.means(tool.Section("p/fig1", text))
     assert found == {
-        ("Labels recovered", "1", "llg*"): tool.Mean(93, 89.5, 96),
+        ("Labels recovered", "1", "llg*"): tool.Mean(93, 89.5, 96, "%"),
         ("Labels recovered", "2", "llg*"): tool.Mean(1e-06, -1, 2.5e-06),
-        ("", "Error llg*", "ours"): tool.Mean(0.5, 0.25, 0.75),
+        ("", "Error llg*", "ours"): tool.Mean(0.5, 0.25, 0.75, "s"),
     }
 
 
@@ -56,5 +56,5 @@ def test_intervals_that_do_not_touch_are_named(tool, tmp_path, monkeypatch, now,
     (tmp_path / "out" / "p").mkdir(parents=True)
     (tmp_path / "out" / "p" / "smoke.md").write_text("# P\n\n" + SECTION.format(one=now))
     [row] = tool.compared(tmp_path / "out")
-    assert str(row).startswith(f"| p/fig1 | 7 to 9 | 3 | {touching} |")
+    assert str(row).startswith(f"| p/fig1 | paper | 7 to 9 | 3 | {touching} | 0 |")
     assert ("Labels recovered 1, llg*: 93" in row.apart) == (touching == 2)
