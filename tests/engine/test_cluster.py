@@ -138,8 +138,14 @@ def run_and_kill(
     code: str = "",
     cpus: int = 2,
     gpus: int = 0,
+    works: str = "",
 ) -> tuple[subprocess.CompletedProcess[str], str]:
-    """A run whose cluster loses its second node `after` something, and what was running there."""
+    """A run whose cluster loses its second node `after` something, and what was running there.
+
+    Not before a worker of the class `works` has started there: while one starts, Ray takes up to
+    twenty seconds to notice that the node is lost.
+    """
+    started = {f"ray::{works}", f"ray::{works}.perform"}
     joins = (f"--address={head}", "--node-ip-address=127.0.0.3", f"--num-gpus={gpus}")
     mark = f"NODE_{uuid.uuid4().hex}"
     with node(folder.parent, *joins, cpus=cpus, **{mark: "1"}):
@@ -148,7 +154,9 @@ def run_and_kill(
         with ThreadPoolExecutor() as pool:
             run = pool.submit(run_scenario, folder, *on_it, code=code)
             deadline = time.monotonic() + 120
-            while not after(folder):
+            while not after(folder) or (
+                works and not started & {name.strip() for _, name in marked(mark)}
+            ):
                 assert time.monotonic() < deadline, "not so far within 120 s"
                 assert not run.done(), run.result().stderr
                 time.sleep(0.05)
@@ -218,7 +226,15 @@ def test_a_run_goes_on_with_the_workers_that_still_have_a_place(head, expected, 
     # Clients that have ended leave their CPU to the attack worker that lost its place.
     several += ("training.rounds=300", f"threat.rounds={[*range(1, 16)]}")
     folder = tmp_path / "run"
-    done, _ = run_and_kill(head, folder, *several, after=first_attacks, code=IMPATIENT, cpus=1)
+    done, _ = run_and_kill(
+        head,
+        folder,
+        *several,
+        after=first_attacks,
+        code=IMPATIENT,
+        cpus=1,
+        works="AttackWorker",
+    )
     assert done.returncode == 0, done.stderr
     assert once(folder) == expected
     warned = "1 of 2 attack workers for 3 s: the run goes on with the others"
