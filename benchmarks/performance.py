@@ -217,7 +217,7 @@ def workers() -> Part:
         inline, ray, flower, app = (found[name][at].rate for name in KINDS)
         rows.append([label, inline, ray, flower, app, inline / app, ray / app, ray / inline])
     inline, ray, flower, app = (found[name][0].start for name in KINDS)
-    rows.append(["start-up, s", inline, ray, flower, app, inline / app, ray / app, ray / inline])
+    rows.append(["start-up, s", inline, ray, flower, app, "", "", ""])
 
     def draw(axes: Axes) -> None:
         for name in KINDS:
