@@ -77,7 +77,7 @@ class Row:
         means: How many are compared.
         touching: How many have intervals that touch.
         flat: Of the others, how many new intervals have no width, because all values are equal.
-        apart: The others, in words.
+        apart: The others with a width, in words.
     """
 
     figure: str
@@ -114,6 +114,7 @@ def _row(section: Section, both: dict[Key, tuple[Mean, Mean]], scale: str) -> Ro
     said = "; ".join(
         f"{' '.join(filter(None, key[:2]))}, {key[2]}: {page}, now {mine}"
         for key, (mine, page) in apart.items()
+        if mine.low < mine.high
     )
     flat = sum(mine.low == mine.high for mine, _ in apart.values())
     seeds = ", ".join(dict.fromkeys(SEEDS.findall(section.text)))
