@@ -53,14 +53,15 @@ def means(section: Section) -> dict[Key, Mean]:
     """Every mean with an interval of a section."""
     found: dict[Key, Mean] = {}
     for before, head, body in grids(section.text):
-        judged = "ours" in head
+        has_verdicts = "ours" in head  # one row for each published number, else one for each place
         for row in body:
             for name, text in zip(head, row, strict=True):
                 cell = CELL.match(text)
                 if cell is None or name in {"n", "by chance", "published", "verdict"}:
                     continue
-                labels = row[: head.index("ours")] if judged else row[:1]
-                key = ("" if judged else before.partition(":")[0], " ".join(labels), name)
+                labels = row[: head.index("ours")] if has_verdicts else row[:1]
+                title = "" if has_verdicts else before.partition(":")[0]
+                key = (title, " ".join(labels), name)
                 value, unit, low, high = cell.groups()
                 mean = Mean(float(value), float(low), float(high), (unit or "").strip())
                 found.setdefault(key, mean)

@@ -33,8 +33,8 @@ PADDED = 8
 tokens, are equally long."""
 
 READ_EVERY = 25
-"""Steps from one comparison of the nearest tokens to the next: reading them each step would take a
-tenth of its time."""
+"""Steps from one comparison of the nearest tokens to the next. Each is a product of all positions
+with the whole vocabulary."""
 
 
 class TextMatching(TextAttack):

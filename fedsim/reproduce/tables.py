@@ -99,6 +99,9 @@ class Row:
         return min(self.points, key=lambda point: VERDICTS.index(point.verdict))
 
 
+ROWS = TypeAdapter(list[Row])
+
+
 def tables() -> list[Row]:
     """The rows that ship with fedsim, in the papers' order."""
     return ROWS.validate_json(FILE.read_bytes())
@@ -107,6 +110,3 @@ def tables() -> list[Row]:
 def write_tables(rows: Sequence[Row]) -> None:
     """Replace the rows that ship with fedsim."""
     FILE.write_bytes(ROWS.dump_json([*rows], indent=1) + b"\n")
-
-
-ROWS = TypeAdapter(list[Row])
