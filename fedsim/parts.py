@@ -4,6 +4,7 @@
 `train`, which for a small model takes a tenth of its training step.
 """
 
+import itertools
 import operator
 import weakref
 from collections.abc import Mapping, Sequence
@@ -22,13 +23,15 @@ class Parts:
         buffers: As of `named_buffers()`.
         state: As of `state_dict(keep_vars=True)`.
         submodules: All modules within it.
-        registered: Everything that these and the module itself register, to see changes by.
+        registries: The dictionaries in which these and the module itself register their parts.
+        registered: What was in them.
     """
 
     parameters: Mapping[str, nn.Parameter]
     buffers: Mapping[str, Tensor]
     state: Mapping[str, Tensor]
     submodules: Sequence[nn.Module]
+    registries: Sequence[Mapping[str, Any]]
     registered: Sequence[Any]
 
 
@@ -40,17 +43,23 @@ def parts(module: nn.Module) -> Parts:
     """The parts of a module, which is walked again once one of them was added or replaced."""
     known = _KNOWN.get(module)
     if known is not None:
-        registered = _registered(module, known.submodules)
+        registered = _registered(known.registries)
         same = len(registered) == len(known.registered)
         if same and all(map(operator.is_, registered, known.registered)):
             return known
     submodules = list(module.modules())[1:]
+    registries = [
+        kind
+        for one in (module, *submodules)
+        for kind in (one._modules, one._parameters, one._buffers)
+    ]
     known = _KNOWN[module] = Parts(
         dict(module.named_parameters()),
         dict(module.named_buffers()),
         dict(module.state_dict(keep_vars=True)),
         submodules,
-        _registered(module, submodules),
+        registries,
+        _registered(registries),
     )
     return known
 
@@ -61,10 +70,5 @@ def training_mode(module: nn.Module) -> None:
         module.train()
 
 
-def _registered(module: nn.Module, submodules: Sequence[nn.Module]) -> list[Any]:
-    return [
-        part
-        for one in (module, *submodules)
-        for kind in (one._modules, one._parameters, one._buffers)
-        for part in kind.values()
-    ]
+def _registered(registries: Sequence[Mapping[str, Any]]) -> list[Any]:
+    return list(itertools.chain.from_iterable(map(dict.values, registries)))  # type: ignore[arg-type]

@@ -75,8 +75,7 @@ def isolated(
     return seeded(derive(seed, purpose, *where), wide=seed >= WIDE if wide is None else wide)
 
 
-@contextlib.contextmanager
-def seeded(value: int, *, wide: bool) -> Iterator[None]:
+class seeded(contextlib.AbstractContextManager[None]):  # noqa: N801 - used like a function
     """Seed the global generators inside the block, and restore all global state after it.
 
     It serves code that cannot be given a generator (dropout, weight initialisation) and foreign
@@ -85,44 +84,69 @@ def seeded(value: int, *, wide: bool) -> Iterator[None]:
     effect outside the block. Inside, cuDNN does not take TF32, so that a GPU computes in float32,
     and with `deterministic` no algorithm that sums in a random order.
 
+    A class, and not a generator function, because a client is little more than a millisecond.
+
     Args:
         value: The seed.
         wide: Whether the whole state of the generators is filled.
     """
-    global _held
-    kept = _held
-    directory = os.getcwd()
-    gradients = torch.is_grad_enabled()
-    dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
-    before = torch.are_deterministic_algorithms_enabled()
-    warned = torch.is_deterministic_algorithms_warn_only_enabled()
-    devices = _devices()
+
+    def __init__(self, value: int, *, wide: bool) -> None:
+        self._value, self._wide = value, wide
+
+    def __enter__(self) -> None:
+        global _held
+        self._held, self._directory = _held, os.getcwd()
+        self._gradients = torch.is_grad_enabled()
+        self._dtype, self._threads = torch.get_default_dtype(), torch.get_num_threads()
+        self._before = torch.are_deterministic_algorithms_enabled()
+        self._warned = torch.is_deterministic_algorithms_warn_only_enabled()
+        devices = _devices()
+        plain = _held and not devices
+        self._own = contextlib.nullcontext() if plain else _surroundings(devices, keep=not _held)
+        self._own.__enter__()
+        _held = False  # what is nested in this block must not change its random numbers
+        try:
+            reseed(self._value, wide=self._wide)
+            if devices and _deterministic and not self._before:
+                # The setter imports torch's compiler, which takes seconds, so only if needed.
+                torch.use_deterministic_algorithms(True, warn_only=True)
+        except BaseException:
+            self._restore()
+            raise
+
+    def __exit__(self, *raised: object) -> None:
+        self._restore()
+
+    def _restore(self) -> None:
+        global _held
+        _held = self._held
+        try:
+            # Each is set where it was changed.
+            if torch.is_grad_enabled() != self._gradients:
+                torch.set_grad_enabled(self._gradients)
+            if torch.get_default_dtype() != self._dtype:
+                torch.set_default_dtype(self._dtype)
+            if torch.get_num_threads() != self._threads:
+                torch.set_num_threads(self._threads)
+            if torch.are_deterministic_algorithms_enabled() != self._before:
+                torch.use_deterministic_algorithms(self._before, warn_only=self._warned)
+            os.chdir(self._directory)
+        finally:
+            self._own.__exit__(None, None, None)
+
+
+@contextlib.contextmanager
+def _surroundings(devices: list[int], *, keep: bool) -> Iterator[None]:
+    """What the block needs on a GPU, and the global generators' states kept if `keep` says so."""
     with contextlib.ExitStack() as own:
         if devices:
             flags = torch.backends.cudnn.flags
             exact = {"deterministic": _deterministic, "allow_tf32": False}
             own.enter_context(flags(enabled=torch.backends.cudnn.enabled, **exact))
-        if not kept:
+        if keep:
             own.enter_context(_kept())
-        _held = False  # what is nested in this block must not change its random numbers
-        try:
-            reseed(value, wide=wide)
-            if devices and _deterministic and not before:
-                # The setter imports torch's compiler, which takes seconds, so only if needed.
-                torch.use_deterministic_algorithms(True, warn_only=True)
-            yield
-        finally:
-            _held = kept
-            # Each is set where it was changed: a client is little more than a millisecond.
-            if torch.is_grad_enabled() != gradients:
-                torch.set_grad_enabled(gradients)
-            if torch.get_default_dtype() != dtype:
-                torch.set_default_dtype(dtype)
-            if torch.get_num_threads() != threads:
-                torch.set_num_threads(threads)
-            if torch.are_deterministic_algorithms_enabled() != before:
-                torch.use_deterministic_algorithms(before, warn_only=warned)
-            os.chdir(directory)
+        yield
 
 
 def deterministic(wanted: bool) -> None:

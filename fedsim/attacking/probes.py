@@ -11,7 +11,7 @@ from fedsim.records import Interception, Probe
 from fedsim.scenario import AttackPlan, Scenario
 from fedsim.scenario.built import BuiltRun
 from fedsim.scenario.settings import attacked_rounds
-from fedsim.training.local import client_update
+from fedsim.training.local import client_training, client_update
 
 
 def probes_of(scenario: Scenario, plan: AttackPlan, round: int) -> list[tuple[int, Probe]]:
@@ -48,13 +48,15 @@ def computed(built: BuiltRun, one: Interception) -> Interception:
     """
     if one.probe is None:
         return one
+    module, where = built.task.victim(one.before).module, (one.draw, one.clients[0])
+    batches = built.batches(one.clients[0], one.draw, one.probe.batch_size)
     update, _ = client_update(
         built,
-        built.task.victim(one.before).module,
+        module,
         one.before,
-        (one.draw, one.clients[0]),
+        where,
         {},
-        built.batches(one.clients[0], one.draw, one.probe.batch_size),
+        client_training(built, module, where, batches),
         proximal_mu=float(built.scenario.training.strategy_table.get("proximal_mu", 0.0)),
     )
     update.check(one.before)

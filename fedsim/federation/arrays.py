@@ -13,6 +13,8 @@ from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedsim.federation.contents import filled
+
 NUMPY = "numpy.ndarray"
 """How Flower names its encoding of arrays."""
 
@@ -155,7 +157,4 @@ def content_of(array: Array) -> object:
 
 def tensor_record(tensors: Mapping[str, Tensor]) -> ArrayRecord:
     """A record of tensors on the CPU by name, which nobody changes afterwards."""
-    record = ArrayRecord()
-    for name, tensor in tensors.items():
-        record[name] = TensorArray(tensor)
-    return record
+    return filled(ArrayRecord(), {name: TensorArray(one) for name, one in tensors.items()})

@@ -23,15 +23,16 @@ from flwr.app import (
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
-from fedsim.defense import ClientState, Defense
+from fedsim.defense import ClientState, Defense, Training
 from fedsim.errors import ClientError, PluginError
 from fedsim.federation.arrays import group_size, tensor_record
-from fedsim.federation.grid import CLIENT_KEY, UPDATE_KEY, Meaning, answer, config_record
+from fedsim.federation.contents import config_record, filled
+from fedsim.federation.grid import CLIENT_KEY, UPDATE_KEY, Meaning, answer
 from fedsim.federation.secure.client import secured
 from fedsim.federation.session import Session, session_of
-from fedsim.records import Batch, Update
+from fedsim.records import Update
 from fedsim.seeds import isolated
-from fedsim.training.local import STATE_KEY, client_update, protect
+from fedsim.training.local import STATE_KEY, client_training, client_update, protect
 
 __all__ = ["app", "defend", "update_record"]
 
@@ -45,11 +46,11 @@ _stated = operator.attrgetter(*STATED)
 app = ClientApp()
 
 
-def _open(message: Message) -> tuple[Session, dict[str, Tensor], int]:
+def _open(message: Message, *, again: bool = False) -> tuple[Session, dict[str, Tensor], int]:
     """The session, loaded with the server's model, the arrays of the message, and the round."""
     config = _config(message)
     session = session_of(str(config["scenario"]))
-    before = session.load(cast(ArrayRecord, message.content["arrays"]))
+    before = session.load(cast(ArrayRecord, message.content["arrays"]), again=again)
     return session, before, int(cast(int, config["server-round"]))
 
 
@@ -100,10 +101,15 @@ def _prepared(messages: Sequence[Message], contexts: Sequence[Context]) -> int:
         # Secure aggregation sends more records, and may not ask for training yet.
         some = group_size(cast(ArrayRecord, content["arrays"]))
         pairs = [*zip(messages[:some], contexts[:some], strict=True)]
-        drawn = session.draw([_place(message, context) for message, context in pairs])
-        for (message, context), batches in zip(pairs, drawn, strict=False):
-            session.finished[_place(message, context)] = _outcome(message, context, batches)
-        some = len(drawn)
+        places = [_place(message, context) for message, context in pairs]
+        rates = [_rates(session, _config(message))[0] for message, _ in pairs]
+        prepared = session.prepare(places, rates)
+        loaded: object = None
+        for place, pair, training in zip(places, pairs, prepared, strict=False):
+            arrays = pair[0].content["arrays"]
+            again, loaded = arrays is loaded, arrays
+            session.finished[place] = _outcome(*pair, training, again=again)
+        some = len(prepared)
     return some
 
 
@@ -113,11 +119,11 @@ def _place(message: Message, context: Context) -> tuple[int, int]:
 
 
 def _outcome(
-    message: Message, context: Context, batches: Sequence[Batch] | None = None
+    message: Message, context: Context, training: Training | None = None, *, again: bool = False
 ) -> tuple[Update, float] | BaseException:
     """The defended update and the training loss of a client, or why there is none."""
     try:
-        session, before, round = _open(message)
+        session, before, round = _open(message, again=again)
         built, place = session.built, (round, client_number(context))
         with _remembered(context) as states:
             if done := session.trained(*place):
@@ -125,10 +131,11 @@ def _outcome(
                     where = (built.scenario.seed, *place)
                     return protect(done[0], before, built.defenses, where, states), done[1]
             lr, mu = _rates(session, _config(message))
-            if batches is None:
+            if training is None:
                 batches = built.batches(place[1], round)
+                training = client_training(built, session.module, place, batches, lr=lr)
             return client_update(
-                built, session.module, before, place, states, batches, lr=lr, proximal_mu=mu
+                built, session.module, before, place, states, training, proximal_mu=mu
             )
     except (Exception, SystemExit) as error:
         return error
@@ -144,15 +151,14 @@ def train(message: Message, context: Context) -> Message:
         raise outcome
     update, loss = outcome
     defenses = [defense for defense in session.built.defenses if defense.guards(client)]
-    content = RecordDict(
-        {
-            "arrays": tensor_record({**update.tensors, **update.buffers}),
-            "metrics": MetricRecord({"num-examples": update.num_examples, "train_loss": loss}),
-            UPDATE_KEY: update_record(update),
-            CLIENT_KEY: _signature(client, defenses, context.state),
-        }
-    )
-    return Message(content, reply_to=message)
+    metrics = {"num-examples": update.num_examples, "train_loss": loss}
+    content = {
+        "arrays": tensor_record({**update.tensors, **update.buffers}),
+        "metrics": filled(MetricRecord(), metrics),
+        UPDATE_KEY: update_record(update),
+        CLIENT_KEY: _signature(client, defenses, context.state),
+    }
+    return Message(filled(RecordDict(), content), reply_to=message)
 
 
 @app.evaluate()
@@ -179,13 +185,13 @@ def client_number(context: Context) -> int:
 
 def _signature(client: int, defenses: Sequence[Defense], state: RecordDict) -> ConfigRecord:
     """The client's number, and the number of rounds that its defenses have kept state over."""
-    signature: dict[str, Any] = {"client": client}
+    signature: dict[str, int] = {"client": client}
     if any(defense.remembers for defense in defenses):
         kept = state.array_records.get(MEMORY_KEY)
         rounds = 1 + (int(kept.to_torch_state_dict()["rounds"]) if kept else 0)
         state[MEMORY_KEY] = ArrayRecord({"rounds": torch.tensor(float(rounds))})
         signature["remembers"] = rounds
-    return ConfigRecord(signature)
+    return filled(ConfigRecord(), signature)
 
 
 @contextlib.contextmanager

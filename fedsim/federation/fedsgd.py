@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.federation.arrays import LocalArray, tensor_record
-from fedsim.federation.grid import message, records_of
+from fedsim.federation.contents import records_of
+from fedsim.federation.grid import message
 from fedsim.federation.wrappers import Wrapper
 
 RATES = {

@@ -3,17 +3,14 @@
 import time
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeGuard, TypeVar
+from typing import Any
 
 import torch
 from flwr.app import (
-    ArrayRecord,
-    ConfigRecord,
     Context,
     Error,
     Message,
     MessageType,
-    MetricRecord,
     RecordDict,
 )
 from flwr.clientapp import ClientApp
@@ -24,8 +21,6 @@ from fedsim.errors import EngineError
 from fedsim.libraries import brief
 from fedsim.runs.inert import visible
 from fedsim.runs.stored import Meaning as Meaning
-
-Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
 
 FIRST_NODE = 1000
 RAISED = 2
@@ -43,26 +38,6 @@ TOO_LITTLE = (
 CLIENT_KEY = "fedsim.client"
 """Key of a reply's record with the client's number, the rounds that its defenses remember, and
 whether `defend` changed the arrays."""
-
-
-def records_of(content: RecordDict, kind: type[Record]) -> list[Record]:
-    """A message's records of a kind.
-
-    Flower's own views, such as `content.array_records`, check every key anew each time they are
-    read, which costs as much as training a small model.
-    """
-    return [record for record in content.values() if is_a(record, kind)]
-
-
-def is_a(record: object, kind: type[Record]) -> TypeGuard[Record]:
-    """Whether a record is of a kind; `isinstance` takes ten times as long for Flower's."""
-    return type(record) is kind or isinstance(record, kind)
-
-
-def config_record(content: RecordDict, key: str) -> ConfigRecord | None:
-    """The ConfigRecord of that name, if there is one."""
-    found = content.get(key, None)
-    return found if is_a(found, ConfigRecord) else None
 
 
 def message(content: RecordDict) -> Message:

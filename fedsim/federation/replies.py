@@ -10,7 +10,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from fedsim.attacking.campaign import UNKNOWN
 from fedsim.errors import ClientError, ScenarioError, UpdateRefused
 from fedsim.federation.arrays import tensor_of
-from fedsim.federation.grid import UPDATE_KEY, config_record, is_a, records_of
+from fedsim.federation.contents import config_record, is_a, records_of
+from fedsim.federation.grid import UPDATE_KEY
 from fedsim.plugin import validated
 from fedsim.records import Update
 from fedsim.runs.inert import visible

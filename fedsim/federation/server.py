@@ -23,8 +23,9 @@ from fedsim.diagnosis.diagnose import diagnose_end
 from fedsim.diagnosis.foreseen import caution
 from fedsim.errors import ClientError, FedsimError, ScenarioError, UpdateRefused
 from fedsim.federation.audit_log import audit_observer, log_results
+from fedsim.federation.contents import Viewed, config_record, records_of
 from fedsim.federation.fedsgd import FedSGD
-from fedsim.federation.grid import CLIENT_KEY, UPDATE_KEY, config_record, records_of
+from fedsim.federation.grid import CLIENT_KEY, UPDATE_KEY
 from fedsim.federation.project import WatchedProject
 from fedsim.federation.replies import Names, check_metrics, names_of, outnumbered
 from fedsim.federation.replies import read_update as read_update
@@ -158,8 +159,7 @@ class HonestButCurious(Wrapper):
             kept = list(replies)
             replies = sorted(kept, key=lambda r: self._number(r.metadata.src_node_id))
         spool = Spool(self.campaign.recording)
-        interceptions: list[Interception] = []
-        failed: dict[int, str] = {}
+        interceptions, failed = list[Interception](), dict[int, str]()
         arrays: dict[int, dict[str, Tensor]] = {}
         names: dict[tuple[int, ...], Names] = {}
         with held() if self._seeded else contextlib.nullcontext():
@@ -202,6 +202,7 @@ class HonestButCurious(Wrapper):
                     if self._project is not None:
                         one = self._project.seen(reply, one)
                     interceptions.append(spool.take(reply, one))
+                    reply.content = Viewed.of(reply.content)
                 if not reply.has_error():
                     self.taken_part.update(clients)
         odd = outnumbered(names)

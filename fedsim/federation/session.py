@@ -11,14 +11,15 @@ import torch
 from flwr.app import ArrayRecord
 from torch import Tensor
 
+from fedsim.defense import Training
 from fedsim.federation.arrays import GROUP_BYTES, content_of
 from fedsim.parts import parts
-from fedsim.records import Batch, Update
+from fedsim.records import Update
 from fedsim.scenario import Scenario
 from fedsim.scenario.built import BuiltRun, build
 from fedsim.scenario.devices import device_of
 from fedsim.seeds import deterministic, isolated, torch_generator
-from fedsim.training.local import local_training
+from fedsim.training.local import client_training, local_training
 from fedsim.training.together import train_together
 
 KEPT = 2
@@ -93,25 +94,28 @@ class Session:
             )
         self._trained = {(round, c): one for c, one in zip(clients, made, strict=True)}
 
-    def draw(self, places: Sequence[tuple[int, int]]) -> list[Sequence[Batch] | None]:
+    def prepare(
+        self, places: Sequence[tuple[int, int]], rates: Sequence[float]
+    ) -> list[Training | None]:
         """Draw the batches of clients before the first of them is trained, which is faster.
 
         Args:
             places: Round and client of each.
+            rates: The learning rate of each.
 
         Returns:
-            The batches of the first clients, as many as fit into a group's memory; None for a
+            The training of the first clients, as many as fit into a group's memory; None for a
             client that has none.
         """
-        found: list[Sequence[Batch] | None] = []
+        found: list[Training | None] = []
         taken = 0
-        for round, client in places:
+        for place, lr in zip(places, rates, strict=True):
             try:
-                batches = self.built.batches(client, round)
+                batches = self.built.batches(place[1], place[0])
+                found.append(client_training(self.built, self.module, place, batches, lr=lr))
             except Exception:  # the same error is raised again, and named, where it is trained
                 found.append(None)
                 continue
-            found.append(batches)
             taken += sum(batch.inputs.nbytes for batch in batches)
             if taken >= GROUP_BYTES:
                 break
@@ -125,21 +129,26 @@ class Session:
         """Forget clients that were trained together."""
         self._trained.clear()
 
-    def load(self, record: ArrayRecord) -> dict[str, Tensor]:
+    def load(self, record: ArrayRecord, *, again: bool = False) -> dict[str, Tensor]:
         """Load the global model into `module`.
 
         All clients of a round get the same arrays, so that they are decoded once a round.
 
+        Args:
+            record: The arrays that the server sent.
+            again: Whether it is the record that was loaded last, unchanged since.
+
         Returns:
             The arrays as tensors by name, shared between the clients: not to be changed.
         """
-        sent = [content_of(array) for array in record.values()]
-        same = list(record) == list(self._arrays)
-        if not same or not all(map(operator.is_, sent, self._sent)):
-            self._sent, self._arrays = sent, dict(record.to_torch_state_dict())
-            rest = {name: one for name, one in self._initial.items() if name not in self._arrays}
-            # In this order: of tied weights, what was sent counts.
-            self._loaded = [([*one], [*one.values()]) for one in (rest, self._arrays) if one]
+        if not again:
+            sent = [content_of(array) for array in record.values()]
+            same = list(record) == list(self._arrays)
+            if not same or not all(map(operator.is_, sent, self._sent)):
+                self._sent, self._arrays = sent, dict(record.to_torch_state_dict())
+                rest = {name: v for name, v in self._initial.items() if name not in self._arrays}
+                # In this order: of tied weights, what was sent counts.
+                self._loaded = [([*one], [*one.values()]) for one in (rest, self._arrays) if one]
         held = parts(self.module).state
         with torch.no_grad():
             for names, values in self._loaded:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.federation.arrays import LocalArray, group_size
-from fedsim.federation.grid import records_of
+from fedsim.federation.contents import records_of
 from fedsim.records import Interception
 from fedsim.runs.recording import Recording
 

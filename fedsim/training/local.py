@@ -25,9 +25,8 @@ def client_update(
     before: Mapping[str, Tensor],
     where: tuple[int, int],
     states: MutableMapping[str, ClientState],
-    batches: Sequence[Batch],
+    training: Training,
     *,
-    lr: float | None = None,
     proximal_mu: float = 0.0,
 ) -> tuple[Update, float]:
     """A client's local training and defenses in a round.
@@ -40,27 +39,47 @@ def client_update(
         before: The arrays that the server sent, by name.
         where: Round and client.
         states: The client's own state of each defense, by `STATE_KEY`.POSITION; changed in place.
-        batches: The client's batches in the round.
-        lr: The learning rate of the round, by default that of the scenario.
+        training: The client's `client_training`.
         proximal_mu: The weight of FedProx's term, which the strategy sends.
 
     Returns:
         The defended update and the mean training loss.
     """
-    scenario, task, (round, client) = built.scenario, built.task, where
-    with isolated(scenario.seed, "client", round, client):
+    task, place = built.task, (built.scenario.seed, *where)
+    with isolated(built.scenario.seed, "client", *where):
         training_mode(module)
-        trained = task.trained(module)
-        defenses = [defense for defense in built.defenses if defense.guards(client)]
-        rng = torch_generator(scenario.seed, "training", round, client)
-        training = local_training(
-            scenario, task, module, batches, rng, defenses, lr=lr, trained=trained
-        )
+        for defense in built.defenses:
+            if defense.guards(where[1]):
+                training = defense.prepare(training)
         update, loss = train_locally(
-            training, before, trained=trained, reduction=task.reduction, proximal_mu=proximal_mu
+            training,
+            before,
+            trained=task.trained(module),
+            reduction=task.reduction,
+            proximal_mu=proximal_mu,
         )
-        place = (scenario.seed, round, client)
         return protect(update, before, built.defenses, place, states), loss
+
+
+def client_training(
+    built: BuiltRun,
+    module: nn.Module,
+    where: tuple[int, int],
+    batches: Sequence[Batch],
+    *,
+    lr: float | None = None,
+) -> Training:
+    """A client's local training in a round, before its defenses take part in it.
+
+    Args:
+        built: The run.
+        module: The model.
+        where: Round and client.
+        batches: The client's batches in the round.
+        lr: The learning rate of the round, by default that of the scenario.
+    """
+    rng = torch_generator(built.scenario.seed, "training", *where)
+    return local_training(built.scenario, built.task, module, batches, rng, (), lr=lr)
 
 
 def local_training(
@@ -72,7 +91,6 @@ def local_training(
     defenses: Sequence[Defense],
     *,
     lr: float | None = None,
-    trained: frozenset[str] | None = None,
 ) -> Training:
     """A client's local training as the scenario states it, prepared by its defenses.
 
@@ -84,16 +102,15 @@ def local_training(
         rng: The generator of the training's random numbers.
         defenses: The defenses that run on this client.
         lr: The learning rate of the round, that of the scenario by default.
-        trained: Names of the trained parameters, by default those of the task.
     """
     settings = scenario.training
-    device = next(module.parameters()).device
+    device = next(iter(parts(module).parameters.values())).device
     loss = functools.partial(batch_loss, task.loss)
     training = Training(
         module=module,
         batches=tuple(batch.to(device) for batch in batches),
         loss=loss,
-        gradient=MeanGradient(loss, task.trained(module) if trained is None else trained),
+        gradient=MeanGradient(loss, task.trained(module)),
         algorithm=settings.algorithm,
         lr=settings.lr if lr is None else lr,
         momentum=settings.momentum,

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from flwr.app import Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
 from fedsim.engine.inline import InlineGrid
 from fedsim.federation import session
@@ -34,12 +34,35 @@ def test_replies_of_a_group_are_made_before_the_first_is_read():
 
 def test_batches_that_are_large_are_drawn_for_fewer_clients(monkeypatch):
     found = Session(build(scenario()))
-    places = [(1, client) for client in range(6)]
-    assert len(found.draw(places)) == 6
+    places, rates = [(1, client) for client in range(6)], [0.1] * 6
+    assert len(found.prepare(places, rates)) == 6
     monkeypatch.setattr(session, "GROUP_BYTES", 1)
-    assert len(found.draw(places)) == 1
+    assert len(found.prepare(places, rates)) == 1
     nobody = [(1, 6), (1, 0)]  # who is named when it is trained
-    assert found.draw(nobody)[0] is None
+    assert found.prepare(nobody, rates[:2])[0] is None
+
+
+def test_clients_of_a_group_train_with_what_each_of_them_was_sent():
+    run = scenario(training={"algorithm": "fedavg"})
+    grid = InlineGrid(run.training.clients)
+
+    def asked(node, lr, scale):
+        arrays = {k: v * scale for k, v in initial(run).to_torch_state_dict().items()}
+        sent = ConfigRecord({**config(run), "server-round": 1, "lr": lr})
+        content = RecordDict({"arrays": tensor_record(arrays), "config": sent})
+        return Message(content, node, MessageType.TRAIN)
+
+    nodes = [*grid.clients][:3]
+    settings = [(0.1, 1), (0.5, 1), (0.1, 2)]
+    differing = [(node, *each) for node, each in zip(nodes, settings, strict=True)]
+
+    def weights(reply):
+        return reply.content["arrays"].to_torch_state_dict()
+
+    together = [weights(one) for one in grid.send_and_receive([asked(*one) for one in differing])]
+    for one, found in zip(differing, together, strict=True):
+        (alone,) = grid.send_and_receive([asked(*one)])
+        assert all(torch.equal(found[name], value) for name, value in weights(alone).items())
 
 
 def test_a_message_without_the_round_is_one_clients_error():

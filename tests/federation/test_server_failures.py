@@ -18,7 +18,8 @@ from fedsim.attacking.executor import InlineExecutor
 from fedsim.engine.inline import InlineGrid
 from fedsim.engine.simulate import simulate
 from fedsim.errors import ClientError
-from fedsim.federation.grid import FIRST_NODE, config_record
+from fedsim.federation.contents import config_record
+from fedsim.federation.grid import FIRST_NODE
 from fedsim.federation.strategies import build_strategy
 from fedsim.runs.ledger import Ledger
 from fedsim.scenario.built import build
