@@ -21,19 +21,21 @@ def reproduce(
     show: Annotated[bool, typer.Option("--show", help="Run nothing; show what is there")] = False,
 ) -> None:
     """Reproduce a paper's figures and tables, ours beside published."""
+    from fedsim.interrupts import noted
     from fedsim.reproduce import console as terminal
 
     console = open_console()
     if not which:
         terminal.listing(console)
         return
-    terminal.reproduce(
-        which,
-        out,
-        scale,
-        overrides=set or [],
-        data=data,
-        execute=not show,
-        console=console,
-        strict=True,
-    )
+    with noted():  # SIGTERM writes the pages, too, as Ctrl-C does
+        terminal.reproduce(
+            which,
+            out,
+            scale,
+            overrides=set or [],
+            data=data,
+            execute=not show,
+            console=console,
+            strict=True,
+        )

@@ -1,0 +1,55 @@
+"""Every table one after another: times are read from words, and a second call goes on."""
+
+import importlib
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedsim.reproduce.tables import tables
+
+real = pytest.mark.skipif(
+    not os.environ.get("FEDSIM_DATA"), reason="FEDSIM_DATA names no folder of real data sets"
+)
+
+
+@pytest.fixture
+def every_table(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    return importlib.import_module("every_table")
+
+
+@pytest.mark.parametrize(
+    ("words", "minutes"),
+    [
+        ("half a minute; paper scale 5 minutes (one core)", 0.5),
+        ("45 minutes; paper scale hours", 45),
+        ("an hour and a half (one core)", 90),
+        ("an hour and a quarter a data set", 75),
+        ("two and a half hours (one core)", 150),
+        ("a day a data set", 1440),
+        ("", 1e9),
+    ],
+)
+def test_times_are_read_from_what_scenarios_say(every_table, words, minutes):
+    assert every_table.expected(words) == minutes
+
+
+def test_all_tables_are_made_and_those_that_take_least_first(every_table):
+    ids = every_table.chosen([])
+    assert {*ids} == {id for row in tables() for id in row.ids}
+    assert every_table.chosen(["lamp"])[-1] == "lamp/table1-large"
+
+
+@real
+def test_a_second_call_leaves_out_what_is_whole(every_table, tmp_path, monkeypatch, capsys):
+    command = ["every_table", "--out", str(tmp_path), "--only", "llg/fig3b"]
+    for said in ("llg/fig3b: whole, 80 attacks", "1 whole"):
+        monkeypatch.setattr(sys, "argv", command)
+        with pytest.raises(SystemExit) as ended:
+            every_table.main()
+        assert not ended.value.code
+        assert said in capsys.readouterr().out
+    (line,) = every_table.read(tmp_path / "summary.csv").values()
+    assert (line.state, line.status, line.attacks) == ("whole", 0, 80)
