@@ -22,7 +22,7 @@ from results_index import grids
 from results_page import RESULTS, Section, split
 
 PAGE = RESULTS / "other-seeds.md"
-NUMBER = r"-?[\d.]+(?:e[+-]?\d+)?"
+NUMBER = r"-?\d(?:[\d.]|,\d{3})*(?:e[+-]?\d+)?"
 CELL = re.compile(rf"^({NUMBER})( \D*?)?\[({NUMBER}), ({NUMBER})\]")
 SEEDS = re.compile(r"; seeds (?:in part )?(\d+(?: to \d+)?)")
 SCALE = re.compile(r"^## \S+ \((smoke|paper) scale")
@@ -62,8 +62,8 @@ def means(section: Section) -> dict[Key, Mean]:
                 labels = row[: head.index("ours")] if has_verdicts else row[:1]
                 title = "" if has_verdicts else before.partition(":")[0]
                 key = (title, " ".join(labels), name)
-                value, unit, low, high = cell.groups()
-                mean = Mean(float(value), float(low), float(high), (unit or "").strip())
+                value, low, high = (float(cell[at].replace(",", "")) for at in (1, 3, 4))
+                mean = Mean(value, low, high, (cell[2] or "").strip())
                 found.setdefault(key, mean)
     return found
 

@@ -65,14 +65,15 @@ class Measure:
         return (-math.inf, math.inf) if self.kind == "number" else (0.0, 1.0)
 
     def show(self, value: float | None) -> str:
-        """Format a value: shares in per cent, numbers with three digits."""
+        """Format a value: shares in per cent, numbers with three digits, thousands whole."""
         if value is None or math.isnan(value):
             return "–"
         if math.isinf(value):
             return "∞" if value > 0 else "−∞"
         if self.kind != "number":
             return f"{100 * value:.3g} %" if abs(value) < 9.995 else f"{100 * value:.0f} %"
-        return f"{value:.3g}{self.unit}"
+        digits = ",.0f" if 999.5 <= abs(value) < 999_999.5 else ".3g"
+        return f"{value:{digits}}{self.unit}"
 
     def say(self, mean: float | None, values: list[float], n: int) -> str:
         """Complete the phrase.

@@ -22,6 +22,7 @@ Labels recovered: Attack success rate.
 | measure | series | ours | n | published | verdict |
 | --- | --- | --- | --- | --- | --- |
 | Error | llg\\* | 0.5 s \\[0.25, 0.75\\] | 3 | ≤ 1 | agrees |
+| Steps | llg\\* | 1,173 \\[990, 12,345\\] | 3 | 270 | differs |
 """
 
 
@@ -44,11 +45,12 @@ def test_means_with_an_interval_are_found_in_both_kinds_of_tables(tool):
         ("Labels recovered", "1", "llg*"): tool.Mean(93, 89.5, 96, "%"),
         ("Labels recovered", "2", "llg*"): tool.Mean(1e-06, -1, 2.5e-06),
         ("", "Error llg*", "ours"): tool.Mean(0.5, 0.25, 0.75, "s"),
+        ("", "Steps llg*", "ours"): tool.Mean(1173, 990, 12345),
     }
 
 
 @pytest.mark.parametrize(
-    ("now", "touching"), [("80 % \\[70, 89.5\\]", 3), ("80 % \\[70, 89\\]", 2)]
+    ("now", "touching"), [("80 % \\[70, 89.5\\]", 4), ("80 % \\[70, 89\\]", 3)]
 )
 def test_intervals_that_do_not_touch_are_named(tool, tmp_path, monkeypatch, now, touching):
     monkeypatch.setattr(tool, "RESULTS", tmp_path)
@@ -56,5 +58,5 @@ def test_intervals_that_do_not_touch_are_named(tool, tmp_path, monkeypatch, now,
     (tmp_path / "out" / "p").mkdir(parents=True)
     (tmp_path / "out" / "p" / "smoke.md").write_text("# P\n\n" + SECTION.format(one=now))
     [row] = tool.compared(tmp_path / "out")
-    assert str(row).startswith(f"| p/fig1 | paper | 7 to 9 | 3 | {touching} | 0 |")
-    assert ("Labels recovered 1, llg*: 93" in row.apart) == (touching == 2)
+    assert str(row).startswith(f"| p/fig1 | paper | 7 to 9 | 4 | {touching} | 0 |")
+    assert ("Labels recovered 1, llg*: 93" in row.apart) == (touching == 3)
