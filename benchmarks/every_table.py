@@ -21,11 +21,22 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from fedsim.reproduce.catalogue import figures
+from fedsim.reproduce.driver import unfinished
 from fedsim.reproduce.tables import tables
 
 SCALE = "smoke"
 UNITS = {"minute": 1, "hour": 60, "day": 1440}
-NUMBERS = {"half a": 0.5, "a": 1, "an": 1, "two": 2, "three": 3, "four": 4, "five": 5, "ten": 10}
+NUMBERS = {
+    "half an": 0.5,
+    "half a": 0.5,
+    "a": 1,
+    "an": 1,
+    "two": 2,
+    "three": 3,
+    "four": 4,
+    "five": 5,
+    "ten": 10,
+}
 GRACE_S = 300
 """Seconds in which an interrupted figure writes its tables, before it is killed."""
 
@@ -36,7 +47,8 @@ class Line:
 
     Attributes:
         id: Its id for `fedsim reproduce`.
-        state: "whole", "stopped" at the limit of time, "not measured" or "failed".
+        state: "whole", "stopped" at the limit of time, "in part" if some points have failed or lack
+            data, "not measured", or "failed" with a status of its own.
         status: The exit status of the last call.
         attacks: Rows with a value: attacks, or trainings where nothing is attacked.
         minutes: Wall time over all calls.
@@ -104,7 +116,8 @@ def reproduce(id: str, out: Path, minutes: float) -> tuple[int, bool, str]:
                 running.kill()
                 running.wait()
     words = log.read_text(encoding="utf-8").strip().splitlines() or [""]
-    return running.returncode, interrupted, words[-1][:200]
+    reasons = [line for line in words if ": needs" in line or " points failed" in line]
+    return running.returncode, interrupted, (reasons or words)[-1][:200]
 
 
 def read(path: Path) -> dict[str, Line]:
@@ -150,10 +163,17 @@ def main() -> None:
         status, interrupted, said = reproduce(id, given.out, given.minutes)
         took = (time.monotonic() - began) / 60 + (before.minutes if before else 0)
         ended = attacks(given.out / id / SCALE)
-        state = "stopped" if interrupted else "failed" if status and ended else "whole"
-        if status and not ended and not interrupted:
-            state = "not measured"
-        told = said if state in {"failed", "not measured"} else ""
+        figure = figures()[id]
+        left = sum(unfinished(figure, part, given.out, SCALE) for part in figure.parts)
+        if not left:
+            state = "whole"
+        elif interrupted:
+            state = "stopped"
+        elif status not in {0, 1}:
+            state = "failed"
+        else:
+            state = "in part" if ended else "not measured"
+        told = "" if state in {"whole", "stopped"} else said
         lines[id] = Line(id, state, status, ended, round(took, 1), version, told)
         write(summary, lines)
         print(f"{number}/{len(ids)} {id}: {state}, {ended} attacks, {took:.1f} min", flush=True)

@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     from fedsim.spec import Spec
 
 
+def number(value: float, sign: Literal["", "+"] = "") -> str:
+    """Format a number with three digits, thousands whole: 0.0123, 2,711, 1.5e+09."""
+    digits = ",.0f" if 999.5 <= abs(value) < 999_999.5 else ".3g"
+    return f"{value:{sign}{digits}}"
+
+
 @dataclass(frozen=True, slots=True)
 class Measure:
     """How the values of a metric are read: title, wording, unit, bounds and direction.
@@ -72,8 +78,7 @@ class Measure:
             return "∞" if value > 0 else "−∞"
         if self.kind != "number":
             return f"{100 * value:.3g} %" if abs(value) < 9.995 else f"{100 * value:.0f} %"
-        digits = ",.0f" if 999.5 <= abs(value) < 999_999.5 else ".3g"
-        return f"{value:{digits}}{self.unit}"
+        return number(value) + self.unit
 
     def say(self, mean: float | None, values: list[float], n: int) -> str:
         """Complete the phrase.

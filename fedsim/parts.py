@@ -7,7 +7,7 @@
 import itertools
 import operator
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,8 @@ class Parts:
         buffers: As of `named_buffers()`.
         state: As of `state_dict(keep_vars=True)`.
         submodules: All modules within it.
-        registries: The dictionaries in which these and the module itself register their parts.
+        registries: Return what is in each dictionary in which these and the module itself register
+            their parts.
         registered: What was in them.
     """
 
@@ -31,7 +32,7 @@ class Parts:
     buffers: Mapping[str, Tensor]
     state: Mapping[str, Tensor]
     submodules: Sequence[nn.Module]
-    registries: Sequence[Mapping[str, Any]]
+    registries: Sequence[Callable[[], Iterable[Any]]]
     registered: Sequence[Any]
 
 
@@ -49,7 +50,7 @@ def parts(module: nn.Module) -> Parts:
             return known
     submodules = list(module.modules())[1:]
     registries = [
-        kind
+        kind.values
         for one in (module, *submodules)
         for kind in (one._modules, one._parameters, one._buffers)
     ]
@@ -70,5 +71,5 @@ def training_mode(module: nn.Module) -> None:
         module.train()
 
 
-def _registered(registries: Sequence[Mapping[str, Any]]) -> list[Any]:
-    return list(itertools.chain.from_iterable(map(dict.values, registries)))  # type: ignore[arg-type]
+def _registered(registries: Sequence[Callable[[], Iterable[Any]]]) -> list[Any]:
+    return list(itertools.chain.from_iterable([values() for values in registries]))

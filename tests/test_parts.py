@@ -78,3 +78,9 @@ def test_a_module_that_nobody_uses_any_more_is_forgotten():
     del module
     gc.collect()
     assert gone() is None
+
+
+def test_a_scripted_module_has_its_parts():
+    scripted = torch.jit.script(nn.Sequential(nn.Linear(3, 2), nn.ReLU()))
+    for _ in range(2):
+        assert set(parts(scripted).parameters) == {"0.weight", "0.bias"}

@@ -59,12 +59,6 @@ def _config(message: Message) -> ConfigRecord:
     return cast(ConfigRecord, message.content["config"])
 
 
-def _rates(session: Session, config: ConfigRecord) -> tuple[float, float]:
-    """The learning rate of the round, and the weight of FedProx's term."""
-    lr = config.get("lr", session.built.scenario.training.lr)
-    return float(cast(float, lr)), float(cast(float, config.get("proximal-mu", 0.0)))
-
-
 def answers(messages: Sequence[Message], contexts: Sequence[Context]) -> Iterator[Message]:
     """Replies of clients of this process in turn; several are trained before they reply."""
     done = 0
@@ -93,24 +87,40 @@ def _prepared(messages: Sequence[Message], contexts: Sequence[Context]) -> int:
         try:
             session, before, round = _open(messages[0])
             clients = [client_number(context) for context in contexts[:some]]
-            lr, mu = _rates(session, config)
+            lr, mu = session.rates(config)
             session.train_together(before, round, clients, lr=lr, proximal_mu=mu)
         except Exception:  # each is trained alone then, and the one that fails is named
             session.forget()
-    elif {*content} == {"arrays", "config"} and "server-round" in config:
-        # Secure aggregation sends more records, and may not ask for training yet.
+    elif _trains(messages[0], config["scenario"]):
         some = group_size(cast(ArrayRecord, content["arrays"]))
-        pairs = [*zip(messages[:some], contexts[:some], strict=True)]
+        alike = [_trains(message, config["scenario"]) for message in messages[:some]]
+        pairs = [*zip(messages, contexts, strict=True)][: [*alike, False].index(False)]
         places = [_place(message, context) for message, context in pairs]
-        rates = [_rates(session, _config(message))[0] for message, _ in pairs]
-        prepared = session.prepare(places, rates)
+        prepared = session.prepare(places, [_config(message) for message, _ in pairs])
         loaded: object = None
         for place, pair, training in zip(places, pairs, prepared, strict=False):
             arrays = pair[0].content["arrays"]
-            again, loaded = arrays is loaded, arrays
-            session.finished[place] = _outcome(*pair, training, again=again)
+            outcome = _outcome(*pair, training, again=arrays is loaded)
+            loaded = None if isinstance(outcome, BaseException) else arrays
+            session.finished[place] = outcome
         some = len(prepared)
     return some
+
+
+def _trains(message: Message, scenario: object) -> bool:
+    """Whether a message asks for training in a scenario, and contains nothing else.
+
+    Secure aggregation sends more records, and may not ask for training yet.
+    """
+    content = message.content
+    config = config_record(content, "config")
+    return (
+        message.metadata.message_type == MessageType.TRAIN
+        and {*content} == {"arrays", "config"}
+        and config is not None
+        and config.get("scenario") == scenario
+        and isinstance(config.get("server-round"), int)
+    )
 
 
 def _place(message: Message, context: Context) -> tuple[int, int]:
@@ -130,7 +140,7 @@ def _outcome(
                 with isolated(built.scenario.seed, "client", *place):
                     where = (built.scenario.seed, *place)
                     return protect(done[0], before, built.defenses, where, states), done[1]
-            lr, mu = _rates(session, _config(message))
+            lr, mu = session.rates(_config(message))
             if training is None:
                 batches = built.batches(place[1], round)
                 training = client_training(built, session.module, place, batches, lr=lr)
@@ -151,7 +161,7 @@ def train(message: Message, context: Context) -> Message:
         raise outcome
     update, loss = outcome
     defenses = [defense for defense in session.built.defenses if defense.guards(client)]
-    metrics = {"num-examples": update.num_examples, "train_loss": loss}
+    metrics = {"num-examples": update.num_examples, "train_loss": float(loss)}
     content = {
         "arrays": tensor_record({**update.tensors, **update.buffers}),
         "metrics": filled(MetricRecord(), metrics),

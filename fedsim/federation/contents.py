@@ -1,7 +1,7 @@
 """What a message of Flower's contains, looked at and filled without the checks of Flower's records.
 
-They check the type of each item that is set, and of each record again for each view of one kind,
-which together costs as much as a third of a small model's training step.
+They check the type of each item that is set, and of each record again for each view of one kind.
+For a client of a small model, whose training step takes a millisecond, both took .05 ms together.
 """
 
 from collections.abc import Iterator, Mapping, MutableMapping
@@ -20,7 +20,7 @@ def records_of(content: RecordDict, kind: type[Record]) -> list[Record]:
     """A message's records of a kind.
 
     Flower's own views, such as `content.array_records`, check every key anew each time they are
-    read, which costs as much as training a small model.
+    read.
     """
     return [record for record in content.values() if is_a(record, kind)]
 
@@ -34,8 +34,9 @@ def is_a(record: object, kind: type[Record]) -> TypeGuard[Record]:
 class Viewed(RecordDict):
     """Records whose views by kind, such as `array_records`, cost next to nothing.
 
-    Flower's strategies make four of Flower's own views of each reply. A view is a mapping here,
-    too, and what is set or deleted in it is set or deleted in the records.
+    Flower's averages make four of Flower's own views of each reply. A view is a mapping here, too,
+    and what is set or deleted in it is set or deleted in the records. It shows later changes of
+    the records, which Flower's does not.
     """
 
     @classmethod
@@ -44,6 +45,10 @@ class Viewed(RecordDict):
         made = cls.__new__(cls)
         vars(made).update(vars(content))
         return made
+
+    def deflate(self) -> bytes:
+        """As Flower sends it, under the name of Flower's class."""
+        return RecordDict(dict(self)).deflate()
 
     @property
     def array_records(self) -> Any:
@@ -84,6 +89,13 @@ class _View(MutableMapping[str, Any]):
 
     def __len__(self) -> int:
         return len(records_of(self._records, self._kind))
+
+    def __repr__(self) -> str:
+        return repr(self.copy())
+
+    def copy(self) -> dict[str, Any]:
+        """The records by name."""
+        return dict(self)
 
 
 def config_record(content: RecordDict, key: str) -> ConfigRecord | None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.federation.arrays import LocalArray, tensor_record
-from fedsim.federation.contents import records_of
+from fedsim.federation.contents import Viewed, records_of
 from fedsim.federation.grid import message
 from fedsim.federation.wrappers import Wrapper
 
@@ -55,6 +55,10 @@ class FedSGD(FedAvg):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Average the gradients and take one step."""
+        replies = list(replies)
+        for reply in replies:
+            if reply.has_content():
+                reply.content = Viewed.of(reply.content)
         contents = [one.content for one in self._check_and_log_replies(replies, is_train=True)[0]]
         if not contents:
             return None, None

@@ -23,7 +23,7 @@ from fedsim.diagnosis.diagnose import diagnose_end
 from fedsim.diagnosis.foreseen import caution
 from fedsim.errors import ClientError, FedsimError, ScenarioError, UpdateRefused
 from fedsim.federation.audit_log import audit_observer, log_results
-from fedsim.federation.contents import Viewed, config_record, records_of
+from fedsim.federation.contents import config_record, records_of
 from fedsim.federation.fedsgd import FedSGD
 from fedsim.federation.grid import CLIENT_KEY, UPDATE_KEY
 from fedsim.federation.project import WatchedProject
@@ -202,7 +202,6 @@ class HonestButCurious(Wrapper):
                     if self._project is not None:
                         one = self._project.seen(reply, one)
                     interceptions.append(spool.take(reply, one))
-                    reply.content = Viewed.of(reply.content)
                 if not reply.has_error():
                     self.taken_part.update(clients)
         odd = outnumbered(names)

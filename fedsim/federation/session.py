@@ -6,9 +6,10 @@ scenario's text, which every message carries.
 
 import operator
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 import torch
-from flwr.app import ArrayRecord
+from flwr.app import ArrayRecord, ConfigRecord
 from torch import Tensor
 
 from fedsim.defense import Training
@@ -95,13 +96,13 @@ class Session:
         self._trained = {(round, c): one for c, one in zip(clients, made, strict=True)}
 
     def prepare(
-        self, places: Sequence[tuple[int, int]], rates: Sequence[float]
+        self, places: Sequence[tuple[int, int]], configs: Sequence[ConfigRecord]
     ) -> list[Training | None]:
-        """Draw the batches of clients before the first of them is trained, which is faster.
+        """Prepare the trainings of clients before the first of them is trained, which is faster.
 
         Args:
             places: Round and client of each.
-            rates: The learning rate of each.
+            configs: What each was sent beside the arrays.
 
         Returns:
             The training of the first clients, as many as fit into a group's memory; None for a
@@ -109,9 +110,9 @@ class Session:
         """
         found: list[Training | None] = []
         taken = 0
-        for place, lr in zip(places, rates, strict=True):
+        for place, config in zip(places, configs, strict=True):
             try:
-                batches = self.built.batches(place[1], place[0])
+                batches, lr = self.built.batches(place[1], place[0]), self.rates(config)[0]
                 found.append(client_training(self.built, self.module, place, batches, lr=lr))
             except Exception:  # the same error is raised again, and named, where it is trained
                 found.append(None)
@@ -120,6 +121,15 @@ class Session:
             if taken >= GROUP_BYTES:
                 break
         return found
+
+    def rates(self, config: ConfigRecord) -> tuple[float, float]:
+        """The learning rate of a round, and the weight of FedProx's term, as the server sent them.
+
+        Raises:
+            ValueError: One of them is no number.
+        """
+        lr = config.get("lr", self.built.scenario.training.lr)
+        return float(cast(float, lr)), float(cast(float, config.get("proximal-mu", 0.0)))
 
     def trained(self, round: int, client: int) -> tuple[Update, float] | None:
         """The update and loss of a client that was trained together with others, once."""

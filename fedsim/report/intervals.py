@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-from fedsim.metric import Measure
+from fedsim.metric import Measure, number
 
 FEWEST = 3
 """The smallest number of values, or of clusters, that has an interval."""
@@ -102,7 +102,7 @@ def interval_text(mean: float, low: float | None, high: float | None, how: Measu
 def change(value: float, how: Measure) -> str:
     """Format a difference of two values; shares in percentage points."""
     if how.kind == "number":
-        return f"{value:+.3g}"
+        return number(value, "+")
     return f"{100 * value:+.1f} points"
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedsim.metric import Measure
+from fedsim.metric import Measure, number
 from fedsim.report.intervals import FEWEST, Estimate
 from fedsim.report.replication import (
     Series,
@@ -166,7 +166,7 @@ def by_round(series: Series, main: Mapping[str, str], measures: Measures) -> dic
     for metric, part in series.utility.groupby("metric", sort=False):
         how = utility_measure(str(metric))
         columns[str(metric)] = {
-            at: f"{one.mean:.3g}{one.show(how).removeprefix(how.show(one.mean))}"
+            at: number(one.mean) + one.show(how).removeprefix(how.show(one.mean))
             for at, one in over_rounds(part, how, "value").items()
         }
     for label, metric in main.items():

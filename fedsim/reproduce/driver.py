@@ -76,6 +76,18 @@ def run_figure(
         return str(error)
 
 
+def unfinished(figure: Figure, part: Part, out: Path, scale: str) -> int:
+    """The number of points of one scenario of a figure that have not ended."""
+    scenario, folder = part.scenario(scale), folder_of(out, figure, part, scale)
+    assert scenario.paper is not None  # noqa: S101 - the catalogue holds no other
+    names = {
+        name
+        for seed in range(scenario.seed, scenario.seed + scenario.paper.repetitions)
+        for name in _names(scenario, seed)
+    }
+    return len(names - (Ledger(folder).ended() if folder.exists() else set()))
+
+
 def _own(folder: Path, scenario: Scenario) -> None:
     """Make the folder of a paper's pages and runs; pages of figures about images show examples."""
     try:

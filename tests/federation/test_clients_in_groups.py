@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 
 from fedsim.engine.inline import InlineGrid
 from fedsim.federation import session
@@ -34,12 +34,12 @@ def test_replies_of_a_group_are_made_before_the_first_is_read():
 
 def test_batches_that_are_large_are_drawn_for_fewer_clients(monkeypatch):
     found = Session(build(scenario()))
-    places, rates = [(1, client) for client in range(6)], [0.1] * 6
-    assert len(found.prepare(places, rates)) == 6
+    places, configs = [(1, client) for client in range(6)], [ConfigRecord()] * 6
+    assert len(found.prepare(places, configs)) == 6
     monkeypatch.setattr(session, "GROUP_BYTES", 1)
-    assert len(found.prepare(places, rates)) == 1
+    assert len(found.prepare(places, configs)) == 1
     nobody = [(1, 6), (1, 0)]  # who is named when it is trained
-    assert found.prepare(nobody, rates[:2])[0] is None
+    assert found.prepare(nobody, configs[:2])[0] is None
 
 
 def test_clients_of_a_group_train_with_what_each_of_them_was_sent():
@@ -73,3 +73,43 @@ def test_a_message_without_the_round_is_one_clients_error():
     replies = list(grid.send_and_receive(asked))
     assert [reply.has_error() for reply in replies] == [True, True]
     assert "server-round" in replies[0].error.reason
+
+
+def sent(run, grid, change):
+    """Messages of round 1 to three clients, the second one's content changed."""
+    messages = []
+    for place, node in enumerate([*grid.clients][:3]):
+        settings = ConfigRecord({**config(run), "server-round": 1})
+        content = RecordDict({"arrays": initial(run), "config": settings})
+        if place == 1:
+            change(content)
+        messages.append(Message(content, node, MessageType.TRAIN))
+    return messages
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: content.pop("arrays"),
+        lambda content: content["config"].update(lr="x"),
+        lambda content: content["config"].update({"server-round": "x"}),
+    ],
+)
+def test_a_broken_message_is_one_clients_error(change):
+    run = scenario()
+    grid = InlineGrid(run.training.clients)
+    replies = list(grid.send_and_receive(sent(run, grid, change)))
+    assert [reply.has_error() for reply in replies] == [False, True, False]
+
+
+def test_arrays_that_cannot_be_decoded_fail_for_every_client_they_were_sent_to():
+    run = scenario()
+    grid = InlineGrid(run.training.clients)
+    assert not any(r.has_error() for r in grid.send_and_receive(sent(run, grid, len)))
+    broken = ArrayRecord(initial(run).to_torch_state_dict())
+    first = next(iter(broken.values()))
+    first.data = first.data[:-8]
+    messages = sent(run, grid, len)
+    for message in messages:
+        message.content["arrays"] = broken
+    assert [r.has_error() for r in grid.send_and_receive(messages)] == [True, True, True]

@@ -50,3 +50,11 @@ def test_a_filled_record_is_that_of_flower():
     items = {"loss": 1.5, "num-examples": 3}
     assert filled(MetricRecord(), items) == MetricRecord(items)
     assert filled(RecordDict(), dict(content())) == content()
+
+
+def test_what_is_viewed_is_sent_as_flowers_own():
+    plain = content()
+    viewed = Viewed.of(plain)
+    assert viewed.object_id == plain.object_id
+    assert viewed.metric_records.copy() == dict(plain.metric_records)
+    assert repr(viewed.config_records) == repr(dict(plain.config_records))

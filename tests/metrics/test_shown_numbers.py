@@ -3,6 +3,7 @@
 import pytest
 
 from fedsim.metric import Measure
+from fedsim.report.intervals import change
 
 
 @pytest.mark.parametrize(
@@ -19,3 +20,8 @@ from fedsim.metric import Measure
 )
 def test_numbers_are_shown_as_people_write_them(value, text):
     assert Measure("Iterations").show(value) == text
+
+
+def test_differences_are_shown_in_the_same_way():
+    assert change(1450.2, Measure("Iterations")) == "+1,450"
+    assert change(-0.0251, Measure("Error")) == "-0.0251"

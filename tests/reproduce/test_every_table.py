@@ -24,6 +24,7 @@ def every_table(monkeypatch):
     ("words", "minutes"),
     [
         ("half a minute; paper scale 5 minutes (one core)", 0.5),
+        ("half an hour (one core)", 30),
         ("45 minutes; paper scale hours", 45),
         ("an hour and a half (one core)", 90),
         ("an hour and a quarter a data set", 75),
