@@ -12,8 +12,7 @@ from sklearn.datasets import load_digits
 from support.image_sets import toy, written
 
 from fedsim.errors import DataError
-from fedsim.tasks.images import Images, data
-from fedsim.tasks.images.data import load
+from fedsim.tasks.images import Images
 
 REAL = os.environ.get("FEDSIM_DATA")
 real = pytest.mark.skipif(not REAL, reason="FEDSIM_DATA names no folder of real data sets")
@@ -69,18 +68,6 @@ def test_size_resizes_bilinearly(digits):
     smaller = Images(seed=7, clients=20, size=4).batches(2, 1, batch_size=4, steps=1)[0].inputs
     assert smaller.min() >= 0
     torch.testing.assert_close(smaller.mean(), small.inputs.mean(), atol=0.02, rtol=0)
-
-
-@pytest.mark.parametrize("size", [5, 20])
-def test_small_data_are_resized_once_to_the_same_bits(monkeypatch, size):
-    at_once = load("digits", None, size=size, test_fraction=0.2, seed=0)
-    monkeypatch.setattr(data, "RESIZED", 0)
-    each_time = load("digits", None, size=size, test_fraction=0.2, seed=0)
-    assert at_once.resized is not None
-    assert each_time.resized is None
-    for some in (torch.tensor([3]), torch.arange(1700, 1710), torch.randperm(1797)[:64]):
-        assert torch.equal(at_once.inputs(some), each_time.inputs(some))
-    assert at_once.fingerprint() == each_time.fingerprint()
 
 
 def test_an_npz_of_either_layout_is_found_by_name(tmp_path):
