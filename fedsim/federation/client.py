@@ -5,6 +5,7 @@
 
 import contextlib
 import functools
+import itertools
 import operator
 import secrets
 from collections.abc import Callable, Iterator, Sequence
@@ -93,8 +94,8 @@ def _prepared(messages: Sequence[Message], contexts: Sequence[Context]) -> int:
             session.forget()
     elif _trains(messages[0], config["scenario"]):
         some = group_size(cast(ArrayRecord, content["arrays"]))
-        alike = [_trains(message, config["scenario"]) for message in messages[:some]]
-        pairs = [*zip(messages, contexts, strict=True)][: [*alike, False].index(False)]
+        asked = zip(messages[:some], contexts[:some], strict=True)
+        pairs = [*itertools.takewhile(lambda one: _trains(one[0], config["scenario"]), asked)]
         places = [_place(message, context) for message, context in pairs]
         prepared = session.prepare(places, [_config(message) for message, _ in pairs])
         loaded: object = None

@@ -1,7 +1,7 @@
-"""What a message of Flower's contains, looked at and filled without the checks of Flower's records.
+"""Read and fill the records in Flower's messages without the type checks of Flower's classes.
 
-They check the type of each item that is set, and of each record again for each view of one kind.
-For a client of a small model, whose training step takes a millisecond, both took .05 ms together.
+Flower checks the type of each item that is set, and of each record for each view by kind. For a
+client of a small model, whose training step takes a millisecond, this costs some .05 ms.
 """
 
 from collections.abc import Iterator, Mapping, MutableMapping
