@@ -10,7 +10,7 @@ from typing import Any
 
 import ray
 import torch
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import Error, Message, RecordDict
 from ray.exceptions import RayError, RayTaskError
 
 from fedsim.attacking.attack import AttackRunner
@@ -18,6 +18,7 @@ from fedsim.attacking.executor import Observer
 from fedsim.engine import Engine, attack_workers, workers
 from fedsim.engine.ray import session
 from fedsim.engine.ray.attacks import RayExecutor
+from fedsim.engine.ray.transfer import Packed, pack, unpack
 from fedsim.errors import EngineError
 from fedsim.federation import federate
 from fedsim.federation.client import answers
@@ -38,13 +39,16 @@ class ClientWorker:
         torch.set_num_threads(1)
         gc.freeze()  # what is there already is garbage only when the process ends
 
-    def answer(
-        self, messages: list[Message], contexts: list[Context]
-    ) -> list[tuple[Message, RecordDict]]:
-        """The replies, each with the state that the client has after it."""
+    def answer(self, asked: Packed) -> Packed:
+        """Answer messages, each with its client's context.
+
+        Returns:
+            The replies, each with the state that the client has after it.
+        """
+        messages, contexts = unpack(asked)
         with held():
             replies = [*answers(messages, contexts)]
-        return [(reply, c.state) for reply, c in zip(replies, contexts, strict=True)]
+        return pack([(reply, c.state) for reply, c in zip(replies, contexts, strict=True)])
 
 
 class _GivenUp(RayError):
@@ -89,9 +93,8 @@ class RayGrid(LocalGrid):
         tasks: deque[Any] = deque()
         for number, share in enumerate(shares):
             for ahead in shares[number + len(tasks) : number + 2 * len(pool)]:
-                contexts = [self.contexts[m.metadata.dst_node_id] for m in ahead]
                 actor = pool[(number + len(tasks)) % len(pool)]
-                tasks.append(actor.answer.remote(ahead, contexts))
+                tasks.append(self._ask(actor, ahead))
             try:
                 pairs = self._wait(number % len(pool), tasks.popleft())
             except RayError:
@@ -99,6 +102,11 @@ class RayGrid(LocalGrid):
             for reply, state in pairs:
                 self.contexts[reply.metadata.src_node_id].state = state
                 yield reply
+
+    def _ask(self, actor: Any, messages: Sequence[Message]) -> Any:
+        """Send a group of messages to an actor; returns the task."""
+        contexts = [self.contexts[m.metadata.dst_node_id] for m in messages]
+        return actor.answer.remote(pack((messages, contexts)))
 
     def _wait(self, index: int, task: Any) -> list[tuple[Message, RecordDict]]:
         """What a task of an actor returns; raises `RayError` if the actor ends or is given up."""
@@ -108,7 +116,7 @@ class RayGrid(LocalGrid):
             if self._pool[index] is not actor:
                 raise _GivenUp
         self._placeless.pop(index, None)
-        return ray.get(task)  # type: ignore[no-any-return]
+        return unpack(ray.get(task))  # type: ignore[no-any-return]
 
     def _find_places(self) -> None:
         """Replace actors that have ended, and give up those that have no place for long."""
@@ -145,7 +153,7 @@ class RayGrid(LocalGrid):
         while tries < 2:
             actor = self._pool[index]
             try:
-                return self._wait(index, actor.answer.remote([message], [context]))[0]
+                return self._wait(index, self._ask(actor, [message]))[0]
             except _GivenUp:
                 continue
             except RayTaskError as error:  # it could not even import what the client needs
