@@ -1,7 +1,14 @@
 """dlg-text: DLG for text, by gradient matching of dummy embeddings."""
 
+from collections.abc import Sequence
+from typing import Literal
+
+from torch import Tensor
+
+from adversaries.text.dummy_texts import DummyTexts
 from adversaries.text.text_matching import TextMatching
-from fedsim.gradients import TextMetric
+from fedsim import Job, Observation
+from fedsim.gradients import LBFGS, Optimizer, TextMetric
 
 
 class DLGText(TextMatching):
@@ -17,6 +24,18 @@ class DLGText(TextMatching):
         "NeurIPS 2022, for the settings"
     )
 
+    search: Literal["adam", "lbfgs"] = "adam"
+    """The optimizer: Adam, as LAMP's authors run DLG, or L-BFGS, as DLG's do; without a learning
+    rate, and with at most one evaluation of the distance a step."""
+
     def metric(self) -> tuple[TextMetric, float, float]:
         """Distance between gradients, weight of its L1 norm, weight of the length penalty."""
         return "l2", 0.0, 0.0
+
+    def optimizer(
+        self, starts: Tensor, texts: DummyTexts, seen: Sequence[Observation], jobs: Sequence[Job]
+    ) -> Optimizer:
+        """The optimizer of all starts (R, n)."""
+        if self.search == "lbfgs":
+            return LBFGS(starts)
+        return super().optimizer(starts, texts, seen, jobs)

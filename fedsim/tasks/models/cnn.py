@@ -6,6 +6,7 @@ Gradients", section 4.1.
 
 from collections import OrderedDict
 
+from pydantic import Field
 from torch import nn
 
 from fedsim.tasks.models.architecture import Architecture
@@ -17,19 +18,22 @@ BOUND = 0.5
 class CNN(Architecture):
     """LLG's sigmoid network: weights from U(-0.5, 0.5), biases as torch initialises them.
 
-    The layers are three 5x5 convolutions of 12 channels (strides 2, 2, 1) with sigmoids, and a
-    linear head.
+    The layers are three 5x5 convolutions (strides 2, 2, 1) with sigmoids, and a linear head.
     """
 
     name: str = "cnn"
 
+    channels: int = Field(12, ge=1)
+    """Number of channels of each convolution; 12 in both papers."""
+
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """Build the network for images of any height and width."""
-        channels, height, width = shape
+        colours, height, width = shape
+        wide = self.channels
         layers: list[nn.Module] = []
-        for inputs, stride in ((channels, 2), (12, 2), (12, 1)):
-            layers += [nn.Conv2d(inputs, 12, 5, stride=stride, padding=2), nn.Sigmoid()]
-        head = nn.Linear(12 * -(-height // 4) * -(-width // 4), classes)
+        for inputs, stride in ((colours, 2), (wide, 2), (wide, 1)):
+            layers += [nn.Conv2d(inputs, wide, 5, stride=stride, padding=2), nn.Sigmoid()]
+        head = nn.Linear(wide * -(-height // 4) * -(-width // 4), classes)
         module = nn.Sequential(
             OrderedDict(features=nn.Sequential(*layers), flatten=nn.Flatten(), head=head)
         )

@@ -46,6 +46,16 @@ def test_the_baselines_beat_chance(attack, start):
     assert score(found, truth, observed.spec) > score(wrong, truth, observed.spec) + 0.15
 
 
+def test_dlg_text_takes_the_optimizer_of_dlg():
+    observed, truth = seen(small())
+    found = DLGText(search="lbfgs", steps=100).reconstruct(observed, testing.job())
+    wrong = DLGText(search="lbfgs", steps=1).reconstruct(observed, testing.job())
+    other = DLGText(steps=100).reconstruct(observed, testing.job())
+    assert score(found, truth, observed.spec) > score(wrong, truth, observed.spec) + 0.15
+    assert found.objective < wrong.objective
+    assert found.objective != other.objective
+
+
 @pytest.mark.parametrize("attack", [TAG, DLGText])
 def test_the_baselines_start_unscaled_as_in_lamps_comparison(attack):
     _, _, texts, _, _ = shuffled()

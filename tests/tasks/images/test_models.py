@@ -34,6 +34,7 @@ CASES = {
     },
     "lenet": "lenet",
     "lenet-sigmoid": "lenet-sigmoid",
+    "lenet-sigmoid of 24 channels": {"name": "lenet-sigmoid", "channels": 24},
     "mlp": "mlp",
     "mlp of sigmoids": {"name": "mlp", "hidden": [24, 12], "activation": "sigmoid"},
     "resnet20": "resnet20",
@@ -50,6 +51,7 @@ SMOOTH = (
     "cnn",
     "convnet of sigmoids",
     "lenet-sigmoid",
+    "lenet-sigmoid of 24 channels",
     "mlp of sigmoids",
     "resnet20 as in DLG",
     "transformers vit",
@@ -130,6 +132,16 @@ def test_the_two_sigmoid_networks_differ_only_in_how_biases_start():
     # torch's own bound for this bias is 1 / sqrt(12 * 25) = 0.058
     assert llg.get_parameter("features.2.bias").abs().max() < 0.06
     assert dlg.get_parameter("features.2.bias").abs().max() > 0.2
+
+
+def test_the_sigmoid_networks_have_the_channels_they_were_asked_for():
+    wide, usual = built("lenet-sigmoid of 24 channels"), built("lenet-sigmoid")
+    widths = [
+        [layer.out_channels for layer in model.features if isinstance(layer, nn.Conv2d)]
+        for model in (wide, usual)
+    ]
+    assert widths == [[24] * 3, [12] * 3]
+    assert wide.head.in_features == 2 * usual.head.in_features
 
 
 def test_weights_come_from_the_global_generator_alone():
