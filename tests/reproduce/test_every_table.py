@@ -54,3 +54,28 @@ def test_a_second_call_leaves_out_what_is_whole(every_table, tmp_path, monkeypat
         assert said in capsys.readouterr().out
     (line,) = every_table.read(tmp_path / "summary.csv").values()
     assert (line.state, line.status, line.attacks) == ("whole", 0, 80)
+
+
+@pytest.mark.parametrize(
+    ("status", "interrupted", "ended", "state"),
+    [
+        (1, False, 40, "in part"),
+        (1, False, 0, "not measured"),
+        (1, True, 40, "stopped"),
+        (-9, False, 40, "failed"),
+    ],
+)
+def test_a_figure_that_is_not_whole_says_why(
+    every_table, tmp_path, monkeypatch, status, interrupted, ended, state
+):
+    said = "llg/fig3b: needs MNIST"
+    monkeypatch.setattr(every_table, "reproduce", lambda *_: (status, interrupted, said))
+    monkeypatch.setattr(every_table, "attacks", lambda _: ended)
+    command = ["every_table", "--out", str(tmp_path), "--only", "llg/fig3b"]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit) as left:
+        every_table.main()
+    assert left.value.code == (state == "failed")
+    (line,) = every_table.read(tmp_path / "summary.csv").values()
+    assert (line.state, line.attacks) == (state, ended)
+    assert line.said == ("" if state == "stopped" else said)
