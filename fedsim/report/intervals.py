@@ -177,4 +177,6 @@ def _wilson(mean: float, n: float, z: float) -> tuple[float, float]:
     centre = mean + z * z / (2 * n)
     spread = z * math.sqrt(mean * (1 - mean) / n + z * z / (4 * n * n))
     scale = 1 + z * z / n
-    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
+    low = (centre - spread) / scale if mean > 0 else 0.0  # where rounding leaves 5e-17
+    high = (centre + spread) / scale if mean < 1 else 1.0
+    return max(0.0, low), min(1.0, high)

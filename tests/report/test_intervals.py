@@ -72,3 +72,10 @@ def test_of_yes_and_no_on_a_few_networks_the_interval_covers_too(seeds, each):
 def test_a_weight_is_how_often_a_value_counts():
     whole = [interval([0.0, 0.0, 1.0, 4.0], NUMBER, clusters=[0, 0, 1, 2])]
     assert whole == [interval([0.0, 1.0, 4.0], NUMBER, weights=[2.0, 1.0, 1.0])]
+
+
+@pytest.mark.parametrize("seeds", [3, 5, 7])
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_wilsons_interval_contains_what_all_values_are(seeds, value):
+    low, high = interval([value] * 2 * seeds, YES, clusters=[*range(seeds)] * 2)
+    assert (low if value == 0 else high) == value
