@@ -95,6 +95,8 @@ def _costs(by: str, sizes: list[tuple[int, Federation]]) -> Part:
             heights = [row[column] for row in rows]
             axes.plot([row[0] for row in rows], heights, marker="o", label=label)
         axes.set(xscale="log", xlabel=by, ylabel="CPU ms a client")
+        axes.set_xticks([row[0] for row in rows], [_cell(row[0]) for row in rows])
+        axes.xaxis.minorticks_off()
         if max(row[2] for row in rows) > 100:
             axes.set(yscale="log")
         else:
