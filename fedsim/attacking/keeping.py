@@ -10,8 +10,9 @@ from torch import Tensor
 from fedsim.attacking.probes import probes_of
 from fedsim.attacking.victims import most_victims, rounds_of, victims_of
 from fedsim.errors import RunFolderError
-from fedsim.records import Interception
+from fedsim.records import Interception, Update
 from fedsim.runs.recording import Recording
+from fedsim.runs.stored import StoredTensors
 from fedsim.scenario import AttackPlan, Scenario
 from fedsim.scenario.built import BuiltRun
 
@@ -72,9 +73,7 @@ class Keeper:
         earlier = self._recording.rounds.get(round)
         if earlier is not None:  # of a run that was interrupted; it is recorded again
             self._bytes -= sum(earlier.kept.values())
-        sizes = {
-            one.clients: _size(one.update.tensors, one.update.buffers) for one in interceptions
-        }
+        sizes = {one.clients: _update_size(one.update) for one in interceptions}
         model = _size(interceptions[0].before) if interceptions else 0
         kept, with_model = self._fitting(round, sizes, model)
         with _saying_what_is_lost(round, self._recording):
@@ -239,6 +238,13 @@ def _saying_what_is_lost(round: int, recording: Recording) -> Iterator[None]:
 def _size(*parts: Mapping[str, Tensor]) -> int:
     """The bytes of tensors."""
     return sum(each.numel() * each.element_size() for part in parts for each in part.values())
+
+
+def _update_size(update: Update) -> int:
+    """The bytes of an update's tensors, or of their file if they are written already."""
+    if isinstance(update.tensors, StoredTensors):
+        return update.tensors.path.stat().st_size
+    return _size(update.tensors, update.buffers)
 
 
 def bytes_of_others(recording: Path) -> int:

@@ -8,7 +8,7 @@ import functools
 import itertools
 import operator
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -26,12 +26,13 @@ from torch import Tensor
 
 from fedsim.defense import ClientState, Defense, Training
 from fedsim.errors import ClientError, PluginError
-from fedsim.federation.arrays import group_size, tensor_record
+from fedsim.federation.arrays import content_of, group_size, tensor_record
 from fedsim.federation.contents import config_record, filled
 from fedsim.federation.grid import CLIENT_KEY, UPDATE_KEY, Meaning, answer
 from fedsim.federation.secure.client import secured
 from fedsim.federation.session import Session, session_of
 from fedsim.records import Update
+from fedsim.scenario.built import BuiltRun
 from fedsim.seeds import isolated
 from fedsim.training.local import STATE_KEY, client_training, client_update, protect
 
@@ -85,13 +86,13 @@ def _prepared(messages: Sequence[Message], contexts: Sequence[Context]) -> int:
     stated = session.built.scenario.engine.vectorize
     some = 1 if stated == "auto" else stated or 1  # "auto" of a project that Flower runs itself
     if some > 1:
-        try:
-            session, before, round = _open(messages[0])
-            clients = [client_number(context) for context in contexts[:some]]
-            lr, mu = session.rates(config)
-            session.train_together(before, round, clients, lr=lr, proximal_mu=mu)
-        except Exception:  # each is trained alone then, and the one that fails is named
-            session.forget()
+        some = sum(
+            1 for _ in itertools.takewhile(functools.partial(_alike, messages[0]), messages[:some])
+        )
+        with contextlib.suppress(
+            Exception
+        ):  # each is trained alone then, and the one that fails is named
+            session.finished |= _together(messages[:some], contexts[:some])
     elif _trains(messages[0], config["scenario"]):
         some = group_size(cast(ArrayRecord, content["arrays"]))
         asked = zip(messages[:some], contexts[:some], strict=True)
@@ -124,6 +125,51 @@ def _trains(message: Message, scenario: object) -> bool:
     )
 
 
+def _alike(first: Message, message: Message) -> bool:
+    """Whether two messages ask for the same training: the same arrays, rates and round."""
+    if message is first or message.content is first.content:
+        return True
+    one, other = (cast(ArrayRecord, each.content["arrays"]) for each in (first, message))
+    same = one is other or (
+        list(one) == list(other)
+        and all(map(operator.is_, map(content_of, one.values()), map(content_of, other.values())))
+    )
+    return same and dict(_config(first)) == dict(_config(message))
+
+
+def _together(
+    messages: Sequence[Message], contexts: Sequence[Context]
+) -> dict[tuple[int, int], tuple[Update, float] | BaseException]:
+    """Train clients at once that were sent the same, and defend each update alone."""
+    session, before, round = _open(messages[0])
+    lr, mu = session.rates(_config(messages[0]))
+    clients = [client_number(context) for context in contexts]
+    made = session.train_together(before, round, clients, lr=lr, proximal_mu=mu)
+    return {
+        (round, client): _defended(session.built, before, (round, client), context, one)
+        for client, context, one in zip(clients, contexts, made, strict=True)
+    }
+
+
+def _defended(
+    built: BuiltRun,
+    before: Mapping[str, Tensor],
+    place: tuple[int, int],
+    context: Context,
+    trained: tuple[Update, float],
+) -> tuple[Update, float] | BaseException:
+    """The update after the client's defenses, and the training loss, or why there is none."""
+    if not any(defense.guards(place[1]) for defense in built.defenses):
+        return trained
+    update, loss = trained
+    where = (built.scenario.seed, *place)
+    try:
+        with _remembered(context) as states, isolated(where[0], "client", *place):
+            return protect(update, before, built.defenses, where, states), loss
+    except (Exception, SystemExit) as error:
+        return error
+
+
 def _place(message: Message, context: Context) -> tuple[int, int]:
     """Round and client."""
     return int(cast(int, _config(message)["server-round"])), client_number(context)
@@ -137,10 +183,6 @@ def _outcome(
         session, before, round = _open(message, again=again)
         built, place = session.built, (round, client_number(context))
         with _remembered(context) as states:
-            if done := session.trained(*place):
-                with isolated(built.scenario.seed, "client", *place):
-                    where = (built.scenario.seed, *place)
-                    return protect(done[0], before, built.defenses, where, states), done[1]
             lr, mu = session.rates(_config(message))
             if training is None:
                 batches = built.batches(place[1], round)

@@ -45,7 +45,6 @@ class Session:
         self._sent: list[object] = []
         self._arrays: dict[str, Tensor] = {}
         self._loaded: list[tuple[list[str], list[Tensor]]] = []
-        self._trained: dict[tuple[int, int], tuple[Update, float]] = {}
         self.finished: dict[tuple[int, int], tuple[Update, float] | BaseException] = {}
 
     def train_together(
@@ -56,8 +55,8 @@ class Session:
         *,
         lr: float,
         proximal_mu: float,
-    ) -> None:
-        """Train clients at once, for `trained`.
+    ) -> list[tuple[Update, float]]:
+        """Train clients at once.
 
         Args:
             before: The arrays that the server sent, which the model holds.
@@ -65,6 +64,9 @@ class Session:
             clients: The clients.
             lr: The learning rate of the round.
             proximal_mu: The weight of FedProx's term.
+
+        Returns:
+            The update, before any defense, and the mean training loss of each client.
         """
         scenario, task = self.built.scenario, self.built.task
         with isolated(scenario.seed, "clients", round):
@@ -82,10 +84,11 @@ class Session:
                     torch_generator(scenario.seed, "training", round, client),
                     (),
                     lr=lr,
+                    device="cpu",
                 )
                 for client in clients
             ]
-            made = train_together(
+            return train_together(
                 trainings,
                 before,
                 loss=task.loss,
@@ -93,7 +96,6 @@ class Session:
                 reduction=task.reduction,
                 proximal_mu=proximal_mu,
             )
-        self._trained = {(round, c): one for c, one in zip(clients, made, strict=True)}
 
     def prepare(
         self, places: Sequence[tuple[int, int]], configs: Sequence[ConfigRecord]
@@ -130,14 +132,6 @@ class Session:
         """
         lr = config.get("lr", self.built.scenario.training.lr)
         return float(cast(float, lr)), float(cast(float, config.get("proximal-mu", 0.0)))
-
-    def trained(self, round: int, client: int) -> tuple[Update, float] | None:
-        """The update and loss of a client that was trained together with others, once."""
-        return self._trained.pop((round, client), None)
-
-    def forget(self) -> None:
-        """Forget clients that were trained together."""
-        self._trained.clear()
 
     def load(self, record: ArrayRecord, *, again: bool = False) -> dict[str, Tensor]:
         """Load the global model into `module`.

@@ -1,16 +1,20 @@
 """A round's replies on disk, so that many clients with a large model need little memory.
 
-A strategy takes all replies of a round at once, and attacks follow. Replies beyond a limit are
-written to the recording, from which an array is read each time it is used. A strategy that adds up
-one client after the other (the weighted means: FedSGD, FedAvg, FedProx, FedAdam and others) then
-holds one update in memory, with the values that were sent. One that compares updates (medians,
-Krum) or changes them (server-side differential privacy) still holds them all.
+A strategy takes all replies of a round at once, and attacks follow. Replies beyond a share of the
+free memory are written to the recording, from which an array is read each time it is used. A
+strategy that adds up one client after the other (the weighted means: FedSGD, FedAvg, FedProx,
+FedAdam and others) then holds one update in memory, with the values that were sent. One that
+compares updates (medians, Krum) or changes them (server-side differential privacy) still holds them
+all.
 """
 
+import contextlib
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+import psutil
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message
 from numpy.typing import NDArray
 from torch import Tensor
@@ -20,8 +24,23 @@ from fedsim.federation.contents import records_of
 from fedsim.records import Interception
 from fedsim.runs.recording import Recording
 
-HELD = 256 * 2**20
-"""Bytes of a round's replies that stay in memory, as sent and again as the attacked tensors."""
+LEAST = 256 * 2**20
+"""Bytes of a round's replies that stay in memory however little is free."""
+
+SHARE = 8
+"""A round's replies may take the free memory divided by this."""
+
+CONTAINER = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+"""Files with the bytes that a Linux container may take, and takes; the first may say "max"."""
+
+
+def room() -> int:
+    """Bytes of a round's replies that stay in memory."""
+    free: int = psutil.virtual_memory().available
+    with contextlib.suppress(OSError, ValueError):
+        most, taken = (int(path.read_text()) for path in CONTAINER)
+        free = min(free, most - taken)
+    return max(LEAST, free // SHARE)
 
 
 def in_groups(
@@ -43,7 +62,7 @@ def in_groups(
 
 
 class Spool:
-    """Moves the replies of one round to the recording, once `HELD` bytes of them are in memory.
+    """Moves the replies of one round to the recording, once `room` bytes of them are in memory.
 
     Args:
         recording: The recording. Its files of this round stay until the round is aggregated.
@@ -51,6 +70,7 @@ class Spool:
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
+        self._room = room()
         self._taken = 0
 
     def take(self, reply: Message, interception: Interception) -> Interception:
@@ -69,7 +89,7 @@ class Spool:
         update = interception.update
         for held in (update.tensors, update.buffers):
             self._taken += sum(tensor.nbytes for tensor in held.values())
-        if self._taken <= HELD:
+        if self._taken <= self._room:
             return interception
         kept = records_of(reply.content, ArrayRecord)
         tensors = {**update.tensors, **update.buffers}

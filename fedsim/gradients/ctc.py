@@ -85,7 +85,11 @@ class _CTC(torch.autograd.Function):
 
 
 def _given(logits: Tensor, target: Tensor, lengths: Tensor, sizes: list[int]) -> Tensor:
-    return functional.ctc_loss(
+    device = logits.device
+    if device.type == "cuda" and torch.are_deterministic_algorithms_enabled():
+        # On a GPU torch's backward pass of CTC sums in a random order.
+        logits, target, lengths = logits.cpu(), target.cpu(), lengths.cpu()
+    losses = functional.ctc_loss(
         logits.log_softmax(dim=2).transpose(0, 1),
         target.clamp(min=BLANK),
         lengths,
@@ -93,6 +97,7 @@ def _given(logits: Tensor, target: Tensor, lengths: Tensor, sizes: list[int]) ->
         blank=BLANK,
         reduction="none",
     )
+    return losses.to(device)
 
 
 def _written_out(logits: Tensor, target: Tensor, lengths: Tensor, sizes: list[int]) -> Tensor:

@@ -91,6 +91,7 @@ def local_training(
     defenses: Sequence[Defense],
     *,
     lr: float | None = None,
+    device: torch.device | str | None = None,
 ) -> Training:
     """A client's local training as the scenario states it, prepared by its defenses.
 
@@ -102,9 +103,10 @@ def local_training(
         rng: The generator of the training's random numbers.
         defenses: The defenses that run on this client.
         lr: The learning rate of the round, that of the scenario by default.
+        device: Where its batches are, by default where the model is.
     """
     settings = scenario.training
-    device = next(iter(parts(module).parameters.values())).device
+    device = device or next(iter(parts(module).parameters.values())).device
     loss = functools.partial(batch_loss, task.loss)
     training = Training(
         module=module,

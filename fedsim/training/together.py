@@ -61,7 +61,8 @@ def train_together(
 
     Args:
         trainings: The clients' training. They share one model, which has the weights `before`, and
-            all settings but the batches.
+            all settings but the batches. Batches may be on the CPU, from where those of all clients
+            go to the model's device at once.
         before: The weights that the server sent, by parameter name.
         loss: The task's loss.
         trained: Names of the trained parameters.
@@ -98,6 +99,16 @@ def _form(batch: Batch) -> tuple[Any, ...]:
     return tuple(None if one is None else (one.shape, one.dtype) for one in tensors)
 
 
+def _stacked(batches: Sequence[Batch]) -> Batch:
+    """The batches of several clients in one, along a new first dimension."""
+    lengths = [one.lengths for one in batches if one.lengths is not None]
+    return Batch(
+        torch.stack([one.inputs for one in batches]),
+        torch.stack([one.labels for one in batches]),
+        torch.stack(lengths) if lengths else None,
+    )
+
+
 def _at_once(
     trainings: Sequence[Training],
     before: Mapping[str, Tensor],
@@ -108,6 +119,7 @@ def _at_once(
 ) -> list[tuple[Update, float]]:
     first, number = trainings[0], len(trainings)
     module = first.module.train()
+    device = next(module.parameters()).device
     held = {name: p.detach() for name, p in module.named_parameters()}
     weights = {name: value for name, value in held.items() if name in trained}
     fixed = {name: value for name, value in held.items() if name not in trained}
@@ -126,11 +138,10 @@ def _at_once(
         return found
 
     def step(weights: dict[str, Tensor], each: int | None, at: int) -> tuple[Any, Tensor]:
-        batches = [one.batches[at] for one in trainings]
-        fields = ["inputs", "labels", *["lengths"] * (batches[0].lengths is not None)]
-        stacked = [torch.stack([getattr(one, field) for one in batches]) for field in fields]
-        gradient = vmap(grad_and_value(mean_loss), in_dims=(each, 0, *[0] * len(stacked)))
-        return gradient(weights, buffers, *stacked)
+        batch = _stacked([one.batches[at] for one in trainings]).to(device)
+        fields = [one for one in (batch.inputs, batch.labels, batch.lengths) if one is not None]
+        gradient = vmap(grad_and_value(mean_loss), in_dims=(each, 0, *[0] * len(fields)))
+        return gradient(weights, buffers, *fields)
 
     if first.algorithm == "fedsgd":
         tensors, losses = step(weights, None, 0)
@@ -138,10 +149,10 @@ def _at_once(
         start = {name: value[None] for name, value in weights.items()}
         tensors = {k: value.expand(number, *value.shape[1:]) for k, value in start.items()}
         moments: dict[str, Tensor] = {}
-        losses = torch.zeros(number)
+        losses = torch.zeros(number, device=device)
         for at in range(len(first.batches)):
             gradient, lost = step(tensors, 0, at)
-            losses = losses + lost.cpu() / len(first.batches)
+            losses = losses + lost / len(first.batches)
             for name, slope in gradient.items():
                 if proximal_mu:
                     slope = slope + proximal_mu * (tensors[name] - start[name])
@@ -152,17 +163,17 @@ def _at_once(
                     slope = slope if last is None else first.momentum * last + slope
                     moments[name] = slope
                 tensors[name] = tensors[name] - first.lr * slope
-    sent = {name: value.detach().cpu() for name, value in tensors.items()}
-    states = {name: value.cpu() for name, value in buffers.items() if name in before}
+    sent = _apart(tensors, number)
+    states = _apart({name: value for name, value in buffers.items() if name in before}, number)
+    each: list[float] = losses.tolist()  # each value read alone would wait for the GPU
     return [
-        (
-            update_of(
-                training,
-                {name: value[place] for name, value in sent.items()},
-                {name: value[place] for name, value in states.items()},
-                reduction,
-            ),
-            float(losses[place]),
-        )
-        for place, training in enumerate(trainings)
+        (update_of(training, own, state, reduction), lost)
+        for training, own, state, lost in zip(trainings, sent, states, each, strict=True)
     ]
+
+
+def _apart(stacked: Mapping[str, Tensor], number: int) -> list[dict[str, Tensor]]:
+    """The tensors of each client, on the CPU, of those that are stacked along a first dimension."""
+    parts = [value.detach().cpu().unbind() for value in stacked.values()]
+    each = zip(*parts, strict=True)
+    return [dict(zip(stacked, one, strict=True)) for one in each] or [{}] * number

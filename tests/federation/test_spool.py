@@ -5,6 +5,7 @@ import pickle
 import weakref
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
@@ -27,7 +28,7 @@ STRATEGIES = ["FedAvg", "FedAdam", "FedMedian", "Krum"]
 @pytest.fixture
 def nothing_held(monkeypatch):
     """Every update goes to disk."""
-    monkeypatch.setattr(spool, "HELD", 0)
+    monkeypatch.setattr(spool, "room", lambda: 0)
 
 
 def reply(*values: torch.Tensor) -> Message:
@@ -53,7 +54,7 @@ def test_a_run_is_the_same_whether_updates_waited_on_disk_or_not(strategy, tmp_p
         adversaries=[{"name": "llg"}, {"name": "inverting-gradients", "budget": 2, "victims": 1}],
     )
     held = outcome(run, tmp_path / "held")
-    monkeypatch.setattr(spool, "HELD", 0)
+    monkeypatch.setattr(spool, "room", lambda: 0)
     waited = outcome(run, tmp_path / "waited")
     assert waited == held
     assert all(held)
@@ -138,7 +139,8 @@ def spooled(folder: Path, answer: Message) -> Interception:
 def test_what_fits_stays_in_memory(tmp_path, monkeypatch):
     values = [torch.ones(1000), torch.zeros(1)]
     first, second = reply(*values), reply(*values)
-    monkeypatch.setattr(spool, "HELD", first.content.array_records["arrays"].count_bytes())
+    enough = first.content.array_records["arrays"].count_bytes()
+    monkeypatch.setattr(spool, "room", lambda: enough)
     kept = Spool(Recording(tmp_path))
     update = Update(
         tensors={f"layer.{i}": value for i, value in enumerate(values)}, kind="gradient"
@@ -150,6 +152,17 @@ def test_what_fits_stays_in_memory(tmp_path, monkeypatch):
     kinds = [type(r.content.array_records["arrays"]["layer.0"]) is Array for r in (first, second)]
     assert kinds == [True, False]
     assert [one.update is update for one in taken] == [True, False]
+
+
+def test_replies_may_take_a_share_of_the_memory_that_is_free(tmp_path, monkeypatch):
+    most, taken = tmp_path / "memory.max", tmp_path / "memory.current"
+    monkeypatch.setattr(spool, "CONTAINER", (most, taken))
+    free = psutil.virtual_memory().available
+    assert spool.room() == pytest.approx(max(free / 8, spool.LEAST), rel=0.5)
+    taken.write_text(str(2**30))
+    for stated, expected in ((2**30 + 2**32, 2**29), (2**30, spool.LEAST), ("max", free / 8)):
+        most.write_text(str(stated))
+        assert spool.room() == pytest.approx(min(expected, max(free / 8, spool.LEAST)), rel=0.5)
 
 
 def test_what_waits_is_bit_identical_typed_and_travels_without_its_file(tmp_path, nothing_held):

@@ -2,11 +2,14 @@
 
 import pytest
 import torch
-from support.tiny import rows, scenario
+from flwr.app import Array, Message, RecordDict
+from support.tiny import ask, config, initial, rows, scenario, sent
 
+from fedsim.engine.inline import InlineGrid
 from fedsim.engine.preflight import preflight
 from fedsim.engine.simulate import simulate
 from fedsim.errors import ScenarioError
+from fedsim.federation import client as clients
 from fedsim.training import together
 from fedsim.training.local import local_training, train_locally
 from fedsim.training.together import train_together
@@ -93,6 +96,43 @@ def test_where_training_at_once_fails_each_client_is_trained_alone(tmp_path, mon
     monkeypatch.setattr(session, "train_together", broken)
     simulate(scenario(engine={"workers": 1, "vectorize": 4}), tmp_path / "run")
     assert rows(tmp_path / "run", "utility.csv") == rows(tmp_path / "alone", "utility.csv")
+
+
+def test_clients_that_were_sent_different_models_are_not_trained_as_one():
+    few = {"clients": 3, "clients_per_round": 3}
+    run = scenario(engine={"workers": 1, "vectorize": 6}, training=few)
+    grid = InlineGrid(3)
+    models = [initial(run) for _ in range(2)]
+    models[1]["head.weight"] = Array(2 * models[0]["head.weight"].numpy())
+    told = config(run, **{"server-round": 1})
+    asked = [
+        Message(RecordDict({"arrays": models[one], "config": told}), 1000 + node, "train")
+        for node, one in enumerate((0, 0, 1))
+    ]
+    replies = list(grid.send_and_receive(asked))
+    plain = scenario(training=few)
+    for number, one in enumerate((0, 0, 1)):
+        alone = sent(ask(InlineGrid(3), plain, number, 1, models[one]))
+        for name, value in sent(replies[number]).items():
+            assert torch.allclose(value, alone[name], rtol=1e-4, atol=1e-6), (number, name)
+
+
+def test_a_defense_that_fails_costs_its_own_client_only(tmp_path, monkeypatch):
+    plain = clients.protect
+
+    def failing(update, before, defenses, where, states):
+        if where[1:] == (2, 3):
+            raise RuntimeError("no noise left")
+        return plain(update, before, defenses, where, states)
+
+    monkeypatch.setattr(clients, "protect", failing)
+    every = {"clients_per_round": 6, "on_failure": "drop"}
+    noise = [{"name": "gaussian-noise", "sigma": 0.1}]
+    engine = {"workers": 1, "vectorize": 6}
+    simulate(scenario(engine=engine, defenses=noise, training=every), tmp_path)
+    failed = {row["victim"]: row["error"] for row in rows(tmp_path) if row["status"] != "ok"}
+    assert list(failed) == ["r0002-c0003"]
+    assert "no noise left" in failed["r0002-c0003"]
 
 
 def test_a_gpu_without_enough_memory_gets_half_of_the_clients(monkeypatch):
