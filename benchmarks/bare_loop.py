@@ -89,9 +89,11 @@ class Federation:
                 loss = task.loss(module, batch.inputs, batch.labels)
                 kept.append(torch.autograd.grad(loss, parameters))
             with torch.no_grad():
-                for at, parameter in enumerate(parameters):
-                    parameter -= 0.1 * torch.stack([gradient[at] for gradient in kept]).mean(dim=0)
-            del kept, loss
+                mean = [torch.zeros_like(parameter) for parameter in parameters]
+                for gradient in kept:
+                    torch._foreach_add_(mean, gradient, alpha=1 / self.clients)
+                torch._foreach_add_(parameters, mean, alpha=-0.1)
+            del kept, loss, mean
             yield time.process_time() - started
 
     def cost(self, pairs: int) -> Cost:

@@ -46,8 +46,16 @@ COUNTED = 1000
 FEW = 10**6
 """Parameters from which there are six pairs of rounds only."""
 
-MODELS = {"cnn": 15_226, "lenet": 61_706, "convnet": 97_034}
+NETWORKS: list[tuple[int, Any]] = [
+    (15_226, "cnn"),
+    (57_914, {"name": "cnn", "channels": 28}),
+    (61_706, "lenet"),
+    (97_034, "convnet"),
+]
 """Convolutional networks, and their parameters for inputs of 32 x 32."""
+
+NEAR = 1.2
+"""A size below the one before times this has no label of its own on a plot's axis."""
 
 WIDE = ([9], [48], [237], [640, 500], [1600, 2000], [4000, 5000])
 """Hidden units of perceptrons."""
@@ -95,7 +103,10 @@ def _costs(by: str, sizes: list[tuple[int, Federation]]) -> Part:
             heights = [row[column] for row in rows]
             axes.plot([row[0] for row in rows], heights, marker="o", label=label)
         axes.set(xscale="log", xlabel=by, ylabel="CPU ms a client")
-        axes.set_xticks([row[0] for row in rows], [_cell(row[0]) for row in rows])
+        sizes = [row[0] for row in rows]
+        near = [after < NEAR * before for before, after in pairwise([0, *sizes])]
+        names = ["" if hidden else _cell(size) for size, hidden in zip(sizes, near, strict=True)]
+        axes.set_xticks(sizes, names)
         axes.xaxis.minorticks_off()
         if max(row[2] for row in rows) > 100:
             axes.set(yscale="log")
@@ -107,7 +118,7 @@ def _costs(by: str, sizes: list[tuple[int, Federation]]) -> Part:
 
 def networks() -> Part:
     """By parameters of convolutional networks."""
-    sizes = [(size, Federation(name, 100, 16)) for name, size in MODELS.items()]
+    sizes = [(size, Federation(name, 100, 16)) for size, name in NETWORKS]
     return _costs("parameters", [*sizes, (269_434, Federation("resnet20", 20, 16))])
 
 
