@@ -19,6 +19,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import NamedTuple
 
 from fedsim.reproduce.catalogue import figures
 from fedsim.reproduce.driver import unfinished
@@ -96,10 +97,27 @@ def attacks(folder: Path) -> int:
     return 0
 
 
-def reproduce(id: str, out: Path, minutes: float) -> tuple[int, bool, str]:
-    """Run a figure; returns its exit status, whether it was interrupted, and its last words."""
+class Ended(NamedTuple):
+    """How a call of `fedsim reproduce` ended.
+
+    Attributes:
+        status: The exit status.
+        interrupted: Whether the limit of time ended it.
+        said: Why points are missing, or its last words.
+        crashed: Whether it wrote a traceback.
+    """
+
+    status: int
+    interrupted: bool
+    said: str
+    crashed: bool = False
+
+
+def reproduce(id: str, out: Path, minutes: float) -> Ended:
+    """Run a figure, with its output appended to its log."""
     command = [sys.executable, "-m", "fedsim.cli", "reproduce", id, "--scale", SCALE]
     log = out / "logs" / f"{id.replace('/', '-')}.log"
+    before = log.stat().st_size if log.exists() else 0
     with log.open("a", encoding="utf-8") as file:
         running = subprocess.Popen(
             [*command, "--out", str(out)], stdout=file, stderr=subprocess.STDOUT
@@ -115,9 +133,12 @@ def reproduce(id: str, out: Path, minutes: float) -> tuple[int, bool, str]:
             except subprocess.TimeoutExpired:
                 running.kill()
                 running.wait()
-    words = log.read_text(encoding="utf-8").strip().splitlines() or [""]
+    text = log.read_bytes()[before:].decode("utf-8", "replace")
+    words = text.strip().splitlines() or [""]
     reasons = [line for line in words if ": needs" in line or " points failed" in line]
-    return running.returncode, interrupted, (reasons or words)[-1][:200]
+    crashed = "Traceback (most recent call last)" in text
+    last = words if crashed else reasons or words
+    return Ended(running.returncode, interrupted, last[-1][:200], crashed)
 
 
 def read(path: Path) -> dict[str, Line]:
@@ -160,21 +181,21 @@ def main() -> None:
         if before and before.state == "whole":
             continue
         began = time.monotonic()
-        status, interrupted, said = reproduce(id, given.out, given.minutes)
+        call = reproduce(id, given.out, given.minutes)
         took = (time.monotonic() - began) / 60 + (before.minutes if before else 0)
         ended = attacks(given.out / id / SCALE)
         figure = figures()[id]
         left = sum(unfinished(figure, part, given.out, SCALE) for part in figure.parts)
         if not left:
             state = "whole"
-        elif interrupted:
+        elif call.interrupted:
             state = "stopped"
-        elif status not in {0, 1}:
+        elif call.crashed or call.status not in {0, 1}:
             state = "failed"
         else:
             state = "in part" if ended else "not measured"
-        told = "" if state in {"whole", "stopped"} else said
-        lines[id] = Line(id, state, status, ended, round(took, 1), version, told)
+        told = "" if state in {"whole", "stopped"} else call.said
+        lines[id] = Line(id, state, call.status, ended, round(took, 1), version, told)
         write(summary, lines)
         print(f"{number}/{len(ids)} {id}: {state}, {ended} attacks, {took:.1f} min", flush=True)
     states = [lines[id].state for id in ids]

@@ -53,7 +53,7 @@ def installing(name: str) -> str:
     return f"pip install -e '.[{name}]' in fedsim's folder"
 
 
-def brief(error: Exception) -> str:
+def brief(error: BaseException) -> str:
     """The kind of an error and the first line of its message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"

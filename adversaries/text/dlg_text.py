@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal
 
+from pydantic import model_validator
 from torch import Tensor
 
 from adversaries.text.dummy_texts import DummyTexts
@@ -14,7 +15,7 @@ from fedsim.gradients import LBFGS, Optimizer, TextMetric
 class DLGText(TextMatching):
     """Recovers texts by matching gradients in ||g' - g||^2; the baseline of TAG and LAMP.
 
-    Adam optimises one start at N(0, I), as for `tag`. Unlike in DLG, the labels are known.
+    One start at N(0, I) is optimised, as for `tag`. Unlike in DLG, the labels are known.
     """
 
     name = "dlg-text"
@@ -25,8 +26,18 @@ class DLGText(TextMatching):
     )
 
     search: Literal["adam", "lbfgs"] = "adam"
-    """The optimizer: Adam, as LAMP's authors run DLG, or L-BFGS, as DLG's do; without a learning
-    rate, and with at most one evaluation of the distance a step."""
+    """The optimizer: Adam, as LAMP's authors run DLG, or L-BFGS with a line search and without a
+    learning rate. A step is then one evaluation of the distance; DLG's authors run L-BFGS without a
+    line search, and call up to 20 evaluations an iteration."""
+
+    @model_validator(mode="after")
+    def _searches_lines(self) -> "DLGText":
+        if self.search == "lbfgs" and "lr" in self.model_fields_set:
+            raise ValueError(
+                'lr is the learning rate of Adam, and search = "lbfgs" has none. Leave one of the '
+                "two out"
+            )
+        return self
 
     def metric(self) -> tuple[TextMetric, float, float]:
         """Distance between gradients, weight of its L1 norm, weight of the length penalty."""

@@ -40,7 +40,8 @@ with the whole vocabulary."""
 class TextMatching(TextAttack):
     """Base class of attacks that match the observed gradient with dummy embeddings.
 
-    Embeddings of unknown tokens start at N(0, I) and are optimised by Adam. The embeddings with the
+    Embeddings of unknown tokens start at N(0, I) and are optimised, by Adam unless an attack says
+    otherwise. The embeddings with the
     lowest distance over all starts are mapped to the tokens with the largest cosine. Special tokens
     around a text are known, and so are masked words if their labels are.
 
@@ -74,10 +75,10 @@ class TextMatching(TextAttack):
         return 0
 
     steps: int = Field(default=2500, ge=1)
-    """Number of steps of Adam for each start."""
+    """Number of steps of the optimizer for each start."""
 
     lr: float = Field(default=0.1, gt=0)
-    """Learning rate."""
+    """Learning rate of Adam."""
 
     unchanged: int = Field(default=0, ge=0)
     """Number of steps without a change of the nearest tokens after which a start ends, compared

@@ -241,9 +241,9 @@ def _size(*parts: Mapping[str, Tensor]) -> int:
 
 
 def _update_size(update: Update) -> int:
-    """The bytes of an update's tensors, or of their file if they are written already."""
+    """The bytes of an update's tensors, which are not read if they are written already."""
     if isinstance(update.tensors, StoredTensors):
-        return update.tensors.path.stat().st_size
+        return update.tensors.bytes_of_file()
     return _size(update.tensors, update.buffers)
 
 

@@ -8,6 +8,7 @@ import functools
 import itertools
 import operator
 import secrets
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -31,6 +32,7 @@ from fedsim.federation.contents import config_record, filled
 from fedsim.federation.grid import CLIENT_KEY, UPDATE_KEY, Meaning, answer
 from fedsim.federation.secure.client import secured
 from fedsim.federation.session import Session, session_of
+from fedsim.libraries import brief
 from fedsim.records import Update
 from fedsim.scenario.built import BuiltRun
 from fedsim.seeds import isolated
@@ -44,6 +46,8 @@ STATED = tuple(name for name in Meaning.model_fields if name != "buffers")
 """The fields of an update that its record states, beside the names of buffers."""
 
 _stated = operator.attrgetter(*STATED)
+
+ALONE = "engine.vectorize: clients could not be trained at once, and each is trained alone"
 
 app = ClientApp()
 
@@ -81,22 +85,24 @@ def _prepared(messages: Sequence[Message], contexts: Sequence[Context]) -> int:
     config = config_record(content, "config")
     if messages[0].metadata.message_type != MessageType.TRAIN or not config:
         return 1
-    session = session_of(str(config["scenario"]))
+    if not isinstance(scenario := config.get("scenario"), str):
+        return 1  # which is an error that is the client's own
+    session = session_of(scenario)
     session.finished.clear()
     stated = session.built.scenario.engine.vectorize
     some = 1 if stated == "auto" else stated or 1  # "auto" of a project that Flower runs itself
-    if some > 1:
-        some = sum(
-            1 for _ in itertools.takewhile(functools.partial(_alike, messages[0]), messages[:some])
-        )
-        with contextlib.suppress(
-            Exception
-        ):  # each is trained alone then, and the one that fails is named
+    if some > 1 and "arrays" in content:
+        alike = functools.partial(_alike, messages[0])
+        some = sum(1 for _ in itertools.takewhile(alike, messages[:some]))
+        try:
             session.finished |= _together(messages[:some], contexts[:some])
-    elif _trains(messages[0], config["scenario"]):
+        except (Exception, SystemExit) as error:  # the client that fails alone, too, is named
+            if some > 1:
+                warnings.warn(f"{ALONE}: {brief(error)}", stacklevel=2)
+    elif _trains(messages[0], scenario):
         some = group_size(cast(ArrayRecord, content["arrays"]))
         asked = zip(messages[:some], contexts[:some], strict=True)
-        pairs = [*itertools.takewhile(lambda one: _trains(one[0], config["scenario"]), asked)]
+        pairs = [*itertools.takewhile(lambda one: _trains(one[0], scenario), asked)]
         places = [_place(message, context) for message, context in pairs]
         prepared = session.prepare(places, [_config(message) for message, _ in pairs])
         loaded: object = None
@@ -129,6 +135,8 @@ def _alike(first: Message, message: Message) -> bool:
     """Whether two messages ask for the same training: the same arrays, rates and round."""
     if message is first or message.content is first.content:
         return True
+    if {*message.content} != {*first.content} or not {"arrays", "config"} <= {*message.content}:
+        return False
     one, other = (cast(ArrayRecord, each.content["arrays"]) for each in (first, message))
     same = one is other or (
         list(one) == list(other)

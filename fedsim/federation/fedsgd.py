@@ -97,9 +97,10 @@ def _add(total: NDArray[Any], values: NDArray[Any], share: float) -> bool:
     """Add `values * share` block by block, so that the product stays in the processor's cache.
 
     Returns:
-        Whether it was added: not if the two are laid out in memory in different ways.
+        Whether it was added: not if the two differ in shape or in how they are laid out in memory.
     """
-    if not (total.flags.c_contiguous and values.flags.c_contiguous):
+    contiguous = total.flags.c_contiguous and values.flags.c_contiguous
+    if total.shape != values.shape or not contiguous:
         return False
     there, added = total.reshape(-1), values.reshape(-1)
     for begin in range(0, added.size, BLOCK):

@@ -19,8 +19,8 @@ from fedsim.records import Update
 from fedsim.scenario import Scenario
 from fedsim.scenario.built import BuiltRun, build
 from fedsim.scenario.devices import device_of
-from fedsim.seeds import deterministic, isolated, torch_generator
-from fedsim.training.local import client_training, local_training
+from fedsim.seeds import deterministic, isolated
+from fedsim.training.local import client_training
 from fedsim.training.together import train_together
 
 KEPT = 2
@@ -71,18 +71,11 @@ class Session:
         scenario, task = self.built.scenario, self.built.task
         with isolated(scenario.seed, "clients", round):
             trainings = [
-                local_training(
-                    scenario,
-                    task,
+                client_training(
+                    self.built,
                     self.module,
-                    task.batches(
-                        client,
-                        round,
-                        batch_size=scenario.training.batch_size,
-                        steps=self.built.steps(client),
-                    ),
-                    torch_generator(scenario.seed, "training", round, client),
-                    (),
+                    (round, client),
+                    self.built.batches(client, round),
                     lr=lr,
                     device="cpu",
                 )
@@ -116,7 +109,7 @@ class Session:
             try:
                 batches, lr = self.built.batches(place[1], place[0]), self.rates(config)[0]
                 found.append(client_training(self.built, self.module, place, batches, lr=lr))
-            except Exception:  # the same error is raised again, and named, where it is trained
+            except (Exception, SystemExit):  # raised again, and named, where it is trained
                 found.append(None)
                 continue
             taken += sum(batch.inputs.nbytes for batch in batches)

@@ -19,7 +19,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.federation.arrays import LocalArray, group_size
+from fedsim.federation.arrays import LocalArray, TensorArray, group_size
 from fedsim.federation.contents import records_of
 from fedsim.records import Interception
 from fedsim.runs.recording import Recording
@@ -27,20 +27,24 @@ from fedsim.runs.recording import Recording
 LEAST = 256 * 2**20
 """Bytes of a round's replies that stay in memory however little is free."""
 
-SHARE = 8
-"""A round's replies may take the free memory divided by this."""
+FRACTION = 1 / 8
+"""The part of the free memory that a round's replies may take."""
 
-CONTAINER = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-"""Files with the bytes that a Linux container may take, and takes; the first may say "max"."""
+CONTAINER = Path("/sys/fs/cgroup")
+"""The folder that says what memory a Linux container may take, and takes."""
 
 
-def room() -> int:
+def memory_limit() -> int:
     """Bytes of a round's replies that stay in memory."""
     free: int = psutil.virtual_memory().available
-    with contextlib.suppress(OSError, ValueError):
-        most, taken = (int(path.read_text()) for path in CONTAINER)
-        free = min(free, most - taken)
-    return max(LEAST, free // SHARE)
+    with contextlib.suppress(OSError, ValueError):  # no container, or one without a limit ("max")
+        most, taken = (
+            int((CONTAINER / name).read_text()) for name in ("memory.max", "memory.current")
+        )
+        lines = map(str.split, (CONTAINER / "memory.stat").read_text().splitlines())
+        cached = sum(int(size) for name, size in lines if name in ("active_file", "inactive_file"))
+        free = min(free, most - taken + cached)
+    return max(LEAST, int(FRACTION * free))
 
 
 def in_groups(
@@ -62,7 +66,7 @@ def in_groups(
 
 
 class Spool:
-    """Moves the replies of one round to the recording, once `room` bytes of them are in memory.
+    """Moves replies of a round to the recording, once `memory_limit` bytes of them are in memory.
 
     Args:
         recording: The recording. Its files of this round stay until the round is aggregated.
@@ -70,7 +74,7 @@ class Spool:
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
-        self._room = room()
+        self._limit = memory_limit()
         self._taken = 0
 
     def take(self, reply: Message, interception: Interception) -> Interception:
@@ -86,12 +90,13 @@ class Spool:
         Raises:
             RunFolderError: The disk is full.
         """
-        update = interception.update
+        update, kept = interception.update, records_of(reply.content, ArrayRecord)
+        # What another process sent was copied when it was decoded, so that it is in memory twice.
+        shared = all(isinstance(a, TensorArray) and a.tensor is not None for a in kept[0].values())
         for held in (update.tensors, update.buffers):
-            self._taken += sum(tensor.nbytes for tensor in held.values())
-        if self._taken <= self._room:
+            self._taken += (1 if shared else 2) * sum(one.nbytes for one in held.values())
+        if self._taken <= self._limit:
             return interception
-        kept = records_of(reply.content, ArrayRecord)
         tensors = {**update.tensors, **update.buffers}
         stored = self._recording.write(interception)
         self._recording.flush()

@@ -77,11 +77,11 @@ class Checks:
     every: int = 1
     after: int = 0
 
+    proof: Callable[[Tensor, Tensor], Tensor] | None = None
+
     def due(self, evaluations: int) -> bool:
         """Whether the point of a start is to be read after so many evaluations."""
         return evaluations >= self.after and evaluations % self.every == 0
-
-    proof: Callable[[Tensor, Tensor], Tensor] | None = None
 
 
 @dataclass(slots=True)

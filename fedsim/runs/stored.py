@@ -117,6 +117,19 @@ class StoredTensors(Mapping[str, Tensor]):
         self.path, self.digest = path, digest
         self._buffers, self._only_buffers = frozenset(buffers), only_buffers
 
+    def bytes_of_file(self) -> int:
+        """The bytes of all tensors of the file, buffers or not, by its length and its header's.
+
+        Raises:
+            RunFolderError: The file cannot be read.
+        """
+        try:
+            with self.path.open("rb") as file:
+                header = int.from_bytes(file.read(8), "little")
+            return self.path.stat().st_size - 8 - header
+        except OSError as error:
+            raise RunFolderError(f"{self.path} cannot be read: {error}") from error
+
     def __getitem__(self, name: str) -> Tensor:
         if (name in self._buffers) != self._only_buffers:
             raise KeyError(name)

@@ -68,6 +68,7 @@ def client_training(
     batches: Sequence[Batch],
     *,
     lr: float | None = None,
+    device: torch.device | str | None = None,
 ) -> Training:
     """A client's local training in a round, before its defenses take part in it.
 
@@ -77,9 +78,12 @@ def client_training(
         where: Round and client.
         batches: The client's batches in the round.
         lr: The learning rate of the round, by default that of the scenario.
+        device: Where its batches are, by default where the model is.
     """
     rng = torch_generator(built.scenario.seed, "training", *where)
-    return local_training(built.scenario, built.task, module, batches, rng, (), lr=lr)
+    return local_training(
+        built.scenario, built.task, module, batches, rng, (), lr=lr, device=device
+    )
 
 
 def local_training(

@@ -176,4 +176,4 @@ def _apart(stacked: Mapping[str, Tensor], number: int) -> list[dict[str, Tensor]
     """The tensors of each client, on the CPU, of those that are stacked along a first dimension."""
     parts = [value.detach().cpu().unbind() for value in stacked.values()]
     each = zip(*parts, strict=True)
-    return [dict(zip(stacked, one, strict=True)) for one in each] or [{}] * number
+    return [dict(zip(stacked, one, strict=True)) for one in each] or [{} for _ in range(number)]

@@ -1,5 +1,7 @@
 """Clients of one process are trained in groups before they reply, as long as these are small."""
 
+import contextlib
+
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
@@ -7,7 +9,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from fedsim.engine.inline import InlineGrid
 from fedsim.federation import session
 from fedsim.federation.arrays import GROUP, GROUP_BYTES, group_size, tensor_record
-from fedsim.federation.session import Session
+from fedsim.federation.session import Session, session_of
 from fedsim.federation.spool import in_groups
 from fedsim.scenario.built import build
 from tests.support.tiny import config, initial, scenario
@@ -42,8 +44,10 @@ def test_batches_that_are_large_are_drawn_for_fewer_clients(monkeypatch):
     assert found.prepare(nobody, configs[:2])[0] is None
 
 
-def test_clients_of_a_group_train_with_what_each_of_them_was_sent():
-    run = scenario(training={"algorithm": "fedavg"})
+@pytest.mark.parametrize("vectorize", [0, 6])
+def test_clients_of_a_group_train_with_what_each_of_them_was_sent(vectorize):
+    engine = {"workers": 1, "vectorize": vectorize}
+    run = scenario(training={"algorithm": "fedavg"}, engine=engine)
     grid = InlineGrid(run.training.clients)
 
     def asked(node, lr, scale):
@@ -91,12 +95,15 @@ def sent(run, grid, change):
     "change",
     [
         lambda content: content.pop("arrays"),
+        lambda content: content.pop("config"),
+        lambda content: content["config"].pop("scenario"),
         lambda content: content["config"].update(lr="x"),
         lambda content: content["config"].update({"server-round": "x"}),
     ],
 )
-def test_a_broken_message_is_one_clients_error(change):
-    run = scenario()
+@pytest.mark.parametrize("vectorize", [0, 6])
+def test_a_broken_message_is_one_clients_error(change, vectorize):
+    run = scenario(engine={"workers": 1, "vectorize": vectorize})
     grid = InlineGrid(run.training.clients)
     replies = list(grid.send_and_receive(sent(run, grid, change)))
     assert [reply.has_error() for reply in replies] == [False, True, False]
@@ -113,3 +120,26 @@ def test_arrays_that_cannot_be_decoded_fail_for_every_client_they_were_sent_to()
     for message in messages:
         message.content["arrays"] = broken
     assert [r.has_error() for r in grid.send_and_receive(messages)] == [True, True, True]
+
+
+@pytest.mark.parametrize("vectorize", [0, 6])
+@pytest.mark.parametrize("kind", [RuntimeError, SystemExit])
+def test_data_that_end_the_program_are_one_clients_error(kind, vectorize, monkeypatch):
+    run = scenario(engine={"workers": 1, "vectorize": vectorize})
+    grid = InlineGrid(run.training.clients)
+    task = type(session_of(run.model_dump_json()).built.task)
+    plain = task.batches
+
+    def failing(self, client, round, **settings):
+        if client == 1:
+            raise kind("no data")
+        return plain(self, client, round, **settings)
+
+    monkeypatch.setattr(task, "batches", failing)
+    asked = sent(run, grid, len)
+    for message in asked:
+        message.content["arrays"] = asked[0].content["arrays"]
+    caution = pytest.warns(UserWarning, match="each is trained alone: .*no data")
+    with caution if vectorize else contextlib.nullcontext():
+        replies = list(grid.send_and_receive(asked))
+    assert [reply.has_error() for reply in replies] == [False, True, False]

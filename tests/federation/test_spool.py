@@ -28,7 +28,7 @@ STRATEGIES = ["FedAvg", "FedAdam", "FedMedian", "Krum"]
 @pytest.fixture
 def nothing_held(monkeypatch):
     """Every update goes to disk."""
-    monkeypatch.setattr(spool, "room", lambda: 0)
+    monkeypatch.setattr(spool, "memory_limit", lambda: 0)
 
 
 def reply(*values: torch.Tensor) -> Message:
@@ -54,7 +54,7 @@ def test_a_run_is_the_same_whether_updates_waited_on_disk_or_not(strategy, tmp_p
         adversaries=[{"name": "llg"}, {"name": "inverting-gradients", "budget": 2, "victims": 1}],
     )
     held = outcome(run, tmp_path / "held")
-    monkeypatch.setattr(spool, "room", lambda: 0)
+    monkeypatch.setattr(spool, "memory_limit", lambda: 0)
     waited = outcome(run, tmp_path / "waited")
     assert waited == held
     assert all(held)
@@ -139,8 +139,8 @@ def spooled(folder: Path, answer: Message) -> Interception:
 def test_what_fits_stays_in_memory(tmp_path, monkeypatch):
     values = [torch.ones(1000), torch.zeros(1)]
     first, second = reply(*values), reply(*values)
-    enough = first.content.array_records["arrays"].count_bytes()
-    monkeypatch.setattr(spool, "room", lambda: enough)
+    enough = 2 * first.content.array_records["arrays"].count_bytes()  # they are decoded
+    monkeypatch.setattr(spool, "memory_limit", lambda: enough)
     kept = Spool(Recording(tmp_path))
     update = Update(
         tensors={f"layer.{i}": value for i, value in enumerate(values)}, kind="gradient"
@@ -155,14 +155,32 @@ def test_what_fits_stays_in_memory(tmp_path, monkeypatch):
 
 
 def test_replies_may_take_a_share_of_the_memory_that_is_free(tmp_path, monkeypatch):
-    most, taken = tmp_path / "memory.max", tmp_path / "memory.current"
-    monkeypatch.setattr(spool, "CONTAINER", (most, taken))
+    monkeypatch.setattr(spool, "CONTAINER", tmp_path)
     free = psutil.virtual_memory().available
-    assert spool.room() == pytest.approx(max(free / 8, spool.LEAST), rel=0.5)
-    taken.write_text(str(2**30))
-    for stated, expected in ((2**30 + 2**32, 2**29), (2**30, spool.LEAST), ("max", free / 8)):
-        most.write_text(str(stated))
-        assert spool.room() == pytest.approx(min(expected, max(free / 8, spool.LEAST)), rel=0.5)
+    assert spool.memory_limit() == pytest.approx(max(free / 8, spool.LEAST), rel=0.5)
+    (tmp_path / "memory.current").write_text(str(2**32))
+    for most, cached, expected in (
+        (2**32 + 2**30, 2**32 - 2**30, 2**29),
+        (2**32, 0, spool.LEAST),
+        ("max", 0, free / 8),
+    ):
+        (tmp_path / "memory.max").write_text(str(most))
+        (tmp_path / "memory.stat").write_text(f"anon 5\ninactive_file {cached}\nactive_file 0\n")
+        limit = min(expected, max(free / 8, spool.LEAST))
+        assert spool.memory_limit() == pytest.approx(limit, rel=0.5)
+
+
+def test_what_stays_does_not_depend_on_what_waited_on_disk(tmp_path, monkeypatch):
+    one = sum(value.nbytes for value in weights(initial(scenario())).values())
+    run = scenario(record={"keep": "all", "max_bytes": 4 * one})  # a model and three updates
+    kept = []
+    for name, limit in (("held", 2**40), ("waited", 0)):
+        monkeypatch.setattr(spool, "memory_limit", lambda limit=limit: limit)
+        simulate(run, tmp_path / name)
+        files = (tmp_path / name / "tape").rglob("c*.safetensors")
+        kept.append(sorted(path.relative_to(tmp_path / name) for path in files))
+    assert kept[0] == kept[1]
+    assert len(kept[0]) == 3
 
 
 def test_what_waits_is_bit_identical_typed_and_travels_without_its_file(tmp_path, nothing_held):

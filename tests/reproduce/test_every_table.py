@@ -3,6 +3,7 @@
 import importlib
 import os
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -57,19 +58,21 @@ def test_a_second_call_leaves_out_what_is_whole(every_table, tmp_path, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("status", "interrupted", "ended", "state"),
+    ("status", "interrupted", "crashed", "ended", "state"),
     [
-        (1, False, 40, "in part"),
-        (1, False, 0, "not measured"),
-        (1, True, 40, "stopped"),
-        (-9, False, 40, "failed"),
+        (1, False, False, 40, "in part"),
+        (1, False, False, 0, "not measured"),
+        (1, True, False, 40, "stopped"),
+        (-9, False, False, 40, "failed"),
+        (1, False, True, 40, "failed"),
     ],
 )
 def test_a_figure_that_is_not_whole_says_why(
-    every_table, tmp_path, monkeypatch, status, interrupted, ended, state
+    every_table, tmp_path, monkeypatch, status, interrupted, crashed, ended, state
 ):
     said = "llg/fig3b: needs MNIST"
-    monkeypatch.setattr(every_table, "reproduce", lambda *_: (status, interrupted, said))
+    call = every_table.Ended(status, interrupted, said, crashed)
+    monkeypatch.setattr(every_table, "reproduce", lambda *_: call)
     monkeypatch.setattr(every_table, "attacks", lambda _: ended)
     command = ["every_table", "--out", str(tmp_path), "--only", "llg/fig3b"]
     monkeypatch.setattr(sys, "argv", command)
@@ -79,3 +82,13 @@ def test_a_figure_that_is_not_whole_says_why(
     (line,) = every_table.read(tmp_path / "summary.csv").values()
     assert (line.state, line.attacks) == (state, ended)
     assert line.said == ("" if state == "stopped" else said)
+
+
+def test_what_an_earlier_call_said_is_not_the_reason_of_a_later_one(
+    every_table, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(every_table, "sys", types.SimpleNamespace(executable="/bin/false"))
+    (tmp_path / "logs").mkdir()
+    log = tmp_path / "logs" / "llg-fig3b.log"
+    log.write_text("Traceback (most recent call last)\nllg/fig3b: needs MNIST\n", "utf-8")
+    assert every_table.reproduce("llg/fig3b", tmp_path, 0) == (1, False, "", False)

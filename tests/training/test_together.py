@@ -94,7 +94,8 @@ def test_where_training_at_once_fails_each_client_is_trained_alone(tmp_path, mon
 
     simulate(scenario(), tmp_path / "alone")
     monkeypatch.setattr(session, "train_together", broken)
-    simulate(scenario(engine={"workers": 1, "vectorize": 4}), tmp_path / "run")
+    with pytest.warns(UserWarning, match="each is trained alone: .*one client's data are wrong"):
+        simulate(scenario(engine={"workers": 1, "vectorize": 4}), tmp_path / "run")
     assert rows(tmp_path / "run", "utility.csv") == rows(tmp_path / "alone", "utility.csv")
 
 

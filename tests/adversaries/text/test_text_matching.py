@@ -329,3 +329,8 @@ def test_labels_and_the_length_are_found_on_request():
     assert found.diagnostics["lengths"] == [len(truth.tokens[0])]
     known, _ = seen(small())
     assert found.diagnostics["labels"] == known.labels.tolist()
+
+
+def test_l_bfgs_has_no_learning_rate():
+    with pytest.raises(ValueError, match=r"lr is the learning rate of Adam.*Leave one"):
+        DLGText(search="lbfgs", lr=0.1)
