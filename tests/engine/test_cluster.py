@@ -224,7 +224,7 @@ def test_a_run_that_loses_all_places_for_clients_ends(head, tmp_path):
 def test_a_run_goes_on_with_the_workers_that_still_have_a_place(head, expected, tmp_path):
     several = ("engine.workers=2", "engine.attack_workers=2", "engine.cpus_per_client=0.5")
     # Clients that have ended leave their CPU to the attack worker that lost its place.
-    several += ("training.rounds=300", f"threat.rounds={[*range(1, 16)]}")
+    several += ("training.rounds=600", f"threat.rounds={[*range(1, 16)]}")
     folder = tmp_path / "run"
     done, _ = run_and_kill(
         head,
