@@ -195,14 +195,16 @@ def kind(text: str, published: str, how: Measure) -> str:
     """The kind of a verdict, from its words on a page.
 
     A difference is "better" if the attack recovers more than a published number at every place.
-    Beyond a published limit of what leaks it is not: that is a claim about a defense.
+    Beyond a published limit of what leaks it is not, nor is a change of accuracy: those are claims
+    about a defense.
     """
     for known in ("agrees", "too few", "not measured"):
         if text.startswith(known):
             return known
     signs = {by[0] for by, _ in re.findall(STEP, text)}
     more, limit = ("-", "≥") if how.lower else ("+", "≤")
-    if "no attack succeeded" in text or signs != {more} or published.startswith((limit, "as ")):
+    of_defense = how.signed or published.startswith((limit, "as "))
+    if "no attack succeeded" in text or signs != {more} or of_defense:
         return "differs"
     return "better"
 

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from fedsim.metrics import installed
 from fedsim.reproduce import figures
+from fedsim.reproduce.cells import KNOWN
 from fedsim.reproduce.console import listing
 from fedsim.reproduce.tables import PAPERS, VERDICTS, tables
 
@@ -109,6 +110,11 @@ def test_a_difference_is_better_where_the_attack_recovers_more(
     tool, measure, published, text, kind
 ):
     assert tool.kind(text, published, installed()[measure].shown) == kind
+
+
+def test_less_accuracy_lost_is_no_better_attack(tool):
+    how = KNOWN["accuracy_change"]
+    assert tool.kind("differs by +26.4 points", "-31 %", how) == "differs"
 
 
 def test_the_listing_has_every_table_with_its_verdict_and_times():
