@@ -19,7 +19,7 @@ _HOMES = {
         "engine.attack": "attack",
         "engine.simulate": "simulate train",
         "errors": "FedsimError NotGranted",
-        "federation.client": "defend",
+        "federation.defended": "defend",
         "federation.fedsgd": "FedSGD",
         "federation.server": "HonestButCurious",
         "federation.watching": "reveal watch",

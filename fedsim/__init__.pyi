@@ -7,7 +7,7 @@ from fedsim.diagnosis.diagnose import diagnose
 from fedsim.engine.attack import attack
 from fedsim.engine.simulate import simulate, train
 from fedsim.errors import FedsimError, NotGranted
-from fedsim.federation.client import defend
+from fedsim.federation.defended import defend
 from fedsim.federation.fedsgd import FedSGD
 from fedsim.federation.server import HonestButCurious
 from fedsim.federation.watching import reveal, watch

@@ -3,16 +3,13 @@
 `defend` is a mod that adds fedsim's defenses to another ClientApp.
 """
 
-import contextlib
 import functools
 import itertools
 import operator
-import secrets
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
-import torch
 from flwr.app import (
     ArrayRecord,
     ConfigRecord,
@@ -25,10 +22,10 @@ from flwr.app import (
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
-from fedsim.defense import ClientState, Defense, Training
-from fedsim.errors import ClientError, PluginError
+from fedsim.defense import Training
 from fedsim.federation.arrays import content_of, group_size, tensor_record
 from fedsim.federation.contents import config_record, filled
+from fedsim.federation.defended import client_number, defend, remembered, signature
 from fedsim.federation.grid import CLIENT_KEY, UPDATE_KEY, Meaning, answer
 from fedsim.federation.secure.client import secured
 from fedsim.federation.session import Session, session_of
@@ -36,11 +33,9 @@ from fedsim.libraries import brief
 from fedsim.records import Update
 from fedsim.scenario.built import BuiltRun
 from fedsim.seeds import isolated
-from fedsim.training.local import STATE_KEY, client_training, client_update, protect
+from fedsim.training.local import client_training, client_update, protect
 
-__all__ = ["app", "defend", "update_record"]
-
-MEMORY_KEY = "fedsim.memory"
+__all__ = ["app", "client_number", "defend", "update_record"]
 
 STATED = tuple(name for name in Meaning.model_fields if name != "buffers")
 """The fields of an update that its record states, beside the names of buffers."""
@@ -172,7 +167,7 @@ def _defended(
     update, loss = trained
     where = (built.scenario.seed, *place)
     try:
-        with _remembered(context) as states, isolated(where[0], "client", *place):
+        with remembered(context) as states, isolated(where[0], "client", *place):
             return protect(update, before, built.defenses, where, states), loss
     except (Exception, SystemExit) as error:
         return error
@@ -190,7 +185,7 @@ def _outcome(
     try:
         session, before, round = _open(message, again=again)
         built, place = session.built, (round, client_number(context))
-        with _remembered(context) as states:
+        with remembered(context) as states:
             lr, mu = session.rates(_config(message))
             if training is None:
                 batches = built.batches(place[1], round)
@@ -217,7 +212,7 @@ def train(message: Message, context: Context) -> Message:
         "arrays": tensor_record({**update.tensors, **update.buffers}),
         "metrics": filled(MetricRecord(), metrics),
         UPDATE_KEY: update_record(update),
-        CLIENT_KEY: _signature(client, defenses, context.state),
+        CLIENT_KEY: signature(client, defenses, context.state),
     }
     return Message(filled(RecordDict(), content), reply_to=message)
 
@@ -237,116 +232,6 @@ def query(message: Message, context: Context) -> Message:
     """Reply with the client's number."""
     record = ConfigRecord({"client": client_number(context)})
     return Message(RecordDict({"client": record}), reply_to=message)
-
-
-def client_number(context: Context) -> int:
-    """The number of a node's client, from 0."""
-    return int(context.node_config["partition-id"])
-
-
-def _signature(client: int, defenses: Sequence[Defense], state: RecordDict) -> ConfigRecord:
-    """The client's number, and the number of rounds that its defenses have kept state over."""
-    signature: dict[str, int] = {"client": client}
-    if any(defense.remembers for defense in defenses):
-        kept = state.array_records.get(MEMORY_KEY)
-        rounds = 1 + (int(kept.to_torch_state_dict()["rounds"]) if kept else 0)
-        state[MEMORY_KEY] = ArrayRecord({"rounds": torch.tensor(float(rounds))})
-        signature["remembers"] = rounds
-    return filled(ConfigRecord(), signature)
-
-
-@contextlib.contextmanager
-def _remembered(context: Context) -> Iterator[dict[str, ClientState]]:
-    """The states of a client's defenses, kept in the node's context between rounds."""
-    states: dict[str, ClientState] = {
-        key: dict(record.to_torch_state_dict())
-        for key, record in context.state.items()
-        if isinstance(record, ArrayRecord) and key.startswith(f"{STATE_KEY}.")
-    }
-    ours = set(states)
-    yield states
-    for key in ours - set(states):
-        del context.state[key]
-    for key, state in states.items():
-        kept = {name: value.contiguous() for name, value in state.items()}
-        context.state[key] = ArrayRecord(kept)
-
-
-def defend(
-    *defenses: Defense, seed: int | None = None
-) -> Callable[[Message, Context, Callable[[Message, Context], Message]], Message]:
-    """Make a Flower mod that applies defenses, in listed order, to the replies of a ClientApp.
-
-        @app.train(mods=[defend(GaussianNoise(sigma=0.01))])
-
-    The reply's only ArrayRecord is read as new weights, and the defenses change its difference from
-    the weights that were received. A defense that takes part in the training itself (`prepare`)
-    cannot be added in this way. The mod also adds the client's number (`partition-id`) to the
-    reply, which Flower's node ids lack; `defend()` without a defense does that alone.
-
-    Args:
-        defenses: The defenses.
-        seed: The seed, with round and client, of the defenses' noise. By default a secret one is
-            drawn from the operating system for each reply. Whoever knows the seed can subtract the
-            noise and has the weights without it, so give one in tests only.
-
-    Returns:
-        A mod for `ClientApp.train`.
-
-    Raises:
-        PluginError: A defense changes the training itself.
-    """
-    for defense in defenses:
-        if type(defense).prepare is not Defense.prepare:
-            raise PluginError(
-                f"'{defense.name}' changes local training, which a mod cannot reach; "
-                "use it in a scenario, or call its prepare() in your training function"
-            )
-
-    def mod(
-        message: Message, context: Context, call_next: Callable[[Message, Context], Message]
-    ) -> Message:
-        reply = call_next(message, context)
-        if reply.has_error() or not message.metadata.message_type.startswith("train"):
-            return reply
-        for there in (message.content, reply.content):
-            if len(there.array_records) != 1:
-                raise ClientError(
-                    f"{len(there.array_records)} array records; defend() protects a reply with "
-                    "one ArrayRecord, to a message with one"
-                )
-        client = client_number(context)
-        running = [defense for defense in defenses if defense.guards(client)]
-        signature = _signature(client, running, context.state)
-        reply.content[CLIENT_KEY] = signature
-        if not running:
-            return reply
-        signature["defended"] = True
-        (sent,) = message.content.array_records.values()
-        before = dict(sent.to_torch_state_dict())
-        ((key, arrays),) = reply.content.array_records.items()
-        after = dict(arrays.to_torch_state_dict())
-        floating = {name: value for name, value in after.items() if value.is_floating_point()}
-        for name, value in floating.items():
-            if name not in before or before[name].shape != value.shape:
-                received = tuple(before[name].shape) if name in before else "nothing"
-                raise ClientError(
-                    f"the reply's array '{name}' has shape {tuple(value.shape)}, and {received} "
-                    "was received for it; defend() protects the difference of the two. Reply with "
-                    "arrays of the same names and shapes"
-                )
-        configs = message.content.config_records.values()
-        round = next((one["server-round"] for one in configs if "server-round" in one), 0)
-        # A new seed for each reply: equal noise would cancel in the difference of two replies.
-        drawn_from = secrets.randbits(63) if seed is None else seed
-        where = (drawn_from, int(cast(int, round)), client)
-        update = Update(tensors=floating, kind="weights")
-        with _remembered(context) as states:
-            protected = protect(update, before, defenses, where, states)
-        reply.content[key] = ArrayRecord({**after, **dict(protected.tensors)})
-        return reply
-
-    return mod
 
 
 def update_record(update: Update) -> ConfigRecord:
