@@ -41,9 +41,9 @@ class TextMatching(TextAttack):
     """Base class of attacks that match the observed gradient with dummy embeddings.
 
     Embeddings of unknown tokens start at N(0, I) and are optimised, by Adam unless an attack says
-    otherwise. The embeddings with the
-    lowest distance over all starts are mapped to the tokens with the largest cosine. Special tokens
-    around a text are known, and so are masked words if their labels are.
+    otherwise. The embeddings with the lowest distance over all starts are mapped to the tokens with
+    the largest cosine. Special tokens around a text are known, and so are masked words if their
+    labels are.
 
     The attack assumes one local step on one batch, without dropout. The mean gradient of several
     local steps is matched as if it were that of one. Victims of a round with the same number of

@@ -162,11 +162,11 @@ def _defended(
     trained: tuple[Update, float],
 ) -> tuple[Update, float] | BaseException:
     """The update after the client's defenses, and the training loss, or why there is none."""
-    if not any(defense.guards(place[1]) for defense in built.defenses):
-        return trained
     update, loss = trained
     where = (built.scenario.seed, *place)
     try:
+        if not any(defense.guards(place[1]) for defense in built.defenses):
+            return trained
         with remembered(context) as states, isolated(where[0], "client", *place):
             return protect(update, before, built.defenses, where, states), loss
     except (Exception, SystemExit) as error:

@@ -143,3 +143,22 @@ def test_data_that_end_the_program_are_one_clients_error(kind, vectorize, monkey
     with caution if vectorize else contextlib.nullcontext():
         replies = list(grid.send_and_receive(asked))
     assert [reply.has_error() for reply in replies] == [False, True, False]
+
+
+def test_a_defense_that_fails_does_not_train_the_others_again(monkeypatch):
+    noise = [{"name": "gaussian-noise", "sigma": 0.1}]
+    run = scenario(engine={"workers": 1, "vectorize": 6}, defenses=noise)
+    grid = InlineGrid(run.training.clients)
+    (defense,) = session_of(run.model_dump_json()).built.defenses
+
+    def guards(self, client):
+        if client == 1:
+            raise RuntimeError("no such client")
+        return True
+
+    monkeypatch.setattr(type(defense), "guards", guards)
+    asked = sent(run, grid, len)
+    for message in asked:
+        message.content["arrays"] = asked[0].content["arrays"]
+    replies = list(grid.send_and_receive(asked))  # a warning would be an error
+    assert [reply.has_error() for reply in replies] == [False, True, False]
