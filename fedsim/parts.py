@@ -7,7 +7,7 @@
 import itertools
 import operator
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +23,8 @@ class Parts:
         buffers: As of `named_buffers()`.
         state: As of `state_dict(keep_vars=True)`.
         submodules: All modules within it.
-        registries: Return what is in each dictionary in which these and the module itself register
-            their parts.
+        registries: Views of the dictionaries in which these and the module itself register their
+            parts.
         registered: What was in them.
     """
 
@@ -32,11 +32,21 @@ class Parts:
     buffers: Mapping[str, Tensor]
     state: Mapping[str, Tensor]
     submodules: Sequence[nn.Module]
-    registries: Sequence[Callable[[], Iterable[Any]]]
+    registries: Sequence[Collection[Any]]
     registered: Sequence[Any]
 
 
 # Values must not refer to their key, or it would stay for ever.
+PURE = frozenset(
+    {
+        *[nn.Sequential, nn.Identity, nn.Flatten, nn.Unflatten, nn.Linear],
+        *[nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ZeroPad2d, nn.MaxPool2d, nn.AvgPool2d],
+        *[nn.AdaptiveAvgPool2d, nn.LayerNorm, nn.GroupNorm, nn.ReLU, nn.LeakyReLU, nn.ELU],
+        *[nn.GELU, nn.SiLU, nn.Hardtanh, nn.Sigmoid, nn.Tanh, nn.Softplus],
+    }
+)
+"""Layers that compute their output from their input and parameters alone, and change nothing."""
+
 _KNOWN: weakref.WeakKeyDictionary[nn.Module, Parts] = weakref.WeakKeyDictionary()
 
 
@@ -44,13 +54,12 @@ def parts(module: nn.Module) -> Parts:
     """The parts of a module, which is walked again once one of them was added or replaced."""
     known = _KNOWN.get(module)
     if known is not None:
-        registered = _registered(known.registries)
-        same = len(registered) == len(known.registered)
-        if same and all(map(operator.is_, registered, known.registered)):
+        same = sum(map(len, known.registries)) == len(known.registered)
+        if same and all(map(operator.is_, _registered(known.registries), known.registered)):
             return known
     submodules = list(module.modules())[1:]
     registries = [
-        kind.values
+        kind.values()
         for one in (module, *submodules)
         for kind in (one._modules, one._parameters, one._buffers)
     ]
@@ -60,7 +69,7 @@ def parts(module: nn.Module) -> Parts:
         dict(module.state_dict(keep_vars=True)),
         submodules,
         registries,
-        _registered(registries),
+        [*_registered(registries)],
     )
     return known
 
@@ -71,5 +80,24 @@ def training_mode(module: nn.Module) -> None:
         module.train()
 
 
-def _registered(registries: Sequence[Callable[[], Iterable[Any]]]) -> list[Any]:
-    return list(itertools.chain.from_iterable([values() for values in registries]))
+def is_pure(module: nn.Module) -> bool:
+    """Whether a forward and backward pass is known to change nothing and draw no random number.
+
+    So is what consists of the layers in `PURE`, without buffers, hooks or a `forward` of its own.
+    """
+    known = parts(module)
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return (
+        not known.buffers
+        and not any(one._backward_hooks for one in known.parameters.values())
+        and all(
+            type(one) in PURE
+            and "forward" not in vars(one)
+            and not any(vars(one)[k] for k in hooks)
+            for one in (module, *known.submodules)
+        )
+    )
+
+
+def _registered(registries: Iterable[Collection[Any]]) -> Iterator[Any]:
+    return itertools.chain.from_iterable(registries)

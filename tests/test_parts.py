@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedsim.parts import parts, training_mode
+from fedsim.parts import PURE, is_pure, parts, training_mode
 
 
 def tied():
@@ -84,3 +84,67 @@ def test_a_scripted_module_has_its_parts():
     scripted = torch.jit.script(nn.Sequential(nn.Linear(3, 2), nn.ReLU()))
     for _ in range(2):
         assert set(parts(scripted).parameters) == {"0.weight", "0.bias"}
+
+
+def chain(*more):
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3), *more)
+
+
+class Own(nn.Linear):
+    pass
+
+
+def with_change(change):
+    module = chain()
+    change(module)
+    return module
+
+
+IMPURE = {
+    "dropout": lambda: chain(nn.Dropout()),
+    "buffers": lambda: chain(nn.BatchNorm1d(3)),
+    "own layer": lambda: chain(Own(3, 3)),
+    "hook": lambda: with_change(lambda m: m[0].register_forward_hook(print)),
+    "hook before": lambda: with_change(lambda m: m.register_forward_pre_hook(print)),
+    "hook of the gradient": lambda: with_change(lambda m: m[3].register_full_backward_hook(print)),
+    "hook of a parameter": lambda: with_change(lambda m: m[3].weight.register_hook(print)),
+    "own forward": lambda: with_change(lambda m: setattr(m[1], "forward", torch.rand_like)),
+    "parametrised": lambda: with_change(
+        lambda m: nn.utils.parametrizations.weight_norm(m[3], "weight")
+    ),
+}
+
+
+@pytest.mark.parametrize("made", IMPURE.values(), ids=IMPURE)
+def test_what_may_draw_or_change_something_is_not_pure(made):
+    assert is_pure(chain())
+    assert not is_pure(made())
+
+
+@pytest.mark.parametrize("kind", sorted(PURE - {nn.Sequential}, key=lambda one: one.__name__))
+def test_pure_layers_change_nothing_and_draw_nothing(kind):
+    layer, shape = GIVEN.get(kind.__name__, (kind, (4, 2, 6, 6)))
+    module = layer().train()
+    assert is_pure(module)
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    state, inputs = torch.get_rng_state(), torch.ones(shape)
+    first, again = module(inputs), module(inputs)
+    assert torch.equal(first, again)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+
+
+GIVEN = {
+    "Linear": (lambda: nn.Linear(6, 2), (4, 6)),
+    "Conv1d": (lambda: nn.Conv1d(2, 3, 2), (4, 2, 6)),
+    "Conv2d": (lambda: nn.Conv2d(2, 3, 2), (4, 2, 6, 6)),
+    "Conv3d": (lambda: nn.Conv3d(2, 3, 2), (4, 2, 6, 6, 6)),
+    "Unflatten": (lambda: nn.Unflatten(1, (3, 2)), (4, 6)),
+    "ZeroPad2d": (lambda: nn.ZeroPad2d(1), (4, 2, 6, 6)),
+    "MaxPool2d": (lambda: nn.MaxPool2d(2), (4, 2, 6, 6)),
+    "AvgPool2d": (lambda: nn.AvgPool2d(2), (4, 2, 6, 6)),
+    "AdaptiveAvgPool2d": (lambda: nn.AdaptiveAvgPool2d(1), (4, 2, 6, 6)),
+    "LayerNorm": (lambda: nn.LayerNorm(6), (4, 6)),
+    "GroupNorm": (lambda: nn.GroupNorm(2, 2), (4, 2, 6)),
+}
+"""Layers that need arguments, and the shape of an input."""

@@ -43,9 +43,10 @@ def packed(scenario: Scenario) -> int:
     batches = task.batches(0, 1, batch_size=settings.batch_size, steps=settings.local_steps)
     with isolated(scenario.seed, "packing"):
         one = local_training(scenario, task, module, batches, torch.Generator(), ())
+        trained = task.trained(module)
         torch.cuda.reset_peak_memory_stats(device)
         held = torch.cuda.memory_allocated(device)
-        train_together([one], task.arrays(module), loss=task.loss, trained=task.trained(module))
+        train_together(one, [one.batches], task.arrays(module), loss=task.loss, trained=trained)
         each = torch.cuda.max_memory_allocated(device) - held
     number = workers(scenario)
     sharing = math.ceil(number / max(1, torch.cuda.device_count()))

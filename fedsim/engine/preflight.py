@@ -118,7 +118,7 @@ def _check_vectorize(built: BuiltRun, module: nn.Module) -> None:
     one = local_training(built.scenario, task, module, batches, torch.Generator(), ())
     before, trained = task.arrays(module), task.trained(module)
     try:
-        train_together([one, one], before, loss=task.loss, trained=trained)
+        train_together(one, [batches, batches], before, loss=task.loss, trained=trained)
     except Exception as error:
         raise ScenarioError(
             "engine.vectorize trains several clients at once, and this model allows no batch of "

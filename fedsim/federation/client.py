@@ -3,6 +3,7 @@
 `defend` is a mod that adds fedsim's defenses to another ClientApp.
 """
 
+import contextlib
 import functools
 import itertools
 import operator
@@ -87,8 +88,7 @@ def _prepared(messages: Sequence[Message], contexts: Sequence[Context]) -> int:
     stated = session.built.scenario.engine.vectorize
     some = 1 if stated == "auto" else stated or 1  # "auto" of a project that Flower runs itself
     if some > 1 and "arrays" in content:
-        alike = functools.partial(_alike, messages[0])
-        some = sum(1 for _ in itertools.takewhile(alike, messages[:some]))
+        some = _number_alike(messages[:some])
         try:
             session.finished |= _together(messages[:some], contexts[:some])
         except (Exception, SystemExit) as error:  # the client that fails alone, too, is named
@@ -96,18 +96,31 @@ def _prepared(messages: Sequence[Message], contexts: Sequence[Context]) -> int:
                 warnings.warn(f"{ALONE}: {brief(error)}", stacklevel=2)
     elif _trains(messages[0], scenario):
         some = group_size(cast(ArrayRecord, content["arrays"]))
-        asked = zip(messages[:some], contexts[:some], strict=True)
-        pairs = [*itertools.takewhile(lambda one: _trains(one[0], scenario), asked)]
-        places = [_place(message, context) for message, context in pairs]
-        prepared = session.prepare(places, [_config(message) for message, _ in pairs])
-        loaded: object = None
-        for place, pair, training in zip(places, pairs, prepared, strict=False):
-            arrays = pair[0].content["arrays"]
-            outcome = _outcome(*pair, training, again=arrays is loaded)
-            loaded = None if isinstance(outcome, BaseException) else arrays
-            session.finished[place] = outcome
-        some = len(prepared)
+        with contextlib.suppress(Exception, SystemExit):  # raised again where each trains alone
+            if session.is_pure([client_number(context) for context in contexts[:some]]):
+                alike = _number_alike(messages[:some])
+                made = _together(messages[:alike], contexts[:alike], at_once=False)
+                session.finished |= made
+                return len(made)
+        some = _one_by_one(session, messages[:some], contexts[:some], scenario)
     return some
+
+
+def _one_by_one(
+    session: Session, messages: Sequence[Message], contexts: Sequence[Context], scenario: str
+) -> int:
+    """Train the first clients, each in its own surroundings; returns how many there are."""
+    asked = zip(messages, contexts, strict=True)
+    pairs = [*itertools.takewhile(lambda one: _trains(one[0], scenario), asked)]
+    places = [_place(message, context) for message, context in pairs]
+    prepared = session.prepare(places, [_config(message) for message, _ in pairs])
+    loaded: object = None
+    for place, pair, training in zip(places, pairs, prepared, strict=False):
+        arrays = pair[0].content["arrays"]
+        outcome = _outcome(*pair, training, again=arrays is loaded)
+        loaded = None if isinstance(outcome, BaseException) else arrays
+        session.finished[place] = outcome
+    return len(prepared)
 
 
 def _trains(message: Message, scenario: object) -> bool:
@@ -126,6 +139,12 @@ def _trains(message: Message, scenario: object) -> bool:
     )
 
 
+def _number_alike(messages: Sequence[Message]) -> int:
+    """How many messages ask for the same training as the first one, which is one of them."""
+    alike = functools.partial(_alike, messages[0])
+    return sum(1 for _ in itertools.takewhile(alike, messages))
+
+
 def _alike(first: Message, message: Message) -> bool:
     """Whether two messages ask for the same training: the same arrays, rates and round."""
     if message is first or message.content is first.content:
@@ -141,16 +160,28 @@ def _alike(first: Message, message: Message) -> bool:
 
 
 def _together(
-    messages: Sequence[Message], contexts: Sequence[Context]
+    messages: Sequence[Message], contexts: Sequence[Context], *, at_once: bool = True
 ) -> dict[tuple[int, int], tuple[Update, float] | BaseException]:
-    """Train clients at once that were sent the same, and defend each update alone."""
+    """Train the first clients of those that were sent the same, and defend each update alone.
+
+    Args:
+        messages: The messages.
+        contexts: The context of each one's client.
+        at_once: Whether they are trained as one batch of models, or one after the other.
+    """
     session, before, round = _open(messages[0])
     lr, mu = session.rates(_config(messages[0]))
     clients = [client_number(context) for context in contexts]
-    made = session.train_together(before, round, clients, lr=lr, proximal_mu=mu)
+    made: Sequence[tuple[Update, float] | BaseException]
+    if at_once:
+        made = session.train_together(before, round, clients, lr=lr, proximal_mu=mu)
+    else:
+        made = session.train_in_turn(round, clients, lr=lr)
     return {
-        (round, client): _defended(session.built, before, (round, client), context, one)
-        for client, context, one in zip(clients, contexts, made, strict=True)
+        (round, client): one
+        if isinstance(one, BaseException)
+        else _defended(session.built, before, (round, client), context, one)
+        for client, context, one in zip(clients, contexts, made, strict=False)
     }
 
 

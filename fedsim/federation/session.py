@@ -5,22 +5,23 @@ scenario's text, which every message carries.
 """
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord
 from torch import Tensor
 
-from fedsim.defense import Training
+from fedsim.defense import Defense, Training
 from fedsim.federation.arrays import GROUP_BYTES, content_of
-from fedsim.parts import parts
-from fedsim.records import Update
+from fedsim.parts import is_pure, parts, training_mode
+from fedsim.records import Batch, Update
 from fedsim.scenario import Scenario
 from fedsim.scenario.built import BuiltRun, build
 from fedsim.scenario.devices import device_of
 from fedsim.seeds import deterministic, isolated
-from fedsim.training.local import client_training
+from fedsim.tasks.classification import cross_entropy
+from fedsim.training.local import client_training, gradients_in_turn
 from fedsim.training.together import train_together
 
 KEPT = 2
@@ -68,27 +69,69 @@ class Session:
         Returns:
             The update, before any defense, and the mean training loss of each client.
         """
-        scenario, task = self.built.scenario, self.built.task
-        with isolated(scenario.seed, "clients", round):
-            trainings = [
-                client_training(
-                    self.built,
-                    self.module,
-                    (round, client),
-                    self.built.batches(client, round),
-                    lr=lr,
-                    device="cpu",
-                )
-                for client in clients
-            ]
+        built, task = self.built, self.built.task
+        with isolated(built.scenario.seed, "clients", round):
+            batches = [built.batches(client, round) for client in clients]
+            where = round, clients[0]
             return train_together(
-                trainings,
+                client_training(built, self.module, where, (), lr=lr, device="cpu"),
+                batches,
                 before,
                 loss=task.loss,
                 trained=task.trained(self.module),
                 reduction=task.reduction,
                 proximal_mu=proximal_mu,
             )
+
+    def is_pure(self, clients: Sequence[int]) -> bool:
+        """Whether clients' training is known to change nothing and to draw no random number.
+
+        Then nothing has to be seeded, loaded or restored between two of them.
+
+        Args:
+            clients: The clients.
+        """
+        built = self.built
+        return (
+            built.scenario.training.algorithm == "fedsgd"
+            and built.task.loss is cross_entropy
+            and not any(
+                type(defense).prepare is not Defense.prepare and any(map(defense.guards, clients))
+                for defense in built.defenses
+            )
+            and is_pure(self.module)
+        )
+
+    def train_in_turn(
+        self, round: int, clients: Sequence[int], *, lr: float
+    ) -> list[tuple[Update, float] | BaseException]:
+        """Train clients whose training `is_pure`, with nothing between two of them.
+
+        Args:
+            round: The round.
+            clients: The clients.
+            lr: The learning rate of the round.
+
+        Returns:
+            The update, before any defense, and the training loss of the first clients, as many as
+            fit into a group's memory, or why there is none.
+        """
+        built, task = self.built, self.built.task
+        device = device_of(built.scenario.engine, "client")
+        with isolated(built.scenario.seed, "clients", round):  # so that a GPU computes as always
+            training_mode(self.module)
+            drawn = [*self._drawn([(round, client) for client in clients])]
+            batches = [own for own in drawn if not isinstance(own, BaseException)]
+            made = iter(
+                gradients_in_turn(
+                    client_training(built, self.module, (round, clients[0]), (), lr=lr),
+                    [[batch.to(device) for batch in own] for own in batches],
+                    loss=task.loss,
+                    trained=task.trained(self.module),
+                    reduction=task.reduction,
+                )
+            )
+            return [own if isinstance(own, BaseException) else next(made) for own in drawn]
 
     def prepare(
         self, places: Sequence[tuple[int, int]], configs: Sequence[ConfigRecord]
@@ -104,18 +147,29 @@ class Session:
             client that has none.
         """
         found: list[Training | None] = []
-        taken = 0
-        for place, config in zip(places, configs, strict=True):
+        for place, config, batches in zip(places, configs, self._drawn(places), strict=False):
             try:
-                batches, lr = self.built.batches(place[1], place[0]), self.rates(config)[0]
+                if isinstance(batches, BaseException):
+                    raise batches
+                lr = self.rates(config)[0]
                 found.append(client_training(self.built, self.module, place, batches, lr=lr))
             except (Exception, SystemExit):  # raised again, and named, where it is trained
                 found.append(None)
+        return found
+
+    def _drawn(self, places: Sequence[tuple[int, int]]) -> Iterator[list[Batch] | BaseException]:
+        """The batches of the first clients, as many as fit into a group's memory."""
+        taken = 0
+        for round, client in places:
+            if taken >= GROUP_BYTES:
+                return
+            try:
+                batches = self.built.batches(client, round)
+            except (Exception, SystemExit) as error:
+                yield error
                 continue
             taken += sum(batch.inputs.nbytes for batch in batches)
-            if taken >= GROUP_BYTES:
-                break
-        return found
+            yield batches
 
     def rates(self, config: ConfigRecord) -> tuple[float, float]:
         """The learning rate of a round, and the weight of FedProx's term, as the server sent them.

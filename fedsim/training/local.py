@@ -180,11 +180,58 @@ def train_locally(
     if others := [name for name in before if name not in trained]:
         present = parts(module).buffers
         buffers = {name: present[name].clone() for name in others if name in present}
-    return update_of(training, tensors, buffers, reduction), sum(losses) / len(losses)
+    update = update_of(training, training.batches, tensors, buffers, reduction)
+    return update, sum(losses) / len(losses)
+
+
+def gradients_in_turn(
+    training: Training,
+    batches: Sequence[Sequence[Batch]],
+    *,
+    loss: Loss,
+    trained: frozenset[str],
+    reduction: Reduction = "example",
+) -> list[tuple[Update, float] | Exception]:
+    """Do for several clients under FedSGD what `train_locally` does for one, with the same bits.
+
+    Nothing but the gradients is computed between two clients: a gradient empties the processor's
+    caches of the code and data that all else needs, which then takes several times as long.
+
+    Args:
+        training: The training of each client, but for its batches. It is the plain one, without
+            defenses, and does not change the model (`fedsim.parts.is_pure`).
+        batches: The batches of each client, of which FedSGD takes the first.
+        loss: The task's loss.
+        trained: Names of the trained parameters.
+        reduction: What the loss is a mean over.
+
+    Returns:
+        The update and the training loss of each client, or why it has none.
+    """
+    module = training.module
+    weights = {name: p for name, p in parts(module).parameters.items() if name in trained}
+    parameters = list(weights.values())
+    found: list[tuple[Sequence[Tensor], Tensor] | Exception] = []
+    for batch, *_ in batches:
+        try:
+            mean = batch_loss(loss, module, batch)
+            gradient = torch.autograd.grad(mean, parameters, materialize_grads=True)
+            found.append((gradient, mean.detach()))
+        except Exception as error:
+            found.append(error)
+    made: list[tuple[Update, float] | Exception] = []
+    for own, each in zip(batches, found, strict=True):
+        if isinstance(each, Exception):
+            made.append(each)
+            continue
+        tensors = dict(zip(weights, each[0], strict=True))
+        made.append((update_of(training, own, tensors, {}, reduction), float(each[1])))
+    return made
 
 
 def update_of(
     training: Training,
+    batches: Sequence[Batch],
     tensors: Mapping[str, Tensor],
     buffers: Mapping[str, Tensor],
     reduction: Reduction,
@@ -192,7 +239,8 @@ def update_of(
     """What a client sends after its local training, before any defense, on the CPU.
 
     Args:
-        training: The training.
+        training: The training, whose own batches do not matter.
+        batches: The client's batches.
         tensors: The gradient (FedSGD) or the new weights (FedAvg), by parameter name.
         buffers: The buffers that are sent.
         reduction: What the loss is a mean over.
@@ -205,8 +253,8 @@ def update_of(
         lr=training.lr,
         momentum=training.momentum,
         weight_decay=training.weight_decay,
-        steps=len(training.batches),
-        num_examples=sum(map(len, training.batches)),
+        steps=len(batches),
+        num_examples=sum(map(len, batches)),
         reduction=reduction,
     )
 

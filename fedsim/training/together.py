@@ -46,7 +46,8 @@ def check_together(defenses: Sequence[Defense], optimizer: str, *, drops: bool) 
 
 
 def train_together(
-    trainings: Sequence[Training],
+    training: Training,
+    batches: Sequence[Sequence[Batch]],
     before: Mapping[str, Tensor],
     *,
     loss: Loss,
@@ -60,8 +61,9 @@ def train_together(
     gets half of them.
 
     Args:
-        trainings: The clients' training. They share one model, which has the weights `before`, and
-            all settings but the batches. Batches may be on the CPU, from where those of all clients
+        training: The training of each client, but for its batches, with a model that has the
+            weights `before`.
+        batches: The batches of each client. They may be on the CPU, from where those of all clients
             go to the model's device at once.
         before: The weights that the server sent, by parameter name.
         loss: The task's loss.
@@ -73,15 +75,15 @@ def train_together(
         The update and the mean training loss of each client.
     """
     alike: dict[Any, list[int]] = {}
-    for place, training in enumerate(trainings):
-        alike.setdefault(tuple(map(_form, training.batches)), []).append(place)
+    for place, own in enumerate(batches):
+        alike.setdefault(tuple(map(_form, own)), []).append(place)
     found: dict[int, tuple[Update, float]] = {}
     groups = list(alike.values())
     while groups:
         group = groups.pop()
-        some = [trainings[place] for place in group]
+        some = [batches[place] for place in group]
         try:
-            made = _at_once(some, before, loss, trained, reduction, proximal_mu)
+            made = _at_once(training, some, before, loss, trained, reduction, proximal_mu)
         except torch.cuda.OutOfMemoryError:
             if len(group) == 1:
                 raise
@@ -91,7 +93,7 @@ def train_together(
             torch.cuda.empty_cache()
             continue
         found |= dict(zip(group, made, strict=True))
-    return [found[place] for place in range(len(trainings))]
+    return [found[place] for place in range(len(batches))]
 
 
 def _form(batch: Batch) -> tuple[Any, ...]:
@@ -110,15 +112,16 @@ def _stacked(batches: Sequence[Batch]) -> Batch:
 
 
 def _at_once(
-    trainings: Sequence[Training],
+    training: Training,
+    batches: Sequence[Sequence[Batch]],
     before: Mapping[str, Tensor],
     loss: Loss,
     trained: frozenset[str],
     reduction: Reduction,
     proximal_mu: float,
 ) -> list[tuple[Update, float]]:
-    first, number = trainings[0], len(trainings)
-    module = first.module.train()
+    number = len(batches)
+    module = training.module.train()
     device = next(module.parameters()).device
     held = {name: p.detach() for name, p in module.named_parameters()}
     weights = {name: value for name, value in held.items() if name in trained}
@@ -138,37 +141,38 @@ def _at_once(
         return found
 
     def step(weights: dict[str, Tensor], each: int | None, at: int) -> tuple[Any, Tensor]:
-        batch = _stacked([one.batches[at] for one in trainings]).to(device)
+        batch = _stacked([own[at] for own in batches]).to(device)
         fields = [one for one in (batch.inputs, batch.labels, batch.lengths) if one is not None]
         gradient = vmap(grad_and_value(mean_loss), in_dims=(each, 0, *[0] * len(fields)))
         return gradient(weights, buffers, *fields)
 
-    if first.algorithm == "fedsgd":
+    if training.algorithm == "fedsgd":
         tensors, losses = step(weights, None, 0)
     else:
         start = {name: value[None] for name, value in weights.items()}
         tensors = {k: value.expand(number, *value.shape[1:]) for k, value in start.items()}
         moments: dict[str, Tensor] = {}
         losses = torch.zeros(number, device=device)
-        for at in range(len(first.batches)):
+        steps = len(batches[0])
+        for at in range(steps):
             gradient, lost = step(tensors, 0, at)
-            losses = losses + lost / len(first.batches)
+            losses = losses + lost / steps
             for name, slope in gradient.items():
                 if proximal_mu:
                     slope = slope + proximal_mu * (tensors[name] - start[name])
-                if first.weight_decay:
-                    slope = slope + first.weight_decay * tensors[name]
-                if first.momentum:
+                if training.weight_decay:
+                    slope = slope + training.weight_decay * tensors[name]
+                if training.momentum:
                     last = moments.get(name)
-                    slope = slope if last is None else first.momentum * last + slope
+                    slope = slope if last is None else training.momentum * last + slope
                     moments[name] = slope
-                tensors[name] = tensors[name] - first.lr * slope
+                tensors[name] = tensors[name] - training.lr * slope
     sent = _apart(tensors, number)
     states = _apart({name: value for name, value in buffers.items() if name in before}, number)
     each: list[float] = losses.tolist()  # each value read alone would wait for the GPU
     return [
-        (update_of(training, own, state, reduction), lost)
-        for training, own, state, lost in zip(trainings, sent, states, each, strict=True)
+        (update_of(training, own, one, state, reduction), lost)
+        for own, one, state, lost in zip(batches, sent, states, each, strict=True)
     ]
 
 

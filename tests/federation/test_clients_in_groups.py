@@ -7,12 +7,13 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 
 from fedsim.engine.inline import InlineGrid
+from fedsim.engine.simulate import simulate
 from fedsim.federation import session
 from fedsim.federation.arrays import GROUP, GROUP_BYTES, group_size, tensor_record
 from fedsim.federation.session import Session, session_of
 from fedsim.federation.spool import in_groups
 from fedsim.scenario.built import build
-from tests.support.tiny import config, initial, scenario
+from tests.support.tiny import config, initial, rows, scenario, timeless
 
 
 def weights(bytes):
@@ -161,4 +162,92 @@ def test_a_defense_that_fails_does_not_train_the_others_again(monkeypatch):
     for message in asked:
         message.content["arrays"] = asked[0].content["arrays"]
     replies = list(grid.send_and_receive(asked))  # a warning would be an error
+    assert [reply.has_error() for reply in replies] == [False, True, False]
+
+
+NOISE = {"name": "gaussian-noise", "sigma": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("changes", "in_turn"),
+    [
+        ({}, 2),  # a call a round
+        ({"task": {"model": "mlp"}, "defenses": [NOISE]}, 2),
+        ({"task": {"model": "lenet"}, "seed": 2**40, "defenses": [NOISE | {"clients": [1]}]}, 2),
+        ({"defenses": [{"name": "dp-sgd"}]}, 0),
+        ({"task": {"model": "resnet20"}}, 0),
+        ({"training": {"algorithm": "fedavg"}}, 0),
+    ],
+)
+def test_clients_in_turn_send_the_bits_that_each_sends_alone(
+    changes, in_turn, tmp_path, monkeypatch
+):
+    calls, plain = [], session.gradients_in_turn
+
+    def counted(training, batches, **settings):
+        calls.append(len(batches))
+        return plain(training, batches, **settings)
+
+    monkeypatch.setattr(session, "gradients_in_turn", counted)
+    simulate(scenario(**changes), tmp_path / "turn")
+    assert calls == [4] * in_turn
+    monkeypatch.setattr(Session, "is_pure", lambda self, clients: False)
+    simulate(scenario(**changes), tmp_path / "alone")
+    assert len(calls) == in_turn
+    assert timeless(tmp_path / "turn") == timeless(tmp_path / "alone")
+    both = [rows(tmp_path / name, "utility.csv") for name in ("turn", "alone")]
+    assert both[0] == both[1]
+
+
+def test_clients_in_turn_are_as_many_as_their_batches_allow(monkeypatch):
+    run = scenario()
+    grid = InlineGrid(run.training.clients)
+    asked = sent(run, grid, len)
+    for message in asked:
+        message.content = asked[0].content
+    many = [reply.content["arrays"] for reply in grid.send_and_receive(asked)]
+    calls, plain = [], session.gradients_in_turn
+    counted = lambda *given, **more: calls.append(len(given[1])) or plain(*given, **more)  # noqa: E731
+    monkeypatch.setattr(session, "gradients_in_turn", counted)
+    monkeypatch.setattr(session, "GROUP_BYTES", 1)
+    few = [reply.content["arrays"] for reply in grid.send_and_receive(asked)]
+    assert calls == [1, 1, 1]
+    for one, other in zip(many, few, strict=True):
+        theirs = other.to_torch_state_dict()
+        assert all(torch.equal(v, theirs[k]) for k, v in one.to_torch_state_dict().items())
+
+
+def test_a_label_beyond_the_classes_is_one_clients_error(monkeypatch):
+    run = scenario()
+    grid = InlineGrid(run.training.clients)
+    task = type(session_of(run.model_dump_json()).built.task)
+    plain = task.batches
+
+    def wrong(self, client, round, **settings):
+        return [
+            type(one)(one.inputs, one.labels + 10 * (client == 1))
+            for one in plain(self, client, round, **settings)
+        ]
+
+    monkeypatch.setattr(task, "batches", wrong)
+    asked = sent(run, grid, len)
+    for message in asked:
+        message.content = asked[0].content
+    replies = list(grid.send_and_receive(asked))
+    assert [reply.has_error() for reply in replies] == [False, True, False]
+    assert "IndexError" in replies[1].error.reason
+
+
+def test_a_defense_that_cannot_say_whom_it_guards_is_its_clients_error(monkeypatch):
+    run = scenario(defenses=[{"name": "dp-sgd"}])
+    grid = InlineGrid(run.training.clients)
+    (defense,) = session_of(run.model_dump_json()).built.defenses
+
+    def guards(self, client):
+        if client == 1:
+            raise RuntimeError("no such client")
+        return True
+
+    monkeypatch.setattr(type(defense), "guards", guards)
+    replies = list(grid.send_and_receive(sent(run, grid, len)))
     assert [reply.has_error() for reply in replies] == [False, True, False]

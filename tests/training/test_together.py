@@ -47,8 +47,10 @@ def test_clients_at_once_equal_each_alone_in_float64(model, training):
         train_locally(one, before, trained=trained, proximal_mu=mu)
         for one in (next(x for i, x in enumerate(trainings()) if i == at) for at in range(3))
     ]
+    first, *others = trainings()
+    batches = [one.batches for one in (first, *others)]
     together = train_together(
-        list(trainings()), before, loss=task.loss, trained=trained, proximal_mu=mu
+        first, batches, before, loss=task.loss, trained=trained, proximal_mu=mu
     )
     for (ours, loss), (theirs, expected) in zip(together, alone, strict=True):
         assert loss == pytest.approx(expected, rel=1e-12)
@@ -64,9 +66,9 @@ def test_a_run_trains_them_at_once_and_defends_each_alone(tmp_path, monkeypatch)
 
     sizes = []
 
-    def counted(trainings, *args, **settings):
-        sizes.append(len(trainings))
-        return train_together(trainings, *args, **settings)
+    def counted(training, batches, *args, **settings):
+        sizes.append(len(batches))
+        return train_together(training, batches, *args, **settings)
 
     monkeypatch.setattr(session, "train_together", counted)
     noise = [{"name": "gaussian-noise", "sigma": 0.1}]
@@ -139,11 +141,11 @@ def test_a_defense_that_fails_costs_its_own_client_only(tmp_path, monkeypatch):
 def test_a_gpu_without_enough_memory_gets_half_of_the_clients(monkeypatch):
     at_once, sizes = together._at_once, []
 
-    def small(trainings, *args):
-        sizes.append(len(trainings))
-        if len(trainings) > 2:
+    def small(training, batches, *args):
+        sizes.append(len(batches))
+        if len(batches) > 2:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory")
-        return at_once(trainings, *args)
+        return at_once(training, batches, *args)
 
     monkeypatch.setattr(together, "_at_once", small)
     run = scenario()
@@ -155,8 +157,9 @@ def test_a_gpu_without_enough_memory_gets_half_of_the_clients(monkeypatch):
         local_training(run, task, module, task.batches(c, 1, batch_size=4, steps=1), None, ())
         for c in range(5)
     ]
+    batches = [one.batches for one in several]
     with pytest.warns(UserWarning, match="need more memory than the GPU has"):
-        found = train_together(several, before, loss=task.loss, trained=trained)
+        found = train_together(several[0], batches, before, loss=task.loss, trained=trained)
     expected = [train_locally(one, before, trained=trained)[1] for one in several]
     assert [loss for _, loss in found] == pytest.approx(expected, rel=1e-5)
     assert sizes == [5, 3, 2, 1, 2]
