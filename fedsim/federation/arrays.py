@@ -3,6 +3,7 @@
 import functools
 import io
 import math
+import pickle
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,7 +20,7 @@ NUMPY = "numpy.ndarray"
 """How Flower names its encoding of arrays."""
 
 
-GROUP, GROUP_BYTES = 32, 16 * 2**20
+GROUP, GROUP_BYTES = 128, 32 * 2**20
 """Largest number of clients that are trained before the first of them replies, and of bytes of
 their updates."""
 
@@ -92,14 +93,22 @@ class TensorArray(LocalArray):
         """As Flower sends it, under the name of Flower's class."""
         return self._plain().deflate()
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Ray serialises numpy arrays without a copy, and processes of a node share their memory.
-        if self._values is not None:
-            return _of, (self._values,)
-        return Array, (self.dtype, self.shape, self.stype, self.data)
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        # Ray serialises buffers without a copy, and processes of a node share their memory.
+        values = self._values
+        if values is None:
+            return Array, (self.dtype, self.shape, self.stype, self.data)
+        if protocol >= 5 and values.size and values.flags.c_contiguous:
+            return _read, (pickle.PickleBuffer(values.data), self.dtype, self.shape)
+        return _of, (values,)
 
     def _plain(self) -> Array:
         return Array(self.dtype, self.shape, self.stype, self.data)
+
+
+def _read(buffer: Any, dtype: str, shape: tuple[int, ...]) -> TensorArray:
+    """An array of the values in a buffer, in half the time of numpy's own way."""
+    return _of(np.frombuffer(buffer, dtype).reshape(shape))
 
 
 def _of(values: NDArray[Any]) -> TensorArray:
@@ -145,8 +154,12 @@ def group_size(arrays: ArrayRecord) -> int:
     Args:
         arrays: The model as it is sent to clients; their updates are as large.
     """
-    size = sum(math.prod(array.shape) * np.dtype(array.dtype).itemsize for array in arrays.values())
-    return min(max(GROUP_BYTES // max(size, 1), 1), GROUP)
+    return min(max(GROUP_BYTES // max(bytes_of(arrays), 1), 1), GROUP)
+
+
+def bytes_of(arrays: ArrayRecord) -> int:
+    """The bytes of a record's values, which Flower's `count_bytes` encodes to count them."""
+    return sum(math.prod(array.shape) * np.dtype(array.dtype).itemsize for array in arrays.values())
 
 
 def content_of(array: Array) -> object:

@@ -10,6 +10,7 @@ from flwr.app import Array, ArrayRecord
 from support.tiny import ask, initial, scenario, sent
 
 from fedsim.engine.inline import InlineGrid
+from fedsim.engine.ray.transfer import pack, unpack
 from fedsim.federation.arrays import TensorArray, tensor_of, tensor_record
 from fedsim.federation.session import Session
 from fedsim.scenario.built import build
@@ -32,7 +33,8 @@ def test_an_array_of_a_tensor_is_that_of_flower(tensor):
     assert ours.numpy().tobytes() == theirs.numpy().tobytes()
     assert ours.data == theirs.data
     assert ours.object_id == theirs.object_id
-    for copied in (pickle.loads(pickle.dumps(ours)), copy.deepcopy(ours)):  # noqa: S301 - our own
+    pickled = [pickle.loads(pickle.dumps(ours, protocol)) for protocol in (4, 5)]  # noqa: S301
+    for copied in (*pickled, unpack(pack(ours)), copy.deepcopy(ours)):
         assert type(copied) is TensorArray
         assert not np.shares_memory(copied._values, ours._values)
         assert copied.data == theirs.data

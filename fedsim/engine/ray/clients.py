@@ -21,6 +21,7 @@ from fedsim.engine.ray.attacks import RayExecutor
 from fedsim.engine.ray.transfer import Packed, pack, unpack
 from fedsim.errors import EngineError
 from fedsim.federation import federate
+from fedsim.federation.arrays import bytes_of
 from fedsim.federation.client import answers
 from fedsim.federation.grid import RAISED, LocalGrid
 from fedsim.runs.ledger import Ledger
@@ -142,7 +143,7 @@ class RayGrid(LocalGrid):
     def _shares(self, messages: Sequence[Message]) -> list[Sequence[Message]]:
         """Split messages into groups, by the size of their models and evenly over the actors."""
         sent = messages[0].content.array_records.values() if messages else ()
-        size = max(1, SHARE // max(1, sum(record.count_bytes() for record in sent)))
+        size = max(1, SHARE // max(1, sum(map(bytes_of, sent))))
         size = min(size, math.ceil(len(messages) / len(self._pool)) or 1)
         return [messages[at : at + size] for at in range(0, len(messages), size)]
 
