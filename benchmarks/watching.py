@@ -1,8 +1,8 @@
 """What watching costs where there is nothing to attack: rounds with and without the curious server.
 
-    python benchmarks/watching.py [--pairs 30]
+    python benchmarks/watching.py [--pairs 30] [--clients 20]
 
-FedSGD on the embedded digits at 32 x 32, 20 clients with batches of 16, in one process; no
+FedSGD on the embedded digits at 32 x 32, clients with batches of 16, in one process; no
 adversaries, nothing recorded. The strategy alone and the same strategy within HonestButCurious
 take turns, and which comes first alternates. Each pair gives a ratio of CPU seconds of a median
 round, evaluation included; the median over pairs is printed with its 95 % bootstrap interval. The
@@ -39,6 +39,7 @@ from fedsim.seeds import held, isolated
 
 MODELS = {
     "cnn": {"name": "cnn"},
+    "wide cnn": {"name": "cnn", "channels": 28},
     "convnet": {"name": "convnet"},
     "mlp": {"name": "mlp", "hidden": [64]},
 }
@@ -79,13 +80,15 @@ def main() -> None:
     """Print the ratios."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--pairs", type=int, default=30)
+    parser.add_argument("--clients", type=int, default=20)
     chosen = parser.parse_args()
     for model in MODELS.values():
         scenario = Scenario.parse(
             {
                 "task": {"name": "images", "data": "digits", "size": 32, "model": model},
                 "training": {
-                    "algorithm": "fedsgd", "rounds": ROUNDS, "clients": 20, "batch_size": 16,
+                    "algorithm": "fedsgd", "rounds": ROUNDS, "clients": chosen.clients,
+                    "batch_size": 16,
                 },
                 "record": {"keep": "nothing"},
                 "engine": {"workers": 1, "device": "cpu"},
