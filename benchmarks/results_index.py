@@ -186,7 +186,7 @@ def training(point: Point) -> Found:
     assert statement is not None
     cell = Cell(point.measure, "", Place("", frozenset()), 1, value, None, None)
     judged = judge(statement, Measured(point.measure, point.how, "", (cell,)))
-    theirs = shown(statement, point.how).replace(" %", " points")
+    theirs = shown(statement, point.how)
     verdict = kind(judged.text, theirs, point.how)
     return Found(theirs, change(value, point.how), "1 run", "smoke", verdict)
 

@@ -71,13 +71,17 @@ class Measure:
         return (-math.inf, math.inf) if self.kind == "number" else (0.0, 1.0)
 
     def show(self, value: float | None) -> str:
-        """Format a value: shares in per cent, numbers with three digits, thousands whole."""
+        """Format a value: shares in per cent, their differences in percentage points.
+
+        Numbers have three digits, thousands are whole.
+        """
         if value is None or math.isnan(value):
             return "–"
         if math.isinf(value):
             return "∞" if value > 0 else "−∞"
         if self.kind != "number":
-            return f"{100 * value:.3g} %" if abs(value) < 9.995 else f"{100 * value:.0f} %"
+            digits = f"{100 * value:.3g}" if abs(value) < 9.995 else f"{100 * value:.0f}"
+            return f"{digits} points" if self.signed else f"{digits} %"
         return number(value) + self.unit
 
     def say(self, mean: float | None, values: list[float], n: int) -> str:

@@ -95,7 +95,7 @@ def interval_text(mean: float, low: float | None, high: float | None, how: Measu
     """Format a mean and its interval, such as `98.1 % [97, 98.9]`."""
     if low is None or high is None:
         return how.show(mean)
-    ends = [how.show(end).removesuffix(" %") for end in (low, high)]
+    ends = [how.show(end).removesuffix(" %").removesuffix(" points") for end in (low, high)]
     return f"{how.show(mean)} [{ends[0]}, {ends[1]}]"
 
 

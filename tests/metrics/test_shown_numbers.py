@@ -3,6 +3,7 @@
 import pytest
 
 from fedsim.metric import Measure
+from fedsim.report.intervals import interval_text
 from fedsim.report.intervals import change
 
 
@@ -25,3 +26,9 @@ def test_numbers_are_shown_as_people_write_them(value, text):
 def test_differences_are_shown_in_the_same_way():
     assert change(1450.2, Measure("Iterations")) == "+1,450"
     assert change(-0.0251, Measure("Error")) == "-0.0251"
+
+
+def test_a_difference_of_shares_is_in_points():
+    change = Measure("Change of accuracy", kind="share", signed=True)
+    assert change.show(-0.0459) == "-4.59 points"
+    assert interval_text(-0.0459, -0.0593, -0.0326, change) == "-4.59 points [-5.93, -3.26]"
