@@ -3,8 +3,7 @@
 import pytest
 
 from fedsim.metric import Measure
-from fedsim.report.intervals import interval_text
-from fedsim.report.intervals import change
+from fedsim.report.intervals import change, interval_text
 
 
 @pytest.mark.parametrize(
