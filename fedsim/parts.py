@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +84,18 @@ def training_mode(module: nn.Module) -> None:
 def is_pure(module: nn.Module) -> bool:
     """Whether a forward and backward pass is known to change nothing and draw no random number.
 
-    So is what consists of the layers in `PURE`, without buffers, hooks or a `forward` of its own.
+    So is what consists of the layers in `PURE` and of plain parameters, without buffers, hooks or a
+    `forward` of its own.
     """
     known = parts(module)
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return (
         not known.buffers
-        and not any(one._backward_hooks for one in known.parameters.values())
+        and not _has_any_global_hook()  # type: ignore[no-untyped-call]
+        and all(
+            type(one) is nn.Parameter and not one._backward_hooks
+            for one in known.parameters.values()
+        )
         and all(
             type(one) in PURE
             and "forward" not in vars(one)

@@ -94,6 +94,10 @@ class Own(nn.Linear):
     pass
 
 
+class OwnParameter(nn.Parameter):
+    pass
+
+
 def with_change(change):
     module = chain()
     change(module)
@@ -109,6 +113,10 @@ IMPURE = {
     "hook of the gradient": lambda: with_change(lambda m: m[3].register_full_backward_hook(print)),
     "hook of a parameter": lambda: with_change(lambda m: m[3].weight.register_hook(print)),
     "own forward": lambda: with_change(lambda m: setattr(m[1], "forward", torch.rand_like)),
+    "a buffer": lambda: with_change(lambda m: m[1].register_buffer("seen", torch.zeros(1))),
+    "own kind of parameter": lambda: with_change(
+        lambda m: setattr(m[3], "weight", OwnParameter(torch.ones(3, 8)))
+    ),
     "parametrised": lambda: with_change(
         lambda m: nn.utils.parametrizations.weight_norm(m[3], "weight")
     ),
@@ -121,15 +129,27 @@ def test_what_may_draw_or_change_something_is_not_pure(made):
     assert not is_pure(made())
 
 
+def test_nothing_is_pure_under_a_hook_of_all_modules():
+    handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    try:
+        assert not is_pure(chain())
+    finally:
+        handle.remove()
+    assert is_pure(chain())
+
+
 @pytest.mark.parametrize("kind", sorted(PURE - {nn.Sequential}, key=lambda one: one.__name__))
 def test_pure_layers_change_nothing_and_draw_nothing(kind):
     layer, shape = GIVEN.get(kind.__name__, (kind, (4, 2, 6, 6)))
     module = layer().train()
     assert is_pure(module)
     before = {name: value.clone() for name, value in module.state_dict().items()}
-    state, inputs = torch.get_rng_state(), torch.ones(shape)
+    state, inputs = torch.get_rng_state(), torch.ones(shape, requires_grad=True)
     first, again = module(inputs), module(inputs)
     assert torch.equal(first, again)
+    wanted = [inputs, *module.parameters()]
+    slopes = [torch.autograd.grad(one.square().sum(), wanted) for one in (first, again)]
+    assert all(map(torch.equal, *slopes))
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
 

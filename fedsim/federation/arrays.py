@@ -159,7 +159,10 @@ def group_size(arrays: ArrayRecord) -> int:
 
 def bytes_of(arrays: ArrayRecord) -> int:
     """The bytes of a record's values, which Flower's `count_bytes` encodes to count them."""
-    return sum(math.prod(array.shape) * np.dtype(array.dtype).itemsize for array in arrays.values())
+    return sum(
+        array.values.nbytes if isinstance(array, LocalArray) else len(array.data)
+        for array in arrays.values()
+    )
 
 
 def content_of(array: Array) -> object:

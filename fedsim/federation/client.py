@@ -99,9 +99,7 @@ def _prepared(messages: Sequence[Message], contexts: Sequence[Context]) -> int:
         with contextlib.suppress(Exception, SystemExit):  # raised again where each trains alone
             if session.is_pure([client_number(context) for context in contexts[:some]]):
                 alike = _number_alike(messages[:some])
-                made = _together(messages[:alike], contexts[:alike], at_once=False)
-                session.finished |= made
-                return len(made)
+                return _in_turn(messages[:alike], contexts[:alike])
         some = _one_by_one(session, messages[:some], contexts[:some], scenario)
     return some
 
@@ -141,8 +139,12 @@ def _trains(message: Message, scenario: object) -> bool:
 
 def _number_alike(messages: Sequence[Message]) -> int:
     """How many messages ask for the same training as the first one, which is one of them."""
+    kind = messages[0].metadata.message_type
     alike = functools.partial(_alike, messages[0])
-    return sum(1 for _ in itertools.takewhile(alike, messages))
+    same = itertools.takewhile(
+        lambda one: one.metadata.message_type == kind and alike(one), messages
+    )
+    return sum(1 for _ in same)
 
 
 def _alike(first: Message, message: Message) -> bool:
@@ -160,29 +162,36 @@ def _alike(first: Message, message: Message) -> bool:
 
 
 def _together(
-    messages: Sequence[Message], contexts: Sequence[Context], *, at_once: bool = True
+    messages: Sequence[Message], contexts: Sequence[Context]
 ) -> dict[tuple[int, int], tuple[Update, float] | BaseException]:
-    """Train the first clients of those that were sent the same, and defend each update alone.
-
-    Args:
-        messages: The messages.
-        contexts: The context of each one's client.
-        at_once: Whether they are trained as one batch of models, or one after the other.
-    """
+    """Train clients at once that were sent the same, and defend each update alone."""
     session, before, round = _open(messages[0])
     lr, mu = session.rates(_config(messages[0]))
     clients = [client_number(context) for context in contexts]
-    made: Sequence[tuple[Update, float] | BaseException]
-    if at_once:
-        made = session.train_together(before, round, clients, lr=lr, proximal_mu=mu)
-    else:
-        made = session.train_in_turn(round, clients, lr=lr)
+    made = session.train_together(before, round, clients, lr=lr, proximal_mu=mu)
     return {
-        (round, client): one
-        if isinstance(one, BaseException)
-        else _defended(session.built, before, (round, client), context, one)
-        for client, context, one in zip(clients, contexts, made, strict=False)
+        (round, client): _defended(session.built, before, (round, client), context, one)
+        for client, context, one in zip(clients, contexts, made, strict=True)
     }
+
+
+def _in_turn(messages: Sequence[Message], contexts: Sequence[Context]) -> int:
+    """Train the first clients of those that were sent the same, with nothing between two of them.
+
+    Whoever fails is trained alone later, where the error is raised.
+
+    Returns:
+        How many there are.
+    """
+    session, before, round = _open(messages[0])
+    lr, _ = session.rates(_config(messages[0]))
+    clients = [client_number(context) for context in contexts]
+    made = session.train_in_turn(round, clients, lr=lr)
+    for client, context, one in zip(clients, contexts, made, strict=False):
+        place = round, client
+        if one is not None and place not in session.finished:
+            session.finished[place] = _defended(session.built, before, place, context, one)
+    return len(made)
 
 
 def _defended(

@@ -4,6 +4,7 @@ Flower calls a ClientApp with a message and a context alone, so the built run is
 scenario's text, which every message carries.
 """
 
+import contextlib
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
@@ -71,7 +72,7 @@ class Session:
         """
         built, task = self.built, self.built.task
         with isolated(built.scenario.seed, "clients", round):
-            batches = [built.batches(client, round) for client in clients]
+            batches = [list(built.batches(client, round)) for client in clients]
             where = round, clients[0]
             return train_together(
                 client_training(built, self.module, where, (), lr=lr, device="cpu"),
@@ -104,7 +105,7 @@ class Session:
 
     def train_in_turn(
         self, round: int, clients: Sequence[int], *, lr: float
-    ) -> list[tuple[Update, float] | BaseException]:
+    ) -> list[tuple[Update, float] | None]:
         """Train clients whose training `is_pure`, with nothing between two of them.
 
         Args:
@@ -114,24 +115,23 @@ class Session:
 
         Returns:
             The update, before any defense, and the training loss of the first clients, as many as
-            fit into a group's memory, or why there is none.
+            fit into a group's memory; None for a client that fails, and has to be trained alone.
         """
         built, task = self.built, self.built.task
         device = device_of(built.scenario.engine, "client")
+        drawn = [*self._drawn([(round, client) for client in clients])]
         with isolated(built.scenario.seed, "clients", round):  # so that a GPU computes as always
             training_mode(self.module)
-            drawn = [*self._drawn([(round, client) for client in clients])]
-            batches = [own for own in drawn if not isinstance(own, BaseException)]
             made = iter(
                 gradients_in_turn(
                     client_training(built, self.module, (round, clients[0]), (), lr=lr),
-                    [[batch.to(device) for batch in own] for own in batches],
+                    [[batch.to(device) for batch in own] for own in drawn if own is not None],
                     loss=task.loss,
                     trained=task.trained(self.module),
                     reduction=task.reduction,
                 )
             )
-            return [own if isinstance(own, BaseException) else next(made) for own in drawn]
+            return [None if own is None else next(made) for own in drawn]
 
     def prepare(
         self, places: Sequence[tuple[int, int]], configs: Sequence[ConfigRecord]
@@ -148,27 +148,28 @@ class Session:
         """
         found: list[Training | None] = []
         for place, config, batches in zip(places, configs, self._drawn(places), strict=False):
-            try:
-                if isinstance(batches, BaseException):
-                    raise batches
-                lr = self.rates(config)[0]
-                found.append(client_training(self.built, self.module, place, batches, lr=lr))
-            except (Exception, SystemExit):  # raised again, and named, where it is trained
-                found.append(None)
+            training = None
+            if batches is not None:
+                with contextlib.suppress(Exception, SystemExit):  # raised where it is trained
+                    lr = self.rates(config)[0]
+                    training = client_training(self.built, self.module, place, batches, lr=lr)
+            found.append(training)
         return found
 
-    def _drawn(self, places: Sequence[tuple[int, int]]) -> Iterator[list[Batch] | BaseException]:
-        """The batches of the first clients, as many as fit into a group's memory."""
+    def _drawn(self, places: Sequence[tuple[int, int]]) -> Iterator[list[Batch] | None]:
+        """The batches of the first clients, as many as fit into a group's memory.
+
+        None for a client that has none, which is an error that is raised where it is trained.
+        """
         taken = 0
         for round, client in places:
             if taken >= GROUP_BYTES:
                 return
-            try:
-                batches = self.built.batches(client, round)
-            except (Exception, SystemExit) as error:
-                yield error
-                continue
-            taken += sum(batch.inputs.nbytes for batch in batches)
+            batches = None
+            with contextlib.suppress(Exception, SystemExit):
+                found = list(self.built.batches(client, round))
+                taken += sum(batch.inputs.nbytes for batch in found)
+                batches = found
             yield batches
 
     def rates(self, config: ConfigRecord) -> tuple[float, float]:

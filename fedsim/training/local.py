@@ -191,7 +191,7 @@ def gradients_in_turn(
     loss: Loss,
     trained: frozenset[str],
     reduction: Reduction = "example",
-) -> list[tuple[Update, float] | Exception]:
+) -> list[tuple[Update, float] | None]:
     """Do for several clients under FedSGD what `train_locally` does for one, with the same bits.
 
     Nothing but the gradients is computed between two clients: a gradient empties the processor's
@@ -206,23 +206,23 @@ def gradients_in_turn(
         reduction: What the loss is a mean over.
 
     Returns:
-        The update and the training loss of each client, or why it has none.
+        The update and the training loss of each client; None if its training fails.
     """
     module = training.module
     weights = {name: p for name, p in parts(module).parameters.items() if name in trained}
     parameters = list(weights.values())
-    found: list[tuple[Sequence[Tensor], Tensor] | Exception] = []
+    found: list[tuple[Sequence[Tensor], Tensor] | None] = []
     for batch, *_ in batches:
         try:
             mean = batch_loss(loss, module, batch)
             gradient = torch.autograd.grad(mean, parameters, materialize_grads=True)
             found.append((gradient, mean.detach()))
-        except Exception as error:
-            found.append(error)
-    made: list[tuple[Update, float] | Exception] = []
+        except Exception:
+            found.append(None)
+    made: list[tuple[Update, float] | None] = []
     for own, each in zip(batches, found, strict=True):
-        if isinstance(each, Exception):
-            made.append(each)
+        if each is None:
+            made.append(None)
             continue
         tensors = dict(zip(weights, each[0], strict=True))
         made.append((update_of(training, own, tensors, {}, reduction), float(each[1])))

@@ -8,11 +8,13 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 
 from fedsim.engine.inline import InlineGrid
 from fedsim.engine.simulate import simulate
+from fedsim.federation import client as clients
 from fedsim.federation import session
 from fedsim.federation.arrays import GROUP, GROUP_BYTES, group_size, tensor_record
 from fedsim.federation.session import Session, session_of
 from fedsim.federation.spool import in_groups
 from fedsim.scenario.built import build
+from fedsim.training import local
 from tests.support.tiny import config, initial, rows, scenario, timeless
 
 
@@ -46,9 +48,10 @@ def test_batches_that_are_large_are_drawn_for_fewer_clients(monkeypatch):
 
 
 @pytest.mark.parametrize("vectorize", [0, 6])
-def test_clients_of_a_group_train_with_what_each_of_them_was_sent(vectorize):
+@pytest.mark.parametrize("algorithm", ["fedsgd", "fedavg"])
+def test_clients_of_a_group_train_with_what_each_of_them_was_sent(vectorize, algorithm):
     engine = {"workers": 1, "vectorize": vectorize}
-    run = scenario(training={"algorithm": "fedavg"}, engine=engine)
+    run = scenario(training={"algorithm": algorithm}, engine=engine)
     grid = InlineGrid(run.training.clients)
 
     def asked(node, lr, scale):
@@ -217,8 +220,85 @@ def test_clients_in_turn_are_as_many_as_their_batches_allow(monkeypatch):
         assert all(torch.equal(v, theirs[k]) for k, v in one.to_torch_state_dict().items())
 
 
-def test_a_label_beyond_the_classes_is_one_clients_error(monkeypatch):
+def together(run, kinds):
+    """A group's messages with one content, to these clients and of these types."""
+    content = RecordDict(
+        {"arrays": initial(run), "config": ConfigRecord({**config(run), "server-round": 1})}
+    )
+    return [Message(content, 1000 + client, kind) for client, kind in kinds]
+
+
+@pytest.mark.parametrize(
+    ("change", "failing"),
+    [
+        (lambda batches: None, 1),
+        (lambda batches: [one._replace(inputs=[]) for one in batches], 1),
+        (lambda batches: [None], 1),
+        (iter, 0),
+    ],
+)
+@pytest.mark.parametrize("algorithm", ["fedsgd", "fedavg"])
+def test_batches_that_are_none_are_one_clients_error(change, failing, algorithm, monkeypatch):
+    run = scenario(training={"algorithm": algorithm})
+    grid = InlineGrid(run.training.clients)
+    task = type(session_of(run.model_dump_json()).built.task)
+    plain = task.batches
+
+    def changed(self, client, round, **settings):
+        found = plain(self, client, round, **settings)
+        return change(found) if client == 1 else found
+
+    monkeypatch.setattr(task, "batches", changed)
+    asked = together(run, [(client, "train") for client in range(3)])
+    replies = list(grid.send_and_receive(asked))
+    assert [reply.has_error() for reply in replies] == [False, bool(failing), False]
+
+
+def test_a_loader_that_fails_once_is_asked_again(monkeypatch):
     run = scenario()
+    grid = InlineGrid(run.training.clients)
+    task = type(session_of(run.model_dump_json()).built.task)
+    plain, tries = task.batches, []
+
+    def flaky(self, client, round, **settings):
+        tries.append(client)
+        if tries.count(1) == 1 and client == 1:
+            raise OSError("try again")
+        return plain(self, client, round, **settings)
+
+    monkeypatch.setattr(task, "batches", flaky)
+    asked = together(run, [(client, "train") for client in range(3)])
+    assert not any(reply.has_error() for reply in grid.send_and_receive(asked))
+    assert tries == [0, 1, 2, 1]
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        [(0, "train"), (1, "evaluate"), (2, "train")],
+        [(0, "train"), (0, "train"), (1, "train")],
+    ],
+)
+def test_only_who_is_asked_to_train_does_and_once(kinds, monkeypatch):
+    run = scenario(defenses=[{"name": "deep-gradient-compression", "ratio": 0.5}])
+    grid = InlineGrid(run.training.clients)
+    defended, plain = [], clients.protect
+
+    def counted(update, before, defenses, where, states):
+        defended.append(where[2])
+        return plain(update, before, defenses, where, states)
+
+    for module in (clients, local):  # in turn, and alone
+        monkeypatch.setattr(module, "protect", counted)
+    replies = list(grid.send_and_receive(together(run, kinds)))
+    assert not any(reply.has_error() for reply in replies)
+    # Who is asked twice is trained alone the second time.
+    assert len(defended) == sum(kind == "train" for _, kind in kinds)
+    assert defended.count(1) == sum(one == (1, "train") for one in kinds)
+
+
+def test_a_label_beyond_the_classes_is_one_clients_error(monkeypatch):
+    run = scenario(engine={"workers": 1, "device": "cpu"})
     grid = InlineGrid(run.training.clients)
     task = type(session_of(run.model_dump_json()).built.task)
     plain = task.batches
