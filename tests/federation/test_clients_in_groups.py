@@ -95,6 +95,14 @@ def sent(run, grid, change):
     return messages
 
 
+def together(run, kinds):
+    """A group's messages with one content, to these clients and of these types."""
+    content = RecordDict(
+        {"arrays": initial(run), "config": ConfigRecord({**config(run), "server-round": 1})}
+    )
+    return [Message(content, 1000 + client, kind) for client, kind in kinds]
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -149,25 +157,6 @@ def test_data_that_end_the_program_are_one_clients_error(kind, vectorize, monkey
     assert [reply.has_error() for reply in replies] == [False, True, False]
 
 
-def test_a_defense_that_fails_does_not_train_the_others_again(monkeypatch):
-    noise = [{"name": "gaussian-noise", "sigma": 0.1}]
-    run = scenario(engine={"workers": 1, "vectorize": 6}, defenses=noise)
-    grid = InlineGrid(run.training.clients)
-    (defense,) = session_of(run.model_dump_json()).built.defenses
-
-    def guards(self, client):
-        if client == 1:
-            raise RuntimeError("no such client")
-        return True
-
-    monkeypatch.setattr(type(defense), "guards", guards)
-    asked = sent(run, grid, len)
-    for message in asked:
-        message.content["arrays"] = asked[0].content["arrays"]
-    replies = list(grid.send_and_receive(asked))  # a warning would be an error
-    assert [reply.has_error() for reply in replies] == [False, True, False]
-
-
 NOISE = {"name": "gaussian-noise", "sigma": 0.1}
 
 
@@ -205,9 +194,7 @@ def test_clients_in_turn_send_the_bits_that_each_sends_alone(
 def test_clients_in_turn_are_as_many_as_their_batches_allow(monkeypatch):
     run = scenario()
     grid = InlineGrid(run.training.clients)
-    asked = sent(run, grid, len)
-    for message in asked:
-        message.content = asked[0].content
+    asked = together(run, [(client, "train") for client in range(3)])
     many = [reply.content["arrays"] for reply in grid.send_and_receive(asked)]
     calls, plain = [], session.gradients_in_turn
     counted = lambda *given, **more: calls.append(len(given[1])) or plain(*given, **more)  # noqa: E731
@@ -218,14 +205,6 @@ def test_clients_in_turn_are_as_many_as_their_batches_allow(monkeypatch):
     for one, other in zip(many, few, strict=True):
         theirs = other.to_torch_state_dict()
         assert all(torch.equal(v, theirs[k]) for k, v in one.to_torch_state_dict().items())
-
-
-def together(run, kinds):
-    """A group's messages with one content, to these clients and of these types."""
-    content = RecordDict(
-        {"arrays": initial(run), "config": ConfigRecord({**config(run), "server-round": 1})}
-    )
-    return [Message(content, 1000 + client, kind) for client, kind in kinds]
 
 
 @pytest.mark.parametrize(
@@ -310,24 +289,28 @@ def test_a_label_beyond_the_classes_is_one_clients_error(monkeypatch):
         ]
 
     monkeypatch.setattr(task, "batches", wrong)
-    asked = sent(run, grid, len)
-    for message in asked:
-        message.content = asked[0].content
+    asked = together(run, [(client, "train") for client in range(3)])
     replies = list(grid.send_and_receive(asked))
     assert [reply.has_error() for reply in replies] == [False, True, False]
     assert "IndexError" in replies[1].error.reason
 
 
-def test_a_defense_that_cannot_say_whom_it_guards_is_its_clients_error(monkeypatch):
-    run = scenario(defenses=[{"name": "dp-sgd"}])
+@pytest.mark.parametrize(
+    ("defense", "vectorize"), [(NOISE, 6), (NOISE, 0), ({"name": "dp-sgd"}, 0)]
+)
+def test_a_defense_that_cannot_say_whom_it_guards_is_its_clients_error(
+    defense, vectorize, monkeypatch
+):
+    run = scenario(engine={"workers": 1, "vectorize": vectorize}, defenses=[defense])
     grid = InlineGrid(run.training.clients)
-    (defense,) = session_of(run.model_dump_json()).built.defenses
+    (made,) = session_of(run.model_dump_json()).built.defenses
 
     def guards(self, client):
         if client == 1:
             raise RuntimeError("no such client")
         return True
 
-    monkeypatch.setattr(type(defense), "guards", guards)
-    replies = list(grid.send_and_receive(sent(run, grid, len)))
+    monkeypatch.setattr(type(made), "guards", guards)
+    asked = together(run, [(client, "train") for client in range(3)])
+    replies = list(grid.send_and_receive(asked))  # a warning, that all train again, would fail
     assert [reply.has_error() for reply in replies] == [False, True, False]
