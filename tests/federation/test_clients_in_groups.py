@@ -298,19 +298,20 @@ def test_a_label_beyond_the_classes_is_one_clients_error(monkeypatch):
 @pytest.mark.parametrize(
     ("defense", "vectorize"), [(NOISE, 6), (NOISE, 0), ({"name": "dp-sgd"}, 0)]
 )
+@pytest.mark.parametrize("failing", [0, 1])  # the first is asked before any is trained
 def test_a_defense_that_cannot_say_whom_it_guards_is_its_clients_error(
-    defense, vectorize, monkeypatch
+    defense, vectorize, failing, monkeypatch
 ):
     run = scenario(engine={"workers": 1, "vectorize": vectorize}, defenses=[defense])
     grid = InlineGrid(run.training.clients)
     (made,) = session_of(run.model_dump_json()).built.defenses
 
     def guards(self, client):
-        if client == 1:
+        if client == failing:
             raise RuntimeError("no such client")
         return True
 
     monkeypatch.setattr(type(made), "guards", guards)
     asked = together(run, [(client, "train") for client in range(3)])
     replies = list(grid.send_and_receive(asked))  # a warning, that all train again, would fail
-    assert [reply.has_error() for reply in replies] == [False, True, False]
+    assert [reply.has_error() for reply in replies] == [n == failing for n in range(3)]
