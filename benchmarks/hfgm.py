@@ -20,7 +20,8 @@ from timing import fastest
 from torch import Tensor
 from torch.nn import functional
 
-from adversaries.speech.hfgm.frame_changes import EVERY, Differentiable, DirectSearch, HeadOnly
+from adversaries.speech.hfgm.direct_search import EVERY, DirectSearch
+from adversaries.speech.hfgm.frame_changes import Differentiable, HeadOnly
 from fedsim import testing
 from fedsim.engine.process import one_thread
 from fedsim.gradients import cosine_distance, ctc_head_gradient, head_passes

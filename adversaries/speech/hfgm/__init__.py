@@ -7,13 +7,8 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from adversaries.speech.candidates import Candidate, TimeEstimate
-from adversaries.speech.hfgm.frame_changes import (
-    Differentiable,
-    DirectSearch,
-    FrameChanges,
-    HeadOnly,
-    Whole,
-)
+from adversaries.speech.hfgm.direct_search import DirectSearch
+from adversaries.speech.hfgm.frame_changes import Differentiable, FrameChanges, HeadOnly, Whole
 from adversaries.speech.utterance_attack import UtteranceAttack, distance_from
 from fedsim import Job, Knowledge, Observation, Reconstruction, SpeechSpec
 

@@ -7,7 +7,8 @@ from support.recognised import FEATURES, SAID, gradient_of, observed, recogniser
 
 from adversaries import HFGM
 from adversaries.speech.hfgm import frame_changes
-from adversaries.speech.hfgm.frame_changes import CONTROLS, EVERY, Differentiable, DirectSearch
+from adversaries.speech.hfgm.direct_search import CONTROLS, EVERY, DirectSearch
+from adversaries.speech.hfgm.frame_changes import Differentiable
 from adversaries.speech.utterance_attack import distance_from
 from fedsim import testing
 

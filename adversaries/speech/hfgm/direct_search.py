@@ -1,0 +1,124 @@
+"""Direct search over changes of single frames that lower the gradient distance (HFGM)."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from adversaries.speech.hfgm.frame_changes import FrameChanges
+from fedsim import Job
+
+EVERY = 16
+"""Iterations after which the curvature of the distance is measured again."""
+
+CONTROLS = 16
+"""Number of changes that are evaluated for it."""
+
+
+@dataclass(eq=False)
+class DirectSearch:
+    """State of the search: current and best frames of a batch, and their gradients.
+
+    Attributes:
+        tried: Gradients under changes, for each utterance.
+        far: Distances (K,) of gradients (K, *shape) by parameter name from the observed one.
+        shapes: Numbers of frames and of features of each utterance.
+        job: The attack's job.
+        predicted: Whether vectors are selected by a first-order prediction of the distance, from
+            its gradient with respect to the frames, instead of evaluating the distance of each.
+            `tried` must then be `Differentiable`.
+        step: Length of the vectors.
+        halved: Iteration at which the step was last halved.
+        lowest: Lowest distance so far.
+        outcome: How the search ended.
+        evaluated: Number of vectors evaluated so far.
+        drawn: Number of vectors drawn so far.
+        kept: Number of vectors kept so far.
+        frames: Current frames of each utterance.
+        best: Frames with the lowest distance.
+    """
+
+    tried: Sequence[FrameChanges]
+    far: Callable[[Mapping[str, Tensor]], Tensor]
+    shapes: Sequence[tuple[int, int]]
+    job: Job
+    predicted: bool = False
+    step: float = 1.0
+    halved: int = 0
+    lowest: float = math.inf
+    outcome: str = ""
+    evaluated: int = 0
+    drawn: int = 0
+    kept: int = 0
+    frames: list[Tensor] = field(default_factory=list)
+    best: list[Tensor] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.frames = [
+            (2 * torch.rand(shape, generator=self.job.rng) - 1).to(self.job.device)
+            for shape in self.shapes
+        ]
+        self.curvatures = [0.0] * len(self.tried)
+        self.turns = [0] * len(self.tried)
+        self.own = [
+            tried.move_to(frames) for tried, frames in zip(self.tried, self.frames, strict=True)
+        ]
+        self._judge()
+
+    def iterate(self, count: int) -> None:
+        """One iteration: draw `count` vectors for a random utterance, and add those that help."""
+        rng, device = self.job.rng, self.job.device
+        turn = 0
+        if len(self.frames) > 1:
+            turn = int(torch.randint(len(self.frames), (), generator=rng))
+        length, width = self.shapes[turn]
+        at = torch.randint(length, (count,), generator=rng).to(device)
+        moves = functional.normalize(torch.randn(count, width, generator=rng), dim=1).to(device)
+        moves *= self.step
+        judge = self._predict if self.predicted else self._evaluate
+        better = judge(turn, at, moves) < 0
+        self.drawn, self.kept = self.drawn + count, self.kept + int(better.sum())
+        frames = self.frames[turn].index_add(0, at[better], moves[better])
+        self.frames[turn], self.own[turn] = frames, self.tried[turn].move_to(frames)
+        self._judge()
+
+    def _evaluate(self, turn: int, at: Tensor, moves: Tensor) -> Tensor:
+        """How much each of K changes raises the distance, (K,)."""
+        self.evaluated += len(at)
+        gradients = self.tried[turn].changed(at, moves)
+        return torch.cat([self._far(turn, some) for some in gradients]) - self.now
+
+    def _predict(self, turn: int, at: Tensor, moves: Tensor) -> Tensor:
+        """The same to second order: slope times change, and one curvature for all directions.
+
+        Every `EVERY` iterations the curvature is measured on the `CONTROLS` changes that are
+        closest to leaving the distance as it is.
+        """
+        with torch.enable_grad():
+            far = self._far(turn, self.own[turn]).sum()
+            (slope,) = torch.autograd.grad(far, self.tried[turn].frames)
+        linear = (slope[at] * moves).sum(dim=1)
+        bend = self.step**2 / 2
+        if self.turns[turn] % EVERY == 0:
+            close = (linear + self.curvatures[turn] * bend).abs().argsort()[:CONTROLS]
+            apart = self._evaluate(turn, at[close], moves[close]) - linear[close]
+            self.curvatures[turn] = float(apart.mean()) / bend
+        self.turns[turn] += 1
+        return linear + self.curvatures[turn] * bend
+
+    def _judge(self) -> None:
+        self.now = self._far(0, self.own[0]).item()
+        if self.now < self.lowest:
+            self.lowest, self.best = self.now, list(self.frames)
+
+    def _far(self, turn: int, ours: Mapping[str, Tensor]) -> Tensor:
+        """Distances (K,) of the batch's mean gradient with other gradients for one utterance."""
+        others = [own for index, own in enumerate(self.own) if index != turn]
+        mean = {
+            name: (value + sum(own[name].detach() for own in others)) / len(self.own)
+            for name, value in ours.items()
+        }
+        return self.far(mean)
