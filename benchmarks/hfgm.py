@@ -7,7 +7,8 @@ one's CTC loss by the head's weight and bias, with torch's own CTC, through its 
 Ours runs again only what a change touches (`adversaries.speech.hfgm.changed_frames`) and has all
 head gradients in closed form; between the two stands the batched forward pass with the closed form.
 "Predicted" is an iteration with `selection` = "predicted", which evaluates few changes and judges
-the others by one backward pass: the mean of sixteen iterations, one of which evaluates 16.
+the others by one backward pass: the mean of sixteen iterations, one of which evaluates 16. Victims
+of a round share these passes: "each of four together" has a fourth of such an iteration.
 Random frames and transcript of 75 frames, 26 values, DeepSpeech of HFGM's size (2,048 units, an
 LSTM of 2,048; small: 512 and 256), one thread; the cosine distances of both sides are asserted
 equal. The fastest of several turns counts, in CPU time, so that a busy machine slows all alike.
@@ -20,7 +21,7 @@ from timing import fastest
 from torch import Tensor
 from torch.nn import functional
 
-from adversaries.speech.hfgm.direct_search import EVERY, DirectSearch
+from adversaries.speech.hfgm.direct_search import EVERY, DirectSearch, iterate_together
 from adversaries.speech.hfgm.frame_changes import Differentiable, HeadOnly
 from fedsim import testing
 from fedsim.engine.process import one_thread
@@ -92,23 +93,33 @@ def measure(hidden: int, recurrent: int, *, bidirectional: bool) -> None:
         for some in tried.changed(at, moves):
             cosine_distance(some, theirs)
 
-    predicting = DirectSearch(
-        [Differentiable(model.copy(), target, NAMES)],
-        lambda gradients: cosine_distance(gradients, theirs),
-        [(FRAMES, FEATURES)],
-        testing.job(),
-        predicted=True,
-    )
+    def predicting(victims: int) -> float:
+        """Seconds of an iteration of each of several victims, in shared passes."""
+        own = model.copy()
+        searches = [
+            DirectSearch(
+                [Differentiable(own, target, NAMES)],
+                lambda gradients: cosine_distance(gradients, theirs),
+                [(FRAMES, FEATURES)],
+                testing.job(seed=victim),
+                predicted=True,
+            )
+            for victim in range(victims)
+        ]
 
-    def iterations() -> None:
-        for _ in range(EVERY):
-            predicting.iterate(CHANGES)
+        def iterations() -> None:
+            for _ in range(EVERY):
+                iterate_together(searches, CHANGES)
+
+        return fastest(iterations) / EVERY / victims
 
     took = {
         "batched forward, a gradient each": fastest(lambda: plain(model, changed, target, theirs)),
         "batched forward, closed form": fastest(lambda: closed(model, changed, target, theirs)),
         "what a change touches, closed form": fastest(iteration),
-        "predicted": fastest(iterations) / EVERY,
+        "predicted": predicting(1),
+        "predicted, each of four together": predicting(4),
+        "predicted, each of eight together": predicting(8),
     }
     way = "both ways" if bidirectional else "one way"
     print(f"{hidden} units, LSTM of {recurrent} {way}, {FRAMES} frames, {CHANGES} changes:")

@@ -91,6 +91,13 @@ class Adversary(Plugin, ABC):
         """
         return [self.reconstruct(one, job) for one, job in zip(seen, jobs, strict=True)]
 
+    def together(self) -> int:
+        """Return the largest number of observations to attack at once with the present settings.
+
+        By default this is `group`; an adversary that gains nothing with some settings overrides it.
+        """
+        return self.group
+
     def fills(self) -> frozenset[str]:
         """Return the fields of `Reconstruction` that are filled with the present settings.
 

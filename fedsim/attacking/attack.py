@@ -73,12 +73,12 @@ def one_by_one(group: Sequence[Attack], why: str) -> list[list[Attack]]:
 def grouped(adversary: Adversary, attacks: Sequence[Attack]) -> list[list[Attack]]:
     """Put an adversary's attacks of a round into groups, which it makes in one call.
 
-    A group is as large as the adversary's `group`, whatever the number of workers: results depend
-    on the size by rounding, and are the same on every engine. Attacks that are refused form groups
-    of their own.
+    A group is as large as the adversary's `together` says, whatever the number of workers: results
+    depend on the size by rounding, and are the same on every engine. Attacks that are refused form
+    groups of their own.
     """
     sound = [one for one in attacks if not one.refused]
-    size = adversary.group
+    size = adversary.together()
     together = [sound[at : at + size] for at in range(0, len(sound), size)]
     return [[one] for one in attacks if one.refused] + together
 

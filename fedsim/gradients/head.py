@@ -133,7 +133,12 @@ def head_calls(model: VictimModel) -> Iterator[Calls]:
 
 
 def ctc_head_gradient(
-    features: Tensor, logits: Tensor, target: Tensor, *, create_graph: bool = False
+    features: Tensor,
+    logits: Tensor,
+    target: Tensor,
+    lengths: Tensor | None = None,
+    *,
+    create_graph: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Compute the gradients of a linear head under CTC for K utterances, independently.
 
@@ -144,6 +149,7 @@ def ctc_head_gradient(
         features: Inputs H of the head, (K, T, h).
         logits: Outputs of the head, (K, T, C).
         target: Labels (L,) or (K, L) int64, as for `ctc_loss`.
+        lengths: Number of frames of each utterance, (K,) int64; None if all have T.
         create_graph: Whether the gradients are differentiated with respect to features and logits.
 
     Returns:
@@ -152,18 +158,22 @@ def ctc_head_gradient(
     rows = target.expand(len(logits), -1) if target.ndim == 1 else target
     scores = logits if create_graph else logits.detach().requires_grad_()
     with torch.enable_grad():
-        losses = ctc_loss(scores, rows)
+        losses = ctc_loss(scores, rows, lengths)
         (slopes,) = torch.autograd.grad(losses.sum(), scores, create_graph=create_graph)
     return slopes.transpose(1, 2) @ features, slopes.sum(dim=1)
 
 
-def head_passes(model: VictimModel, frames: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the inputs and outputs of the head for utterances of one length.
+def head_passes(
+    model: VictimModel, frames: Tensor, target: Tensor, lengths: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Compute the inputs and outputs of the head for utterances.
 
     Args:
         model: The victim's model.
-        frames: Utterances (K, T, F).
-        target: Labels (L,) int64 with which the loss is called.
+        frames: Utterances (K, T, F), padded with 0.
+        target: Labels (L,) or (K, L) int64 with which the loss is called, padded with -100.
+        lengths: Number of frames of each utterance, (K,) int64; None if all have T. Inputs and
+            outputs beyond it mean nothing.
 
     Returns:
         Inputs (K, T, h) and outputs (K, T, C).
@@ -172,7 +182,8 @@ def head_passes(model: VictimModel, frames: Tensor, target: Tensor) -> tuple[Ten
         ValueError: The head is not called exactly once, or not on frames.
     """
     with head_calls(model) as passes:
-        model.loss(frames, target.expand(len(frames), -1))
+        rows = target.expand(len(frames), -1) if target.ndim == 1 else target
+        model.loss(frames, rows, lengths=lengths)
     shapes = [tuple(logits.shape) for _, logits in passes]
     if len(passes) != 1 or passes[0][1].ndim != 3:
         raise ValueError(

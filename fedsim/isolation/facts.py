@@ -72,7 +72,7 @@ class Facts(BaseModel):
         recovers: Fields of a claim on which it is scored with any settings.
         fills: Fields on which it is scored with these settings.
         fails: What `fills` raised, as a text; "" if it did not.
-        group: Number of observations that it attacks at once.
+        group: Number of observations that it attacks at once with these settings.
         over_history: Whether it claims the examples of a history.
         suits: The modalities that it attacks, and the names of each one's class and base classes.
         cautious: Whether it may have warnings about a model.
@@ -119,7 +119,7 @@ def facts_of(adversary: Adversary) -> Facts:
         recovers=sorted(adversary.recovers),
         fills=fills,
         fails=fails[:2000],
-        group=adversary.group,
+        group=adversary.together(),
         over_history=adversary.over_history,
         suits=[(kind.modality, lineage(kind)) for kind in adversary.suits],
         cautious=any(type(one).cautions is not Adversary.cautions for one in all_parts),

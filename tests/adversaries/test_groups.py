@@ -82,6 +82,16 @@ def test_the_rows_are_those_of_attacking_one_by_one(tmp_path, monkeypatch):
     assert len({row["value"] for row in found if row["metric"] == "asr"}) > 1
 
 
+def test_settings_that_gain_nothing_from_a_group_have_none(tmp_path):
+    run = flock("apart", folder=tmp_path, training={"rounds": 1})
+    simulate(run, tmp_path / "run")
+    assert ends(tmp_path / "run") == only("ok", rounds=(1,))
+    assert sizes(tmp_path) == [1] * 6
+    for isolation in ("none", "process"):
+        said = flock("apart", threat={"isolation": isolation}).build_adversaries()
+        assert [one.together() for _, _, one in said] == [1]
+
+
 @pytest.mark.parametrize(
     ("how", "status", "said"),
     [

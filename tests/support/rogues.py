@@ -168,12 +168,15 @@ class Flock(Adversary):
     group: ClassVar[int] = 3
 
     how: Literal[
-        "fine", "raise", "die", "die once", "hang", "short", "none", "interrupt", "nap"
+        "fine", "raise", "die", "die once", "hang", "short", "none", "interrupt", "nap", "apart"
     ] = "fine"
     client: int = Field(default=2, ge=0, description="the client that it cannot cope with")
     known_as: str = Field(default="flock", description="its label in the scenario")
     seed: int = Field(default=0, ge=0, description="threat.seed of the scenario")
     log: str = Field(default="", description="file of the sizes of groups; none where empty")
+
+    def together(self) -> int:
+        return 1 if self.how == "apart" else self.group
 
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
         return self.reconstruct_many([seen], [job])[0]

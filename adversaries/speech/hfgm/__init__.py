@@ -1,16 +1,23 @@
 """HFGM: frames of utterances by direct search, from the gradient of a recogniser's head."""
 
 import math
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
 
 from pydantic import Field, model_validator
 
 from adversaries.speech.candidates import Candidate, TimeEstimate
-from adversaries.speech.hfgm.direct_search import DirectSearch
+from adversaries.speech.hfgm.direct_search import DirectSearch, iterate_together
 from adversaries.speech.hfgm.frame_changes import Differentiable, FrameChanges, HeadOnly, Whole
 from adversaries.speech.utterance_attack import UtteranceAttack, distance_from
-from fedsim import Job, Knowledge, Observation, Reconstruction, SpeechSpec
+from fedsim import Job, Knowledge, Observation, Reconstruction, SpeechSpec, VictimModel
+from fedsim.gradients import in_groups
+
+HELD = 2**27
+"""The largest number of units times frames of victims that share their passes."""
+
+_Searching = Generator[DirectSearch, None, Reconstruction]
 
 
 class HFGM(UtteranceAttack):
@@ -26,7 +33,8 @@ class HFGM(UtteranceAttack):
 
     `selection` = "predicted" is not the paper's: the derivative of the distance by the frames, from
     one backward pass, predicts which vectors lower it. An iteration costs a fourth to a ninth, and
-    lowers the distance as far.
+    lowers the distance as far. Victims of a round, of one utterance each, then share the passes of
+    their searches, which does not change any result but by rounding.
 
     In a batch, each iteration changes one utterance drawn at random; the gradients of the others
     are kept (Algorithm 3). After several local steps on one utterance, each change is evaluated by
@@ -43,6 +51,7 @@ class HFGM(UtteranceAttack):
         "audio reconstruction",
     )
     recovers = frozenset({"inputs", "objective"})
+    group = 8
     cites = (
         "Dang et al., A Method to Reveal Speaker Identity in Distributed ASR Training, and How to "
         "Counter It, ICASSP 2022, Algorithms 1, 3 and 4"
@@ -90,6 +99,10 @@ class HFGM(UtteranceAttack):
             )
         return self
 
+    def together(self) -> int:
+        """As many as share their passes if vectors are predicted; evaluations fill passes alone."""
+        return self.group if self.selection == "predicted" else 1
+
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
         """Search the frames of the utterances.
 
@@ -99,6 +112,52 @@ class HFGM(UtteranceAttack):
             ValueError: The inputs are no frames, the gradient cannot be matched, or several local
                 steps used different utterances or are to be predicted.
         """
+        return self.reconstruct_many([seen], [job])[0]
+
+    def reconstruct_many(
+        self, seen: Sequence[Observation], jobs: Sequence[Job]
+    ) -> list[Reconstruction]:
+        """Search many at once: single utterances of one model in shared passes."""
+        models = [one.know(Knowledge.MODEL) for one in seen]
+        single = [int(one.know(Knowledge.BATCH_SIZE)) == 1 for one in seen]
+        shared = self.selection == "predicted"
+        keys = [-1 if shared and one else at for at, one in enumerate(single)]
+
+        def attack(some: list[int]) -> list[Reconstruction]:
+            model = models[some[0]].copy().to(jobs[some[0]].device)
+            model.module.eval()
+            return self._together([self._searching(seen[at], jobs[at], model) for at in some])
+
+        return in_groups(models, keys, attack, most=lambda at: self._at_once(seen[at]))
+
+    def _at_once(self, seen: Observation) -> int:
+        """Victims whose passes fit into `HELD`, by the frames of one of them."""
+        longest = max(self.frames or seen.lengths or [1])
+        frames = self.stretch * longest + max(0, self.off)
+        weights = seen.know(Knowledge.MODEL).parameters().values()
+        units = sum(weight.shape[0] for weight in weights if weight.ndim)
+        return max(1, int(HELD / max(1, frames * units)))
+
+    def _together(self, searching: Sequence["_Searching"]) -> list[Reconstruction]:
+        """Search until each has its claim: an iteration of all those that are left at a time."""
+        count = self.samples - (self.fidelity == "authors")
+        going, found = dict(enumerate(searching)), dict[int, Reconstruction]()
+        while going:
+            wanted = []
+            for at, steps in list(going.items()):
+                try:
+                    wanted.append(next(steps))
+                except StopIteration as end:
+                    found[at] = end.value
+                    del going[at]
+            if len(wanted) == 1:
+                wanted[0].iterate(count)
+            elif wanted:
+                iterate_together(wanted, count)
+        return [found[at] for at in range(len(searching))]
+
+    def _searching(self, seen: Observation, job: Job, model: VictimModel) -> "_Searching":
+        """Attack one observation; yields the search of which the next iteration is wanted."""
         theirs = {name: value[None].to(job.device) for name, value in self.observed(seen).items()}
         several = Knowledge.LOCAL_STEPS in seen.granted or not seen.exact
         steps = int(seen.know(Knowledge.LOCAL_STEPS)) if several else 1
@@ -115,12 +174,10 @@ class HFGM(UtteranceAttack):
         least = self._least()
         remedy = "iterations, patience, or the number of candidates"
         estimate = candidates.estimate(job, least, least, remedy)
+        kind: type[FrameChanges] = Differentiable if predicted else HeadOnly
+        if self.layers == "all" or steps > 1:
+            kind = Whole
         for candidate in candidates.tried:
-            model = seen.know(Knowledge.MODEL).copy().to(job.device)
-            model.module.eval()
-            kind: type[FrameChanges] = Differentiable if predicted else HeadOnly
-            if self.layers == "all" or steps > 1:
-                kind = Whole
             tried = [
                 kind(model, target.to(job.device), list(theirs), lr=lr, steps=steps)
                 for target in candidate.targets
@@ -129,7 +186,7 @@ class HFGM(UtteranceAttack):
             far = distance_from(theirs, self.distance)
             search = DirectSearch(tried, far, shapes, job, predicted)
             with job.portion(len(candidates.tried) - len(found)):
-                self._run(search, job, None if found else estimate)
+                yield from self._iterations(search, job, None if found else estimate)
             found.append((search, candidate))
         search, candidate = min(found, key=lambda one: one[0].lowest)
         return self.claim(
@@ -149,15 +206,17 @@ class HFGM(UtteranceAttack):
             },
         )
 
-    def _run(self, search: DirectSearch, job: Job, estimate: TimeEstimate | None) -> None:
+    def _iterations(
+        self, search: DirectSearch, job: Job, estimate: TimeEstimate | None
+    ) -> Iterator[DirectSearch]:
+        """The search, once for each iteration that is to be made next."""
         search.step, recent = self.step, list[float]()
-        count = self.samples - (self.fidelity == "authors")
         for at in job.steps(self.iterations):
             if estimate is not None:
                 estimate.step()
             if self.schedule == "cosine":
                 search.step = self.step * math.cos(math.pi / 2 * at / self.iterations)
-            search.iterate(count)
+            yield search
             recent.append(search.lowest)
             job.progress(job.iterations, search.lowest)
             slow = at - search.halved >= self.patience and (

@@ -3,12 +3,13 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from adversaries.speech.hfgm.frame_changes import FrameChanges
+from adversaries.speech.hfgm.frame_changes import Differentiable, FrameChanges, move_together
 from fedsim import Job
 
 EVERY = 16
@@ -70,6 +71,15 @@ class DirectSearch:
 
     def iterate(self, count: int) -> None:
         """One iteration: draw `count` vectors for a random utterance, and add those that help."""
+        if self.predicted:
+            iterate_together([self], count)
+            return
+        turn, at, moves = self.draw(count)
+        frames = self.add(turn, at, moves, self.evaluate(turn, at, moves) < 0)
+        self.move_to(turn, frames, self.tried[turn].move_to(frames))
+
+    def draw(self, count: int) -> tuple[int, Tensor, Tensor]:
+        """A random utterance, and `count` vectors (K, F) for random frames (K,) of it."""
         rng, device = self.job.rng, self.job.device
         turn = 0
         if len(self.frames) > 1:
@@ -77,37 +87,50 @@ class DirectSearch:
         length, width = self.shapes[turn]
         at = torch.randint(length, (count,), generator=rng).to(device)
         moves = functional.normalize(torch.randn(count, width, generator=rng), dim=1).to(device)
-        moves *= self.step
-        judge = self._predict if self.predicted else self._evaluate
-        better = judge(turn, at, moves) < 0
-        self.drawn, self.kept = self.drawn + count, self.kept + int(better.sum())
-        frames = self.frames[turn].index_add(0, at[better], moves[better])
-        self.frames[turn], self.own[turn] = frames, self.tried[turn].move_to(frames)
+        return turn, at, moves * self.step
+
+    def add(self, turn: int, at: Tensor, moves: Tensor, better: Tensor) -> Tensor:
+        """The frames of an utterance with those changes added that are `better`, (K,) bool."""
+        self.drawn, self.kept = self.drawn + len(at), self.kept + int(better.sum())
+        return self.frames[turn].index_add(0, at[better], moves[better])
+
+    def move_to(self, turn: int, frames: Tensor, own: dict[str, Tensor]) -> None:
+        """Set an utterance's frames and gradients."""
+        self.frames[turn], self.own[turn] = frames, own
         self._judge()
 
-    def _evaluate(self, turn: int, at: Tensor, moves: Tensor) -> Tensor:
-        """How much each of K changes raises the distance, (K,)."""
-        self.evaluated += len(at)
-        gradients = self.tried[turn].changed(at, moves)
-        return torch.cat([self._far(turn, some) for some in gradients]) - self.now
-
-    def _predict(self, turn: int, at: Tensor, moves: Tensor) -> Tensor:
-        """The same to second order: slope times change, and one curvature for all directions.
-
-        Every `EVERY` iterations the curvature is measured on the `CONTROLS` changes that are
-        closest to leaving the distance as it is.
-        """
+    def distance(self, turn: int) -> Tensor:
+        """The distance, which can be differentiated by an utterance's frames."""
         with torch.enable_grad():
-            far = self._far(turn, self.own[turn]).sum()
-            (slope,) = torch.autograd.grad(far, self.tried[turn].frames)
+            return self._far(turn, self.own[turn]).sum()
+
+    def predict(self, turn: int, at: Tensor, moves: Tensor, slope: Tensor) -> Tensor:
+        """How much each of K changes raises the distance to second order, (K,).
+
+        That is slope times change, and one curvature for all directions. Every `EVERY` iterations
+        the curvature is measured on the `CONTROLS` changes that are closest to leaving the distance
+        as it is.
+
+        Args:
+            turn: The utterance.
+            at: Index of the changed frame, (K,) int64.
+            moves: Vectors added to that frame, (K, F).
+            slope: The derivative of `distance` by the utterance's frames, (T, F).
+        """
         linear = (slope[at] * moves).sum(dim=1)
         bend = self.step**2 / 2
         if self.turns[turn] % EVERY == 0:
             close = (linear + self.curvatures[turn] * bend).abs().argsort()[:CONTROLS]
-            apart = self._evaluate(turn, at[close], moves[close]) - linear[close]
+            apart = self.evaluate(turn, at[close], moves[close]) - linear[close]
             self.curvatures[turn] = float(apart.mean()) / bend
         self.turns[turn] += 1
         return linear + self.curvatures[turn] * bend
+
+    def evaluate(self, turn: int, at: Tensor, moves: Tensor) -> Tensor:
+        """How much each of K changes raises the distance, (K,)."""
+        self.evaluated += len(at)
+        gradients = self.tried[turn].changed(at, moves)
+        return torch.cat([self._far(turn, some) for some in gradients]) - self.now
 
     def _judge(self) -> None:
         self.now = self._far(0, self.own[0]).item()
@@ -122,3 +145,24 @@ class DirectSearch:
             for name, value in ours.items()
         }
         return self.far(mean)
+
+
+def iterate_together(searches: Sequence[DirectSearch], count: int) -> None:
+    """One iteration of each of several searches with predicted changes, in shared passes.
+
+    Args:
+        searches: The searches, on the same model; of one utterance each, if there are several.
+        count: Number of vectors that each draws.
+    """
+    drawn = [search.draw(count) for search in searches]
+    each = [(search, turn) for search, (turn, _, _) in zip(searches, drawn, strict=True)]
+    tried = [cast(Differentiable, search.tried[turn]) for search, turn in each]
+    distances = [search.distance(turn) for search, turn in each]
+    slopes = torch.autograd.grad(distances, [one.frames for one in tried])
+    frames = [
+        search.add(*draw, search.predict(*draw, slope) < 0)
+        for search, draw, slope in zip(searches, drawn, slopes, strict=True)
+    ]
+    found = move_together(tried, frames)
+    for (search, turn), own, gradients in zip(each, frames, found, strict=True):
+        search.move_to(turn, own, gradients)

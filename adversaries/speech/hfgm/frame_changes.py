@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from adversaries.speech.hfgm.changed_frames import ChangedFrames
 from fedsim import VictimModel
@@ -25,6 +26,12 @@ thousand frames differs by 1e-3; another loss has a different gradient."""
 LARGE = 2**22
 """Values of the largest weight from which torch's own LSTM is faster on a CPU than that of oneDNN,
 which also computes the gradients of its weights."""
+
+FEW = 3
+"""Number of utterances in a pass from which that of oneDNN is faster in any case."""
+
+FEW = 3
+"""Number of utterances in a pass from which that of oneDNN is faster in any case."""
 
 
 @dataclass(eq=False)
@@ -80,7 +87,7 @@ class HeadOnly(FrameChanges):
         first = not hasattr(self, "frames")
         self.frames = frames
         if first:
-            self._look(frames)
+            self.look(frames)
         if self.incremental is not None:
             features, logits = self.incremental.base(frames)
             return self._gradients(features[None], logits[None])
@@ -95,7 +102,12 @@ class HeadOnly(FrameChanges):
             else:
                 yield self._gradients(*self._passes(_added(self.frames, some, by)))
 
-    def _look(self, frames: Tensor) -> None:
+    def look(self, frames: Tensor) -> None:
+        """Check the closed form against autograd, and see whether passes can be incremental.
+
+        Raises:
+            ValueError: The closed form is wrong, because the model is not trained with CTC.
+        """
         self.model.module.requires_grad_(True)  # the check of another utterance has turned it off
         with torch.enable_grad():
             expected = self.model.gradient(frames[None], self.target[None], names=self.names)
@@ -122,10 +134,8 @@ class HeadOnly(FrameChanges):
     def _passes(self, frames: Tensor) -> tuple[Tensor, Tensor]:
         return head_passes(self.model, frames, self.target)
 
-    def _gradients(
-        self, features: Tensor, logits: Tensor, *, create_graph: bool = False
-    ) -> dict[str, Tensor]:
-        weight, bias = ctc_head_gradient(features, logits, self.target, create_graph=create_graph)
+    def _gradients(self, features: Tensor, logits: Tensor) -> dict[str, Tensor]:
+        weight, bias = ctc_head_gradient(features, logits, self.target)
         both = {f"{self.model.head}.weight": weight, f"{self.model.head}.bias": bias}
         return {name: both[name] for name in self.names}
 
@@ -135,14 +145,7 @@ class Differentiable(HeadOnly):
 
     def move_to(self, frames: Tensor) -> dict[str, Tensor]:
         """Set the utterance; its gradients keep their graph."""
-        if not hasattr(self, "frames"):
-            self._look(frames)
-        self.frames = frames.detach().requires_grad_()
-        largest = max(weight.numel() for weight in self.model.module.parameters())
-        plain = torch.backends.mkldnn.flags(enabled=False, allow_tf32=None)
-        with plain if largest >= LARGE else nullcontext(), torch.enable_grad():
-            passes = head_passes(self.model, self.frames[None], self.target)
-            return self._gradients(*passes, create_graph=True)
+        return move_together([self], [frames])[0]
 
     @torch.no_grad()
     def changed(self, at: Tensor, moves: Tensor) -> Iterator[dict[str, Tensor]]:
@@ -150,6 +153,35 @@ class Differentiable(HeadOnly):
         if self.incremental is not None:
             self.incremental.base(self.frames)
         yield from super().changed(at, moves)
+
+
+def move_together(
+    tried: Sequence[Differentiable], frames: Sequence[Tensor]
+) -> list[dict[str, Tensor]]:
+    """Set the utterances of several searches on one model, in one forward pass.
+
+    Args:
+        tried: One of each search, all with the same model.
+        frames: Their utterances, (T, F) each.
+
+    Returns:
+        The gradients (1, *shape) by name of each, which keep their graph.
+    """
+    for one, own in zip(tried, frames, strict=True):
+        if not hasattr(one, "frames"):
+            one.look(own)
+        one.frames = own.detach().requires_grad_()
+    model = tried[0].model
+    largest = max(weight.numel() for weight in model.module.parameters())
+    plain = torch.backends.mkldnn.flags(enabled=False, allow_tf32=None)
+    with plain if largest >= LARGE and len(tried) < FEW else nullcontext(), torch.enable_grad():
+        padded = pad_sequence([one.frames for one in tried], batch_first=True)
+        rows = pad_sequence([one.target for one in tried], batch_first=True, padding_value=-100)
+        lengths = torch.tensor([len(own) for own in frames])
+        passes = head_passes(model, padded, rows, lengths)
+        weight, bias = ctc_head_gradient(*passes, rows, lengths, create_graph=True)
+    both = {f"{model.head}.weight": weight, f"{model.head}.bias": bias}
+    return [{name: both[name][at, None] for name in one.names} for at, one in enumerate(tried)]
 
 
 class Whole(FrameChanges):

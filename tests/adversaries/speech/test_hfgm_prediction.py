@@ -6,9 +6,10 @@ from pydantic import ValidationError
 from support.recognised import FEATURES, SAID, gradient_of, observed, recogniser, voice
 
 from adversaries import HFGM
-from adversaries.speech.hfgm import frame_changes
+from adversaries.speech import hfgm
+from adversaries.speech.hfgm import direct_search, frame_changes
 from adversaries.speech.hfgm.direct_search import CONTROLS, EVERY, DirectSearch
-from adversaries.speech.hfgm.frame_changes import Differentiable
+from adversaries.speech.hfgm.frame_changes import Differentiable, move_together
 from adversaries.speech.utterance_attack import distance_from
 from fedsim import testing
 
@@ -31,6 +32,12 @@ def search(*, distance: str = "cosine", predicted: bool = True):
     return found, at, moves
 
 
+def predicted(found, at, moves):
+    """What the search predicts of changes."""
+    (slope,) = torch.autograd.grad(found.distance(0), found.tried[0].frames)
+    return found.predict(0, at, moves, slope)
+
+
 def refused(*_):
     raise ValueError("no DeepSpeech")
 
@@ -45,7 +52,7 @@ def test_small_changes_are_predicted_exactly(distance):
     found, at, moves = search(distance=distance)
     found.step = 0.01
     moves *= found.step
-    linear, true = found._predict(0, at, moves), found._evaluate(0, at, moves)
+    linear, true = predicted(found, at, moves), found.evaluate(0, at, moves)
     assert float((linear - true).norm()) < 0.05 * float(true.norm())
 
 
@@ -53,9 +60,9 @@ def test_changes_of_full_length_are_mostly_judged_as_an_evaluation_judges_them()
     found, at, moves = search()
     for _ in range(EVERY):
         found.iterate(32)
-    predicted, true = found._predict(0, at, moves), found._evaluate(0, at, moves)
+    said, true = predicted(found, at, moves), found.evaluate(0, at, moves)
     assert 0.05 < float((true < 0).float().mean()) < 0.95
-    assert float(((predicted < 0) == (true < 0)).float().mean()) > 0.85
+    assert float(((said < 0) == (true < 0)).float().mean()) > 0.85
 
 
 @pytest.mark.parametrize("way", ["incremental", "whole"])
@@ -92,3 +99,61 @@ def test_what_has_no_closed_form_is_not_predicted():
     )
     with pytest.raises(ValueError, match='Set selection = "evaluated"'):
         attack(seen)
+
+
+PREDICTED = HFGM(iterations=12, samples=32, schedule="cosine", selection="predicted")
+
+
+def sizes_of_passes(monkeypatch):
+    """How many utterances each pass of the searches has, in a list that fills."""
+    found = []
+
+    def noted(tried, frames):
+        found.append(len(tried))
+        return move_together(tried, frames)
+
+    monkeypatch.setattr(direct_search, "move_together", noted)
+    return found
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_victims_share_passes_and_are_found_as_each_alone(bidirectional, monkeypatch):
+    model = recogniser(64, bidirectional=bidirectional)
+    seen = [observed(model, voice(0, 9)), observed(model, voice(1, 4), voice(2, 5))]
+    longer = torch.cat([SAID, SAID.flip(0)])[None]
+    seen += [observed(model, voice(3, 12), labels=longer), observed(model, voice(4, 7))]
+    alone = [
+        PREDICTED.reconstruct(one, testing.job(seed=at, budget=5 if at == 3 else None))
+        for at, one in enumerate(seen)
+    ]
+    sizes = sizes_of_passes(monkeypatch)
+    jobs = [testing.job(seed=at, budget=5 if at == 3 else None) for at in range(len(seen))]
+    together = PREDICTED.reconstruct_many(seen, jobs)
+    # Victims of one utterance share passes until the budget of one ends; the batch is alone.
+    assert sizes == [3] * 5 + [2] * 7 + [1] * 12
+    assert [one.outcomes for one in together] == [one.outcomes for one in alone]
+    for ours, theirs in zip(together, alone, strict=True):
+        assert ours.objective == pytest.approx(theirs.objective, abs=1e-5)
+        assert ours.diagnostics["kept"] == theirs.diagnostics["kept"]
+        assert [step for step, _ in ours.trace] == [step for step, _ in theirs.trace]
+        for one, other in zip(ours.inputs, theirs.inputs, strict=True):
+            torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
+
+
+def test_victims_of_another_model_or_beyond_memory_are_searched_apart(monkeypatch):
+    one, other = recogniser(64), recogniser(48)
+    seen = [observed(model, voice(0, 6)) for model in (one, other, one, one)]
+    sizes = sizes_of_passes(monkeypatch)
+    brief = PREDICTED.model_copy(update={"iterations": 1})
+    brief.reconstruct_many(seen, [testing.job(seed=at) for at in range(4)])
+    assert sorted(sizes) == [1, 3]
+    units = sum(len(weight) for weight in one.parameters().values())
+    monkeypatch.setattr(hfgm, "HELD", 2 * 6 * units)
+    sizes.clear()
+    brief.reconstruct_many(seen, [testing.job(seed=at) for at in range(4)])
+    assert sorted(sizes) == [1, 1, 2]
+
+
+def test_evaluations_have_the_victims_of_a_round_one_by_one():
+    assert PREDICTED.together() == 8
+    assert HFGM().together() == 1
