@@ -4,10 +4,12 @@
 
 The file holds the global arrays under their own names, and the state that the strategy and the
 clients carry from round to round. A checkpoint of a round is written once every attack on it has
-ended, so that a run that continues after it misses none.
+ended, so that a run that continues after it misses none. Short rounds share one: a process that is
+killed loses what it did in the `EVERY_S` seconds before, and the resumed run does that again.
 """
 
 import json
+import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,6 +26,9 @@ from fedsim.federation.wrappers import Wrapper
 from fedsim.runs.ledger import Ledger
 
 FILE = "global.safetensors"
+
+EVERY_S = 0.5
+"""Seconds from one checkpoint to the next at least; that of the last round does not wait."""
 
 STATE: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
@@ -78,6 +83,43 @@ class Checkpoint:
                 return cls(int(meta["round"]), meta["complete"] == "True", tensors, taken_part)
         except (OSError, SafetensorError, KeyError, ValueError):
             return None
+
+
+class Checkpoints:
+    """The checkpoints of a run's rounds, of which the newest whose attacks have ended is written.
+
+    Args:
+        ledger: The run folder.
+        folder: The folder of the checkpoint in it.
+        settled: Whether every attack on a round and the earlier ones is recorded.
+    """
+
+    def __init__(self, ledger: Ledger, folder: str, settled: Callable[[int], bool]) -> None:
+        self._ledger, self._folder, self._settled = ledger, folder, settled
+        self._waiting: list[Checkpoint] = []
+        self._next = 0.0
+
+    def add(self, checkpoint: Checkpoint) -> None:
+        """Take the checkpoint of the round that has ended, and write one if it is time."""
+        self._waiting.append(checkpoint)
+        self.write(due=time.monotonic() >= self._next)
+
+    def write(self, *, due: bool = True) -> None:
+        """Write the newest whose attacks have ended, after the utility of its round.
+
+        Args:
+            due: Whether it is time to write; else that one waits, and the earlier ones are dropped.
+        """
+        settled = [one for one in self._waiting if self._settled(one.round)]
+        if not settled:
+            return
+        self._waiting = self._waiting[len(settled) :]
+        if due:
+            self._ledger.sync_utility()
+            settled[-1].write(self._ledger, self._folder)
+            self._next = time.monotonic() + EVERY_S
+        else:
+            self._waiting.insert(0, settled[-1])
 
 
 def capture(

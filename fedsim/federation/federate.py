@@ -10,7 +10,7 @@ from flwr.serverapp.strategy import Strategy
 
 from fedsim.attacking.campaign import Campaign
 from fedsim.attacking.executor import Executor, Observer
-from fedsim.federation.checkpoint import Checkpoint, Later, capture, restore
+from fedsim.federation.checkpoint import Checkpoint, Checkpoints, Later, capture, restore
 from fedsim.federation.grid import LocalGrid
 from fedsim.federation.secure.grid import SecureGrid
 from fedsim.federation.server import HonestButCurious
@@ -68,14 +68,7 @@ def run(
     curious = HonestButCurious(strategy, campaign=campaign, on_failure=settings.on_failure)
     budget = Budget(built)
     config = ConfigRecord({"scenario": scenario.model_dump_json(), "lr": settings.lr})
-    waiting: list[Checkpoint] = []
-
-    def keep() -> None:
-        """Write a checkpoint of the last round whose attacks have all ended."""
-        settled = [kept for kept in waiting if campaign.settled(kept.round)]
-        if settled:
-            settled[-1].write(ledger, folder)
-            del waiting[: len(settled)]
+    checkpoints = Checkpoints(ledger, folder, campaign.settled)
 
     def after_round(round: int, arrays: ArrayRecord) -> MetricRecord:
         """Record utility, and seed the generators that Flower's strategies draw from.
@@ -87,11 +80,10 @@ def run(
         utility = task.evaluate(module)
         utility.pop("num_examples")
         values = {**utility, **curious.metrics, **budget.spent(round, curious.taken_part)}
-        ledger.utility(round, values, point, sync=round > 0)
+        ledger.utility(round, values, point)
         if round:  # a run needs no checkpoint to begin with round 1
             states = None if local is None else local.states()
-            waiting.append(capture(round, state, strategy, states, curious.taken_part))
-            keep()
+            checkpoints.add(capture(round, state, strategy, states, curious.taken_part))
         observer("round", round=round, of=settings.rounds, point=point, **values)
         reseed(derive(seed, "round", round), wide=seed >= WIDE)
         return MetricRecord(dict(utility))
@@ -115,11 +107,12 @@ def run(
                 evaluate_fn=after_round,
             )
         campaign.close()
-        keep()
+        checkpoints.write()
     except BaseException:
         campaign.cancel()
         with contextlib.suppress(Exception):
             campaign.collect()
+            checkpoints.write()
         raise
 
 

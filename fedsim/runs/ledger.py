@@ -250,19 +250,20 @@ class Ledger:
         if ended is not None:
             self.attacks.end(ended)
 
-    def utility(
-        self, round: int, values: Mapping[str, float], point: str, *, sync: bool = True
-    ) -> None:
+    def utility(self, round: int, values: Mapping[str, float], point: str) -> None:
         """Append a round's utility, one row for each metric.
 
         Args:
             round: The round.
             values: Values by metric.
             point: The point of the sweep.
-            sync: Whether to wait until the rows are on disk.
         """
         rows = [cells([round, visible(name), float(v), point]) for name, v in values.items()]
-        self._append("utility.csv", lines(rows), sync=sync)
+        self._append("utility.csv", lines(rows), sync=False)
+
+    def sync_utility(self) -> None:
+        """Wait until all rows of utility are on disk."""
+        self._append("utility.csv", "")
 
     def artifact(self, path: str, content: bytes) -> None:
         """Write a file below the run folder, and missing folders; paths outside are refused."""

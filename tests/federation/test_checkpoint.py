@@ -1,0 +1,111 @@
+"""Checkpoints: short rounds share one, and a killed run makes again what none has."""
+
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from support.tiny import rows, scenario, timeless
+
+from fedsim.engine.simulate import simulate
+from fedsim.federation import checkpoint
+from fedsim.federation.checkpoint import Checkpoint, Checkpoints
+from fedsim.runs.ledger import Ledger
+
+
+@pytest.fixture
+def kept(tmp_path, monkeypatch):
+    """Checkpoints of a run folder, the time, the last round that is settled, and the ledger."""
+    clock, settled = [100.0], [0]
+    monkeypatch.setattr(checkpoint, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    ledger = Ledger.create(tmp_path / "run", scenario())
+    found = Checkpoints(ledger, "checkpoint", lambda number: number <= settled[0])
+    return found, clock, settled, ledger
+
+
+def of(round):
+    return Checkpoint(round, True, {"weight": torch.full((2,), float(round))}, {})
+
+
+def written(ledger):
+    """The round of the checkpoint in the folder, 0 if there is none."""
+    found = Checkpoint.read(ledger, "checkpoint")
+    return found.round if found else 0
+
+
+def test_short_rounds_share_a_checkpoint(kept):
+    found, clock, settled, ledger = kept
+    settled[0] = 9
+    found.add(of(1))
+    assert written(ledger) == 1, "the first one does not wait"
+    found.add(of(2))
+    found.add(of(3))
+    assert written(ledger) == 1
+    clock[0] += checkpoint.EVERY_S
+    found.add(of(4))
+    assert written(ledger) == 4
+    found.add(of(5))
+    found.write()
+    assert written(ledger) == 5, "the last one does not wait"
+
+
+def test_a_round_whose_attacks_have_not_ended_has_no_checkpoint_yet(kept):
+    found, clock, settled, ledger = kept
+    found.add(of(1))
+    found.add(of(2))
+    assert written(ledger) == 0
+    settled[0] = 1
+    clock[0] += checkpoint.EVERY_S
+    found.add(of(3))
+    assert written(ledger) == 1
+    settled[0] = 2
+    found.add(of(4))
+    settled[0] = 3
+    found.add(of(5))
+    found.write()
+    assert written(ledger) == 3
+    found.write()
+    assert written(ledger) == 3
+
+
+def test_utility_is_on_disk_before_its_checkpoint(kept, monkeypatch):
+    found, _, settled, ledger = kept
+    settled[0], order = 1, []
+    monkeypatch.setattr(
+        os, "fsync", lambda file: order.append(os.readlink(f"/proc/self/fd/{file}"))
+    )
+    ledger.utility(1, {"accuracy": 0.5}, "")
+    assert order == []
+    found.add(of(1))
+    assert [name.rpartition("/")[2] for name in order] == ["utility.csv", "global.safetensors.part"]
+
+
+KILLED = """
+import os
+from fedsim.engine.simulate import simulate
+from fedsim.federation import checkpoint
+from fedsim.scenario import Scenario
+
+def observer(event, **fields):
+    if event == "round" and fields["round"] == 3:
+        os._exit(9)
+
+checkpoint.EVERY_S = 1e9
+simulate(Scenario.load("run.toml"), "killed", observer=observer)
+"""
+
+
+def test_a_killed_run_makes_again_the_rounds_after_its_checkpoint(tmp_path):
+    run = scenario(training={"rounds": 4})
+    simulate(run, tmp_path / "whole")
+    (tmp_path / "run.toml").write_text(run.to_toml(), encoding="utf-8")
+    done = subprocess.run([sys.executable, "-c", KILLED], cwd=tmp_path, check=False)
+    assert done.returncode == 9
+    assert {row["round"] for row in rows(tmp_path / "killed")} == {"1", "2", "3"}
+    assert Checkpoint.read(Ledger(tmp_path / "killed"), "checkpoint").round == 1
+    simulate(run, tmp_path / "killed", resume=True)
+    assert timeless(tmp_path / "killed") == timeless(tmp_path / "whole")
+    utility = [(tmp_path / name / "utility.csv").read_text() for name in ("killed", "whole")]
+    assert utility[0] == utility[1]
