@@ -22,6 +22,18 @@ Source = str | dict[str, Any]
 """Another adversary, as its name or a table of `name` and settings; "given": the threat model."""
 
 
+def group_size(adversary: "Adversary") -> int:
+    """How many observations an adversary attacks at once: what its `together` says, up to `group`.
+
+    One where that is no such number, or raises.
+    """
+    try:
+        said = adversary.together()
+    except Exception:
+        return 1
+    return said if isinstance(said, int) and 1 <= said <= adversary.group else 1
+
+
 class Adversary(Plugin, ABC):
     """Base class of attacks: from an observation to a claim about the victim's data.
 

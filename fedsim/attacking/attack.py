@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fedsim.adversary import Adversary, Job
+from fedsim.adversary import Adversary, Job, group_size
 from fedsim.attacking.probes import computed
 from fedsim.attacking.progress import AttackProgress, RunningAttacks, progress
 from fedsim.attacking.revealed import Revealed
@@ -78,7 +78,7 @@ def grouped(adversary: Adversary, attacks: Sequence[Attack]) -> list[list[Attack
     groups of their own.
     """
     sound = [one for one in attacks if not one.refused]
-    size = adversary.together()
+    size = group_size(adversary)
     together = [sound[at : at + size] for at in range(0, len(sound), size)]
     return [[one] for one in attacks if one.refused] + together
 

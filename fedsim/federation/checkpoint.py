@@ -4,8 +4,8 @@
 
 The file holds the global arrays under their own names, and the state that the strategy and the
 clients carry from round to round. A checkpoint of a round is written once every attack on it has
-ended, so that a run that continues after it misses none. Short rounds share one: a process that is
-killed loses what it did in the `EVERY_S` seconds before, and the resumed run does that again.
+ended, so that a run that continues after it misses none. Rounds that end within `EVERY_S` seconds
+share one: a run that is killed makes those again that ended after its last checkpoint.
 """
 
 import json
@@ -113,13 +113,11 @@ class Checkpoints:
         settled = [one for one in self._waiting if self._settled(one.round)]
         if not settled:
             return
-        self._waiting = self._waiting[len(settled) :]
         if due:
             self._ledger.sync_utility()
             settled[-1].write(self._ledger, self._folder)
             self._next = time.monotonic() + EVERY_S
-        else:
-            self._waiting.insert(0, settled[-1])
+        self._waiting = self._waiting[len(settled) - (not due) :]
 
 
 def capture(

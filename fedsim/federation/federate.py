@@ -110,9 +110,9 @@ def run(
         checkpoints.write()
     except BaseException:
         campaign.cancel()
-        with contextlib.suppress(Exception):
-            campaign.collect()
-            checkpoints.write()
+        for last in (campaign.collect, checkpoints.write):
+            with contextlib.suppress(Exception):
+                last()
         raise
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from fedsim.adversary import Adversary
+from fedsim.adversary import Adversary, group_size
 
 
 def parts_of(adversary: Adversary) -> list[Adversary]:
@@ -119,7 +119,7 @@ def facts_of(adversary: Adversary) -> Facts:
         recovers=sorted(adversary.recovers),
         fills=fills,
         fails=fails[:2000],
-        group=adversary.together(),
+        group=group_size(adversary),
         over_history=adversary.over_history,
         suits=[(kind.modality, lineage(kind)) for kind in adversary.suits],
         cautious=any(type(one).cautions is not Adversary.cautions for one in all_parts),

@@ -3,8 +3,8 @@
     scenario.toml  findings.csv  findings.parquet  utility.csv  metrics.json  points.csv  tape/
     artifacts/  checkpoint/  report.html  log.jsonl  provenance.json
 
-Rows are appended and synced during the run. `finish` sorts them, so that a run's table depends
-neither on which attack ended first nor on interruptions.
+Rows are appended and synced during the run, those of utility before a checkpoint. `finish` sorts
+them, so that a run's table depends neither on which attack ended first nor on interruptions.
 """
 
 import contextlib

@@ -8,6 +8,7 @@ from support.rogues import Flock
 from support.tiny import rows, scenario, timeless
 
 from adversaries import LLG
+from fedsim.adversary import group_size
 from fedsim.attacking.attack import Attack, AttackRunner, grouped
 from fedsim.attacking.campaign import Campaign
 from fedsim.attacking.executor import InlineExecutor
@@ -90,6 +91,17 @@ def test_settings_that_gain_nothing_from_a_group_have_none(tmp_path):
     for isolation in ("none", "process"):
         said = flock("apart", threat={"isolation": isolation}).build_adversaries()
         assert [one.together() for _, _, one in said] == [1]
+
+
+@pytest.mark.parametrize("said", [0, 4, None, 2.5, "raises"])
+def test_a_size_that_is_no_number_up_to_group_is_one(said, monkeypatch):
+    def together(self):
+        if said == "raises":
+            raise RuntimeError("no size")
+        return said
+
+    monkeypatch.setattr(Flock, "together", together)
+    assert group_size(Flock()) == 1
 
 
 @pytest.mark.parametrize(

@@ -73,13 +73,12 @@ def test_a_round_whose_attacks_have_not_ended_has_no_checkpoint_yet(kept):
 def test_utility_is_on_disk_before_its_checkpoint(kept, monkeypatch):
     found, _, settled, ledger = kept
     settled[0], order = 1, []
-    monkeypatch.setattr(
-        os, "fsync", lambda file: order.append(os.readlink(f"/proc/self/fd/{file}"))
-    )
+    monkeypatch.setattr(os, "fsync", lambda file: order.append(os.fstat(file).st_ino))
     ledger.utility(1, {"accuracy": 0.5}, "")
     assert order == []
     found.add(of(1))
-    assert [name.rpartition("/")[2] for name in order] == ["utility.csv", "global.safetensors.part"]
+    written = [ledger.folder / "utility.csv", ledger.folder / "checkpoint" / checkpoint.FILE]
+    assert order == [path.stat().st_ino for path in written]
 
 
 KILLED = """

@@ -9,13 +9,19 @@ from pydantic import Field, model_validator
 
 from adversaries.speech.candidates import Candidate, TimeEstimate
 from adversaries.speech.hfgm.direct_search import DirectSearch, iterate_together
-from adversaries.speech.hfgm.frame_changes import Differentiable, FrameChanges, HeadOnly, Whole
+from adversaries.speech.hfgm.frame_changes import (
+    Differentiable,
+    FrameChanges,
+    HeadOnly,
+    Whole,
+    ignores_padding,
+)
 from adversaries.speech.utterance_attack import UtteranceAttack, distance_from
 from fedsim import Job, Knowledge, Observation, Reconstruction, SpeechSpec, VictimModel
 from fedsim.gradients import in_groups
 
 HELD = 2**27
-"""The largest number of units times frames of victims that share their passes."""
+"""The largest number of units times frames of victims that share their passes, about 512 MB."""
 
 _Searching = Generator[DirectSearch, None, Reconstruction]
 
@@ -32,9 +38,9 @@ class HFGM(UtteranceAttack):
     any loss and model work.
 
     `selection` = "predicted" is not the paper's: the derivative of the distance by the frames, from
-    one backward pass, predicts which vectors lower it. An iteration costs a fourth to a ninth, and
+    one backward pass, predicts which vectors lower it. An iteration costs a sixth to a tenth, and
     lowers the distance as far. Victims of a round, of one utterance each, then share the passes of
-    their searches, which does not change any result but by rounding.
+    their searches, which changes results by rounding alone.
 
     In a batch, each iteration changes one utterance drawn at random; the gradients of the others
     are kept (Algorithm 3). After several local steps on one utterance, each change is evaluated by
@@ -128,7 +134,8 @@ class HFGM(UtteranceAttack):
             model.module.eval()
             return self._together([self._searching(seen[at], jobs[at], model) for at in some])
 
-        return in_groups(models, keys, attack, most=lambda at: self._at_once(seen[at]))
+        most = min(map(self._at_once, seen))
+        return in_groups(models, keys, attack, most=lambda _: most)
 
     def _at_once(self, seen: Observation) -> int:
         """Victims whose passes fit into `HELD`, by the frames of one of them."""
@@ -139,7 +146,11 @@ class HFGM(UtteranceAttack):
         return max(1, int(HELD / max(1, frames * units)))
 
     def _together(self, searching: Sequence["_Searching"]) -> list[Reconstruction]:
-        """Search until each has its claim: an iteration of all those that are left at a time."""
+        """Search until each has its claim: an iteration of all those that are left at a time.
+
+        If their model sees what shorter utterances are padded with, those of one length share.
+        """
+        mixed: bool | None = None
         count = self.samples - (self.fidelity == "authors")
         going, found = dict(enumerate(searching)), dict[int, Reconstruction]()
         while going:
@@ -150,10 +161,17 @@ class HFGM(UtteranceAttack):
                 except StopIteration as end:
                     found[at] = end.value
                     del going[at]
-            if len(wanted) == 1:
-                wanted[0].iterate(count)
-            elif wanted:
-                iterate_together(wanted, count)
+            by_length: dict[int, list[DirectSearch]] = {}
+            for one in wanted:
+                by_length.setdefault(len(one.frames[0]), []).append(one)
+            if len(by_length) > 1 and mixed is None:
+                tried = [(one.tried[0], one.frames[0]) for one in wanted]
+                mixed = ignores_padding(*zip(*tried, strict=True))
+            for some in [wanted] if mixed else by_length.values():
+                if len(some) > 1:
+                    iterate_together(some, count)
+                elif some:
+                    some[0].iterate(count)
         return [found[at] for at in range(len(searching))]
 
     def _searching(self, seen: Observation, job: Job, model: VictimModel) -> "_Searching":
@@ -187,6 +205,7 @@ class HFGM(UtteranceAttack):
             search = DirectSearch(tried, far, shapes, job, predicted)
             with job.portion(len(candidates.tried) - len(found)):
                 yield from self._iterations(search, job, None if found else estimate)
+            search.end()
             found.append((search, candidate))
         search, candidate = min(found, key=lambda one: one[0].lowest)
         return self.claim(

@@ -99,6 +99,12 @@ class DirectSearch:
         self.frames[turn], self.own[turn] = frames, own
         self._judge()
 
+    def end(self) -> None:
+        """Keep the frames that were found, and no graph."""
+        self.own = []
+        for one, frames in zip(self.tried, self.frames, strict=True):
+            one.frames = frames
+
     def distance(self, turn: int) -> Tensor:
         """The distance, which can be differentiated by an utterance's frames."""
         with torch.enable_grad():

@@ -30,9 +30,6 @@ which also computes the gradients of its weights."""
 FEW = 3
 """Number of utterances in a pass from which that of oneDNN is faster in any case."""
 
-FEW = 3
-"""Number of utterances in a pass from which that of oneDNN is faster in any case."""
-
 
 @dataclass(eq=False)
 class FrameChanges(ABC):
@@ -177,11 +174,43 @@ def move_together(
     with plain if largest >= LARGE and len(tried) < FEW else nullcontext(), torch.enable_grad():
         padded = pad_sequence([one.frames for one in tried], batch_first=True)
         rows = pad_sequence([one.target for one in tried], batch_first=True, padding_value=-100)
-        lengths = torch.tensor([len(own) for own in frames])
+        lengths = _lengths(padded, frames)
         passes = head_passes(model, padded, rows, lengths)
         weight, bias = ctc_head_gradient(*passes, rows, lengths, create_graph=True)
     both = {f"{model.head}.weight": weight, f"{model.head}.bias": bias}
     return [{name: both[name][at, None] for name in one.names} for at, one in enumerate(tried)]
+
+
+@torch.no_grad()
+def ignores_padding(tried: Sequence[FrameChanges], frames: Sequence[Tensor]) -> bool:
+    """Whether utterances of different lengths have the logits of a pass alone in one of all.
+
+    They have not if the model sees the padding, as one that is not told the lengths may, or if it
+    has fewer logits than frames.
+
+    Args:
+        tried: One of each utterance, all with the same model.
+        frames: The utterances, (T, F) each.
+    """
+    model = tried[0].model
+    padded = pad_sequence(list(frames), batch_first=True)
+    rows = pad_sequence([one.target for one in tried], batch_first=True, padding_value=-100)
+    try:
+        _, together = head_passes(model, padded, rows, _lengths(padded, frames))
+    except Exception:  # such as CTC's, of logits that are fewer than the frames
+        return False
+    for one, own, found in zip(tried, frames, together, strict=True):
+        _, (alone,) = head_passes(model, own[None], one.target)
+        close = torch.allclose(found[: len(own)], alone, rtol=0, atol=ALIKE)
+        if len(alone) != len(own) or not close:
+            return False
+    return True
+
+
+def _lengths(padded: Tensor, frames: Sequence[Tensor]) -> Tensor | None:
+    """Numbers of frames (K,) of utterances that are padded to one tensor; None if all are alike."""
+    lengths = [len(own) for own in frames]
+    return torch.tensor(lengths, device=padded.device) if min(lengths) < max(lengths) else None
 
 
 class Whole(FrameChanges):

@@ -3,7 +3,8 @@
 import pytest
 import torch
 from pydantic import ValidationError
-from support.recognised import FEATURES, SAID, gradient_of, observed, recogniser, voice
+from support.recognised import CLASSES, FEATURES, SAID, gradient_of, observed, recogniser, voice
+from torch import nn
 
 from adversaries import HFGM
 from adversaries.speech import hfgm
@@ -12,6 +13,10 @@ from adversaries.speech.hfgm.direct_search import CONTROLS, EVERY, DirectSearch
 from adversaries.speech.hfgm.frame_changes import Differentiable, move_together
 from adversaries.speech.utterance_attack import distance_from
 from fedsim import testing
+from fedsim.attacking.utterances import undivided_loss
+from fedsim.seeds import isolated
+from fedsim.tasks.speech.recognisers.ctc import mean_ctc_loss
+from fedsim.victim import VictimModel
 
 FRAMES = 12
 NAMES = ["head.weight", "head.bias"]
@@ -101,7 +106,7 @@ def test_what_has_no_closed_form_is_not_predicted():
         attack(seen)
 
 
-PREDICTED = HFGM(iterations=12, samples=32, schedule="cosine", selection="predicted")
+PREDICTED = HFGM(iterations=4, samples=16, schedule="cosine", selection="predicted")
 
 
 def sizes_of_passes(monkeypatch):
@@ -123,14 +128,14 @@ def test_victims_share_passes_and_are_found_as_each_alone(bidirectional, monkeyp
     longer = torch.cat([SAID, SAID.flip(0)])[None]
     seen += [observed(model, voice(3, 12), labels=longer), observed(model, voice(4, 7))]
     alone = [
-        PREDICTED.reconstruct(one, testing.job(seed=at, budget=5 if at == 3 else None))
+        PREDICTED.reconstruct(one, testing.job(seed=at, budget=2 if at == 3 else None))
         for at, one in enumerate(seen)
     ]
     sizes = sizes_of_passes(monkeypatch)
-    jobs = [testing.job(seed=at, budget=5 if at == 3 else None) for at in range(len(seen))]
+    jobs = [testing.job(seed=at, budget=2 if at == 3 else None) for at in range(len(seen))]
     together = PREDICTED.reconstruct_many(seen, jobs)
     # Victims of one utterance share passes until the budget of one ends; the batch is alone.
-    assert sizes == [3] * 5 + [2] * 7 + [1] * 12
+    assert sizes == [3] * 2 + [2] * 2 + [1] * 4
     assert [one.outcomes for one in together] == [one.outcomes for one in alone]
     for ours, theirs in zip(together, alone, strict=True):
         assert ours.objective == pytest.approx(theirs.objective, abs=1e-5)
@@ -142,7 +147,11 @@ def test_victims_share_passes_and_are_found_as_each_alone(bidirectional, monkeyp
 
 def test_victims_of_another_model_or_beyond_memory_are_searched_apart(monkeypatch):
     one, other = recogniser(64), recogniser(48)
-    seen = [observed(model, voice(0, 6)) for model in (one, other, one, one)]
+    lengths = (3, 6, 6, 6)
+    seen = [
+        observed(model, voice(0, frames))
+        for model, frames in zip((one, other, one, one), lengths, strict=True)
+    ]
     sizes = sizes_of_passes(monkeypatch)
     brief = PREDICTED.model_copy(update={"iterations": 1})
     brief.reconstruct_many(seen, [testing.job(seed=at) for at in range(4)])
@@ -152,6 +161,62 @@ def test_victims_of_another_model_or_beyond_memory_are_searched_apart(monkeypatc
     sizes.clear()
     brief.reconstruct_many(seen, [testing.job(seed=at) for at in range(4)])
     assert sorted(sizes) == [1, 1, 2]
+
+
+class Blind(nn.Module):
+    """A recogniser that is not told the lengths: what follows a frame changes its logits."""
+
+    blank = 0
+
+    def __init__(self, stride=1):
+        super().__init__()
+        self.stride = stride
+        self.recurrent = nn.GRU(stride * FEATURES, 32, batch_first=True, bidirectional=True)
+        self.head = nn.Linear(64, CLASSES)
+
+    def forward(self, inputs, lengths=None):
+        whole = inputs.shape[1] // self.stride * self.stride
+        windows = inputs[:, :whole].reshape(len(inputs), -1, self.stride * FEATURES)
+        return self.head(self.recurrent(windows)[0])
+
+
+def blind(stride, *, loss):
+    with isolated(0, "test"):
+        return VictimModel(Blind(stride).train(), head="head", loss=loss)
+
+
+def test_a_model_that_sees_padding_is_shared_by_victims_of_one_length(monkeypatch):
+    model = blind(1, loss=mean_ctc_loss)
+    seen = [observed(model, voice(at, frames)) for at, frames in enumerate((6, 12, 6))]
+    alone = [PREDICTED.reconstruct(one, testing.job(seed=at)) for at, one in enumerate(seen)]
+    sizes = sizes_of_passes(monkeypatch)
+    together = PREDICTED.reconstruct_many(seen, [testing.job(seed=at) for at in range(3)])
+    assert sizes == [2, 1] * 4
+    for ours, theirs in zip(together, alone, strict=True):
+        assert ours.objective == pytest.approx(theirs.objective, abs=1e-5)
+        torch.testing.assert_close(ours.inputs[0], theirs.inputs[0], atol=1e-5, rtol=0)
+
+
+def test_a_model_with_fewer_logits_than_frames_is_attacked_too():
+    model = blind(2, loss=undivided_loss)
+    gradient = {
+        name: value.detach()
+        for name, value in model.gradient(voice(0, 12)[None], SAID[None]).items()
+    }
+    seen = [observed(model, voice(0, n), gradient=gradient) for n in (12, 12, 8)]
+    alone = [PREDICTED.reconstruct(one, testing.job(seed=at)) for at, one in enumerate(seen)]
+    together = PREDICTED.reconstruct_many(seen, [testing.job(seed=at) for at in range(3)])
+    for ours, theirs in zip(together, alone, strict=True):
+        assert ours.objective == pytest.approx(theirs.objective, abs=1e-5)
+
+
+def test_a_search_that_has_ended_keeps_no_graph():
+    found, *_ = search()
+    found.iterate(8)
+    assert found.tried[0].frames.requires_grad
+    found.end()
+    assert found.own == []
+    assert not found.tried[0].frames.requires_grad
 
 
 def test_evaluations_have_the_victims_of_a_round_one_by_one():
