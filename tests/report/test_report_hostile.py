@@ -82,9 +82,13 @@ def test_the_files_of_a_run_are_not_followed_out_of_it(run, tmp_path):
 
 
 def test_scripts_of_others_do_not_run_even_unescaped(run, browser):
+    from selenium.webdriver.support.wait import WebDriverWait
+
     path = write_report(run(row()))
     page = path.read_text(encoding="utf-8").replace("<footer>", HOSTILE + "<footer>")
     path.write_text(page, encoding="utf-8")
     browser.get(Path(path).as_uri())
-    assert browser.execute_script("return typeof Plotly") == "object"
+    WebDriverWait(browser, 30).until(
+        lambda page: page.execute_script("return typeof Plotly") == "object"
+    )
     assert browser.execute_script("return typeof window.hacked") == "undefined"
