@@ -8,22 +8,14 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from adversaries.speech.candidates import Candidate, TimeEstimate
-from adversaries.speech.hfgm.direct_search import DirectSearch, iterate_together
-from adversaries.speech.hfgm.frame_changes import (
-    Differentiable,
-    FrameChanges,
-    HeadOnly,
-    Whole,
-    ignores_padding,
-)
+from adversaries.speech.hfgm.direct_search import DirectSearch, side_by_side
+from adversaries.speech.hfgm.frame_changes import Differentiable, FrameChanges, HeadOnly, Whole
 from adversaries.speech.utterance_attack import UtteranceAttack, distance_from
 from fedsim import Job, Knowledge, Observation, Reconstruction, SpeechSpec, VictimModel
 from fedsim.gradients import in_groups
 
 HELD = 2**27
 """The largest number of units times frames of victims that share their passes, about 512 MB."""
-
-_Searching = Generator[DirectSearch, None, Reconstruction]
 
 
 class HFGM(UtteranceAttack):
@@ -132,7 +124,8 @@ class HFGM(UtteranceAttack):
         def attack(some: list[int]) -> list[Reconstruction]:
             model = models[some[0]].copy().to(jobs[some[0]].device)
             model.module.eval()
-            return self._together([self._searching(seen[at], jobs[at], model) for at in some])
+            attacks = [self._searching(seen[at], jobs[at], model) for at in some]
+            return side_by_side(attacks, self.samples - (self.fidelity == "authors"))
 
         most = min(map(self._at_once, seen))
         return in_groups(models, keys, attack, most=lambda _: most)
@@ -145,36 +138,9 @@ class HFGM(UtteranceAttack):
         units = sum(weight.shape[0] for weight in weights if weight.ndim)
         return max(1, int(HELD / max(1, frames * units)))
 
-    def _together(self, searching: Sequence["_Searching"]) -> list[Reconstruction]:
-        """Search until each has its claim: an iteration of all those that are left at a time.
-
-        If their model sees what shorter utterances are padded with, those of one length share.
-        """
-        mixed: bool | None = None
-        count = self.samples - (self.fidelity == "authors")
-        going, found = dict(enumerate(searching)), dict[int, Reconstruction]()
-        while going:
-            wanted = []
-            for at, steps in list(going.items()):
-                try:
-                    wanted.append(next(steps))
-                except StopIteration as end:
-                    found[at] = end.value
-                    del going[at]
-            by_length: dict[int, list[DirectSearch]] = {}
-            for one in wanted:
-                by_length.setdefault(len(one.frames[0]), []).append(one)
-            if len(by_length) > 1 and mixed is None:
-                tried = [(one.tried[0], one.frames[0]) for one in wanted]
-                mixed = ignores_padding(*zip(*tried, strict=True))
-            for some in [wanted] if mixed else by_length.values():
-                if len(some) > 1:
-                    iterate_together(some, count)
-                elif some:
-                    some[0].iterate(count)
-        return [found[at] for at in range(len(searching))]
-
-    def _searching(self, seen: Observation, job: Job, model: VictimModel) -> "_Searching":
+    def _searching(
+        self, seen: Observation, job: Job, model: VictimModel
+    ) -> Generator[DirectSearch, None, Reconstruction]:
         """Attack one observation; yields the search of which the next iteration is wanted."""
         theirs = {name: value[None].to(job.device) for name, value in self.observed(seen).items()}
         several = Knowledge.LOCAL_STEPS in seen.granted or not seen.exact

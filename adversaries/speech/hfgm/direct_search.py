@@ -1,7 +1,7 @@
 """Direct search over changes of single frames that lower the gradient distance (HFGM)."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -9,8 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from adversaries.speech.hfgm.frame_changes import Differentiable, FrameChanges, move_together
-from fedsim import Job
+from adversaries.speech.hfgm.frame_changes import (
+    Differentiable,
+    FrameChanges,
+    ignores_padding,
+    move_together,
+)
+from fedsim import Job, Reconstruction
 
 EVERY = 16
 """Iterations after which the curvature of the distance is measured again."""
@@ -172,3 +177,42 @@ def iterate_together(searches: Sequence[DirectSearch], count: int) -> None:
     found = move_together(tried, frames)
     for (search, turn), own, gradients in zip(each, frames, found, strict=True):
         search.move_to(turn, own, gradients)
+
+
+def side_by_side(
+    attacks: Sequence[Generator[DirectSearch, None, Reconstruction]], count: int
+) -> list[Reconstruction]:
+    """Run attacks on one model to their claims, one iteration of each at a time, in shared passes.
+
+    If the logits of an utterance depend on its padding, only utterances of one length share passes.
+
+    Args:
+        attacks: Each yields the search of which it wants the next iteration, and returns its claim.
+            If there are several, their searches are as `iterate_together` needs them.
+        count: Number of vectors that an iteration draws.
+
+    Returns:
+        The claim of each attack.
+    """
+    padded: bool | None = None
+    going, found = dict(enumerate(attacks)), dict[int, Reconstruction]()
+    while going:
+        wanted = list[DirectSearch]()
+        for at, attack in list(going.items()):
+            try:
+                wanted.append(next(attack))
+            except StopIteration as end:
+                found[at] = end.value
+                del going[at]
+        by_length: dict[int, list[DirectSearch]] = {}
+        for search in wanted:
+            by_length.setdefault(len(search.frames[0]), []).append(search)
+        if len(by_length) > 1 and padded is None:
+            tried = [search.tried[0] for search in wanted]
+            padded = ignores_padding(tried, [search.frames[0] for search in wanted])
+        for some in [wanted] if padded else by_length.values():
+            if len(some) > 1:
+                iterate_together(some, count)
+            elif some:
+                some[0].iterate(count)
+    return [found[at] for at in range(len(attacks))]

@@ -27,8 +27,8 @@ LARGE = 2**22
 """Values of the largest weight from which torch's own LSTM is faster on a CPU than that of oneDNN,
 which also computes the gradients of its weights."""
 
-FEW = 3
-"""Number of utterances in a pass from which that of oneDNN is faster in any case."""
+FEW = 4
+"""Number of utterances in a pass from which oneDNN's LSTM is faster whatever its size."""
 
 
 @dataclass(eq=False)
@@ -183,10 +183,10 @@ def move_together(
 
 @torch.no_grad()
 def ignores_padding(tried: Sequence[FrameChanges], frames: Sequence[Tensor]) -> bool:
-    """Whether utterances of different lengths have the logits of a pass alone in one of all.
+    """Whether a padded batch gives each utterance the logits that it has alone, up to rounding.
 
-    They have not if the model sees the padding, as one that is not told the lengths may, or if it
-    has fewer logits than frames.
+    It does not if the model's outputs depend on the padding, as those of a recogniser that does not
+    take lengths may, or if there are fewer logits than frames.
 
     Args:
         tried: One of each utterance, all with the same model.
