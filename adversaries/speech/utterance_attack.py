@@ -24,6 +24,9 @@ from fedsim.gradients import WhitenedDistance, cosine_distance, squared_distance
 Distance = Callable[[Mapping[str, Tensor]], Tensor]
 """Maps gradients (R, *shape) by parameter name to their distances (R,) from the observed one."""
 
+HELD = 2**27
+"""The largest number of units times frames in a pass that victims share, about 512 MB."""
+
 MOST_FRAMES = 100_000
 """The largest number of frames that a setting may ask for."""
 
@@ -111,6 +114,19 @@ class UtteranceAttack(Adversary):
                 f"{self.name} hardly comes closer than silence. first-frames does without them"
             )
         return found
+
+    def at_once(self, seen: Observation, starts: int = 1) -> int:
+        """Number of victims whose passes together hold `HELD` values at most.
+
+        Args:
+            seen: The observation of one of them, with one utterance.
+            starts: Number of searches side by side for each victim.
+        """
+        longest = max(self.frames or seen.lengths or [1])
+        frames = self.stretch * longest + max(0, self.off)
+        weights = seen.know(Knowledge.MODEL).parameters().values()
+        units = sum(weight.shape[0] for weight in weights if weight.ndim)
+        return max(1, int(HELD / max(1, starts * frames * units)))
 
     def observed(self, seen: Observation) -> dict[str, Tensor]:
         """The gradient to match by parameter name: of the head, or of all layers.

@@ -55,7 +55,7 @@ class Adam(Optimizer):
 
     Args:
         starts: Starting points (R, n).
-        lr: Step length.
+        lr: Step length, or one for each row (R,).
         schedule: Factor of the step length by step, from 0.
         signed: Use the sign of the gradient.
         low: Lower bound of the clamped coordinates.
@@ -70,7 +70,7 @@ class Adam(Optimizer):
         self,
         starts: Tensor,
         *,
-        lr: float,
+        lr: float | Tensor,
         schedule: Callable[[int], float],
         signed: bool = False,
         low: float | None = None,
@@ -105,7 +105,7 @@ class Adam(Optimizer):
         count = self._steps.to(g.dtype)[:, None]
         mean = self._mean / (1 - 0.9**count)
         square = self._square / (1 - 0.999**count)
-        lr = self._lr * torch.tensor(factors, dtype=g.dtype, device=g.device)[:, None]
+        lr = (self._lr * torch.tensor(factors, dtype=g.dtype, device=g.device))[:, None]
         self._x = self._x - lr * mean / (square.sqrt() + 1e-8)
         if self._clamped:
             self._x[:, : self._clamped] = self._x[:, : self._clamped].clamp(self._low, self._high)

@@ -1,22 +1,19 @@
 """ctc-matching: frames of utterances by gradient matching through the CTC loss."""
 
-import math
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
-from adversaries.speech.candidates import Candidate, TimeEstimate
+from adversaries.speech.candidates import Candidate, Candidates, TimeEstimate
 from adversaries.speech.ctc_matching.dummy_frames import DummyFrames
+from adversaries.speech.ctc_matching.frame_search import FrameSearch, from_means, from_starts
+from adversaries.speech.padded_utterances import ignores_padding
 from adversaries.speech.utterance_attack import UtteranceAttack, distance_from
-from fedsim import Job, Knowledge, Observation, Reconstruction, SpeechSpec
-from fedsim.gradients import Adam, Match, Restarts, Rules, minimise
+from fedsim import Job, Knowledge, Observation, Reconstruction, SpeechSpec, VictimModel
+from fedsim.gradients import in_groups
 from fedsim.seeds import isolated
-
-MATCHED = 1e-9
-"""Distance below which a start has matched; in float32 it is zero up to rounding."""
 
 SEVERAL_STEPS = {
     "local steps": "matched as one step on all their utterances: weights moved in between"
@@ -24,13 +21,6 @@ SEVERAL_STEPS = {
 
 QUICKEST = 0.1
 """Least share of its iterations after which a start matches; a wrong candidate takes all."""
-
-
-FALL = 0.1
-"""Share by which `FRUITLESS` restarts have to lower the lowest distance; else they end."""
-
-FRUITLESS = 3
-"""Restarts from means over which the lowest distance has to fall."""
 
 
 class CTCMatching(UtteranceAttack):
@@ -75,6 +65,7 @@ class CTCMatching(UtteranceAttack):
         "audio reconstruction",
     )
     recovers = frozenset({"inputs", "objective", "outcomes"})
+    group = 8
     cites = (
         "this project; with the cosine, the objective of Geiping et al., Inverting Gradients, "
         "NeurIPS 2020, Eq. 4"
@@ -107,6 +98,14 @@ class CTCMatching(UtteranceAttack):
     masks: int = Field(default=0, ge=0, le=64)
     """Number of dropout masks in each step whose mean gradient is matched; 0: no dropout."""
 
+    shared_passes: bool = False
+    """Whether victims of a round, of one utterance each, share the passes of their starts; one
+    worker then attacks them. Results change by rounding alone."""
+
+    def together(self) -> int:
+        """As many as share their passes if `shared_passes` is set; else one."""
+        return self.group if self.shared_passes else 1
+
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
         """Match the gradient.
 
@@ -114,43 +113,49 @@ class CTCMatching(UtteranceAttack):
             ValueError: The inputs are no frames, the gradient cannot be matched, or `masks` is set
                 for a model without dropout.
         """
-        theirs = {name: value[None].to(job.device) for name, value in self.observed(seen).items()}
-        model = seen.know(Knowledge.MODEL).copy().to(job.device)
-        model.module.train(self.masks > 0)
-        if self.masks and not model.drops:
-            raise ValueError(
-                f"masks = {self.masks}, and the model drops nothing: all masks give one gradient. "
-                "The server's copy knows dropout only as a part of the model "
-                "(task.model.dropout), not as a client's defense; set masks = 0"
+        return self.reconstruct_many([seen], [job])[0]
+
+    def reconstruct_many(
+        self, seen: Sequence[Observation], jobs: Sequence[Job]
+    ) -> list[Reconstruction]:
+        """Match many gradients: those of single utterances with one candidate in shared passes."""
+        models = [one.know(Knowledge.MODEL) for one in seen]
+        keys = [-1 if self._shares(one) else at for at, one in enumerate(seen)]
+
+        def attack(some: list[int]) -> list[Reconstruction]:
+            model = models[some[0]].copy().to(jobs[some[0]].device)
+            model.module.train(self.masks > 0)
+            if self.masks and not model.drops:
+                raise ValueError(
+                    f"masks = {self.masks}, and the model drops nothing: all masks give one "
+                    "gradient. The server's copy knows dropout only as a part of the model "
+                    "(task.model.dropout), not as a client's defense; set masks = 0"
+                )
+            if len(some) == 1:
+                return [self._alone(seen[some[0]], jobs[some[0]], model)]
+            return self._in_shared_passes(
+                [seen[at] for at in some], [jobs[at] for at in some], model
             )
+
+        most = min(self.at_once(one, 1 + self.restarts) for one in seen)
+        return in_groups(models, keys, attack, most=lambda _: most)
+
+    def _shares(self, seen: Observation) -> bool:
+        """Whether the passes for a victim can be shared with others."""
+        single = int(seen.know(Knowledge.BATCH_SIZE)) == 1
+        one_candidate = max(len(self.transcripts), len(self.frames)) <= 1
+        return self.layers == "last" and not self.masks and single and one_candidate
+
+    def _alone(self, seen: Observation, job: Job, model: VictimModel) -> Reconstruction:
+        """Search for each candidate in turn, until one matches."""
         candidates = self.candidates(seen, job)
-        estimate = candidates.estimate(
-            job,
-            QUICKEST * self.iterations,
-            self.iterations,
-            "iterations, or the number of candidates",
-            side_by_side=1 + self.restarts,
-        )
-        found, features = list[_Search](), seen.spec.require(SpeechSpec).features
+        estimate, found = self._estimate(candidates, job), list[FrameSearch]()
         for at, candidate in enumerate(candidates.tried):
-            frames = DummyFrames(
-                model,
-                [target.to(job.device) for target in candidate.targets],
-                [(length, features) for length in candidate.lengths],
-                list(theirs),
-                whole=self.layers == "all",
-                distance=distance_from(theirs, self.distance, self.floor),
-                smoothness=self.smoothness,
-                draws=max(1, self.masks),
-            )
-            seed = int(torch.randint(2**62, (), generator=job.rng))
-            with job.portion(len(candidates.tried) - at), isolated(seed, "masks", wide=False):
-                size = features * sum(candidate.lengths)
-                uniform = [torch.rand(size, generator=job.rng) for _ in range(1 + self.restarts)]
-                starts = [2 * one.to(job.device) - 1 for one in uniform]
-                match = self._adam(frames, job, None if at else estimate, starts, self.lr)
-            found.append(_Search(candidate, frames, seed, match))
-            if found[-1].matched:
+            one = self._search_for(candidate, seen, job, model)
+            with job.portion(len(candidates.tried) - at), isolated(one.seed, "masks", wide=False):
+                self._from_starts([one], [] if at else [estimate])
+            found.append(one)
+            if one.matched:
                 break
         else:  # no candidate has matched: restart them, the closest first
             for at, one in enumerate(sorted(found, key=lambda one: one.match.value)):
@@ -158,9 +163,71 @@ class CTCMatching(UtteranceAttack):
                     job.portion(len(found) - at),
                     isolated(one.seed, "masks", "meetings", wide=False),
                 ):
-                    one.match = self._from_means(one, job)
+                    self._from_means([one])
                 if one.matched:
                     break
+        return self._claim(found, candidates, seen)
+
+    def _in_shared_passes(
+        self, seen: Sequence[Observation], jobs: Sequence[Job], model: VictimModel
+    ) -> list[Reconstruction]:
+        """Search for the only candidate of each; by length if the model sees what is padded."""
+        each = [self.candidates(one, job) for one, job in zip(seen, jobs, strict=True)]
+        searches = [
+            self._search_for(candidates.tried[0], one, job, model)
+            for candidates, one, job in zip(each, seen, jobs, strict=True)
+        ]
+        by_length: dict[int, list[int]] = {}
+        for at, one in enumerate(searches):
+            by_length.setdefault(one.size, []).append(at)
+        utterances = [torch.zeros(one.frames.shapes[0], device=jobs[0].device) for one in searches]
+        targets = [one.frames.targets[0] for one in searches]
+        alike = len(by_length) == 1 or ignores_padding(model, utterances, targets)
+        for some in [[*range(len(searches))]] if alike else by_length.values():
+            estimates = [self._estimate(each[at], jobs[at]) for at in some]
+            self._from_starts([searches[at] for at in some], estimates)
+            self._from_means([searches[at] for at in some])
+        return [
+            self._claim([search], candidates, one)
+            for search, candidates, one in zip(searches, each, seen, strict=True)
+        ]
+
+    def _search_for(
+        self, candidate: Candidate, seen: Observation, job: Job, model: VictimModel
+    ) -> FrameSearch:
+        theirs = {name: value[None].to(job.device) for name, value in self.observed(seen).items()}
+        features = seen.spec.require(SpeechSpec).features
+        frames = DummyFrames(
+            model,
+            [target.to(job.device) for target in candidate.targets],
+            [(length, features) for length in candidate.lengths],
+            list(theirs),
+            whole=self.layers == "all",
+            distance=distance_from(theirs, self.distance, self.floor),
+            smoothness=self.smoothness,
+            draws=max(1, self.masks),
+        )
+        seed = int(torch.randint(2**62, (), generator=job.rng))
+        return FrameSearch(candidate, frames, job, seed)
+
+    def _estimate(self, candidates: Candidates, job: Job) -> TimeEstimate:
+        return candidates.estimate(
+            job,
+            QUICKEST * self.iterations,
+            self.iterations,
+            "iterations, or the number of candidates",
+            side_by_side=1 + self.restarts,
+        )
+
+    def _from_starts(self, some: list[FrameSearch], estimates: list[TimeEstimate]) -> None:
+        from_starts(some, 1 + self.restarts, self.iterations, self.lr, estimates)
+
+    def _from_means(self, some: list[FrameSearch]) -> None:
+        from_means(some, self.meetings, self.iterations, self.lr)
+
+    def _claim(
+        self, found: list[FrameSearch], candidates: Candidates, seen: Observation
+    ) -> Reconstruction:
         best = min(found, key=lambda one: one.match.value)
         return self.claim(
             [one[0] for one in best.frames.split(best.match.point[None])],
@@ -168,7 +235,7 @@ class CTCMatching(UtteranceAttack):
             seen,
             objective=best.match.value,
             outcomes=tuple(best.match.outcomes),
-            trace=tuple(job.trace),
+            trace=tuple(best.job.trace),
             diagnostics={
                 "distances": [one.match.value for one in found],
                 "untried": len(candidates.tried) - len(found),
@@ -177,80 +244,3 @@ class CTCMatching(UtteranceAttack):
                 **candidates.notes,
             },
         )
-
-    def _adam(
-        self,
-        frames: DummyFrames,
-        job: Job,
-        estimate: TimeEstimate | None,
-        starts: list[Tensor],
-        lr: float,
-    ) -> Match:
-        def objective(points: Tensor, victims: Tensor) -> Tensor:
-            if estimate is not None:
-                estimate.step()
-            return frames(points, victims)
-
-        waiting = iter(starts)
-        (match,) = minimise(
-            objective,
-            lambda _: next(waiting),
-            [job],
-            lambda points: Adam(points, lr=lr, schedule=self._schedule),
-            [Rules(self.iterations, evaluations=1, matched=MATCHED, patience=self.iterations)],
-            restarts=Restarts(len(starts) - 1, together=True),
-        )
-        return match
-
-    def _from_means(self, one: "_Search", job: Job) -> Match:
-        """Search again from the means of the points where R starts ended.
-
-        The starts end at points that are each off in a direction of their own, so that their mean
-        is nearer to the solution. Ends when a start has matched, when the budget is used up, when
-        fewer than two starts took all their steps, or when restarts no longer lower the distance.
-
-        Returns:
-            The point with the lowest distance of all starts, the outcomes of the last ones, and
-            the evaluations of all.
-        """
-        match, lowest = one.match, [one.match.value]
-        for _ in range(self.meetings):
-            both = zip(match.ends, match.outcomes, strict=True)
-            ends = [end for end, outcome in both if outcome == "steps"]
-            over = len(ends) < 2 or not {*match.outcomes} <= {"steps", "diverged"}
-            before = lowest[-1 - FRUITLESS] if len(lowest) > FRUITLESS else math.inf
-            if over or lowest[-1] > (1 - FALL) * before:
-                break
-            lr = min(self.lr, float(torch.stack(ends).std(dim=0).mean()))
-            sofar, match = match, self._adam(one.frames, job, None, means(ends, job.rng), lr)
-            match.evaluations += sofar.evaluations
-            if sofar.value < match.value:
-                match.point, match.value = sofar.point, sofar.value
-            lowest.append(match.value)
-        return match
-
-    def _schedule(self, step: int) -> float:
-        return 0.5 * (1 + math.cos(math.pi * min(1.0, step / self.iterations)))
-
-
-@dataclass(slots=True, eq=False)
-class _Search:
-    """The search for one candidate: its objective, seed of the dropout masks, and best result."""
-
-    candidate: Candidate
-    frames: DummyFrames
-    seed: int
-    match: Match
-
-    @property
-    def matched(self) -> bool:
-        """Whether a start has matched, which only the correct transcript and length allow."""
-        return "matched" in self.match.outcomes
-
-
-def means(ends: list[Tensor], rng: torch.Generator) -> list[Tensor]:
-    """The mean of R points of shape (n,), and R - 1 means of random halves of them."""
-    points = torch.stack(ends)
-    count = (len(ends) + 1) // 2
-    halves = [torch.randperm(len(ends), generator=rng)[:count] for _ in ends[1:]]
-    return [points.mean(dim=0), *(points[half.to(points.device)].mean(dim=0) for half in halves)]

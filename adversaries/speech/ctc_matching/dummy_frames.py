@@ -1,10 +1,12 @@
 """Objective of ctc-matching: the distance of dummy utterances' gradients from the observed one."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from adversaries.speech.padded_utterances import padded
 from adversaries.speech.utterance_attack import Distance
 from fedsim.gradients import ctc_head_gradient, head_passes
 from fedsim.victim import VictimModel
@@ -43,7 +45,11 @@ class DummyFrames:
         """Objective (R,) of points (R, n), differentiable."""
         utterances = self.split(points)
         ours = self._of_all(utterances) if self.whole else self._of_head(utterances)
-        found = self.distance(ours)
+        return self.judge(ours, utterances)
+
+    def judge(self, gradients: dict[str, Tensor], utterances: list[Tensor]) -> Tensor:
+        """Objective (R,) of utterances (R, T, features) with their gradients (R, *shape)."""
+        found = self.distance(gradients)
         for one in utterances if self.smoothness else ():
             if one.shape[1] > 1:  # a single frame has no neighbour
                 rough = one.diff(dim=1).square().mean(dim=(1, 2))
@@ -74,3 +80,42 @@ class DummyFrames:
                     total = {name: sofar + gradient[name] for name, sofar in total.items()}
             rows.append(total)
         return {name: torch.stack([one[name] for one in rows]) for name in self.names}
+
+
+class SharedFrames:
+    """The objectives of several victims of one model, whose utterances share their passes.
+
+    Args:
+        each: The objective of each victim: of one utterance, the head's gradient, and no dropout.
+    """
+
+    def __init__(self, each: Sequence[DummyFrames]) -> None:
+        self._each = each
+        self._sizes = [length * width for ((length, width),) in (one.shapes for one in each)]
+        targets = [one.targets[0] for one in each]
+        empty = [targets[0].new_zeros(one.shapes[0]) for one in each]
+        _, self._targets, self._lengths = padded(empty, targets)
+        self._victims, self._rows = targets[0], list[Tensor]()
+
+    def __call__(self, points: Tensor, victims: Tensor) -> Tensor:
+        """Objective (R,) of points (R, n) of victims (R,); shorter utterances have spare values."""
+        if victims is not self._victims:  # it waits for a GPU, and seldom changes
+            self._victims = victims
+            self._rows = [(victims == at).nonzero()[:, 0] for at in range(len(self._each))]
+        model, ((_, width), *_) = self._each[0].model, self._each[0].shapes
+        targets = self._targets[victims]
+        lengths = None if self._lengths is None else self._lengths[victims]
+        frames = points.view(len(points), -1, width)
+        if lengths is not None:  # windows of frames reach beyond the last one
+            there = torch.arange(frames.shape[1], device=frames.device) < lengths[:, None]
+            frames = frames * there[:, :, None]
+        passed = head_passes(model, frames, targets, lengths)
+        weight, bias = ctc_head_gradient(*passed, targets, lengths, create_graph=True)
+        both = {f"{model.head}.weight": weight, f"{model.head}.bias": bias}
+        found = points.new_zeros(len(points))
+        for one, rows, size in zip(self._each, self._rows, self._sizes, strict=True):
+            if len(rows):
+                own = {name: both[name][rows] for name in one.names}
+                values = one.judge(own, one.split(points[rows, :size]))
+                found = found.index_copy(0, rows, values)
+        return found

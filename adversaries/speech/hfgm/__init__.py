@@ -14,9 +14,6 @@ from adversaries.speech.utterance_attack import UtteranceAttack, distance_from
 from fedsim import Job, Knowledge, Observation, Reconstruction, SpeechSpec, VictimModel
 from fedsim.gradients import in_groups
 
-HELD = 2**27
-"""The largest number of units times frames of victims that share their passes, about 512 MB."""
-
 
 class HFGM(UtteranceAttack):
     """Recovers the frames of utterances by a direct search over changes of single frames.
@@ -127,16 +124,8 @@ class HFGM(UtteranceAttack):
             attacks = [self._searching(seen[at], jobs[at], model) for at in some]
             return side_by_side(attacks, self.samples - (self.fidelity == "authors"))
 
-        most = min(map(self._at_once, seen))
+        most = min(map(self.at_once, seen))
         return in_groups(models, keys, attack, most=lambda _: most)
-
-    def _at_once(self, seen: Observation) -> int:
-        """Victims whose passes fit into `HELD`, by the frames of one of them."""
-        longest = max(self.frames or seen.lengths or [1])
-        frames = self.stretch * longest + max(0, self.off)
-        weights = seen.know(Knowledge.MODEL).parameters().values()
-        units = sum(weight.shape[0] for weight in weights if weight.ndim)
-        return max(1, int(HELD / max(1, frames * units)))
 
     def _searching(
         self, seen: Observation, job: Job, model: VictimModel

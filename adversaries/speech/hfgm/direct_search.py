@@ -9,12 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from adversaries.speech.hfgm.frame_changes import (
-    Differentiable,
-    FrameChanges,
-    ignores_padding,
-    move_together,
-)
+from adversaries.speech.hfgm.frame_changes import Differentiable, FrameChanges, move_together
+from adversaries.speech.padded_utterances import ignores_padding
 from fedsim import Job, Reconstruction
 
 EVERY = 16
@@ -208,8 +204,11 @@ def side_by_side(
         for search in wanted:
             by_length.setdefault(len(search.frames[0]), []).append(search)
         if len(by_length) > 1 and padded is None:
-            tried = [search.tried[0] for search in wanted]
-            padded = ignores_padding(tried, [search.frames[0] for search in wanted])
+            padded = ignores_padding(
+                wanted[0].tried[0].model,
+                [search.frames[0] for search in wanted],
+                [search.tried[0].target for search in wanted],
+            )
         for some in [wanted] if padded else by_length.values():
             if len(some) > 1:
                 iterate_together(some, count)

@@ -7,17 +7,14 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from adversaries.speech.hfgm.changed_frames import ChangedFrames
+from adversaries.speech.padded_utterances import ALIKE, padded
 from fedsim import VictimModel
 from fedsim.gradients import ctc_head_gradient, head_passes
 
 VALUES = 2**26
 """The largest number of values of head inputs that are held at a time."""
-
-ALIKE = 1e-4
-"""Tolerance between the logits of the incremental pass and the model's own."""
 
 CTC = 1e-2
 """Relative tolerance between the closed-form gradient and that of autograd. In float32, CTC over a
@@ -172,45 +169,13 @@ def move_together(
     largest = max(weight.numel() for weight in model.module.parameters())
     plain = torch.backends.mkldnn.flags(enabled=False, allow_tf32=None)
     with plain if largest >= LARGE and len(tried) < FEW else nullcontext(), torch.enable_grad():
-        padded = pad_sequence([one.frames for one in tried], batch_first=True)
-        rows = pad_sequence([one.target for one in tried], batch_first=True, padding_value=-100)
-        lengths = _lengths(padded, frames)
-        passes = head_passes(model, padded, rows, lengths)
-        weight, bias = ctc_head_gradient(*passes, rows, lengths, create_graph=True)
+        inputs, labels, lengths = padded(
+            [one.frames for one in tried], [one.target for one in tried]
+        )
+        passes = head_passes(model, inputs, labels, lengths)
+        weight, bias = ctc_head_gradient(*passes, labels, lengths, create_graph=True)
     both = {f"{model.head}.weight": weight, f"{model.head}.bias": bias}
     return [{name: both[name][at, None] for name in one.names} for at, one in enumerate(tried)]
-
-
-@torch.no_grad()
-def ignores_padding(tried: Sequence[FrameChanges], frames: Sequence[Tensor]) -> bool:
-    """Whether a padded batch gives each utterance the logits that it has alone, up to rounding.
-
-    It does not if the model's outputs depend on the padding, as those of a recogniser that does not
-    take lengths may, or if there are fewer logits than frames.
-
-    Args:
-        tried: One of each utterance, all with the same model.
-        frames: The utterances, (T, F) each.
-    """
-    model = tried[0].model
-    padded = pad_sequence(list(frames), batch_first=True)
-    rows = pad_sequence([one.target for one in tried], batch_first=True, padding_value=-100)
-    try:
-        _, together = head_passes(model, padded, rows, _lengths(padded, frames))
-    except Exception:  # such as CTC's, of logits that are fewer than the frames
-        return False
-    for one, own, found in zip(tried, frames, together, strict=True):
-        _, (alone,) = head_passes(model, own[None], one.target)
-        close = torch.allclose(found[: len(own)], alone, rtol=0, atol=ALIKE)
-        if len(alone) != len(own) or not close:
-            return False
-    return True
-
-
-def _lengths(padded: Tensor, frames: Sequence[Tensor]) -> Tensor | None:
-    """Numbers of frames (K,) of utterances that are padded to one tensor; None if all are alike."""
-    lengths = [len(own) for own in frames]
-    return torch.tensor(lengths, device=padded.device) if min(lengths) < max(lengths) else None
 
 
 class Whole(FrameChanges):

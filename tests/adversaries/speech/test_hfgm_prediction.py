@@ -7,7 +7,7 @@ from support.recognised import CLASSES, FEATURES, SAID, gradient_of, observed, r
 from torch import nn
 
 from adversaries import HFGM
-from adversaries.speech import hfgm
+from adversaries.speech import utterance_attack
 from adversaries.speech.hfgm import direct_search, frame_changes
 from adversaries.speech.hfgm.direct_search import CONTROLS, EVERY, DirectSearch
 from adversaries.speech.hfgm.frame_changes import Differentiable, move_together
@@ -157,7 +157,7 @@ def test_victims_of_another_model_or_beyond_memory_are_searched_apart(monkeypatc
     brief.reconstruct_many(seen, [testing.job(seed=at) for at in range(4)])
     assert sorted(sizes) == [1, 3]
     units = sum(len(weight) for weight in one.parameters().values())
-    monkeypatch.setattr(hfgm, "HELD", 2 * 6 * units)
+    monkeypatch.setattr(utterance_attack, "HELD", 2 * 6 * units)
     sizes.clear()
     brief.reconstruct_many(seen, [testing.job(seed=at) for at in range(4)])
     assert sorted(sizes) == [1, 1, 2]
