@@ -45,9 +45,11 @@ class GMBoW(TranscriptAttack):
     behind the attention span its weight gradient of rank S, so A is parametrised by S x S
     coefficients in that row space. P is a softmax, and L-BFGS minimises the squared distance.
 
-    By default only the layers behind the attention are matched, because A and P determine their
-    gradients. The LSTM of the decoder also receives gradient through the attention, whose query is
-    its state; no A removes that part of the distance, which is small for untrained attention.
+    A and P determine the gradients of the layers behind the attention, which variant "span"
+    matches. Variant "paper" matches the whole decoder, as the paper does: the LSTM and the
+    embeddings tell which label follows which. They also receive gradient through the attention,
+    whose query is the LSTM's state; no A removes that part of the distance, which is small for
+    untrained attention.
 
     The attack assumes one utterance in one local step whose last label is 0 (the end of the
     sentence). It claims every label, the end included.
@@ -100,11 +102,10 @@ class GMBoW(TranscriptAttack):
     """Standard deviation of the initial entries of the context vectors, or of their
     coefficients."""
 
-    parameters: dict[str, Annotated[float, Field(ge=0)]] = Field(
-        default={"*head.*": 1.0, "*projection.*": 1.0}
-    )
+    parameters: dict[str, Annotated[float, Field(ge=0)]] | None = None
     """Weights of the parameters' squared distances by name pattern; a parameter that matches no
-    pattern is left out."""
+    pattern is left out. None: for "paper" all of the decoder, which is the module that holds the
+    head; for "span" its "*head.*" and "*projection.*"."""
 
     precision: Literal["float32", "float64"] = "float64"
     """Floating-point type of the optimisation."""
@@ -134,7 +135,9 @@ class GMBoW(TranscriptAttack):
             penalty=None if span else self.penalty,
             normalise=self.normalise,
             comparison=Comparison(
-                parameters=self.parameters, device=job.device, dtype=getattr(torch, self.precision)
+                parameters=self._weights(seen.head),
+                device=job.device,
+                dtype=getattr(torch, self.precision),
             ),
         )
 
@@ -169,3 +172,12 @@ class GMBoW(TranscriptAttack):
                 "exact_gradient": seen.exact,
             },
         )
+
+    def _weights(self, head: str) -> dict[str, float]:
+        """Weights by name pattern, of the decoder whose head has that name."""
+        if self.parameters is not None:
+            return self.parameters
+        if self.variant == "span":
+            return {"*head.*": 1.0, "*projection.*": 1.0}
+        decoder, dot, _ = head.rpartition(".")
+        return {f"{decoder}{dot}*": 1.0}

@@ -149,11 +149,23 @@ def test_the_papers_variant_descends_from_free_context_vectors(normalise):
     attack = GMBoW(variant="paper", labels_from="given", normalise=normalise, starts=2, spread=0.1)
     claimed = attack.reconstruct(seen, testing.job(budget=160))
     assert claimed.diagnostics["variables"] == 4 * (16 + 4)
-    assert claimed.objective < 0.2 * claimed.trace[0][1]
+    # With "set" the gradient is another one than the client's: some distance is left.
+    assert claimed.objective < {"all": 0.1, "set": 0.25}[normalise] * claimed.trace[0][1]
     # What it claims is chosen by the distance alone, however much the penalty counts on the way.
     strict = attack.model_copy(update={"penalty": 1e4})
     punished = strict.reconstruct(seen, testing.job(budget=160))
     assert punished.trace[0][1] > 1e4 > 1e3 * punished.objective
+
+
+def test_the_papers_variant_matches_the_whole_decoder_and_ours_what_is_behind_the_attention():
+    seen, whole = utterance([3, 17]), {"speller.*": 1.0}
+
+    def found(variant, parameters):
+        attack = GMBoW(variant=variant, labels_from="given", starts=1, parameters=parameters)
+        return attack.reconstruct(seen, testing.job(budget=20)).objective
+
+    assert found("paper", None) == found("paper", whole) != found("paper", DECODER)
+    assert found("span", None) == found("span", DECODER) != found("span", whole)
 
 
 def test_the_papers_variant_ends_when_its_transcript_stays():
