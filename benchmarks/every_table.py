@@ -1,17 +1,21 @@
 """Reproduce every table and figure of the five papers, one after another: a run of many nights.
 
     python benchmarks/every_table.py [--out runs/every-table] [--minutes 0] [--only llg dlg/fig5]
+        [--summary docs/results/every-table.csv]
 
 Calls `fedsim reproduce ID --scale smoke` for each id of docs/results/README.md, those that take
 least first, each in a process of its own whose output is kept under OUT/logs. A figure that is not
 ready after `--minutes` (0: no limit) is stopped as by Ctrl-C, and the next one begins. After
-each, its line of OUT/summary.csv is replaced: the exit status, how many attacks have ended, what
-they took, and the version. A second call goes on where the first one stopped, and leaves out what
-is whole. At the end a table says how many are; the exit status is 1 if any figure failed.
+each, its line of the summary (OUT/summary.csv) is replaced: the exit status, how many attacks have
+ended, what they took, and the version. A second call goes on where the first one stopped, and
+leaves out what is whole, with whatever version; with a summary that is kept it goes on where one on
+another machine ended. At the end a table says how many figures are whole; the exit status is 1 if
+any failed.
 """
 
 import argparse
 import csv
+import os
 import re
 import signal
 import subprocess
@@ -120,7 +124,10 @@ def reproduce(id: str, out: Path, minutes: float) -> Ended:
     before = log.stat().st_size if log.exists() else 0
     with log.open("a", encoding="utf-8") as file:
         running = subprocess.Popen(
-            [*command, "--out", str(out)], stdout=file, stderr=subprocess.STDOUT
+            [*command, "--out", str(out)],
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "COLUMNS": "500"},  # reasons on one line
         )
         interrupted = False
         try:
@@ -138,7 +145,9 @@ def reproduce(id: str, out: Path, minutes: float) -> Ended:
     reasons = [line for line in words if ": needs" in line or " points failed" in line]
     crashed = "Traceback (most recent call last)" in text
     last = words if crashed else reasons or words
-    return Ended(running.returncode, interrupted, last[-1][:200], crashed)
+    folder = str(Path(os.environ.get("FEDSIM_DATA") or "data").resolve())
+    said = last[-1].replace(folder, "--data")[:200]
+    return Ended(running.returncode, interrupted, said, crashed)
 
 
 def read(path: Path) -> dict[str, Line]:
@@ -166,9 +175,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/every-table"))
     parser.add_argument("--minutes", type=float, default=0.0, help="for each figure; 0: no limit")
     parser.add_argument("--only", nargs="+", default=[], help="papers or ids")
+    parser.add_argument("--summary", type=Path, help="the summary; default OUT/summary.csv")
     given = parser.parse_args()
     (given.out / "logs").mkdir(parents=True, exist_ok=True)
-    summary = given.out / "summary.csv"
+    summary = given.summary or given.out / "summary.csv"
     version = subprocess.run(
         ["git", "describe", "--always", "--dirty"],  # noqa: S607
         capture_output=True,

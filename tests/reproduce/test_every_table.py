@@ -84,6 +84,34 @@ def test_a_figure_that_is_not_whole_says_why(
     assert line.said == ("" if state == "stopped" else said)
 
 
+def test_a_summary_that_is_kept_is_gone_on_with(every_table, tmp_path, monkeypatch):
+    made = []
+
+    def reproduce(id, *_):
+        made.append(id)
+        return every_table.Ended(0, False, "")
+
+    monkeypatch.setattr(every_table, "reproduce", reproduce)
+    monkeypatch.setattr(every_table, "unfinished", lambda *_: 0)
+    kept = tmp_path / "kept.csv"
+    for at, only in enumerate((["llg/fig3b"], ["llg/fig3b", "llg/fig3c"])):
+        command = ["every_table", "--out", str(tmp_path / str(at)), "--summary", str(kept)]
+        monkeypatch.setattr(sys, "argv", [*command, "--only", *only])
+        with pytest.raises(SystemExit):
+            every_table.main()
+    assert made == ["llg/fig3b", "llg/fig3c"]
+    assert {*every_table.read(kept)} == {*made}
+
+
+def test_what_is_said_does_not_tell_where_the_data_are(every_table, tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDSIM_DATA", str(tmp_path / "sets"))
+    (tmp_path / "logs").mkdir()
+    ended = every_table.reproduce("llg/fig4b", tmp_path, 0)
+    assert ended.said.startswith("llg-fig4b: needs SVHN, as svhn.npz under --data")
+    assert "'svhn' is looked up in --data" in ended.said
+    assert str(tmp_path) not in ended.said
+
+
 def test_what_an_earlier_call_said_is_not_the_reason_of_a_later_one(
     every_table, tmp_path, monkeypatch
 ):
