@@ -17,6 +17,9 @@ from fedsim.errors import DataError
 BLANK = 0
 """CTC's blank label: it stands for no output, and separates two equal labels in a row."""
 
+NO_REDUCTION = 0
+"""torch's number for `reduction="none"`."""
+
 IMPOSSIBLE = -1e30
 """Log-probability of an impossible state; finite, because at minus infinity the gradient is NaN."""
 
@@ -55,10 +58,11 @@ def ctc_loss(logits: Tensor, target: Tensor, lengths: Tensor | None = None) -> T
         DataError: A target has no label, a label that is the blank or not a class, or needs more
             frames than there are, so that its loss would be infinite.
     """
-    if lengths is None:
-        lengths = torch.full((len(logits),), logits.shape[1])
-    sizes = _sizes(target, lengths.tolist(), logits.shape[2])
-    losses: Tensor = _CTC.apply(logits, target, lengths.to(logits.device), sizes)  # type: ignore[no-untyped-call]
+    counts = [logits.shape[1]] * len(logits) if lengths is None else lengths.tolist()
+    sizes = _sizes(target, counts, logits.shape[2])
+    if lengths is not None:
+        lengths = lengths.to(logits.device)
+    losses: Tensor = _CTC.apply(logits, target, lengths, counts, sizes)  # type: ignore[no-untyped-call]
     return losses
 
 
@@ -67,11 +71,16 @@ class _CTC(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, target: Tensor, lengths: Tensor, sizes: list[int]
+        ctx: Any,
+        logits: Tensor,
+        target: Tensor,
+        lengths: Tensor | None,
+        counts: list[int],
+        sizes: list[int],
     ) -> Tensor:
         ctx.save_for_backward(logits, target, lengths)
-        ctx.sizes = sizes
-        return _given(logits, target, lengths, sizes)
+        ctx.counts, ctx.sizes = counts, sizes
+        return _given(logits, target, counts, sizes)
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
@@ -79,28 +88,26 @@ class _CTC(torch.autograd.Function):
         again = torch.is_grad_enabled()
         with torch.enable_grad():
             at = logits if again else logits.detach().requires_grad_()
-            losses = (_written_out if again else _given)(at, target, lengths, ctx.sizes)
+            if again:
+                losses = _written_out(at, target, lengths)
+            else:
+                losses = _given(at, target, ctx.counts, ctx.sizes)
             (gradient,) = torch.autograd.grad(losses, at, slopes, create_graph=again)
-        return gradient, None, None, None
+        return gradient, None, None, None, None
 
 
-def _given(logits: Tensor, target: Tensor, lengths: Tensor, sizes: list[int]) -> Tensor:
+def _given(logits: Tensor, target: Tensor, counts: list[int], sizes: list[int]) -> Tensor:
     device = logits.device
     if device.type == "cuda" and torch.are_deterministic_algorithms_enabled():
         # On a GPU torch's backward pass of CTC sums in a random order.
-        logits, target, lengths = logits.cpu(), target.cpu(), lengths.cpu()
-    losses = functional.ctc_loss(
-        logits.log_softmax(dim=2).transpose(0, 1),
-        target.clamp(min=BLANK),
-        lengths,
-        torch.tensor(sizes),
-        blank=BLANK,
-        reduction="none",
-    )
+        logits, target = logits.cpu(), target.cpu()
+    scores = logits.log_softmax(dim=2).transpose(0, 1)
+    # Lengths are lists, because it would read tensors back from a GPU.
+    losses = torch.ctc_loss(scores, target.clamp(min=BLANK), counts, sizes, BLANK, NO_REDUCTION)
     return losses.to(device)
 
 
-def _written_out(logits: Tensor, target: Tensor, lengths: Tensor, sizes: list[int]) -> Tensor:
+def _written_out(logits: Tensor, target: Tensor, lengths: Tensor | None) -> Tensor:
     """Run the forward algorithm on the states blank, label, blank, label, ..., blank."""
     states = target.new_full((len(target), 2 * target.shape[1] + 1), BLANK)
     states[:, 1::2] = target.clamp(min=BLANK)
@@ -118,9 +125,11 @@ def _written_out(logits: Tensor, target: Tensor, lengths: Tensor, sizes: list[in
         stepped = torch.stack([forward, before[:, 1:-1], jumped]).logsumexp(dim=0) + now
         # Where all three predecessors are impossible, gradients would add up and overflow.
         stepped = stepped.masked_fill(stepped < IMPOSSIBLE / 2, IMPOSSIBLE)
-        forward = torch.where((t < lengths)[:, None], stepped, forward)
-    ends = torch.tensor([[2 * size - 1, 2 * size] for size in sizes], device=states.device)
-    return -forward.gather(1, ends).logsumexp(dim=1)
+        if lengths is not None:
+            stepped = torch.where((t < lengths)[:, None], stepped, forward)
+        forward = stepped
+    last = 2 * (target >= 0).sum(dim=1)
+    return -forward.gather(1, torch.stack([last - 1, last], dim=1)).logsumexp(dim=1)
 
 
 def _sizes(target: Tensor, lengths: list[int], classes: int) -> list[int]:

@@ -60,7 +60,7 @@ class DummyFrames:
 
     def _of_head(self, utterances: list[Tensor]) -> dict[str, Tensor]:
         draws, head = self.draws, self.model.head
-        both = {f"{head}.weight": torch.zeros(()), f"{head}.bias": torch.zeros(())}
+        both = dict.fromkeys((f"{head}.weight", f"{head}.bias"), utterances[0].new_zeros(()))
         for frames, target in zip(utterances, self.targets, strict=True):
             passed = head_passes(self.model, frames.repeat_interleave(draws, dim=0), target)
             own = ctc_head_gradient(*passed, target, create_graph=True)
@@ -71,7 +71,7 @@ class DummyFrames:
     def _of_all(self, utterances: list[Tensor]) -> dict[str, Tensor]:
         rows = []
         for row in range(len(utterances[0])):
-            total = dict.fromkeys(self.names, torch.zeros(()))
+            total = dict.fromkeys(self.names, utterances[0].new_zeros(()))
             for frames, target in zip(utterances, self.targets, strict=True):
                 for _ in range(self.draws):
                     gradient = self.model.gradient(

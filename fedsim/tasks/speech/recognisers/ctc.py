@@ -83,7 +83,7 @@ class DeepSpeechNetwork(nn.Module):
                 full.
         """
         if lengths is None:
-            lengths = torch.full((len(inputs),), inputs.shape[1])
+            lengths = torch.full((len(inputs),), inputs.shape[1], device="cpu")  # as packing needs
         hidden = self.dense(windows(inputs, self.context))
         hidden = run_lstm(self.recurrent, hidden, lengths, inputs.shape[1])
         return cast(Tensor, self.head(self.joint(hidden)))
