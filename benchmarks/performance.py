@@ -57,6 +57,9 @@ NETWORKS: list[tuple[int, Any]] = [
 NEAR = 1.2
 """A size below the one before times this has no label of its own on a plot's axis."""
 
+SPREAD = 50
+"""Ratio of the largest cost to the smallest from which their axis is logarithmic."""
+
 WIDE = ([9], [48], [237], [640, 500], [1600, 2000], [4000, 5000])
 """Hidden units of perceptrons."""
 
@@ -108,7 +111,7 @@ def _costs(by: str, sizes: list[tuple[int, Federation]]) -> Part:
         names = ["" if hidden else _cell(size) for size, hidden in zip(sizes, near, strict=True)]
         axes.set_xticks(sizes, names)
         axes.xaxis.minorticks_off()
-        if max(row[2] for row in rows) > 100:
+        if max(row[2] for row in rows) > SPREAD * min(row[2] for row in rows):
             axes.set(yscale="log")
         else:
             axes.set(ylim=(0, None))
