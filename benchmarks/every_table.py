@@ -8,9 +8,9 @@ least first, each in a process of its own whose output is kept under OUT/logs. A
 ready after `--minutes` (0: no limit) is stopped as by Ctrl-C, and the next one begins. After
 each, its line of the summary (OUT/summary.csv) is replaced: the exit status, how many attacks have
 ended, what they took, and the version. A second call goes on where the first one stopped, and
-leaves out what is whole, with whatever version; with a summary that is kept it goes on where one on
-another machine ended. At the end a table says how many figures are whole; the exit status is 1 if
-any failed.
+leaves out what is whole, with whatever version. With a summary from another machine it leaves out
+what was whole there, and begins the rest anew. At the end a table says how many figures are whole;
+the exit status is 1 if any failed.
 """
 
 import argparse
@@ -179,6 +179,7 @@ def main() -> None:
     given = parser.parse_args()
     (given.out / "logs").mkdir(parents=True, exist_ok=True)
     summary = given.summary or given.out / "summary.csv"
+    summary.parent.mkdir(parents=True, exist_ok=True)
     version = subprocess.run(
         ["git", "describe", "--always", "--dirty"],  # noqa: S607
         capture_output=True,

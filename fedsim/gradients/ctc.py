@@ -102,7 +102,7 @@ def _given(logits: Tensor, target: Tensor, counts: list[int], sizes: list[int]) 
         # On a GPU torch's backward pass of CTC sums in a random order.
         logits, target = logits.cpu(), target.cpu()
     scores = logits.log_softmax(dim=2).transpose(0, 1)
-    # Lengths are lists, because it would read tensors back from a GPU.
+    # Lengths are lists, because torch would read tensors back from a GPU.
     losses = torch.ctc_loss(scores, target.clamp(min=BLANK), counts, sizes, BLANK, NO_REDUCTION)
     return losses.to(device)
 

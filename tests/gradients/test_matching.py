@@ -319,3 +319,20 @@ def test_blocks_take_turns():
     assert torch.equal(moved[5][2:], torch.zeros(2, dtype=torch.float64))
     assert bool((moved[5][:2] > 2.9).all())
     torch.testing.assert_close(match.point, torch.full((4,), 3.0, dtype=torch.float64))
+
+
+def test_every_row_of_adam_may_have_a_step_length_of_its_own():
+    rates, starts = [0.1, 0.5, 0.3], torch.tensor([[1.0, 2.0], [1.0, 2.0], [1.0, 2.0]])
+    every = Adam(starts, lr=torch.tensor(rates), schedule=lambda step: 0.9**step)
+    each = [
+        Adam(one[None], lr=lr, schedule=lambda step: 0.9**step)
+        for one, lr in zip(starts, rates, strict=True)
+    ]
+    for rows in ([0, 1, 2], [2, 0]):
+        every.tell(torch.zeros(len(rows)), every.point().clone())
+        for row in rows:
+            each[row].tell(torch.zeros(1), each[row].point().clone())
+        expected = torch.cat([each[row].point() for row in rows])
+        torch.testing.assert_close(every.point(), expected)
+        if len(rows) == 3:
+            every.keep(torch.tensor([2, 0]))

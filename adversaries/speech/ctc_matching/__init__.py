@@ -100,11 +100,11 @@ class CTCMatching(UtteranceAttack):
 
     shared_passes: bool = False
     """Whether victims of a round, of one utterance each, share the passes of their starts; one
-    worker then attacks them. Results change by rounding alone."""
+    worker then attacks them. Results change by rounding, which a long search amplifies."""
 
     def together(self) -> int:
-        """As many as share their passes if `shared_passes` is set; else one."""
-        return self.group if self.shared_passes else 1
+        """`group` if victims share passes with these settings, else 1."""
+        return self.group if self._can_share else 1
 
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
         """Match the gradient.
@@ -120,7 +120,8 @@ class CTCMatching(UtteranceAttack):
     ) -> list[Reconstruction]:
         """Match many gradients: those of single utterances with one candidate in shared passes."""
         models = [one.know(Knowledge.MODEL) for one in seen]
-        keys = [-1 if self._shares(one) else at for at, one in enumerate(seen)]
+        single = [int(one.know(Knowledge.BATCH_SIZE)) == 1 for one in seen]
+        keys = [-1 if self._can_share and one else at for at, one in enumerate(single)]
 
         def attack(some: list[int]) -> list[Reconstruction]:
             model = models[some[0]].copy().to(jobs[some[0]].device)
@@ -140,11 +141,11 @@ class CTCMatching(UtteranceAttack):
         most = min(self.at_once(one, 1 + self.restarts) for one in seen)
         return in_groups(models, keys, attack, most=lambda _: most)
 
-    def _shares(self, seen: Observation) -> bool:
-        """Whether the passes for a victim can be shared with others."""
-        single = int(seen.know(Knowledge.BATCH_SIZE)) == 1
+    @property
+    def _can_share(self) -> bool:
+        """Whether single utterances share passes with these settings."""
         one_candidate = max(len(self.transcripts), len(self.frames)) <= 1
-        return self.layers == "last" and not self.masks and single and one_candidate
+        return self.shared_passes and self.layers == "last" and not self.masks and one_candidate
 
     def _alone(self, seen: Observation, job: Job, model: VictimModel) -> Reconstruction:
         """Search for each candidate in turn, until one matches."""
@@ -171,7 +172,9 @@ class CTCMatching(UtteranceAttack):
     def _in_shared_passes(
         self, seen: Sequence[Observation], jobs: Sequence[Job], model: VictimModel
     ) -> list[Reconstruction]:
-        """Search for the only candidate of each; by length if the model sees what is padded."""
+        """Search for the only candidate of each; in groups of one length if logits depend on
+        padding.
+        """
         each = [self.candidates(one, job) for one, job in zip(seen, jobs, strict=True)]
         searches = [
             self._search_for(candidates.tried[0], one, job, model)
@@ -180,7 +183,9 @@ class CTCMatching(UtteranceAttack):
         by_length: dict[int, list[int]] = {}
         for at, one in enumerate(searches):
             by_length.setdefault(one.size, []).append(at)
-        utterances = [torch.zeros(one.frames.shapes[0], device=jobs[0].device) for one in searches]
+        fixed = torch.Generator().manual_seed(0)
+        noise = [torch.randn(one.frames.shapes[0], generator=fixed) for one in searches]
+        utterances = [one.to(jobs[0].device) for one in noise]
         targets = [one.frames.targets[0] for one in searches]
         alike = len(by_length) == 1 or ignores_padding(model, utterances, targets)
         for some in [[*range(len(searches))]] if alike else by_length.values():
@@ -195,6 +200,7 @@ class CTCMatching(UtteranceAttack):
     def _search_for(
         self, candidate: Candidate, seen: Observation, job: Job, model: VictimModel
     ) -> FrameSearch:
+        """A search that has not begun, with a seed of its own for the dropout masks."""
         theirs = {name: value[None].to(job.device) for name, value in self.observed(seen).items()}
         features = seen.spec.require(SpeechSpec).features
         frames = DummyFrames(

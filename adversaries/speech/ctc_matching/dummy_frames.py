@@ -95,13 +95,16 @@ class SharedFrames:
         targets = [one.targets[0] for one in each]
         empty = [targets[0].new_zeros(one.shapes[0]) for one in each]
         _, self._targets, self._lengths = padded(empty, targets)
-        self._victims, self._rows = targets[0], list[Tensor]()
+        self._victims: Tensor | None = None
+        self._rows, self._back = list[Tensor](), targets[0]
 
     def __call__(self, points: Tensor, victims: Tensor) -> Tensor:
         """Objective (R,) of points (R, n) of victims (R,); shorter utterances have spare values."""
-        if victims is not self._victims:  # it waits for a GPU, and seldom changes
+        if victims is not self._victims:
+            # This waits for a GPU: `minimise` passes the same tensor until a start ends.
             self._victims = victims
             self._rows = [(victims == at).nonzero()[:, 0] for at in range(len(self._each))]
+            self._back = torch.cat(self._rows).argsort()
         model, ((_, width), *_) = self._each[0].model, self._each[0].shapes
         targets = self._targets[victims]
         lengths = None if self._lengths is None else self._lengths[victims]
@@ -112,10 +115,9 @@ class SharedFrames:
         passed = head_passes(model, frames, targets, lengths)
         weight, bias = ctc_head_gradient(*passed, targets, lengths, create_graph=True)
         both = {f"{model.head}.weight": weight, f"{model.head}.bias": bias}
-        found = points.new_zeros(len(points))
+        found = []
         for one, rows, size in zip(self._each, self._rows, self._sizes, strict=True):
             if len(rows):
                 own = {name: both[name][rows] for name in one.names}
-                values = one.judge(own, one.split(points[rows, :size]))
-                found = found.index_copy(0, rows, values)
-        return found
+                found.append(one.judge(own, one.split(points[rows, :size])))
+        return torch.cat(found)[self._back]

@@ -57,7 +57,8 @@ class FrameSearch:
     @property
     def ends(self) -> list[Tensor]:
         """The points (n,) of the starts that took all their steps."""
-        both = zip(self.match.ends, self.match.outcomes, strict=True)
+        # A search whose budget was used up before it began has an outcome, and no end.
+        both = zip(self.match.ends, self.match.outcomes, strict=False)
         return [end for end, outcome in both if outcome == "steps"]
 
     @property
@@ -72,7 +73,7 @@ class FrameSearch:
         """Take the result of starts, or of restarts after them."""
         if self.lowest:
             match.evaluations += self.match.evaluations
-            if self.match.value <= match.value:
+            if self.match.value < match.value:
                 match.point, match.value = self.match.point, self.match.value
         self.match = match
         self.lowest.append(match.value)
@@ -88,12 +89,12 @@ def from_starts(
     """Search from starts that are uniform in [-1, 1].
 
     Args:
-        searches: Those of several victims, whose starts then share their passes (`SharedFrames`),
-            or a single one.
+        searches: Searches of different victims of one model, which share their passes
+            (`SharedFrames`), or a single search.
         count: Number of starts of each, side by side until one has matched.
         iterations: Steps of each start.
         lr: Initial learning rate.
-        estimates: Told of each iteration.
+        estimates: Their `step` is called before each evaluation.
     """
     starts = []
     for one in searches:
@@ -110,7 +111,7 @@ def from_means(searches: Sequence[FrameSearch], meetings: int, iterations: int, 
     fewer than two starts took all their steps, or when restarts no longer lower the distance.
 
     Args:
-        searches: As for `from_starts`, which they have behind them.
+        searches: Searches that `from_starts` has run.
         meetings: The largest number of restarts of each.
         iterations: Steps of each start.
         lr: Initial learning rate, if the starts' standard deviation is not smaller.
@@ -135,7 +136,7 @@ def _search(
     lrs: Sequence[float],
     estimates: Sequence[TimeEstimate] = (),
 ) -> None:
-    """Run as many starts (n,) of each search, side by side, at a learning rate of its own."""
+    """Run the starts (n,) of all searches side by side: as many of each, at a rate of its own."""
     first, *others = searches
     objective = SharedFrames([one.frames for one in searches]) if others else first.frames
     longest = max(one.size for one in searches)
