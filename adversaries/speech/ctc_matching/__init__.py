@@ -172,9 +172,7 @@ class CTCMatching(UtteranceAttack):
     def _in_shared_passes(
         self, seen: Sequence[Observation], jobs: Sequence[Job], model: VictimModel
     ) -> list[Reconstruction]:
-        """Search for the only candidate of each; in groups of one length if logits depend on
-        padding.
-        """
+        """Search for the only candidate of each; of one length if logits depend on padding."""
         each = [self.candidates(one, job) for one, job in zip(seen, jobs, strict=True)]
         searches = [
             self._search_for(candidates.tried[0], one, job, model)
