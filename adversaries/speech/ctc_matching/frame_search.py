@@ -103,7 +103,7 @@ def from_starts(
     _search(searches, starts, iterations, [lr] * len(searches), estimates)
 
 
-def from_means(searches: Sequence[FrameSearch], meetings: int, iterations: int, lr: float) -> None:
+def from_means(searches: Sequence[FrameSearch], restarts: int, iterations: int, lr: float) -> None:
     """Search again from the means of the points where R starts ended.
 
     The starts end at points that are each off in a direction of their own, so that their mean is
@@ -112,11 +112,11 @@ def from_means(searches: Sequence[FrameSearch], meetings: int, iterations: int, 
 
     Args:
         searches: Searches that `from_starts` has run.
-        meetings: The largest number of restarts of each.
+        restarts: The largest number of restarts of each.
         iterations: Steps of each start.
         lr: Initial learning rate, if the starts' standard deviation is not smaller.
     """
-    for _ in range(meetings):
+    for _ in range(restarts):
         searches = [one for one in searches if not one.over]
         if not searches:
             return
