@@ -16,6 +16,7 @@ import pydantic
 from pydantic import BaseModel, ConfigDict
 from pydantic_core import ErrorDetails
 
+from fedsim.described import Described, description
 from fedsim.errors import DataError, PluginError, ScenarioError, did_you_mean
 from fedsim.references import is_reference, resolve
 
@@ -43,16 +44,14 @@ GROUPS = {kind: f"fedsim.{kind}" for kind in _BASES}
 """Base class of each kind of plugin, as a reference, because its module imports this one."""
 
 
-class Plugin(BaseModel):
+class Plugin(Described):
     """Base class of adversaries, defenses, metrics and tasks, whose fields are their settings.
 
     A subclass sets `name`, under which it is registered, and `keywords`. Settings are typed,
     bounded, described and frozen; unknown settings are errors.
     """
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True
-    )
+    model_config = ConfigDict(validate_default=True)
 
     name: ClassVar[str] = ""
 
@@ -224,9 +223,9 @@ def validated(model: type[Model], values: dict[str, Any], where: str) -> Model:
                 known = _table_at(model, path[:-1]).model_fields
                 lines.append(f"{place}: unknown key. {did_you_mean(str(path[-1]), known)}")
             elif problems[0]["type"] == "missing":
-                field = _table_at(model, path[:-1]).model_fields.get(str(path[-1]))
-                meant = ((field and field.description) or "").split()
-                lines.append(" ".join([f"{place}: missing.", *meant]))
+                table, name = _table_at(model, path[:-1]), str(path[-1])
+                meant = description(table, name) if name in table.model_fields else ""
+                lines.append(f"{place}: missing. {meant}".rstrip())
             else:
                 said = ", or ".join(dict.fromkeys(map(_worded, problems)))
                 said = said.replace(", or expected ", ", or ")

@@ -21,7 +21,7 @@ ROOT = Path(fedsim.__file__).parent
 # of each other.
 ROOMS = [
     {"errors", "interrupts", "moved"},
-    {"references", "libraries", "temporary"},
+    {"references", "libraries", "temporary", "described"},
     {"seeds", "plugin", "parts", "privacy", "job", "quantity"},
     {"requirement"},
     {"spec"},

@@ -16,6 +16,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from fedsim import plugin
 from fedsim.adversary import Adversary
 from fedsim.defense import Defense
+from fedsim.described import description
 from fedsim.errors import PluginError
 from fedsim.metric import Metric
 from fedsim.metrics import installed
@@ -192,7 +193,7 @@ def describe_settings(cls: type[BaseModel], names: Iterable[str]) -> list[dict[s
             "name": name,
             "type": _type(schema[name]),
             "default": _default(cls.model_fields[name]),
-            "description": " ".join((cls.model_fields[name].description or "").split()),
+            "description": description(cls, name),
         }
         for name in names
     ]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
 import torch
-from pydantic import ConfigDict, PrivateAttr
+from pydantic import PrivateAttr
 
 from fedsim import plugin, seeds
 from fedsim.adversary import Adversary
@@ -45,9 +45,6 @@ SCRIPT = "__main__:"
 
 class IsolatedAdversary(Adversary):
     """An adversary of which this process knows the declarations, not the code."""
-
-    # Each one has a class made by a call, for whose source pydantic would search the whole stack.
-    model_config = ConfigDict(use_attribute_docstrings=False)
 
     needs: ClassVar[Knowledge] = Knowledge(0)
     recovers: ClassVar[frozenset[str]] = frozenset()

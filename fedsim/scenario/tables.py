@@ -3,7 +3,9 @@
 import re
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import AfterValidator, ConfigDict
+
+from fedsim.described import Described
 
 
 def plain(value: str) -> str:
@@ -20,10 +22,8 @@ PlainName = Annotated[str, AfterValidator(plain)]
 """A text that can name a file: no separator, control character or leading dot, not too long."""
 
 
-class Table(BaseModel):
+class Table(Described):
     """Base class of a scenario's tables, which are frozen and refuse unknown keys."""
 
     # Infinity is a valid setting (no clipping) and must survive serialisation to the clients.
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, ser_json_inf_nan="constants"
-    )
+    model_config = ConfigDict(ser_json_inf_nan="constants")

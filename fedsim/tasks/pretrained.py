@@ -5,10 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from torch import float32
 
 from fedsim import libraries
+from fedsim.described import Described
 from fedsim.errors import DataError, did_you_mean
 from fedsim.libraries import HUB, brief, quiet
 
@@ -16,10 +17,8 @@ PACKAGE = "package:"
 """Prefix of a folder inside an installed package: "package:NAME/FOLDER"."""
 
 
-class TransformersModel(BaseModel):
+class TransformersModel(Described):
     """A model that `transformers` finds, loads and builds; the fields say which."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     what: ClassVar[str]
     """The kind of model in error messages, such as "an image model"."""

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from fedsim.adversary import Adversary
 from fedsim.defense import Defense
+from fedsim.described import description
 from fedsim.knowledge import Knowledge
 from fedsim.libraries import brief
 from fedsim.metric import Metric
@@ -75,7 +76,7 @@ def _declarations(cls: type[Plugin]) -> list[str]:
     if not (cls.__dict__.get("__doc__") or "").strip():
         found.append("no docstring: say what leaks, from what, and under which assumptions")
     for name, field in cls.model_fields.items():
-        if not field.description:
+        if not description(cls, name):
             found.append(f"setting '{name}' has no description: write one below it, with units")
         if not _bounded(field.annotation, field.metadata):
             found.append(f"setting '{name}' is an unbounded number: Field(ge=..., le=...)")

@@ -6,15 +6,15 @@ from math import prod
 from typing import Any, ClassVar
 
 import torch
-from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
+from fedsim.described import Described
 from fedsim.errors import DataError, did_you_mean
 from fedsim.libraries import brief
 from fedsim.task import evaluating
 
 
-class Architecture(BaseModel, ABC):
+class Architecture(Described, ABC):
     """Settings of one kind of classifier.
 
     Every model takes inputs of shape (B, channels, height, width), float32 in [0, 1], or of any
@@ -23,8 +23,6 @@ class Architecture(BaseModel, ABC):
 
     images_only: ClassVar[bool] = True
     """Whether inputs must be images."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     name: str
     """Name of the architecture in a scenario."""

@@ -4,10 +4,11 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
+from fedsim.described import Described
 from fedsim.errors import DataError
 from fedsim.libraries import brief
 from fedsim.references import resolve
@@ -17,14 +18,14 @@ FACTORY = "module:function"
 """Name of such models in lists of models."""
 
 
-class Factory(BaseModel):
+class Factory(Described):
     """Settings of a model that a user's own function makes.
 
     All settings but `name` and `head` are passed to the function as keyword arguments, along with
     the sizes that the task's data require.
     """
 
-    model_config = ConfigDict(frozen=True, extra="allow", use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="allow")
 
     name: str
     """Reference to the function, "module:function"."""

@@ -8,21 +8,19 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
 
+from fedsim.described import Described
 from fedsim.errors import DataError
 from fedsim.seeds import derive, isolated, numpy_generator
 
 Indices = NDArray[np.int64]
 
 
-class Partition(BaseModel):
+class Partition(Described):
     """A rule by which examples are divided among clients.
 
     Clients' shares are disjoint. Together they hold every example, unless a kind says otherwise.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     kind: str
     """Name of the partitioner."""

@@ -10,10 +10,11 @@ from typing import Any, Literal, cast
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from fedsim import libraries
+from fedsim.described import Described
 from fedsim.errors import DataError
 from fedsim.tasks.speech.voices import RATE
 
@@ -24,13 +25,11 @@ OFFSET = 1e-6
 """Added to the energy of a band before the logarithm, as torchaudio's MFCC do."""
 
 
-class Features(BaseModel):
+class Features(Described):
     """How the sound of an utterance becomes frames.
 
     The defaults are those of Dang et al. (HFGM, 2021): 26 MFCC, windows of 32 ms every 20 ms.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     kind: Literal["mfcc", "log-mel"] = "mfcc"
     """Kind of frames: "mfcc" (mel-frequency cepstral coefficients) or "log-mel" (log energies)."""

@@ -4,10 +4,10 @@ from abc import ABC, abstractmethod
 from typing import ClassVar, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from fedsim.described import Described
 from fedsim.records import Reduction
 from fedsim.victim import Loss
 
@@ -15,14 +15,12 @@ PADDING = -100
 """The label that fills up the shorter targets of a batch; losses ignore it."""
 
 
-class Recogniser(BaseModel, ABC):
+class Recogniser(Described, ABC):
     """Settings of one kind of speech recogniser.
 
     A subclass is one architecture. Its fields are the model's settings, its class attributes say
     how the model is trained and attacked.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     units: ClassVar[Literal["wordpieces", "characters"]]
     """What labels stand for: word pieces, whose sequences end with label 0, or characters, whose

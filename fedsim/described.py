@@ -1,0 +1,72 @@
+"""Settings that the string below each of them describes, read when somebody asks.
+
+pydantic can read these strings as well (`use_attribute_docstrings`). It does so for every class
+that is made, which took half of the time in which fedsim is imported, in each command and worker.
+"""
+
+import ast
+import inspect
+import linecache
+from itertools import pairwise
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Described(BaseModel):
+    """Base class of frozen settings, each described by the string below it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    _statement: ClassVar[tuple[str, int]] = ("", 0)
+    """File and line of the class statement; notebooks have no other way to find it."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **settings: Any) -> None:
+        """Note where the class statement is."""
+        super().__pydantic_init_subclass__(**settings)
+        frame = inspect.currentframe()
+        while frame and frame.f_globals.get("__name__") != cls.__module__:
+            frame = frame.f_back
+        cls._statement = (frame.f_code.co_filename, frame.f_lineno) if frame else ("", 0)
+
+
+def description(model: type[BaseModel], name: str) -> str:
+    """What a setting means, in one line; empty if its author does not say.
+
+    Args:
+        model: The class of the settings.
+        name: The setting.
+    """
+    said = model.model_fields[name].description
+    if said is None:
+        of = next(one for one in model.__mro__ if name in inspect.get_annotations(one))
+        said = _strings(of).get(name, "") if issubclass(of, Described) else ""
+    return " ".join(said.split())
+
+
+def _strings(cls: type[Described]) -> dict[str, str]:
+    """The strings below the annotated names of a class statement."""
+    file, line = cls._statement
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:  # the file has changed since
+        return {}
+    around = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+        and node.name == cls.__name__
+        and _first_line(node) <= line <= (node.end_lineno or 0)
+    ]
+    body = max(around, key=lambda node: node.lineno).body if around else []
+    found = {}
+    for pair in pairwise(body):
+        match pair:
+            case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                found[name] = text
+    return found
+
+
+def _first_line(node: ast.ClassDef) -> int:
+    return min([node.lineno, *(one.lineno for one in node.decorator_list)])
