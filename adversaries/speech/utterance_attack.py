@@ -19,7 +19,7 @@ from fedsim import (
     VictimModel,
 )
 from fedsim.errors import DataError
-from fedsim.gradients import WhitenedDistance, cosine_distance, squared_distance
+from fedsim.gradients import WhitenedDistance, cosine_distance, in_groups, squared_distance
 
 Distance = Callable[[Mapping[str, Tensor]], Tensor]
 """Maps gradients (R, *shape) by parameter name to their distances (R,) from the observed one."""
@@ -114,6 +114,31 @@ class UtteranceAttack(Adversary):
                 f"{self.name} hardly comes closer than silence. first-frames does without them"
             )
         return found
+
+    def attack_in_groups(
+        self,
+        seen: Sequence[Observation],
+        attack: Callable[[list[int]], list[Reconstruction]],
+        *,
+        shared: bool,
+        starts: int = 1,
+    ) -> list[Reconstruction]:
+        """Attack single utterances of one model together, and batches of several alone.
+
+        Args:
+            seen: The observations.
+            attack: Attacks the observations at these positions.
+            shared: Whether victims share passes; if not, each is attacked alone.
+            starts: Number of searches side by side for each victim.
+
+        Returns:
+            What was recovered from each.
+        """
+        models = [one.know(Knowledge.MODEL) for one in seen]
+        single = [int(one.know(Knowledge.BATCH_SIZE)) == 1 for one in seen]
+        keys = [-1 if shared and one else at for at, one in enumerate(single)]
+        most = min(self.at_once(one, starts) for one in seen)
+        return in_groups(models, keys, attack, most=lambda _: most)
 
     def at_once(self, seen: Observation, starts: int = 1) -> int:
         """Number of victims whose passes together hold `HELD` values at most.

@@ -12,7 +12,6 @@ from adversaries.speech.ctc_matching.frame_search import FrameSearch, from_means
 from adversaries.speech.padded_utterances import ignores_padding
 from adversaries.speech.utterance_attack import UtteranceAttack, distance_from
 from fedsim import Job, Knowledge, Observation, Reconstruction, SpeechSpec, VictimModel
-from fedsim.gradients import in_groups
 from fedsim.seeds import isolated
 
 SEVERAL_STEPS = {
@@ -119,12 +118,9 @@ class CTCMatching(UtteranceAttack):
         self, seen: Sequence[Observation], jobs: Sequence[Job]
     ) -> list[Reconstruction]:
         """Match many gradients: those of single utterances with one candidate in shared passes."""
-        models = [one.know(Knowledge.MODEL) for one in seen]
-        single = [int(one.know(Knowledge.BATCH_SIZE)) == 1 for one in seen]
-        keys = [-1 if self._can_share and one else at for at, one in enumerate(single)]
 
         def attack(some: list[int]) -> list[Reconstruction]:
-            model = models[some[0]].copy().to(jobs[some[0]].device)
+            model = seen[some[0]].know(Knowledge.MODEL).copy().to(jobs[some[0]].device)
             model.module.train(self.masks > 0)
             if self.masks and not model.drops:
                 raise ValueError(
@@ -138,8 +134,8 @@ class CTCMatching(UtteranceAttack):
                 [seen[at] for at in some], [jobs[at] for at in some], model
             )
 
-        most = min(self.at_once(one, 1 + self.restarts) for one in seen)
-        return in_groups(models, keys, attack, most=lambda _: most)
+        starts = 1 + self.restarts
+        return self.attack_in_groups(seen, attack, shared=self._can_share, starts=starts)
 
     @property
     def _can_share(self) -> bool:

@@ -12,7 +12,6 @@ from adversaries.speech.hfgm.direct_search import DirectSearch, side_by_side
 from adversaries.speech.hfgm.frame_changes import Differentiable, FrameChanges, HeadOnly, Whole
 from adversaries.speech.utterance_attack import UtteranceAttack, distance_from
 from fedsim import Job, Knowledge, Observation, Reconstruction, SpeechSpec, VictimModel
-from fedsim.gradients import in_groups
 
 
 class HFGM(UtteranceAttack):
@@ -113,19 +112,14 @@ class HFGM(UtteranceAttack):
         self, seen: Sequence[Observation], jobs: Sequence[Job]
     ) -> list[Reconstruction]:
         """Search many at once: single utterances of one model in shared passes."""
-        models = [one.know(Knowledge.MODEL) for one in seen]
-        single = [int(one.know(Knowledge.BATCH_SIZE)) == 1 for one in seen]
-        shared = self.selection == "predicted"
-        keys = [-1 if shared and one else at for at, one in enumerate(single)]
 
         def attack(some: list[int]) -> list[Reconstruction]:
-            model = models[some[0]].copy().to(jobs[some[0]].device)
+            model = seen[some[0]].know(Knowledge.MODEL).copy().to(jobs[some[0]].device)
             model.module.eval()
             attacks = [self._searching(seen[at], jobs[at], model) for at in some]
             return side_by_side(attacks, self.samples - (self.fidelity == "authors"))
 
-        most = min(map(self.at_once, seen))
-        return in_groups(models, keys, attack, most=lambda _: most)
+        return self.attack_in_groups(seen, attack, shared=self.selection == "predicted")
 
     def _searching(
         self, seen: Observation, job: Job, model: VictimModel
