@@ -39,5 +39,5 @@ def run(
     job = functools.partial(
         simulate, loaded, folder, resume=resume, overwrite=overwrite, points=points
     )
-    again = resumed(folder, points, trust=trust)
+    again = resumed(folder, points, loaded)
     work(job, folder, console, again=again, quiet=quiet, as_json=as_json)

@@ -33,7 +33,7 @@ def train(
         loaded, given = load_scenario(scenario, set, seeds, data, trust=trust, resume=resume)
     folder = Path(scenario) if given else run_folder(out, loaded.name, resume=resume)
     job = functools.partial(train_scenario, loaded, folder, resume=resume, points=points)
-    again = resumed(folder, points, trust=trust, command="train")
+    again = resumed(folder, points, loaded, command="train")
     work(job, folder, console, again=again, quiet=quiet, as_json=as_json)
     if not quiet and not as_json:
         console.print(f"attack it with: fedsim attack {folder}", highlight=False, soft_wrap=True)

@@ -131,8 +131,11 @@ def load_scenario(
 
 
 def resumed(
-    folder: Path, points: Sequence[str] | None, *, trust: bool, command: str = "run"
+    folder: Path, points: Sequence[str] | None, scenario: "Scenario", command: str = "run"
 ) -> list[str]:
-    """The command that continues a run."""
+    """The command that continues a run from its folder, with `--trust` if that names code."""
+    from fedsim.scenario.files import code_named
+
     chosen = [word for point in points or () for word in ("--points", point)]
-    return ["fedsim", command, str(folder), "--resume", *chosen, *["--trust"] * trust]
+    trust = ["--trust"] if code_named(scenario.to_dict()) else []
+    return ["fedsim", command, str(folder), "--resume", *chosen, *trust]

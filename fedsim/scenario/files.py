@@ -53,6 +53,12 @@ def locate(source: str | Path) -> Path:
     )
 
 
+def code_named(table: dict[str, Any]) -> list[str]:
+    """The references to code ("module:name") in a scenario."""
+    sections = ("task", "defenses", "adversaries", "metrics", "sweep")
+    return references([table.get(key) for key in sections])
+
+
 def search_dirs(table: dict[str, Any], path: Path, *, trust: bool) -> list[str]:
     """Return the folders in which a scenario's modules and relative paths are looked up.
 
@@ -68,8 +74,7 @@ def search_dirs(table: dict[str, Any], path: Path, *, trust: bool) -> list[str]:
     Raises:
         ScenarioError: A run wrote the file, and it names code, but is not trusted.
     """
-    sections = ("task", "defenses", "adversaries", "metrics", "sweep")
-    named = references([table.get(key) for key in sections])
+    named = code_named(table)
     by_a_run = "search_dirs" in table or any((path.parent / one).exists() for one in _OF_A_RUN)
     if named and by_a_run and not trust:
         raise ScenarioError(

@@ -12,6 +12,7 @@ from support.own_code import PLUGINS, beside, fresh
 from typer.testing import CliRunner
 
 from fedsim.cli import app
+from fedsim.cli.working import resumed
 from fedsim.engine.ray.session import session_folder
 from fedsim.engine.simulate import simulate
 from fedsim.errors import PluginError, RunFolderError, ScenarioError
@@ -216,6 +217,14 @@ def test_a_run_folders_code_is_imported_only_if_trusted(run, command, tmp_path):
     assert not mark.exists()
     assert CliRunner().invoke(app, [*line, "--trust"]).exit_code == 0
     assert mark.exists()
+
+
+def test_the_command_that_continues_a_run_trusts_its_code(run):
+    folder, path, mark = run
+    words = resumed(folder, None, Scenario.load(path))
+    assert CliRunner().invoke(app, words[1:]).exit_code == 0
+    assert mark.exists()
+    assert "--trust" not in resumed(folder, None, Scenario.load("quickstart"))
 
 
 def test_a_copy_of_a_run_folders_scenario_is_not_trusted_either(run, tmp_path):
