@@ -11,6 +11,7 @@ from torch import Tensor
 from fedsim.adversary import Job
 from fedsim.gradients import frames_needed
 from fedsim.spec import WORD_START, SpeechSpec
+from fedsim.victim import VictimModel
 
 TIMED = 5
 """Number of iterations that the estimate is based on."""
@@ -112,12 +113,28 @@ def too_short(targets: Sequence[Tensor], counts: Sequence[int], spec: SpeechSpec
     return ""
 
 
+def loss_weight(model: VictimModel, target: Tensor) -> int:
+    """Weight of an utterance in its batch's mean loss: 1 under CTC, else its number of labels.
+
+    Args:
+        model: A recogniser. If it has a `blank` its loss is CTC, otherwise a mean over labels.
+        target: The utterance's labels, (L,) int64.
+    """
+    return 1 if hasattr(model.module, "blank") else len(target)
+
+
 def encoded(text: str, spec: SpeechSpec) -> Tensor:
     """Encode a transcript as labels, int64 of shape (L,).
 
     Raises:
-        ValueError: The transcript has characters that the recogniser does not write.
+        ValueError: The transcript has characters that the recogniser does not write, or its labels
+            are no characters.
     """
+    if not spec.has_blank:
+        raise ValueError(
+            "transcripts are encoded letter by letter, and this recogniser writes word pieces; "
+            "leave out transcripts and grant LABELS"
+        )
     labels = {piece: label for label, piece in enumerate(spec.pieces) if label}
     wanted = [WORD_START if character == " " else character for character in text]
     if strange := sorted({*wanted} - labels.keys()):

@@ -68,10 +68,10 @@ class UtteranceAttack(Adversary):
     """Layers whose gradient is matched: the head ("last"), or "all"."""
 
     transcripts: list[str] = Field(default=[])
-    """Candidate transcripts that are tried if LABELS is not granted."""
+    """Candidate transcripts, which are tried instead of what LABELS grants."""
 
     frames: list[Annotated[int, Field(ge=1, le=MOST_FRAMES)]] = Field(default=[])
-    """Candidate numbers of frames that are tried if LENGTHS is not granted."""
+    """Candidate numbers of frames, which are tried instead of what LENGTHS grants."""
 
     assumes: Literal["given", "random"] = "given"
     """Transcripts that are assumed: those "given", or "random" ones of the same lengths, as a
@@ -184,7 +184,7 @@ class UtteranceAttack(Adversary):
         if size > 1 and (self.transcripts or self.frames):
             raise ValueError(
                 f"the update holds {size} utterances; transcripts and numbers of frames are tried "
-                "for a single one. Grant LABELS and LENGTHS"
+                "for a single one. Leave them out, and grant LABELS and LENGTHS"
             )
         transcripts = [[encoded(text, spec)] for text in self.transcripts]
         if not transcripts:

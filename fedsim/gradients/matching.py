@@ -240,7 +240,9 @@ def minimise(
             best = found[rows[index].victim]
             best.outcomes.append(outcome)
             best.ends.append(state.at(index))
-            again = outcome in GIVEN_UP and len(best.outcomes) <= restarts.number
+            job = jobs[rows[index].victim]
+            spent = job.budget is not None and job.iterations >= job.budget
+            again = outcome in GIVEN_UP and not spent and len(best.outcomes) <= restarts.number
             if again and not restarts.together:
                 rows[index] = _Start(rows[index].victim)
                 state.restart(index, start(rows[index].victim))

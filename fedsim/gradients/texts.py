@@ -107,6 +107,8 @@ class TextDistance:
                     for name, weight in weights.items()
                 ]
             ).sum(dim=0)
+        if not bool((self.zero_distance > 0).all()):
+            raise ValueError("the gradient is zero throughout: there is nothing to match")
         self._counted = torch.zeros(())
         if distance == "cosine":
             self._counted = torch.stack(

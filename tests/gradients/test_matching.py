@@ -336,3 +336,14 @@ def test_every_row_of_adam_may_have_a_step_length_of_its_own():
         torch.testing.assert_close(every.point(), expected)
         if len(rows) == 3:
             every.keep(torch.tensor([2, 0]))
+
+
+def test_a_start_that_diverges_is_not_repeated_when_the_budget_is_used_up():
+    job, rules = testing.job(budget=3), [Rules(30, evaluations=1)]
+
+    def broken(points, _):
+        return points.sum(dim=1) * torch.nan
+
+    start = torch.ones(4, dtype=torch.float64)
+    (match,) = minimise(broken, lambda _: start, [job], LBFGS, rules, restarts=Restarts(50))
+    assert (job.iterations, len(match.outcomes)) == (3, 3)

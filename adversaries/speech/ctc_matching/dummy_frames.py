@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from adversaries.speech.candidates import loss_weight
 from adversaries.speech.padded_utterances import padded
 from adversaries.speech.utterance_attack import Distance
 from fedsim.gradients import ctc_head_gradient, head_passes
@@ -69,15 +70,16 @@ class DummyFrames:
         return {name: both[name] for name in self.names}
 
     def _of_all(self, utterances: list[Tensor]) -> dict[str, Tensor]:
-        rows = []
+        several, rows = len(self.targets) > 1, []
+        weights = [loss_weight(self.model, one) if several else 1 for one in self.targets]
         for row in range(len(utterances[0])):
             total = dict.fromkeys(self.names, utterances[0].new_zeros(()))
-            for frames, target in zip(utterances, self.targets, strict=True):
+            for frames, target, weight in zip(utterances, self.targets, weights, strict=True):
                 for _ in range(self.draws):
                     gradient = self.model.gradient(
                         frames[row, None], target[None], names=self.names, create_graph=True
                     )
-                    total = {name: sofar + gradient[name] for name, sofar in total.items()}
+                    total = {name: sofar + weight * gradient[name] for name, sofar in total.items()}
             rows.append(total)
         return {name: torch.stack([one[name] for one in rows]) for name in self.names}
 

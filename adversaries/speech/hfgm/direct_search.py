@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from adversaries.speech.candidates import loss_weight
 from adversaries.speech.hfgm.frame_changes import Differentiable, FrameChanges, move_together
 from adversaries.speech.padded_utterances import ignores_padding
 from fedsim import Job, Reconstruction
@@ -146,9 +147,16 @@ class DirectSearch:
 
     def _far(self, turn: int, ours: Mapping[str, Tensor]) -> Tensor:
         """Distances (K,) of the batch's mean gradient with other gradients for one utterance."""
-        others = [own for index, own in enumerate(self.own) if index != turn]
+        if len(self.own) == 1:
+            return self.far(ours)
+        weights = [loss_weight(one.model, one.target) for one in self.tried]
+        others = [at for at in range(len(self.own)) if at != turn]
         mean = {
-            name: (value + sum(own[name].detach() for own in others)) / len(self.own)
+            name: (
+                weights[turn] * value
+                + sum(weights[at] * self.own[at][name].detach() for at in others)
+            )
+            / sum(weights)
             for name, value in ours.items()
         }
         return self.far(mean)

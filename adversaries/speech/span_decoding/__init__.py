@@ -1,5 +1,6 @@
 """span-decoding: transcripts label by label, checked against the row spaces of the gradient."""
 
+import math
 from collections.abc import Callable, Mapping
 
 import torch
@@ -80,7 +81,7 @@ class SpanDecoding(TranscriptAttack):
                 if length == number:
                     raise
                 continue
-            kept = walk.start()
+            kept, distance = walk.start(), math.inf
             for step in job.steps(walk.longest):
                 if step:
                     kept = walk.step(kept).best(self.beam, APART)
@@ -90,8 +91,11 @@ class SpanDecoding(TranscriptAttack):
                 job.progress(len(found), distance)
                 if distance < MATCHED:
                     break
-            if distance < MATCHED or not counted or min(one[0] for one in found) > NOTHING:
+            closest = min((one[0] for one in found), default=math.inf)
+            if distance < MATCHED or not counted or closest > NOTHING:
                 break
+        if not found:
+            raise ValueError("the budget was used up before the first step; raise it")
         distance, _, labels, residual = min(found, key=lambda one: one[:2])
         return claim(
             labels,

@@ -18,7 +18,7 @@ from adversaries.speech.speaker_inference.voiceprints import (
     voiceprints,
 )
 from fedsim import Knowledge, SpeechSpec, VictimModel
-from fedsim.adversary import Adversary, Job, Source
+from fedsim.adversary import Adversary, Job, Source, group_size
 from fedsim.records import UNKNOWN, Observation, Reconstruction
 
 
@@ -56,6 +56,7 @@ class SpeakerInference(Adversary):
     suits = (SpeechSpec,)
     needs = Knowledge.AUXILIARY
     recovers = frozenset({"inputs", "attributes"})
+    group = 8
     cites = (
         "Dang et al., A Method to Reveal Speaker Identity in Distributed ASR Training, and How to "
         "Counter It, ICASSP 2022, section 3.2"
@@ -133,9 +134,26 @@ class SpeakerInference(Adversary):
             ValueError: The other attack claims no inputs, no utterance can be encoded, or the
                 auxiliary data have no speakers.
         """
-        self.listen(seen, job)  # first, so that a wrong encoder is reported before the long attack
+        return self.reconstruct_many([seen], [job])[0]
+
+    def reconstruct_many(
+        self, seen: Sequence[Observation], jobs: Sequence[Job]
+    ) -> list[Reconstruction]:
+        """Recover the utterances of many as the other attack does, and rank their speakers."""
+        for one, job in zip(seen, jobs, strict=True):
+            before = len(job.trace)
+            self.listen(one, job)  # first: a wrong encoder is reported before the long attack
+            del job.trace[before:]  # only the victim that trains the encoder would have its losses
+        claimed = self.parts()["inputs_from"].reconstruct_many(seen, jobs)
+        return list(map(self._ranked, claimed, seen, jobs))
+
+    def together(self) -> int:
+        """As many as the other attack attacks at once."""
+        return min(self.group, group_size(self.parts()["inputs_from"]))
+
+    def _ranked(self, claimed: Reconstruction, seen: Observation, job: Job) -> Reconstruction:
+        """A claim of the other attack, with the speakers of its utterances."""
         source = self.source("inputs_from")
-        claimed = self.parts()["inputs_from"].reconstruct(seen, job)
         if claimed.inputs is None:
             raise ValueError(self._no_inputs())
         rankings, skipped = self.rank(claimed.inputs, seen, job)

@@ -77,7 +77,8 @@ def threshold(own: Iterable[float], others: Iterable[float]) -> float:
     if not len(mine) or not len(theirs):
         raise ValueError(
             f"{len(mine)} public utterances of speakers with others and {len(theirs)} of other "
-            "speakers are too few for a threshold: it takes 3 speakers with 2 utterances each"
+            "speakers are too few for a threshold: it takes 3 speakers with 2 utterances "
+            "each, and with 3 if the encoder is trained"
         )
     edges = torch.unique(torch.cat([mine, theirs]))
     edges = torch.cat([edges[:1] - 1e-6, (edges[1:] + edges[:-1]) / 2, edges[-1:] + 1e-6])
@@ -127,8 +128,7 @@ def voiceprints(
 ) -> Voiceprints:
     """Make voiceprints with an encoder that is trained on the utterances, or loaded; cached.
 
-    A trained encoder is a pure function of utterances and recipe: its random numbers are seeded by
-    a hash of both.
+    The random numbers of the training are seeded by a hash of the arguments and the kind of device.
 
     Args:
         utterances: The public utterances.

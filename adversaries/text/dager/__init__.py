@@ -116,6 +116,11 @@ class DAGER(Adversary):
         span = spanned(first.queries, gradient, turned, errors=errors)
         if span is None:
             raise ValueError(_full(first, first.queries, gradient, seen))
+        if not first.behind:
+            raise ValueError(
+                f"the gradient has {', '.join(first.queries)} and no layer behind them, and "
+                "sentences are tested with such a layer: the attack needs its gradient, too"
+            )
         # If a decoder rotates positions, the first row space does not give the number of tokens.
         least = span.rank if first.placed else span.width
         later = self._later(first, gradient, errors, least)
@@ -171,7 +176,7 @@ class DAGER(Adversary):
                 "token_residual": max(kept.residuals, default=1.0),
                 "threshold": threshold,
                 "residuals": [one.residual for one in claimed],
-                "verified": [one.residual < threshold for one in claimed],
+                "verified": [any(one is each for each in search.found) for one in claimed],
                 "tokens_found": sum(map(len, ids)),
                 "exact_gradient": seen.exact,
             },

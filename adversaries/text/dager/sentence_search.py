@@ -265,7 +265,11 @@ class Search:
             self.job.progress(place, float(residuals.max()) if len(kept) else 1.0)
             if not len(kept):
                 return
-        if len(self.tokens) > len(fixed):
+        if kept.shape[1] < len(self.tokens):  # the budget ended the search before the texts end
+            if kept.shape[1]:
+                cut = zip(kept.cpu(), residuals.tolist(), strict=True)
+                self.missed += [Found(ids, residual) for ids, residual in cut]
+        elif len(self.tokens) > len(fixed):
             yield kept, residuals
 
     def vector(self, ids: Sequence[int]) -> tuple[int, ...]:

@@ -223,6 +223,10 @@ class LAMP(TextMatching):
             tokens = texts.fed(texts.read(match.point[None], at), at)[0]
             alone = Reordering(texts, None, candidates=self.candidates, weight=0.0)
             match.point = alone.repeated(tokens, candidate, job.rng, self.polish)
+        if self.polish or self.discrete == "end":
+            with torch.no_grad():
+                at = torch.tensor([candidate], device=texts.words.device)
+                match.value = float(texts(match.point[None], at))
         return {
             "prior": None if prior is None else prior.description,
             "prior_deviation": None if prior is None else prior.deviation,

@@ -148,3 +148,8 @@ def test_it_keeps_its_contract_and_leaves_the_model_as_it_was():
     after = seen.model.module.state_dict()
     assert all(torch.equal(after[k], v) and after[k].dtype == v.dtype for k, v in before.items())
     assert all(p.grad is None for p in seen.model.module.parameters())
+
+
+def test_a_budget_that_is_used_up_is_one_clear_error():
+    with pytest.raises(ValueError, match="budget was used up"):
+        SpanDecoding(labels_from="given").reconstruct(utterance([3, 17]), testing.job(budget=0))

@@ -1,6 +1,7 @@
 """speaker-inference names who speaks, and says why not where it cannot."""
 
 import dataclasses
+import importlib
 import itertools
 
 import pytest
@@ -10,6 +11,7 @@ from support.speakers import (
     ENOUGH,
     NAMES,
     SIZE,
+    SMALL,
     SPEC,
     WORDS,
     attacked,
@@ -225,3 +227,35 @@ def test_claims_that_are_no_utterances_rank_nobody(auxiliary, monkeypatch, sound
 def test_a_task_without_frames_is_refused():
     with pytest.raises(ValueError, match="expected a task with speech; this task has images"):
         SpeakerInference().reconstruct(testing.example(), testing.job())
+
+
+def test_victims_are_attacked_together_as_the_other_attack_does(auxiliary, monkeypatch):
+    asked, attack = [], HFGM.reconstruct_many
+
+    def counted(self, seen, jobs):
+        asked.append(len(seen))
+        return attack(self, seen, jobs)
+
+    monkeypatch.setattr(HFGM, "reconstruct_many", counted)
+    hfgm = {"name": "hfgm", "selection": "predicted", "iterations": 3, "schedule": "cosine"}
+    many = SpeakerInference(**SMALL, inputs_from=hfgm)
+    assert (many.together(), SpeakerInference().together()) == (8, 1)
+    kind = as_recogniser({"name": "deepspeech", "context": 2, "hidden": 32, "recurrent": 8})
+    model = VictimModel(kind.build(SIZE, CLASSES), head="head", loss=kind.loss, spec=SPEC)
+    labels = torch.tensor([[2, 3, 4]])
+    known = {"model": model, "labels": labels, "lengths": [20], "num_examples": 1}
+    seen = [
+        testing.observation(
+            gradient=model.gradient(heard(word, 0)[None, :20], labels),
+            spec=SPEC,
+            auxiliary=auxiliary,
+            **known,
+        )
+        for word in WORDS[:2]
+    ]
+    importlib.import_module("adversaries.speech.speaker_inference.voiceprints")._KNOWN.clear()
+    found = many.reconstruct_many(seen, [testing.job(), testing.job()])
+    assert asked == [2]
+    # The losses of the encoder that the first victim trains are not in its trace.
+    assert [[step for step, _ in one.trace] for one in found] == [[1, 2, 3]] * 2
+    assert all(one.attributes["speaker"] for one in found)

@@ -255,3 +255,18 @@ def test_it_keeps_its_contract_and_leaves_the_model_as_it_was():
     after = observed.model.module.state_dict()
     assert all(torch.equal(after[k], v) for k, v in before.items())
     assert observed.model.module.training
+
+
+@pytest.mark.parametrize("budget", [0, 2])
+def test_a_text_that_the_budget_cuts_is_not_verified(budget):
+    observed, (text,) = seen(small("gpt2"))
+    found = DAGER().reconstruct(observed, testing.job(budget=budget))
+    assert ids(found) == [text[:budget]] * (budget > 0)
+    assert found.diagnostics["verified"] == [False] * (budget > 0)
+
+
+def test_a_gradient_of_the_first_attention_alone_is_refused():
+    observed, _ = seen(small())
+    sent = {k: v for k, v in observed.gradient.items() if "layer.0.attention.self" in k}
+    with pytest.raises(ValueError, match="no layer behind them"):
+        claimed(dataclasses.replace(observed, gradient=sent))

@@ -121,3 +121,29 @@ def test_a_prior_that_cannot_be_loaded_is_refused_before_training():
 def test_dropout_is_cautioned_of():
     assert not LAMP().cautions(small().victim({}))
     assert "random" in LAMP().cautions(small(dropout=True).victim({}))[0]
+
+
+@pytest.mark.parametrize(
+    "attack", [TAG(), DLGText(), LAMP(**QUICK, distance="l2"), LAMP(**QUICK)], ids=lambda a: a.name
+)
+def test_a_gradient_of_zero_is_refused(attack):
+    observed, _ = seen(small())
+    nothing = {name: torch.zeros_like(value) for name, value in observed.gradient.items()}
+    with pytest.raises(ValueError, match="zero throughout"):
+        attack.reconstruct(dataclasses.replace(observed, gradient=nothing), testing.job())
+
+
+@pytest.mark.parametrize("settings", [{"discrete": "end"}, {"discrete": "none", "polish": 4}])
+def test_the_objective_is_that_of_the_claim(settings, monkeypatch):
+    measured = []
+    finished = LAMP.finished
+
+    def spy(self, match, candidate, texts, *rest):
+        found = finished(self, match, candidate, texts, *rest)
+        measured.append(float(texts(match.point[None], torch.tensor([candidate])).detach()))
+        return found
+
+    monkeypatch.setattr(LAMP, "finished", spy)
+    attack = LAMP(**QUICK | {"steps": 40, "lr": 0.05} | settings)
+    claim = attack.reconstruct(seen(small(), 1)[0], testing.job())
+    assert [claim.objective] == pytest.approx(measured)
