@@ -1,7 +1,10 @@
 """Base class of attacks on text that need labels and lengths, known or tried."""
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import permutations, product
+from math import factorial, prod
 from typing import Literal
 
 import torch
@@ -39,7 +42,8 @@ class TextAttack(Adversary):
 
     The threat model grants them, or `unknown` = "enumerate" tries all labels, and for a single text
     the length given by the rank of the gradient. If the rank gives none, every length that the
-    model accepts is tried. More than 64 combinations are refused.
+    model accepts is tried. More than 64 combinations are refused. If labels of unequal texts come
+    from another adversary, up to 64 orders of them are tried.
     """
 
     suits = (TextSpec,)
@@ -114,7 +118,7 @@ class TextAttack(Adversary):
         if self.labels_from != "given" or Knowledge.LABELS in seen.granted:
             given = self.labels(seen, job)
             assert given is not None  # noqa: S101 - `labels_from` names a source
-            return [given]
+            return [given] if Knowledge.LABELS in seen.granted else _orders(given, seen.lengths)
         if seen.spec.classes**size > MOST:
             raise ValueError(
                 f"{seen.spec.classes} labels of {size} texts are too many to try (over {MOST}): "
@@ -135,6 +139,19 @@ class TextAttack(Adversary):
         if least <= rank <= tokens.longest:
             return [torch.tensor([rank])]
         return [torch.tensor([length]) for length in range(least, tokens.longest + 1)]
+
+
+def _orders(labels: Tensor, lengths: Sequence[int] | None) -> list[Tensor]:
+    """The orders of labels (B,) beside granted lengths, which say nothing of whose they are.
+
+    If there are more than `MOST`, only the order as it stands.
+    """
+    if labels.ndim > 1 or len({*(lengths or ())}) <= 1:
+        return [labels]
+    values = labels.tolist()
+    if factorial(len(values)) // prod(map(factorial, Counter(values).values())) > MOST:
+        return [labels]
+    return [torch.tensor(one) for one in sorted({*permutations(values)})]
 
 
 def _least(tokens: Tokens) -> int:

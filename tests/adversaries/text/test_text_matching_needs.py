@@ -147,3 +147,25 @@ def test_the_objective_is_that_of_the_claim(settings, monkeypatch):
     attack = LAMP(**QUICK | {"steps": 40, "lr": 0.05} | settings)
     claim = attack.reconstruct(seen(small(), 1)[0], testing.job())
     assert [claim.objective] == pytest.approx(measured)
+
+
+@pytest.mark.parametrize(
+    ("labels", "lengths", "orders"),
+    [
+        ([0, 2], [9, 12], [[0, 2], [2, 0]]),
+        ([1, 1], [9, 12], [[1, 1]]),
+        ([0, 2], [9, 9], [[0, 2]]),
+        ([*range(5)], [*range(9, 14)], [[*range(5)]]),  # 120 orders are too many
+    ],
+)
+def test_labels_of_another_attack_are_tried_in_every_order(labels, lengths, orders, monkeypatch):
+    monkeypatch.setattr(TAG, "labels", lambda *_: torch.tensor(labels))
+    observed, _ = seen(small())
+    granted = observed.granted & ~Knowledge.LABELS
+    spec = dataclasses.replace(observed.spec, classes=5)
+    shown = dataclasses.replace(
+        observed,
+        labels=None, lengths=lengths, num_examples=len(labels), granted=granted, spec=spec,
+    )  # fmt: skip
+    found = TAG(labels_from="llg").candidate_batches(shown, testing.job())
+    assert [one.labels.tolist() for one in found] == orders
