@@ -7,6 +7,7 @@ that is made, which took half of the time in which fedsim is imported, in each c
 import ast
 import inspect
 import linecache
+import sys
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -49,14 +50,16 @@ def _strings(cls: type[Described]) -> dict[str, str]:
     """The strings below the annotated names of a class statement."""
     file, line = cls._statement
     try:
-        tree = ast.parse("".join(linecache.getlines(file)))
+        module = sys.modules.get(cls.__module__)  # whose loader reads from a zip
+        tree = ast.parse("".join(linecache.getlines(file, vars(module) if module else None)))
     except SyntaxError:  # the file has changed since
         return {}
+    names = cls.__name__, cls.__qualname__.rpartition(".")[2]  # of which a decorator may change one
     around = [
         node
         for node in ast.walk(tree)
         if isinstance(node, ast.ClassDef)
-        and node.name == cls.__name__
+        and node.name in names
         and _first_line(node) <= line <= (node.end_lineno or 0)
     ]
     body = max(around, key=lambda node: node.lineno).body if around else []

@@ -138,7 +138,9 @@ class Campaign:
             probes = any(self._groups(round, {}, {}, nobody)[0] for round in rounds)
             return not (self._new_plans or probes)
         queued, lost = self.recorded(lambda number, victim: number <= last)
-        if lost:
+        more = bool(queued) or last < self.scenario.training.rounds
+        needs = any(Knowledge.HISTORY in one.requires() for _, _, one in self._plans)
+        if lost or (more and needs and not self.recording.has_all(last)):
             return False
         for round, groups in queued.items():
             self.submit(round, groups)

@@ -42,6 +42,7 @@ class Keeper:
         self._recording, self._shows_history = recording, shows_history
         self._scenario = built.scenario
         self._plans = [plan for _, plan, _ in built.adversaries] or plans_of(built.scenario)
+        self._attacks = bool(built.adversaries)
         self._keeps, self._most = built.scenario.keeps, built.scenario.record.max_bytes
         self._attacked: dict[int, set[Clients]] = {}
         self._probed: set[int] = set()
@@ -83,7 +84,8 @@ class Keeper:
             ]
             if with_model:
                 self._recording.write_model(interceptions[0])
-            if self._keeps != "nothing" or self._recording.is_open:
+            # With attacks also if nothing is kept: a resumed run has to know who took part.
+            if self._attacks or self._keeps != "nothing" or self._recording.is_open:
                 stay = [one.victim for one in interceptions if one.clients in kept]
                 self._recording.close(round, stored, refused, stay)
                 self._unsettled.add(round)
@@ -109,7 +111,7 @@ class Keeper:
         """The clients of each update of a round that is attacked or stays."""
         line = self._recording.rounds.get(round)
         stay = {one.clients for one in line.updates if one.kept} if line else set[Clients]()
-        return stay | self._attacked[round]
+        return stay | self._attacked.get(round, set())  # none if it was interrupted
 
     def settle(self, rounds: Iterable[int]) -> None:
         """Remove the files of rounds whose attacks have ended, if no later attack needs them."""

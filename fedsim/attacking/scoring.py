@@ -316,7 +316,7 @@ class Scorer:
                     inclusion=attack.inclusion,
                     artifact=artifact,
                     truth=origin,
-                    checked=checked,
+                    checked=visible(checked[:2000]),
                 )
             )
         diagnostics = {}

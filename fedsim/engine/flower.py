@@ -23,7 +23,7 @@ import torch
 from fedsim.attacking.executor import Observer
 from fedsim.engine import Engine, workers
 from fedsim.engine.session_folder import SessionFolder, kill_children
-from fedsim.errors import EngineError
+from fedsim.errors import ClientError, EngineError
 from fedsim.records import Finding
 from fedsim.runs.ledger import Ledger
 from fedsim.scenario import Scenario
@@ -60,7 +60,7 @@ class FlowerEngine(Engine):
                 with contextlib.suppress(BrokenPipeError):  # it says itself why it ended
                     process.stdin.write(built.scenario.model_dump_json() + "\n")
                     process.stdin.flush()
-                failure = ""
+                failure, of_client = "", False
                 for line in process.stdout:
                     if line.startswith(MARK):
                         event = json.loads(line.removeprefix(MARK))
@@ -68,10 +68,12 @@ class FlowerEngine(Engine):
                         if kind == "findings":
                             event["findings"] = [Finding(**row) for row in event["findings"]]
                         if kind == "failure":
-                            failure = event["reason"]
+                            failure, of_client = event["reason"], event.get("client", False)
                         else:
                             observer(kind, **event)
-                if process.wait() or failure:
+                if process.wait() and of_client:  # of this point alone
+                    raise ClientError(failure)
+                if process.poll() or failure:
                     errors.seek(0)
                     tail = failure or errors.read()[-2000:]
                     raise EngineError(f"Flower's simulation ended with an error: {tail}")
@@ -158,7 +160,9 @@ def _child(folder: Path, point: str, temporary: str = "") -> None:
             ordered = OrderedGrid(grid, scenario.training.clients)
             federate.run(built, ledger, ordered, InlineExecutor(runner), point, emit)
         except BaseException as error:
-            emit("failure", reason=f"{type(error).__name__}: {error}")
+            client = isinstance(error, ClientError)
+            reason = str(error) if client else f"{type(error).__name__}: {error}"
+            emit("failure", reason=reason, client=client)
             raise
 
     run_simulation(

@@ -27,6 +27,9 @@ from fedsim.runs.ledger import Ledger
 
 FILE = "global.safetensors"
 
+GLOBAL = "global/"
+"""Begins the names of global arrays that have a / themselves."""
+
 EVERY_S = 0.5
 """Seconds from one checkpoint to the next at least; that of the last round does not wait."""
 
@@ -61,7 +64,11 @@ class Checkpoint:
     @property
     def arrays(self) -> dict[str, Tensor]:
         """The global arrays by name."""
-        return {name: value for name, value in self.tensors.items() if "/" not in name}
+        return {
+            name.removeprefix(GLOBAL): value
+            for name, value in self.tensors.items()
+            if not name.startswith(("strategy/", "client/"))
+        }
 
     def write(self, ledger: Ledger, folder: str) -> None:
         """Replace the checkpoint of a run folder atomically."""
@@ -103,6 +110,8 @@ class Checkpoints:
         """Take the checkpoint of the round that has ended, and write one if it is time."""
         self._waiting.append(checkpoint)
         self.write(due=time.monotonic() >= self._next)
+        # Each holds a model: kept are the one whose attacks end first, and the newest seven.
+        del self._waiting[1:-7]
 
     def write(self, *, due: bool = True) -> None:
         """Write the newest whose attacks have ended, after the utility of its round.
@@ -148,7 +157,8 @@ def capture(
         and states is not None
         and all(len(state.array_records) == len(state) for state in states.values())
     )
-    tensors = dict(arrays)
+    # Names of modules may have a /; a name without one stands for itself, as in earlier versions.
+    tensors = {f"{GLOBAL}{name}" if "/" in name else name: one for name, one in arrays.items()}
     for field in fields or ():
         value = getattr(inner, field)
         for key, array in value.items() if isinstance(value, dict) else enumerate(value or []):
@@ -175,7 +185,7 @@ def restore(kept: Checkpoint, strategy: Strategy, context: Callable[[int], Conte
         kind, *path = name.split("/", 3)
         if kind == "strategy":
             fields[path[0]]["/".join(path[1:])] = value.numpy()
-        elif path:
+        elif kind == "client":
             records[path[0], path[1]][path[2]] = value
     for field, entries in fields.items():
         listed = all(key.isdigit() for key in entries)

@@ -9,6 +9,8 @@ from typing import Any, TypeGuard, TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
+from fedsim.errors import ScenarioError
+
 Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
 Filled = TypeVar("Filled", ArrayRecord, ConfigRecord, MetricRecord, RecordDict)
 
@@ -23,6 +25,22 @@ def records_of(content: RecordDict, kind: type[Record]) -> list[Record]:
     read.
     """
     return [record for record in content.values() if is_a(record, kind)]
+
+
+def only_record(content: RecordDict, kind: type[Record], sender: object) -> Record:
+    """The only record of a kind in what a strategy sends.
+
+    Raises:
+        ScenarioError: There is none, or there are several.
+    """
+    found = records_of(content, kind)
+    if len(found) != 1:
+        raise ScenarioError(
+            f"{type(sender).__name__} sends {len(found)} records of the kind {kind.__name__}; "
+            "expected one, from which the clients' model or settings are read. Put all entries "
+            "into one record"
+        )
+    return found[0]
 
 
 def is_a(record: object, kind: type[Record]) -> TypeGuard[Record]:

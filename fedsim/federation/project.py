@@ -247,7 +247,8 @@ class WatchedProject:
         """Treat what a client revealed as absent. Its file goes once the round's are taken."""
         self._refused.append(_name(reply))
         self._files[reply.metadata.src_node_id] = None
-        number = _signed(reply).get("client", reply.metadata.src_node_id)
+        number = _signed(reply).get("client")
+        number = number if isinstance(number, int) else reply.metadata.src_node_id
         warnings.warn(
             f"client {number}, round {self._round}: {why}. Attacks on it cannot be scored",
             stacklevel=2,

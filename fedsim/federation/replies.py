@@ -11,7 +11,7 @@ from fedsim.attacking.campaign import UNKNOWN
 from fedsim.errors import ClientError, ScenarioError, UpdateRefused
 from fedsim.federation.arrays import tensor_of
 from fedsim.federation.contents import config_record, is_a, records_of
-from fedsim.federation.grid import UPDATE_KEY
+from fedsim.federation.grid import CLIENT_KEY, UPDATE_KEY
 from fedsim.plugin import validated
 from fedsim.records import Update
 from fedsim.runs.inert import visible
@@ -112,6 +112,12 @@ def _check_length(content: RecordDict) -> None:
             raise UpdateRefused(
                 f"its record {name!r:.80} holds {longest} values, at most {MOST_VALUES} are read"
             )
+
+
+def signed(reply: Message, key: str) -> object:
+    """What a client says of itself, or None."""
+    record = config_record(reply.content, CLIENT_KEY)
+    return None if record is None else record.get(key)
 
 
 Names = tuple[tuple[str, tuple[str, ...]], ...]

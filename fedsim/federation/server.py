@@ -23,11 +23,11 @@ from fedsim.diagnosis.diagnose import diagnose_end
 from fedsim.diagnosis.foreseen import caution
 from fedsim.errors import ClientError, FedsimError, ScenarioError, UpdateRefused
 from fedsim.federation.audit_log import audit_observer, log_results
-from fedsim.federation.contents import config_record, records_of
+from fedsim.federation.contents import config_record, only_record
 from fedsim.federation.fedsgd import FedSGD
-from fedsim.federation.grid import CLIENT_KEY, UPDATE_KEY
+from fedsim.federation.grid import UPDATE_KEY
 from fedsim.federation.project import WatchedProject
-from fedsim.federation.replies import Names, check_metrics, names_of, outnumbered
+from fedsim.federation.replies import Names, check_metrics, names_of, outnumbered, signed
 from fedsim.federation.replies import read_update as read_update
 from fedsim.federation.secure import CLIENTS_KEY
 from fedsim.federation.spool import Spool, in_groups
@@ -126,12 +126,13 @@ class HonestButCurious(Wrapper):
         if self._known or not self._clients:
             self._clients = ranks = clients_of(grid)
             if not self._known:  # beyond every true number until a node has named its client
-                total = self._campaign.scenario.training.clients if self._campaign else len(ranks)
+                stated = self._project or self.campaign.scenario
+                total = max(len(ranks), stated.training.clients)
                 self._clients = {node: total + rank for node, rank in ranks.items()}
         self._sent = {}
         for message in messages:
-            (sent,) = records_of(message.content, ArrayRecord)
-            (settings,) = records_of(message.content, ConfigRecord)
+            sent = only_record(message.content, ArrayRecord, self.strategy)
+            settings = only_record(message.content, ConfigRecord, self.strategy)
             self._sent[message.metadata.dst_node_id] = (sent, settings.copy())
         if self._project is not None:
             records = {node: arrays for node, (arrays, _) in self._sent.items()}
@@ -180,10 +181,13 @@ class HonestButCurious(Wrapper):
                     clients = self._added_up(reply) or clients
                     campaign = self.campaign
                     training, optimizer = campaign.scenario.training, campaign.optimizer
-                    steps = max([campaign.built.steps(client) for client in clients])
                     if self._project is not None:  # what clients do not reveal is as it was stated
                         training, optimizer = self._project.training, self._project.optimizer
                         steps = training.local_steps
+                    elif reply.has_error():  # of a client that may not have said its number
+                        steps = None
+                    else:
+                        steps = max([campaign.built.steps(client) for client in clients])
                     update = read_update(
                         reply, config, training, campaign.trained, optimizer, steps=steps
                     )
@@ -309,7 +313,7 @@ class HonestButCurious(Wrapper):
 
         Replies of secure aggregation do not contain that number.
         """
-        rounds = _signed(reply, "remembers")
+        rounds = signed(reply, "remembers")
         before = self.taken_part[clients[0]]
         if isinstance(rounds, int) and rounds <= before:
             raise ClientError(
@@ -323,7 +327,7 @@ class HonestButCurious(Wrapper):
         """Read the client's number from its reply if the Grid does not know clients."""
         if self._known or reply.has_error():
             return
-        number = _signed(reply, "client")
+        number = signed(reply, "client")
         total, node = self.campaign.scenario.training.clients, reply.metadata.src_node_id
         if not isinstance(number, int) or not 0 <= number < total:
             raise ClientError(
@@ -337,12 +341,6 @@ class HonestButCurious(Wrapper):
 
     def _number(self, node: int) -> int:
         return self._clients.get(node, node)
-
-
-def _signed(reply: Message, key: str) -> object:
-    """What a client says of itself, or None."""
-    record = config_record(reply.content, CLIENT_KEY)
-    return None if record is None else record.get(key)
 
 
 def _scalars(metrics: MetricRecord | None) -> dict[str, float]:

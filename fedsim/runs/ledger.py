@@ -26,7 +26,7 @@ from fedsim.runs.files import make_folder, make_private, opened, write_whole
 from fedsim.runs.inert import restored, visible
 from fedsim.runs.provenance import SCHEMA, differences
 from fedsim.runs.reading import COLUMNS
-from fedsim.runs.repair import attack_of, forget_incomplete, mend_tables
+from fedsim.runs.repair import attack_of, attempt_of, forget_incomplete, mend_tables
 from fedsim.runs.tables import (
     LABEL,
     POINT,
@@ -182,7 +182,7 @@ class Ledger:
             for row in rows
             if row[POINT] != point
             or (labels is not None and row[LABEL] not in labels)
-            or attack_of(row) in ended
+            or ((end := ended.get(attack_of(row))) and attempt_of(row) <= end.attempt)
         ]
         if len(whole) < len(rows):
             self._write_table("findings.csv", whole)

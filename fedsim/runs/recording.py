@@ -80,6 +80,11 @@ class Recording:
             for name, size, kept in files
         )
 
+    def has_all(self, last: int) -> bool:
+        """Whether every update of the rounds up to one can be read."""
+        lines = [self.rounds[round] for round in range(1, last + 1)]
+        return all(self._there(one) for line in lines for one in line.updates)
+
     def write(self, interception: Interception) -> Interception:
         """Write an interception, if it is not written yet; the global arrays are written once.
 
@@ -151,6 +156,7 @@ class Recording:
             updates.append(entry.model_copy(update={"kept": one.victim in stay}))
         line = Round(round=round, updates=tuple(updates), refused=dict(refused), before=self._model)
         self._sent.clear()
+        self._open.clear()  # also updates that were refused after they waited on disk
         self._model = None
         self._begin().append(line)
 
@@ -221,11 +227,10 @@ class Recording:
 
     def prune(self, round: int) -> None:
         """Remove the files of a round that do not stay."""
-        line = self.rounds[round]
-        files = [one.files for one in line.updates if one.files]
-        names = {file.name for two in files for file in (two.before, two.update)}
-        for name in names - line.kept.keys():
-            (self.folder / name).unlink(missing_ok=True)
+        kept = self.rounds[round].kept
+        for path in (self.folder / f"r{round:04d}").glob("*.safetensors"):
+            if path.relative_to(self.folder).as_posix() not in kept:
+                path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # not empty, or not there
             (self.folder / f"r{round:04d}").rmdir()
 

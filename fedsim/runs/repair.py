@@ -14,6 +14,12 @@ def attack_of(row: Sequence[str]) -> tuple[str, str, str]:
     return row[POINT], row[VICTIM], row[LABEL]
 
 
+def attempt_of(row: Sequence[str]) -> int:
+    """The attempt that a row of findings.csv is of; tables of earlier versions state none."""
+    text = row[TABLES["findings.csv"].index("attempt")]
+    return int(text) if text.isdecimal() else 1
+
+
 def mend_tables(folder: Path) -> None:
     """Write the tables of a run folder again without rows that are incomplete.
 

@@ -15,6 +15,8 @@ from fedsim.runs.files import write_whole
 from fedsim.runs.inert import inert, restored
 from fedsim.runs.reading import COLUMNS, refuse_pipes
 
+csv.field_size_limit(2**31 - 1)  # a sum of many clients names each of them
+
 TABLES = {
     "findings.csv": COLUMNS,
     "utility.csv": ["round", "metric", "value", "point"],

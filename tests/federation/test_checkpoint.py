@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from flwr.serverapp.strategy import FedAvg
 from support.tiny import rows, scenario, timeless
 
 from fedsim.engine.simulate import simulate
@@ -108,3 +109,28 @@ def test_a_killed_run_makes_again_the_rounds_after_its_checkpoint(tmp_path):
     assert timeless(tmp_path / "killed") == timeless(tmp_path / "whole")
     utility = [(tmp_path / name / "utility.csv").read_text() for name in ("killed", "whole")]
     assert utility[0] == utility[1]
+
+
+def test_few_checkpoints_wait_for_attacks(kept):
+    found, _, settled, ledger = kept
+    for number in range(1, 41):
+        found.add(of(number))
+    assert len(found._waiting) == 8
+    settled[0] = 1
+    found.write()
+    assert written(ledger) == 1
+    settled[0] = 40
+    found.write()
+    assert written(ledger) == 40
+
+
+def test_names_of_modules_may_have_a_slash(tmp_path):
+    ledger = Ledger.create(tmp_path / "run", scenario())
+    arrays = {"body/0.weight": torch.ones(2), "head": torch.zeros(1)}
+    made = checkpoint.capture(1, arrays, FedAvg(), {}, {})
+    made.write(ledger, "checkpoint")
+    found = Checkpoint.read(ledger, "checkpoint")
+    assert {name: one.tolist() for name, one in found.arrays.items()} == {
+        name: one.tolist() for name, one in arrays.items()
+    }
+    checkpoint.restore(found, FedAvg(), lambda client: pytest.fail("no client has a state"))

@@ -125,7 +125,7 @@ class StockGrid:
         return replies
 
 
-def audited(out, *mods, stock=True):
+def audited(out, *mods, stock=True, **training):
     """Rows of an audit of four foreign clients on a Grid that does not know them."""
     task = Images(clients=4, model="cnn", seed=5)
     curious = HonestButCurious(
@@ -133,7 +133,7 @@ def audited(out, *mods, stock=True):
         adversaries=[LLG()],
         task=task,
         out=out,
-        training={"batch_size": 2},
+        training={"batch_size": 2, **training},
     )
     grid = InlineGrid(4, foreign_app(task, 0.05, *mods))
     random.seed(0)
@@ -165,6 +165,18 @@ def test_a_node_that_does_not_say_is_never_scored_against_somebody_else(tmp_path
     assert len(rows) == len(audited(tmp_path / "named", defend()))
     assert {status for *_, status, _, _ in rows} == {"failed"}
     assert all("defend()" in error for *_, error in rows)
+
+
+def test_a_node_that_fails_before_it_says_which_client_it_is_costs_no_other_row(tmp_path):
+    def broken(message, context, call_next):
+        if context.node_config["partition-id"] == 2:
+            raise RuntimeError("no disk")
+        return call_next(message, context)
+
+    rows = audited(tmp_path / "audit", broken, defend(), local_epochs=1)
+    first = {(client, status) for number, client, _, status, _, _ in rows if number == "1"}
+    assert {("0", "ok"), ("1", "ok"), ("3", "ok")} < first
+    assert {status for client, status in first if client not in "013"} == {"failed"}
 
 
 def test_two_nodes_that_claim_one_client_cost_no_row(tmp_path):

@@ -163,3 +163,23 @@ def test_what_was_not_stated_is_not_granted_with_many_workers_either(tmp_path, r
     (granted,) = {row["granted"] for row in timeless(tmp_path)}
     assert "LOCAL_STEPS" not in granted
     assert "DEFENSE" not in granted
+
+
+@pytest.mark.parametrize(
+    "record", [ConfigRecord({"warmup": 3}), ArrayRecord({"control": torch.zeros(1)})]
+)
+def test_a_strategy_that_sends_several_records_of_a_kind_is_named(record, tmp_path):
+    class Mine(FedAvg):
+        def configure_train(self, *args):
+            for message in super().configure_train(*args):
+                message.content["more"] = record
+                yield message
+
+    task = Own(clients=2, model="cnn", seed=5)
+    curious = HonestButCurious(
+        Mine(fraction_evaluate=0.0), adversaries=[LLG()], task=task, out=tmp_path / "run"
+    )
+    arrays = ArrayRecord(task.module().state_dict())
+    kind = type(record).__name__
+    with pytest.raises(ScenarioError, match=f"Mine sends 2 records of the kind {kind}"):
+        curious.start(grid=InlineGrid(2, ClientApp()), initial_arrays=arrays, num_rounds=1)

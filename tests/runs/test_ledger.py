@@ -1,5 +1,6 @@
 """The run folder loses nothing: rows are durable, torn lines are mended, resume repeats little."""
 
+import dataclasses
 import os
 import random
 from pathlib import Path
@@ -227,3 +228,10 @@ def test_a_round_of_the_utility_that_is_no_number_any_more_is_one_clear_error(tm
     path.write_text(path.read_text().replace("\n1,", "\n,"))
     with pytest.raises(RunFolderError, match=r"utility\.csv was changed .* '' is no round"):
         ledger.last_round("")
+
+
+def test_a_sum_of_many_clients_can_be_read_again(ledger):
+    many = "+".join(map(str, range(30_000)))
+    ledger.findings([dataclasses.replace(finding(), client=many)])
+    ledger.finish()
+    assert [row["client"] for row in rows(ledger.folder)] == [many]

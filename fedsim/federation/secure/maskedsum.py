@@ -19,6 +19,7 @@ from fedsim.errors import ClientError, UpdateRefused
 from fedsim.federation.grid import UPDATE_KEY, with_content
 from fedsim.federation.secure import MASKED_KEY, ROUND_KEY, Round
 from fedsim.federation.secure.masking import Masked, Vector, connected, decode, neighbours
+from fedsim.records import MOST
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,8 +88,9 @@ def masked_sum(terms: Terms) -> Mean:
         try:
             vector = _read(reply, "masked", size + 1)
             record = reply.content.config_records.get(UPDATE_KEY)
-            if record is None or not isinstance(record.get("steps", 1), int):
+            if record is None:
                 raise UpdateRefused("it does not say what its masked update means")
+            check_steps(record.get("steps", 1))
             meanings[node], masked[terms.clients[node]] = record, vector
         except ClientError as reason:
             failed[node] = str(reason)
@@ -153,6 +155,12 @@ def _unmasked(
                 total -= each
             return sorted(left)
         left -= {client for client in left if node_of[client] in missing}
+
+
+def check_steps(steps: object) -> None:
+    """Raise `UpdateRefused` for a number of steps that would cost the whole sum."""
+    if not isinstance(steps, int) or not 1 <= steps <= MOST:
+        raise UpdateRefused(f"it states {steps!r:.80} local steps, expected 1 to {MOST}")
 
 
 def agreed(meanings: Mapping[int, ConfigRecord], failed: dict[int, str]) -> ConfigRecord:

@@ -24,7 +24,7 @@ from flwr.serverapp import Grid
 from fedsim.errors import ClientError, UpdateRefused
 from fedsim.federation.grid import UPDATE_KEY
 from fedsim.federation.secure import ROUND_KEY, SECAGGPLUS_KEY, Plain, Round
-from fedsim.federation.secure.maskedsum import Mean, Terms, agreed, with_round
+from fedsim.federation.secure.maskedsum import Mean, Terms, agreed, check_steps, with_round
 from fedsim.federation.secure.masking import reach
 from fedsim.seeds import isolated
 
@@ -215,7 +215,8 @@ class _Tap:
         except Exception as error:  # whatever a client put there
             raise UpdateRefused(f"its masked vector cannot be read: {error!r}") from error
         expected = [("int64", (1,)), ("int64", (self._terms.size,))]
-        if found != expected or not isinstance(steps, int):
+        check_steps(steps)
+        if found != expected:
             raise UpdateRefused(f"its masked vectors are {found}, expected {expected}")
         if not isinstance(examples, int) or not 1 <= examples <= self._terms.most:
             raise UpdateRefused(

@@ -61,6 +61,11 @@ def other_kind(reply):
         reply.content[client.UPDATE_KEY]["kind"] = "delta"
 
 
+def overstated(reply):
+    if client.UPDATE_KEY in reply.content:
+        reply.content[client.UPDATE_KEY]["steps"] = 2_000_000
+
+
 def unreadable(reply):
     if "masked" in reply.content.array_records.get(MASKED_KEY, {}):
         rubbish = Array("uint64", (2,), "numpy.ndarray", b"cos\nsystem\n(S'true'\ntR.")
@@ -83,6 +88,7 @@ def more_records(reply):
         (more_records, "no masked vector"),
         (unmeant, "does not say what"),
         (other_kind, "the description of its arrays differs"),
+        (overstated, "it states 2000000 local steps"),
     ],
 )
 def test_a_hostile_masked_reply_costs_only_itself(change, why):
@@ -153,6 +159,7 @@ def raises_at(stage):
         (shorter, "its masked vectors are"),
         (boastful, "claims 5 examples"),
         (other_kind, "the description of its arrays differs"),
+        (overstated, "it states 2000000 local steps"),
         (raises_at("setup"), "gone"),
         (raises_at("share_keys"), "gone"),
     ],
