@@ -68,6 +68,7 @@ class Display:
         self._open: Counter[int] = Counter()
         self._own: dict[int, Sums] = defaultdict(_sums)
         self._late: set[int] = set()
+        self._ended = 0
 
     def __enter__(self) -> "Display":
         if self._console.is_terminal and not self._quiet:
@@ -109,7 +110,7 @@ class Display:
         self._bars.reset(self._rounds, total=rounds)
         for one in (self._sums, self._open, self._own, self._late):
             one.clear()
-        self._extra, self._running, self._estimate = 0, (), Estimate()
+        self._extra, self._ended, self._running, self._estimate = 0, 0, (), Estimate()
         if point:
             self._say(f"point {point}")
 
@@ -149,7 +150,7 @@ class Display:
             # As in the report, an attack that broke counts as a random guess.
             value = row.value if row.status == "ok" else row.baseline
             if row.status not in UNCOUNTED and value is not None:
-                for sums in (self._sums, self._own[row.round]):
+                for sums in (self._sums, *self._of_line(row.round)):
                     entry = sums[row.label, row.metric]
                     entry[0] += 1
                     entry[1] += value
@@ -181,6 +182,13 @@ class Display:
             else:
                 leakage = self._leaked(round)
             self._say(f"round {round}/{of}  {utility}{leakage}")
+        self._ended = round
+        if round not in self._late:
+            self._own.pop(round, None)
+
+    def _of_line(self, round: int) -> list[Sums]:
+        """The sums of a round whose line, if it gets one, is still to come."""
+        return [self._own[round]] if round > self._ended or round in self._late else []
 
     def _leaked(self, round: int) -> str:
         """What a round leaked, for its line."""

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fedsim.errors import RunFolderError
 from fedsim.runs.files import opened, write_whole
-from fedsim.runs.tables import writing
+from fedsim.runs.tables import cut_to_lines, writing
 
 FILE = "attacks.jsonl"
 
@@ -115,8 +115,9 @@ class AttackLog:
             write_whole(self._path, "".join(map(_line, lines)).encode())
 
     def _append(self, entry: Mapping[str, Any]) -> None:
-        with writing(self._path), opened(self._path, "a", encoding="utf-8") as file:
-            file.write(_line(entry))
+        with writing(self._path), opened(self._path, "a+b") as file:
+            cut_to_lines(file)  # of a line that did not fit on the disk
+            file.write(_line(entry).encode())
 
     def _read(self) -> _Content:
         if self._content is None:

@@ -103,3 +103,14 @@ def test_off_a_terminal_attacked_rounds_have_lines_of_their_own():
     lines = console.export_text().splitlines()
     assert [line.split()[1] for line in lines if "leaked" in line] == ["7/200", "128/200"]
     assert len(lines) == 23
+
+
+def test_nothing_is_kept_of_rounds_whose_line_is_not_to_come():
+    display = Display(Console(width=200, record=True), quiet=True)
+    for at in range(1, 101):
+        display("attacks", round=at, queued=2, pending=2)
+        display("findings", findings=[finding(at, 0.1)], pending=1)
+        display("round", round=at, of=100_000)
+    for at in range(1, 101):
+        display("findings", findings=[finding(at, 0.1)], pending=0)
+    assert len(display._own) <= len(display._late) < 100

@@ -106,6 +106,16 @@ def test_attacks_are_known_by_point_victim_and_label_however_they_ended(ledger):
     assert {*again.finished("training.lr=0.1")} == {("other", "llg")}
 
 
+def test_an_attack_that_did_not_fit_on_the_disk_costs_no_later_one(ledger):
+    rows = [finding(), finding(label="dlg")]
+    for row in rows:
+        named = {key: getattr(row, key) for key in ("point", "victim", "label", "status")}
+        ledger.findings([row], Ended(plan="", **named))
+        with (ledger.folder / "attacks.jsonl").open("a") as file:
+            file.write('{"point": "", "vic')
+    assert {*Ledger(ledger.folder).finished("")} == {(row.victim, row.label) for row in rows}
+
+
 class Interrupt:
     """Presses Ctrl-C at an event of a round."""
 
