@@ -181,7 +181,8 @@ def head_passes(
     Raises:
         ValueError: The head is not called exactly once, or not on frames.
     """
-    with head_calls(model) as passes:
+    # cuDNN cannot differentiate a recurrent layer in evaluation mode, or any of them twice.
+    with head_calls(model) as passes, torch.backends.cudnn.flags(enabled=False):
         rows = target.expand(len(frames), -1) if target.ndim == 1 else target
         model.loss(frames, rows, lengths=lengths)
     shapes = [tuple(logits.shape) for _, logits in passes]

@@ -25,11 +25,11 @@ def error(claimed, *utterances) -> float:
     return METRICS["mae"].score(claimed, Truth(inputs=list(utterances)), SPEC)
 
 
-def of_three(*lengths, hidden: int = 256, seed: int = 0):
+def of_three(*lengths, hidden: int = 256, seed: int = 0, **settings):
     """Victims of one model, and a job for each."""
     model = recogniser(hidden, seed)
     seen = [observed(model, voice(at, frames)) for at, frames in enumerate(lengths)]
-    return seen, lambda: [testing.job(seed=at) for at in range(len(seen))]
+    return seen, lambda: [testing.job(seed=at, **settings) for at in range(len(seen))]
 
 
 def test_victims_of_a_round_share_passes_and_end_where_they_end_alone(monkeypatch):
@@ -55,7 +55,7 @@ def test_victims_of_a_round_share_passes_and_end_where_they_end_alone(monkeypatc
 
 
 def test_the_shared_objective_is_that_of_each_with_its_derivative():
-    seen, jobs = of_three(5, 9, 7)
+    seen, jobs = of_three(5, 9, 7, device="cpu")
     attack = CTCMatching(smoothness=0.1)
     each = []
     for one, job in zip(seen, jobs(), strict=True):
@@ -160,7 +160,7 @@ def test_searches_restart_with_steps_and_numbers_of_starts_of_their_own(monkeypa
         return plain(points, lr=lr, schedule=schedule)
 
     monkeypatch.setattr(frame_search, "Adam", seen_rates)
-    seen, jobs = of_three(5, 6, 6, hidden=64)
+    seen, jobs = of_three(5, 6, 6, hidden=64, device="cpu")
     searches = []
     for at, (one, job) in enumerate(zip(seen, jobs(), strict=True)):
         model = one.know(Knowledge.MODEL).copy()

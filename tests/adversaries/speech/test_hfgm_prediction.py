@@ -27,7 +27,7 @@ def search(*, distance: str = "cosine", predicted: bool = True):
     model = recogniser(256)
     theirs = {name: gradient_of(model, voice(0, FRAMES))[name][None] for name in NAMES}
     model.module.eval()
-    tried, job = Differentiable(model.copy(), SAID, NAMES), testing.job()
+    tried, job = Differentiable(model.copy(), SAID, NAMES), testing.job(device="cpu")
     found = DirectSearch(
         [tried], distance_from(theirs, distance), [(FRAMES, FEATURES)], job, predicted
     )

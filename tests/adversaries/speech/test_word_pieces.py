@@ -32,7 +32,7 @@ def test_hfgm_finds_no_distance_at_the_true_frames(distance, lengths):
     model, frames, said, theirs = observed(lengths)
     tried = [Whole(model, one, list(theirs)) for one in said]
     shapes = [(T, spellers.FEATURES)] * 2
-    search = DirectSearch(tried, distance_from(theirs, distance), shapes, testing.job())
+    search = DirectSearch(tried, distance_from(theirs, distance), shapes, testing.job(device="cpu"))
     for turn, one in enumerate(frames):
         search.move_to(turn, one, tried[turn].move_to(one))
     assert search.now < 1e-6
