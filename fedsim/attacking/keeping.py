@@ -84,7 +84,7 @@ class Keeper:
             ]
             if with_model:
                 self._recording.write_model(interceptions[0])
-            # With attacks also if nothing is kept: a resumed run has to know who took part.
+            # A resumed run with attacks has to know who took part, even if no update is kept.
             if self._attacks or self._keeps != "nothing" or self._recording.is_open:
                 stay = [one.victim for one in interceptions if one.clients in kept]
                 self._recording.close(round, stored, refused, stay)

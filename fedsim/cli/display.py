@@ -187,7 +187,7 @@ class Display:
             self._own.pop(round, None)
 
     def _of_line(self, round: int) -> list[Sums]:
-        """The sums of a round whose line, if it gets one, is still to come."""
+        """The sums of a round, as long as its line may still be printed."""
         return [self._own[round]] if round > self._ended or round in self._late else []
 
     def _leaked(self, round: int) -> str:

@@ -105,7 +105,7 @@ def test_off_a_terminal_attacked_rounds_have_lines_of_their_own():
     assert len(lines) == 23
 
 
-def test_nothing_is_kept_of_rounds_whose_line_is_not_to_come():
+def test_sums_of_a_round_are_kept_only_until_its_line_is_printed():
     display = Display(Console(width=200, record=True), quiet=True)
     for at in range(1, 101):
         display("attacks", round=at, queued=2, pending=2)
