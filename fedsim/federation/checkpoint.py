@@ -110,7 +110,7 @@ class Checkpoints:
         """Take the checkpoint of the round that has ended, and write one if it is time."""
         self._waiting.append(checkpoint)
         self.write(due=time.monotonic() >= self._next)
-        # Each holds a model: kept are the one whose attacks end first, and the newest seven.
+        # Each holds a model, so few may wait: the oldest, whose attacks end first, and the newest.
         del self._waiting[1:-7]
 
     def write(self, *, due: bool = True) -> None:

@@ -15,8 +15,8 @@ from fedsim.attacking.classifier import check_arrays, firsts, seen_range
 from fedsim.attacking.modalities import KINDS, revealed_task
 from fedsim.attacking.revealed import FOLDER
 from fedsim.errors import RunFolderError, ScenarioError, UpdateRefused
-from fedsim.federation.grid import CLIENT_KEY
 from fedsim.federation.offered import tensors_in
+from fedsim.federation.replies import signed
 from fedsim.federation.watching import TRUTH_KEY, digest
 from fedsim.knowledge import Knowledge
 from fedsim.records import Interception, Update
@@ -247,7 +247,7 @@ class WatchedProject:
         """Treat what a client revealed as absent. Its file goes once the round's are taken."""
         self._refused.append(_name(reply))
         self._files[reply.metadata.src_node_id] = None
-        number = _signed(reply).get("client")
+        number = signed(reply, "client")
         number = number if isinstance(number, int) else reply.metadata.src_node_id
         warnings.warn(
             f"client {number}, round {self._round}: {why}. Attacks on it cannot be scored",
@@ -278,10 +278,6 @@ def _name(reply: Message) -> object:
     return reply.content.config_records[TRUTH_KEY].get("name")
 
 
-def _signed(reply: Message) -> Mapping[str, Any]:
-    return dict(reply.content.config_records.get(CLIENT_KEY) or {})
-
-
 def _sent(reply: Message, update: Update, file: TruthFile) -> str:
     """Whether an update is what its training function returned."""
     after = file.after
@@ -291,7 +287,7 @@ def _sent(reply: Message, update: Update, file: TruthFile) -> str:
     )
     if same and update.kind == "weights":
         return "as returned"
-    return "defended" if _signed(reply).get("defended") else "changed"
+    return "defended" if signed(reply, "defended") else "changed"
 
 
 def _corrected(update: Update, seen: Seen) -> Update:

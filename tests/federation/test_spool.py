@@ -215,3 +215,26 @@ def test_a_disk_that_fills_up_is_one_clear_error(tmp_path, nothing_held):
     (tmp_path / "gone").write_text("a file where a folder is needed")
     with pytest.raises(RunFolderError, match=r"gone/index.jsonl cannot be written: "):
         spooled(tmp_path / "gone", reply(torch.ones(10)))
+
+
+def test_an_update_that_waited_on_disk_and_is_refused_is_removed(
+    nothing_held, tmp_path, monkeypatch
+):
+    honest = InlineGrid.exchange
+
+    def exchange(self, messages):
+        for number, one in enumerate(honest(self, messages)):
+            if number == 0 and "metrics" in one.content:
+                one.content["metrics"]["stowaway"] = 1.0
+            yield one
+
+    monkeypatch.setattr(InlineGrid, "exchange", exchange)
+    training = {"on_failure": "drop", "clients_per_round": 6}
+    simulate(scenario(training=training, record={"keep": "all"}), tmp_path / "run")
+    recording = Recording(tmp_path / "run/tape")
+    named = {name for line in recording.rounds.values() for name in line.kept}
+    there = {
+        path.relative_to(recording.folder).as_posix() for path in recording.folder.rglob("*.s*")
+    }
+    assert there == named
+    assert len([name for name in named if "/c" in name]) == 2 * 5
