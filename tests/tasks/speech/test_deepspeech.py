@@ -322,9 +322,11 @@ def test_utility_is_the_mean_over_utterances_and_the_word_error_rate(task, monke
 def test_fedsgd_sends_the_gradient_of_the_padded_batch():
     run = scenario(task=TASK, adversaries=[{"name": "rlg"}])
     reply, gradient = sent_and_computed(run, 2)
-    rtol = 1e-3 if torch.cuda.is_available() else 1e-5  # clients train there
     for name, ours in gradient.items():
-        assert torch.allclose(sent(reply)[name], ours, atol=1e-6, rtol=rtol), name
+        # Of the small values some differ by .1 % even from their own in float64. On a GPU, where
+        # clients train if there is one, others do.
+        limit = 1e-4 * float(ours.norm())
+        assert float((sent(reply)[name] - ours).norm()) <= limit, name
     assert meaning(reply)["reduction"] == "example"
 
 
