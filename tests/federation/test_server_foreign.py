@@ -125,9 +125,12 @@ class StockGrid:
         return replies
 
 
-def audited(out, *mods, stock=True, **training):
-    """Rows of an audit of four foreign clients on a Grid that does not know them."""
-    task = Images(clients=4, model="cnn", seed=5)
+def audited(out, *mods, stock=True, clients=4, **training):
+    """Rows of an audit of four foreign clients on a Grid that does not know them.
+
+    clients: The number of clients there may be, each of which has data.
+    """
+    task = Images(clients=clients, model="cnn", seed=5)
     curious = HonestButCurious(
         FedAvg(fraction_evaluate=0.0),
         adversaries=[LLG()],
@@ -177,6 +180,17 @@ def test_a_node_that_fails_before_it_says_which_client_it_is_costs_no_other_row(
     first = {(client, status) for number, client, _, status, _, _ in rows if number == "1"}
     assert {("0", "ok"), ("1", "ok"), ("3", "ok")} < first
     assert {status for client, status in first if client not in "013"} == {"failed"}
+
+
+def test_a_node_without_a_name_is_not_taken_for_a_client_that_there_may_be(tmp_path):
+    def broken(message, context, call_next):
+        if context.node_config["partition-id"] == 1:  # the node of the lowest id
+            raise RuntimeError("no disk")
+        return call_next(message, context)
+
+    rows = audited(tmp_path / "audit", broken, defend(), clients=6)
+    status = {client: status for number, client, _, status, _, _ in rows if number == "1"}
+    assert status == {"0": "ok", "2": "ok", "3": "ok", "6": "failed"}
 
 
 def test_two_nodes_that_claim_one_client_cost_no_row(tmp_path):
