@@ -69,17 +69,25 @@ def head(tmp_path_factory) -> Iterator[str]:
 
 def wait(address: str, nodes: int) -> None:
     """Until a cluster has as many nodes."""
+    host, _, port = address.partition(":")
+    deadline = time.monotonic() + 120
+    while True:  # Ray takes many seconds to say that nobody listens yet
+        try:
+            socket.create_connection((host, int(port)), timeout=5).close()
+            break
+        except OSError:
+            assert time.monotonic() < deadline, "the head did not start"
+            time.sleep(0.1)
     code = (
         "import ray, sys, time\n"
         "for _ in range(240):\n"
         "    try:\n"
-        "        ray.init(address=sys.argv[1], log_to_driver=False, logging_level=50)\n"
+        "        if not ray.is_initialized():\n"
+        "            ray.init(address=sys.argv[1], log_to_driver=False, logging_level=50)\n"
+        "        if sum(n['Alive'] for n in ray.nodes()) == int(sys.argv[2]):\n"
+        "            break\n"
         "    except Exception:\n"
-        "        time.sleep(0.5)\n"
-        "        continue\n"
-        "    if sum(n['Alive'] for n in ray.nodes()) == int(sys.argv[2]):\n"
-        "        break\n"
-        "    ray.shutdown()\n"
+        "        pass\n"
         "    time.sleep(0.5)\n"
         "else:\n"
         "    sys.exit('the node did not join')\n"
