@@ -1,7 +1,7 @@
 """inverting-gradients: images by matching the gradient's direction, with total variation."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -163,6 +163,10 @@ class InvertingGradients(InputMatching):
         ):
             return 1, 0.0
         return steps, lr
+
+    def alike(self, seen: Observation) -> Hashable:
+        """Victims in one optimisation also have known statistics of the same layers."""
+        return super().alike(seen), tuple(self._known(seen))
 
     def notes(self, match: Match, seen: Observation) -> dict[str, Any]:
         """The number of local steps that were simulated, and of layers with known statistics."""

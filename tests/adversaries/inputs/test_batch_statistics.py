@@ -83,3 +83,14 @@ def test_statistics_are_not_used_unless_they_are_those_of_one_step(settings, kno
     seen = dataclasses.replace(seen, **known)
     settings |= {"iterations": 3, "unroll": False}
     assert same(attack(seen, **settings), attack(without(seen), **settings))
+
+
+def test_statistics_of_one_victim_are_used_beside_one_that_shows_none():
+    seen, _ = case(CONVNET, size=2)
+    one, two = (dataclasses.replace(seen, exact=False, steps=steps) for steps in (1, 2))
+    adversary = InvertingGradients(
+        iterations=5, restarts=0, labels_from="given", unroll=False, precision="float64"
+    )
+    claims = adversary.reconstruct_many([one, two], [testing.job(), testing.job()])
+    for each, claimed in zip((one, two), claims, strict=True):
+        assert same(claimed, adversary.reconstruct(each, testing.job()))
