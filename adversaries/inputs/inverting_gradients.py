@@ -277,5 +277,6 @@ class InvertingGradients(InputMatching):
 
 def _total_variation(images: Tensor) -> Tensor:
     """Mean absolute difference of neighbouring pixels of images (R, B, C, H, W), (R,)."""
-    down, across = images.diff(dim=3), images.diff(dim=4)
-    return down.abs().flatten(1).mean(dim=1) + across.abs().flatten(1).mean(dim=1)
+    sides = [dim for dim in (3, 4) if images.shape[dim] > 1]  # one pixel has no neighbour
+    each = [images.diff(dim=dim).abs().flatten(1).mean(dim=1) for dim in sides]
+    return torch.stack(each).sum(dim=0) if each else images.new_zeros(len(images))

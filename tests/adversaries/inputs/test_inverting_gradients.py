@@ -17,6 +17,7 @@ from fedsim.knowledge import Knowledge
 from fedsim.metrics import METRICS
 from fedsim.records import Observation, Reconstruction, Spec, Truth, Update
 from fedsim.scenario import Scenario
+from fedsim.spec import ImageSpec
 from fedsim.tasks.images import cross_entropy
 from fedsim.tasks.models import as_architecture
 from fedsim.victim import VictimModel
@@ -277,3 +278,19 @@ def test_a_scenario_may_set_it_up():
     scenario = Scenario.parse({"threat": {"grants": "white-box"}, "adversaries": [table]})
     ((_, _, attack),) = scenario.build_adversaries()
     assert attack.parameters == {"head.*": 2.0}
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 16), (1, 16, 1), (16, 1, 1)])
+def test_an_image_may_have_a_side_of_one_pixel(shape):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        layers = [torch.nn.Linear(16, 12), torch.nn.Sigmoid(), torch.nn.Linear(12, 4)]
+        module = torch.nn.Sequential(torch.nn.Flatten(), *layers)
+    model = VictimModel(module, head="3", loss=cross_entropy)
+    image, label = torch.linspace(0, 1, 16).view(1, *shape), torch.tensor([2])
+    gradient = {k: v.detach() for k, v in model.gradient(image, label).items()}
+    spec = ImageSpec(4, shape, (0.0, 1.0))
+    known = {"head": "3", "model": model, "num_examples": 1, "labels": label}
+    seen = testing.observation(gradient=gradient, spec=spec, **known)
+    claimed = attacked(seen, labels_from="given", iterations=200, restarts=0)
+    assert error(claimed, Truth(inputs=list(image))) < 0.02
