@@ -1,6 +1,7 @@
 """Whether inputs that an attack computed explain the observed gradient."""
 
 from collections.abc import Mapping
+from math import isnan
 
 from torch import Tensor
 
@@ -24,10 +25,10 @@ def mismatch(
 
 
 def largest_error(ours: Mapping[str, Tensor], gradient: Mapping[str, Tensor]) -> float:
-    """The largest relative error of a parameter's gradient."""
+    """The largest relative error of a parameter's gradient; infinite for NaN or Inf."""
     errors = [
         float((ours[name].detach() - theirs).norm() / theirs.norm().clamp(min=1e-30))
         for name, theirs in gradient.items()
         if name in ours
     ]
-    return max(errors, default=float("inf"))
+    return float("inf") if any(map(isnan, errors)) else max(errors, default=float("inf"))

@@ -165,17 +165,24 @@ class SPEAR(Adversary):
         """Go on until nothing is missing, and yield at each step whether that is so."""
         layer, peeling = found.layer, self.search == "peeling"
         searches = iter(job.steps(self.searches))
+        guesses, doubted = peeling, -1
         while True:
             while peeling and ((found.missing and found.singles()) or found.settle()):
                 yield False
             if not found.missing:
                 yield True
+                # With as many left as after the doubt before, guesses would be the same again.
+                guesses, doubted = (
+                    peeling and len(found.directions) != doubted,
+                    len(found.directions),
+                )
                 continue
-            if (peeling and found.guess()) or (found.missing == 1 and found.last()):
+            if (guesses and found.guess()) or (found.missing == 1 and found.last()):
                 continue
             number = next(searches, None)
             if number is None:
                 return
+            guesses, doubted = peeling, -1
             if peeling:
                 found.accept(self._guided(found, job, number % 2 == 1))
             else:

@@ -10,6 +10,7 @@ from support.perceptrons import Normalised
 from torch import Tensor, nn
 
 from adversaries import SPEAR
+from adversaries.inputs.self_check import largest_error
 from adversaries.inputs.spear import directions
 from adversaries.inputs.spear.half_space import input_that_fires
 from adversaries.inputs.spear.low_rank import LowRank
@@ -253,3 +254,24 @@ def test_regression_explains_what_most_of_its_likely_rows_agree_on():
     found, agreed = explain(known, rows, rows.norm(dim=1), None, prior)
     torch.testing.assert_close(found[:2], truth[:2])
     assert agreed.tolist() == [True, True, False]
+
+
+def test_a_batch_that_is_refused_again_and_again_ends():
+    seen, _ = observed(network(nn.ReLU()), size=20, seed=1)
+    rng = torch.Generator().manual_seed(1)
+    noisy = {
+        name: value + 1e-4 * value.abs().mean() * torch.randn(value.shape, generator=rng)
+        for name, value in seen.gradient.items()
+    }
+    seen = dataclasses.replace(seen, gradient=noisy)
+    with pytest.raises(ValueError, match="no batch fits: the best one misses"):
+        SPEAR(searches=0, tolerance=1e-12).reconstruct(seen, testing.job(deadline=60))
+
+
+def test_a_batch_with_an_undefined_gradient_anywhere_explains_nothing():
+    ours = {"first": torch.ones(2), "head": torch.ones(2)}
+    assert largest_error(ours, {"first": torch.ones(2), "head": torch.ones(2)}) == 0
+    for value in (float("nan"), float("inf")):
+        for name in ours:
+            theirs = ours | {name: torch.tensor([value, 1.0])}
+            assert largest_error(ours, theirs) == float("inf")
