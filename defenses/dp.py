@@ -79,7 +79,8 @@ class ClientDP(_Private):
         if math.isinf(self.clip) or not update.tensors:
             return update
         norm = float(get_total_norm(update.tensors.values()))
-        factor = min(1.0, self.clip / max(norm, TINY))
+        # With NaN there is no norm to clip to, and the rest must not be sent as it is.
+        factor = 0.0 if math.isnan(norm) else min(1.0, self.clip / max(norm, TINY))
         private = {
             name: self._noisy(value * factor if factor < 1 else value, rng)
             for name, value in update.tensors.items()

@@ -72,3 +72,10 @@ def test_flowers_mods_reach_parameters_without_dimensions():
     assert clipped["s"].shape == ()
     noisy = protect(LocalDP(epsilon=5.0), {"s": torch.tensor(0.5)})
     assert float(noisy["s"]) != 0.5
+
+
+def test_an_update_with_nan_is_not_sent_unclipped():
+    update = Update({"a": torch.full((3,), 1e3), "b": torch.tensor([math.nan, 5.0])}, "gradient")
+    private = ClientDP(clip=1.0, noise_multiplier=0.1)
+    sent = private.protect(update, torch.Generator().manual_seed(0), {}).tensors
+    assert norm({"a": sent["a"], "b": sent["b"][1:]}) < 1
