@@ -46,6 +46,9 @@ RESOLVED = 4
 REPLAYED = 1000
 """Batches that are replayed to name a misfit; further ways of training are not tried."""
 
+LONGEST = 100_000
+"""Gradients of a training that is repeated at most: a file could name any number of steps."""
+
 CLIPS = (1.0, 0.5, 5.0, 10.0, 0.1)
 """Norms to which gradients are tried to be clipped."""
 
@@ -130,7 +133,7 @@ def consistency(
         if file.seen.wrapper:
             return f"not checked: the optimizer is wrapped by another one ({file.seen.wrapper})"
         others = _others(loss, file.seen, spoken=truth.sequences is not None)
-        others = others[: max(1, REPLAYED // max(1, len(kept.inputs)))]
+        others = others[: max(1, REPLAYED // max(1, len(kept.inputs), len(kept.seen.ends)))]
         for way in others:
             if _fits(kept, make, way):
                 return f"misfit: {way.words}"
@@ -154,6 +157,8 @@ def _unchecked(file: TruthFile, truth: Truth) -> str:
         return "the optimizer has groups of parameters that are not known by name"
     if seen.groups > 1 + len(seen.more):
         return "the optimizer's groups of parameters changed between steps"
+    if (count := _gradients(seen)) > LONGEST:
+        return f"its training of up to {count:,} gradients is too long to be repeated"
     if seen.warm:
         return "the optimizer has state of earlier rounds"
     if seen.partial or truth.inputs is None or len(file.labels) < len(seen.sizes):
@@ -161,6 +166,13 @@ def _unchecked(file: TruthFile, truth: Truth) -> str:
     if truth.labels is None:
         return "its labels are not one class for each example"
     return ""
+
+
+def _gradients(seen: Seen) -> int:
+    """The number of gradients that a training computed at most; L-BFGS takes several in a step."""
+    tables = [each for one in (seen, *seen.more) for each in (one.settings, *one.changes.values())]
+    most = max(int(each.get("max_iter", 1)) for each in tables)
+    return max(len(seen.ends), len(seen.sizes)) * max(1, most)
 
 
 def _incomparable(kept: _Recorded, module: nn.Module) -> str:
