@@ -63,7 +63,8 @@ def guess_inputs(
             torch.tensor([label for _, label in others]), minlength=classes
         ).float()
         labels = torch.multinomial(frequencies, count, replacement=True, generator=rng)
-        mean = torch.stack([one.float() for one, _ in others]).mean(dim=0)
+        shape = others[0][0].shape  # inputs of another one, such as longer series, have no mean
+        mean = torch.stack([one.float() for one, _ in others if one.shape == shape]).mean(dim=0)
         scores = count * frequencies / frequencies.sum()
         return claim_labels(labels, scores, inputs=[mean] * count)
     labels = torch.randint(classes, (count,), generator=rng)
