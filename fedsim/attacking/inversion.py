@@ -88,6 +88,7 @@ def invert(  # noqa: PLR0913 - each argument is something that the attacker know
     with isolated(seed, "invert"):
         seen = threat.observe(Interception(1, (0,), before, update), truth=truth)
         if seen.model is not None:
-            seen.model.module.train(model.training)
+            for ours, theirs in zip(seen.model.module.modules(), model.modules(), strict=True):
+                ours.training = theirs.training
         rng = torch_generator(seed, "invert")
         return adversary.reconstruct(seen, Job(rng, device=device, budget=budget))

@@ -9,7 +9,7 @@ from torch import nn
 import fedsim
 from adversaries import DAGER, DLG, LLG, FirstLinear, InvertingGradients
 from fedsim.errors import NotGranted, ScenarioError
-from fedsim.records import Update
+from fedsim.records import Reconstruction, Update
 
 
 @pytest.fixture(scope="module")
@@ -70,3 +70,20 @@ def test_what_does_not_fit_is_refused_in_a_sentence(net, image):
     found = gradient(net, image, torch.tensor([1]))
     with pytest.raises(NotGranted, match="needs AUXILIARY, which one update does not come with"):
         fedsim.invert(found, net, LLG(variant="llg+"), shape=(1, 8, 8))
+
+
+def test_each_layer_keeps_its_mode(image):
+    class Modes(LLG):
+        name = "modes"
+
+        def reconstruct(self, seen, job):
+            modes = {name: one.training for name, one in seen.model.module.named_modules()}
+            return Reconstruction(diagnostics=modes)
+
+    layers = [nn.Flatten(), nn.Linear(64, 24), nn.BatchNorm1d(24), nn.Linear(24, 4)]
+    net = nn.Sequential(*layers)
+    net[2].eval()  # as in fine-tuning
+    found = gradient(net, torch.cat([image, image]), torch.tensor([2, 1]))
+    claimed = fedsim.invert(found, net, Modes(), shape=(1, 8, 8), num_examples=2)
+    assert claimed.diagnostics == {name: one.training for name, one in net.named_modules()}
+    assert not claimed.diagnostics["2"]
