@@ -127,7 +127,8 @@ class RGAP(Adversary):
                 job.progress(number, missed)
         expected = [0.0] * len(seen)
         if chain.links:
-            expected = layer.expected_error(found, jobs[0].rng, PROBED, self.iterations)
+            rngs = [one.rng for one in jobs]
+            expected = layer.expected_error(found, rngs, PROBED, self.iterations)
         images = ((outputs - chain.offset) / chain.scale).view(-1, *shape)
         return [
             self._claim(model, image, head, gradient, error)

@@ -1,5 +1,6 @@
 """The linear equations of one layer for its inputs, and how many there are."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -195,19 +196,31 @@ class LayerEquations:
             raise ValueError(f"{left}: {firing:,} of its {errors.shape[1]:,} units fire")
 
     def expected_error(
-        self, solution: "Solution", rng: torch.Generator, accuracy: float, iterations: int
+        self,
+        solution: "Solution",
+        rngs: Sequence[torch.Generator],
+        accuracy: float,
+        iterations: int,
     ) -> list[float]:
         """How well the equations of a solution recover other inputs.
 
         A random input's equations are solved, with errors as large as those of the solution.
+
+        Args:
+            solution: The solution.
+            rngs: Each victim's own generator, which draws its random input.
+            accuracy: As for `least_squares`.
+            iterations: As for `least_squares`.
 
         Returns:
             The relative error of each victim's random input; near one if a part of the inputs does
             not enter the equations.
         """
         product, transposed, _ = self._equations(solution.errors, solution.weights)
-        probe = torch.rand(solution.inputs.shape, generator=rng, dtype=torch.float64)
-        noise = torch.randn(solution.missed.shape, generator=rng, dtype=torch.float64)
+        size, exact = solution.inputs.shape[1], torch.float64
+        probe = torch.stack([torch.rand(size, generator=one, dtype=exact) for one in rngs])
+        size = solution.missed.shape[1]
+        noise = torch.stack([torch.randn(size, generator=one, dtype=exact) for one in rngs])
         probe, noise = probe.to(solution.inputs), noise.to(solution.inputs)
         right = product(probe) + solution.missed.abs() * noise
         found = least_squares(product, transposed, right, accuracy=accuracy, iterations=iterations)

@@ -241,3 +241,14 @@ def test_a_gradient_that_says_nothing_is_refused(name, value, why):
         gradient[name] = torch.full_like(sent, value)
     with pytest.raises(ValueError, match=why):
         attacked(dataclasses.replace(seen, gradient=gradient))
+
+
+def test_the_expected_error_is_that_of_an_attack_alone():
+    model = network(nn.Conv2d(2, 16, 3, padding=1), nn.LeakyReLU(0.2))
+    every = [observed(model, seed=seed)[0] for seed in range(2)]
+    alone = [RGAP().reconstruct(one, testing.job(seed=at)) for at, one in enumerate(every)]
+    both = RGAP().reconstruct_many(every, [testing.job(seed=at) for at in range(2)])
+    assert [one.diagnostics for one in both] == [
+        {name: pytest.approx(value, rel=1e-3) for name, value in one.diagnostics.items()}
+        for one in alone
+    ]
