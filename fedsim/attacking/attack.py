@@ -21,7 +21,7 @@ from fedsim.errors import AttackTimeout, NotGranted
 from fedsim.isolation import IsolatedAdversary, IsolatedFailure
 from fedsim.knowledge import Knowledge
 from fedsim.libraries import brief
-from fedsim.records import Observation, Reconstruction, Status
+from fedsim.records import Interception, Observation, Reconstruction, Status
 from fedsim.scenario.built import BuiltRun
 from fedsim.scenario.devices import device_of
 from fedsim.seeds import deterministic, isolated, torch_generator
@@ -258,10 +258,17 @@ class AttackRunner:
             one.name for one in self.built.defenses if any(map(one.guards, interception.clients))
         ]
         threat = replace(self.threat, granted=granted, defenses=tuple(run))
-        return threat.observe(
+
+        def observed(one: Interception, **more: Any) -> Observation:
+            found = threat.observe(one, **more)
+            if found.model is not None and isinstance(self.task, Revealed):
+                self.task.in_mode(found.model, one.clients, one.round)
+            return found
+
+        return observed(
             interception,
             truth=self._scorer.truth(interception) if threat.granted & given else None,
-            history=[threat.observe(earlier) for earlier in attack.history],
+            history=[observed(earlier) for earlier in attack.history],
         )
 
 

@@ -239,7 +239,10 @@ def _fits(kept: _Recorded, make: Callable[[], nn.Module], way: _Way) -> bool:
 def _train(module: nn.Module, kept: _Recorded, way: _Way) -> None:
     """Take the recorded steps."""
     seen = kept.seen
-    module.train(seen.training if way.training is None else way.training)
+    if way.training is None:
+        seen.set_mode(module)
+    else:
+        module.train(way.training)
     groups = (seen, *seen.more)
     names = dict(module.named_parameters())
     trained = {name for one in groups for name in one.trained}

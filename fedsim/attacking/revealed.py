@@ -19,7 +19,7 @@ from fedsim.records import Batch, Reconstruction, Truth
 from fedsim.runs.truth import Seen, TruthFile
 from fedsim.spec import Spec
 from fedsim.task import Task
-from fedsim.victim import Loss
+from fedsim.victim import Loss, VictimModel
 
 FOLDER = "truth"
 """The folder of a run folder that holds what clients revealed."""
@@ -142,6 +142,15 @@ class Revealed(Task):
         seen = self.seen(clients, round)
         known = self._steps_stated or (seen is not None and seen.steps > 0)
         return Knowledge(0) if known else Knowledge.LOCAL_STEPS
+
+    def in_mode(self, model: VictimModel, clients: Sequence[int], round: int) -> VictimModel:
+        """Put a model in the mode in which a client was seen to train it, in place.
+
+        It stays in training mode where nothing was seen.
+        """
+        if seen := self.seen(clients, round):
+            seen.set_mode(model.module)
+        return model
 
     def state(self, clients: Sequence[int], round: int) -> str:
         """Whether a client's examples are known: "revealed", "partial" or "absent"."""

@@ -126,6 +126,8 @@ class Scorer:
     def _with_features(self, truth: Truth, interception: Interception) -> Truth:
         """Add the true features of the examples of one step, and the candidates to find them in."""
         model = self.task.victim(interception.before)
+        if isinstance(self.task, Revealed):
+            self.task.in_mode(model, interception.clients, interception.round)
         return dataclasses.replace(
             truth,
             features=true_features(model, truth),

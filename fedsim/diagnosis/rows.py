@@ -61,7 +61,10 @@ class Rows:
         """The rows of a recorded update or probe, one for each adversary."""
         task = self.built.task
         one = computed(self.built, one)
-        measured = measure(one, task.victim(one.before), truth=self._truth(one))
+        model = task.victim(one.before)
+        if isinstance(task, Revealed):
+            task.in_mode(model, one.clients, one.round)
+        measured = measure(one, model, truth=self._truth(one))
         values = dict(measured.values)
         if "training.local_steps" in self.unknown and not _is_seen(task, one):
             values["steps"] = None

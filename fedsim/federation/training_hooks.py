@@ -63,6 +63,7 @@ class Watching:
         self._root: nn.Module | None = None
         self._forward: _Forward | None = None
         self._training, self._device = True, "cpu"
+        self._frozen: tuple[str, ...] = ()
         self._running: list[_Step] = []
         self._steps: list[_Step] = []
         self._optimizers: list[Optimizer] = []
@@ -110,6 +111,8 @@ class Watching:
                 torch.get_rng_state(),
             )
             self._training = module.training
+            still = (name for name, layer in module.named_modules() if not layer.training)
+            self._frozen = tuple(still) if module.training else ()
 
     def _behind(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any
@@ -213,6 +216,7 @@ class Watching:
             steps=len(self._steps),
             optimizer=next(iter(kinds), "unknown").lower() if len(kinds) < 2 else "several",
             training=self._training,
+            frozen=self._frozen,
             device=self._device,
             sizes=tuple(sizes),
             same=self._used.same,

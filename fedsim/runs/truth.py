@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedsim.errors import RunFolderError
 from fedsim.records import LARGEST, MOST, Truth
@@ -81,6 +81,7 @@ class Seen(Origin, Group):
             differ in it, in momentum or in weight decay. `momentum` and `weight_decay` are those of
             the first step, 0 if groups differ.
         training: Whether the model was in training mode.
+        frozen: Names of its layers that were not, such as batch normalisation in fine-tuning.
         device: Where the model computed, such as "cpu" or "cuda".
         sizes: Number of examples of each batch, in the order of training.
         same: The place of an earlier batch with equal inputs, by place.
@@ -104,6 +105,7 @@ class Seen(Origin, Group):
     momentum: Annotated[Setting, Field(lt=1)] = 0.0
     weight_decay: Setting = 0.0
     training: bool = True
+    frozen: tuple[str, ...] = ()
     device: str = "cpu"
     sizes: tuple[Count, ...] = ()
     same: dict[int, int] = {}
@@ -117,6 +119,13 @@ class Seen(Origin, Group):
     wrapper: str = ""
     others: tuple[str, ...] = ()
     sent: Literal["as returned", "defended", "changed"] = "as returned"
+
+    def set_mode(self, module: nn.Module) -> None:
+        """Put a model and its layers in the mode in which the client trained them, in place."""
+        module.train(self.training)
+        for name, layer in module.named_modules():
+            if name in self.frozen:
+                layer.training = False
 
     @property
     def uniform(self) -> bool:

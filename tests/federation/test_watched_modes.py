@@ -1,0 +1,48 @@
+"""Attacks and the consistency check take each layer in the mode in which the client trained it."""
+
+import pytest
+import torch
+from support.watched import audited, checks, one_step, steps, values
+from torch import nn
+
+from adversaries import DLG
+from fedsim import reveal
+
+
+@pytest.fixture(autouse=True)
+def _store(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDSIM_TRUTH", str(tmp_path / "truth"))
+
+
+class Net(nn.Module):
+    """A smooth network with dropout."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.drops, self.out = nn.Linear(16, 24), nn.Dropout(0.5), nn.Linear(24, 4)
+
+    def forward(self, x):
+        return self.out(self.drops(torch.sigmoid(self.hidden(x.flatten(1)))))
+
+
+def test_a_client_in_evaluation_mode_is_attacked_without_dropout(tmp_path):
+    def loss(net, client):
+        image = torch.rand(1, 1, 4, 4, generator=torch.Generator().manual_seed(client))
+        net.train(client > 0)
+        ((x, y),) = reveal([(image, torch.tensor([client]))])
+        return nn.functional.cross_entropy(net(x), y), 1
+
+    attack = DLG(iterations=60, restarts=0)
+    found = one_step(tmp_path / "run", Net, loss, attack, threat={"grants": "full"})
+    assert {row["checked"] for row in found} == {"fits"}
+    assert values(found, "dlg", "recovered") == [1.0, 0.0]
+
+
+def frozen(net, loader):
+    net.first[2].eval()  # batch normalisation, in fine-tuning
+    steps(net, reveal(loader), torch.optim.SGD(net.parameters(), lr=0.1))
+
+
+def test_training_with_frozen_layers_fits(tmp_path):
+    found = checks(audited(tmp_path, frozen), frozen)
+    assert found == {"frozen": ("ok", "revealed", "fits")}
