@@ -41,7 +41,8 @@ def invert(  # noqa: PLR0913 - each argument is something that the attacker know
     Args:
         update: The gradient of the loss, mean over examples, by parameter name; or an `Update`,
             such as new weights after several local steps.
-        model: The classifier as the client had it: weights, buffers and mode. It is not changed.
+        model: The classifier as the client had it: weights, buffers and mode, of any precision and
+            on any device. It is not changed; a copy in float32 is attacked.
         adversary: The adversary.
         shape: Shape of one input without the batch dimension, such as (3, 32, 32).
         labels: The labels (N,), if they are known; they are shown as a sorted bag.
@@ -60,9 +61,10 @@ def invert(  # noqa: PLR0913 - each argument is something that the attacker know
         ScenarioError: The model cannot take the inputs, its gradient has other names, or the
             adversary attacks other inputs.
     """
-    example = torch.zeros(tuple(shape))
+    model, example = copy.deepcopy(model).cpu(), torch.zeros(tuple(shape))
+    plain = copy.deepcopy(model).float()
     task = revealed_task(
-        lambda: copy.deepcopy(model), example, loss=loss, seed=seed, input_range=input_range
+        lambda: copy.deepcopy(plain), example, loss=loss, seed=seed, input_range=input_range
     )
     if unsuited := list(adversary.unsuited(task.spec_type, task.name)):
         raise ScenarioError("\n".join(unsuited))
@@ -70,7 +72,11 @@ def invert(  # noqa: PLR0913 - each argument is something that the attacker know
     if not isinstance(update, Update):
         count = num_examples if truth.labels is None else len(truth.labels)
         update = Update(tensors=update, kind="gradient", num_examples=count)
-    before = {k: v.detach().cpu() for k, v in task.arrays(model).items()}
+    update = update.replace(
+        tensors={name: value.detach().cpu() for name, value in update.tensors.items()},
+        buffers={name: value.cpu() for name, value in update.buffers.items()},
+    )
+    before = {k: v.detach() for k, v in task.arrays(model).items()}
     trained = task.trained(model)
     if differing := sorted(update.tensors.keys() ^ trained):
         raise ScenarioError(

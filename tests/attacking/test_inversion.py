@@ -87,3 +87,16 @@ def test_each_layer_keeps_its_mode(image):
     claimed = fedsim.invert(found, net, Modes(), shape=(1, 8, 8), num_examples=2)
     assert claimed.diagnostics == {name: one.training for name, one in net.named_modules()}
     assert not claimed.diagnostics["2"]
+
+
+def test_a_model_and_its_update_may_be_in_float64(net, image):
+    exact, inputs, label = copy.deepcopy(net).double(), image.double(), torch.tensor([2])
+    found = gradient(exact, inputs, label)
+    attack = DLG(iterations=60)
+    claimed = fedsim.invert(found, exact, attack, shape=(1, 8, 8))
+    assert (claimed.inputs[0] - inputs[0]).square().mean() < 1e-6
+    after = {name: p.detach() - 1e-4 * found[name] for name, p in exact.named_parameters()}
+    update = Update(tensors=after, kind="weights", lr=1e-4)
+    (claimed,) = fedsim.invert(update, exact, FirstLinear(), shape=(1, 8, 8)).inputs
+    assert (claimed - inputs[0]).square().mean() < 1e-12
+    assert exact[1].weight.dtype == torch.float64
