@@ -58,8 +58,8 @@ def invert(  # noqa: PLR0913 - each argument is something that the attacker know
 
     Raises:
         NotGranted: The adversary needs more than one update comes with, such as auxiliary data.
-        ScenarioError: The model cannot take the inputs, its gradient has other names, or the
-            adversary attacks other inputs.
+        ScenarioError: The model cannot take the inputs, its gradient has other names or shapes, or
+            the adversary attacks other inputs.
     """
     model, example = copy.deepcopy(model).cpu(), torch.zeros(tuple(shape))
     plain = copy.deepcopy(model).float()
@@ -83,6 +83,12 @@ def invert(  # noqa: PLR0913 - each argument is something that the attacker know
             f"update: '{differing[0]}' is the name of a tensor in one of update and model alone. "
             "Give a tensor for each trained parameter, by its name in model.named_parameters()"
         )
+    for name, value in update.tensors.items():
+        if value.shape != before[name].shape:
+            raise ScenarioError(
+                f"update: '{name}' has shape {tuple(value.shape)}, and the model's has "
+                f"{tuple(before[name].shape)}. Give the update of this model"
+            )
     granted = ~NOT_THERE if truth.labels is not None else ~(NOT_THERE | Knowledge.LABELS)
     threat = ThreatModel(granted & ~Knowledge.LENGTHS, task)
     if lacking := adversary.requires() & ~threat.granted.closed():

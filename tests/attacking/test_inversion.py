@@ -62,6 +62,9 @@ def test_what_does_not_fit_is_refused_in_a_sentence(net, image):
     found = gradient(net, image, torch.tensor([1]))
     with pytest.raises(ScenarioError, match="cannot take the clients' inputs"):
         fedsim.invert(found, net, LLG(), shape=(1, 9, 9))
+    turned = found | {"1.weight": found["1.weight"].T}
+    with pytest.raises(ScenarioError, match=r"'1\.weight' has shape \(64, 24\)"):
+        fedsim.invert(turned, net, LLG(), shape=(1, 8, 8))
     del found["3.bias"]
     with pytest.raises(ScenarioError, match=r"update: '3\.bias' is the name of a tensor"):
         fedsim.invert(found, net, LLG(), shape=(1, 8, 8))
