@@ -110,8 +110,8 @@ class SPEAR(Adversary):
 
         Raises:
             ValueError: The first layer is not fully connected with a bias and ReLU, its gradient
-                was not sent, holds NaN or Inf or has another rank than there are examples, or no
-                batch that explains the gradient was found.
+                was not sent or has another rank than there are examples, a gradient holds NaN or
+                Inf, or no batch that explains the gradient was found.
         """
         shape = seen.spec.input_shape
         if shape is None:
@@ -122,6 +122,9 @@ class SPEAR(Adversary):
             name: value.cpu().double() for name, value in seen.know(Knowledge.GRADIENT).items()
         }
         layer = decomposed(seen, model, chain, gradient)
+        for name, value in gradient.items():
+            if not value.isfinite().all():
+                raise ValueError(f"the gradient of '{name}' holds NaN or Inf")
         found, best = Peeling(layer), math.inf
         for number, complete in enumerate(self._steps(found, job)):
             job.progress(number, found.missing)

@@ -275,3 +275,10 @@ def test_a_batch_with_an_undefined_gradient_anywhere_explains_nothing():
         for name in ours:
             theirs = ours | {name: torch.tensor([value, 1.0])}
             assert largest_error(ours, theirs) == float("inf")
+
+
+def test_an_undefined_gradient_of_the_head_is_refused():
+    seen, _ = observed(network(nn.ReLU()), size=3)
+    undefined = seen.gradient | {"head.bias": torch.full((3,), float("nan"))}
+    with pytest.raises(ValueError, match=r"'head\.bias' holds NaN or Inf"):
+        attacked(dataclasses.replace(seen, gradient=undefined))
