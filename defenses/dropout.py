@@ -34,7 +34,8 @@ class Dropout(Defense):
     """Probability that a unit is dropped; 0: no dropout."""
 
     before: tuple[str, ...] = ()
-    """Modules whose inputs are dropped; left out: the outputs of every activation."""
+    """Modules whose inputs are dropped, each one's first; left out: the outputs of every
+    activation."""
 
     def prepare(self, training: Training) -> Training:
         """Add dropout to the training; unchanged for rate 0."""
@@ -82,16 +83,25 @@ def _dropping(
     the values that layers saw.
     """
 
-    def before(_module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
-        first, *rest = given
-        return (functional.dropout(first, rate, training=True), *rest)
+    def before(
+        layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        every = dict(enumerate(given)) | named
+        for key, value in every.items():
+            if isinstance(value, Tensor) and value.is_floating_point():
+                every[key] = functional.dropout(value, rate, training=True)
+                return tuple(every[at] for at in range(len(given))), {k: every[k] for k in named}
+        raise ScenarioError(
+            f"dropout.before: a module that it names ({type(layer).__name__}) receives no "
+            "floating-point values that could be dropped. Name the module behind it"
+        )
 
     def after(_module: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
         return functional.dropout(output, rate, training=True)
 
     modules = dict(module.named_modules())
     hooks = [
-        modules[name].register_forward_pre_hook(before)
+        modules[name].register_forward_pre_hook(before, with_kwargs=True)
         if inputs
         else modules[name].register_forward_hook(after)
         for name in places

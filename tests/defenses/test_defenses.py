@@ -12,7 +12,7 @@ from fedsim import testing
 from fedsim.defense import Defense, MeanGradient, Training, contradictions
 from fedsim.errors import ScenarioError
 from fedsim.plugin import find, make, names
-from fedsim.records import Update
+from fedsim.records import Batch, Update
 
 
 @pytest.fixture
@@ -134,6 +134,30 @@ def test_dropout_names_what_it_cannot_find():
     bare = torch.nn.Sequential(torch.nn.Linear(4, 4))
     with pytest.raises(ScenarioError, match=r"no activation modules.*before = \['0'\]"):
         Dropout().prepare(training(bare))
+
+
+class Named(torch.nn.Module):
+    """Words, whose mean is handed on by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = torch.nn.Embedding(9, 40), torch.nn.Linear(40, 3)
+
+    def forward(self, ids):
+        return self.head(input=self.words(ids).mean(dim=1))
+
+
+def test_dropout_reaches_inputs_that_are_handed_on_by_name():
+    plain, batch = training(Named()), Batch(torch.arange(8).view(2, 4), torch.tensor([0, 1]))
+    plain = plain.replace(gradient=MeanGradient(plain.loss, frozenset({"head.weight"})))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        dropped = Dropout(rate=0.9, before=("head",)).prepare(plain)
+        found, _ = dropped.gradient(plain.module, batch)
+    assert (found["head.weight"] == 0).all(dim=0).any()
+    words = Dropout(rate=0.9, before=("words",)).prepare(plain)
+    with pytest.raises(ScenarioError, match=r"\(Embedding\) receives no floating-point values"):
+        words.gradient(plain.module, batch)
 
 
 # --- which go together ----------------------------------------------------------------------
