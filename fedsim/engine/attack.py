@@ -21,7 +21,7 @@ from fedsim.attacking.probes import check_probes, refuse_elsewhere
 from fedsim.diagnosis.diagnose import diagnose_end
 from fedsim.engine import attack_workers
 from fedsim.engine.process import attack_cautions, check_importable, one_thread, reporting
-from fedsim.engine.request import SECTIONS
+from fedsim.engine.request import SECTIONS, changed
 from fedsim.errors import RunFolderError, ScenarioError, did_you_mean
 from fedsim.results.loading import load
 from fedsim.runs import provenance
@@ -182,20 +182,18 @@ def _points(
         if name not in found:
             what = f"no point '{name}' in this run's sweep." if scenario.sweep else "no sweep here."
             raise ScenarioError(f"{what} {did_you_mean(name, found)}")
-    changed = {}
+    chosen = {}
     for name in names or found:
-        table = found[name].to_dict()
-        for key, value in changes.items():
-            table[key] = {**table[key], **value} if isinstance(value, dict) else value
+        table = changed(scenario, name, found[name], changes)
         if adversaries:
             table["adversaries"] = []
-        changed[name] = Scenario.parse(table, task=task)
-        if not adversaries and not changed[name].adversaries:
+        chosen[name] = Scenario.parse(table, task=task)
+        if not adversaries and not chosen[name].adversaries:
             raise ScenarioError(
                 "no adversary: the run's scenario names none. Name one with --adversary, or a "
                 "scenario that has [[adversaries]]"
             )
-    return changed
+    return chosen
 
 
 def _built(

@@ -9,8 +9,8 @@ from typing import Any
 from fedsim.errors import ScenarioError
 from fedsim.results.loading import load
 from fedsim.runs.provenance import trained_by
-from fedsim.scenario import locate, read_table
-from fedsim.scenario.dotted import set_by
+from fedsim.scenario import Scenario, locate, read_table
+from fedsim.scenario.dotted import assign, set_by
 
 SECTIONS = ("adversaries", "threat", "engine", "metrics")
 """Tables of a scenario that an attack on a recorded run may change."""
@@ -41,7 +41,8 @@ def changes_of(
         data: Folder of local data sets.
 
     Returns:
-        The changed tables by name, see `fedsim.engine.attack`.
+        The changed tables by name, see `fedsim.engine.attack`. Keys that nothing changes are left
+        out, as a sweep may give them other values at its points.
 
     Raises:
         ScenarioError: A key would change the training, which is recorded already.
@@ -58,8 +59,10 @@ def changes_of(
                 now[key] = {**now[key], **table[key]} if isinstance(now[key], dict) else table[key]
     if adversary is not None:
         now["adversaries"] = [{"name": adversary}]
+    named = {override.partition("=")[0].strip() for override in overrides}
     if grants is not None:
         now["threat"] = {**now["threat"], "grants": _grants(grants)}
+        named.add("threat.grants")
     for override in overrides:
         key = override.partition("=")[0].strip()
         if key.partition(".")[0] not in SECTIONS:
@@ -70,7 +73,50 @@ def changes_of(
         set_by(now, override)
     if now["threat"]["follow"] != before["threat"]["follow"]:
         raise ScenarioError("threat.follow cannot change after training; it decides who takes part")
-    return {key: now[key] for key in SECTIONS if now[key] != before.get(key, [])}
+    named |= {".".join(key.split(".")[:2]) for key in named}
+    changes = {key: now[key] for key in SECTIONS if now[key] != before.get(key, [])}
+    for key in {"threat", "engine"} - named:
+        changes[key] = {
+            name: value
+            for name, value in now[key].items()
+            if f"{key}.{name}" in named or value != before[key].get(name)
+        }
+    return {key: value for key, value in changes.items() if value != {}}
+
+
+def changed(
+    scenario: Scenario, name: str, point: Scenario, changes: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The tables of a point of a run's sweep, with those that an attack changes.
+
+    A swept setting of an adversary keeps its value of the point, unless the attack changes that
+    setting or names another adversary in this place.
+
+    Args:
+        scenario: The run's scenario.
+        name: The name of the point.
+        point: The scenario of the point.
+        changes: The changed tables by name, see `fedsim.engine.attack`.
+    """
+    table, before = point.to_dict(), scenario.to_dict()
+    for key, value in changes.items():
+        table[key] = {**table[key], **value} if isinstance(value, dict) else copy.deepcopy(value)
+    for key, value in scenario.combinations()[name].items():
+        section, place, *_ = [*key.split("."), ""]
+        same = all(_at(table, one) == _at(before, one) for one in (key, f"{section}.{place}.name"))
+        if section == "adversaries" and section in changes and place and same:
+            assign(table, key, value)
+    return table
+
+
+def _at(table: Any, key: str) -> Any:
+    """The value at a dotted key, None if there is none."""
+    for part in key.split("."):
+        try:
+            table = table[int(part) if isinstance(table, list) else part]
+        except (LookupError, TypeError, ValueError):
+            return None
+    return table
 
 
 def numbers(text: str | None, option: str) -> frozenset[int] | None:

@@ -1,0 +1,52 @@
+"""An attack on a recorded sweep leaves what it does not change as it was at each point."""
+
+import pytest
+from support.tiny import rows, scenario, timeless
+
+from fedsim.engine.attack import attack
+from fedsim.engine.request import changed, changes_of
+from fedsim.engine.simulate import simulate
+
+TRAINING = {"rounds": 1, "clients": 2, "clients_per_round": 2}
+SEEDS_AND_GRANTS = {"seed": [3, 4], "threat.grants": ["gradients", "auxiliary"]}
+VARIANTS = {"adversaries.0.variant": ["llg", "llg+"]}
+
+
+def swept(sweep, **adversary):
+    one = {"name": "llg", **adversary}
+    threat = {"grants": "auxiliary"}
+    return scenario(training=TRAINING, threat=threat, adversaries=[one], sweep=sweep)
+
+
+@pytest.mark.parametrize("sweep", [SEEDS_AND_GRANTS, VARIANTS])
+def test_points_keep_their_swept_values(sweep, tmp_path):
+    simulate(swept(sweep, label="late"), tmp_path / "at-once")
+    simulate(swept(sweep), tmp_path / "later")
+    settings = ["adversaries.0.label=late", "threat.timeout=100"]
+    attack(tmp_path / "later", changes=changes_of(tmp_path / "later", None, None, settings, None))
+    late = [row for row in timeless(tmp_path / "later") if row["label"] == "late"]
+    assert late == timeless(tmp_path / "at-once")
+    attack(
+        tmp_path / "later", changes=changes_of(tmp_path / "later", None, "idlg", [], "auxiliary")
+    )
+    granted = {row["granted"] for row in rows(tmp_path / "later") if row["label"] == "idlg"}
+    assert len(granted) == 1
+    assert "AUXILIARY" in granted.pop()
+
+
+def test_an_attack_changes_swept_settings_that_it_states():
+    run = swept(VARIANTS)
+    points = run.points()
+
+    def settings(*adversaries):
+        changes = {"adversaries": [*adversaries]}
+        tables = [changed(run, name, point, changes) for name, point in points.items()]
+        return [table["adversaries"] for table in tables]
+
+    assert settings({"name": "llg", "batches": 3}) == [
+        [{"name": "llg", "batches": 3, "variant": "llg"}],
+        [{"name": "llg", "batches": 3, "variant": "llg+"}],
+    ]
+    for other in ({"name": "llg", "variant": "llg*"}, {"name": "idlg"}):
+        assert settings(other) == [[other], [other]]
+    assert settings() == [[], []]
