@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.errors import ScenarioError
+from fedsim.plugin import validated
 from fedsim.results.loading import load
 from fedsim.runs.provenance import trained_by
 from fedsim.scenario import Scenario, locate, read_table
 from fedsim.scenario.dotted import assign, set_by
+from fedsim.scenario.training import Training
 
 SECTIONS = ("adversaries", "threat", "engine", "metrics")
 """Tables of a scenario that an attack on a recorded run may change."""
@@ -52,6 +54,7 @@ def changes_of(
     now = copy.deepcopy({"metrics": [], **before})
     if scenario is not None:
         table = read_table(locate(scenario))
+        _check_kinds(table)
         if differing := list(_differing(table, before)):
             raise ScenarioError("\n".join(differing))
         for key in SECTIONS:
@@ -71,7 +74,8 @@ def changes_of(
                 f"{', '.join(SECTIONS)} can"
             )
         set_by(now, override)
-    if now["threat"]["follow"] != before["threat"]["follow"]:
+    _check_kinds(now)
+    if now["threat"].get("follow", []) != before["threat"]["follow"]:
         raise ScenarioError("threat.follow cannot change after training; it decides who takes part")
     named |= {".".join(key.split(".")[:2]) for key in named}
     changes = {key: now[key] for key in SECTIONS if now[key] != before.get(key, [])}
@@ -109,6 +113,16 @@ def changed(
     return table
 
 
+def _written(training: dict[str, Any]) -> dict[str, Any]:
+    """The keys of a `[training]` table in the form in which a run writes them.
+
+    Raises:
+        ScenarioError: A value is invalid.
+    """
+    whole = validated(Training, training, "training").model_dump(exclude_none=True)
+    return {key: whole[key] for key in training if key in whole}
+
+
 def _at(table: Any, key: str) -> Any:
     """The value at a dotted key, None if there is none."""
     for part in key.split("."):
@@ -137,11 +151,24 @@ def _grants(text: str) -> str | list[str]:
     return names if len(names) > 1 or names[0].isupper() else names[0]
 
 
+def _check_kinds(tables: Mapping[str, Any]) -> None:
+    """Refuse what is no table or list where one belongs; the content is checked later."""
+    forms = {"adversaries": (list, "[[adversaries]] tables"), "metrics": (list, "a list")}
+    for key in SECTIONS:
+        kind, expected = forms.get(key, (dict, "a table"))
+        if not isinstance(tables.get(key, kind()), kind):
+            raise ScenarioError(f"{key}: expected {expected}; found {tables[key]!r:.80}")
+
+
 def _differing(table: Mapping[str, Any], before: Mapping[str, Any], key: str = "") -> Iterator[str]:
     """The keys of a scenario that differ from the run's, and would change the training."""
     if not key:
         follow = table.get("threat", {}).get("follow")
         table = {k: v for k, v in trained_by(table).items() if k not in (*SECTIONS, *ABOUT)}
+        if table.get("seed") == "random":  # which the run has drawn
+            del table["seed"]
+        if isinstance(table.get("training"), dict):
+            table["training"] = _written(table["training"])
         if follow is not None:
             table["threat"] = {"follow": follow}
     for name, value in table.items():

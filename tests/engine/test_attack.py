@@ -237,6 +237,22 @@ def test_training_cannot_be_changed_afterwards(trained, tmp_path):
     assert changed["adversaries"] == [{"name": "idlg", "label": "x"}]
 
 
+def test_the_scenario_that_made_a_run_attacks_it(tmp_path):
+    written = {"lr_schedule": "cosine", "secure_aggregation": True, "rounds": 1}
+    simulate(scenario(training=written, adversaries=[]), tmp_path / "run")
+    file = tmp_path / "same.toml"
+    keys = "rounds = 1\nsecure_aggregation = true\nlr_schedule = 'cosine'\n"
+    file.write_text(f"seed = 'random'\n[training]\n{keys}[[adversaries]]\nname = 'llg'\n")
+    assert {*changes_of(tmp_path / "run", str(file), None, [], None)} == {"adversaries"}
+
+
+@pytest.mark.parametrize("wrong", ["threat = 3", "engine = []", "[adversaries]\nname = 'llg'"])
+def test_what_is_no_table_is_named(wrong, trained, tmp_path):
+    (tmp_path / "wrong.toml").write_text(wrong)
+    with pytest.raises(ScenarioError, match=r"(threat|engine|adversaries): expected .*table"):
+        changes_of(trained, str(tmp_path / "wrong.toml"), None, [], None)
+
+
 def test_numbers_are_read_with_ranges():
     assert numbers("1, 5-7", "--rounds") == {1, 5, 6, 7}
     assert numbers(None, "--rounds") is None
