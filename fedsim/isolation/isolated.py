@@ -39,6 +39,9 @@ Isolation = Literal["auto", "process", "none"]
 MOST_CAUTIONS = 20
 """The largest number of warnings about a model that are shown."""
 
+MOST_ITERATIONS = 10**12
+"""The largest number of iterations that is noted; a table's column holds 64-bit integers."""
+
 SCRIPT = "__main__:"
 """Beginning of references to code of the running script or notebook."""
 
@@ -292,11 +295,14 @@ def _sent(job: Job, memory_mb: int) -> JobGiven:
 def _follow(jobs: Sequence[Job], report: bytes) -> None:
     """Note a child's progress in the jobs of this process; whatever else it sends is left out."""
     with suppress(ValueError, TypeError, IndexError, OverflowError, RecursionError):
-        number, iterations, planned, step, objective = json.loads(report)
+        number, *counts, objective = json.loads(report)
+        iterations, planned, step = (0 if one is None else int(one) for one in counts)
+        if not all(0 <= one <= MOST_ITERATIONS for one in (iterations, planned, step)):
+            return
         job = jobs[int(number)]
-        job.iterations, job.planned = int(iterations), int(planned)
-        if step is not None:
-            job.trace[:] = [(int(step), float(objective))]
+        job.iterations, job.planned = iterations, planned
+        if objective is not None:
+            job.trace[:] = [(step, float(objective))]
 
 
 def _knowledge(names: Sequence[str]) -> Knowledge:

@@ -263,8 +263,9 @@ class Hellinger(Metric):
         ours, true = claimed_counts(claimed), true_counts(truth)
         if not ours:
             return 1.0
+        claimed_total, total = ours.total(), true.total()  # once: a claim may have many classes
         squares = sum(
-            (math.sqrt(ours[k] / ours.total()) - math.sqrt(true[k] / true.total())) ** 2
+            (math.sqrt(ours[k] / claimed_total) - math.sqrt(true[k] / total)) ** 2
             for k in ours.keys() | true.keys()
         )
         return math.sqrt(squares / 2)

@@ -18,7 +18,9 @@ from fedsim.errors import PluginError, ScenarioError
 from fedsim.isolation import IsolatedAdversary, isolated, isolates, process, walls_around
 from fedsim.isolation.calls import KeptChild, asked
 from fedsim.isolation.child import Call
+from fedsim.isolation.isolated import _follow
 from fedsim.isolation.sending import pickled, weights
+from fedsim.job import Job
 from fedsim.knowledge import Knowledge
 from fedsim.records import Reconstruction
 from fedsim.references import look_in
@@ -305,3 +307,16 @@ def test_the_page_does_not_promise_a_limit_of_memory_on_a_gpu():
     assert "memory" in cpu["here"]
     assert "memory" not in gpu["here"]
     assert cpu["plain"] == gpu["plain"] == "none"
+
+
+def test_impossible_progress_is_left_out():
+    job = Job(torch.Generator())
+    _follow([job], b"[0, 3, 9, 2, 0.5]")
+    for impossible in ("1" + "0" * 300, "-1"):
+        for place in range(1, 4):
+            report = ["0", "4", "9", "4", "0.1"]
+            report[place] = impossible
+            _follow([job], f"[{','.join(report)}]".encode())
+    assert (job.iterations, job.planned, job.trace) == (3, 9, [(2, 0.5)])
+    _follow([job], b"[0, 5, 9, null, null]")
+    assert (job.iterations, job.trace) == (5, [(2, 0.5)])
