@@ -91,7 +91,10 @@ def _serve(asked: socket.socket) -> None:
         while True:
             watched = [handle for _, handle in children.values() if handle is not None]
             slow = len(watched) < len(children)
-            ready, _, _ = select.select([asked.fileno(), *watched], [], [], WAIT if slow else None)
+            poll = select.poll()  # `select.select` takes no descriptors beyond 1023
+            for one in (asked.fileno(), *watched):
+                poll.register(one, select.POLLIN)
+            ready = [one for one, _ in poll.poll(1000 * WAIT if slow else None)]
             _reap(asked, children)
             if asked.fileno() not in ready:
                 continue

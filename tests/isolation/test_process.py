@@ -1,5 +1,6 @@
 """Children, their folders and their sockets, from the side of the process of the run."""
 
+import contextlib
 import math
 import os
 import resource
@@ -99,6 +100,21 @@ def test_frames_are_read_from_descriptors_beyond_1023_and_without_a_limit():
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         ours.close()
         theirs.close()
+
+
+def test_a_server_starts_where_more_than_1023_descriptors_are_open():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 1200:
+        pytest.skip(f"no more than {hard} descriptors")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1200), hard))
+    with contextlib.ExitStack() as open_files:
+        open_files.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        for _ in range(1024):
+            open_files.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        server = process.Server()
+        open_files.callback(server._end)
+        with server.child(attacks=False) as child:
+            assert os.path.isdir(child.folder)
 
 
 @pytest.mark.parametrize("content", [b"", b"[" * 10**5, b'{"kinds": [], "text": ""}', b"[]"])
