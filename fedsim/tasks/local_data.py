@@ -257,10 +257,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         DataError: The file cannot be read, or a line of jsonl is not an object.
     """
     if path.suffix == ".parquet":
-        import pandas as pd
-
-        with reading(path):
-            return as_rows(pd.read_parquet(path))
+        return as_rows(read_parquet(path))
     with reading(path), path.open(encoding="utf-8", newline="") as file:
         if path.suffix == ".jsonl":
             rows = [json.loads(line) for line in file if line.strip()]
@@ -270,6 +267,22 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         if path.suffix == ".tsv":
             return list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
         return list(csv.DictReader(file))
+
+
+def read_parquet(path: Path) -> Any:
+    """Read a Parquet file as a DataFrame.
+
+    Raises:
+        DataError: The file cannot be read.
+    """
+    import pandas as pd
+
+    with reading(path):
+        try:
+            return pd.read_parquet(path)
+        # Of a damaged file, pandas and Arrow raise whatever they meet in its description.
+        except (AttributeError, LookupError, RuntimeError, TypeError) as error:
+            raise ValueError(brief(error)) from error
 
 
 def as_rows(table: Any) -> list[dict[str, Any]]:

@@ -1,11 +1,18 @@
-"""The folder of local data sets: what is wrong with it is said in one line, with a way out."""
+"""Local data sets: what is wrong with their folder or a file is said in one line."""
 
+import json
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 from fedsim.errors import DataError
+from fedsim.tasks.images import Images
 from fedsim.tasks.local_data import data_folder
+from fedsim.tasks.tabular import Tabular
 
 
 def looked_up(folder: Path | None) -> Path:
@@ -38,3 +45,25 @@ def test_what_is_wrong_is_one_line_that_names_a_way_out(tmp_path):
 def test_an_empty_folder_may_be_one_that_was_not_mounted(tmp_path):
     with pytest.raises(DataError, match=rf"mount one \(--volume DIR:{tmp_path}:ro\)$"):
         looked_up(tmp_path)
+
+
+def test_a_damaged_picture_is_named(tmp_path):
+    rng = np.random.default_rng(0)
+    for label in ("cat", "dog"):
+        (tmp_path / "pets" / label).mkdir(parents=True)
+        pixels = rng.integers(0, 256, (300, 300, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "pets" / label / "1.png")
+    file = tmp_path / "pets/dog/1.png"
+    before, middle, after = file.read_bytes().rpartition(b"IDAT")
+    file.write_bytes(before + b"I\0AT" + after)
+    assert middle
+    with pytest.raises(DataError, match=r"dog/1\.png cannot be read as an image: broken PNG"):
+        Images(data="pets", folder=tmp_path).examples  # noqa: B018
+
+
+def test_a_parquet_file_with_a_damaged_description_is_named(tmp_path):
+    table = pa.table({"size": [1.0, 2.0, 3.0], "label": [0, 1, 0]})
+    said = {"pandas": json.dumps({"columns": [{"name": "size"}], "index_columns": ["size"]})}
+    pq.write_table(table.replace_schema_metadata(said), tmp_path / "damaged.parquet")
+    with pytest.raises(DataError, match=r"damaged\.parquet cannot be read: KeyError"):
+        Tabular(data="damaged", folder=tmp_path).examples  # noqa: B018

@@ -161,7 +161,7 @@ def _opened(file: str) -> Any:
         with Image.open(file) as image:
             image.load()
             return image
-    except (OSError, ValueError, Image.DecompressionBombError) as error:
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise DataError(f"{file} cannot be read as an image: {error}") from error
 
 

@@ -16,7 +16,7 @@ from fedsim.references import is_reference
 from fedsim.seeds import numpy_generator
 from fedsim.spec import Column
 from fedsim.tasks.classification import Examples
-from fedsim.tasks.local_data import call_loader, find_file, reading
+from fedsim.tasks.local_data import call_loader, find_file, read_parquet, reading
 from fedsim.tasks.partitioned import sha256
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def _file(path: Path, written: int) -> "pd.DataFrame":
     import pandas as pd
 
     with reading(path):
-        frame = pd.read_csv(path) if path.suffix == ".csv" else pd.read_parquet(path)
+        frame = pd.read_csv(path) if path.suffix == ".csv" else read_parquet(path)
     return pd.DataFrame(frame).rename(columns=str)
 
 
