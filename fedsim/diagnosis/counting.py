@@ -100,8 +100,9 @@ def cuts(model: VictimModel, values: int) -> list[Cut]:
 
     def measure(name: str) -> Any:
         def keep(_layer: nn.Module, _inputs: Any, output: Any) -> None:
-            again = name in widths or not isinstance(output, Tensor) or len(output) != PASSED
-            widths[name] = values if again else output[0].numel()
+            own = isinstance(output, Tensor) and output.is_floating_point()
+            own = own and output.shape[:1] == (PASSED,) and name not in widths
+            widths[name] = output[0].numel() if own else values
 
         return keep
 
@@ -123,7 +124,8 @@ def _cuts(model: VictimModel, inputs: Tensor, narrow: Mapping[str, int]) -> Iter
     for name, width in narrow.items():
         at = inputs.clone().requires_grad_()
         handle = model.module.get_submodule(name).register_forward_hook(
-            lambda _layer, _inputs, output: output.detach().requires_grad_()
+            # A clone: what follows may work in place, as ReLU often does, and no leaf allows that.
+            lambda _layer, _inputs, output: output.detach().requires_grad_().clone()
         )
         try:
             loss = _loss(model, at)

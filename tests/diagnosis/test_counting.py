@@ -61,3 +61,43 @@ def test_a_layer_that_a_shortcut_passes_by_hides_nothing():
     assert [(cut.layer, cut.width) for cut in cuts(victim, 16)] == [("narrow", 4)]
     assert cuts(victim, 16)[0].below == {"narrow.weight", "narrow.bias"}
     assert counted(victim, 1) == {"unknowns": 12 / 68, "determined": 5}
+
+
+class InPlace(nn.Module):
+    """A narrow layer before an activation in place, beside parts that return no features."""
+
+    def __init__(self, inplace):
+        super().__init__()
+        self.narrow = nn.Linear(16, 4)
+        self.relu = nn.ReLU(inplace=inplace)
+        self.penalty, self.chosen = Penalty(), Chosen()
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, inputs):
+        features = self.relu(self.narrow(inputs.flatten(1)))
+        self.chosen(features)
+        return self.head(features) + self.penalty(features)
+
+
+class Penalty(nn.Module):
+    """A part that returns a scalar."""
+
+    def forward(self, features):
+        return features.square().mean()
+
+
+class Chosen(nn.Module):
+    """A part that returns integers."""
+
+    def forward(self, features):
+        return features.argmax(dim=1, keepdim=True)
+
+
+def test_activations_in_place_and_parts_without_features_are_counted_as_any_others():
+    spec = ImageSpec(classes=3, input_shape=(1, 4, 4))
+    found = [
+        cuts(VictimModel(InPlace(inplace), head="head", loss=cross_entropy, spec=spec), 16)
+        for inplace in (False, True)
+    ]
+    assert found[0] == found[1]
+    assert {"narrow", "relu"} <= {cut.layer for cut in found[0]}
