@@ -88,6 +88,8 @@ def estimate(
         apart = clusters_of(seeds, units)
         clusters = apart if len({*apart}) < len(values) else ()
     low, high = interval(values, how, clusters=clusters, weights=weights)
+    if low is not None and high is not None:  # rounding may leave the mean 1e-16 outside
+        low, high = min(low, mean), max(high, mean)
     return Estimate(mean, low, high, len(values), len(counts))
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedsim.metric import Measure
-from fedsim.report.intervals import interval
+from fedsim.report.intervals import estimate, interval
 from fedsim.runs.reading import MEASURES
 
 NUMBER = Measure("A number", "", "")
@@ -79,3 +79,10 @@ def test_a_weight_is_how_often_a_value_counts():
 def test_wilsons_interval_contains_what_all_values_are(seeds, value):
     low, high = interval([value] * 2 * seeds, YES, clusters=[*range(seeds)] * 2)
     assert (low if value == 0 else high) == value
+
+
+@pytest.mark.parametrize(("value", "seeds", "each"), [(0.1, 5, 3), (0.3, 3, 14), (0.7, 5, 11)])
+def test_an_interval_of_equal_values_contains_their_mean(value, seeds, each):
+    values = [value] * seeds * each
+    found = estimate(values, [at % seeds for at in range(len(values))], SHARE)
+    assert found.low <= found.mean <= found.high
