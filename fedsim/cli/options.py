@@ -1,6 +1,7 @@
 """Options that several commands share."""
 
 import json
+import math
 import os
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -40,8 +41,19 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print data as JSON on stan
 
 
 def print_json(value: Any) -> None:
-    """Print a value as JSON on standard output."""
-    typer.echo(json.dumps(value, indent=2, default=str))
+    """Print a value as JSON on standard output: NaN as null, infinity as text."""
+    typer.echo(json.dumps(_finite(value), indent=2, default=str, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    """A value without numbers that JSON lacks."""
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [*map(_finite, value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else f"{'-' if value < 0 else ''}Infinity"
+    return value
 
 
 def open_console(*, stderr: bool = False) -> "Console":
