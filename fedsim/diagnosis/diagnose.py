@@ -248,8 +248,10 @@ def is_current(folder: Path) -> bool:
     for index in indices:
         rows = there.get(index.parent.relative_to(folder).as_posix())
         kept = {one.victim for one in Recording(index.parent)}
+        if not kept:
+            continue
         if rows is None or len(rows) < rows["label"].nunique() * rows["victim"].nunique():
-            return not kept
+            return False
         if kept - {*rows["victim"]}:
             return False
     return True

@@ -22,6 +22,7 @@ from fedsim.knowledge import PRESETS
 from fedsim.plugin import find, names
 from fedsim.report import verdicts
 from fedsim.report.diagnosis import explain
+from fedsim.runs.recording import Recording
 
 LARGE = {"training.batch_size": [1, 30]}
 
@@ -61,6 +62,33 @@ def test_the_table_is_in_the_folder_and_made_anew_when_the_run_has_changed(run):
     findings.write_bytes(findings.read_bytes())
     assert run.diagnosis.equals(table)
     assert path.stat().st_mtime_ns > written
+
+
+def test_a_point_of_which_nothing_was_kept_hides_no_updates_of_others(run, tmp_path):
+    table = run.folder / "diagnosis.csv"
+    assert len(run.diagnosis)
+    header = table.read_text().splitlines(keepends=True)[0]
+    for place in ("tape", "other"):
+        folder = tmp_path / place
+        shutil.copytree(run.folder, folder)
+        first, *others = sorted(folder.glob("tape/*/index.jsonl"), reverse=place == "other")
+        assert others
+        for files in first.parent.glob("r*"):
+            shutil.rmtree(files)
+        Recording(first.parent).keep({})
+        (folder / "diagnosis.csv").write_text(header)
+        assert not module.is_current(folder)
+
+
+def test_the_command_prints_its_table_as_json_without_numbers_that_json_lacks(run):
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    done = CliRunner().invoke(app, ["diagnose", str(run.folder), "--json"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout, parse_constant=refuse)
+    assert len(found) == len(run.diagnosis)
+    assert None in found[0].values(), "a quantity that is not known"
 
 
 def test_the_command_prints_a_sentence_for_each_adversary_and_point(run):
