@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedsim.errors import RunFolderError
 from fedsim.report.replication import Series, in_order
-from fedsim.runs.inert import shown
+from fedsim.runs.inert import shown, visible
 from fedsim.runs.reading import (
     Measures,
     inside,
@@ -144,7 +144,12 @@ def read_folder(run_dir: Path) -> RunFolder:
         run_dir,
         _shown(rows.assign(point=[split[point][1] for point in rows["point"]])),
         _shown(utility),
-        Measures({shown(k): replace(v, title=shown(v.title)) for k, v in measures.items()}),
+        Measures(
+            {
+                shown(k): replace(v, title=shown(v.title), unit=visible(v.unit))
+                for k, v in measures.items()
+            }
+        ),
         scenario,
         scenario_text,
         provenance if isinstance(provenance, dict) else {},

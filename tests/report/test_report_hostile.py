@@ -1,12 +1,16 @@
 """Nothing in a run folder can make its report misbehave."""
 
 import functools
+import io
+import json
 import re
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from support.run_folders import HOSTILE, SCENARIO, Page, page_of, picture, row, written
 
+from fedsim.cli.summary import print_summary
 from fedsim.report import write_report
 from fedsim.runs.reading import inside
 
@@ -39,6 +43,17 @@ def test_hostile_text_stays_text(run):
     outside_code = re.sub(r"(?s)```.*?```", "", markdown)
     assert "<" not in outside_code
     assert len(markdown) < 50_000
+
+
+def test_units_of_metrics_reach_no_terminal_as_control_codes(run):
+    folder = run(*(row(round=n, metric="psnr", value=3.0) for n in range(1, 6)))
+    unit = " dB\x1b[2J\x1b]0;hacked\x07"
+    (folder / "metrics.json").write_text(json.dumps({"psnr": {"title": "PSNR", "unit": unit}}))
+    out = io.StringIO()
+    print_summary(Console(file=out, width=200, force_terminal=True), folder)
+    shown = re.sub(r"\x1b\[\d*m", "", out.getvalue())  # what the console itself writes
+    assert " dB" in shown
+    assert shown.replace("\n", "").isprintable()
 
 
 def test_markdown_code_blocks_cannot_be_closed_from_inside(run):
