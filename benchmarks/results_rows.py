@@ -50,7 +50,7 @@ def keep(folders: list[Path], rows: Path = ROWS) -> list[Path]:
     for run in sorted(path.parent for each in folders for path in each.rglob("findings.csv")):
         if not any(_lines(run / name) > 1 for name in ("findings.csv", "points.csv")):
             continue
-        path = (rows / place(run)).with_suffix(".zip")
+        path = rows / f"{place(run)}.zip"  # with_suffix would cut off what follows a dot
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.is_file() or path.read_bytes() != zipped(run):
             path.write_bytes(zipped(run))

@@ -70,3 +70,17 @@ def test_a_run_of_no_papers_scenario_is_kept_as_a_study(tmp_path, tool):
     assert tool.keep([run], tmp_path / "kept") == [tmp_path / "kept" / "study" / "mine.zip"]
     assert tool.restore(tmp_path / "out", ["study"], tmp_path / "kept")
     assert (tmp_path / "out/study/mine/findings.csv").read_text() == "scenario,point\nmine,\n"
+
+
+def test_runs_whose_names_differ_behind_a_dot_are_kept_apart(tmp_path, tool):
+    names = ["sigma-0.01", "sigma-0.1"]
+    for name in names:
+        run = tmp_path / "runs" / name
+        run.mkdir(parents=True)
+        (run / "scenario.toml").write_text("seed = 7\n")
+        (run / "findings.csv").write_text(f"scenario,point\n{name},\n")
+    kept = tool.keep([tmp_path / "runs"], tmp_path / "kept")
+    assert [path.name for path in kept] == [f"{name}.zip" for name in names]
+    assert tool.restore(tmp_path / "out", [], tmp_path / "kept")
+    for name in names:
+        assert name in (tmp_path / "out/study" / name / "findings.csv").read_text()
