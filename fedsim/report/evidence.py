@@ -86,9 +86,9 @@ class Evidence:
 
     @property
     def guess(self) -> float:
-        """The score of the better guess."""
+        """The score of the better guess; NaN if guesses of both infinities have no mean."""
         known = [one for one in (self.chance, self.prior) if not math.isnan(one)]
-        return min(known) if self.how.lower else max(known)
+        return (min if self.how.lower else max)(known, default=math.nan)
 
     @property
     def peaks(self) -> list[float]:

@@ -1,6 +1,7 @@
 """A run folder as a report reads it: tables, scenario, how metrics are read, and notes."""
 
 import json
+import math
 import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -114,7 +115,7 @@ def read_folder(run_dir: Path) -> RunFolder:
         )
     rows, notes = read_findings(run_dir)
     utility, more = read_utility(run_dir)
-    utility = utility[utility["round"].notna()].sort_values("round", kind="stable")
+    utility = utility[utility["round"].abs() < math.inf].sort_values("round", kind="stable")
     measures, unread = read_measures(run_dir)
     notes += [*more, *unread]
     scenario_text = _text(run_dir, "scenario.toml")

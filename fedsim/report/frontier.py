@@ -50,8 +50,8 @@ def frontier(
             traces[-1]["showlegend"] = name not in named
             named.add(name)
             guess += filter(math.isfinite, part["baseline"])
-        if guess:
-            traces.append(_guess(sum(guess) / len(guess), traces, metric, GUESS not in named))
+        if guess and math.isfinite(level := sum(guess) / len(guess)):
+            traces.append(_guess(level, traces, metric, GUESS not in named))
             named.add(GUESS)
         if traces:
             more = " (lower: leaks more)" if how.lower else ""

@@ -131,7 +131,8 @@ def interval(
         weights: The weight of each value; all equal by default.
 
     Returns:
-        Both ends; (None, None) with fewer than three values or clusters.
+        Both ends; (None, None) with fewer than three values or clusters, or if values are so large
+        that their squares are infinite.
     """
     n = len(values)
     counted = weights or [1.0] * n
@@ -147,6 +148,8 @@ def interval(
         agreement = max(1.0, error**2 / (mean * (1 - mean) * alone)) if 0 < mean < 1 else 1.0
         return _wilson(mean, 1 / alone / agreement, quantile if clusters else NORMAL)
     half = quantile * error
+    if not math.isfinite(half):
+        return None, None
     # Values of a plugin's measure may lie outside its declared range.
     lowest, highest = min(lowest, *values), max(highest, *values)
     return max(lowest, mean - half), min(highest, mean + half)
@@ -171,7 +174,7 @@ def _error(
     for value, cluster, weight in zip(values, clusters, weights, strict=True):
         sums[cluster] = sums.get(cluster, 0.0) + weight * (value - mean)
     k = len(sums)
-    squares = sum(each**2 for each in sums.values())
+    squares = sum(each * each for each in sums.values())  # inf where each**2 would raise
     return math.sqrt(k / (k - 1) * squares) / sum(weights), k
 
 

@@ -133,6 +133,8 @@ def _student(gains: Sequence[float], clusters: Sequence[Hashable], least: float)
     from scipy.special import stdtr
 
     mean, error, k = _over(gains, clusters)
+    if not math.isfinite(mean):  # the gains are too large to be added
+        return 1.0
     error = max(error, least)
     if error <= 1e-12 * abs(mean):
         return float(0.5**k) if mean > 0 else 1.0
@@ -146,7 +148,7 @@ def _over(values: Sequence[float], clusters: Sequence[Hashable]) -> tuple[float,
         whose.setdefault(cluster, []).append(value)
     means = [sum(own) / len(own) for own in whose.values()]
     k, mean = len(means), sum(means) / len(means)
-    squares = sum((one - mean) ** 2 for one in means)
+    squares = sum((one - mean) * (one - mean) for one in means)  # inf where ** would raise
     return mean, math.sqrt(squares / (k - 1) / k), k
 
 

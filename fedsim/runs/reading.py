@@ -5,6 +5,7 @@ since it may come from another machine.
 """
 
 import io
+import math
 import re
 import warnings
 from collections.abc import Iterable
@@ -142,6 +143,10 @@ def read_findings(run_dir: Path) -> "tuple[pd.DataFrame, list[str]]":
     rows = rows[known].copy()
     for column in NUMBERS:
         rows[column] = pd.to_numeric(rows[column], errors="coerce").astype(float)
+    placed = rows["round"].abs() < math.inf
+    if not placed.all():
+        notes.append(f"{int((~placed).sum())} rows of findings.csv have no round; left out.")
+    rows = rows[placed].copy()
     rows["attempt"] = rows["attempt"].fillna(1)
     rows["label"] = rows["label"].where(rows["label"] != "", rows["adversary"])
     rows = _one_row_a_metric(rows)

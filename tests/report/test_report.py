@@ -172,3 +172,23 @@ def test_broken_side_files_do_not_stop_a_report(run):
 def test_an_unknown_format_is_refused(run):
     with pytest.raises(RunFolderError, match="html and markdown"):
         write_report(run(row()), "pdf")  # type: ignore[arg-type]
+
+
+def test_values_whose_squares_are_infinite_do_not_stop_a_report(run):
+    folder = run(
+        *(row(n, metric="gradient_distance", value=10.0 ** (300 + n)) for n in range(1, 6)),
+        *(row(n, metric="mse", value=1e305 * n, baseline=1e300) for n in range(1, 6)),
+    )
+    (found, _) = summary(folder)
+    assert (found["mean"], found["low"]) == (pytest.approx(2.2222e304), None)
+    page = page_of(folder)
+    assert "Infinity" not in page.split('id="figures">')[1].split("</script>")[0]
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_rows_without_a_round_and_guesses_without_a_mean_do_not_stop_a_report(run):
+    odd = [{**row(), "round": text, "victim": text} for text in ("", "x", "inf")]
+    folder = run(*(row(n, metric="mse", baseline=f"{'-' * (n % 2)}inf") for n in range(1, 4)), *odd)
+    page = page_of(folder)
+    assert "3 rows of findings.csv have no round; left out" in page
+    assert [one["attacks"] for one in summary(folder)] == [3]
