@@ -1,6 +1,7 @@
 """`fedsim train`: record what the server intercepts, without attacks."""
 
 import functools
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -24,7 +25,7 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Train a scenario and record every update, for `fedsim attack`."""
-    from fedsim.cli.working import load_scenario, loading, resumed, run_folder, work
+    from fedsim.cli.working import load_scenario, loading, resumed, run_folder, trusted, work
 
     console = open_console(stderr=as_json)
     with loading(console, quiet=quiet):
@@ -36,4 +37,6 @@ def train(
     again = resumed(folder, points, loaded, command="train")
     work(job, folder, console, again=again, quiet=quiet, as_json=as_json)
     if not quiet and not as_json:
-        console.print(f"attack it with: fedsim attack {folder}", highlight=False, soft_wrap=True)
+        command = shlex.join(["fedsim", "attack", str(folder), *trusted(loaded)])
+        text = f"attack it with: {command}"
+        console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -82,7 +82,7 @@ def work(
         print_json({"report": str(report), "summary": summary(folder)})
     elif not quiet:
         print_summary(console, folder)
-        console.print(f"report: {report}", highlight=False, soft_wrap=True)
+        console.print(f"report: {report}", markup=False, highlight=False, soft_wrap=True)
 
 
 def run_folder(out: str | None, name: str, *, resume: bool) -> Path:
@@ -134,8 +134,12 @@ def resumed(
     folder: Path, points: Sequence[str] | None, scenario: "Scenario", command: str = "run"
 ) -> list[str]:
     """The command that continues a run from its folder, with `--trust` if that names code."""
+    chosen = [word for point in points or () for word in ("--points", point)]
+    return ["fedsim", command, str(folder), "--resume", *chosen, *trusted(scenario)]
+
+
+def trusted(scenario: "Scenario") -> list[str]:
+    """The option that a command on a run folder needs if its scenario names code."""
     from fedsim.scenario.files import code_named
 
-    chosen = [word for point in points or () for word in ("--points", point)]
-    trust = ["--trust"] if code_named(scenario.to_dict()) else []
-    return ["fedsim", command, str(folder), "--resume", *chosen, *trust]
+    return ["--trust"] if code_named(scenario.to_dict()) else []

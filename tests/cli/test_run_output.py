@@ -1,5 +1,6 @@
 """What `fedsim run` prints where there is no terminal: a log, or a pipe."""
 
+import shlex
 from types import SimpleNamespace
 
 from rich.console import Console
@@ -44,6 +45,26 @@ def test_off_a_terminal_lines_say_what_they_are_and_tables_are_whole(tmp_path, m
         for steps in ("1", "2"):
             name = f"defenses.0.sigma={point},training.local_steps={steps}"
             assert any(name in line for line in done.output.splitlines())
+
+
+def test_paths_are_printed_as_they_are_and_commands_can_be_pasted(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine_in_a_file.py").write_text(
+        "from torch import nn\n\n\ndef make(classes, shape):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))\n"
+    )
+    (tmp_path / "own.toml").write_text(
+        'seed = 7\n[task]\nname = "images"\nmodel = "mine_in_a_file:make"\n'
+        "[training]\nrounds = 1\nclients = 2\nbatch_size = 2\n[engine]\nworkers = 1\n"
+    )
+    done = CliRunner().invoke(app, ["train", "own.toml", "--out", "my runs [new]"])
+    assert done.exit_code == 0, done.output
+    report, command = done.output.splitlines()[-2:]
+    assert report == "report: my runs [new]/report.html"
+    words = shlex.split(command.removeprefix("attack it with: "))
+    assert words == ["fedsim", "attack", "my runs [new]", "--trust"]
+    done = CliRunner().invoke(app, [*words[1:], "--adversary", "llg"])
+    assert done.exit_code == 0, done.output
 
 
 def test_off_a_terminal_many_short_rounds_are_about_twenty_lines():
