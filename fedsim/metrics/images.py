@@ -52,7 +52,8 @@ def match(claimed: Sequence[Tensor], originals: Tensor) -> list[int]:
     if not usable:
         return [-1] * len(originals)
     candidates = torch.stack([claimed[index] for index in usable])
-    cost = [(candidates - one).square().flatten(1).mean(dim=1).tolist() for one in originals]
+    each = ((candidates - one).square().flatten(1).mean(dim=1) for one in originals)
+    cost = [[min(error, HOPELESS) for error in errors.tolist()] for errors in each]
     return [usable[place] if place >= 0 else -1 for place in assigned(cost)]
 
 
@@ -174,6 +175,9 @@ class Recovered(_OfInputs):
         """Fraction of the images whose mean squared error is below 0.001."""
         return float((_errors(claimed, truth, spec) < RECOVERED).double().mean())
 
+
+HOPELESS = 1e300
+"""Cap of the errors that are matched, because the solver takes no infinite ones."""
 
 SIDE = 64
 """Side in pixels of the patches that LPIPS was fitted on; AlexNet needs nearly as many."""

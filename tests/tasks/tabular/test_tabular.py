@@ -249,3 +249,9 @@ def test_categories_are_recovered_and_shown_beside_the_original(tmp_path):
     assert ward == cells["ward"]["reconstruction"] in ("east", "north", "west")
     assert f"ward: {ward} → {ward}\n" in files["reconstruction.txt"]
     assert list(cells) == ["age", "ward", "code", "fever", "dose"]
+
+
+def test_a_row_whose_squares_are_infinite_is_scored_as_any_other():
+    rows = [TRUE.inputs[0].double(), torch.full_like(TRUE.inputs[0], 1e200, dtype=torch.float64)]
+    claim = Reconstruction(inputs=rows)
+    assert METRICS["row_exact"].score(claim, TRUE, SPEC) == 1 / len(TRUE.inputs)
