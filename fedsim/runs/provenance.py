@@ -29,6 +29,8 @@ THEN = ", then "
 """Separates the devices of a run that was continued elsewhere."""
 STATED = {"defenses": "DEFENSE", "training.local_steps": "LOCAL_STEPS"}
 """Knowledge that is not granted if a key of another Flower project's scenario was not stated."""
+TYPES: dict[str, type] = {"versions": dict, "hashes": dict, "isolation": dict, "unknown": list}
+"""Types of entries that others read parts of."""
 PACKAGES = ["flwr", "numpy", "ray", "torch", "transformers"]
 
 
@@ -62,13 +64,17 @@ def of(
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """Read the provenance of a run folder; empty if there is none that can be read."""
+    """Read the provenance of a run folder; empty if there is none that can be read.
+
+    Entries of another type than `of` writes are left out: the folder may be somebody else's.
+    """
     path = folder / FILE
     try:  # reading a pipe would wait for ever
         found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    every = found.items() if isinstance(found, dict) else ()
+    return {key: value for key, value in every if isinstance(value, TYPES.get(key, object))}
 
 
 def add_isolation(folder: Path, walls: Mapping[str, str]) -> None:

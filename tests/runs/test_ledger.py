@@ -1,6 +1,7 @@
 """The run folder loses nothing: rows are durable, torn lines are mended, resume repeats little."""
 
 import dataclasses
+import json
 import os
 import random
 from pathlib import Path
@@ -12,6 +13,7 @@ from support.tiny import rows, scenario
 
 from fedsim.engine.simulate import simulate
 from fedsim.errors import RunFolderError
+from fedsim.runs import provenance
 from fedsim.runs.attack_log import Ended
 from fedsim.runs.ledger import COLUMNS, Ledger
 
@@ -235,3 +237,13 @@ def test_a_sum_of_many_clients_can_be_read_again(ledger):
     ledger.findings([dataclasses.replace(finding(), client=many)])
     ledger.finish()
     assert [row["client"] for row in rows(ledger.folder)] == [many]
+
+
+@pytest.mark.parametrize("odd", [5, None, "text", [1]])
+def test_entries_of_provenance_that_are_no_tables_are_left_out(tmp_path, odd):
+    known = {"seed": 7, "versions": odd, "hashes": odd, "isolation": odd, "unknown": {"a": odd}}
+    (tmp_path / provenance.FILE).write_text(json.dumps(known), encoding="utf-8")
+    assert provenance.read(tmp_path) == {"seed": 7}
+    assert provenance.changed_since(tmp_path) == []
+    provenance.add_isolation(tmp_path, {"llg": "a process of its own"})
+    assert provenance.read(tmp_path)["isolation"] == {"llg": "a process of its own"}
