@@ -238,7 +238,8 @@ class LengthError(Metric):
 
     def chance(self, truth: Truth, spec: Spec) -> float:
         """E|U - |D|| for U uniform over 1 to n, the ranks that a head's gradient can have."""
-        return sum(abs(k - _length(truth)) for k in range(1, spec.classes + 1)) / spec.classes
+        length = _length(truth)
+        return sum(abs(k - length) for k in range(1, spec.classes + 1)) / spec.classes
 
 
 class Hellinger(Metric):
@@ -308,7 +309,8 @@ class LabelCorrelation(Metric):
         Without its mean, a vector of n normal scores has a uniform direction in m dimensions; r is
         one coordinate of that direction.
         """
-        if len({true_counts(truth)[k] for k in range(spec.classes)}) == 1:
+        counts = true_counts(truth)
+        if len({counts[k] for k in range(spec.classes)}) == 1:
             return math.nan
         m = spec.classes - 1
         return math.exp(math.lgamma(m / 2) - math.lgamma((m + 1) / 2)) / math.sqrt(math.pi)

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsim.metrics import METRICS, applicable, baselines
+from fedsim.metrics import METRICS, applicable, baselines, labels
 from fedsim.records import Reconstruction, Spec, Truth
 from fedsim.scenario import Scenario
 
@@ -188,3 +188,14 @@ def test_hellinger_of_many_claimed_labels_takes_no_time():
     claim = Reconstruction(label_counts=dict.fromkeys(range(50_000), 1))
     assert scored("hellinger", claim, labelled({0: 1})) == pytest.approx(1, abs=0.01)
     assert time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize("name", ["length_error", "label_correlation"])
+def test_labels_are_counted_once_for_a_chance_level_however_many_classes_there_are(
+    monkeypatch, name
+):
+    counted = []
+    plain = labels.true_counts
+    monkeypatch.setattr(labels, "true_counts", lambda one: counted.append(1) or plain(one))
+    assert METRICS[name].chance(Truth(labels=torch.tensor([1, 1, 2])), Spec(50, (4,))) > 0
+    assert len(counted) == 1
