@@ -211,7 +211,9 @@ def _type(schema: dict[str, Any]) -> str:
     kind = schema.get("type", "table" if "$ref" in schema else "any value")
     if kind == "array":
         items = [_type(one) for one in schema.get("prefixItems", ())]
-        return f"list of {_several(schema['items'])}" if not items else f"[{', '.join(items)}]"
+        return (
+            f"list of {_several(schema.get('items', {}))}" if not items else f"[{', '.join(items)}]"
+        )
     if kind == "object":
         values = schema.get("additionalProperties")
         return f"table of {_several(values)}" if isinstance(values, dict) else "table"
@@ -237,11 +239,16 @@ def _toml(value: Any) -> str:
     if isinstance(value, BaseModel):
         value = value.model_dump(mode="json", exclude_none=True)
     if isinstance(value, dict):
+        names = {str(key): one for key, one in value.items()}
         pairs = (
             f"{key if key.isidentifier() else json.dumps(key)} = {_toml(one)}"
-            for key, one in value.items()
+            for key, one in names.items()
         )
         return f"{{{', '.join(pairs)}}}"
+    if isinstance(value, set | frozenset):
+        value = sorted(value, key=str)
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # inf, as TOML has it
     return json.dumps(value, default=str, ensure_ascii=False)

@@ -4,10 +4,11 @@ import json
 import re
 
 import pytest
+from pydantic import create_model
 from typer.testing import CliRunner
 
 from fedsim.cli import app, main
-from fedsim.cli.catalogue import KINDS, entries
+from fedsim.cli.catalogue import KINDS, describe_settings, entries
 from fedsim.plugin import find, names
 
 
@@ -141,3 +142,18 @@ def test_data_is_shown_in_a_sentence():
 
 def test_a_name_that_nothing_has_names_the_nearest(monkeypatch, capsys):
     assert "Did you mean 'psnr'?" in refused(monkeypatch, capsys, "show", "psnrr")
+
+
+@pytest.mark.parametrize(
+    ("kind", "default", "shown"),
+    [
+        (dict[int, float], {1: 0.5}, '{"1" = 0.5}'),
+        (frozenset[str], frozenset({"b", "a"}), '["a", "b"]'),
+        (tuple[()], (), "[]"),
+        (float, float("inf"), "inf"),
+    ],
+)
+def test_settings_of_any_type_are_shown_as_a_scenario_has_them(kind, default, shown):
+    plugin = create_model("Plugin", setting=(kind, default))
+    (setting,) = describe_settings(plugin, ["setting"])
+    assert setting["default"] == shown
