@@ -33,6 +33,9 @@ from fedsim.temporary import keep_in
 
 MARK = "\x1efedsim "
 
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""Variables by which torch sums in one thread, in the server and in Ray's workers, as elsewhere."""
+
 
 class FlowerEngine(Engine):
     """Starts a simulation process, reads its events, and ends it on Ctrl-C."""
@@ -89,10 +92,11 @@ class FlowerEngine(Engine):
 
 def _environment() -> dict[str, str]:
     """The environment of a simulation, whose Ray listens on loopback unless it joins a cluster."""
+    own = {**os.environ, **ONE_THREAD}
     if os.environ.get("RAY_ADDRESS", "local") != "local":
-        return {**os.environ}
+        return own
     # An address, or Ray would join whatever cluster it finds on this machine.
-    return {**os.environ, "RAY_ADDRESS": "local", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    return {**own, "RAY_ADDRESS": "local", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 
 def _gpus(scenario: Scenario) -> float:

@@ -1,8 +1,12 @@
-"""A client that fails ends its own point of a sweep, on each engine."""
+"""What holds on each engine: a failing client ends its own point; sums are in one thread."""
+
+import subprocess
+import sys
 
 import pytest
 from support.tiny import rows, scenario
 
+from fedsim.engine.flower import _environment
 from fedsim.engine.simulate import simulate
 from fedsim.errors import ClientError
 
@@ -21,3 +25,11 @@ def test_a_client_that_fails_ends_its_own_point_alone(engine, tmp_path):
         simulate(run, tmp_path / "run")
     whole = {row["point"] for row in rows(tmp_path / "run") if row["status"] == "ok"}
     assert "defenses.0.client=9" in whole
+
+
+def test_flowers_processes_sum_in_one_thread_whatever_the_environment_says(monkeypatch):
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.setenv(name, "3")
+    command = [sys.executable, "-c", "import torch; print(torch.get_num_threads())"]
+    said = subprocess.run(command, env=_environment(), capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == "1"
