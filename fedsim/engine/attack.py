@@ -20,7 +20,13 @@ from fedsim.attacking.modalities import revealed_task_of_run
 from fedsim.attacking.probes import check_probes, refuse_elsewhere
 from fedsim.diagnosis.diagnose import diagnose_end
 from fedsim.engine import attack_workers
-from fedsim.engine.process import attack_cautions, check_importable, one_thread, reporting
+from fedsim.engine.process import (
+    attack_cautions,
+    check_gpus,
+    check_importable,
+    one_thread,
+    reporting,
+)
 from fedsim.engine.request import SECTIONS, changed
 from fedsim.errors import RunFolderError, ScenarioError, did_you_mean
 from fedsim.results.loading import load
@@ -115,6 +121,8 @@ def attack(  # noqa: PLR0913 - each argument is an option of the command
             stack.enter_context(isolated(scenario.seed, "simulation"))
             wanted = _wanted(rounds, clients)
             left = _check(ledger, prepared, wanted, retry=retry, overwrite=overwrite)
+            for _, built in prepared if left else ():
+                check_gpus(built.scenario, clients_too=False)
 
             def notify(event: str, **fields: Any) -> None:
                 if event not in UNLOGGED:

@@ -9,14 +9,14 @@ from torch import nn
 from fedsim.attacking.probes import check_probes
 from fedsim.defense import Defense
 from fedsim.engine import check_address, engine_name
-from fedsim.engine.process import attack_cautions, check_importable
+from fedsim.engine.process import attack_cautions, check_gpus, check_importable
 from fedsim.errors import DataError, ScenarioError
 from fedsim.federation.strategies import build_strategy, quiet
 from fedsim.libraries import brief
 from fedsim.references import references
 from fedsim.scenario import Scenario
 from fedsim.scenario.built import BuiltRun, build
-from fedsim.scenario.devices import check_device, device_here, what_torch_sees
+from fedsim.scenario.devices import device_here
 from fedsim.seeds import isolated
 from fedsim.task import Task
 from fedsim.training.budget import Budget
@@ -47,7 +47,7 @@ def preflight(
     check_address(scenario.engine.address)
     if engine_name(scenario) != "inline":
         check_importable(scenario)
-    _check_gpus(scenario, clients_too=not nodes_decide)
+    check_gpus(scenario, clients_too=not nodes_decide)
     too_many = _too_many_victims(scenario)
     if too_many and not nodes_decide:
         raise ScenarioError("\n".join(too_many))
@@ -124,30 +124,6 @@ def _check_vectorize(built: BuiltRun, module: nn.Module) -> None:
             "engine.vectorize trains several clients at once, and this model allows no batch of "
             f"models: {brief(error)}. Set engine.vectorize = 0"
         ) from error
-
-
-def _check_gpus(scenario: Scenario, *, clients_too: bool) -> None:
-    """Refuse GPUs that this machine does not have, unless a Ray cluster provides them."""
-    engine = scenario.engine
-    elsewhere = engine.address and engine_name(scenario) == "ray"
-    if not elsewhere:
-        check_device(engine)
-    for key in ("gpus_per_attack", *["gpus_per_client"] * clients_too):
-        asked: float = getattr(engine, key)
-        if asked > 1 and not asked.is_integer():
-            raise ScenarioError(
-                f"engine.{key} = {asked:g}: expected a share of one GPU, below 1, or a whole number"
-            )
-        if asked and not elsewhere and not torch.cuda.is_available():
-            raise ScenarioError(
-                f"needs a GPU (engine.{key} = {asked:g}), and {what_torch_sees()}. "
-                f"Set engine.{key} = 0, or engine.address to a Ray cluster that has one"
-            )
-        if asked and engine.device not in ("auto", "cuda"):
-            raise ScenarioError(
-                f"engine.{key} = {asked:g} lets Ray choose a GPU, and engine.device = "
-                f'"{engine.device}". Leave out one of the two'
-            )
 
 
 def _too_many_victims(scenario: Scenario) -> list[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from fedsim.engine import engine_name
 from fedsim.errors import FedsimError, ScenarioError
 from fedsim.isolation import IsolatedAdversary
 from fedsim.references import references
@@ -15,7 +16,7 @@ from fedsim.report import write_report
 from fedsim.runs.ledger import Ledger
 from fedsim.scenario import Scenario
 from fedsim.scenario.built import BuiltRun
-from fedsim.scenario.devices import device_of
+from fedsim.scenario.devices import check_device, device_of, what_torch_sees
 from fedsim.seeds import WIDE
 
 
@@ -79,6 +80,38 @@ def check_importable(scenario: Scenario) -> None:
             f'processes, which cannot import it. Move it to a module (in mine.py: "mine:{name}"), '
             "or set engine.workers = 1"
         )
+
+
+def check_gpus(scenario: Scenario, *, clients_too: bool) -> None:
+    """Refuse GPUs that this machine does not have, unless a Ray cluster provides them.
+
+    Args:
+        scenario: What is to run.
+        clients_too: Whether clients train in it, and not attacks alone.
+
+    Raises:
+        ScenarioError: It says what PyTorch finds, and how to go on.
+    """
+    engine = scenario.engine
+    elsewhere = engine.address and engine_name(scenario) == "ray"
+    if not elsewhere:
+        check_device(engine)
+    for key in ("gpus_per_attack", *["gpus_per_client"] * clients_too):
+        asked: float = getattr(engine, key)
+        if asked > 1 and not asked.is_integer():
+            raise ScenarioError(
+                f"engine.{key} = {asked:g}: expected a share of one GPU, below 1, or a whole number"
+            )
+        if asked and not elsewhere and not torch.cuda.is_available():
+            raise ScenarioError(
+                f"needs a GPU (engine.{key} = {asked:g}), and {what_torch_sees()}. "
+                f"Set engine.{key} = 0, or engine.address to a Ray cluster that has one"
+            )
+        if asked and engine.device not in ("auto", "cuda"):
+            raise ScenarioError(
+                f"engine.{key} = {asked:g} lets Ray choose a GPU, and engine.device = "
+                f'"{engine.device}". Leave out one of the two'
+            )
 
 
 def attack_cautions(built: BuiltRun) -> list[str]:

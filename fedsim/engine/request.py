@@ -17,6 +17,9 @@ from fedsim.scenario.training import Training
 SECTIONS = ("adversaries", "threat", "engine", "metrics")
 """Tables of a scenario that an attack on a recorded run may change."""
 
+LONGEST = 1_000_000
+"""The largest number of rounds or clients in a range."""
+
 ABOUT = ("name", "description", "record", "paper", "data_dir", "search_dirs")
 """Keys of a scenario that an attack on a recorded run ignores."""
 
@@ -140,9 +143,13 @@ def numbers(text: str | None, option: str) -> frozenset[int] | None:
     found: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+)(?:\s*-\s*(\d+))?\s*", part)
-        if match is None:
-            raise ScenarioError(f"{option} {text}: expected numbers or ranges, such as 1,5-10")
-        found.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if not 0 <= last - first < LONGEST:
+            raise ScenarioError(
+                f"{option} {text}: expected numbers or ranges, such as 1,5-10, from the smaller "
+                f"number to the larger, of at most {LONGEST:,} numbers"
+            )
+        found.update(range(first, last + 1))
     return frozenset(found)
 
 

@@ -14,7 +14,7 @@ from support.tiny import rows, scenario, timeless
 import fedsim
 from adversaries import IDLG, LLG
 from fedsim.engine.attack import attack
-from fedsim.engine.request import changes_of, numbers
+from fedsim.engine.request import changes_of
 from fedsim.engine.simulate import simulate, train
 from fedsim.errors import FedsimError, RunFolderError, ScenarioError
 from fedsim.runs.lock import alone_in
@@ -251,13 +251,6 @@ def test_what_is_no_table_is_named(wrong, trained, tmp_path):
     (tmp_path / "wrong.toml").write_text(wrong)
     with pytest.raises(ScenarioError, match=r"(threat|engine|adversaries): expected .*table"):
         changes_of(trained, str(tmp_path / "wrong.toml"), None, [], None)
-
-
-def test_numbers_are_read_with_ranges():
-    assert numbers("1, 5-7", "--rounds") == {1, 5, 6, 7}
-    assert numbers(None, "--rounds") is None
-    with pytest.raises(ScenarioError, match="--rounds 1-: expected numbers or ranges"):
-        numbers("1-", "--rounds")
 
 
 def test_what_is_no_run_or_is_being_written_is_refused(trained, recorded, tmp_path):
