@@ -18,7 +18,7 @@ EXAMPLES = ("inputs", "tokens", "sequences")
 """Fields with a tensor for each example."""
 
 MOST_EXAMPLES = 10_000
-"""Largest number of examples of a claim, and of classes or tokens that it counts."""
+"""Largest number of examples of a claim."""
 
 MOST_COUNTED = 10_000_000
 """Largest sum of a claim's counts."""

@@ -68,6 +68,20 @@ def test_what_cannot_be_plotted_is_said(tmp_path, folder):
     assert [path.name for path in Plots(trained).save(tmp_path)] == ["leakage.png", "leakage.svg"]
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")  # of pandas
+def test_guesses_that_cannot_be_added_have_no_line(tmp_path):
+    """Errors of random guesses of a model that diverged."""
+
+    def lines(*guesses):
+        rows = [row(n, metric="mse", value=0.5, baseline=one) for n, one in enumerate(guesses, 1)]
+        return [
+            one for one in Plots(written(tmp_path, *rows)).frontier().data if one.mode == "lines"
+        ]
+
+    assert [*lines(0.25, 0.75)[0].x] == [0.5, 0.5]
+    assert lines(1e308, 1e308) == []
+
+
 def test_the_command_writes_png_and_svg(folder, tmp_path):
     asked = ["report", str(folder), "--figures", str(tmp_path / "new" / "figures")]
     done = CliRunner().invoke(app, asked)
