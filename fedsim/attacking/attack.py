@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from fedsim.adversary import Adversary, Job, group_size
 from fedsim.attacking.probes import computed
 from fedsim.attacking.progress import AttackProgress, RunningAttacks, progress
-from fedsim.attacking.revealed import Revealed
+from fedsim.attacking.revealed import Revealed, as_trained
 from fedsim.attacking.scoring import Attack, Outcome, Scorer
 from fedsim.errors import AttackTimeout, NotGranted
 from fedsim.isolation import IsolatedAdversary, IsolatedFailure
@@ -261,8 +261,8 @@ class AttackRunner:
 
         def observed(one: Interception, **more: Any) -> Observation:
             found = threat.observe(one, **more)
-            if found.model is not None and isinstance(self.task, Revealed):
-                self.task.in_mode(found.model, one.clients, one.round)
+            if found.model is not None:
+                as_trained(self.task, found.model, one)
             return found
 
         return observed(

@@ -15,7 +15,7 @@ from fedsim.attacking.guesses import Pool, guess_inputs
 from fedsim.errors import DataError
 from fedsim.knowledge import Knowledge
 from fedsim.libraries import brief
-from fedsim.records import Batch, Reconstruction, Truth
+from fedsim.records import Batch, Interception, Reconstruction, Truth
 from fedsim.runs.truth import Seen, TruthFile
 from fedsim.spec import Spec
 from fedsim.task import Task
@@ -143,15 +143,6 @@ class Revealed(Task):
         known = self._steps_stated or (seen is not None and seen.steps > 0)
         return Knowledge(0) if known else Knowledge.LOCAL_STEPS
 
-    def in_mode(self, model: VictimModel, clients: Sequence[int], round: int) -> VictimModel:
-        """Put a model in the mode in which a client was seen to train it, in place.
-
-        It stays in training mode where nothing was seen.
-        """
-        if seen := self.seen(clients, round):
-            seen.set_mode(model.module)
-        return model
-
     def state(self, clients: Sequence[int], round: int) -> str:
         """Whether a client's examples are known: "revealed", "partial" or "absent"."""
         found = self.truth(clients, round, batch_size=1, steps=1)
@@ -216,3 +207,13 @@ class Revealed(Task):
         others = self._pool.others(truth, clients)
         count, classes = truth.num_examples, self._project.spec.classes
         return guess_inputs(others, count, classes, rng, informed=informed)
+
+
+def as_trained(task: Task, model: VictimModel, one: Interception) -> VictimModel:
+    """Put a model in the mode in which a client was seen to train it, in place.
+
+    It stays in training mode where nothing was seen, as with any other task.
+    """
+    if isinstance(task, Revealed) and (seen := task.seen(one.clients, one.round)):
+        seen.set_mode(model.module)
+    return model

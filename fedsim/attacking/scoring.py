@@ -13,7 +13,7 @@ import torch
 from fedsim import metrics
 from fedsim.adversary import Adversary
 from fedsim.attacking.contradiction import CONTENT, contradiction
-from fedsim.attacking.revealed import Revealed
+from fedsim.attacking.revealed import Revealed, as_trained
 from fedsim.attacking.truths import distinct, union
 from fedsim.errors import DataError
 from fedsim.gradients.true_features import candidates, true_features
@@ -125,9 +125,7 @@ class Scorer:
 
     def _with_features(self, truth: Truth, interception: Interception) -> Truth:
         """Add the true features of the examples of one step, and the candidates to find them in."""
-        model = self.task.victim(interception.before)
-        if isinstance(self.task, Revealed):
-            self.task.in_mode(model, interception.clients, interception.round)
+        model = as_trained(self.task, self.task.victim(interception.before), interception)
         return dataclasses.replace(
             truth,
             features=true_features(model, truth),

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from fedsim.attacking.probes import computed, probes_of
-from fedsim.attacking.revealed import Revealed
+from fedsim.attacking.revealed import Revealed, as_trained
 from fedsim.attacking.scoring import Scorer
 from fedsim.diagnosis.foreseen import stated
 from fedsim.diagnosis.head import Layer
@@ -61,9 +61,7 @@ class Rows:
         """The rows of a recorded update or probe, one for each adversary."""
         task = self.built.task
         one = computed(self.built, one)
-        model = task.victim(one.before)
-        if isinstance(task, Revealed):
-            task.in_mode(model, one.clients, one.round)
+        model = as_trained(task, task.victim(one.before), one)
         measured = measure(one, model, truth=self._truth(one))
         values = dict(measured.values)
         if "training.local_steps" in self.unknown and not _is_seen(task, one):

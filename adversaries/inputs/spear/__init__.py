@@ -175,10 +175,8 @@ class SPEAR(Adversary):
             if not found.missing:
                 yield True
                 # With as many left as after the doubt before, guesses would be the same again.
-                guesses, doubted = (
-                    peeling and len(found.directions) != doubted,
-                    len(found.directions),
-                )
+                left = len(found.directions)
+                guesses, doubted = peeling and left != doubted, left
                 continue
             if (guesses and found.guess()) or (found.missing == 1 and found.last()):
                 continue
