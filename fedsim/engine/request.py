@@ -108,7 +108,11 @@ def changed(
     table, before = point.to_dict(), scenario.to_dict()
     for key, value in changes.items():
         table[key] = {**table[key], **value} if isinstance(value, dict) else copy.deepcopy(value)
-    for key, value in scenario.combinations()[name].items():
+    chosen = scenario.combinations()[name]
+    drawn = changes.get("threat", {}).get("seed")
+    if isinstance(drawn, int) and "seed" in chosen:  # a repetition, as in `Scenario.points`
+        table["threat"]["seed"] = drawn + scenario.sweep["seed"].index(chosen["seed"])
+    for key, value in chosen.items():
         section, place, *_ = [*key.split("."), ""]
         same = all(_at(table, one) == _at(before, one) for one in (key, f"{section}.{place}.name"))
         if section == "adversaries" and section in changes and place and same:

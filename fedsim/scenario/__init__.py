@@ -180,9 +180,9 @@ class Scenario(Seeded):
                     "the key out to attack all"
                 )
         complaints += [
-            f"sweep.{key}: {options} holds a value twice"
+            f"sweep.{key}: {options} holds a value twice, or two values that have the same name"
             for key, options in self.sweep.items()
-            if len({str(value) for value in options}) < len(options)
+            if len({short(value) for value in options}) < len(options)
         ]
         if "random" in self.sweep.get("seed", []):
             complaints.append('sweep.seed holds "random", and each point needs a number')

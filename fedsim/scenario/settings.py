@@ -287,7 +287,7 @@ class AttackPlan(Table):
 def _quoted(value: Any) -> Any:
     for key, options in value.items() if isinstance(value, dict) else ():
         if isinstance(options, dict):
-            dotted = ".".join([key, *list(options)[:1]])
+            dotted = ".".join([key, *list(options)[:1]]).replace('"', "")
             raise ValueError(f'a key of the sweep goes in quotes, such as "{dotted}" = [...]')
     return value
 

@@ -34,6 +34,14 @@ def test_points_keep_their_swept_values(sweep, tmp_path):
     assert "AUXILIARY" in granted.pop()
 
 
+def test_attacks_of_repetitions_draw_anew_from_a_seed_of_their_own():
+    run = swept({"seed": [3, 4]})
+    found = {}
+    for name, point in run.points().items():
+        found[name] = changed(run, name, point, {"threat": {"seed": 20}})["threat"]["seed"]
+    assert found == {"seed=3": 20, "seed=4": 21}
+
+
 def test_an_attack_changes_swept_settings_that_it_states():
     run = swept(VARIANTS)
     points = run.points()

@@ -254,6 +254,8 @@ def test_missing_data_is_an_error_before_any_folder(tmp_path):
         ({"threat": {"rounds": 3}}, "expected 'all', 'log', 'every N', or a list"),
         ({"training": {"algorithm": "fedsgd", "momentum": 0.9}}, "FedSGD"),
         ({"sweep": {"seed": [1, 1]}}, "twice"),
+        ({"sweep": {"defenses": [[], "none"]}}, "the same name"),
+        ({"sweep": {"task.partition": ["iid", {"name": "iid"}]}}, "the same name"),
     ],
 )
 def test_what_would_only_fail_later_is_refused_at_once(changes, said):
