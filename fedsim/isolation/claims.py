@@ -3,7 +3,7 @@
 import json
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from safetensors.torch import load, save
@@ -19,6 +19,9 @@ EXAMPLES = ("inputs", "tokens", "sequences")
 
 MOST_EXAMPLES = 10_000
 """Largest number of examples of a claim."""
+
+MOST_TOKENS = 1_000_000
+"""Largest number of tokens, and of characters, in the texts of a claim: metrics compare each."""
 
 MOST_COUNTED = 10_000_000
 """Largest sum of a claim's counts."""
@@ -143,6 +146,8 @@ def _claim(table: Any, number: str, tensors: Mapping[str, Tensor]) -> Reconstruc
         if name in table:
             count = _few(name, int(table[name]))
             fields[name] = [tensors[f"{number}.{name}.{position}"] for position in range(count)]
+            if name != "inputs":
+                _brief(name, (each.numel() for each in fields[name]))
     for name in ("label_counts", "token_counts"):
         if name in table:
             pairs = {int(key): int(count) for key, count in table[name]}
@@ -157,6 +162,7 @@ def _claim(table: Any, number: str, tensors: Mapping[str, Tensor]) -> Reconstruc
         if name in table:
             _few(name, len(table[name]))
             fields[name] = [str(one) for one in table[name]]
+            _brief(name, map(len, fields[name]))
     if "attributes" in table:
         fields["attributes"] = {
             str(name): [{str(key): float(score) for key, score in one.items()} for one in each]
@@ -172,6 +178,11 @@ def _claim(table: Any, number: str, tensors: Mapping[str, Tensor]) -> Reconstruc
 def _at_most(what: str, size: int, most: int) -> None:
     if size > most:
         raise InvalidClaim(f"its {what} has {size} bytes, at most {most}")
+
+
+def _brief(name: str, lengths: Iterable[int]) -> None:
+    if (length := sum(lengths)) > MOST_TOKENS:
+        raise InvalidClaim(f"{name} has a length of {length} together, at most {MOST_TOKENS}")
 
 
 def _few(name: str, count: int) -> int:
