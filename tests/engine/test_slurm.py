@@ -11,9 +11,12 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "docs" / "cluster" / "fedsim.sbatch"
 
 STANDINS = {
+    # A start that is killed before it has set its trap notes no end.
     "ray": """case $1 in
-status) for node in $JOINED; do echo " 1 node_$node"; done;;
-start) trap 'echo "end $*" >> calls; exit' TERM; while :; do command sleep 0.05; done;;
+status) until [ "$(grep -c '^up$' calls)" = "$STARTS" ]; do /bin/sleep 0.05; done
+  for node in $JOINED; do echo " 1 node_$node"; done;;
+start) trap 'echo "end $*" >> calls; exit' TERM; echo up >> calls
+  while :; do /bin/sleep 0.05; done;;
 esac""",
     "srun": 'while [ "$1" != ray ]; do shift; done; exec "$@"',
     "fedsim": "true",
@@ -34,7 +37,7 @@ def submit(tmp_path):
 
     def run(nodes: int, joined: str, *words: str):
         slurm = {"JOB_ID": "4711", "JOB_NUM_NODES": f"{nodes}", "CPUS_PER_TASK": "16"}
-        env = {"PATH": os.environ["PATH"], "JOINED": joined}
+        env = {"PATH": os.environ["PATH"], "JOINED": joined, "STARTS": f"{min(nodes, 2)}"}
         env |= {f"SLURM_{key}": value for key, value in slurm.items()}
         command = ["bash", str(SCRIPT), *words]
         done = subprocess.run(
