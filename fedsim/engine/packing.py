@@ -5,7 +5,9 @@ import math
 import torch
 
 from fedsim.engine import workers
-from fedsim.errors import ScenarioError
+from fedsim.engine.preflight import check_vectorize
+from fedsim.engine.process import check_gpus
+from fedsim.errors import FedsimError, ScenarioError
 from fedsim.scenario import Scenario
 from fedsim.scenario.built import build
 from fedsim.scenario.devices import device_of
@@ -28,11 +30,20 @@ def packed(scenario: Scenario) -> int:
 
     Returns:
         The number for each worker, at most the clients that it gets in a round; 0 on a CPU, and
-        for clients that cannot be trained at once.
+        if clients of the scenario, or of a point of its sweep, cannot be trained at once.
+
+    Raises:
+        ScenarioError: The GPU is not there, or is one of a Ray cluster's other machines.
     """
     device = device_of(scenario.engine, "client")
     if device.type != "cuda":
         return 0
+    check_gpus(scenario, clients_too=True)
+    if not torch.cuda.device_count():
+        raise ScenarioError(
+            'engine.vectorize = "auto" measures a GPU of this machine, which has none, and not '
+            "those of a Ray cluster. State a number of clients, or 0"
+        )
     built = build(scenario)
     task, settings = built.task, scenario.training
     try:
@@ -46,9 +57,20 @@ def packed(scenario: Scenario) -> int:
         trained = task.trained(module)
         torch.cuda.reset_peak_memory_stats(device)
         held = torch.cuda.memory_allocated(device)
-        train_together(one, [one.batches], task.arrays(module), loss=task.loss, trained=trained)
-        each = torch.cuda.max_memory_allocated(device) - held
+        try:
+            train_together(one, [one.batches], task.arrays(module), loss=task.loss, trained=trained)
+            each = torch.cuda.max_memory_allocated(device) - held
+        except torch.OutOfMemoryError:
+            each = torch.cuda.get_device_properties(device).total_memory
+        except Exception:  # the model allows no batch of models, or no training at all
+            return 0
+    try:
+        for point in scenario.points().values() if scenario.sweep else ():
+            built = build(point, after=built, adversaries=())
+            check_vectorize(built, built.task.module().train().to(device))
+    except FedsimError:  # a point that cannot run at all is refused in its turn
+        return 0
     number = workers(scenario)
-    sharing = math.ceil(number / max(1, torch.cuda.device_count()))
+    sharing = math.ceil(number / torch.cuda.device_count())
     room = SHARE * torch.cuda.get_device_properties(device).total_memory / sharing
     return max(1, min(math.ceil(settings.per_round / number), int(room / max(1, each))))

@@ -61,7 +61,7 @@ def preflight(
         build_strategy(scenario, set(task.arrays(module)) - trained)
     _check_client_half(built)
     if scenario.engine.vectorize not in (0, "auto"):
-        _check_vectorize(built, module)
+        check_vectorize(built, module)
     if references(scenario.task):
         _rehearse(scenario, task, module)
     for position, defense in enumerate(defenses):
@@ -110,8 +110,16 @@ def _rehearse(scenario: Scenario, task: Task, module: nn.Module) -> None:
         raise DataError(f"task: the loss or its gradient is NaN or infinite {what}")
 
 
-def _check_vectorize(built: BuiltRun, module: nn.Module) -> None:
-    """Train two clients at once, if this is what the scenario does."""
+def check_vectorize(built: BuiltRun, module: nn.Module) -> None:
+    """Train two clients at once.
+
+    Args:
+        built: The run.
+        module: Its model, in training mode.
+
+    Raises:
+        ScenarioError: The run's clients cannot be trained at once.
+    """
     task, settings = built.task, built.scenario.training
     check_together(built.defenses, settings.optimizer, drops=task.victim({}).drops)
     batches = task.batches(0, 1, batch_size=min(2, settings.batch_size), steps=1)

@@ -10,20 +10,27 @@ from support.tiny import scenario
 from fedsim.engine import packing
 from fedsim.engine.packing import packed
 from fedsim.engine.simulate import simulate
+from fedsim.errors import ScenarioError
+from fedsim.scenario import Scenario
+from fedsim.training.together import train_together
 
 
 @pytest.fixture
 def memory(monkeypatch):
     """A GPU of 100 MB on which one client takes 8 MB; its work is done on the CPU."""
     cuda = torch.cuda
-    gpu = SimpleNamespace(total=100 * 10**6, each=8 * 10**6, trained=0, base=10**6)
+    gpu = SimpleNamespace(
+        total=100 * 10**6, each=8 * 10**6, trained=0, base=10**6, train=lambda *a, **k: None
+    )
 
     def train(*args, **settings):
         gpu.trained += 1
+        gpu.train(*args, **settings)
 
     monkeypatch.setattr(packing, "device_of", lambda engine, what: torch.device("cuda"))
     monkeypatch.setattr(torch.nn.Module, "to", lambda self, device: self)
     monkeypatch.setattr(packing, "train_together", train)
+    monkeypatch.setattr(packing, "check_gpus", lambda scenario, clients_too: None)
     monkeypatch.setattr(cuda, "device_count", lambda: 1)
     monkeypatch.setattr(cuda, "reset_peak_memory_stats", lambda device: None)
     monkeypatch.setattr(cuda, "memory_allocated", lambda device: gpu.base)
@@ -35,8 +42,9 @@ def memory(monkeypatch):
     return gpu
 
 
-def run(clients=60, workers=1, **more):
-    training = {"clients": clients, "clients_per_round": clients, "batch_size": 2}
+def run(clients=60, workers=1, training=None, **more):
+    numbers = {"clients": clients, "clients_per_round": clients, "batch_size": 2}
+    training = {**numbers, **(training or {})}
     return scenario(training=training, engine={"workers": workers, "vectorize": "auto"}, **more)
 
 
@@ -59,6 +67,45 @@ def test_a_client_that_needs_more_than_there_is_is_trained_alone(memory):
 def test_clients_that_cannot_be_trained_at_once_are_not_measured(memory):
     assert packed(run(defenses=[{"name": "dp-sgd", "clip": 1.0, "noise_multiplier": 0.1}])) == 0
     assert memory.trained == 0
+
+
+def test_a_client_that_does_not_fit_at_all_is_trained_alone_and_named_there(memory):
+    def train(*args, **settings):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    memory.train = train
+    assert packed(run()) == 1
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_a_model_that_allows_no_batch_of_models_is_trained_one_client_after_the_other(memory):
+    memory.train = train_together
+    speech = Scenario.parse(
+        {"task": {"name": "speech"}, "training": {"clients": 2}, "engine": {"vectorize": "auto"}}
+    )
+    assert packed(speech) == 0
+
+
+@pytest.mark.parametrize(
+    ("sweep", "number"),
+    [
+        ({"training.lr": [0.1, 0.2]}, 10),
+        ({"training.optimizer": ["sgd", "adam"]}, 0),
+        ({"defenses": [[], [{"name": "dropout"}]]}, 0),
+    ],
+)
+def test_no_point_of_a_sweep_is_refused_for_the_number_of_its_scenario(sweep, number, memory):
+    assert packed(run(sweep=sweep, training={"algorithm": "fedavg"})) == number
+
+
+def test_without_a_gpu_here_it_says_so(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    engine = {"device": "cuda", "vectorize": "auto", "workers": 2}
+    with pytest.raises(ScenarioError, match=r'engine.device = "cuda", and this PyTorch'):
+        packed(scenario(engine=engine))
+    with pytest.raises(ScenarioError, match="State a number of clients"):
+        packed(scenario(engine={**engine, "address": "10.0.0.1:6379"}))
 
 
 def test_on_a_cpu_it_is_none_and_the_run_folder_says_so(tmp_path):
