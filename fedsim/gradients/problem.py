@@ -1,5 +1,6 @@
 """Gradient matching as an objective: how far a dummy batch's gradient is from an observed one."""
 
+import operator
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -290,7 +291,7 @@ def in_groups(
 
 
 def alike(models: Sequence[VictimModel], keys: Sequence[Hashable]) -> list[list[int]]:
-    """Group victims that fit into one `Problem`: with the same weights and equal keys.
+    """Group victims that fit into one `Problem`: with the same weights, modes and equal keys.
 
     Args:
         models: The victims' models.
@@ -311,5 +312,11 @@ def alike(models: Sequence[VictimModel], keys: Sequence[Hashable]) -> list[list[
 
 
 def _same(one: VictimModel, other: VictimModel) -> bool:
+    """Whether two models have the same weights, and the same layers in training mode."""
     a, b = one.module.state_dict(), other.module.state_dict()
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+    modes = ([layer.training for layer in model.module.modules()] for model in (one, other))
+    return (
+        a.keys() == b.keys()
+        and operator.eq(*modes)
+        and all(torch.equal(a[name], b[name]) for name in a)
+    )
