@@ -12,7 +12,7 @@ from fedsim.attacking.progress import AttackProgress, watched
 Observer = Callable[..., None]
 """observer(event, **fields): called with each event, for progress displays and the log."""
 
-UNLOGGED = ("findings", "progress", "running")
+UNLOGGED = ("findings", "progress", "running", "failed")
 """Events for displays alone, which the log of a run does not have."""
 
 

@@ -265,6 +265,7 @@ def run_points(
                 engine.run(after, ledger, name, notify)
             except ClientError as error:  # of this point alone: an update with NaN, say
                 failed[name] = str(error)
+                notify("failed", point=name)
                 notify("caution", point=name, text=f"this point failed: {error}")
                 continue
             ledger.end(name, time.perf_counter() - started)

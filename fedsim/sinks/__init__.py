@@ -80,8 +80,11 @@ class Curves:
             self._add(fields["findings"])
             if not fields["pending"]:
                 self._flush()
-        elif event == "ended":
-            self._end(fields["status"])
+        elif event == "failed":
+            self._end("failed")
+        elif event == "ended":  # the run's status is failed if any point is
+            interrupted = fields["status"] == "interrupted"
+            self._end("interrupted" if interrupted else "finished")
 
     def _begin(self, point: str) -> None:
         for name, settings in self._sinks:

@@ -4,12 +4,12 @@ import sys
 
 import pytest
 from support.findings import finding
-from support.tiny import rows, scenario, timeless
+from support.tiny import faulty, rows, scenario, timeless
 
 from adversaries import LLG
 from fedsim.attacking.audit import audit_campaign
 from fedsim.engine.simulate import simulate
-from fedsim.errors import ScenarioError
+from fedsim.errors import ClientError, ScenarioError
 from fedsim.runs.provenance import results
 from fedsim.scenario import Scenario
 from fedsim.sinks import Curves
@@ -94,6 +94,23 @@ def test_mlflow_has_the_numbers_the_settings_and_the_end(tmp_path):
         history = client.get_metric_history(found.info.run_id, name)
         values = {one.step: one.value for one in history}
         assert values == pytest.approx(told(tmp_path / "run", name))
+
+
+@pytest.mark.usefixtures("rogues")
+@pytest.mark.parametrize("clients", [[3, 2], [2, 3]])
+def test_a_point_that_failed_is_the_one_whose_curves_say_so(clients, tmp_path, monkeypatch):
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    from fedsim.sinks import tensorboard
+
+    ends = []
+    monkeypatch.setattr(tensorboard.TensorBoard, "close", lambda self, status: ends.append(status))
+    # Client 2 alone is the one that this defense breaks.
+    sweep = {"defenses.0.clients": [[client] for client in clients]}
+    with pytest.raises(ClientError, match="1 of 2 points failed"):
+        simulate(
+            faulty("nan", sinks={"tensorboard": {}}, adversaries=[], sweep=sweep), tmp_path / "run"
+        )
+    assert ends == ["failed" if client == 2 else "finished" for client in clients]
 
 
 def test_a_server_that_is_not_there_is_said_once_and_the_run_is_the_same(tmp_path):
