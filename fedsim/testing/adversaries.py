@@ -91,8 +91,10 @@ def adversary_complaints(attack: Adversary, sample: Observation | None) -> list[
         return found if sample is None else [*found, refused]
     except Exception as error:
         return [*found, f"it raises {brief(error)} on a small network with one image"]
-    if not isinstance(first, Reconstruction):
-        return [*found, f"reconstruct returns {type(first).__name__}: return a Reconstruction"]
+    for claimed in (first, second):
+        if not isinstance(claimed, Reconstruction):
+            kind = type(claimed).__name__
+            return [*found, f"reconstruct returns {kind}: return a Reconstruction"]
     for name in sorted(filled & CLAIMS):
         value = getattr(first, name)
         if value is None or (name == "attributes" and not value):

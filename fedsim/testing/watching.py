@@ -55,6 +55,8 @@ def frozen(value: Any) -> Any:
 
 def same(ours: Any, theirs: Any) -> bool:
     """Whether two nested records are equal; NaN equals NaN."""
+    if ours is None or theirs is None:
+        return ours is theirs
     if isinstance(ours, Tensor | np.ndarray):
         a, b = torch.as_tensor(ours), torch.as_tensor(theirs)
         return a.shape == b.shape and torch.allclose(

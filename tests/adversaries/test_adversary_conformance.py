@@ -84,6 +84,32 @@ class Silent(Greedy):
         raise KeyError("inputs_from")
 
 
+class Fickle(Adversary):
+    """Claims a field once, and the next time not."""
+
+    name = "fickle"
+    needs = Knowledge.HEAD_GRADIENT
+    recovers = frozenset({"labels"})
+    asked: ClassVar[int] = 0
+
+    def reconstruct(self, seen, job):
+        seen.know(Knowledge.HEAD_GRADIENT)
+        type(self).asked += 1
+        more = {} if self.asked > 1 else {"text": ["a"], "label_counts": {0: 1}}
+        return Reconstruction(labels=torch.tensor([0]) if more else None, **more)
+
+
+class Spent(Fickle):
+    """Claims something once, and the next time nothing."""
+
+    name = "spent"
+    asked: ClassVar[int] = 0
+
+    def reconstruct(self, seen, job):
+        claimed = super().reconstruct(seen, job)
+        return claimed if self.asked == 1 else None
+
+
 @pytest.mark.parametrize(
     ("cls", "words"),
     [
@@ -94,6 +120,8 @@ class Silent(Greedy):
         (Careless, ["name is", "'limit' has no description", "unbounded", "lables"]),
         (Leaky, ["changes the observation", "global generator of torch", "same seed", "empty"]),
         (Shortsighted, ["over_history is set, and HISTORY is not needed"]),
+        (Fickle, ["the same seed gives another answer"]),
+        (Spent, ["reconstruct returns NoneType"]),
         (Greedy, ["more than it declares"]),
     ],
 )
