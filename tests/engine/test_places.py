@@ -10,15 +10,19 @@ import pytest
 import ray
 import torch
 from flwr.app import ArrayRecord, Message, MessageType, RecordDict
+from support.interceptions import intercepted
 from support.tiny import config, initial, scenario
 
 import fedsim
 from adversaries import LLG
+from fedsim.attacking.attack import Attack, AttackRunner
 from fedsim.engine.inline import InlineGrid
 from fedsim.engine.ray import session
+from fedsim.engine.ray.attacks import RayExecutor
 from fedsim.engine.ray.clients import ClientWorker, RayGrid
 from fedsim.engine.simulate import simulate
 from fedsim.errors import EngineError, FedsimError, ScenarioError
+from fedsim.scenario.built import build
 from fedsim.scenario.settings import Engine
 
 pytestmark = [
@@ -77,6 +81,18 @@ def test_clients_whose_workers_all_lack_a_place_end_the_run(monkeypatch):
     finally:
         for actor in pool:
             ray.kill(actor)
+
+
+@pytest.mark.parametrize("clustered", [False, True])
+def test_attacks_that_have_ended_are_collected_after_the_workers_were_killed(clustered):
+    run = scenario()
+    executor = RayExecutor(AttackRunner(build(run)), 2, 0.0)
+    executor.submit([[Attack(intercepted(run, client), 0, 1.0)] for client in (0, 1)])
+    assert ray.wait([*executor._running], num_returns=2, timeout=100)[1] == []
+    executor._clustered = clustered
+    executor._replace(1)  # this one is starting
+    executor.cancel()
+    assert len([*executor.collect(wait=False)]) == 2
 
 
 def test_a_worker_larger_than_every_node_is_an_error_and_no_endless_wait(tmp_path, monkeypatch):

@@ -231,7 +231,8 @@ class RayExecutor:
                 one.progress = latest
                 self._observer("progress", progress=latest)
             attacks = [stored.attack for stored in one.group]
-            node = session.node_of(self._workers[one.worker]) if self._clustered else ""
+            known = self._clustered and self._workers
+            node = session.node_of(self._workers[one.worker]) if known else ""
             rows.append(self._runner.running(attacks, one.since, latest, node or ""))
         self._observer("running", running=tuple(rows), workers=self._number)
 
@@ -299,7 +300,7 @@ class RayExecutor:
         for worker in self._workers:
             with contextlib.suppress(Exception):
                 ray.kill(worker)
-        self._workers = []
+        self._workers, self._starting = [], {}
 
     def _end_idle(self) -> None:
         """Let idle workers leave nothing on their nodes, where this process cannot clean up."""
