@@ -73,6 +73,11 @@ def preflight(
         local_training(scenario, task, module, (), torch.Generator(), chain)
     cautions = too_many + task.cautions() + Budget(built).cautions()
     cautions += check_probes(built) + attack_cautions(built)
+    if scenario.engine.vectorize and (nodes_decide or engine_name(scenario) == "flower"):
+        cautions.append(
+            "engine.vectorize has no effect: Flower asks for each client alone, and none trains "
+            'with others. Set it to 0, or leave out engine.name = "flower"'
+        )
     return built, cautions
 
 

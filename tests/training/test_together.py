@@ -197,3 +197,11 @@ def test_what_cannot_be_trained_at_once_is_refused(code, changes, reason, tmp_pa
         changes = {"task": {"model": {"name": f"{name}:Net", "head": "head"}}}
     with pytest.raises(ScenarioError, match=f"engine.vectorize .*{reason}.*vectorize = 0"):
         preflight(scenario(engine={"vectorize": 2}, **changes))
+
+
+def test_where_flower_asks_for_each_client_alone_it_says_so():
+    asked = scenario(engine={"name": "flower", "vectorize": 2})
+    (caution,) = preflight(asked)[1]
+    assert caution.startswith("engine.vectorize has no effect")
+    assert preflight(scenario(engine={"workers": 1, "vectorize": 2}), nodes_decide=True)[1]
+    assert not preflight(scenario(engine={"workers": 1, "vectorize": 2}))[1]
