@@ -63,6 +63,7 @@ class Curves:
         self._failed: set[str] = set()
         self._open: dict[str, Sink] = {}
         self._leaked: dict[tuple[int, str], list[float]] = {}
+        self._left = 0
 
     def __call__(self, event: str, **fields: Any) -> None:
         """Take notice of one event."""
@@ -76,9 +77,12 @@ class Curves:
                 if name not in ("round", "of", "point") and isinstance(value, float)
             }
             self._log(values, fields["round"])
-        elif event == "findings":
+        elif event == "attacks":
+            self._left += fields["queued"]
+        elif event == "findings":  # of one attack; those of a group come one after the other
             self._add(fields["findings"])
-            if not fields["pending"]:
+            self._left -= 1
+            if not self._left:
                 self._flush()
         elif event == "failed":
             self._end("failed")
@@ -140,6 +144,7 @@ class Curves:
 
     def _end(self, status: str) -> None:
         self._flush()
+        self._left = 0
         for name, sink in [*self._open.items()]:
             self._attempt(name, partial(sink.close, status))
         self._open.clear()

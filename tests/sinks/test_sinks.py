@@ -67,14 +67,15 @@ def test_only_attacks_that_count_enter_a_mean(tmp_path):
     run = scenario(sinks={"tensorboard": {}})
     curves = Curves(run.sinks, {"": run}, tmp_path, pytest.fail)
     curves("point", point="")
+    curves("attacks", round=1, queued=4)
     ended = [
         finding(value=1.0),
         finding(value=None, status="failed", baseline=0.2),
         finding(value=None, status="denied", baseline=0.9),
         finding(value=0.9, status="unverified"),
     ]
-    for pending, one in zip((3, 2, 1, 0), ended, strict=True):
-        curves("findings", findings=(one,), pending=pending)
+    for one in ended:
+        curves("findings", findings=(one,), pending=0)
     curves("ended", status="finished")
     assert of_tensorboard(tmp_path / "tensorboard") == {"leakage/llg/asr": {1: pytest.approx(0.6)}}
 
@@ -94,6 +95,22 @@ def test_mlflow_has_the_numbers_the_settings_and_the_end(tmp_path):
         history = client.get_metric_history(found.info.run_id, name)
         values = {one.step: one.value for one in history}
         assert values == pytest.approx(told(tmp_path / "run", name))
+
+
+def test_a_round_whose_victims_are_attacked_together_is_one_mean(tmp_path):
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    together = [{"name": "dlg", "budget": 1}]
+    simulate(
+        scenario(sinks={"tensorboard": {}}, adversaries=together, threat={"grants": "white-box"}),
+        tmp_path / "run",
+    )
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    curve = [(one.step, one.value) for one in events.Scalars("leakage/dlg/psnr")]
+    assert dict(curve) == pytest.approx(told(tmp_path / "run", "leakage/dlg/psnr"))
+    assert [round for round, _ in curve] == [1, 2]
 
 
 @pytest.mark.usefixtures("rogues")
