@@ -4,6 +4,7 @@ import contextlib
 import functools
 import hashlib
 import os
+import re
 import time
 import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -30,6 +31,11 @@ from fedsim.scenario.devices import settled
 from fedsim.seeds import isolated
 from fedsim.sinks import Curves
 from fedsim.temporary import remove_stale
+
+OF_THE_RUN = re.compile(
+    r"sinks\b|engine\.(name|workers|attack_workers|address|(cpus|gpus)_per_(client|attack))$"
+)
+"""Keys of the engine and the sinks, which all points of a sweep share."""
 
 
 def simulate(
@@ -171,6 +177,9 @@ def _run(
         for each in planned.values():
             forget(ledger, settle(ledger, each, overwrite=overwrite))
         notify("started", scenario=scenario.name, points=[*chosen], engine=engine_name(scenario))
+        if shared := [key for key in scenario.sweep if OF_THE_RUN.match(key)]:
+            text = f"sweep: {', '.join(shared)} has no effect, as all points run on one engine"
+            notify("caution", text=f"{text} with the same sinks. Make a run of each value")
         if size:
             most = scenario.record.max_bytes
             notify("recording", keep=scenario.keeps, bytes=min(size, most), max_bytes=most)

@@ -33,3 +33,17 @@ def test_flowers_processes_sum_in_one_thread_whatever_the_environment_says(monke
     command = [sys.executable, "-c", "import torch; print(torch.get_num_threads())"]
     said = subprocess.run(command, env=_environment(), capture_output=True, text=True, check=True)
     assert said.stdout.strip() == "1"
+
+
+def test_a_sweep_over_what_all_points_share_says_that_it_has_no_effect(tmp_path):
+    said = []
+
+    def observer(event, **fields):
+        if event == "caution":
+            said.append(fields["text"])
+
+    sweep = {"engine.workers": [1, 2], "engine.deterministic": [True], "engine.device": ["cpu"]}
+    few = {"rounds": 1, "clients": 2, "clients_per_round": 2}
+    simulate(scenario(adversaries=[], training=few, sweep=sweep), tmp_path, observer=observer)
+    (only,) = said
+    assert only.startswith("sweep: engine.workers has no effect")
