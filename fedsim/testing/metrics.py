@@ -68,15 +68,15 @@ def metric_complaints(metric: Metric, sample: Task | None) -> list[str]:
         sample: A task that it suits; by default the first installed task that it suits, with its
             default settings. There are no complaints if it suits none.
     """
-    installed = (cast(Task, make("tasks", name, {"clients": 2})) for name in names("tasks"))
-    for task in (sample,) if sample is not None else installed:
+    for one in (sample,) if sample is not None else names("tasks"):
         try:
+            task = cast(Task, make("tasks", one, {"clients": 2})) if isinstance(one, str) else one
             spec = task.spec
             fits = metric.suits(spec)
         except FedsimError:
             if sample is not None:
                 raise
-            continue  # a package that it needs is not there
+            continue  # a package that it needs is not there, or it has no default settings
         except Exception as error:
             return [f"suits() raises {brief(error)}: answer for every spec"]
         if fits:

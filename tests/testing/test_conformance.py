@@ -15,6 +15,7 @@ from fedsim.spec import Spec
 from fedsim.task import Task
 from fedsim.tasks.images import Images
 from fedsim.tasks.speech import Speech
+from fedsim.testing import metrics
 from fedsim.testing.metrics import metric_complaints, true_claim
 
 SPEAKERS = Speech(clients=2, speakers=24, utterances=4, auxiliary_fraction=0.5)
@@ -130,6 +131,18 @@ WRONG = [
 def test_a_wrong_metric_is_told_what_is_wrong(cls, words):
     complaints = testing.conformance(cls)
     assert any(words in complaint for complaint in complaints), complaints
+
+
+def test_an_installed_task_that_cannot_be_made_is_no_complaint_about_a_metric(monkeypatch):
+    monkeypatch.setattr(metrics, "names", lambda kind: [f"{__name__}:Needy", *names(kind)])
+    assert testing.conformance(metric(compute=found)) == []
+
+
+class Needy(Images):
+    """Cannot be made without a setting."""
+
+    name = "needy"
+    scanner: int
 
 
 def test_a_metric_whose_values_are_open_ended_must_still_put_the_truth_first():
