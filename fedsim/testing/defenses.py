@@ -1,5 +1,6 @@
 """Conformance check of defenses."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -85,7 +86,8 @@ def _prepare(defense: Defense, model: VictimModel, examples: Batch) -> list[str]
         return ["prepare does not return a Training: use training.replace(...)"]
     found = []
     expected = {name: p.shape for name, p in model.parameters().items()}
-    if {name: value.shape for name, value in first.items()} != expected:
+    named = first.items() if isinstance(first, Mapping) else ()
+    if {name: getattr(value, "shape", None) for name, value in named} != expected:
         found.append("after prepare the gradient has other names or shapes than the model")
     # Dropout cannot be handed a generator; the client seeds the global one around training.
     if not touched and not same(first, second):

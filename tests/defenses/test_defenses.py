@@ -221,9 +221,29 @@ class Rough(Defense):
         )
 
 
+class Hollow(Defense):
+    """Has no gradient of a parameter, as autograd says of one that is not used."""
+
+    name = "hollow"
+
+    def prepare(self, training):
+        return training.replace(gradient=lambda module, batch: ({"head.weight": None}, 0.0))
+
+
+class Bare(Defense):
+    """Returns a gradient without names."""
+
+    name = "bare"
+
+    def prepare(self, training):
+        return training.replace(gradient=lambda module, batch: (torch.zeros(3), 0.0))
+
+
 @pytest.mark.parametrize(
     ("cls", "words"),
     [
+        (Hollow, ["other names or shapes"]),
+        (Bare, ["other names or shapes"]),
         (Nothing, ["does nothing"]),
         (Rough, ["shape", "leave the kind", "changes the update", "global generator", "same seed"]),
     ],
