@@ -106,6 +106,27 @@ def test_a_layer_used_twice_is_found_out():
     torch.testing.assert_close(dummy(inputs, targets)["same.weight"][1], alone)
 
 
+class _Faint(nn.Module):
+    """A weight that is used twice, with a gradient far below that of the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.side, self.back = (nn.Linear(144, CLASSES) for _ in range(3))
+        self.back.weight = self.side.weight
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        flat = inputs.flatten(1)
+        return self.head(flat) + 1e-4 * (self.side(flat) + self.back(flat.flip(1)))
+
+
+def test_a_parameter_with_a_small_gradient_is_compared_by_its_own_size():
+    model = VictimModel(_Faint().double(), head="head", loss=cross_entropy)
+    names = list(model.parameters())
+    found = DummyGradients(model, names, shape=SHAPE, classes=CLASSES)(*batches(2, 3))
+    alone = model.gradient(*(one[1] for one in batches(2, 3)))["side.weight"]
+    torch.testing.assert_close(dense(found["side.weight"])[1], alone)
+
+
 def test_a_loss_that_is_a_sum_is_found_out():
     module = victim("cnn").module
 
