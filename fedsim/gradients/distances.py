@@ -185,6 +185,12 @@ class _Matrix:
         return found / self.count
 
 
+def _bias_of(name: str) -> str:
+    """The bias that goes with a weight, such as `lstm.bias_ih_l0` with `lstm.weight_ih_l0`."""
+    layer, dot, own = name.rpartition(".")
+    return layer + dot + own.replace("weight", "bias")
+
+
 class WhitenedDistance:
     """|| L (g'/|g'| - g/|g|) R ||^2 / r, with L = (g g')^-1/4 and R = (g' g)^-1/4, over matrices.
 
@@ -207,9 +213,7 @@ class WhitenedDistance:
     def __init__(self, theirs: Mapping[str, Tensor], floor: float = 0.01) -> None:
         self.names = [name for name in theirs if theirs[name].ndim > 1]
         self.biases = {
-            name: bias
-            for name in self.names
-            if (bias := name.replace("weight", "bias")) != name and bias in theirs
+            name: bias for name in self.names if (bias := _bias_of(name)) != name and bias in theirs
         }
         self.parts: dict[str, _Matrix] = {}
         for name in self.names:

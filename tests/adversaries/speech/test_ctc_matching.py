@@ -192,14 +192,16 @@ def test_the_heads_gradient_is_differentiated_in_closed_form():
     torch.testing.assert_close(ours, theirs)
 
 
-def test_whitening_is_shampoos_of_the_observed_gradient():
+@pytest.mark.parametrize("layer", ["a", "weighted"])
+def test_whitening_is_shampoos_of_the_observed_gradient(layer):
     rng = torch.Generator().manual_seed(0)
-    theirs = {"a.weight": torch.randn(4, 6, generator=rng), "a.bias": torch.randn(4, generator=rng)}
+    weight, bias = f"{layer}.weight", f"{layer}.bias"
+    theirs = {weight: torch.randn(4, 6, generator=rng), bias: torch.randn(4, generator=rng)}
     ours = {name: torch.randn(3, *value.shape, generator=rng) for name, value in theirs.items()}
     floor = 0.05
     found = WhitenedDistance(theirs, floor)(ours)
 
-    joined = torch.cat([theirs["a.weight"], theirs["a.bias"][:, None]], dim=1).double()
+    joined = torch.cat([theirs[weight], theirs[bias][:, None]], dim=1).double()
     joined /= joined.norm()
     least = floor * torch.linalg.svdvals(joined)[0]
 
@@ -208,17 +210,22 @@ def test_whitening_is_shampoos_of_the_observed_gradient():
         return vectors * (values.clamp(min=0).sqrt() + least).rsqrt() @ vectors.T
 
     for row, distance in enumerate(found):
-        mine = torch.cat([ours["a.weight"][row], ours["a.bias"][row][:, None]], dim=1).double()
+        mine = torch.cat([ours[weight][row], ours[bias][row][:, None]], dim=1).double()
         apart = root(joined @ joined.T) @ (mine / mine.norm() - joined) @ root(joined.T @ joined)
         assert float(distance) == pytest.approx(float(apart.square().sum() / 4), rel=1e-3)
 
 
 def test_whitening_is_zero_at_the_gradient_and_forgives_its_length():
-    theirs = {"a.weight": torch.randn(5, 3), "a.bias": torch.randn(5), "b": torch.randn(2, 2, 2)}
+    rng = torch.Generator().manual_seed(0)
+
+    def normal(*shape):
+        return torch.randn(shape, generator=rng, dtype=torch.float64)
+
+    theirs = {"a.weight": normal(5, 3), "a.bias": normal(5), "b": normal(2, 2, 2)}
     same = {name: 7 * value[None] for name, value in theirs.items()}
     distance = WhitenedDistance(theirs)
-    assert float(distance(same)) < 1e-9
-    small = {name: value + 1e-3 * torch.randn_like(value) for name, value in same.items()}
+    assert float(distance(same)) < 1e-20
+    small = {name: value + 0.1 * normal(*value.shape) for name, value in same.items()}
     together = {name: value[None] for name, value in theirs.items()}
     assert float(distance(small)) > 10 * float(cosine_distance(small, together))
     with pytest.raises(ValueError, match=r"'a\.weight' is zero"):
