@@ -3,6 +3,7 @@
 import inspect
 import logging
 import os
+import random
 import shutil
 import sys
 from collections.abc import Iterator
@@ -34,6 +35,17 @@ def _float32() -> None:
 
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.deterministic = True
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    """What a test draws does not depend on the tests before it in its process."""
+    import numpy as np
+    import torch
+
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True, scope="session")
