@@ -1,6 +1,7 @@
 """Loading tables: scikit-learn's, CSV or Parquet files, and those that a function returns."""
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,11 +120,11 @@ def load(
             described.append(Column(column, categories=found))
             parts.append(np.eye(len(found))[codes])
         else:
-            mean, scale = float(values[~tests].mean()), float(values[~tests].std(ddof=0))
             if values[~tests].nunique() < 2:
                 raise _constant(where, name, values[~tests].iloc[0])
+            mean, scale, numbers = _standardised(where, name, values, values[~tests])
             described.append(Column(column, mean=mean, scale=scale))
-            parts.append(((values - mean) / scale).to_numpy()[:, None])
+            parts.append(numbers)
     if not described:
         raise DataError(f"data '{name}' has no column but the label '{label}'")
     return Table(
@@ -224,6 +225,29 @@ def _codes(
     if len(categories) < 2:
         raise _constant(where, name, categories[0])
     return tuple(map(str, categories)), codes.astype(np.int64)
+
+
+def _standardised(
+    where: str, name: str, values: "pd.Series[Any]", training: "pd.Series[Any]"
+) -> tuple[float, float, NDArray[np.float32]]:
+    """Standardise numbers by those of the training rows.
+
+    Returns:
+        Mean, standard deviation, and the standardised numbers (N, 1).
+
+    Raises:
+        DataError: Floats cannot hold the squares of the numbers, or how they differ.
+    """
+    with np.errstate(all="ignore"):
+        mean, scale = float(training.mean()), float(training.std(ddof=0))
+        numbers = ((values - mean) / scale).to_numpy().astype(np.float32)[:, None]
+    if not math.isfinite(scale) or not np.isfinite(numbers).all():
+        raise DataError(
+            f"data '{name}': {where} cannot be standardised (values from {values.min()} to "
+            f"{values.max()}): floats do not hold the squares of such numbers, or how they differ. "
+            "Rescale the column, leave it out, or name it in task.categorical"
+        )
+    return mean, scale, numbers
 
 
 def _constant(where: str, name: str, value: object) -> DataError:

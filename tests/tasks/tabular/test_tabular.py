@@ -97,6 +97,10 @@ BAD = {
     "no category": (lambda f: f, {"categorical": ["wards"]}, "has no column 'wards'. Did you mean"),
     "one class": (lambda f: f.assign(outcome="ill"), {}, "label column 'outcome' is ill in every"),
     "constant": (lambda f: f.assign(dose=0.1), {}, "column 'dose' is 0.1 in every training row"),
+    "beyond floats": (lambda f: f.assign(dose=f["dose"] * 1e300), {}, "'dose' cannot be standard"),
+    "alike as floats": (
+        lambda f: f.assign(dose=2**62 + np.arange(60)), {}, "'dose' cannot be standardised"
+    ),
     "one category": (lambda f: f.assign(ward="east"), {}, "column 'ward' is east in every"),
     "fractions": (lambda f: f, {"label": "dose"}, "'dose' holds fractions; expected classes"),
     "few rows": (lambda f: f[:2], {}, "has 2 rows; expected 3 or more"),
