@@ -258,15 +258,23 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     """
     if path.suffix == ".parquet":
         return as_rows(read_parquet(path))
-    with reading(path), path.open(encoding="utf-8", newline="") as file:
+    # Spreadsheets and Windows begin a file with a mark of its encoding; utf-8-sig leaves it out.
+    with reading(path), path.open(encoding="utf-8-sig", newline="") as file:
         if path.suffix == ".jsonl":
-            rows = [json.loads(line) for line in file if line.strip()]
+            rows = [_object(line, at) for at, line in enumerate(file, 1) if line.strip()]
             if not all(isinstance(row, dict) for row in rows):
                 raise DataError(f"{path} has a line that is no object; expected one a line")
             return rows
         if path.suffix == ".tsv":
             return list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
         return list(csv.DictReader(file))
+
+
+def _object(line: str, at: int) -> Any:
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:  # counts lines from the one that it is given
+        raise ValueError(f"line {at}, column {error.colno}: {error.msg}") from error
 
 
 def read_parquet(path: Path) -> Any:

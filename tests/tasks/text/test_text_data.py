@@ -89,6 +89,13 @@ def test_a_table_is_found_by_its_stem(tmp_path, name, inner):
     assert len(found.test) == 2
 
 
+@pytest.mark.parametrize("name", ["mine.jsonl", "mine.csv", "mine.tsv"])
+def test_a_table_may_begin_with_a_byte_order_mark(tmp_path, name):
+    path = table(tmp_path, name) / name
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert load("mine", tmp_path, **GIVEN).texts == tuple(row["text"] for row in ROWS)
+
+
 def test_labels_may_be_names_and_columns_may_have_others(tmp_path):
     rows = [{"review": f"a b {i}", "class": "good" if i % 2 else "bad", "author": f"p{i % 3}",
              "split": "test" if i > 5 else "train"} for i in range(8)]  # fmt: skip
@@ -159,8 +166,8 @@ def test_what_is_not_there(tmp_path):
         load("mine", tmp_path / "gone", **GIVEN)
     with pytest.raises(DataError, match=r"label_column = 'lable'.*Did you mean 'label'"):
         load("mine", tmp_path, columns=(None, "lable"), **GIVEN)
-    (tmp_path / "broken.jsonl").write_text('{"text": "a"\n')
-    with pytest.raises(DataError, match="cannot be read"):
+    (tmp_path / "broken.jsonl").write_text('{"text": "a", "label": 1}\n{"text": a}\n')
+    with pytest.raises(DataError, match="cannot be read: line 2, column 10: Expecting value"):
         load("broken", tmp_path, **GIVEN)
     (tmp_path / "list.jsonl").write_text("[1, 2]\n")
     with pytest.raises(DataError, match="no object"):
