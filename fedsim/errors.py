@@ -95,9 +95,9 @@ def did_you_mean(word: str, known: Iterable[str], listed: Iterable[str] | None =
         known: The known words.
         listed: The words to list instead of all known ones, if these are too many.
     """
-    names = sorted(known)
+    names = sorted(set(known))
     if not names:
         return "There are none."
     near = difflib.get_close_matches(word, names, n=1)
     hint = f"Did you mean '{near[0]}'? " if near else ""
-    return f"{hint}Known: {', '.join(names if listed is None else sorted(listed))}."
+    return f"{hint}Known: {', '.join(names if listed is None else sorted(set(listed)))}."

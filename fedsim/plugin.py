@@ -70,6 +70,16 @@ def _entry_points(kind: str) -> dict[str, importlib.metadata.EntryPoint]:
     return {point.name: point for point in found}
 
 
+@functools.cache
+def _packages(kind: str) -> dict[str, dict[str, str]]:
+    """By name, the references that are installed under it, each with its package."""
+    found: dict[str, dict[str, str]] = {}
+    for point in importlib.metadata.entry_points(group=GROUPS[kind]):
+        package = point.dist.name if point.dist else "an unknown package"
+        found.setdefault(point.name, {})[point.value] = package
+    return found
+
+
 def register(kind: str, points: Mapping[str, str]) -> None:
     """Register plugins in this process, in place of those that are installed.
 
@@ -123,6 +133,13 @@ def find(kind: str, name: str) -> type[Plugin]:
         points = _entry_points(kind)
         if name not in points:
             raise PluginError(f"no '{name}' among the {kind}. {did_you_mean(name, points)}")
+        # What `register` names comes from no package, and is meant.
+        if points[name].dist and len(found := _packages(kind).get(name, {})) > 1:
+            several = " and ".join(f"{value} of {package}" for value, package in found.items())
+            raise PluginError(
+                f"several of the {kind} are called '{name}': {several}. Rename or uninstall one, "
+                'or name the one that you mean as "module:Class"'
+            )
         what = f"'{name}' ({points[name].value})"
         try:
             cls = points[name].load()

@@ -20,7 +20,7 @@ def new(
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     from fedsim.errors import PluginError
-    from fedsim.plugin import GROUPS
+    from fedsim.plugin import GROUPS, names
 
     words = [kind, *re.findall("[a-z0-9]+", name.lower())]
     fixed = "_".join(words[1:] if len(words) > 1 and words[1][0].isalpha() else words)
@@ -38,14 +38,20 @@ def new(
             f"a module '{name}' is installed already, and would be shadowed: choose another name, "
             f"such as: fedsim new {kind} my_{name}"
         )
+    kinds, label = "adversaries" if kind == "adversary" else f"{kind}s", name.replace("_", "-")
+    if label in names(kinds):
+        raise PluginError(
+            f"there is a {label} among the {kinds}: choose another name, such as: fedsim new "
+            f"{kind} my_{name}"
+        )
     cls = "".join(map(str.capitalize, name.split("_")))
     known = {
         "kind": kind,
         "article": "an" if kind == "adversary" else "a",
         "name": name,
-        "label": name.replace("_", "-"),
+        "label": label,
         "cls": cls,
-        "group": GROUPS["adversaries" if kind == "adversary" else f"{kind}s"],
+        "group": GROUPS[kinds],
     }
     pages = Environment(  # noqa: S701 - Python and TOML, no HTML
         loader=PackageLoader("fedsim.cli"),

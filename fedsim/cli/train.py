@@ -38,5 +38,5 @@ def train(
     work(job, folder, console, again=again, quiet=quiet, as_json=as_json)
     if not quiet and not as_json:
         command = shlex.join(["fedsim", "attack", str(folder), *trusted(loaded)])
-        text = f"attack it with: {command}"
+        text = f"attack it with: {command}{'' if loaded.adversaries else ' --adversary NAME'}"
         console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -141,7 +141,9 @@ def test_data_is_shown_in_a_sentence():
 
 
 def test_a_name_that_nothing_has_names_the_nearest(monkeypatch, capsys):
-    assert "Did you mean 'psnr'?" in refused(monkeypatch, capsys, "show", "psnrr")
+    said = refused(monkeypatch, capsys, "show", "psnrr")
+    assert "Did you mean 'psnr'?" in said
+    assert said.count("NAME,") == said.count("accumulate,") == 1
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,7 @@ def test_a_new_package_says_what_comes_next_and_conforms(kind, made):
         ("a/b", "fedsim new adversary a_b"),
         ("torch", "is installed already, and would be shadowed"),
         ("there", "there is there already"),
+        ("bias_signs", "there is a bias-signs among the adversaries"),
     ],
 )
 def test_a_name_that_cannot_be_is_refused_with_the_fix(name, said, tmp_path, monkeypatch, capsys):

@@ -62,8 +62,8 @@ def test_paths_are_printed_as_they_are_and_commands_can_be_pasted(tmp_path, monk
     report, command = done.output.splitlines()[-2:]
     assert report == "report: my runs [new]/report.html"
     words = shlex.split(command.removeprefix("attack it with: "))
-    assert words == ["fedsim", "attack", "my runs [new]", "--trust"]
-    done = CliRunner().invoke(app, [*words[1:], "--adversary", "llg"])
+    assert words == ["fedsim", "attack", "my runs [new]", "--trust", "--adversary", "NAME"]
+    done = CliRunner().invoke(app, [*words[1:-1], "llg"])
     assert done.exit_code == 0, done.output
 
 

@@ -11,6 +11,7 @@ import pytest
 from support.own_code import PLUGINS, beside, fresh
 from typer.testing import CliRunner
 
+from fedsim import plugin
 from fedsim.cli import app
 from fedsim.cli.working import resumed
 from fedsim.engine.ray.session import session_folder
@@ -141,6 +142,24 @@ def test_what_cannot_be_used_is_said(tmp_path, text, name, said):
     with pytest.raises(PluginError) as raised:
         Scenario.load(path)
     assert said.format(module=module, folder=tmp_path) in str(raised.value)
+
+
+def test_two_packages_with_one_name_are_told_apart_and_not_chosen_from(tmp_path, monkeypatch):
+    info = tmp_path / "other-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[fedsim.adversaries]\nllg = other:Mine\n")
+    caches = (plugin._entry_points, plugin._packages)
+    with monkeypatch.context() as patch:
+        patch.syspath_prepend(tmp_path)
+        for cache in caches:
+            cache.cache_clear()
+        with pytest.raises(PluginError, match=r"'llg': other:Mine of other and .* of fedsim-priv"):
+            find("adversaries", "llg")
+        assert find("adversaries", "rlg").name == "rlg"
+    for cache in caches:
+        cache.cache_clear()
+    assert find("adversaries", "llg").name == "llg"
 
 
 def test_a_metric_is_named_by_a_reference_only():
