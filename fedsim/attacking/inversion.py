@@ -58,9 +58,22 @@ def invert(  # noqa: PLR0913 - each argument is something that the attacker know
 
     Raises:
         NotGranted: The adversary needs more than one update comes with, such as auxiliary data.
-        ScenarioError: The model cannot take the inputs, its gradient has other names or shapes, or
-            the adversary attacks other inputs.
+        ScenarioError: The model cannot take the inputs, its gradient has other names or shapes,
+            the adversary attacks other inputs, or an argument is of another type or out of range.
     """
+    if not isinstance(adversary, Adversary):
+        raise ScenarioError(f"adversary: found {adversary!r}; expected an object, such as LLG()")
+    if not isinstance(update, Update | Mapping):
+        raise ScenarioError(
+            f"update: found {type(update).__name__}; expected tensors by parameter name, or an "
+            "Update"
+        )
+    for name, least in (("num_examples", num_examples), ("budget", budget)):
+        if least is not None and least < 1:
+            raise ScenarioError(f"{name}: found {least}; expected 1 or more")
+    alone = isinstance(model, nn.Linear)
+    if alone:  # attacks find layers by name, and the parameters of a layer alone have none
+        model = nn.Sequential(model)
     model, example = copy.deepcopy(model).cpu(), torch.zeros(tuple(shape))
     plain = copy.deepcopy(model).float()
     task = revealed_task(
@@ -69,11 +82,19 @@ def invert(  # noqa: PLR0913 - each argument is something that the attacker know
     if unsuited := list(adversary.unsuited(task.spec_type, task.name)):
         raise ScenarioError("\n".join(unsuited))
     truth = Truth(labels=None if labels is None else torch.as_tensor(labels))
+    if truth.labels is not None and not all(0 <= k < task.spec.classes for k in truth.labels):
+        raise ScenarioError(
+            f"labels: found {truth.labels.tolist()}; expected classes from 0 to "
+            f"{task.spec.classes - 1}"
+        )
     if not isinstance(update, Update):
         count = num_examples if truth.labels is None else len(truth.labels)
         update = Update(tensors=update, kind="gradient", num_examples=count)
     update = update.replace(
-        tensors={name: value.detach().cpu() for name, value in update.tensors.items()},
+        tensors={
+            f"0.{name}" if alone else name: value.detach().cpu()
+            for name, value in update.tensors.items()
+        },
         buffers={name: value.cpu() for name, value in update.buffers.items()},
     )
     before = {k: v.detach() for k, v in task.arrays(model).items()}

@@ -47,6 +47,11 @@ def head_gradient(gradient: Mapping[str, Tensor], head: str, classes: int) -> He
             matrix with a side of `classes`, holds integers, NaN or Inf, or is zero.
     """
     weight = gradient.get(f"{head}.weight")
+    if weight is None and not head:
+        raise ValueError(
+            "the model is a layer alone, by whose parameters no layer can be named: make it "
+            "nn.Sequential(layer), on clients and server"
+        )
     if weight is None:
         candidates = sorted(
             name.removesuffix(".weight")

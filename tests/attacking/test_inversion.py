@@ -9,6 +9,7 @@ from torch import nn
 import fedsim
 from adversaries import DAGER, DLG, LLG, FirstLinear, InvertingGradients
 from fedsim.errors import NotGranted, ScenarioError
+from fedsim.gradients.head import head_gradient
 from fedsim.records import Reconstruction, Update
 
 
@@ -73,6 +74,33 @@ def test_what_does_not_fit_is_refused_in_a_sentence(net, image):
     found = gradient(net, image, torch.tensor([1]))
     with pytest.raises(NotGranted, match="needs AUXILIARY, which one update does not come with"):
         fedsim.invert(found, net, LLG(variant="llg+"), shape=(1, 8, 8))
+
+
+def test_a_layer_alone_is_a_model(image):
+    net = nn.Linear(64, 10)
+    found = gradient(net, image.flatten(1), torch.tensor([2]))
+    assert fedsim.invert(found, net, LLG(), shape=(64,)).label_set == {2}
+    (claimed,) = fedsim.invert(found, net, FirstLinear(), shape=(64,)).inputs
+    assert (claimed - image.flatten()).abs().max() < 1e-5
+    with pytest.raises(ValueError, match=r"make it nn\.Sequential"):
+        head_gradient(found, "", 10)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"adversary": LLG}, r"adversary: found .*LLG.*expected an object, such as LLG\(\)"),
+        ({"adversary": "llg"}, "adversary: found 'llg'"),
+        ({"update": []}, "update: found list; expected tensors by parameter name"),
+        ({"num_examples": 0}, "num_examples: found 0; expected 1 or more"),
+        ({"budget": 0}, "budget: found 0; expected 1 or more"),
+        ({"labels": [4]}, r"labels: found \[4\]; expected classes from 0 to 3"),
+    ],
+)
+def test_arguments_of_another_type_or_out_of_range_are_refused(changed, said, net, image):
+    given = {"update": gradient(net, image, torch.tensor([1])), "adversary": LLG()}
+    with pytest.raises(ScenarioError, match=said):
+        fedsim.invert(**given | {"model": net, "shape": (1, 8, 8)} | changed)
 
 
 def test_each_layer_keeps_its_mode(image):
