@@ -8,7 +8,7 @@ installed is named by a reference, "module:Class".
 import functools
 import importlib.metadata
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pkgutil import resolve_name
 from typing import Any, ClassVar, TypeVar, get_args
 
@@ -298,3 +298,20 @@ def table(value: Any, where: str, *, key: str = "name", example: str) -> dict[st
     if not isinstance(settings, dict) or not isinstance(settings.get(key), str):
         raise DataError(f"{where} is {value!r}; expected a {key}, or a table such as {example}")
     return settings
+
+
+def check_objects(kind: str, given: object) -> None:
+    """Refuse what is no list of plugins, such as a class, a name, or a plugin alone.
+
+    Args:
+        kind: One of `GROUPS`.
+        given: What a program gives.
+
+    Raises:
+        ScenarioError: It is none, or one of its elements is no plugin of this kind.
+    """
+    if not isinstance(given, Iterable) or isinstance(given, Plugin | str):
+        raise ScenarioError(f"{kind}: found {given!r}; expected a list, such as [X()]")
+    for one in given:
+        if not isinstance(one, resolve_name(_BASES[kind])):
+            raise ScenarioError(f"{kind}: found {one!r}; expected an object, such as X()")

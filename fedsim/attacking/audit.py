@@ -16,7 +16,7 @@ from fedsim.attacking.probes import refuse_elsewhere
 from fedsim.attacking.revealed import Revealed
 from fedsim.errors import ScenarioError
 from fedsim.knowledge import Knowledge
-from fedsim.plugin import find, names
+from fedsim.plugin import check_objects, find, names
 from fedsim.runs import provenance
 from fedsim.runs.ledger import Ledger
 from fedsim.runs.lock import alone_in
@@ -140,6 +140,7 @@ def stated_table(
 
 def planned(adversaries: Sequence[Adversary]) -> list[PlannedAdversary]:
     """Plan attacks of adversaries; the second of a name has the label `NAME 2`, and so on."""
+    check_objects("adversaries", adversaries)
     found, called = list[PlannedAdversary](), Counter[str]()
     for adversary in adversaries:
         called[name := adversary.name] += 1

@@ -254,12 +254,11 @@ def _check(
         name for name, _ in prepared if not Recording(ledger.folder / place("tape", name)).rounds
     ]
     if empty:
-        where = f" of point {empty[0]}" if empty[0] else ""
         record = prepared[0][1].scenario.record
         raise RunFolderError(
-            f"{ledger.folder} has no recording{where}: the run kept nothing (record.keep = "
-            f'"{record.keep}", record.max_bytes = {record.max_bytes}). Run it again with '
-            'record.keep = "all" and enough bytes, or record it with fedsim train'
+            f"{ledger.folder} has no recording{' of point ' * any(empty)}{empty[0]}: the run kept "
+            f'nothing (record.keep = "{record.keep}", record.max_bytes = {record.max_bytes}). Run '
+            'it again with record.keep = "all" and enough bytes, or record it with fedsim train'
         )
     dropped = set[tuple[str, str]]()
     for name, built in prepared:

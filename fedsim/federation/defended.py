@@ -12,6 +12,7 @@ from fedsim.defense import ClientState, Defense
 from fedsim.errors import ClientError, PluginError
 from fedsim.federation.contents import filled
 from fedsim.federation.grid import CLIENT_KEY
+from fedsim.plugin import check_objects
 from fedsim.records import Update
 from fedsim.training.local import STATE_KEY, protect
 
@@ -74,7 +75,9 @@ def defend(
 
     Raises:
         PluginError: A defense changes the training itself.
+        ScenarioError: What is given is no defense, such as the class of one.
     """
+    check_objects("defenses", defenses)
     for defense in defenses:
         if type(defense).prepare is not Defense.prepare:
             raise PluginError(

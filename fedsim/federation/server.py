@@ -32,6 +32,7 @@ from fedsim.federation.replies import read_update as read_update
 from fedsim.federation.secure import CLIENTS_KEY
 from fedsim.federation.spool import Spool, in_groups
 from fedsim.federation.wrappers import Wrapper, clients_of
+from fedsim.plugin import check_objects
 from fedsim.records import Interception, Update
 from fedsim.seeds import held
 from fedsim.task import Task
@@ -83,6 +84,7 @@ class HonestButCurious(Wrapper):
         **settings: Any,
     ) -> None:
         super().__init__(strategy)
+        check_objects("adversaries", adversaries)
         self._owned = campaign is None
         self._project: WatchedProject | None = None
         self._campaign = campaign

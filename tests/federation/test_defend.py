@@ -20,7 +20,7 @@ from support.tiny import same, sent
 from defenses import GaussianNoise, Sign
 from fedsim import Update
 from fedsim.engine.inline import InlineGrid
-from fedsim.errors import PluginError
+from fedsim.errors import PluginError, ScenarioError
 from fedsim.federation import client
 from fedsim.federation.client import defend
 from fedsim.seeds import torch_generator
@@ -151,6 +151,8 @@ def test_defend_leaves_evaluation_and_errors_alone():
 def test_a_defense_that_trains_is_refused_by_defend():
     with pytest.raises(PluginError, match="'trainer' changes local training"):
         defend(Sign(), Trainer())
+    with pytest.raises(ScenarioError, match=r"defenses: found .*Sign.*expected an object"):
+        defend(Sign)
 
 
 def test_defend_says_what_it_cannot_protect():

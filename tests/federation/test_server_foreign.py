@@ -10,9 +10,10 @@ from flwr.serverapp.strategy import FedAvg
 from support.tiny import rows, same, weights
 from torch import nn
 
-from adversaries import LLG, TokenLeak
-from defenses import GaussianNoise
+from adversaries import IDLG, LLG, TokenLeak
+from defenses import GaussianNoise, Sign
 from fedsim import HonestButCurious, defend
+from fedsim.attacking.audit import planned
 from fedsim.engine.inline import InlineGrid
 from fedsim.errors import ScenarioError
 from fedsim.federation import client
@@ -208,6 +209,14 @@ def test_two_nodes_that_claim_one_client_cost_no_row(tmp_path):
 def test_adversaries_without_a_task_are_refused():
     with pytest.raises(ScenarioError, match="task is missing"):
         HonestButCurious(FedAvg(), adversaries=[LLG()])
+
+
+@pytest.mark.parametrize("given", [IDLG(), LLG, "llg", [LLG], ["llg"], [Sign()]])
+def test_adversaries_are_a_list_of_objects(given, tmp_path):
+    with pytest.raises(ScenarioError, match="adversaries: found"):
+        HonestButCurious(FedAvg(), given, task=Images(clients=4), out=tmp_path / "audit")
+    with pytest.raises(ScenarioError, match="adversaries: found"):
+        planned(given)
 
 
 def test_a_strategy_with_a_training_loop_of_its_own_is_refused():
