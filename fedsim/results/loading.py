@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedsim.errors import RunFolderError
+from fedsim.errors import RunFolderError, did_you_mean
 from fedsim.records import Interception, Reconstruction
 from fedsim.results.plots import Plots
 from fedsim.runs.reading import TENSORS, inside, read_findings, read_utility, refuse_pipes
@@ -123,7 +123,14 @@ class Run:
         return [*self.scenario.points()]
 
     def recording(self, point: str = "") -> Recording:
-        """The recorded interceptions of a point, an iterable of `Interception`."""
+        """The recorded interceptions of a point, an iterable of `Interception`.
+
+        Raises:
+            RunFolderError: The run has no such point; of a sweep, each has a name.
+        """
+        if point not in self.points:
+            known = did_you_mean(point, self.points)
+            raise RunFolderError(f"'{self.folder}' has no point '{point}'. {known}")
         return Recording(self.folder / place("tape", point))
 
 

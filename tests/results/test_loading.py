@@ -63,6 +63,12 @@ def test_interceptions_are_those_of_all_points(run):
     assert all(len(one.update.tensors) > 0 for one in found)
 
 
+def test_a_point_that_is_not_there_is_named_and_is_not_empty(run):
+    for point in ("", "nope"):
+        with pytest.raises(RunFolderError, match=rf"no point '{point}'\. Known: seed="):
+            run.recording(point)
+
+
 def test_the_old_name_of_the_module_leads_here():
     with pytest.warns(DeprecationWarning, match="is now"):
         from fedsim.runs.loading import load
