@@ -8,7 +8,7 @@ installed is named by a reference, "module:Class".
 import functools
 import importlib.metadata
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pkgutil import resolve_name
 from typing import Any, ClassVar, TypeVar, get_args
 
@@ -310,7 +310,7 @@ def check_objects(kind: str, given: object) -> None:
     Raises:
         ScenarioError: It is none, or one of its elements is no plugin of this kind.
     """
-    if not isinstance(given, Iterable) or isinstance(given, Plugin | str):
+    if not isinstance(given, Collection) or isinstance(given, str):
         raise ScenarioError(f"{kind}: found {given!r}; expected a list, such as [X()]")
     for one in given:
         if not isinstance(one, resolve_name(_BASES[kind])):

@@ -211,7 +211,7 @@ def test_adversaries_without_a_task_are_refused():
         HonestButCurious(FedAvg(), adversaries=[LLG()])
 
 
-@pytest.mark.parametrize("given", [IDLG(), LLG, "llg", [LLG], ["llg"], [Sign()]])
+@pytest.mark.parametrize("given", [IDLG(), LLG, "llg", [LLG], ["llg"], [Sign()], iter([LLG()])])
 def test_adversaries_are_a_list_of_objects(given, tmp_path):
     with pytest.raises(ScenarioError, match="adversaries: found"):
         HonestButCurious(FedAvg(), given, task=Images(clients=4), out=tmp_path / "audit")
