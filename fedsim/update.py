@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch._utils import _flatten_dense_tensors
 
 from fedsim.errors import UpdateRefused
 
@@ -16,9 +16,6 @@ Reduction = Literal["example", "token", "sequence"]
 
 LARGEST = 1e15
 """Largest absolute value in an update: larger squares overflow, and no honest client sends one."""
-
-SMALL = 2**14
-"""Values of a tensor that is looked at together with others, for which it is copied."""
 
 MOST = 1_000_000
 """Largest number of examples or local steps of one update: attacks allocate memory for each."""
@@ -70,10 +67,7 @@ class Update:
                 raise UpdateRefused(f"tensors are missing: {_few(missing)}; expected {len(before)}")
             extra = sorted(found.keys() - before.keys())
             raise UpdateRefused(f"tensors that were not asked for: {_few(extra)}")
-        finite = _within(list(found.values()))
         for name, tensor in found.items():
-            if finite and tensor.shape == before[name].shape:
-                continue
             if tensor.shape != before[name].shape:
                 raise UpdateRefused(
                     f"'{name}' has shape {tuple(tensor.shape)}, expected "
@@ -104,25 +98,13 @@ class Update:
             raise UpdateRefused("lr 0: nothing was trained")
 
 
-def _within(tensors: Sequence[Tensor]) -> bool:
-    """Whether all values are known to be within `LARGEST`; small tensors are looked at at once."""
-    kinds = {(tensor.dtype, tensor.device) for tensor in tensors}
-    if len(kinds) > 1 or not tensors or not tensors[0].is_floating_point():
-        return False
-    small = [tensor for tensor in tensors if tensor.numel() <= SMALL]
-    looked_at = [tensor for tensor in tensors if tensor.numel() > SMALL]
-    if small:
-        # In half the time of `torch.cat`.
-        looked_at.append(_flatten_dense_tensors(small))  # type: ignore[no-untyped-call]
-    return all(_bounded(tensor) for tensor in looked_at if tensor.numel())
-
-
 def _bounded(tensor: Tensor) -> bool:
     """Whether all values are within `LARGEST`."""
-    if tensor.dtype in (torch.float32, torch.float64):
-        # No value is beyond the root of the sum of squares, which takes a quarter of the time.
-        flat = tensor.flatten()
-        if float(flat.dot(flat)) <= LARGEST:  # False for NaN
+    if tensor.is_cpu and tensor.dtype in (torch.float32, torch.float64):
+        # No value is beyond the root of the sum of squares, which takes a quarter of the time. Of
+        # small tensors numpy finds it in half of torch's time.
+        values = tensor.detach().numpy()
+        if np.vdot(values, values) <= LARGEST:  # False for NaN
             return True
     least, most = tensor.aminmax()  # torch's largest norm takes 20 times as long
     return bool(float(least) >= -LARGEST and float(most) <= LARGEST)  # False for NaN

@@ -98,7 +98,7 @@ def read_update(
             f"the description of its arrays is broken: {meaning.num_examples} examples, and "
             f"num-examples is {count}"
         )
-    return Update(tensors=tensors, **{**dict(meaning), "buffers": buffers})
+    return Update(tensors=tensors, **{**vars(meaning), "buffers": buffers})
 
 
 def _check_length(content: RecordDict) -> None:
@@ -106,8 +106,9 @@ def _check_length(content: RecordDict) -> None:
     if len(content) > MOST_RECORDS:
         raise UpdateRefused(f"{len(content)} records, at most {MOST_RECORDS} are read")
     for name, record in content.items():
-        lists = () if is_a(record, ArrayRecord) else record.values()
-        longest = max([len(record), *[len(one) for one in lists if type(one) is list]])
+        longest = len(record)
+        if not is_a(record, ArrayRecord):
+            longest = max([longest, *[len(one) for one in record.values() if type(one) is list]])
         if longest > MOST_VALUES:
             raise UpdateRefused(
                 f"its record {name!r:.80} holds {longest} values, at most {MOST_VALUES} are read"

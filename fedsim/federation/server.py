@@ -131,11 +131,14 @@ class HonestButCurious(Wrapper):
                 stated = self._project or self.campaign.scenario
                 total = max(len(ranks), stated.training.clients)
                 self._clients = {node: total + rank for node, rank in ranks.items()}
-        self._sent = {}
+        self._sent, contents = {}, dict[int, tuple[ArrayRecord, ConfigRecord]]()
         for message in messages:
-            sent = only_record(message.content, ArrayRecord, self.strategy)
-            settings = only_record(message.content, ConfigRecord, self.strategy)
-            self._sent[message.metadata.dst_node_id] = (sent, settings.copy())
+            content = message.content
+            if id(content) not in contents:  # most strategies send all clients the same
+                sent = only_record(content, ArrayRecord, self.strategy)
+                settings = only_record(content, ConfigRecord, self.strategy)
+                contents[id(content)] = sent, settings.copy()
+            self._sent[message.metadata.dst_node_id] = contents[id(content)]
         if self._project is not None:
             records = {node: arrays for node, (arrays, _) in self._sent.items()}
             self._project.sends(server_round, records)
