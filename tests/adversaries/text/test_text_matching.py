@@ -47,7 +47,7 @@ def test_the_baselines_beat_chance(attack, start):
 
 
 def test_dlg_text_takes_the_optimizer_of_dlg():
-    observed, truth = seen(small())
+    observed, truth = seen(small(), client=1)
     found = DLGText(search="lbfgs", steps=100).reconstruct(observed, testing.job())
     wrong = DLGText(search="lbfgs", steps=1).reconstruct(observed, testing.job())
     other = DLGText(steps=100).reconstruct(observed, testing.job())
