@@ -28,14 +28,6 @@ from fedsim.tasks.text.languages import Language
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 TUTORIAL = DOCS / "write-an-adversary.md"
-DEFENSE = DOCS / "write-a-defense.md"
-FLOWER = DOCS / "in-your-flower-project.md"
-METRIC = DOCS / "write-a-metric.md"
-TASK = DOCS / "write-a-task.md"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *DOCS.rglob("*.md")]
-PAGES.append(ROOT / "docker" / "README.md")
-OTHERS = [page for page in PAGES if page not in (TUTORIAL, DEFENSE, FLOWER, METRIC, TASK)]
-KNOWN_HOSTS = {"flower.ai", "www.ray.io", "docs.ray.io", "keepachangelog.com"}
 
 
 # --- tables ---------------------------------------------------------------------------------
