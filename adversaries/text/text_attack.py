@@ -1,9 +1,9 @@
 """Base class of attacks on text that need labels and lengths, known or tried."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import permutations, product
+from itertools import product
 from math import factorial, prod
 from typing import Literal
 
@@ -146,12 +146,21 @@ def _orders(labels: Tensor, lengths: Sequence[int] | None) -> list[Tensor]:
 
     If there are more than `MOST`, only the order as it stands.
     """
-    if labels.ndim > 1 or len({*(lengths or ())}) <= 1:
+    if labels.ndim > 1 or len({*(lengths or ())}) <= 1 or len({*labels.tolist()}) <= 1:
         return [labels]
-    values = labels.tolist()
-    if factorial(len(values)) // prod(map(factorial, Counter(values).values())) > MOST:
+    counts = Counter(labels.tolist())
+    if factorial(len(labels)) // prod(map(factorial, counts.values())) > MOST:
         return [labels]
-    return [torch.tensor(one) for one in sorted({*permutations(values)})]
+    return [torch.tensor(one) for one in _arranged(counts)]
+
+
+def _arranged(counts: Counter[int]) -> Iterator[tuple[int, ...]]:
+    """The different orders of values that occur so often, of which each is made once."""
+    if not counts:
+        yield ()
+    for value in sorted(counts):
+        for rest in _arranged(counts - Counter([value])):
+            yield value, *rest
 
 
 def _least(tokens: Tokens) -> int:

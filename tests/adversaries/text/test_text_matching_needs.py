@@ -156,6 +156,13 @@ def test_the_objective_is_that_of_the_claim(settings, monkeypatch):
         ([1, 1], [9, 12], [[1, 1]]),
         ([0, 2], [9, 9], [[0, 2]]),
         ([*range(5)], [*range(9, 14)], [[*range(5)]]),  # 120 orders are too many
+        # 16 of 16! permutations differ
+        (
+            [0] * 15 + [1],
+            [9] * 15 + [12],
+            [[0] * at + [1] + [0] * (15 - at) for at in range(16)][::-1],
+        ),
+        ([2] * 16, [9] * 15 + [12], [[2] * 16]),
     ],
 )
 def test_labels_of_another_attack_are_tried_in_every_order(labels, lengths, orders, monkeypatch):
