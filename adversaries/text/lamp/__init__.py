@@ -212,10 +212,13 @@ class LAMP(TextMatching):
     def finished(
         self, match: Match, candidate: int, texts: DummyTexts, seen: Observation, job: Job
     ) -> dict[str, Any]:
-        """Reorder the claimed tokens if the settings say so, and return the prior's diagnostics."""
+        """Reorder the claimed tokens if the settings say so, and return the prior's diagnostics.
+
+        Tokens that have the observed gradient stay in their order, whatever the prior says of it.
+        """
         reordering = self._reordering(texts, seen, job)
         prior = reordering.prior
-        if self.discrete == "end":
+        if self.discrete == "end" and "matched" not in match.outcomes:
             rounds = self.steps // self.continuous
             match.point = reordering.repeated(match.point, candidate, job.rng, rounds)
         if self.polish:

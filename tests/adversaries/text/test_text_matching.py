@@ -236,6 +236,15 @@ def test_a_shuffled_match_is_put_into_order_at_the_end_or_never(discrete, reorde
     assert torch.equal(texts.read(match.point[None], at)[0, 0], truth.tokens[0]) == reordered
 
 
+def test_a_proven_match_is_not_reordered_at_the_end():
+    observed, truth, texts, _, at = shuffled()
+    point = texts.fed(truth.tokens[0][None, None], at)[0]
+    match = Match(point.clone(), outcomes=["matched"])
+    attack = LAMP(**QUICK, steps=100, discrete="end", prior_weight=1e6)
+    attack.finished(match, 0, texts, observed, testing.job())
+    assert torch.equal(match.point, point)
+
+
 def test_a_start_ends_where_the_tokens_have_the_observed_gradient():
     observed, truth, _, point, _ = shuffled()
 
