@@ -1,5 +1,6 @@
 """Grids, which carry messages between server and clients, and what replies say of their arrays."""
 
+import itertools
 import time
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -127,6 +128,7 @@ class LocalGrid(Grid):
         self.clients = Nodes(clients)
         self.contexts = Contexts(self.clients)
         self._queue: dict[str, Message] = {}
+        self._ids = map(str, itertools.count())
         self._run: Any = None
 
     @abstractmethod
@@ -168,8 +170,7 @@ class LocalGrid(Grid):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Queue messages; returns their ids."""
-        first = len(self._queue)
-        pushed = {str(first + i): message for i, message in enumerate(messages)}
+        pushed = {next(self._ids): message for message in messages}
         self._queue |= pushed
         return list(pushed)
 
