@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.seeds import torch_generator
-from fedsim.spec import ImageSpec, Spec, TabularSpec
+from fedsim.spec import ImageSpec, TabularSpec
 from fedsim.victim import VictimModel
 
 PASSED = 2
@@ -93,7 +93,7 @@ def cuts(model: VictimModel, values: int) -> list[Cut]:
         model: The network. Its buffers change.
         values: The number of values of an input.
     """
-    inputs = _random(model.spec)
+    inputs = _random(model)
     if inputs is None:
         return []
     widths = dict[str, int]()
@@ -138,11 +138,18 @@ def _cuts(model: VictimModel, inputs: Tensor, narrow: Mapping[str, int]) -> Iter
             yield Cut(name, width, frozenset(below))
 
 
-def _random(spec: Spec | None) -> Tensor | None:
+def _random(model: VictimModel) -> Tensor | None:
     """Random inputs (`PASSED`, *shape); None of a modality without a shape."""
-    if not isinstance(spec, ImageSpec | TabularSpec):
+    if not isinstance(spec := model.spec, ImageSpec | TabularSpec):
         return None
-    return torch.rand(PASSED, *spec.input_shape, generator=torch_generator(0, "counting"))
+    inputs = torch.rand(PASSED, *spec.input_shape, generator=torch_generator(0, "counting"))
+    return fitting(inputs, model)
+
+
+def fitting(inputs: Tensor, model: VictimModel) -> Tensor:
+    """Inputs in the floating-point type of a model's weights; token ids as they are."""
+    weights = (one for one in model.module.parameters() if one.is_floating_point())
+    return inputs.to(next(weights).dtype) if inputs.is_floating_point() else inputs
 
 
 def _loss(model: VictimModel, inputs: Tensor) -> Tensor:

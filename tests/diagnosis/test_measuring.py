@@ -11,6 +11,7 @@ from torch import nn
 
 import fedsim
 from fedsim import ImageSpec, Interception, Truth, Update, VictimModel
+from fedsim.diagnosis.counting import counted
 from fedsim.diagnosis.first_layer import _mixed
 from fedsim.diagnosis.measuring import measure, seen_in_model
 from fedsim.errors import PluginError
@@ -204,6 +205,16 @@ def test_features_of_both_signs_are_seen_with_random_inputs():
         victim = model(activation)
         values = measured(victim, gradient(victim)[0], num_examples=2).values
         assert values["signed_labels"] == (values["label_share"] if signed else 0)
+
+
+@pytest.mark.parametrize("kind", [torch.float64, torch.float16])
+def test_networks_of_any_floating_point_type_are_measured(kind):
+    usual, other = model(nn.Tanh()), model(nn.Tanh())
+    other.module.to(kind)
+    assert counted(other, 3) == counted(usual, 3)
+    assert seen_in_model(other).keys() == seen_in_model(usual).keys()
+    negative = [seen_in_model(one)["opposite_signs"] for one in (usual, other)]
+    assert negative[1] == pytest.approx(negative[0], abs=1 / 16)
 
 
 def test_noise_fills_the_rows_of_absent_words_and_sparsity_the_first_layer():
