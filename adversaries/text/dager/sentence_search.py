@@ -238,9 +238,11 @@ class Search:
             slot = self.tokens[place]
             if place in fixed:
                 slot = slot[slot == fixed[place]]
+            if not len(slot):  # noise hides a special token, and no text begins without it
+                return
             longer, apart = list[Tensor](), list[Tensor]()
             extended = torch.zeros(len(kept), dtype=torch.bool)
-            size = max(1, WIDEST // max(len(slot), 1))
+            size = max(1, WIDEST // len(slot))
             for start in range(0, len(kept), size):
                 some = kept[start : start + size]
                 tried = torch.cat(

@@ -270,3 +270,13 @@ def test_a_gradient_of_the_first_attention_alone_is_refused():
     sent = {k: v for k, v in observed.gradient.items() if "layer.0.attention.self" in k}
     with pytest.raises(ValueError, match="no layer behind them"):
         claimed(dataclasses.replace(observed, gradient=sent))
+
+
+@pytest.mark.parametrize("config", ["gpt2", "llama"])
+def test_without_the_token_that_texts_begin_with_nothing_is_claimed(config):
+    observed, (text,) = seen(small(config))
+    hidden = next(one for one in range(9, 600) if one not in text)
+    tokens = dataclasses.replace(observed.spec.tokens, prefix=(hidden,))
+    spec = dataclasses.replace(observed.spec, tokens=tokens)
+    found = claimed(dataclasses.replace(observed, spec=spec), check="second-block")
+    assert ids(found) == []
