@@ -43,7 +43,8 @@ def read_update(
             has none. A batch size that it states counts before the reply's `num-examples`.
         trained: Names of the arrays that are parameters, the others being buffers; all by default.
         optimizer: The optimizer of the local steps, "unknown" if it is not stated.
-        steps: The number of local steps, by default that of `training`.
+        steps: The number of local steps, by default that of `training`. If that states epochs, the
+            reply's `num-examples` are the client's examples, which every epoch uses once.
 
     Raises:
         ClientError: The reply is an error.
@@ -68,13 +69,17 @@ def read_update(
     count = int(examples)
     described = config_record(content, UPDATE_KEY)
     if described is None:
-        stated, steps = training.model_fields_set, steps or training.local_steps
+        stated = training.model_fields_set
         lr = config.get("lr", config.get("learning-rate"))
         if not isinstance(lr, int | float):
             round = int(cast(int, config.get("server-round", 1)))
             lr = training.rate(round) if "lr" in stated else None
-        if "batch_size" in stated:
-            count = training.batch_size * steps
+        if steps is None and training.local_epochs is not None:  # `count` is that of an epoch
+            steps = training.local_epochs * math.ceil(count / training.batch_size)
+            count *= training.local_epochs
+        else:
+            steps = steps or training.local_steps
+            count = training.batch_size * steps if "batch_size" in stated else count
         # BatchNorm's counters: integers that turn into floats when a strategy averages them.
         floats = {k: v if v.is_floating_point() else v.float() for k, v in tensors.items()}
         return Update(

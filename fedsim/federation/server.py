@@ -186,12 +186,10 @@ class HonestButCurious(Wrapper):
                     clients = self._added_up(reply) or clients
                     campaign = self.campaign
                     training, optimizer = campaign.scenario.training, campaign.optimizer
+                    steps = None
                     if self._project is not None:  # what clients do not reveal is as it was stated
                         training, optimizer = self._project.training, self._project.optimizer
-                        steps = training.local_steps
-                    elif reply.has_error():  # of a client that may not have said its number
-                        steps = None
-                    else:
+                    elif not reply.has_error():  # of a client that may not have said its number
                         steps = max([campaign.built.steps(client) for client in clients])
                     update = read_update(
                         reply, config, training, campaign.trained, optimizer, steps=steps

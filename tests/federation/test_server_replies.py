@@ -132,6 +132,9 @@ def test_a_foreign_reply_is_read_as_weights_with_the_rate_that_was_told(reply):
     stated = Training(lr=0.7, momentum=0.9, local_steps=3, batch_size=5)
     update = read_update(reply, ConfigRecord(), stated)
     assert (update.lr, update.momentum, update.steps, update.num_examples) == (0.7, 0.9, 3, 15)
+    stated = Training(local_epochs=2, batch_size=3)  # of 4 examples: batches of 3 and 1, twice
+    update = read_update(reply, ConfigRecord(), stated)
+    assert (update.steps, update.num_examples) == (4, 8)
 
 
 def test_a_foreign_reply_with_a_broken_number_of_examples_is_refused(reply):

@@ -120,6 +120,26 @@ def test_the_gradient_after_adam_is_not_exact(tmp_path):
     assert read(out)["optimizer"] == "adam"
 
 
+def test_epochs_are_counted_in_examples_that_a_reply_names(tmp_path):
+    task = Own(clients=2, model="cnn", seed=5)
+    curious = HonestButCurious(
+        FedAvg(fraction_evaluate=0.0),
+        adversaries=[Watcher()],
+        model=task.build,
+        example=(torch.zeros(2, 1, 8, 8), torch.zeros(2).long()),
+        out=tmp_path / "run",
+        threat={"grants": "full", "victims": 1},
+        training={"local_epochs": 3, "batch_size": 1, "lr": 0.01},
+    )
+    SEEN.clear()
+    curious.start(
+        grid=InlineGrid(2, adam_app(task)),
+        initial_arrays=ArrayRecord(task.module().state_dict()),
+        num_rounds=1,
+    )
+    assert [(seen.steps, seen.num_examples) for seen in SEEN] == [(6, 6)]
+
+
 def test_mistaken_keys_are_named(tmp_path):
     with pytest.raises(ScenarioError, match="optimizer is 3; expected a name"):
         audit(tmp_path / "one", training={"optimizer": 3})
