@@ -144,6 +144,8 @@ class DirectSearch:
         self.now = self._far(0, self.own[0]).item()
         if self.now < self.lowest:
             self.lowest, self.best = self.now, list(self.frames)
+        elif not self.best:  # the distance may never be finite
+            self.best = list(self.frames)
 
     def _far(self, turn: int, ours: Mapping[str, Tensor]) -> Tensor:
         """Distances (K,) of the batch's mean gradient with other gradients for one utterance."""

@@ -90,6 +90,16 @@ def test_a_batch_is_sought_utterance_by_utterance():
     assert late.objective < 0.3 * early.objective
 
 
+@pytest.mark.parametrize("selection", ["evaluated", "predicted"])
+def test_where_no_distance_is_finite_the_start_is_claimed(selection):
+    model, heard = recogniser(), voice(0, 5)
+    huge = {name: value * 1e25 for name, value in gradient_of(model, heard).items()}
+    seen = observed(model, heard, gradient=huge)
+    claimed = attack(seen, iterations=3, distance="l2", selection=selection)
+    assert claimed.objective == float("inf")
+    assert [one.shape for one in claimed.inputs] == [(5, FEATURES)]
+
+
 def test_what_has_no_closed_form_is_not_predicted():
     with pytest.raises(ValidationError, match='expected layers = "last"'):
         HFGM(selection="predicted", layers="all")
