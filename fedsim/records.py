@@ -180,8 +180,9 @@ class Observation:
     A field that was not granted is None (or empty); `know` raises an error instead.
 
     Attributes:
-        gradient: Gradient of the loss, mean over examples, float32, by parameter name, whatever
-            the client sent. Under `HEAD_GRADIENT` alone, only the head's parameters.
+        gradient: Gradient of the loss, mean over examples, by parameter name, whatever the client
+            sent; in the type of its arrays, float32 for fedsim's own clients. Under `HEAD_GRADIENT`
+            alone, only the head's parameters.
         exact: Whether it is exact; it is not after several local steps, for example.
         divisor: If the client sent weights, what their change was divided by, so that it sent
             before - divisor x gradient; else None. Rounding of weights leaves errors in `gradient`.
