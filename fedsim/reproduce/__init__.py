@@ -4,8 +4,8 @@ catalogue    the figures that can be reproduced: scenarios with a [paper] table
 driver       runs their scenarios, one repetition after another, into run folders
 cells        means and intervals of the rows of a run folder
 verdict      compares a mean and its interval with a published statement
-outcome      the results of one figure: cells, verdicts, data, model and versions
-gallery      examples of recovered images
+outcome      the results of one figure: cells, verdicts, examples, data, model and versions
+tables       the papers' tables, ours beside published, as they ship
 picture      a plotly figure that resembles the paper's
 pages        one page for each paper, as HTML and Markdown
 console      the same tables on a terminal
