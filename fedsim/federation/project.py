@@ -24,6 +24,7 @@ from fedsim.runs.tables import holds_run
 from fedsim.runs.truth import Seen, TruthFile
 from fedsim.runs.truth_store import discard, find, move
 from fedsim.scenario import Scenario
+from fedsim.scenario.training import Training
 from fedsim.seeds import isolated
 from fedsim.victim import Loss
 
@@ -169,7 +170,7 @@ class WatchedProject:
         file = self._revealed(reply)
         if file is None:
             return one
-        update = _corrected(one.update, file.seen)
+        update = _corrected(one.update, file.seen, self.training)
         try:
             update.check(one.before)
         except UpdateRefused as error:
@@ -290,7 +291,7 @@ def _sent(reply: Message, update: Update, file: TruthFile) -> str:
     return "defended" if signed(reply, "defended") else "changed"
 
 
-def _corrected(update: Update, seen: Seen) -> Update:
+def _corrected(update: Update, seen: Seen, stated: Training) -> Update:
     """An update with the settings that were seen; those that were not stay as they were stated."""
     changes: dict[str, Any] = {}
     if seen.steps:
@@ -298,6 +299,8 @@ def _corrected(update: Update, seen: Seen) -> Update:
         changes["lr"] = seen.lr or None  # rates that are all 0 say nothing of the gradient
     if total := sum(seen.sizes):
         changes["num_examples"] = total
+    elif seen.steps and "batch_size" in stated.model_fields_set and stated.local_epochs is None:
+        changes["num_examples"] = stated.batch_size * seen.steps
     return update.replace(**changes)
 
 

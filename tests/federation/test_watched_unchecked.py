@@ -109,6 +109,18 @@ def test_what_cannot_be_checked_says_why(tmp_path):
     assert {row["local_steps"] for row in by_hands} == {""}  # which nobody saw or stated
 
 
+def test_hidden_batches_are_as_large_as_stated(tmp_path):
+    def hidden(net, loader):
+        steps(net, loader, torch.optim.SGD(net.parameters(), lr=0.1))  # 4 batches of 8
+
+    stated = {"batch_size": 8}
+    example = (torch.zeros(2, 1, 8, 8), torch.zeros(2).long())
+    found = audited(tmp_path, hidden, training=stated, example=example, record={"keep": "all"})
+    assert {(row["local_steps"], row["batch_size"]) for row in found} == {("4", "8")}
+    (one,) = load(tmp_path / "run").recording()
+    assert (one.update.steps, one.update.num_examples) == (4, 32)
+
+
 def test_a_check_that_raises_says_so_and_is_made_once(tmp_path):
     calls = []
 
