@@ -132,7 +132,10 @@ def find(kind: str, name: str) -> type[Plugin]:
     else:
         points = _entry_points(kind)
         if name not in points:
-            raise PluginError(f"no '{name}' among the {kind}. {did_you_mean(name, points)}")
+            raise PluginError(
+                f"no '{name}' among the {kind}. {did_you_mean(name, points)} For one of your own, "
+                "install its package, or name its class as 'module:Class'"
+            )
         # What `register` names comes from no package, and is meant.
         if points[name].dist and len(found := _packages(kind).get(name, {})) > 1:
             several = " and ".join(f"{value} of {package}" for value, package in found.items())

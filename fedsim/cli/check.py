@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedsim.cli.options import Data, Set, Trust
+from fedsim.errors import PluginError
 
 if TYPE_CHECKING:
     from fedsim.scenario.built import BuiltRun
@@ -27,6 +28,11 @@ def check(
     from fedsim.references import is_reference
     from fedsim.scenario import Scenario
 
+    if (file := Path(what.partition(":")[0])).suffix == ".py":
+        raise PluginError(
+            f"'{what}' is a file of Python: in its folder, name the class, "
+            f"such as fedsim check {file.stem}:Class"
+        )
     if is_reference(what) and not Path(what).exists():
         _check_plugin(what)
         return
@@ -101,6 +107,7 @@ def _check_plugin(what: str) -> None:
     complaints = conformance(resolve(what))
     for complaint in complaints:
         typer.echo(f"  - {complaint}")
-    typer.echo(f"{what}: {f'{len(complaints)} complaints' if complaints else 'conforms'}")
+    number = f"{len(complaints)} complaint{'' if len(complaints) == 1 else 's'}"
+    typer.echo(f"{what}: {number if complaints else 'conforms'}")
     if complaints:
         raise typer.Exit(1)

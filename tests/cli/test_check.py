@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 import fedsim
 from fedsim.cli import app, main
 from fedsim.engine.preflight import preflight
-from fedsim.errors import ScenarioError
+from fedsim.errors import PluginError, ScenarioError
 from fedsim.plugin import names
 from fedsim.scenario import Scenario
 
@@ -119,6 +119,18 @@ def test_a_plugin_that_cannot_be_imported_is_one_sentence(content, tmp_path, mon
         main()
     assert left.value.code == 2
     assert "unreadable_plugin:Attack cannot be imported: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("what", ["mine.py", "mine.py:Attack", "./mine.py:Attack"])
+def test_a_file_of_python_is_answered_by_how_its_class_is_named(what, tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text("Attack = 1")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(PluginError, match="name the class, such as fedsim check mine:Class"):
+        CliRunner().invoke(app, ["check", what], standalone_mode=False, catch_exceptions=False)
+
+
+def test_a_single_complaint_is_not_plural():
+    assert "torch:Tensor: 1 complaint\n" in checked("torch:Tensor").stdout
 
 
 def test_a_check_says_up_to_how_many_examples_the_gradient_determines():

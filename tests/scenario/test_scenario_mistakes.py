@@ -56,6 +56,10 @@ MISTAKES = {
         ["two adversaries are called 'llg'", "label"],
     ),
     "defense": ("[[defenses]]\nname = 'signs'", ["'signs'", "Did you mean 'sign'?"]),
+    "own adversary": (
+        "[[adversaries]]\nname = 'mine'",
+        ["no 'mine' among the adversaries", "install its package, or name its class as 'module:Cl"],
+    ),
     "defense setting": (
         "[[defenses]]\nname = 'gaussian-noise'\nsgima = 1",
         ["defenses.0 (gaussian-noise).sgima", "Did you mean 'sigma'?"],
