@@ -20,6 +20,7 @@ def new(
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     from fedsim.errors import PluginError
+    from fedsim.metrics.registry import installed as metrics
     from fedsim.plugin import GROUPS, names
 
     words = [kind, *re.findall("[a-z0-9]+", name.lower())]
@@ -39,7 +40,7 @@ def new(
             f"such as: fedsim new {kind} my_{name}"
         )
     kinds, label = "adversaries" if kind == "adversary" else f"{kind}s", name.replace("_", "-")
-    if label in names(kinds):
+    if label in (metrics() if kind == "metric" else names(kinds)):
         raise PluginError(
             f"there is a {label} among the {kinds}: choose another name, such as: fedsim new "
             f"{kind} my_{name}"

@@ -87,7 +87,7 @@ def _add(metric: Metric, known: dict[str, Metric]) -> None:
     if not isinstance(metric, Metric):
         raise PluginError(f"{metric!r} is not a metric; derive its class from fedsim.metric.Metric")
     if metric.name in known:
-        raise PluginError(f"there is a metric '{metric.name}' already")
+        raise PluginError(f"there is a metric '{metric.name}' already: rename this one")
     known[metric.name] = metric
 
 

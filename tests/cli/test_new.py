@@ -59,6 +59,12 @@ def test_a_new_package_says_what_comes_next_and_conforms(kind, made):
     succeeds(folder, "fedsim.cli", "show", f"made-{kind}")
 
 
+def test_a_name_of_one_of_fedsims_own_metrics_is_refused(tmp_path, monkeypatch, capsys):
+    code, words = asked(monkeypatch, capsys, tmp_path, "metric", "psnr")
+    assert code == 2
+    assert "there is a psnr among the metrics" in words
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [
