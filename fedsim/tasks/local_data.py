@@ -70,6 +70,8 @@ def find_file(
         if path.suffix in endings:
             return path
         raise DataError(f"data '{name}' is {path}; expected a file that ends in {_either(endings)}")
+    if "/" in name:
+        raise not_there(name, folder)
     folder = data_folder(folder, what=f"data '{name}'", use=f'data = "{built_in}"')
     files = {
         path.stem: path
@@ -81,7 +83,8 @@ def find_file(
     if name not in files:
         raise DataError(
             f"no data '{name}' in {folder} (as {name}{_either(endings)}, there or in "
-            f"its folder {inside}). {did_you_mean(name, [*files, built_in])}"
+            f"its folder {inside}). {did_you_mean(name, [*files, built_in])} What lies elsewhere "
+            f"is named by a path with a slash, such as ./{name}{endings[0]}"
         )
     return files[name]
 
@@ -102,13 +105,25 @@ def find_path(name: str, folder: Path | None, *, inside: str = "") -> Path | Non
     Returns:
         What was found; None if there is nothing, or if a name without a slash is no folder's.
     """
-    given = [] if folder is None else [folder / inside, folder]
     if "/" not in name:
-        found = (place / name for place in given)
+        found = (place / name for place in ([] if folder is None else [folder / inside, folder]))
         return next((path for path in found if path.is_dir()), None) if inside else None
-    own = Path(name).expanduser()
-    found = (place / own for place in [*given, *search_folders(), Path.cwd()])
+    found = (place / Path(name).expanduser() for place in _roots(folder, inside))
     return next((path for path in found if path.exists()), None)
+
+
+def _roots(folder: Path | None, inside: str = "") -> list[Path]:
+    """The folders to which a path may be relative."""
+    given = [] if folder is None else [folder / inside, folder]
+    return list(dict.fromkeys([*given, *search_folders(), Path.cwd()]))
+
+
+def not_there(name: str, folder: Path | None) -> DataError:
+    """The error of a path, a name with a slash, that leads nowhere."""
+    if Path(name).expanduser().is_absolute():
+        return DataError(f"data '{name}' is not there")
+    roots = ", ".join(map(str, _roots(folder)))
+    return DataError(f"no data '{name}': a path is relative to one of {roots}, with its ending")
 
 
 def inside_folder(folder: Path, name: str | Path) -> Path:

@@ -11,7 +11,8 @@ from PIL import Image
 
 from fedsim.errors import DataError
 from fedsim.tasks.images import Images
-from fedsim.tasks.local_data import data_folder
+from fedsim.tasks.local_data import data_folder, find_file
+from fedsim.tasks.speech.local import local_recordings
 from fedsim.tasks.tabular import Tabular
 
 
@@ -67,3 +68,24 @@ def test_a_parquet_file_with_a_damaged_description_is_named(tmp_path):
     pq.write_table(table.replace_schema_metadata(said), tmp_path / "damaged.parquet")
     with pytest.raises(DataError, match=r"damaged\.parquet cannot be read: KeyError"):
         Tabular(data="damaged", folder=tmp_path).examples  # noqa: B018
+
+
+def image_files(name: str, folder: Path) -> Path:
+    return find_file(name, folder, inside="images", endings=[".npz"], built_in="digits")
+
+
+@pytest.mark.parametrize("load", [image_files, local_recordings])
+def test_a_path_that_leads_nowhere_is_answered_by_the_folders_that_were_searched(
+    load, tmp_path, monkeypatch
+):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "other.txt").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match=r"no data './pictues': .* one of .*data, .*with its end"):
+        load("./pictues", tmp_path / "data")
+
+
+def test_a_name_of_what_lies_elsewhere_is_answered_by_its_path(tmp_path):
+    (tmp_path / "mnist.npz").touch()
+    with pytest.raises(DataError, match=r"a path with a slash, such as \./pictures\.npz$"):
+        Images(data="pictures", folder=tmp_path).examples  # noqa: B018

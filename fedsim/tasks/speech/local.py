@@ -18,6 +18,7 @@ from fedsim.tasks.local_data import (
     find_path,
     inside_folder,
     names_in,
+    not_there,
     read_rows,
     read_text,
 )
@@ -73,6 +74,8 @@ def local_recordings(name: str, folder: Path | None) -> Recordings:
     for place in places:
         if (found := _labelled(place / name)) is not None:
             return found
+    if "/" in name:
+        raise not_there(name, folder)
     known = [name for place in places for name in _readable(place) if folder / name not in places]
     raise DataError(
         f"no data '{name}' in {folder} or its folder audio: expected {layouts}. "
