@@ -30,6 +30,7 @@ EXPECTED = {
     "list_": "a list",
     "model_": "a table",
     "string_type": "a string",
+    "tuple_": "a list",
 }
 """Names of types in messages, by the beginning of pydantic's error types."""
 

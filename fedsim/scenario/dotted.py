@@ -1,5 +1,6 @@
 """Dotted keys of nested tables: setting a value, and naming the point of a sweep."""
 
+import json
 import tomllib
 from typing import Any
 
@@ -51,7 +52,14 @@ def assign(table: dict[str, Any], key: str, value: Any) -> None:
         elif isinstance(place, dict):
             place = place.setdefault(part, {})
         if not isinstance(place, dict | list):
-            raise ScenarioError(f"{key}: '{'.'.join(path[: done + 1])}' is no table")
+            where, fix = ".".join(path[: done + 1]), ""
+            if isinstance(place, str) and done == len(path) - 1:
+                whole = {"name": place, last: value}.items()
+                entries = ", ".join(
+                    f"{name} = {json.dumps(one, default=str)}" for name, one in whole
+                )
+                fix = f", but {place!r}: set {where}={{{entries}}}"
+            raise ScenarioError(f"{key}: '{where}' is no table{fix}")
     if isinstance(place, list):
         place[_position(place, last, key)] = value
     else:

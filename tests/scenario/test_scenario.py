@@ -87,7 +87,7 @@ def test_set_takes_values_as_in_toml_and_bare_words(override, read, value):
         ("adversaries.7.victims=1", "no position in a list of 2"),
         ("adversaries.x.victims=1", "no position in a list of 2"),
         ("adversaries.-1.victims=1", "no position in a list of 2"),
-        ("seed.deep=1", "'seed' is no table"),
+        ("seed.deep=1", "'seed' is no table$"),
         ("defenses.0.sigma=1", "no position in a list of 0|defenses"),
         ("training..lr=1", "training"),
         ("adversaries.²=1", "'²' is no position in a list of 2"),
@@ -99,6 +99,16 @@ def test_set_takes_values_as_in_toml_and_bare_words(override, read, value):
 def test_set_says_what_is_wrong(override, words):
     with pytest.raises(ScenarioError, match=words):
         Scenario.load("quickstart", [override])
+
+
+@pytest.mark.parametrize("setting", ["decoder = 64", 'name = "deepspeech"'])
+def test_a_setting_of_what_has_a_name_alone_is_answered_by_its_table(setting):
+    whole = setting if "name" in setting else f'name = "las", {setting}'
+    with pytest.raises(ScenarioError) as caught:
+        Scenario.load("speech", [f"task.model.{setting}"])
+    told = str(caught.value).rpartition(": set ")[2]
+    assert told == f"task.model={{{whole}}}"
+    Scenario.load("speech", [told])
 
 
 def test_a_file_nested_too_deeply_is_one_clear_error(tmp_path):

@@ -56,6 +56,10 @@ MISTAKES = {
         ["two adversaries are called 'llg'", "label"],
     ),
     "defense": ("[[defenses]]\nname = 'signs'", ["'signs'", "Did you mean 'sign'?"]),
+    "a layer for a list of layers": (
+        "[[defenses]]\nname = 'gaussian-noise'\nlayers = 'head'",
+        ["layers: expected 'all', or a list; found 'head'"],
+    ),
     "own adversary": (
         "[[adversaries]]\nname = 'mine'",
         ["no 'mine' among the adversaries", "install its package, or name its class as 'module:Cl"],

@@ -126,11 +126,13 @@ def _voices(text: str, folder: Path | None, limits: Limits) -> Recordings:
     speakers = limits.speakers or SPEAKERS
     count = speakers * (limits.utterances or EACH)
     if len(fitting) < count:
+        bounds = [f"task.{key}" for key in ("longest", "per_length") if getattr(limits, key)]
         raise DataError(
             f"text '{text}' has {len(fitting)} sentences of at most "
             f"{limits.longest or READABLE} characters"
             + (f", {limits.per_length} of each length" if limits.per_length else "")
             + f"; {speakers} speakers are to read {count}. Lower task.utterances or task.speakers"
+            + (f", or raise {' or '.join(bounds)}" if bounds else "")
         )
 
     def synthesised(index: int, text: str) -> Utterance:

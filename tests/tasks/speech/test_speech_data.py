@@ -206,6 +206,8 @@ def test_voices_read_sentences_in_turn():
     assert more.fingerprint() != found.fingerprint()
     with pytest.raises(DataError, match=r"are to read 4000\. Lower task\.utterances"):
         load("voices", None, "sentences", Limits(speakers=4, utterances=1000))
+    with pytest.raises(DataError, match=r"task\.speakers, or raise task\.longest$"):
+        load("voices", None, "sentences", Limits(speakers=4, longest=2))
 
 
 @pytest.mark.parametrize("seconds", [None, (0.1, 20.0)])
