@@ -9,9 +9,10 @@ from pydantic import Field
 from torch import Tensor
 
 from adversaries.inputs.known_features import KnownBatch
-from fedsim import Knowledge, Observation, Reconstruction, Requirement
+from fedsim import Knowledge, Observation, Reconstruction, Requirement, VictimModel
 from fedsim.adversary import Adversary, Job, Source
 from fedsim.gradients import Comparison, Match, Problem, in_groups, local_steps
+from fedsim.gradients.problem import unfit_patterns
 
 SENT = (
     Requirement("optimizer", "it matches a gradient, not steps of it", only=("sgd",)),
@@ -54,6 +55,10 @@ class InputMatching(Adversary):
 
     precision: Literal["float32", "float64"] = "float64"
     """floating-point type of the optimisation; float32 is faster and comes less close."""
+
+    def cautions(self, model: VictimModel) -> list[str]:
+        """Warn of patterns that fit no parameter, and pass on the warnings of `labels_from`."""
+        return [*super().cautions(model), *unfit_patterns(model, self.parameters)]
 
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
         """Match the gradient; raises `ValueError` where gradient and model do not fit."""

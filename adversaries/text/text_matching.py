@@ -24,6 +24,7 @@ from fedsim.gradients import (
     in_groups,
     minimise,
 )
+from fedsim.gradients.problem import unfit_patterns
 
 TOGETHER = 1024
 """The largest number of dummy tokens in one optimisation, over all its victims."""
@@ -163,8 +164,8 @@ class TextMatching(TextAttack):
         return {}
 
     def cautions(self, model: VictimModel) -> list[str]:
-        """Warn of dropout, and pass on the warnings of `labels_from`."""
-        found = super().cautions(model)
+        """Warn of dropout and patterns that fit nothing; pass on the warnings of `labels_from`."""
+        found = [*super().cautions(model), *unfit_patterns(model, self.parameters)]
         if model.drops:
             found.append(
                 "the model drops units at random: its gradient is that of masks nobody knows, and "

@@ -93,10 +93,9 @@ def _bound(built: "BuiltRun", denials: Container[str]) -> str:
     seconds = seconds / at_once + longest * (1 - 1 / at_once)
     hours, minutes = seconds / 3600, seconds / 60
     most = f"{hours:.3g} h" if hours >= 1 else f"{minutes:.3g} min"
+    counted = f"{number} attack{'s' * (number != 1)}"
     several = "" if at_once == 1 else "s"
-    return (
-        f"{number} attacks; at most {most} with {at_once} attack worker{several} (threat.timeout)"
-    )
+    return f"{counted}; at most {most} with {at_once} attack worker{several} (threat.timeout)"
 
 
 def _check_plugin(what: str) -> None:

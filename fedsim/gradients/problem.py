@@ -64,6 +64,15 @@ def parameter_weights(names: Sequence[str], wanted: Mapping[str, float]) -> dict
     return found
 
 
+def unfit_patterns(model: VictimModel, wanted: Mapping[str, float]) -> list[str]:
+    """The error of `parameter_weights` as a warning before a run, if there is one."""
+    try:
+        parameter_weights([*model.parameters()], wanted)
+    except ValueError as error:
+        return [str(error)]
+    return []
+
+
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """How gradients are compared, and where and how exactly that is computed.

@@ -133,6 +133,11 @@ def test_a_single_complaint_is_not_plural():
     assert "torch:Tensor: 1 complaint\n" in checked("torch:Tensor").stdout
 
 
+def test_a_single_attack_is_not_plural():
+    one = ["--set", "training.rounds=1", "--set", 'adversaries=[{name="llg",victims=1}]']
+    assert "  1 attack; at most" in checked("first-rounds", *one).stdout
+
+
 def test_a_check_says_up_to_how_many_examples_the_gradient_determines():
     asked = ["--set", "training.batch_size=16", "--set", "task.size=32"]
     said = CliRunner().invoke(app, ["check", "r-gap", *asked]).stdout

@@ -316,6 +316,12 @@ def test_dlg_warns_of_what_has_no_second_derivative():
     assert DLG(labels_from="rlg").cautions(tied) == RLG().cautions(tied) != []
 
 
+def test_a_pattern_that_fits_no_parameter_is_warned_of_before_a_run():
+    (caution,) = DLG(parameters={"hed.*": 1.0}).cautions(testing.network())
+    assert "'hed.*' fits none of the parameters" in caution
+    assert not DLG(parameters={"head.*": 1.0}).cautions(testing.network())
+
+
 def test_spec_is_needed():
     seen = testing.example()
     with pytest.raises(ValueError, match="fixed shape"):

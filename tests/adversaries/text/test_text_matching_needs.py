@@ -118,6 +118,11 @@ def test_a_prior_that_cannot_be_loaded_is_refused_before_training():
     preflight(Scenario.parse({**run, "adversaries": [attack | {"prior_weight": 0.0}]}))
 
 
+def test_a_pattern_that_fits_no_parameter_is_cautioned_of():
+    (caution,) = LAMP(parameters={"hed.*": 1.0}).cautions(small().victim({}))
+    assert "'hed.*' fits none of the parameters" in caution
+
+
 def test_dropout_is_cautioned_of():
     assert not LAMP().cautions(small().victim({}))
     assert "random" in LAMP().cautions(small(dropout=True).victim({}))[0]
