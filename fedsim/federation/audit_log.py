@@ -47,5 +47,6 @@ def log_results(report: Path) -> None:
     """
     if report.is_file():
         for row in verdicts(report.parent):
-            LOG.info("fedsim: %s: %s. %s", row["label"], row["badge"], row["sentence"])
+            said = ". ".join(filter(None, (row["badge"], row["sentence"])))
+            LOG.info("fedsim: %s: %s", row["label"], said)
     LOG.info("fedsim: the results are in %s", report)

@@ -134,8 +134,8 @@ class Engine(Table):
     """Engine; "auto" is "inline" for one worker and "ray" for several."""
 
     workers: Workers = "auto"
-    """Number of clients trained at the same time; "auto": one for each CPU core, but at most one
-    for each client of a round."""
+    """Number of clients trained at the same time by Ray or Flower; "auto": one for each CPU core,
+    but at most one for each client of a round. Inline trains one after the other."""
 
     attack_workers: Workers = "auto"
     """Number of attacks run at the same time by Ray; "auto": as many as workers."""
