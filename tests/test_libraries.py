@@ -54,6 +54,23 @@ print(type(transformers.AutoModelForImageClassification.from_config(config)).__n
     assert out.strip() == "ViTForImageClassification"
 
 
+@needs_torchaudio
+def test_models_of_isolated_adversaries_import_whichever_torchaudio_is_installed():
+    out = python(
+        """
+import sys
+import torch
+def load_library(path):
+    raise OSError("no such extension")
+torch.ops.load_library = load_library
+from fedsim.isolation.server import _preload
+_preload(["transformers.models.bert.modeling_bert"])
+print("transformers.models.bert.modeling_bert" in sys.modules)
+"""
+    )
+    assert out.strip() == "True"
+
+
 def test_a_missing_torchaudio_is_none():
     code = """
 import sys

@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from fedsim import libraries
 from fedsim.isolation import child
 from fedsim.isolation.walls import standing
 from fedsim.temporary import remove
@@ -143,6 +144,8 @@ def _preload(modules: Iterable[str]) -> None:
     for name in modules:
         if name.startswith(PRELOADED):
             with contextlib.suppress(Exception):
+                if name.startswith("transformers."):
+                    libraries.transformers()  # whichever torchaudio is installed
                 importlib.import_module(name)
 
 
