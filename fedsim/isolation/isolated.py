@@ -94,7 +94,10 @@ class IsolatedAdversary(Adversary):
         """Return its warnings about a model."""
         if not self._facts.cautious:
             return []
-        content = asked(Call("cautions", self._given, (model,)), DESCRIBES_WITHIN)
+        try:
+            content = asked(Call("cautions", self._given, (model,)), DESCRIBES_WITHIN)
+        except IsolatedFailure as error:
+            raise PluginError(f"{self.name}: its method `cautions` failed: {error}") from error
         try:
             found = list(json.loads(content))[:MOST_CAUTIONS]
         except (ValueError, TypeError, RecursionError) as error:

@@ -156,6 +156,18 @@ def test_mistakes_are_told_as_without_isolation(tmp_path, own):
         Scenario.parse(table | {"adversaries": [{"name": "reading_module:X"}]})
 
 
+def test_an_error_in_the_warnings_of_an_adversary_names_it(tmp_path):
+    (tmp_path / "cautious.py").write_text(
+        "from adversaries import IDLG\n\n\nclass X(IDLG):\n"
+        "    def cautions(self, model):\n        return [model.nothing]\n"
+    )
+    table = {"search_dirs": [str(tmp_path)], "adversaries": [{"name": "cautious:X"}]}
+    ((_, _, adversary),) = Scenario.parse(table).build_adversaries()
+    model = VictimModel(torch.nn.Linear(1, 1), head="", loss=max)
+    with pytest.raises(PluginError, match=r"idlg: .*`cautions` failed: AttributeError: .*nothing"):
+        adversary.cautions(model)
+
+
 def test_who_runs_in_a_process():
     assert not isolates("auto", "dlg", {"labels_from": "llg"})
     assert isolates("auto", "dlg", {"labels_from": "mine:Labels"})

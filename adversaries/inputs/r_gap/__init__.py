@@ -205,6 +205,10 @@ def _head(seen: Observation, gradient: Mapping[str, Tensor], model: VictimModel)
     """
     sent = HeadGradient.of(seen)
     size = seen.num_examples or rank_of(sent.weight)
+    if not size:
+        raise ValueError(
+            f"the gradient of '{seen.head}.weight' shows no example: it is zero, or noise hides it"
+        )
     if size != 1:
         raise ValueError(
             f"the update holds {size} examples, and r-gap solves for one. exact-batch recovers "

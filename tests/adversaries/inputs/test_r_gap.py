@@ -217,6 +217,13 @@ def test_several_examples_are_refused_with_what_to_use():
         attacked(dataclasses.replace(seen, num_examples=None))
 
 
+def test_without_a_batch_size_noise_is_not_counted_as_examples():
+    seen, _ = observed(network(nn.Conv2d(2, 16, 3), nn.Sigmoid()))
+    noise = {name: torch.randn(value.shape) for name, value in seen.gradient.items()}
+    with pytest.raises(ValueError, match=r"shows no example.*noise"):
+        attacked(dataclasses.replace(seen, gradient=noise, num_examples=None))
+
+
 def test_a_gradient_of_another_image_below_the_head_is_refused():
     model = network(nn.Conv2d(2, 16, 3), nn.Sigmoid())
     seen, other = observed(model)[0], observed(model, seed=1)[0]
