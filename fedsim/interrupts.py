@@ -1,12 +1,21 @@
 """Ctrl-C and SIGTERM that some code has swallowed.
 
 Python raises `KeyboardInterrupt` wherever it is. Libraries in other languages that were calling
-Python then may end with an error of their own, which looks like a failure of the attack.
+Python then may end with an error of their own, which looks like a failure of the attack. Out of
+destructors and callbacks of weak references no exception comes: Python prints it, and goes on.
 """
 
+import _thread
 import contextlib
+import functools
 import signal
-from collections.abc import Iterator
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+SOON = 0.01
+"""Seconds after which an interrupt that came to nothing is made again."""
 
 _seen = False
 
@@ -24,9 +33,12 @@ def noted() -> Iterator[None]:
     for number in numbers:
         if number == signal.SIGTERM or before[number] is signal.default_int_handler:
             signal.signal(number, _interrupt)
+    hook = sys.unraisablehook
+    sys.unraisablehook = functools.partial(_ignored, hook)
     try:
         yield
     finally:
+        sys.unraisablehook = hook
         for number, handler in before.items():
             signal.signal(number, handler)
         _seen = False
@@ -42,3 +54,18 @@ def _interrupt(number: int, frame: object) -> None:
     global _seen
     _seen = True
     raise KeyboardInterrupt
+
+
+def _ignored(hook: Callable[[Any], object], lost: Any) -> None:
+    """Make an interrupt again of which Python would only say that it is ignored."""
+    if _seen and lost.exc_type is KeyboardInterrupt:
+        again = threading.Timer(SOON, _interrupt_again)
+        again.daemon = True
+        again.start()
+    else:
+        hook(lost)
+
+
+def _interrupt_again() -> None:
+    if _seen:
+        _thread.interrupt_main(signal.SIGTERM)

@@ -1,6 +1,8 @@
 """Ctrl-C and SIGTERM end a run, also where an attack has swallowed them."""
 
 import signal
+import sys
+import time
 from typing import ClassVar
 
 import pytest
@@ -53,3 +55,36 @@ def test_handlers_are_put_back():
         signal.raise_signal(signal.SIGTERM)
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
     interrupts.check()
+
+
+class Interrupting:
+    """Is interrupted in its destructor."""
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+
+def five_seconds_after_an_ignored_interrupt() -> None:
+    Interrupting()
+    for _ in range(500):
+        time.sleep(0.01)
+
+
+def test_an_interrupt_that_python_ignores_comes_again(capsys):
+    hook = sys.unraisablehook
+    with pytest.raises(KeyboardInterrupt), interrupts.noted():
+        five_seconds_after_an_ignored_interrupt()
+    assert sys.unraisablehook is hook
+    assert capsys.readouterr().err == ""
+
+
+def test_other_errors_that_python_ignores_are_said_as_ever(monkeypatch):
+    class Failing:
+        def __del__(self) -> None:
+            raise ValueError
+
+    said = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda lost: said.append(lost.exc_type))
+    with interrupts.noted():
+        Failing()
+    assert said == [ValueError]
