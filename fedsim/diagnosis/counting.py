@@ -149,7 +149,7 @@ def _random(model: VictimModel) -> Tensor | None:
 def fitting(inputs: Tensor, model: VictimModel) -> Tensor:
     """Inputs in the floating-point type of a model's weights; token ids as they are."""
     weights = (one for one in model.module.parameters() if one.is_floating_point())
-    return inputs.to(next(weights).dtype) if inputs.is_floating_point() else inputs
+    return inputs.to(next(weights, inputs).dtype) if inputs.is_floating_point() else inputs
 
 
 def _loss(model: VictimModel, inputs: Tensor) -> Tensor:
