@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 SOON = 0.01
-"""Seconds after which an interrupt that came to nothing is made again."""
+"""Seconds after which an interrupt that Python ignored is raised again."""
 
 _seen = False
 
@@ -57,7 +57,7 @@ def _interrupt(number: int, frame: object) -> None:
 
 
 def _ignored(hook: Callable[[Any], object], lost: Any) -> None:
-    """Make an interrupt again of which Python would only say that it is ignored."""
+    """`sys.unraisablehook`: raise an ignored interrupt again, and pass other errors to `hook`."""
     if _seen and lost.exc_type is KeyboardInterrupt:
         again = threading.Timer(SOON, _interrupt_again)
         again.daemon = True

@@ -12,7 +12,7 @@ from adversaries.inputs.known_features import KnownBatch
 from fedsim import Knowledge, Observation, Reconstruction, Requirement, VictimModel
 from fedsim.adversary import Adversary, Job, Source
 from fedsim.gradients import Comparison, Match, Problem, in_groups, local_steps
-from fedsim.gradients.problem import unfit_patterns
+from fedsim.gradients.problem import unmatched_patterns
 
 SENT = (
     Requirement("optimizer", "it matches a gradient, not steps of it", only=("sgd",)),
@@ -57,8 +57,8 @@ class InputMatching(Adversary):
     """floating-point type of the optimisation; float32 is faster and comes less close."""
 
     def cautions(self, model: VictimModel) -> list[str]:
-        """Warn of patterns that fit no parameter, and pass on the warnings of `labels_from`."""
-        return [*super().cautions(model), *unfit_patterns(model, self.parameters)]
+        """Warn of patterns that match no parameter, and pass on the warnings of `labels_from`."""
+        return [*super().cautions(model), *unmatched_patterns(model, self.parameters)]
 
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
         """Match the gradient; raises `ValueError` where gradient and model do not fit."""

@@ -151,15 +151,15 @@ def _orders(labels: Tensor, lengths: Sequence[int] | None) -> list[Tensor]:
     counts = Counter(labels.tolist())
     if factorial(len(labels)) // prod(map(factorial, counts.values())) > MOST:
         return [labels]
-    return [torch.tensor(one) for one in _arranged(counts)]
+    return [torch.tensor(one) for one in _distinct_permutations(counts)]
 
 
-def _arranged(counts: Counter[int]) -> Iterator[tuple[int, ...]]:
-    """The different orders of values that occur so often, of which each is made once."""
+def _distinct_permutations(counts: Counter[int]) -> Iterator[tuple[int, ...]]:
+    """The distinct permutations of a multiset, given as counts, in lexicographic order."""
     if not counts:
         yield ()
     for value in sorted(counts):
-        for rest in _arranged(counts - Counter([value])):
+        for rest in _distinct_permutations(counts - Counter([value])):
             yield value, *rest
 
 

@@ -24,7 +24,7 @@ from fedsim.gradients import (
     in_groups,
     minimise,
 )
-from fedsim.gradients.problem import unfit_patterns
+from fedsim.gradients.problem import unmatched_patterns
 
 TOGETHER = 1024
 """The largest number of dummy tokens in one optimisation, over all its victims."""
@@ -164,8 +164,8 @@ class TextMatching(TextAttack):
         return {}
 
     def cautions(self, model: VictimModel) -> list[str]:
-        """Warn of dropout and patterns that fit nothing; pass on the warnings of `labels_from`."""
-        found = [*super().cautions(model), *unfit_patterns(model, self.parameters)]
+        """Warn of dropout and unmatched patterns; pass on the warnings of `labels_from`."""
+        found = [*super().cautions(model), *unmatched_patterns(model, self.parameters)]
         if model.drops:
             found.append(
                 "the model drops units at random: its gradient is that of masks nobody knows, and "

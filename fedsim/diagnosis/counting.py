@@ -143,11 +143,20 @@ def _random(model: VictimModel) -> Tensor | None:
     if not isinstance(spec := model.spec, ImageSpec | TabularSpec):
         return None
     inputs = torch.rand(PASSED, *spec.input_shape, generator=torch_generator(0, "counting"))
-    return fitting(inputs, model)
+    return in_dtype_of(model, inputs)
 
 
-def fitting(inputs: Tensor, model: VictimModel) -> Tensor:
-    """Inputs in the floating-point type of a model's weights; token ids as they are."""
+def in_dtype_of(model: VictimModel, inputs: Tensor) -> Tensor:
+    """Cast inputs to the dtype of a model's weights.
+
+    Args:
+        model: The model.
+        inputs: (B, ...), any dtype.
+
+    Returns:
+        Floating-point inputs in the dtype of the first floating-point parameter; token ids, and
+        inputs of a model without such a parameter, unchanged.
+    """
     weights = (one for one in model.module.parameters() if one.is_floating_point())
     return inputs.to(next(weights, inputs).dtype) if inputs.is_floating_point() else inputs
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedsim.diagnosis.counting import counted, fitting
+from fedsim.diagnosis.counting import counted, in_dtype_of
 from fedsim.diagnosis.first_layer import first_layer_values
 from fedsim.diagnosis.head import Layer, head_values, norm
 from fedsim.gradients import (
@@ -281,7 +281,7 @@ def _feature_signs(model: VictimModel) -> Signs:
     target = inputs if model.spec.labels_are_tokens else torch.zeros(RANDOM, dtype=torch.int64)
     lengths = torch.full((RANDOM,), inputs.shape[1]) if inputs.dtype == torch.int64 else None
     with torch.no_grad(), head_calls(model) as calls:
-        model.loss(fitting(inputs, model), target, lengths=lengths)
+        model.loss(in_dtype_of(model, inputs), target, lengths=lengths)
     if not calls:
         return Signs()
     rows = torch.cat([one.double().flatten(0, -2) for one, _ in calls])

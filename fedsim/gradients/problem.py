@@ -64,8 +64,8 @@ def parameter_weights(names: Sequence[str], wanted: Mapping[str, float]) -> dict
     return found
 
 
-def unfit_patterns(model: VictimModel, wanted: Mapping[str, float]) -> list[str]:
-    """The error of `parameter_weights` as a warning before a run, if there is one."""
+def unmatched_patterns(model: VictimModel, wanted: Mapping[str, float]) -> list[str]:
+    """Warnings, for `Adversary.cautions`, of patterns that match none of a model's parameters."""
     try:
         parameter_weights([*model.parameters()], wanted)
     except ValueError as error:

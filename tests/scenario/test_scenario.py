@@ -104,11 +104,11 @@ def test_set_says_what_is_wrong(override, words):
 @pytest.mark.parametrize("setting", ["decoder = 64", 'name = "deepspeech"'])
 def test_a_setting_of_what_has_a_name_alone_is_answered_by_its_table(setting):
     whole = setting if "name" in setting else f'name = "las", {setting}'
-    with pytest.raises(ScenarioError) as caught:
+    with pytest.raises(ScenarioError) as error:
         Scenario.load("speech", [f"task.model.{setting}"])
-    told = str(caught.value).rpartition(": set ")[2]
-    assert told == f"task.model={{{whole}}}"
-    Scenario.load("speech", [told])
+    fix = str(error.value).rpartition(": set ")[2]
+    assert fix == f"task.model={{{whole}}}"
+    Scenario.load("speech", [fix])
 
 
 def test_a_file_nested_too_deeply_is_one_clear_error(tmp_path):
