@@ -1,8 +1,9 @@
 """Ctrl-C and SIGTERM that some code has swallowed.
 
 Python raises `KeyboardInterrupt` wherever it is. Libraries in other languages that were calling
-Python then may end with an error of their own, which looks like a failure of the attack. Out of
-destructors and callbacks of weak references no exception comes: Python prints it, and goes on.
+Python then may end with an error of their own, which looks like a failure of the attack, of a
+client or of fedsim. Out of destructors and callbacks of weak references no exception comes: Python
+prints it, and goes on.
 """
 
 import _thread
@@ -25,6 +26,9 @@ def noted() -> Iterator[None]:
     """Let SIGTERM, which batch systems and containers send, do what Ctrl-C does, and note both.
 
     It works in the main thread of a process only.
+
+    Raises:
+        KeyboardInterrupt: There was one, also where another error came of it.
     """
     global _seen
     _seen = False
@@ -37,6 +41,10 @@ def noted() -> Iterator[None]:
     sys.unraisablehook = functools.partial(_ignored, hook)
     try:
         yield
+    except Exception as error:
+        if _seen:
+            raise KeyboardInterrupt from error
+        raise
     finally:
         sys.unraisablehook = hook
         for number, handler in before.items():

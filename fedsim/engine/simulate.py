@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fedsim import interrupts
 from fedsim.attacking.executor import UNLOGGED, Observer
 from fedsim.attacking.identity import forget, plans, settle
 from fedsim.attacking.keeping import expected_bytes
@@ -273,6 +274,7 @@ def run_points(
             try:
                 engine.run(after, ledger, name, notify)
             except ClientError as error:  # of this point alone: an update with NaN, say
+                interrupts.check()
                 failed[name] = str(error)
                 notify("failed", point=name)
                 notify("caution", point=name, text=f"this point failed: {error}")

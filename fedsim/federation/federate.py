@@ -8,6 +8,7 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
+from fedsim import interrupts
 from fedsim.attacking.campaign import Campaign
 from fedsim.attacking.executor import Executor, Observer
 from fedsim.federation.checkpoint import Checkpoint, Checkpoints, Later, capture, restore
@@ -75,6 +76,7 @@ def run(
 
         A round then depends on (seed, round) alone, and on nothing that ran before it.
         """
+        interrupts.check()  # a client may have failed of it
         state = dict(arrays.to_torch_state_dict())
         load_arrays(module, state)
         utility = task.evaluate(module)

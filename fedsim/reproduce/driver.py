@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedsim import interrupts
 from fedsim.engine import simulate as simulation
 from fedsim.engine.preflight import preflight
 from fedsim.errors import DataError, FedsimError
@@ -67,12 +68,14 @@ def run_figure(
                 return "another process is at it; this is what there is so far"
             return _run_points(scenario, folder, progress, part.name)
     except DataError as error:
+        interrupts.check()
         # Pages are shared: they must not contain the local path of the data.
         reason = str(error)
         if data:
             reason = reason.replace(str(Path(data).expanduser().resolve()), "--data")
         return f"needs {part.paper.needs}: {reason}" if part.paper.needs else reason
     except FedsimError as error:
+        interrupts.check()
         return str(error)
 
 
