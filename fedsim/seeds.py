@@ -184,6 +184,27 @@ def held() -> Iterator[None]:
         _held = kept
 
 
+@contextlib.contextmanager
+def torch_defaults() -> Iterator[None]:
+    """Set torch's modes to their defaults inside the block: gradients, float32, CPU, no autocast.
+
+    A notebook may have set others, on which the results of a run must not depend: workers in other
+    processes do not have them.
+    """
+    dtype = torch.get_default_dtype()
+    with contextlib.ExitStack() as modes:
+        modes.callback(torch.set_default_dtype, dtype)
+        torch.set_default_dtype(torch.float32)
+        modes.enter_context(torch.inference_mode(mode=False))
+        modes.enter_context(torch.enable_grad())
+        if torch.get_default_device().type != "cpu":
+            modes.enter_context(torch.device("cpu"))
+        for kind in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(kind):
+                modes.enter_context(torch.autocast(kind, enabled=False))
+        yield
+
+
 _deterministic = True
 """The setting `engine.deterministic`."""
 

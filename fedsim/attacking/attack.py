@@ -4,7 +4,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any
@@ -204,10 +204,16 @@ class AttackRunner:
                 raise TypeError(f"{method} returned {found}, expected a Reconstruction")
         return claims
 
-    def _differentiable(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def _differentiable(self) -> Iterator[None]:
         """Let a project's own model be differentiated twice: fused attention cannot be."""
         revealed = isinstance(self.task, Revealed)
-        return sdpa_kernel(SDPBackend.MATH) if revealed else nullcontext()
+        with (
+            sdpa_kernel(SDPBackend.MATH) if revealed else nullcontext(),
+            torch.inference_mode(mode=False),
+            torch.enable_grad(),
+        ):
+            yield
 
     def _place(self, attack: Attack) -> tuple[Any, ...]:
         """The arguments that seed an attack's random numbers: seed, purpose, round, clients.

@@ -11,7 +11,7 @@ from fedsim.attacking.modalities import revealed_task
 from fedsim.errors import NotGranted, ScenarioError
 from fedsim.knowledge import Knowledge
 from fedsim.records import Interception, Reconstruction, Truth, Update
-from fedsim.seeds import isolated, torch_generator
+from fedsim.seeds import isolated, torch_defaults, torch_generator
 from fedsim.threat import ThreatModel
 from fedsim.victim import Loss
 
@@ -19,6 +19,7 @@ NOT_THERE = Knowledge.AUXILIARY | Knowledge.PRIOR | Knowledge.HISTORY | Knowledg
 """Knowledge that one update does not come with."""
 
 
+@torch_defaults()
 def invert(  # noqa: PLR0913 - each argument is something that the attacker knows
     update: Update | Mapping[str, Tensor],
     model: nn.Module,

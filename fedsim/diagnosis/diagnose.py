@@ -31,7 +31,7 @@ from fedsim.runs.recording import Recording
 from fedsim.runs.tables import cells, lines, place, writing
 from fedsim.scenario import Scenario
 from fedsim.scenario.built import BuiltRun, PlannedAdversary, build
-from fedsim.seeds import isolated
+from fedsim.seeds import isolated, torch_defaults
 from fedsim.task import Task
 from fedsim.victim import Loss
 
@@ -47,6 +47,7 @@ MOST = 400
 Item = TypeVar("Item")
 
 
+@torch_defaults()
 def diagnose(
     run: str | Path,
     adversaries: Sequence[Adversary] = (),

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from itertools import starmap
+from itertools import count, starmap
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +36,13 @@ from fedsim.runs.lock import alone_in
 from fedsim.runs.recording import Recording
 from fedsim.scenario import Scenario
 from fedsim.scenario.built import BuiltRun, build
-from fedsim.seeds import isolated
+from fedsim.seeds import isolated, torch_defaults
 from fedsim.task import Task
 from fedsim.temporary import remove_stale
 from fedsim.victim import Loss
 
 
+@torch_defaults()
 def attack(  # noqa: PLR0913 - each argument is an option of the command
     run: str | Path,
     adversaries: Sequence[Adversary] = (),
@@ -318,17 +319,16 @@ class _Nowhere(Executor):
 
 def _store(ledger: Ledger, built: BuiltRun) -> str:
     """Write which adversaries attack, and under which threat model, to a file of the folder."""
-    number = 1
-    while (ledger.folder / f"attacks/{number}.toml").exists():
-        number += 1
+    files = (f"attacks/{number}.toml" for number in count(1))
+    name = next(file for file in files if not (ledger.folder / file).exists())
     table = built.scenario.to_dict()
     stated = {key: table[key] for key in SECTIONS if key in table}
     stated["adversaries"] = [
         {**plan.model_dump(exclude_none=True, exclude={"settings"}), **plan.settings}
         for _, plan, _ in built.adversaries
     ]
-    ledger.artifact(f"attacks/{number}.toml", tomli_w.dumps(stated).encode())
-    return f"attacks/{number}.toml"
+    ledger.artifact(name, tomli_w.dumps(stated).encode())
+    return name
 
 
 @contextlib.contextmanager

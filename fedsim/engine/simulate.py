@@ -29,7 +29,7 @@ from fedsim.runs.lock import alone_in
 from fedsim.scenario import Scenario
 from fedsim.scenario.built import BuiltRun, build
 from fedsim.scenario.devices import settled
-from fedsim.seeds import isolated
+from fedsim.seeds import isolated, torch_defaults
 from fedsim.sinks import Curves
 from fedsim.temporary import remove_stale
 
@@ -39,6 +39,7 @@ OF_THE_RUN = re.compile(
 """Keys of the engine and the sinks, which all points of a sweep share."""
 
 
+@torch_defaults()
 def simulate(
     scenario: Scenario,
     out: str | Path,
@@ -72,6 +73,7 @@ def simulate(
     return _run(scenario, chosen, Path(out), resume, observer, overwrite=overwrite)
 
 
+@torch_defaults()
 def train(
     scenario: Scenario,
     out: str | Path,

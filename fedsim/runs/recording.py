@@ -11,8 +11,10 @@ loses no closed round; after a power failure the digests show which files were l
 """
 
 import contextlib
+import functools
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -33,7 +35,11 @@ INDEX = "index.jsonl"
 AHEAD = 8
 """Files that wait to be written while training goes on."""
 
-_WRITERS = ThreadPoolExecutor(max_workers=2, thread_name_prefix="fedsim-recording")
+
+@functools.cache
+def _writers(process: int) -> ThreadPoolExecutor:
+    """The threads that write the files of a process; its forks do not have them."""
+    return ThreadPoolExecutor(max_workers=2, thread_name_prefix="fedsim-recording")
 
 
 class Recording:
@@ -268,7 +274,7 @@ class Recording:
             with writing(path):
                 write_whole(path, content)
 
-        self._writes.append(_WRITERS.submit(put))
+        self._writes.append(_writers(os.getpid()).submit(put))
         if len(self._writes) > AHEAD:
             self._writes.pop(0).result()
         return File(name=name, digest=hashlib.sha256(content).hexdigest(), bytes=len(content))

@@ -180,3 +180,17 @@ def test_a_cluster_of_another_ray_is_one_line(monkeypatch):
         "Ray cannot start or reach 10.0.0.1:6379: Version mismatch: The cluster was started with: "
         "Ray: 2.40.0"
     )
+
+
+def test_a_local_ray_that_does_not_start_in_time_is_one_line(monkeypatch):
+    def late(**options):
+        raise Exception("The current node timed out during startup.")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", late)
+    with pytest.raises(EngineError) as error:
+        session.start_session(Engine(), 1, 1)
+    assert str(error.value) == (
+        "Ray cannot start or reach a local session: The current node timed out during startup. "
+        "Try again, or set engine.workers = 1 to run without Ray"
+    )

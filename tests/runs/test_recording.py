@@ -1,6 +1,7 @@
 """What is recorded is what was intercepted, and attacks on it are attacks live."""
 
 import dataclasses
+import multiprocessing
 import pickle
 import sys
 from collections import Counter
@@ -81,6 +82,19 @@ def test_what_was_recorded_is_read_back(changes, tmp_path):
     (again,) = Recording(tmp_path)
     assert equal(again, one)
     assert equal(pickle.loads(pickle.dumps(again)), one)  # noqa: S301
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_a_forked_process_records_as_well(tmp_path):
+    recorded(tmp_path / "parent", interception())
+    child = multiprocessing.get_context("fork").Process(
+        target=recorded, args=(tmp_path / "child", interception())
+    )
+    child.start()
+    child.join(60)
+    child.kill()
+    (again,) = Recording(tmp_path / "child")
+    assert equal(again, interception())
 
 
 def test_the_dtype_is_the_one_that_was_sent(tmp_path):

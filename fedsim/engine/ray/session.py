@@ -199,15 +199,18 @@ def _start(settings: Engine, cpus: float) -> None:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, ours)  # Ray's own leaves at once, without a report
         _OURS[os.getpid()] = settings.address
-    except (RayError, ConnectionError, OSError, RuntimeError, ValueError) as error:
+    except Exception as error:  # Ray raises that very class where its node takes over 30 s to start
         if settings.address == "auto":
             raise EngineError(
                 'engine.address = "auto", and Ray finds no node on this machine. Start one (ray '
                 "start --head, or ray start --address=HEAD:6379), or state HOST:PORT of the head"
             ) from error
         where = settings.address or "a local session"
-        reason = " ".join(str(error).split())
-        raise EngineError(f"Ray cannot start or reach {where}: {reason}") from error
+        reason = " ".join(str(error).split()).rstrip(".")
+        fix = (
+            "" if settings.address else ". Try again, or set engine.workers = 1 to run without Ray"
+        )
+        raise EngineError(f"Ray cannot start or reach {where}: {reason}{fix}") from error
 
 
 @contextlib.contextmanager
