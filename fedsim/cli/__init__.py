@@ -1,5 +1,6 @@
 """The command line, with one file for each command."""
 
+import io
 import os
 import sys
 from typing import Annotated
@@ -46,6 +47,9 @@ def main() -> None:
 
     from fedsim.errors import ClientError, DiskFull, EngineError, FedsimError, NotMeasured
 
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # of a terminal or file that has no en dash, say
+            stream.reconfigure(errors="replace")
     try:
         code = typer.main.get_command(app).main(standalone_mode=False)
     except FedsimError as error:

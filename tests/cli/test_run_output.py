@@ -1,12 +1,15 @@
 """What `fedsim run` prints where there is no terminal: a log, or a pipe."""
 
+import io
 import shlex
+import sys
 from types import SimpleNamespace
 
+import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from fedsim.cli import app
+from fedsim.cli import app, main
 from fedsim.cli.display import Display
 
 SWEEP = """
@@ -135,3 +138,14 @@ def test_sums_of_a_round_are_kept_only_until_its_line_is_printed():
     for at in range(1, 101):
         display("findings", findings=[finding(at, 0.1)], pending=0)
     assert len(display._own) <= len(display._late) < 100
+
+
+def test_characters_that_a_log_cannot_hold_end_no_command(monkeypatch):
+    log = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(log, encoding="ascii"))
+    monkeypatch.setattr(sys, "argv", ["fedsim", "reproduce"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
+    sys.stdout.flush()
+    assert b"published ? 0.03" in log.getvalue()
