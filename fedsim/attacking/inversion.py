@@ -11,6 +11,7 @@ from fedsim.attacking.modalities import revealed_task
 from fedsim.errors import NotGranted, ScenarioError
 from fedsim.knowledge import Knowledge
 from fedsim.records import Interception, Reconstruction, Truth, Update
+from fedsim.scenario.devices import what_torch_sees
 from fedsim.seeds import isolated, torch_defaults, torch_generator
 from fedsim.threat import ThreatModel
 from fedsim.victim import Loss
@@ -40,8 +41,8 @@ def invert(  # noqa: PLR0913 - each argument is something that the attacker know
         claimed = fedsim.invert(gradient, net, DLG(), shape=(1, 28, 28))
 
     Args:
-        update: The gradient of the loss, mean over examples, by parameter name; or an `Update`,
-            such as new weights after several local steps.
+        update: The gradient of the loss, mean over examples, by parameter name, as tensors or
+            arrays of numpy; or an `Update`, such as new weights after several local steps.
         model: The classifier as the client had it: weights, buffers and mode, of any precision and
             on any device. It is not changed; a copy in float32 is attacked.
         adversary: The adversary.
@@ -72,6 +73,13 @@ def invert(  # noqa: PLR0913 - each argument is something that the attacker know
     for name, least in (("num_examples", num_examples), ("budget", budget)):
         if least is not None and least < 1:
             raise ScenarioError(f"{name}: found {least}; expected 1 or more")
+    if len(shape) > 3 and "inputs" in adversary.recovers:
+        raise ScenarioError(
+            f"shape: found {tuple(shape)}; expected that of one input without the batch dimension, "
+            "such as (3, 32, 32)"
+        )
+    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
+        raise ScenarioError(f'device: found "{device}", and {what_torch_sees()}')
     alone = isinstance(model, nn.Linear)
     if alone:  # attacks find layers by name, and the parameters of a layer alone have none
         model = nn.Sequential(model)
@@ -82,7 +90,7 @@ def invert(  # noqa: PLR0913 - each argument is something that the attacker know
     )
     if unsuited := list(adversary.unsuited(task.spec_type, task.name)):
         raise ScenarioError("\n".join(unsuited))
-    truth = Truth(labels=None if labels is None else torch.as_tensor(labels))
+    truth = Truth(labels=None if labels is None else torch.as_tensor(labels).reshape(-1))
     if truth.labels is not None and not all(0 <= k < task.spec.classes for k in truth.labels):
         raise ScenarioError(
             f"labels: found {truth.labels.tolist()}; expected classes from 0 to "
@@ -93,7 +101,7 @@ def invert(  # noqa: PLR0913 - each argument is something that the attacker know
         update = Update(tensors=update, kind="gradient", num_examples=count)
     update = update.replace(
         tensors={
-            f"0.{name}" if alone else name: value.detach().cpu()
+            f"0.{name}" if alone else name: torch.as_tensor(value).detach().cpu()
             for name, value in update.tensors.items()
         },
         buffers={name: value.cpu() for name, value in update.buffers.items()},

@@ -113,6 +113,11 @@ def train(
 
 def _settled(scenario: Scenario, out: Path, *, resume: bool) -> Scenario:
     """The scenario with what "auto" and "random" mean here, or meant when a resumed run began."""
+    if not isinstance(scenario, Scenario):
+        raise ScenarioError(
+            f"scenario: found {scenario!r:.80}; expected a Scenario, such as "
+            'Scenario.load("quickstart.toml")'
+        )
     engine, began = scenario.engine, dict[str, Any]()
     if resume and (out / "scenario.toml").is_file():
         with contextlib.suppress(OSError, ValueError):  # no run: it begins now

@@ -95,9 +95,17 @@ def test_a_layer_alone_is_a_model(image):
         ({"num_examples": 0}, "num_examples: found 0; expected 1 or more"),
         ({"budget": 0}, "budget: found 0; expected 1 or more"),
         ({"labels": [4]}, r"labels: found \[4\]; expected classes from 0 to 3"),
+        (
+            {"adversary": DLG(), "shape": (1, 1, 8, 8)},
+            r"shape: found \(1, 1, 8, 8\); expected that of one input without the batch dimension",
+        ),
+        ({"device": "cuda"}, 'device: found "cuda", and this PyTorch .*(CPUs alone|no GPU)'),
     ],
 )
-def test_arguments_of_another_type_or_out_of_range_are_refused(changed, said, net, image):
+def test_arguments_of_another_type_or_out_of_range_are_refused(
+    changed, said, net, image, monkeypatch
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     given = {"update": gradient(net, image, torch.tensor([1])), "adversary": LLG()}
     with pytest.raises(ScenarioError, match=said):
         fedsim.invert(**given | {"model": net, "shape": (1, 8, 8)} | changed)
@@ -131,3 +139,11 @@ def test_a_model_and_its_update_may_be_in_float64(net, image):
     (claimed,) = fedsim.invert(update, exact, FirstLinear(), shape=(1, 8, 8)).inputs
     assert (claimed - inputs[0]).square().mean() < 1e-12
     assert exact[1].weight.dtype == torch.float64
+
+
+def test_arrays_of_numpy_and_a_single_label_are_taken(net, image):
+    found = gradient(net, image, torch.tensor([1]))
+    given = {"model": net, "adversary": FirstLinear(), "shape": (1, 8, 8), "labels": 1}
+    arrays = {name: value.numpy() for name, value in found.items()}
+    claimed, expected = fedsim.invert(arrays, **given), fedsim.invert(found, **given)
+    assert torch.equal(claimed.inputs[0], expected.inputs[0])

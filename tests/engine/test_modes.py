@@ -1,13 +1,15 @@
-"""Results do not depend on torch's modes, which a notebook may have set for all its code."""
+"""What scripts and notebooks do: other modes of torch, and scenarios that are none."""
 
 import contextlib
 
+import pytest
 import torch
 from support.tiny import scenario, timeless
 from torch import nn
 
 from adversaries import DLG
 from fedsim import attack, diagnose, invert, simulate, train
+from fedsim.errors import ScenarioError
 
 
 @contextlib.contextmanager
@@ -48,3 +50,10 @@ def test_one_update_can_be_inverted_where_gradients_are_off():
     with torch.no_grad():
         claimed = invert(gradient, net, DLG(iterations=20), shape=(1, 4, 4))
     assert claimed.inputs is not None
+
+
+@pytest.mark.parametrize("found", [{"seed": 1}, "quickstart.toml"])
+def test_what_is_no_scenario_is_refused_with_the_way_to_make_one(found, tmp_path):
+    for command in (simulate, train):
+        with pytest.raises(ScenarioError, match=r"expected a Scenario, such as Scenario\.load"):
+            command(found, tmp_path / "run")
