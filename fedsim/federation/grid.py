@@ -1,5 +1,6 @@
 """Grids, which carry messages between server and clients, and what replies say of their arrays."""
 
+import contextlib
 import itertools
 import time
 from abc import abstractmethod
@@ -19,6 +20,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedsim.errors import EngineError
+from fedsim.federation.senders import by_node
 from fedsim.libraries import brief
 from fedsim.runs.inert import visible
 from fedsim.runs.stored import Meaning as Meaning
@@ -264,9 +266,12 @@ class Through(Grid):
         """Replies to queued messages, by the ids of those."""
         return self._grid.pull_messages(message_ids)
 
-    def send_and_receive(self, *args: Any, **settings: Any) -> Iterable[Message]:
-        """Replies to messages."""
-        return self._grid.send_and_receive(*args, **settings)
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Replies to messages, errors in the names of the nodes that they are about."""
+        messages = list(messages)
+        return by_node(messages, self._grid.send_and_receive(messages, timeout=timeout))
 
 
 class OrderedGrid(Through):
@@ -291,22 +296,43 @@ class OrderedGrid(Through):
                     "training.clients to the number of SuperNodes, or start more of them"
                 )
             time.sleep(0.2)
-        # A query each, because only a node knows which part of the data it holds.
-        asked = [
-            Message(RecordDict(), dst_node_id=node, message_type=MessageType.QUERY)
-            for node in nodes
-        ]
-        found: dict[int, int] = {}
-        for reply in grid.send_and_receive(asked, timeout=patience):
-            if reply.has_error():
-                raise EngineError(f"a client does not answer: {reply.error.reason}")
-            client = reply.content.config_records["client"]["client"]
-            found[reply.metadata.src_node_id] = int(str(client))
+        found = self._ask(nodes, patience)
         if sorted(found.values()) != list(range(expected)):
             raise EngineError(
                 f"clients {sorted(found.values())} answered, expected 0 to {expected - 1} once each"
             )
         self.clients = dict(sorted(found.items(), key=lambda item: item[1]))
+        self._patience, self._seen = patience, set(nodes)
+
+    def _ask(self, nodes: Iterable[int], patience: float) -> dict[int, int]:
+        """The client of each node, which only the node knows."""
+        asked = [
+            Message(RecordDict(), dst_node_id=node, message_type=MessageType.QUERY)
+            for node in nodes
+        ]
+        found: dict[int, int] = {}
+        for reply in super().send_and_receive(asked, timeout=patience):
+            if reply.has_error():
+                raise EngineError(
+                    f"a client does not answer: {reply.error.reason}\nA SuperNode that was ended "
+                    "stays listed for about a minute; then start the run again"
+                )
+            client = reply.content.config_records["client"]["client"]
+            found[reply.metadata.src_node_id] = int(str(client))
+        return found
+
+    def get_node_ids(self) -> Iterable[int]:
+        """The ids of all nodes; in place of a lost one that of a new node with its client."""
+        listed = set(self._grid.get_node_ids())
+        for node in sorted(listed - self._seen) if self.clients.keys() - listed else ():
+            self._seen.add(node)
+            with contextlib.suppress(Exception):  # whatever an unknown node answers
+                client = self._ask([node], self._patience)[node]
+                self.clients = {
+                    node if one == client and old not in listed else old: one
+                    for old, one in self.clients.items()
+                }
+        return list(self.clients)
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -314,5 +340,5 @@ class OrderedGrid(Through):
         """Replies to messages, in the order of the messages."""
         messages = list(messages)
         order = {m.metadata.dst_node_id: place for place, m in enumerate(messages)}
-        replies = self._grid.send_and_receive(messages, timeout=timeout)
+        replies = super().send_and_receive(messages, timeout=timeout)
         return sorted(replies, key=lambda reply: order[reply.metadata.src_node_id])

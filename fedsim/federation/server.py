@@ -26,12 +26,14 @@ from fedsim.federation.audit_log import audit_observer, log_results
 from fedsim.federation.contents import config_record, only_record
 from fedsim.federation.fedsgd import FedSGD
 from fedsim.federation.grid import UPDATE_KEY
+from fedsim.federation.identities import Identities
 from fedsim.federation.project import WatchedProject
 from fedsim.federation.replies import Names, check_metrics, names_of, outnumbered, signed
 from fedsim.federation.replies import read_update as read_update
 from fedsim.federation.secure import CLIENTS_KEY
+from fedsim.federation.senders import by_node
 from fedsim.federation.spool import Spool, in_groups
-from fedsim.federation.wrappers import Wrapper, clients_of
+from fedsim.federation.wrappers import Wrapper
 from fedsim.plugin import check_objects
 from fedsim.records import Interception, Update
 from fedsim.seeds import held
@@ -108,8 +110,9 @@ class HonestButCurious(Wrapper):
         self.on_failure = on_failure
         self.metrics: dict[str, float] = {}
         self._sent: dict[int, tuple[ArrayRecord, ConfigRecord]] = {}
-        self._clients: Mapping[int, int] = {}
-        self._known = self._seeded = self._cautioned = False
+        self._asked: Sequence[Message] = ()
+        self._identities = Identities()
+        self._seeded = self._cautioned = False
         self.taken_part: Counter[int] = Counter()
 
     @property
@@ -124,13 +127,9 @@ class HonestButCurious(Wrapper):
     ) -> Iterable[Message]:
         """The strategy's messages; keeps what each node is sent."""
         messages = list(super().configure_train(server_round, arrays, config, grid))
-        self._known, self._seeded = hasattr(grid, "clients"), getattr(grid, "seeded", False)
-        if self._known or not self._clients:
-            self._clients = ranks = clients_of(grid)
-            if not self._known:  # beyond every true number until a node has named its client
-                stated = self._project or self.campaign.scenario
-                total = max(len(ranks), stated.training.clients)
-                self._clients = {node: total + rank for node, rank in ranks.items()}
+        self._asked, self._seeded = messages, getattr(grid, "seeded", False)
+        stated = self._project or self.campaign.scenario
+        self._identities.begin_round(grid, stated.training.clients)
         self._sent, contents = {}, dict[int, tuple[ArrayRecord, ConfigRecord]]()
         for message in messages:
             content = message.content
@@ -157,12 +156,12 @@ class HonestButCurious(Wrapper):
         kept: list[Message] = []
         if self._campaign is None and self._project is not None:
             replies = list(replies)
-            self._campaign = self._project.begin(replies, len(self._clients))
+            self._campaign = self._project.begin(replies, len(self._identities))
             if self._campaign is None:  # nobody knows the inputs yet
                 return self._aggregated(server_round, replies)
         self._caution(self.campaign)
-        if not self._known:  # such a Grid may return replies in any order
-            kept = list(replies)
+        if not self._identities.known:  # such a Grid may return replies in any order
+            kept = list(by_node(self._asked, replies))
             replies = sorted(kept, key=lambda r: self._number(r.metadata.src_node_id))
         spool = Spool(self.campaign.recording)
         interceptions, failed = list[Interception](), dict[int, str]()
@@ -170,7 +169,7 @@ class HonestButCurious(Wrapper):
         names: dict[tuple[int, ...], Names] = {}
         with held() if self._seeded else contextlib.nullcontext():
             for reply in in_groups(replies, self._sent.values()) if self._seeded else replies:
-                if self._known:
+                if self._identities.known:
                     kept.append(reply)
                 node = reply.metadata.src_node_id
                 clients: tuple[int, ...] = (self._number(node),)
@@ -181,7 +180,7 @@ class HonestButCurious(Wrapper):
                     if id(sent) not in arrays:
                         arrays[id(sent)] = dict(sent.to_torch_state_dict())
                     before = arrays[id(sent)]
-                    self._identify(reply)
+                    self._identities.read(reply, self.campaign.scenario.training.clients)
                     clients = (self._number(node),)
                     clients = self._added_up(reply) or clients
                     campaign = self.campaign
@@ -293,7 +292,7 @@ class HonestButCurious(Wrapper):
         if reply.has_error() or not self.campaign.scenario.training.secure_aggregation:
             return ()
         record = config_record(reply.content, CLIENTS_KEY)
-        if record is None:
+        if record is None or not self._identities.known:  # clients of other Grids may write it
             raise UpdateRefused(
                 "it is a single update, and training.secure_aggregation is set; train on a "
                 "SecureGrid"
@@ -326,24 +325,8 @@ class HonestButCurious(Wrapper):
                 "switch the error feedback off"
             )
 
-    def _identify(self, reply: Message) -> None:
-        """Read the client's number from its reply if the Grid does not know clients."""
-        if self._known or reply.has_error():
-            return
-        number = signed(reply, "client")
-        total, node = self.campaign.scenario.training.clients, reply.metadata.src_node_id
-        if not isinstance(number, int) or not 0 <= number < total:
-            raise ClientError(
-                f"its reply does not name its client (found {number!r}, expected 0 to "
-                f"{total - 1}), so attacks on it cannot be scored. Add the mod defend() to the "
-                "ClientApp's train function"
-            )
-        if any(other == number and n != node for n, other in self._clients.items()):
-            raise ClientError(f"it names client {number}, as another node does")
-        self._clients = {**self._clients, node: number}
-
     def _number(self, node: int) -> int:
-        return self._clients.get(node, node)
+        return self._identities.client(node)
 
 
 def _scalars(metrics: MetricRecord | None) -> dict[str, float]:

@@ -41,7 +41,7 @@ class SecureGrid(Through):
     def __init__(
         self, grid: Grid, protocol: Literal["secagg+", "masked-sum"], *, seed: int, most: int
     ) -> None:
-        super().__init__(grid)
+        super().__init__(Through(grid))
         self.clients = dict(clients_of(grid))
         self._seed, self._most = seed, most
         self._protocol = masked_sum
