@@ -315,14 +315,17 @@ def protect(
         protected = changed.replace(tensors={**rest, **changed.tensors})
         if not state:
             del states[f"{STATE_KEY}.{position}"]
+    # In the order in which they came: some strategies of Flower go by it and not by names.
+    tensors = {name: protected.tensors[name] for name in delta.tensors if name in protected.tensors}
+    tensors |= protected.tensors
     if update.kind != "weights":
-        return protected
+        return protected.replace(tensors=tensors)
     tensors = {
         name: update.tensors.get(name, value)
         if value is delta.tensors.get(name)
         else before[name] + value
         if name in before and value.shape == before[name].shape
         else value
-        for name, value in protected.tensors.items()
+        for name, value in tensors.items()
     }
     return protected.replace(tensors=tensors, kind="weights")

@@ -52,6 +52,14 @@ def test_only_the_clients_and_layers_named_are_protected(algorithm, steps):
     assert {n for n in clean if not torch.equal(clean[n], exact[n])} == {"head.bias"}
 
 
+@pytest.mark.parametrize("algorithm", ["fedsgd", "fedavg"])
+def test_arrays_are_sent_in_the_models_order_as_some_strategies_of_flower_go_by_it(algorithm):
+    first = next(iter(scenario().build_task().module().state_dict())).rpartition(".")[0]
+    clean, noisy = wire([{"name": "gaussian-noise", "layers": [first]}], algorithm)
+    assert not torch.equal(clean[f"{first}.weight"], noisy[f"{first}.weight"])
+    assert list(clean) == list(noisy)
+
+
 def test_a_layer_or_client_that_is_not_there_is_an_error_before_any_training():
     run = scenario(defenses=[{"name": "sign", "layers": ["haed"]}])
     with pytest.raises(ScenarioError, match=r"defenses.0 \(sign\).layers.*Did you mean 'head'"):
