@@ -22,7 +22,7 @@ from fedsim.knowledge import Knowledge
 from fedsim.records import Interception, Update
 from fedsim.runs.tables import holds_run
 from fedsim.runs.truth import Seen, TruthFile
-from fedsim.runs.truth_store import discard, find, move
+from fedsim.runs.truth_store import VARIABLE, discard, find, move
 from fedsim.scenario import Scenario
 from fedsim.scenario.training import Training
 from fedsim.seeds import isolated
@@ -33,7 +33,8 @@ MOST_BYTES = 2 * 2**30
 
 HOW = (
     "add mods=[watch()] to the ClientApp's train function, as the last mod, and iterate over "
-    "reveal(loader) in it; with clients on other machines, give example=next(iter(loader))"
+    "reveal(loader) in it; with clients on other machines, give example=next(iter(loader)); if "
+    f"{VARIABLE} is set, set it for the clients and for the server alike"
 )
 
 
