@@ -1,8 +1,9 @@
 """What is recorded is what was intercepted, and attacks on it are attacks live."""
 
 import dataclasses
-import multiprocessing
+import os
 import pickle
+import subprocess
 import sys
 from collections import Counter
 
@@ -84,17 +85,34 @@ def test_what_was_recorded_is_read_back(changes, tmp_path):
     assert equal(pickle.loads(pickle.dumps(again)), one)  # noqa: S301
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+FORKING = """
+import multiprocessing, sys, torch
+from pathlib import Path
+from fedsim.records import Interception, Update
+from fedsim.runs.recording import Recording
+
+def record(folder):
+    tensors = {"w": torch.ones(2)}
+    recording = Recording(folder)
+    recording.write(one := Interception(1, (0,), tensors, Update(tensors=tensors, kind="delta")))
+    recording.close(1, [one], {}, [one.victim])
+
+record(Path(sys.argv[1], "parent"))
+folder = Path(sys.argv[1], "child")
+child = multiprocessing.get_context("fork").Process(target=record, args=(folder,))
+child.start()
+child.join(60)
+child.kill()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 def test_a_forked_process_records_as_well(tmp_path):
-    recorded(tmp_path / "parent", interception())
-    child = multiprocessing.get_context("fork").Process(
-        target=recorded, args=(tmp_path / "child", interception())
-    )
-    child.start()
-    child.join(60)
-    child.kill()
-    (again,) = Recording(tmp_path / "child")
-    assert equal(again, interception())
+    command = [sys.executable, "-c", FORKING, str(tmp_path)]
+    subprocess.run(command, check=True, timeout=120)
+    for process in ("parent", "child"):
+        (again,) = Recording(tmp_path / process)
+        assert again.update.tensors["w"].tolist() == [1.0, 1.0]
 
 
 def test_the_dtype_is_the_one_that_was_sent(tmp_path):
