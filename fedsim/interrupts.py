@@ -28,7 +28,7 @@ def noted() -> Iterator[None]:
     It works in the main thread of a process only.
 
     Raises:
-        KeyboardInterrupt: There was one, also where another error came of it.
+        KeyboardInterrupt: There was Ctrl-C or SIGTERM, also if the block ended with another error.
     """
     global _seen
     _seen = False

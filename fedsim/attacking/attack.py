@@ -206,7 +206,10 @@ class AttackRunner:
 
     @contextmanager
     def _differentiable(self) -> Iterator[None]:
-        """Let a project's own model be differentiated twice: fused attention cannot be."""
+        """Enable gradients, and attention without fused kernels, which have no second derivative.
+
+        Models of other Flower projects alone may use such kernels.
+        """
         revealed = isinstance(self.task, Revealed)
         with (
             sdpa_kernel(SDPBackend.MATH) if revealed else nullcontext(),

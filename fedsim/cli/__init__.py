@@ -48,7 +48,7 @@ def main() -> None:
     from fedsim.errors import ClientError, DiskFull, EngineError, FedsimError, NotMeasured
 
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # of a terminal or file that has no en dash, say
+        if isinstance(stream, io.TextIOWrapper):  # its encoding may lack characters
             stream.reconfigure(errors="replace")
     try:
         code = typer.main.get_command(app).main(standalone_mode=False)

@@ -76,7 +76,7 @@ def run(
 
         A round then depends on (seed, round) alone, and on nothing that ran before it.
         """
-        interrupts.check()  # a client may have failed of it
+        interrupts.check()  # before a client that failed because of one counts as failed
         state = dict(arrays.to_torch_state_dict())
         load_arrays(module, state)
         utility = task.evaluate(module)

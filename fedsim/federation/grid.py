@@ -269,7 +269,7 @@ class Through(Grid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Replies to messages, errors in the names of the nodes that they are about."""
+        """Replies to messages; the SuperLink's errors come from the nodes that they are about."""
         messages = list(messages)
         return by_node(messages, self._grid.send_and_receive(messages, timeout=timeout))
 

@@ -1,4 +1,4 @@
-"""The senders of replies, where Flower's SuperLink answers in place of a node."""
+"""The source node of each reply, also where Flower's SuperLink answers in its place."""
 
 from collections.abc import Iterable, Iterator
 
@@ -6,13 +6,17 @@ from flwr.app import Message
 
 
 def by_node(messages: Iterable[Message], replies: Iterable[Message]) -> Iterator[Message]:
-    """Replies, the SuperLink's errors as those of the nodes in whose place it answers.
+    """Attribute the SuperLink's errors to the nodes in whose place it answers.
 
-    For a node that is gone, Flower's SuperLink replies with an error under an id of its own.
+    For a node that is no longer connected, Flower's SuperLink replies with an error whose source
+    is its own node id, 1.
 
     Args:
         messages: The messages, as they were sent.
-        replies: The replies.
+        replies: The replies to them.
+
+    Returns:
+        The replies in the same order; an error comes from the node that the message was sent to.
     """
     asked = {m.metadata.message_id: m for m in messages if m.metadata.message_id}
     for reply in replies:
