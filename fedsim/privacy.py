@@ -14,6 +14,10 @@ Opacus' third accountant, Gaussian DP, may underestimate what was spent, as Opac
 is therefore not offered.
 """
 
+PRV_UP_TO = 1000.0
+"""Epsilon by `"rdp"` from which `"prv"` is not tried: its memory grows with epsilon, to 20 GB at a
+noise multiplier of .001, and beyond about 700 it finds infinity."""
+
 
 @functools.lru_cache(maxsize=4096)
 def epsilon(
@@ -33,7 +37,8 @@ def epsilon(
         sample_rate: The probability that a record takes part in a step.
         steps: The number of mechanisms.
         delta: The delta at which epsilon is given.
-        accountant: The accountant of Opacus.
+        accountant: The accountant of Opacus. Where `"prv"` finds a greater epsilon than `"rdp"`,
+            as for very little noise, that of `"rdp"` is returned: it is an upper bound.
 
     Returns:
         Epsilon: infinite without noise, 0 before the first step.
@@ -45,6 +50,15 @@ def epsilon(
         return 0.0
     if noise_multiplier == 0:
         return math.inf
+    bound = _opacus("rdp", noise_multiplier, sample_rate, steps, delta)
+    if accountant == "rdp" or bound > PRV_UP_TO:
+        return bound
+    return min(bound, _opacus(accountant, noise_multiplier, sample_rate, steps, delta))
+
+
+def _opacus(
+    accountant: Accountant, noise_multiplier: float, sample_rate: float, steps: int, delta: float
+) -> float:
     from opacus.accountants import create_accountant
 
     counting = create_accountant(accountant)

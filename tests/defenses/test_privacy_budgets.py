@@ -28,6 +28,14 @@ def test_epsilon_is_what_the_accountant_says_itself(accountant):
     assert epsilon(1.1, 0.1, 50, 1e-5, accountant) == pytest.approx(expected, rel=1e-9)
 
 
+def test_for_very_little_noise_prv_gives_the_bound_of_rdp_in_no_time():
+    """PRV took 20 GB for the first of these, and found infinity for the second."""
+    for noise, rate, steps in ((0.001, 1.0, 100), (0.05, 0.1, 10)):
+        bound = epsilon(noise, rate, steps, 1e-5)
+        assert math.isfinite(bound)
+        assert epsilon(noise, rate, steps, 1e-5, "prv") == bound
+
+
 def test_without_noise_nothing_is_private_and_without_steps_everything():
     assert epsilon(0.0, 0.1, 50, 1e-5) == math.inf
     assert epsilon(1.0, 0.1, 0, 1e-5) == 0
