@@ -186,6 +186,8 @@ def test_a_local_ray_that_does_not_start_in_time_is_one_line(monkeypatch):
     def late(**options):
         raise Exception("The current node timed out during startup.")
 
+    # The session of other tests keeps its folder: without it, its processes count as left over.
+    monkeypatch.setattr(session, "_FOLDERS", {})
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", late)
     with pytest.raises(EngineError) as error:
