@@ -64,4 +64,9 @@ def main() -> None:
     except click.ClickException as error:
         error.show()
         code = error.exit_code
+    except OSError as error:  # a full disk behind the output, a path that is too long
+        if os.environ.get("FEDSIM_DEBUG"):
+            raise
+        typer.secho(f"error: {error} (FEDSIM_DEBUG=1 shows where)", fg="red", err=True)
+        code = 1
     sys.exit(code)

@@ -149,3 +149,16 @@ def test_characters_that_a_log_cannot_hold_end_no_command(monkeypatch):
     assert not ended.value.code
     sys.stdout.flush()
     assert b"published ? 0.03" in log.getvalue()
+
+
+def test_an_error_of_the_operating_system_is_one_line(tmp_path, monkeypatch, capsys):
+    command = ["fedsim", "run", "quickstart", "--out", str(tmp_path / ("long" * 100))]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "File name too long" in said
+    monkeypatch.setenv("FEDSIM_DEBUG", "1")
+    with pytest.raises(OSError, match="File name too long"):
+        main()
