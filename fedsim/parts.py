@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.modules.module import _has_any_global_hook
+from torch.nn.modules import module as torch_module
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,14 @@ PURE = frozenset(
     }
 )
 """Layers that compute their output from their input and parameters alone, and change nothing."""
+
+_GLOBAL_HOOKS: Sequence[Collection[Any]] = (
+    torch_module._global_forward_pre_hooks,
+    torch_module._global_forward_hooks,
+    torch_module._global_backward_pre_hooks,
+    torch_module._global_backward_hooks,
+)
+"""Hooks of all modules, which PyTorch has no public function to read."""
 
 _KNOWN: weakref.WeakKeyDictionary[nn.Module, Parts] = weakref.WeakKeyDictionary()
 
@@ -91,7 +99,7 @@ def is_pure(module: nn.Module) -> bool:
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return (
         not known.buffers
-        and not _has_any_global_hook()  # type: ignore[no-untyped-call]
+        and not any(_GLOBAL_HOOKS)
         and all(
             type(one) is nn.Parameter and not one._backward_hooks
             for one in known.parameters.values()

@@ -3,7 +3,8 @@
 import secrets
 from typing import Any, Self
 
-from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
+from pydantic import Field, PrivateAttr, model_validator
+from pydantic.functional_validators import ModelWrapValidatorHandler
 
 from fedsim.errors import ScenarioError
 from fedsim.scenario.tables import Table
