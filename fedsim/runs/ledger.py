@@ -320,7 +320,8 @@ class Ledger:
                 )
             )
             self._write_table("findings.csv", [[*row.values()] for row in rows])
-            frame = pd.read_csv(path, dtype=types, keep_default_na=False, na_values=_NA)
+            exact: Any = {"keep_default_na": False, "float_precision": "round_trip"}
+            frame = pd.read_csv(path, dtype=types, na_values=_NA, **exact)
         except ValueError as error:
             raise RunFolderError(f"{path} was changed and cannot be read: {error}") from error
         for name in (name for name, kind in types.items() if kind == "string"):

@@ -156,7 +156,7 @@ class TransformersModel(Described):
                     local_files_only=self.local,
                     **common,
                 )
-        except (OSError, ValueError, RuntimeError, ImportError) as error:
+        except (OSError, TypeError, ValueError, RuntimeError, ImportError) as error:
             raise DataError(f"{self.label} cannot be built: {brief(error)}") from error
         # Mismatched weights are listed with their shapes in some versions of the library.
         others = [one if isinstance(one, str) else one[0] for one in loaded["mismatched_keys"]]

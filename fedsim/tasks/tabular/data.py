@@ -170,7 +170,10 @@ def _file(path: Path, written: int) -> "pd.DataFrame":
     import pandas as pd
 
     with reading(path):
-        frame = pd.read_csv(path) if path.suffix == ".csv" else read_parquet(path)
+        if path.suffix == ".csv":
+            frame = pd.read_csv(path, float_precision="round_trip")  # pandas 2 lost the last digit
+        else:
+            frame = read_parquet(path)
     return pd.DataFrame(frame).rename(columns=str)
 
 
