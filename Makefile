@@ -1,7 +1,8 @@
 # Needs Python >= 3.11 and make; everything else goes into .venv.
 PYTHON ?= python3
-# Two test processes: few of the tests need more than a core and some wait.
-PYTEST ?= --numprocesses 2 --dist loadfile
+# Two test processes: few of the tests need more than a core and some wait. If one dies, the run ends
+# and names the test; xdist waits for ever for the tests of a process that it has started anew.
+PYTEST ?= --numprocesses 2 --dist loadfile --max-worker-restart 0
 VENV := .venv
 BIN := $(VENV)/bin
 CODE := fedsim adversaries defenses tests benchmarks examples
