@@ -1,5 +1,6 @@
 """What a process that does not import an adversary has to know of it."""
 
+import ast
 import hashlib
 import inspect
 import sys
@@ -46,7 +47,10 @@ def _files(kind: type) -> Iterator[Path]:
         file = getattr(module, "__file__", None)
         if file and Path(file).is_file():
             yield Path(file)
-        for value in list(vars(module).values()) if module else ():
+        for key, value in list(vars(module).items()) if module else ():
+            inside = isinstance(value, ModuleType) and value.__name__ == f"{name}.{key}"
+            if inside and not (file and key in _imported(Path(file))):
+                continue  # a module of a package, which has it only once somebody imported it
             left.append(
                 value.__name__
                 if isinstance(value, ModuleType)
@@ -54,6 +58,13 @@ def _files(kind: type) -> Iterator[Path]:
                 if callable(value)
                 else ""
             )
+
+
+def _imported(file: Path) -> set[str]:
+    """The names that `from ... import` statements of a source file bind."""
+    statements = ast.walk(ast.parse(file.read_bytes()))
+    imports = [one for one in statements if isinstance(one, ast.ImportFrom)]
+    return {alias.asname or alias.name for one in imports for alias in one.names}
 
 
 def settings_of(parts: list[Adversary]) -> list[dict[str, Any]]:
