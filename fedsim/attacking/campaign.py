@@ -79,6 +79,7 @@ class Campaign:
         repeated = ("failed", "timeout") if retry else ()
         self._repeated = {key: one for key, one in ended.items() if one.status in repeated}
         self._done = {key: one for key, one in ended.items() if key not in self._repeated}
+        self._again: dict[tuple[str, str, str], float] = {}
         self._wanted: dict[tuple[str, str], dict[str, Any]] = {}
         self._open: Counter[int] = Counter()
         self.trained: frozenset[str] | None = None
@@ -219,11 +220,13 @@ class Campaign:
                 attacks.append(attack)
             for group in [*grouped(adversary, attacks), *self._probes(index, round, found)]:
                 self._repeat_answered(group, label)
-                left = [
-                    one
-                    for one in group
-                    if wanted(round, one.interception.clients) and not self._is_done(one, label)
-                ]
+                here = [one for one in group if wanted(round, one.interception.clients)]
+                left = [one for one in here if not self._is_done(one, label)]
+                self._again |= {
+                    (self.point, *key): one.inclusion
+                    for one in here
+                    if (key := (one.interception.victim, label)) in self._done
+                }
                 if left:
                     groups.append(group)
                     for each in left:
@@ -245,20 +248,15 @@ class Campaign:
         before = next((one.before for one in found.values()), self.recording.model(round))
         line = self.recording.rounds.get(round)
         nothing = before is None and not (line and line.updates)
-        refused = "no update of this round could be used, so its global model was not recorded"
+        why = "no update of this round could be used, so its global model was not recorded"
+        refused = why if nothing else ""
         for _, alike in itertools.groupby(probes, key=lambda one: one[1].batch_size):
             attacks = []
             for client, probe in alike:
                 given = NO_MODEL if before is None else before
                 one = Interception(round, (client,), given, NOTHING, probe)
-                attack = Attack(
-                    one,
-                    index,
-                    1.0,
-                    refused=refused if nothing else "",
-                    attempt=self._attempt(one, label),
-                )
-                attacks.append(attack)
+                again = self._attempt(one, label)
+                attacks.append(Attack(one, index, 1.0, refused=refused, attempt=again))
             yield from grouped(adversary, attacks)
 
     def _attempt(self, one: Interception, label: str) -> int:
@@ -318,6 +316,8 @@ class Campaign:
             if outcome.caution:
                 self.observer("caution", text=outcome.caution)
             self.observer("findings", findings=outcome.findings, pending=self.executor.pending)
+        if wait:
+            self.ledger.include(self._again)
         self._keeper.settle([round for round in self._keeper.unsettled if self.settled(round)])
 
     def close(self) -> None:

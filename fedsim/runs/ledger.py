@@ -26,7 +26,7 @@ from fedsim.runs.files import make_folder, make_private, opened, write_whole
 from fedsim.runs.inert import restored, visible
 from fedsim.runs.provenance import SCHEMA, differences
 from fedsim.runs.reading import COLUMNS
-from fedsim.runs.repair import attack_of, attempt_of, forget_incomplete, mend_tables
+from fedsim.runs.repair import attack_of, attempt_of, forget_incomplete, included, mend_tables
 from fedsim.runs.tables import (
     LABEL,
     POINT,
@@ -35,6 +35,7 @@ from fedsim.runs.tables import (
     holds_run,
     lines,
     not_writable,
+    order_of,
     parsed,
     place,
     read_table,
@@ -193,6 +194,13 @@ class Ledger:
         rows = self._so_far("findings.csv")
         self._write_table("findings.csv", [row for row in rows if not unwanted(*attack_of(row))])
 
+    def include(self, chosen: Mapping[tuple[str, str, str], float]) -> None:
+        """Raise the `inclusion` of attacks that were chosen again; see `included`."""
+        rows = self._so_far("findings.csv") if chosen else []
+        with contextlib.suppress(ValueError):  # of a table that was changed: `finish` says so
+            if (raised := included(rows, chosen)) != rows:
+                self._write_table("findings.csv", raised)
+
     def rows(self) -> list[dict[str, str]]:
         """The findings so far, as text by column."""
         return [
@@ -311,14 +319,7 @@ class Ledger:
             name: numbers.get(kind, "string") for name, kind in get_type_hints(Finding).items()
         }
         try:
-            rows.sort(
-                key=lambda r: (
-                    r["point"],
-                    int(r["round"]),
-                    [int(client) for client in r["client"].split("+")],
-                    *(r["victim"], r["label"], r["metric"]),
-                )
-            )
+            rows.sort(key=order_of)
             self._write_table("findings.csv", [[*row.values()] for row in rows])
             exact: Any = {"keep_default_na": False, "float_precision": "round_trip"}
             frame = pd.read_csv(path, dtype=types, na_values=_NA, **exact)

@@ -1,7 +1,7 @@
 """Tables of a run folder made whole again after a kill, a full disk or a power failure."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from fedsim.runs.attack_log import AttackLog
@@ -18,6 +18,23 @@ def attempt_of(row: Sequence[str]) -> int:
     """The attempt that a row of findings.csv is of; tables of earlier versions state none."""
     text = row[TABLES["findings.csv"].index("attempt")]
     return int(text) if text.isdecimal() else 1
+
+
+def included(
+    rows: Iterable[Sequence[str]], chosen: Mapping[tuple[str, str, str], float]
+) -> list[Sequence[str]]:
+    """Rows of findings.csv in which no `inclusion` is below the probability of a further choice.
+
+    Args:
+        rows: The rows.
+        chosen: The probability with which attacks were chosen again, by point, victim and label.
+    """
+    at, found = TABLES["findings.csv"].index("inclusion"), list[Sequence[str]]()
+    for row in rows:
+        again = chosen.get(attack_of(row), 0.0)
+        raised = again > float(row[at] or 0.0)
+        found.append([*row[:at], str(again), *row[at + 1 :]] if raised else row)
+    return found
 
 
 def mend_tables(folder: Path) -> None:

@@ -6,7 +6,7 @@ import hashlib
 import io
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,6 +25,12 @@ TABLES = {
 """The columns of each table that a run appends to."""
 
 POINT, VICTIM, LABEL = (COLUMNS.index(name) for name in ("point", "victim", "label"))
+
+
+def order_of(row: Mapping[str, str]) -> tuple[object, ...]:
+    """The place of a row in a finished findings.csv."""
+    clients = [int(client) for client in row["client"].split("+")]
+    return row["point"], int(row["round"]), clients, row["victim"], row["label"], row["metric"]
 
 
 def place(folder: str, point: str) -> str:

@@ -4,10 +4,11 @@ from collections import defaultdict
 
 import pytest
 import torch
-from support.tiny import rows, scenario
+from support.tiny import rows, scenario, timeless
 
 from fedsim.attacking.campaign import Campaign
-from fedsim.engine.simulate import simulate
+from fedsim.engine.attack import attack
+from fedsim.engine.simulate import simulate, train
 from fedsim.records import Interception, Update
 from fedsim.runs.ledger import Ledger
 from fedsim.scenario.built import build
@@ -46,9 +47,9 @@ def chosen(run, tmp_path, rounds, clients=range(6), **how):
     found, inclusion = defaultdict(list), set()
     for round in rounds:
         campaign.intercept(round, caught(clients, round, **how))
-    for attack in executor.attacks:
-        found[attack.adversary, attack.interception.round] += attack.interception.clients
-        inclusion.add(attack.inclusion)
+    for one in executor.attacks:
+        found[one.adversary, one.interception.round] += one.interception.clients
+        inclusion.add(one.inclusion)
     return dict(found), inclusion
 
 
@@ -126,3 +127,13 @@ def test_followed_clients_take_part_and_are_attacked_every_round(tmp_path):
     found = rows(tmp_path)
     assert {row["client"] for row in found} == {"7"}
     assert sorted({int(row["round"]) for row in found}) == [1, 2, 3, 4, 5]
+
+
+def test_updates_that_are_chosen_again_have_the_probability_of_the_wider_choice(tmp_path):
+    whole, folder = tmp_path / "whole", tmp_path / "later"
+    simulate(scenario(threat={"victims": 3}), whole)
+    train(scenario(), folder)
+    for victims in (1, 3, 1):  # the last one makes no attack
+        attack(folder, changes={"threat": {"victims": victims}})
+    assert {row["inclusion"] for row in rows(whole)} == {"0.75"}
+    assert timeless(folder) == timeless(whole)
