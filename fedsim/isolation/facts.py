@@ -44,27 +44,27 @@ def _files(kind: type) -> Iterator[Path]:
             continue
         done.add(name)
         module = sys.modules.get(name)
-        file = getattr(module, "__file__", None)
-        if file and Path(file).is_file():
-            yield Path(file)
+        file = Path(getattr(module, "__file__", None) or "")
+        if file.is_file():
+            yield file
+        bound, named = _imports(file) if file.suffix == ".py" else (set(), [])
+        left += named
         for key, value in list(vars(module).items()) if module else ():
-            inside = isinstance(value, ModuleType) and value.__name__ == f"{name}.{key}"
-            if inside and not (file and key in _imported(Path(file))):
-                continue  # a module of a package, which has it only once somebody imported it
-            left.append(
-                value.__name__
-                if isinstance(value, ModuleType)
-                else str(getattr(inspect.unwrap(value), "__module__", ""))
-                if callable(value)
-                else ""
-            )
+            if isinstance(value, ModuleType):
+                # A package has its modules as attributes once anybody has imported them.
+                if key in bound or value.__name__ != f"{name}.{key}":
+                    left.append(value.__name__)
+            elif callable(value):
+                left.append(str(getattr(inspect.unwrap(value), "__module__", "")))
 
 
-def _imported(file: Path) -> set[str]:
-    """The names that `from ... import` statements of a source file bind."""
-    statements = ast.walk(ast.parse(file.read_bytes()))
-    imports = [one for one in statements if isinstance(one, ast.ImportFrom)]
-    return {alias.asname or alias.name for one in imports for alias in one.names}
+def _imports(file: Path) -> tuple[set[str], list[str]]:
+    """Names that `from` imports of a source file bind, and modules that other imports name."""
+    statements = [*ast.walk(ast.parse(file.read_bytes()))]
+    froms = [one for one in statements if isinstance(one, ast.ImportFrom)]
+    others = [one for one in statements if isinstance(one, ast.Import)]
+    bound = {alias.asname or alias.name for one in froms for alias in one.names}
+    return bound, [alias.name for one in others for alias in one.names]
 
 
 def settings_of(parts: list[Adversary]) -> list[dict[str, Any]]:

@@ -143,14 +143,17 @@ def test_the_facts_follow_the_source(tmp_path, own):
 
 def test_the_source_is_that_of_modules_that_it_imports(tmp_path, monkeypatch):
     (package := tmp_path / "packed_attack").mkdir()
-    for name in ("used", "unused"):
+    for name in ("used", "also", "unused"):
         (package / f"{name}.py").touch()
-    init = "from adversaries import LLG\nfrom packed_attack import used\nclass Mine(LLG): ...\n"
+    init = (
+        "import packed_attack.also\nfrom adversaries import LLG\nfrom packed_attack import used\n"
+        "class Mine(LLG): ...\n"
+    )
     (package / "__init__.py").write_text(init)
     monkeypatch.syspath_prepend(str(tmp_path))
     mine = importlib.import_module("packed_attack").Mine()
     files = sources_of([mine])
-    assert {package / "__init__.py", package / "used.py"} <= {*files}
+    assert {package / f"{name}.py" for name in ("__init__", "used", "also")} <= {*files}
     importlib.import_module("packed_attack.unused")  # as another adversary of a run may
     assert sources_of([mine]) == files
 
