@@ -10,7 +10,10 @@ import importlib
 import sys
 from collections.abc import Iterator
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 HUB = "hub:"
 """Prefix of the names of data sets and models on the Hugging Face Hub."""
@@ -42,6 +45,16 @@ def quiet() -> Iterator[None]:
         library.set_verbosity(verbosity)
         if bars:
             library.enable_progress_bar()
+
+
+def read_csv(file: Any, **options: Any) -> "pd.DataFrame":
+    """pandas' reader; numbers are read as they were written, to the last digit."""
+    import pandas as pd
+
+    if tuple(map(int, pd.__version__.split(".")[:2])) < (3, 1):  # later ones always do
+        options["float_precision"] = "round_trip"
+    frame: pd.DataFrame = pd.read_csv(file, **options)
+    return frame
 
 
 def installing(name: str) -> str:

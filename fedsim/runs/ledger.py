@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from fedsim.errors import RunFolderError
+from fedsim.libraries import read_csv
 from fedsim.metrics.registry import described
 from fedsim.records import Finding
 from fedsim.runs import provenance
@@ -311,8 +312,6 @@ class Ledger:
 
     def finish(self) -> None:
         """Sort the findings, and write them as Parquet as well; raises `RunFolderError`."""
-        import pandas as pd
-
         rows, path = self.rows(), self.folder / "findings.csv"
         numbers = {int: "Int64", int | None: "Int64", float: "Float64", float | None: "Float64"}
         types = {
@@ -321,8 +320,7 @@ class Ledger:
         try:
             rows.sort(key=order_of)
             self._write_table("findings.csv", [[*row.values()] for row in rows])
-            exact: Any = {"keep_default_na": False, "float_precision": "round_trip"}
-            frame = pd.read_csv(path, dtype=types, na_values=_NA, **exact)
+            frame = read_csv(path, dtype=types, keep_default_na=False, na_values=_NA)
         except ValueError as error:
             raise RunFolderError(f"{path} was changed and cannot be read: {error}") from error
         for name in (name for name, kind in types.items() if kind == "string"):

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.errors import DataError, did_you_mean
+from fedsim.libraries import read_csv
 from fedsim.references import is_reference
 from fedsim.seeds import numpy_generator
 from fedsim.spec import Column
@@ -170,10 +171,7 @@ def _file(path: Path, written: int) -> "pd.DataFrame":
     import pandas as pd
 
     with reading(path):
-        if path.suffix == ".csv":
-            frame = pd.read_csv(path, float_precision="round_trip")  # pandas 2 lost the last digit
-        else:
-            frame = read_parquet(path)
+        frame = read_csv(path) if path.suffix == ".csv" else read_parquet(path)
     return pd.DataFrame(frame).rename(columns=str)
 
 
