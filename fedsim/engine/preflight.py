@@ -166,15 +166,23 @@ def _check_client_half(built: BuiltRun) -> None:
             f"{where} needs a bit from every client beside its update, which no defense here sends."
             ' Use "DifferentialPrivacyServerSideAdaptiveClipping"'
         )
-    bounds: set[float] = set()
+    bounds, clipped = set[float](), set[float]()
     for defense in built.defenses:
+        if defense.name == "flower-fixed-clipping":
+            clipped.add(defense.model_dump()["clipping_norm"])
         if type(defense).protect is Defense.protect or defense.effect == "zeros":
             continue
         bounds.clear()  # whatever changes values may undo a clip before it
         if defense.name == "flower-fixed-clipping" and defense.clients == defense.layers == "all":
             bounds.add(defense.model_dump()["clipping_norm"])
     if name.endswith("ClientSideFixedClipping") and norm not in bounds:
+        found = "none does"
+        if norm in clipped:
+            found = "a part of them is not, or is changed afterwards"
+        elif clipped:
+            found = f"they are clipped to {', '.join(map(str, sorted(clipped)))}"
         raise ScenarioError(
-            f"{where} adds noise for updates that clients have clipped to {norm}, and none does. "
-            f'List [[defenses]] name = "flower-fixed-clipping", clipping_norm = {norm} last'
+            f"{where} adds noise for updates that clients have clipped to {norm}, and {found}. "
+            f'List [[defenses]] name = "flower-fixed-clipping", clipping_norm = {norm} last, for '
+            "all clients and layers"
         )

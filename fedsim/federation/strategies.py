@@ -123,6 +123,18 @@ def build_strategy(scenario: Scenario, buffers: Collection[str] = ()) -> Strateg
             raise ScenarioError(
                 f"training.strategy.{key}: {name} has no such setting. {did_you_mean(key, takes)}"
             )
+        variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        needed = [
+            key
+            for key, one in takes.items()
+            if one.default is one.empty and one.kind not in variable
+        ]
+        if missing := [key for key in needed if key not in {*given, *settings}]:
+            stated = ", ".join(f"{key} = ..." for key in missing)
+            raise ScenarioError(
+                f"training.strategy: {name} needs {', '.join(missing)}. State it: "
+                f'strategy = {{name = "{name}", {stated}}}'
+            )
         try:
             made = cls(**{**given, **settings})
             return ServerOptimizer(made, buffers) if optimizes else made

@@ -1,6 +1,7 @@
 """Dotted keys of nested tables: setting a value, and naming the point of a sweep."""
 
 import json
+import re
 import tomllib
 from typing import Any
 
@@ -66,7 +67,16 @@ def assign(table: dict[str, Any], key: str, value: Any) -> None:
         place[last] = value
 
 
+def list_first(key: str) -> str:
+    """What to do where the list is empty in which a key such as `defenses.0.sigma` changes one."""
+    where, setting, *_ = [*re.split(r"\.\d+\.?", key, maxsplit=1), ""]
+    entry = f"{setting} = ..." if setting and "." not in setting else "..."
+    return f'State its entries first: {where} = [{{name = "...", {entry}}}]'
+
+
 def _position(items: list[Any], part: str, key: str) -> int:
+    if not items:
+        raise ScenarioError(f"{key}: the list is empty. {list_first(key)}")
     if not part.isdecimal() or int(part) >= len(items):
         raise ScenarioError(
             f"{key}: '{part}' is no position in a list of {len(items)}; they count from 0"

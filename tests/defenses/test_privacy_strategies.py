@@ -27,8 +27,12 @@ def test_flowers_dp_strategies_train_under_their_names(where, tmp_path):
     ("strategy", "defenses", "words"),
     [
         (f"{DP}ClientSideFixedClipping", [], "none does"),
-        (f"{DP}ClientSideFixedClipping", [{"clipping_norm": 0.5}], "clipped to 1.0, and none does"),
-        (f"{DP}ClientSideFixedClipping", [{"clients": [0]}], "none does"),
+        (
+            f"{DP}ClientSideFixedClipping",
+            [{"clipping_norm": 0.5}],
+            "clipped to 1.0, and they are clipped to 0.5",
+        ),
+        (f"{DP}ClientSideFixedClipping", [{"clients": [0]}], "and a part of them is not"),
         (f"{DP}ClientSideAdaptiveClipping", [], "ServerSideAdaptiveClipping"),
         (f"{DP}ServerSideFixedClipping", [], ""),
     ],
@@ -61,6 +65,12 @@ def test_what_a_dp_strategy_takes_on_trust_is_checked(more, words):
     run = scenario(training={"algorithm": "fedavg", "strategy": strategy})
     with pytest.raises(ScenarioError, match=words):
         preflight(run)
+
+
+def test_a_setting_without_a_default_is_named():
+    strategy = {"name": f"{DP}ServerSideFixedClipping", "noise_multiplier": 0.1}
+    with pytest.raises(ScenarioError, match=r"needs clipping_norm\. .*, clipping_norm = \.\.\."):
+        preflight(scenario(training={"algorithm": "fedavg", "strategy": strategy}))
 
 
 def test_dp_strategies_refuse_running_statistics():
