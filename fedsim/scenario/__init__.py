@@ -22,7 +22,7 @@ from fedsim.knowledge import Knowledge
 from fedsim.metric import Metric
 from fedsim.plugin import find, make, validated
 from fedsim.references import is_reference, look_in
-from fedsim.scenario.dotted import assign, list_first, set_by, short
+from fedsim.scenario.dotted import assign, set_by, short, unlisted
 from fedsim.scenario.files import locate, read_table, scenario_names, search_dirs
 from fedsim.scenario.paper import Paper, scaled
 from fedsim.scenario.seeded import Seeded
@@ -102,11 +102,8 @@ class Scenario(Seeded):
     @classmethod
     def _listed(cls, value: Any, info: ValidationInfo) -> Any:
         if not isinstance(value, list):
-            name, fix = info.field_name, ""
-            if isinstance(value, dict) and [*value] == ["0"]:  # --set of an entry that is not there
-                setting = next(iter(value["0"]), "") if isinstance(value["0"], dict) else ""
-                fix = f". {list_first(f'{name}.0.{setting}')}"
-            raise ValueError(f"expected [[{name}]] tables{fix}")
+            name = str(info.field_name)
+            raise ValueError(f"expected [[{name}]] tables{unlisted(name, value)}")
         return value
 
     @model_validator(mode="after")

@@ -74,6 +74,13 @@ def list_first(key: str) -> str:
     return f'State its entries first: {where} = [{{name = "...", {entry}}}]'
 
 
+def unlisted(name: str, value: Any) -> str:
+    """What to do where a key such as `defenses.0.sigma` made a table in place of a list."""
+    entry = value.get("0") if isinstance(value, dict) and len(value) == 1 else None
+    setting = next(iter(entry), "") if isinstance(entry, dict) else None
+    return "" if setting is None else f". {list_first(f'{name}.0.{setting}')}"
+
+
 def _position(items: list[Any], part: str, key: str) -> int:
     if not items:
         raise ScenarioError(f"{key}: the list is empty. {list_first(key)}")

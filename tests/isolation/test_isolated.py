@@ -145,11 +145,10 @@ def test_the_source_is_that_of_modules_that_it_imports(tmp_path, monkeypatch):
     (package := tmp_path / "packed_attack").mkdir()
     for name in ("used", "also", "unused"):
         (package / f"{name}.py").touch()
-    init = (
-        "import packed_attack.also\nfrom adversaries import LLG\nfrom packed_attack import used\n"
-        "class Mine(LLG): ...\n"
+    imports = (
+        "import packed_attack.also\nfrom packed_attack import used\nfrom adversaries import LLG"
     )
-    (package / "__init__.py").write_text(init)
+    (package / "__init__.py").write_text(f"{imports}\nclass Mine(LLG): ...\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     mine = importlib.import_module("packed_attack").Mine()
     files = sources_of([mine])
