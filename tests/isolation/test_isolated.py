@@ -1,6 +1,5 @@
 """Adversaries in processes of their own: the same results, other code kept out, deaths survived."""
 
-import importlib
 import os
 import signal
 import sys
@@ -19,7 +18,6 @@ from fedsim.errors import PluginError, ScenarioError
 from fedsim.isolation import IsolatedAdversary, isolated, isolates, process, walls_around
 from fedsim.isolation.calls import KeptChild, asked
 from fedsim.isolation.child import Call
-from fedsim.isolation.facts import sources_of
 from fedsim.isolation.isolated import _follow
 from fedsim.isolation.sending import pickled, weights
 from fedsim.job import Job
@@ -139,22 +137,6 @@ def test_the_facts_follow_the_source(tmp_path, own):
     file.write_text(OWN.replace('name = "own"', 'name = "other"'))
     os.utime(file, ns=(0, 1))
     assert Scenario.parse(table).build_adversaries()[0][0] == "other"
-
-
-def test_the_source_is_that_of_modules_that_it_imports(tmp_path, monkeypatch):
-    (package := tmp_path / "packed_attack").mkdir()
-    for name in ("used", "also", "unused"):
-        (package / f"{name}.py").touch()
-    imports = (
-        "import packed_attack.also\nfrom packed_attack import used\nfrom adversaries import LLG"
-    )
-    (package / "__init__.py").write_text(f"{imports}\nclass Mine(LLG): ...\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    mine = importlib.import_module("packed_attack").Mine()
-    files = sources_of([mine])
-    assert {package / f"{name}.py" for name in ("__init__", "used", "also")} <= {*files}
-    importlib.import_module("packed_attack.unused")  # as another adversary of a run may
-    assert sources_of([mine]) == files
 
 
 def test_mistakes_are_told_as_without_isolation(tmp_path, own):
