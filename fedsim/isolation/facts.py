@@ -1,6 +1,7 @@
 """What a process that does not import an adversary has to know of it."""
 
 import ast
+import functools
 import hashlib
 import inspect
 import sys
@@ -47,7 +48,8 @@ def _files(kind: type) -> Iterator[Path]:
         file = Path(getattr(module, "__file__", None) or "")
         if file.is_file():
             yield file
-        bound, named = _imports(file) if file.suffix == ".py" else (set(), [])
+        python = file.suffix == ".py" and file.is_file()
+        bound, named = _imports(file, file.stat().st_mtime_ns) if python else (frozenset(), ())
         left += named
         for key, value in list(vars(module).items()) if module else ():
             if isinstance(value, ModuleType):
@@ -58,13 +60,17 @@ def _files(kind: type) -> Iterator[Path]:
                 left.append(str(getattr(inspect.unwrap(value), "__module__", "")))
 
 
-def _imports(file: Path) -> tuple[set[str], list[str]]:
-    """Names that `from` imports of a source file bind, and modules that other imports name."""
+@functools.lru_cache
+def _imports(file: Path, changed: int) -> tuple[frozenset[str], tuple[str, ...]]:
+    """Names that `from` imports of a source file bind, and modules that other imports name.
+
+    It is read again once `changed`, its time of change, differs.
+    """
     statements = [*ast.walk(ast.parse(file.read_bytes()))]
     froms = [one for one in statements if isinstance(one, ast.ImportFrom)]
     others = [one for one in statements if isinstance(one, ast.Import)]
-    bound = {alias.asname or alias.name for one in froms for alias in one.names}
-    return bound, [alias.name for one in others for alias in one.names]
+    bound = frozenset(alias.asname or alias.name for one in froms for alias in one.names)
+    return bound, tuple(alias.name for one in others for alias in one.names)
 
 
 def settings_of(parts: list[Adversary]) -> list[dict[str, Any]]:
