@@ -66,7 +66,10 @@ def _imports(file: Path, changed: int) -> tuple[frozenset[str], tuple[str, ...]]
 
     It is read again once `changed`, its time of change, differs.
     """
-    statements = [*ast.walk(ast.parse(file.read_bytes()))]
+    try:
+        statements = [*ast.walk(ast.parse(file.read_bytes()))]
+    except (SyntaxError, ValueError):  # it was changed since it was imported
+        return frozenset(), ()
     froms = [one for one in statements if isinstance(one, ast.ImportFrom)]
     others = [one for one in statements if isinstance(one, ast.Import)]
     bound = frozenset(alias.asname or alias.name for one in froms for alias in one.names)
