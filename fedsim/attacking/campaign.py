@@ -79,7 +79,7 @@ class Campaign:
         repeated = ("failed", "timeout") if retry else ()
         self._repeated = {key: one for key, one in ended.items() if one.status in repeated}
         self._done = {key: one for key, one in ended.items() if key not in self._repeated}
-        self._again: dict[tuple[str, str, str], float] = {}
+        self._reselected: dict[tuple[str, str, str], float] = {}  # see `with_inclusion`
         self._wanted: dict[tuple[str, str], dict[str, Any]] = {}
         self._open: Counter[int] = Counter()
         self.trained: frozenset[str] | None = None
@@ -222,7 +222,7 @@ class Campaign:
                 self._repeat_answered(group, label)
                 here = [one for one in group if wanted(round, one.interception.clients)]
                 left = [one for one in here if not self._is_done(one, label)]
-                self._again |= {
+                self._reselected |= {
                     (self.point, *key): one.inclusion
                     for one in here
                     if (key := (one.interception.victim, label)) in self._done
@@ -255,8 +255,8 @@ class Campaign:
             for client, probe in alike:
                 given = NO_MODEL if before is None else before
                 one = Interception(round, (client,), given, NOTHING, probe)
-                again = self._attempt(one, label)
-                attacks.append(Attack(one, index, 1.0, refused=refused, attempt=again))
+                attempt = self._attempt(one, label)
+                attacks.append(Attack(one, index, 1.0, refused=refused, attempt=attempt))
             yield from grouped(adversary, attacks)
 
     def _attempt(self, one: Interception, label: str) -> int:
@@ -317,7 +317,7 @@ class Campaign:
                 self.observer("caution", text=outcome.caution)
             self.observer("findings", findings=outcome.findings, pending=self.executor.pending)
         if wait:
-            self.ledger.include(self._again)
+            self.ledger.raise_inclusion(self._reselected)
         self._keeper.settle([round for round in self._keeper.unsettled if self.settled(round)])
 
     def close(self) -> None:

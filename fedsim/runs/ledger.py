@@ -27,7 +27,7 @@ from fedsim.runs.files import make_folder, make_private, opened, write_whole
 from fedsim.runs.inert import restored, visible
 from fedsim.runs.provenance import SCHEMA, differences
 from fedsim.runs.reading import COLUMNS
-from fedsim.runs.repair import attack_of, attempt_of, forget_incomplete, included, mend_tables
+from fedsim.runs.repair import attack_of, attempt_of, forget_incomplete, mend_tables, with_inclusion
 from fedsim.runs.tables import (
     LABEL,
     POINT,
@@ -195,11 +195,11 @@ class Ledger:
         rows = self._so_far("findings.csv")
         self._write_table("findings.csv", [row for row in rows if not unwanted(*attack_of(row))])
 
-    def include(self, chosen: Mapping[tuple[str, str, str], float]) -> None:
-        """Raise the `inclusion` of attacks that were chosen again; see `included`."""
-        rows = self._so_far("findings.csv") if chosen else []
+    def raise_inclusion(self, selected: Mapping[tuple[str, str, str], float]) -> None:
+        """Raise `inclusion` of attacks that are selected once more; see `with_inclusion`."""
+        rows = self._so_far("findings.csv") if selected else []
         with contextlib.suppress(ValueError):  # of a table that was changed: `finish` says so
-            if (raised := included(rows, chosen)) != rows:
+            if (raised := with_inclusion(rows, selected)) != rows:
                 self._write_table("findings.csv", raised)
 
     def rows(self) -> list[dict[str, str]]:

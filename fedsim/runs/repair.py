@@ -20,20 +20,20 @@ def attempt_of(row: Sequence[str]) -> int:
     return int(text) if text.isdecimal() else 1
 
 
-def included(
-    rows: Iterable[Sequence[str]], chosen: Mapping[tuple[str, str, str], float]
+def with_inclusion(
+    rows: Iterable[Sequence[str]], selected: Mapping[tuple[str, str, str], float]
 ) -> list[Sequence[str]]:
-    """Rows of findings.csv in which no `inclusion` is below the probability of a further choice.
+    """Rows of findings.csv whose `inclusion` is at least the probability of a later selection.
 
     Args:
         rows: The rows.
-        chosen: The probability with which attacks were chosen again, by point, victim and label.
+        selected: The probability of the later selection, by point, victim and label.
     """
     at, found = TABLES["findings.csv"].index("inclusion"), list[Sequence[str]]()
     for row in rows:
-        again = chosen.get(attack_of(row), 0.0)
-        raised = again > float(row[at] or 0.0)
-        found.append([*row[:at], str(again), *row[at + 1 :]] if raised else row)
+        later = selected.get(attack_of(row), 0.0)
+        raised = later > float(row[at] or 0.0)
+        found.append([*row[:at], str(later), *row[at + 1 :]] if raised else row)
     return found
 
 

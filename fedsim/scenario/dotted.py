@@ -68,14 +68,14 @@ def assign(table: dict[str, Any], key: str, value: Any) -> None:
 
 
 def list_first(key: str) -> str:
-    """What to do where the list is empty in which a key such as `defenses.0.sigma` changes one."""
+    """How to state the entries of a list that a key such as `defenses.0.sigma` found empty."""
     where, setting, *_ = [*re.split(r"\.\d+\.?", key, maxsplit=1), ""]
     entry = f"{setting} = ..." if setting and "." not in setting else "..."
     return f'State its entries first: {where} = [{{name = "...", {entry}}}]'
 
 
 def unlisted(name: str, value: Any) -> str:
-    """What to do where a key such as `defenses.0.sigma` made a table in place of a list."""
+    """The same where such a key, without the list, has made the table `value` in its place."""
     entry = value.get("0") if isinstance(value, dict) and len(value) == 1 else None
     setting = next(iter(entry), "") if isinstance(entry, dict) else None
     return "" if setting is None else f". {list_first(f'{name}.0.{setting}')}"

@@ -28,7 +28,7 @@ def test_epsilon_is_what_the_accountant_says_itself(accountant):
     assert epsilon(1.1, 0.1, 50, 1e-5, accountant) == pytest.approx(expected, rel=1e-9)
 
 
-def test_for_very_little_noise_prv_gives_the_bound_of_rdp_in_no_time():
+def test_for_very_little_noise_prv_gives_the_bound_of_rdp():
     """PRV took 20 GB for the first of these, and found infinity for the second."""
     for noise, rate, steps in ((0.001, 1.0, 100), (0.05, 0.1, 10)):
         bound = epsilon(noise, rate, steps, 1e-5)
