@@ -138,6 +138,14 @@ class Evidence:
         return best if way and (best - self.guess) / way >= STRIKING else None
 
     @property
+    def always_better(self) -> bool:
+        """Whether each attack that ended is better than a random guess on the same victim."""
+        ended = [one for one in self.scores if one.ended]
+        if self.how.lower:
+            return all(one.counted < one.chance for one in ended)
+        return all(one.counted > one.chance for one in ended)
+
+    @property
     def without_success(self) -> bool:
         """Whether the metric is met or not met by a victim, and no victim met it even in part."""
         failure = 1.0 if self.how.lower else 0.0

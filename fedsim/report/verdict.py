@@ -44,8 +44,8 @@ class Verdict:
 
     Attributes:
         kind: `leaks`; `guessed` (better than chance, and no better than a guess from public data);
-            `nothing` (no success in any victim); `unclear` (not above chance); `unknown` (no attack
-            ended, or no metric has a chance level); `denied`.
+            `nothing` (no success in any victim); `unclear` (not above chance, or too few);
+            `unknown` (no attack ended, or no metric has a chance level); `denied`.
         badge: The same in a few words.
         metric: The strongest metric, or the one that the bound is of; "" if there is none.
         level: The mean of that metric with its interval, over seeds if there are three.
@@ -158,7 +158,7 @@ def _reading(one: Evidence, beats: bool, leaks: bool) -> str:
     if one.without_success:
         below = "" if one.repeated else f": below {percent(rate_below(len(one.ended)))}"
         return f"nothing seen{below}"
-    if one.beats is None:
+    if one.beats is None or one.always_better:
         return "too few to tell"
     return "worse than chance" if one.worse else "not above chance"
 
@@ -220,7 +220,9 @@ def _nothing(tested: Sequence[Evidence], readings: Mapping[str, str]) -> Verdict
         badge = f"not above chance on average in {whom(one)}"
         badge += f", but {best.how.title} {best.how.show(best.striking)} in one"
         parts.append(f"best {best.how.title} {best.how.show(best.striking)}, {guesses(best)}")
-    if n < FEWEST:
+    if one.always_better:
+        badge = f"above chance in {whom(one)}, too few to tell"
+    elif n < FEWEST:
         badge += ", too few to tell"
     elif n < FEW:
         badge += ", few victims"

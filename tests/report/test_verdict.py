@@ -111,6 +111,15 @@ def test_few_victims_say_so(run, n, said):
     assert found["badge"].endswith(said)
 
 
+def test_few_attacks_that_are_all_better_than_a_guess_are_above_chance_and_too_few(run):
+    rows = [row(at, client, value=1.0, baseline=0.3) for at in (1, 2) for client in range(2)]
+    (found,) = verdicts(run(*rows))
+    assert (found["kind"], found["readings"]) == ("unclear", {"asr": "too few to tell"})
+    assert found["badge"] == "above chance in 4 attacks on 2 clients, too few to tell"
+    (found,) = verdicts(run(*rows[1:], row(1, 0, value=0.3, baseline=0.3)))
+    assert found["badge"] == "not above chance in 4 attacks on 2 clients, few victims"
+
+
 def test_better_than_chance_and_no_better_than_public_data_is_no_leak(run):
     rng = random.Random(1)
     rows = [
