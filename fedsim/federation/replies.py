@@ -159,3 +159,10 @@ def outnumbered(named: Mapping[tuple[int, ...], Names]) -> dict[tuple[int, ...],
 
 def _words(names: Names) -> str:
     return ", ".join(f"{name!r:.40} with {', '.join(keys)!r:.120}" for name, keys in names)
+
+
+def failures(failed: Mapping[int, str]) -> str:
+    """Clients that failed, and why: their number, and three of them."""
+    words = [f"client {client}: {why:.200}" for client, why in failed.items()]
+    more = [f"and {len(words) - 3} more"] if len(words) > 3 else []
+    return f"{len(words)} client{'s' * (len(words) > 1)}: {'; '.join(words[:3] + more)}"

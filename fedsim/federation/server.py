@@ -28,7 +28,7 @@ from fedsim.federation.fedsgd import FedSGD
 from fedsim.federation.grid import UPDATE_KEY
 from fedsim.federation.identities import Identities
 from fedsim.federation.project import WatchedProject
-from fedsim.federation.replies import Names, check_metrics, names_of, outnumbered, signed
+from fedsim.federation.replies import Names, check_metrics, failures, names_of, outnumbered, signed
 from fedsim.federation.replies import read_update as read_update
 from fedsim.federation.secure import CLIENTS_KEY
 from fedsim.federation.senders import by_node
@@ -113,6 +113,7 @@ class HonestButCurious(Wrapper):
         self._asked: Sequence[Message] = ()
         self._identities = Identities()
         self._seeded = self._cautioned = False
+        self._noted: set[int] = set()
         self.taken_part: Counter[int] = Counter()
 
     @property
@@ -222,6 +223,8 @@ class HonestButCurious(Wrapper):
         self.campaign.intercept(server_round, interceptions, failed)
         if self._project is not None:
             self._project.keep(self.campaign, server_round)
+        if failed:
+            self._note_failures(server_round, failed)
         if failed and self.on_failure != "pass":
             named = "\n".join(f"  client {c}: {why}" for c, why in sorted(failed.items()))
             if self.on_failure == "stop":
@@ -271,6 +274,16 @@ class HonestButCurious(Wrapper):
         if self._owned and not self._cautioned:
             self._cautioned = True
             caution(campaign.ledger.folder, campaign.built, campaign.observer)
+
+    def _note_failures(self, round: int, failed: Mapping[int, str]) -> None:
+        """Log why clients' updates cannot be used; warn of a client the first time only."""
+        failed = dict(sorted(failed.items()))
+        self.campaign.observer("refused", round=round, clients=failed)
+        new = {client: why for client, why in failed.items() if client not in self._noted}
+        self._noted |= new.keys()
+        if new and self.on_failure != "stop":  # which names them in its error
+            left = "is trained without" if self.on_failure == "drop" else "has no attack on"
+            self.campaign.observer("caution", text=f"round {round} {left} {failures(new)}")
 
     def _finish(self, campaign: Campaign, *, interrupted: bool = False) -> None:
         folder, built = campaign.ledger.folder, campaign.built

@@ -1,5 +1,6 @@
 """Clients that fail, by every way of going on, and no row is lost over them."""
 
+import json
 import math
 import re
 from collections import Counter
@@ -23,6 +24,7 @@ from fedsim.federation.grid import FIRST_NODE
 from fedsim.federation.strategies import build_strategy
 from fedsim.runs.ledger import Ledger
 from fedsim.scenario.built import build
+from fedsim.seeds import derive
 
 pytestmark = pytest.mark.usefixtures("rogues")
 
@@ -108,6 +110,33 @@ def test_drop_finishes_with_the_others(how, tmp_path):
     assert len(accuracy) == 4
     final = load_file(tmp_path / "checkpoint/global.safetensors")
     assert all(torch.isfinite(value).all() for value in final.values())
+    log = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text("utf-8").splitlines()]
+    (refused,) = [one for one in log if one["event"] == "refused"]
+    assert (refused["round"], [*refused["clients"]]) == (2, ["2"])
+    assert SAID[how] in refused["clients"]["2"]
+    (said,) = [one["text"] for one in log if "is trained without" in one.get("text", "")]
+    assert said.startswith("round 2 is trained without 1 client: client 2: ")
+
+
+def test_of_a_client_that_fails_again_there_is_one_warning(tmp_path, monkeypatch):
+    fails = [derive(3, "training", round, client) for round, client in ((1, 2), (3, 2), (3, 4))]
+
+    def prepare(self, training):
+        if training.rng.initial_seed() in fails:
+            raise RuntimeError("the client fell over")
+        return training
+
+    monkeypatch.setattr(Faulty, "prepare", prepare)
+    told = []
+    run = faulty("raise", training={"on_failure": "drop", "rounds": 3})
+    simulate(run, tmp_path, observer=lambda event, **fields: told.append((event, fields)))
+    refused = [(one["round"], [*one["clients"]]) for event, one in told if event == "refused"]
+    assert refused == [(1, [2]), (3, [2, 4])]
+    said = [one["text"].partition(": ") for event, one in told if event == "caution"]
+    assert [(head, tail[:9]) for head, _, tail in said] == [
+        ("round 1 is trained without 1 client", "client 2:"),
+        ("round 3 is trained without 1 client", "client 4:"),
+    ]
 
 
 def _more(content):
