@@ -10,8 +10,9 @@ from typing import Any
 from torch import Tensor
 
 from fedsim.attacking.attack import Attack, grouped
+from fedsim.attacking.ended import EndedAttacks
 from fedsim.attacking.executor import Executor, Observer
-from fedsim.attacking.identity import plans, seen
+from fedsim.attacking.identity import seen
 from fedsim.attacking.keeping import Keeper, bytes_of_others
 from fedsim.attacking.probes import probes_of
 from fedsim.attacking.victims import victims_of
@@ -66,20 +67,7 @@ class Campaign:
         self.point, self.observer = point, observer
         self.recording = Recording(ledger.folder / place("tape", point))
         self._plans = built.adversaries
-        known = {*ledger.attacks.plans}
-        self._plan_digests = {
-            label: ledger.attacks.plan(plan) for label, plan in plans(built, point).items()
-        }
-        self._new_plans = {*self._plan_digests.values()} - known
-        ended = {
-            key: one
-            for key, one in ledger.finished(point).items()
-            if one.plan == self._plan_digests.get(one.label)
-        }
-        repeated = ("failed", "timeout") if retry else ()
-        self._repeated = {key: one for key, one in ended.items() if one.status in repeated}
-        self._done = {key: one for key, one in ended.items() if key not in self._repeated}
-        self._reselected: dict[tuple[str, str, str], float] = {}  # see `with_inclusion`
+        self._ended = EndedAttacks(ledger, built, point, retry=retry)
         self._wanted: dict[tuple[str, str], dict[str, Any]] = {}
         self._open: Counter[int] = Counter()
         self.trained: frozenset[str] | None = None
@@ -137,7 +125,7 @@ class Campaign:
         if not all(round in self.recording.rounds for round in rounds):
             nobody: list[list[tuple[Clients, float]]] = [[] for _ in self._plans]
             probes = any(self._groups(round, {}, {}, nobody)[0] for round in rounds)
-            return not (self._new_plans or probes)
+            return not (self._ended.new or probes)
         queued, lost = self.recorded(lambda number, victim: number <= last)
         more = bool(queued) or last < self.scenario.training.rounds
         needs = any(Knowledge.HISTORY in one.requires() for _, _, one in self._plans)
@@ -215,18 +203,13 @@ class Campaign:
                     refused=refused.get(victim[0], "") if alone else "",
                     history=tuple(history),
                     whole_history=whole,
-                    attempt=self._attempt(one, label),
+                    attempt=self._ended.attempt(one, label),
                 )
                 attacks.append(attack)
             for group in [*grouped(adversary, attacks), *self._probes(index, round, found)]:
-                self._repeat_answered(group, label)
+                self._ended.repeat_answered(group, label)
                 here = [one for one in group if wanted(round, one.interception.clients)]
-                left = [one for one in here if not self._is_done(one, label)]
-                self._reselected |= {
-                    (self.point, *key): one.inclusion
-                    for one in here
-                    if (key := (one.interception.victim, label)) in self._done
-                }
+                left = self._ended.left(here, label)
                 if left:
                     groups.append(group)
                     for each in left:
@@ -255,33 +238,9 @@ class Campaign:
             for client, probe in alike:
                 given = NO_MODEL if before is None else before
                 one = Interception(round, (client,), given, NOTHING, probe)
-                attempt = self._attempt(one, label)
+                attempt = self._ended.attempt(one, label)
                 attacks.append(Attack(one, index, 1.0, refused=refused, attempt=attempt))
             yield from grouped(adversary, attacks)
-
-    def _attempt(self, one: Interception, label: str) -> int:
-        """How often an attack was made when it is made now."""
-        before = self._repeated.get((one.victim, label))
-        return before.attempt + 1 if before else 1
-
-    def _is_done(self, attack: Attack, label: str) -> bool:
-        """Whether an attack ended with these interceptions; those of other ones do not count."""
-        ended = self._done.get((attack.interception.victim, label))
-        if ended is None:
-            return False
-        pairs = zip(ended.seen, seen(attack), strict=False)
-        same = all(before == now or not (before and now) for before, now in pairs)
-        if not same:
-            self.ledger.drop(lambda *key: key == ended.key)
-        return same
-
-    def _repeat_answered(self, group: Sequence[Attack], label: str) -> None:
-        """Forget the attacks of a group of which one was refused before: values depend on it."""
-        keys = [(one.interception.victim, label) for one in group if not one.refused]
-        ended = [self._done[key] for key in keys if key in self._done]
-        if any(one.refused for one in ended):
-            gone = {self._done.pop(one.key[1:]).key for one in ended}
-            self.ledger.drop(lambda *key: key in gone)
 
     def submit(self, round: int, groups: Sequence[Sequence[Attack]]) -> None:
         """Queue groups of attacks on a round."""
@@ -304,7 +263,7 @@ class Campaign:
                 self.ledger.artifact(path, content)
             same = ("point", "victim", "label", "status", "attempt")
             ended = Ended(
-                plan=self._plan_digests[row.label],
+                plan=self._ended.digests[row.label],
                 rows=len(outcome.findings),
                 **{name: getattr(row, name) for name in same},
                 **self._wanted.pop(key),
@@ -317,7 +276,7 @@ class Campaign:
                 self.observer("caution", text=outcome.caution)
             self.observer("findings", findings=outcome.findings, pending=self.executor.pending)
         if wait:
-            self.ledger.raise_inclusion(self._reselected)
+            self._ended.raise_inclusion()
         self._keeper.settle([round for round in self._keeper.unsettled if self.settled(round)])
 
     def close(self) -> None:
