@@ -3,7 +3,7 @@
 import contextlib
 import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from itertools import count, starmap
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +11,15 @@ import tomli_w
 from torch import nn
 
 from fedsim.adversary import Adversary
-from fedsim.attacking.attack import Attack, AttackRunner
+from fedsim.attacking.attack import AttackRunner
 from fedsim.attacking.audit import as_stated, planned
-from fedsim.attacking.campaign import Campaign, Clients, Lost, Wanted
+from fedsim.attacking.campaign import Campaign, Clients, Wanted
 from fedsim.attacking.executor import UNLOGGED, Executor, InlineExecutor, Observer
-from fedsim.attacking.identity import forget, plans, settle
 from fedsim.attacking.modalities import revealed_task_of_run
 from fedsim.attacking.probes import check_probes, refuse_elsewhere
 from fedsim.diagnosis.diagnose import diagnose_end
 from fedsim.engine import attack_workers
+from fedsim.engine.attackable import check_attackable
 from fedsim.engine.process import (
     attack_cautions,
     check_gpus,
@@ -31,9 +31,8 @@ from fedsim.engine.request import SECTIONS, changed
 from fedsim.errors import RunFolderError, ScenarioError, did_you_mean
 from fedsim.results.loading import load
 from fedsim.runs import provenance
-from fedsim.runs.ledger import Ledger, place
+from fedsim.runs.ledger import Ledger
 from fedsim.runs.lock import alone_in
-from fedsim.runs.recording import Recording
 from fedsim.scenario import Scenario
 from fedsim.scenario.built import BuiltRun, build
 from fedsim.seeds import isolated, torch_defaults
@@ -121,7 +120,7 @@ def attack(  # noqa: PLR0913 - each argument is an option of the command
             stack.enter_context(one_thread())
             stack.enter_context(isolated(scenario.seed, "simulation"))
             wanted = _wanted(rounds, clients)
-            left = _check(ledger, prepared, wanted, retry=retry, overwrite=overwrite)
+            left = check_attackable(ledger, prepared, wanted, retry=retry, overwrite=overwrite)
             for _, built in prepared if left else ():
                 check_gpus(built.scenario, clients_too=False)
 
@@ -231,90 +230,6 @@ def _wanted(rounds: Collection[int] | None, clients: Collection[int] | None) -> 
         )
 
     return wanted
-
-
-def _check(
-    ledger: Ledger,
-    prepared: Sequence[tuple[str, BuiltRun]],
-    wanted: Wanted,
-    *,
-    retry: bool,
-    overwrite: bool,
-) -> int:
-    """Refuse what cannot be attacked, before any attack.
-
-    Returns:
-        The number of attacks that will be made.
-
-    Raises:
-        RunFolderError: A label has rows of another adversary, nothing is recorded, or a victim's
-            interception was not kept.
-        ScenarioError: No victim is selected.
-    """
-    empty = [
-        name for name, _ in prepared if not Recording(ledger.folder / place("tape", name)).rounds
-    ]
-    if empty:
-        record = prepared[0][1].scenario.record
-        raise RunFolderError(
-            f"{ledger.folder} has no recording{' of point ' * any(empty)}{empty[0]}: the run kept "
-            f'nothing (record.keep = "{record.keep}", record.max_bytes = {record.max_bytes}). Run '
-            'it again with record.keep = "all" and enough bytes, or record it with fedsim train'
-        )
-    dropped = set[tuple[str, str]]()
-    for name, built in prepared:
-        dropped |= settle(ledger, plans(built, name), overwrite=overwrite)
-    lost: dict[int, set[Lost]] = {}
-    selected = left = 0
-    for name, built in prepared:
-        campaign = Campaign(built, ledger, _Nowhere(), point=name, retry=retry)
-        selected += campaign.selects(wanted)
-        queued, lacking = campaign.recorded(wanted)
-        left += sum(len(group) for groups in queued.values() for group in groups)
-        for round, missing in lacking.items():
-            lost.setdefault(round, set()).update(missing)
-    if not selected:
-        raise ScenarioError(
-            "no victim: threat.rounds and threat.victims, --rounds and --clients together select "
-            "no update of this run"
-        )
-    if lost:
-        each = [
-            f"  round {round}: clients {', '.join(starmap(_named, sorted(missing)))}"
-            for round, missing in sorted(lost.items())
-        ]
-        raise RunFolderError(
-            "these victims are to be attacked, and their updates were not kept:\n"
-            + "\n".join(each[:20])
-            + (f"\n  and {len(each) - 20} more rounds" if len(each) > 20 else "")
-            + '\nRun it again with record.keep = "all", or choose others with threat.victims, '
-            "--rounds and --clients"
-        )
-    forget(ledger, dropped)
-    for name, built in prepared:
-        ledger.drop_incomplete(name, [label for label, _, _ in built.adversaries])
-    return left
-
-
-def _named(clients: Clients, probe: bool) -> str:
-    return "+".join(map(str, clients)) + (" (probes)" if probe else "")
-
-
-class _Nowhere(Executor):
-    """Takes no attacks; of a campaign that only plans."""
-
-    def submit(self, groups: Sequence[Sequence[Attack]]) -> None:
-        raise NotImplementedError
-
-    def collect(self, *, wait: bool) -> Iterator[Any]:
-        return iter(())
-
-    @property
-    def pending(self) -> int:
-        return 0
-
-    def cancel(self) -> None:
-        return
 
 
 def _store(ledger: Ledger, built: BuiltRun) -> str:
