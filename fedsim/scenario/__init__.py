@@ -22,6 +22,7 @@ from fedsim.knowledge import Knowledge
 from fedsim.metric import Metric
 from fedsim.plugin import find, make, validated
 from fedsim.references import is_reference, look_in
+from fedsim.scenario.complaints import complaints
 from fedsim.scenario.dotted import assign, set_by, short, unlisted
 from fedsim.scenario.files import locate, read_table, scenario_names, search_dirs
 from fedsim.scenario.paper import Paper, scaled
@@ -132,64 +133,8 @@ class Scenario(Seeded):
         Args:
             task: As for `parse`.
         """
-        t, threat = self.training, self.threat
-        complaints = t.complaints()
-        if len(threat.follow) > t.per_round:
-            complaints.append(
-                f"threat.follow names {len(threat.follow)} clients, {t.per_round} take part a round"
-            )
-        if len({*threat.follow}) < len(threat.follow):
-            complaints.append(
-                f"threat.follow = {threat.follow} names a client twice; name each once"
-            )
-        named = {"threat.follow": threat.follow}
-        named |= {f"threat.probes.{i}": [one.client] for i, one in enumerate(threat.probes)}
-        if threat.probes and t.secure_aggregation:
-            complaints.append(
-                "threat.probes under training.secure_aggregation: the server receives sums of "
-                "updates alone, and a probe is the update of one client. Leave one of them out"
-            )
-        plans: dict[str, Threat | AttackPlan] = {"threat": threat}
-        plans |= {f"adversaries.{i}": plan for i, plan in enumerate(self.adversaries)}
-        for where, plan in plans.items():
-            if isinstance(plan.victims, list):
-                named[f"{where}.victims"] = plan.victims
-            if isinstance(plan.rounds, list):
-                complaints += [
-                    f"{where}.rounds: round {r} is attacked, but rounds go from 1 to {t.rounds}"
-                    for r in plan.rounds
-                    if not 1 <= r <= t.rounds
-                ]
-        complaints += [
-            f"{where}: there is no client {c}; clients go from 0 to {t.clients - 1}"
-            for where, clients in named.items()
-            for c in clients
-            if not 0 <= c < t.clients
-        ]
-        labels = [plan.title for plan in self.adversaries]
-        complaints += [
-            f"two adversaries are called '{label}'; give one a label of its own"
-            for label in sorted({x for x in labels if labels.count(x) > 1})
-        ]
-        for i, one in enumerate(self.adversaries):
-            whom = threat.victims if one.victims is None else one.victims
-            when = threat.rounds if one.rounds is None else one.rounds
-            if (whom == [] and not threat.probes) or when == []:
-                nothing = "rounds = []" if when == [] else "victims = [], without threat.probes"
-                complaints.append(
-                    f"adversaries.{i} ({one.title}) attacks nobody: {nothing}. Name some, or leave "
-                    "the key out to attack all"
-                )
-        complaints += [
-            f"sweep.{key}: {options} holds a value twice, or two values that have the same name"
-            for key, options in self.sweep.items()
-            if len({short(value) for value in options}) < len(options)
-        ]
-        if "random" in self.sweep.get("seed", []):
-            complaints.append('sweep.seed holds "random", and each point needs a number')
-        complaints += self.paper.complaints(self.sweep) if self.paper else []
-        if complaints:
-            raise ScenarioError("\n".join(complaints))
+        if found := complaints(self):
+            raise ScenarioError("\n".join(found))
         self.knowledge()
         own = self.build_task()
         self._check_defenses()
@@ -207,16 +152,16 @@ class Scenario(Seeded):
     def _check_defenses(self) -> None:
         """Check that defenses exist, do not contradict each other, and name existing clients."""
         defenses = self.build_defenses()
-        complaints = contradictions(defenses)
+        found = contradictions(defenses)
         for i, defense in enumerate(defenses):
             for client in () if defense.clients == "all" else defense.clients:
                 if client >= self.training.clients:
-                    complaints.append(
+                    found.append(
                         f"defenses.{i} ({defense.name}).clients: there is no client {client}; "
                         f"clients go from 0 to {self.training.clients - 1}"
                     )
-        if complaints:
-            raise ScenarioError("\n".join(complaints))
+        if found:
+            raise ScenarioError("\n".join(found))
 
     @property
     def keeps(self) -> str:
