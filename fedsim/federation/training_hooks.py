@@ -114,15 +114,21 @@ class Watching:
             still = (name for name, layer in module.named_modules() if not layer.training)
             self._frozen = tuple(still) if module.training else ()
 
-    def _behind(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any
-    ) -> None:
+    def _behind(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
+        """Note the end of a forward pass: `rest` is (kwargs, output).
+
+        If the pass ended in an exception, torch leaves the kwargs out. One such pass is the second
+        one of gradient checkpointing, which stops once it has what the backward pass needs.
+        """
         if not self._here():
             return
         self._depth[threading.get_ident()] -= 1
         if self._forward is None or self._depth[threading.get_ident()]:
             return
         began, self._forward = self._forward, None
+        if len(rest) < 2:
+            return
+        kwargs: Mapping[str, Any] = rest[0]
         every = [*tensors_in(args, kwargs)]
         self._others |= further_inputs(args, kwargs)
         if every:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from support.watched import audited, checks, momentum, steps
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
 from fedsim import load, reveal
@@ -131,6 +132,15 @@ def closure(net, loader):
         optimizer.step(loss)
 
 
+def checkpointed(net, loader):
+    """As large models are trained: the hidden layers are computed again in the backward pass."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for x, y in reveal(loader):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(checkpoint(net, x, use_reentrant=False), y).backward()
+        optimizer.step()
+
+
 def decayed(net, loader):
     """Weight decay for weights and none for biases and norms, as Hugging Face's Trainer has it."""
     weights = [one for one in net.parameters() if one.dim() > 1]
@@ -165,7 +175,7 @@ def normalised_ahead(net, loader):
 EXPLAINED = [
     momentum, adam, adamw, augmented, normalised, scheduled, accumulated, second_epoch, warmed_up,
     one_cycle, frozen, in_a_column, by_keyword, loaded_ahead, listed, closure,
-    decayed, faster_head, normalised_ahead,
+    decayed, faster_head, normalised_ahead, checkpointed,
 ]  # fmt: skip
 
 
