@@ -61,6 +61,7 @@ class Watching:
         self._threads = {threading.get_ident()}
         self._depth: dict[int, int] = defaultdict(int)
         self._root: nn.Module | None = None
+        self._compiled = 0
         self._forward: _Forward | None = None
         self._training, self._device = True, "cpu"
         self._frozen: tuple[str, ...] = ()
@@ -96,8 +97,11 @@ class Watching:
         return threading.get_ident() in self._threads
 
     def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if torch.compiler.is_compiling() and self._compiled:
+            return  # a layer of a compiled model, which is compiled as it would be without a watch
         if not self._here():
             return
+        self._compiled += "_orig_mod" in module._modules
         outermost = not self._depth[threading.get_ident()]
         self._depth[threading.get_ident()] += 1
         if not (outermost and torch.is_grad_enabled()):
@@ -120,8 +124,11 @@ class Watching:
         If the pass ended in an exception, torch leaves the kwargs out. One such pass is the second
         one of gradient checkpointing, which stops once it has what the backward pass needs.
         """
+        if torch.compiler.is_compiling() and self._compiled:
+            return
         if not self._here():
             return
+        self._compiled -= "_orig_mod" in module._modules
         self._depth[threading.get_ident()] -= 1
         if self._forward is None or self._depth[threading.get_ident()]:
             return
@@ -208,7 +215,8 @@ class Watching:
         """
         first = self._steps[0] if self._steps else None
         kinds = {step.kind for step in self._steps}
-        own, *more = self._every_group() or [Group()]
+        prefix = self._prefix()
+        own, *more = self._every_group(prefix) or [Group()]
         groups = max((len(step.groups) for step in self._steps), default=0)
         named = groups < 2 or (groups == 1 + len(more) and all(one.trained for one in (own, *more)))
         several = len(self._optimizers) > 1 or not named
@@ -222,7 +230,7 @@ class Watching:
             steps=len(self._steps),
             optimizer=next(iter(kinds), "unknown").lower() if len(kinds) < 2 else "several",
             training=self._training,
-            frozen=self._frozen,
+            frozen=tuple(name.removeprefix(prefix) for name in self._frozen),
             device=self._device,
             sizes=tuple(sizes),
             same=self._used.same,
@@ -245,15 +253,32 @@ class Watching:
         write(name, seen, {**self._used.tensors, **self._after})
         return name
 
-    def _every_group(self) -> list[Group]:
-        """The groups of parameters; the first alone if their number changed between steps."""
+    def _prefix(self) -> str:
+        """What the names of a model have before those of the reply if a wrapper is called for it.
+
+        Examples are "module." of `DataParallel` and "_orig_mod." of `torch.compile`.
+        """
+        for name, _ in self._root.named_parameters() if self._root is not None else ():
+            parts = name.split(".")
+            for place in range(len(parts)):
+                if f"after.{'.'.join(parts[place:])}" in self._after:
+                    return "".join(f"{part}." for part in parts[:place])
+        return ""
+
+    def _every_group(self, prefix: str) -> list[Group]:
+        """The groups of parameters; the first alone if their number changed between steps.
+
+        Args:
+            prefix: What is removed from the names of parameters.
+        """
         numbers = {len(step.groups) for step in self._steps}
         number = 1 if len(numbers) > 1 else max(numbers, default=0)
         found = []
         for place in range(number):
             each = [step.groups[place] for step in self._steps]
             rates = tuple(float(settings.get("lr", 0.0)) for settings in each)
-            changes, trained = dict(_changes(each)), self._trained[place]
+            changes = dict(_changes(each))
+            trained = tuple(name.removeprefix(prefix) for name in self._trained[place])
             group = Group(settings=_plain(each[0]), rates=rates, changes=changes, trained=trained)
             found.append(group)
         return found

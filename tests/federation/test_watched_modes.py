@@ -44,6 +44,26 @@ def frozen(net, loader):
     steps(net, reveal(loader), torch.optim.SGD(net.parameters(), lr=0.1))
 
 
+def wrapped(net, loader):
+    """A client that calls a wrapper: layers have other names there, and some are frozen."""
+    net.first[2].eval()
+    net.first[1].requires_grad_(False)
+    groups = [{"params": net.first[2].parameters(), "lr": 0.01}, {"params": net.out.parameters()}]
+    steps(nn.DataParallel(net), reveal(loader), torch.optim.SGD(groups, lr=0.1))
+
+
+def compiled(net, loader):
+    net.first.requires_grad_(False)
+    called = torch.compile(net, backend="eager", fullgraph=True)
+    steps(called, reveal(loader), torch.optim.SGD(net.out.parameters(), lr=0.1))
+
+
+@pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning")
+def test_layers_are_known_by_the_names_in_the_reply(tmp_path):
+    found = checks(audited(tmp_path, wrapped, compiled), wrapped, compiled)
+    assert found == {name: ("ok", "revealed", "fits") for name in ("wrapped", "compiled")}
+
+
 def test_training_with_frozen_layers_fits(tmp_path):
     found = checks(audited(tmp_path, frozen), frozen)
     assert found == {"frozen": ("ok", "revealed", "fits")}
