@@ -30,6 +30,7 @@ def read_update(
     optimizer: str = UNKNOWN,
     *,
     steps: int | None = None,
+    examples_key: str = "num-examples",
 ) -> Update:
     """Read the update in a reply.
 
@@ -45,6 +46,7 @@ def read_update(
         optimizer: The optimizer of the local steps, "unknown" if it is not stated.
         steps: The number of local steps, by default that of `training`. If that states epochs, the
             reply's `num-examples` are the client's examples, which every epoch uses once.
+        examples_key: The metric that stands for `num-examples` where a reply has none.
 
     Raises:
         ClientError: The reply is an error.
@@ -63,9 +65,10 @@ def read_update(
         raise UpdateRefused(f"its arrays cannot be read: {type(error).__name__}") from error
     if len(numbers) != 1:
         raise UpdateRefused(f"{len(numbers)} metric records, expected one")
-    examples = numbers[0].get("num-examples")
+    key = "num-examples" if "num-examples" in numbers[0] else examples_key
+    examples = numbers[0].get(key)
     if not isinstance(examples, int | float) or not math.isfinite(examples) or examples < 1:
-        raise UpdateRefused(f"num-examples is {examples!r:.80}, expected a number from 1 on")
+        raise UpdateRefused(f"{key} is {examples!r:.80}, expected a number from 1 on")
     count = int(examples)
     described = config_record(content, UPDATE_KEY)
     if described is None:

@@ -33,7 +33,7 @@ from fedsim.federation.replies import read_update as read_update
 from fedsim.federation.secure import CLIENTS_KEY
 from fedsim.federation.senders import by_node
 from fedsim.federation.spool import Spool, in_groups
-from fedsim.federation.wrappers import Wrapper
+from fedsim.federation.wrappers import Wrapper, weighted_by
 from fedsim.plugin import check_objects
 from fedsim.records import Interception, Update
 from fedsim.seeds import held
@@ -108,6 +108,7 @@ class HonestButCurious(Wrapper):
         elif campaign is None:
             self._campaign = audit_campaign(adversaries, task, **attacks, **settings)
         self.on_failure = on_failure
+        self._read = functools.partial(read_update, examples_key=weighted_by(strategy))
         self.metrics: dict[str, float] = {}
         self._sent: dict[int, tuple[ArrayRecord, ConfigRecord]] = {}
         self._asked: Sequence[Message] = ()
@@ -191,7 +192,7 @@ class HonestButCurious(Wrapper):
                         training, optimizer = self._project.training, self._project.optimizer
                     elif not reply.has_error():  # of a client that may not have said its number
                         steps = max([campaign.built.steps(client) for client in clients])
-                    update = read_update(
+                    update = self._read(
                         reply, config, training, campaign.trained, optimizer, steps=steps
                     )
                     update.check(before)

@@ -130,3 +130,12 @@ class Scheduled(Wrapper):
         if self._training.algorithm == "fedsgd":
             cast(Any, self.strategy).lr = rate
         return super().configure_train(server_round, arrays, config, grid)
+
+
+def weighted_by(strategy: Strategy) -> str:
+    """The metric by which a strategy, or the one that it wraps, weights replies."""
+    while not hasattr(strategy, "weighted_by_key") and isinstance(
+        inner := getattr(strategy, "strategy", None), Strategy
+    ):
+        strategy = inner
+    return str(getattr(strategy, "weighted_by_key", "num-examples"))

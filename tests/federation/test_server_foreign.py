@@ -6,7 +6,7 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.serverapp.strategy import FedAvg
+from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
 from support.tiny import rows, same, weights
 from torch import nn
 
@@ -126,14 +126,14 @@ class StockGrid:
         return replies
 
 
-def audited(out, *mods, stock=True, clients=4, **training):
+def audited(out, *mods, stock=True, clients=4, strategy=FedAvg, **training):
     """Rows of an audit of four foreign clients on a Grid that does not know them.
 
     clients: The number of clients there may be, each of which has data.
     """
     task = Images(clients=clients, model="cnn", seed=5)
     curious = HonestButCurious(
-        FedAvg(fraction_evaluate=0.0),
+        strategy(fraction_evaluate=0.0),
         adversaries=[LLG()],
         task=task,
         out=out,
@@ -162,6 +162,28 @@ def test_a_node_that_says_which_client_it_is_is_scored_against_its_own_examples(
     known = audited(tmp_path / "known", defend(), stock=False)
     assert {status for *_, status, _, _ in known} == {"ok"}
     assert audited(tmp_path / "stock", defend()) == known
+
+
+def test_examples_are_counted_by_the_metric_that_weights_the_strategy(tmp_path):
+    def renamed(message, context, call_next):
+        reply = call_next(message, context)
+        reply.content["metrics"] = MetricRecord({"size": reply.content["metrics"]["num-examples"]})
+        return reply
+
+    def by_size(**settings):
+        return FedAvg(weighted_by_key="size", **settings)
+
+    def clipped(**settings):
+        inner = by_size(**settings)
+        return DifferentialPrivacyServerSideFixedClipping(inner, 0.0, 100.0, 4)
+
+    known = audited(tmp_path / "known", defend(), stock=False)
+    for number, strategy in enumerate((by_size, clipped)):
+        out = tmp_path / f"renamed{number}"
+        found = audited(out, renamed, defend(), stock=False, strategy=strategy)
+        first = len(known) // 2  # the rows of a round
+        assert first and found[:first] == known[:first]
+        assert {status for *_, status, _, _ in found} == {"ok"}
 
 
 def test_a_node_that_does_not_say_is_never_scored_against_somebody_else(tmp_path):
