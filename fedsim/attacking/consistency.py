@@ -149,10 +149,10 @@ def _unchecked(file: TruthFile, truth: Truth) -> str:
         return "the update is not what the training function returned: something changed it"
     if not seen.steps:
         return "no optimizer took a step: weights were changed by hand"
-    if seen.optimizer == "several" or not hasattr(torch.optim, seen.kind):
-        return f"the optimizer ({seen.optimizer}) is none of torch.optim"
     if seen.optimizers > 1:
         return "several optimizers took steps"
+    if seen.optimizer == "several" or not hasattr(torch.optim, seen.kind):
+        return f"the optimizer ({seen.optimizer}) is none of torch.optim"
     if seen.groups > 1 and not all(one.trained for one in (seen, *seen.more)):
         return "the optimizer has groups of parameters that are not known by name"
     if seen.groups > 1 + len(seen.more):

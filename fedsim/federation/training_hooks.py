@@ -215,9 +215,14 @@ class Watching:
         """
         first = self._steps[0] if self._steps else None
         kinds = {step.kind for step in self._steps}
+        steps = self._steps
+        if len(self._optimizers) > 1:  # those on one batch, such as of body and head, are one step
+            steps = [*{step.last_use: step for step in steps}.values()]
         prefix = self._prefix()
         own, *more = self._every_group(prefix) or [Group()]
         groups = max((len(step.groups) for step in self._steps), default=0)
+        if len(self._optimizers) > 1 and len({*_shared(self._steps)}) > 1:
+            groups, more = max(groups, 2), []
         named = groups < 2 or (groups == 1 + len(more) and all(one.trained for one in (own, *more)))
         several = len(self._optimizers) > 1 or not named
         known = first is not None and hasattr(torch.optim, first.kind)
@@ -227,7 +232,7 @@ class Watching:
         sizes = self._used.sizes[: self._steps[-1].last_use] if first else self._used.sizes
         seen = Seen(
             **dict(self._origin),
-            steps=len(self._steps),
+            steps=len(steps),
             optimizer=next(iter(kinds), "unknown").lower() if len(kinds) < 2 else "several",
             training=self._training,
             frozen=tuple(name.removeprefix(prefix) for name in self._frozen),
@@ -236,7 +241,7 @@ class Watching:
             same=self._used.same,
             partial=self._used.partial,
             kind=first.kind if first else "",
-            ends=tuple(step.last_use for step in self._steps),
+            ends=tuple(step.last_use for step in steps),
             groups=groups,
             more=tuple(more),
             optimizers=len(self._optimizers),
@@ -295,6 +300,13 @@ def _changes(steps: Sequence[dict[str, Any]]) -> Iterator[tuple[int, dict[str, A
         old, new = _plain(before), _plain(now)
         if changed := {k: v for k, v in new.items() if k != "lr" and old.get(k) != v}:
             yield place, changed
+
+
+def _shared(steps: Sequence[_Step]) -> Iterator[tuple[Any, ...]]:
+    """The learning rate, momentum and weight decay of each group at each step."""
+    for step in steps:
+        for group in step.groups:
+            yield tuple(float(group.get(key) or 0.0) for key in ("lr", *SHARED))
 
 
 def _is_trained(module: nn.Module) -> bool:

@@ -150,7 +150,18 @@ def test_the_learning_rate_is_that_of_the_steps_or_unknown():
         offer(batch(0))
         step(net, torch.optim.SGD(groups, lr=0.1), *batch(0))
 
+    def two_optimizers(net, offer, head=1.0):
+        each = torch.optim.SGD([net.weight], lr=0.1), torch.optim.SGD([net.bias], lr=head)
+        for number in range(3):
+            offer(batch(number))
+            nn.functional.cross_entropy(net(batch(number)[0]), batch(number)[1]).backward()
+            for one in each:
+                one.step()
+
     assert seen(warming_up).seen.lr == pytest.approx(0.1)
+    both = seen(two_optimizers).seen
+    assert (both.steps, both.sizes, both.lr, both.uniform) == (3, (4, 4, 4), None, False)
+    assert seen(lambda net, offer: two_optimizers(net, offer, head=0.1)).seen.lr == 0.1
     assert seen(two_groups).seen.lr is None
 
 

@@ -87,7 +87,7 @@ def no_classes(net, loader):
 UNCHECKED = {
     by_hand: ("revealed", "no optimizer took a step: weights were changed by hand"),
     hidden_batches: ("partial", "inputs or labels are missing"),
-    two_optimizers: ("revealed", "the optimizer (several) is none of torch.optim"),
+    two_optimizers: ("revealed", "several optimizers took steps"),
     tiny_rate: ("revealed", "the change of most weights is within rounding"),
     later_groups: ("revealed", "the optimizer's groups of parameters changed between steps"),
     wrapped: ("revealed", "the optimizer is wrapped by another one (Around)"),
