@@ -168,11 +168,13 @@ class Watching:
             return
         if not any(optimizer is one for one in self._optimizers):
             self._optimizers.append(optimizer)
+        if any(hasattr(p, "grad_sample") for one in optimizer.param_groups for p in one["params"]):
+            self._wrapper = "Opacus"  # it clips each example's gradient and adds noise
         groups = [{k: v for k, v in one.items() if k != "params"} for one in optimizer.param_groups]
         if self._running:
             self._running[-1].holds_another = True
         elif not self._steps:
-            self._warm = bool(optimizer.state)
+            self._warm = _has_stepped(optimizer)
         self._running.append(_Step(type(optimizer).__name__, groups))
 
     def _end_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -300,6 +302,11 @@ def _changes(steps: Sequence[dict[str, Any]]) -> Iterator[tuple[int, dict[str, A
         old, new = _plain(before), _plain(now)
         if changed := {k: v for k, v in new.items() if k != "lr" and old.get(k) != v}:
             yield place, changed
+
+
+def _has_stepped(optimizer: Optimizer) -> bool:
+    """Whether an optimizer has state of earlier steps; Adagrad's has some from the beginning on."""
+    return any(float(one.get("step", 1)) > 0 for one in optimizer.state.values())
 
 
 def _shared(steps: Sequence[_Step]) -> Iterator[tuple[Any, ...]]:

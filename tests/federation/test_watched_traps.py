@@ -26,6 +26,10 @@ def adamw(net, loader):
     steps(net, reveal(loader), torch.optim.AdamW(net.parameters(), lr=0.01))
 
 
+def adagrad(net, loader):
+    steps(net, reveal(loader), torch.optim.Adagrad(net.parameters(), lr=0.01))
+
+
 def augmented(net, loader):
     noisy = lambda x: x + 0.1 * torch.randn_like(x)  # noqa: E731
     steps(net, reveal(loader), torch.optim.SGD(net.parameters(), lr=0.1), before=noisy)
@@ -173,7 +177,7 @@ def normalised_ahead(net, loader):
 
 
 EXPLAINED = [
-    momentum, adam, adamw, augmented, normalised, scheduled, accumulated, second_epoch, warmed_up,
+    momentum, adam, adamw, adagrad, augmented, normalised, scheduled, accumulated, second_epoch, warmed_up,
     one_cycle, frozen, in_a_column, by_keyword, loaded_ahead, listed, closure,
     decayed, faster_head, normalised_ahead, checkpointed,
 ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from opacus import PrivacyEngine
 from support.tiny import rows
 from support.watched import audited, checks, data, momentum, steps
 from torch import nn
@@ -107,6 +108,27 @@ def test_what_cannot_be_checked_says_why(tmp_path):
     assert updates[groups].lr is None  # no one rate is that of all layers
     by_hands = [row for row in rows(tmp_path / "run") if row["client"] == "0"]
     assert {row["local_steps"] for row in by_hands} == {""}  # which nobody saw or stated
+
+
+def plain():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Sigmoid(), nn.Linear(16, 4))
+
+
+def private(net, loader):
+    """Training with Opacus, which clips the gradient of each example and adds noise."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    net, optimizer, drawn = PrivacyEngine().make_private(
+        module=net, optimizer=optimizer, data_loader=loader, noise_multiplier=1.0, max_grad_norm=1.0
+    )
+    steps(net, reveal(drawn), optimizer)
+
+
+@pytest.mark.filterwarnings("ignore:Secure RNG turned off:UserWarning")
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
+def test_private_training_cannot_be_repeated_and_is_no_misfit(tmp_path):
+    found = checks(audited(tmp_path, private, model=plain), private)
+    why = "not checked: the optimizer is wrapped by another one (Opacus)"
+    assert found == {"private": ("ok", "revealed", why)}
 
 
 def test_hidden_batches_are_as_large_as_stated(tmp_path):
