@@ -122,6 +122,9 @@ def consistency(
         "fits"; "misfit: WHICH" with the way that fits, or "misfit: none of N ways"; or
         "not checked: WHY".
     """
+    after = file.after
+    if after and all(name in before and one.equal(before[name]) for name, one in after.items()):
+        return "not checked: the client sent back the arrays that it received"
     if why := _unchecked(file, truth):
         return f"not checked: {why}"
     kept = _Recorded(file.seen, file.inputs, file.labels, file.rng, before, file.after)

@@ -177,8 +177,8 @@ def normalised_ahead(net, loader):
 
 
 EXPLAINED = [
-    momentum, adam, adamw, adagrad, augmented, normalised, scheduled, accumulated, second_epoch, warmed_up,
-    one_cycle, frozen, in_a_column, by_keyword, loaded_ahead, listed, closure,
+    momentum, adam, adamw, adagrad, augmented, normalised, scheduled, accumulated, second_epoch,
+    warmed_up, one_cycle, frozen, in_a_column, by_keyword, loaded_ahead, listed, closure,
     decayed, faster_head, normalised_ahead, checkpointed,
 ]  # fmt: skip
 

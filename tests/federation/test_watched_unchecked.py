@@ -85,6 +85,10 @@ def no_classes(net, loader):
     steps(net, reveal(numbered), torch.optim.SGD(net.parameters(), lr=0.1), less)
 
 
+def untrained(net, loader):
+    """A client that sits a round out."""
+
+
 UNCHECKED = {
     by_hand: ("revealed", "no optimizer took a step: weights were changed by hand"),
     hidden_batches: ("partial", "inputs or labels are missing"),
@@ -108,6 +112,12 @@ def test_what_cannot_be_checked_says_why(tmp_path):
     assert updates[groups].lr is None  # no one rate is that of all layers
     by_hands = [row for row in rows(tmp_path / "run") if row["client"] == "0"]
     assert {row["local_steps"] for row in by_hands} == {""}  # which nobody saw or stated
+
+
+def test_a_client_that_did_not_train_is_not_said_to_have_changed_its_weights(tmp_path):
+    found = checks(audited(tmp_path, momentum, untrained), momentum, untrained)
+    why = "not checked: the client sent back the arrays that it received"
+    assert found["untrained"] == ("failed", "absent", why)
 
 
 def plain():
