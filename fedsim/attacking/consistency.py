@@ -49,6 +49,9 @@ REPLAYED = 1000
 LONGEST = 100_000
 """Gradients of a training that is repeated at most: a file could name any number of steps."""
 
+PROXIMAL = (0, 2, 1)
+"""Powers of the distances in a proximal term that are tried if the server sent its weight."""
+
 CLIPS = (1.0, 0.5, 5.0, 10.0, 0.1)
 """Norms to which gradients are tried to be clipped."""
 
@@ -64,6 +67,8 @@ class _Way:
         training: Whether the model is in training mode; None: as it was seen.
         fewer: Steps left out in the end.
         autocast: Whether it runs under autocast in bfloat16.
+        proximal: Power of the distances in FedProx's proximal term, of which the paper has squares
+            and Flower's documentation plain ones; 0: there is no such term.
     """
 
     words: str
@@ -72,6 +77,7 @@ class _Way:
     training: bool | None = None
     fewer: int = 0
     autocast: bool = False
+    proximal: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +137,9 @@ def consistency(
     with isolated(0, "consistency"):
         if why := _incomparable(kept, make()):
             return f"not checked: {why}"
-        if _fits(kept, make, _Way("", loss)):
+        usual = [_Way("", loss, proximal=power) for power in PROXIMAL]
+        usual = usual if file.seen.proximal_mu else usual[:1]
+        if any(_fits(kept, make, way) for way in usual):
             return FITS
         if file.seen.wrapper:
             return f"not checked: the optimizer is wrapped by another one ({file.seen.wrapper})"
@@ -142,7 +150,7 @@ def consistency(
                 return f"misfit: {way.words}"
         if names := ", ".join(file.seen.others)[:200]:
             return f"not checked: the model also received what is not recorded ({names})"
-    return f"misfit: none of {1 + len(others)} ways of training fits"
+    return f"misfit: none of {len(usual) + len(others)} ways of training fits"
 
 
 def _unchecked(file: TruthFile, truth: Truth) -> str:
@@ -255,6 +263,7 @@ def _train(module: nn.Module, kept: _Recorded, way: _Way) -> None:
     free = {name: one for name, one in names.items() if one.requires_grad}
     parameters = [*free.values()]
     optimizer = _optimizer(seen, free)
+    start = [one.detach().clone() for one in parameters]
     first, said = 0, time.monotonic()
     for step, last in enumerate(seen.ends):
         if time.monotonic() - said >= EVERY:
@@ -268,6 +277,8 @@ def _train(module: nn.Module, kept: _Recorded, way: _Way) -> None:
         def gradient(places: range = places) -> Tensor:
             optimizer.zero_grad()
             values = [_backward(module, kept, place, way) for place in places]
+            if way.proximal:
+                _add_proximal(parameters, start, len(places) * seen.proximal_mu, way.proximal)
             if way.clip is not None:
                 nn.utils.clip_grad_norm_(parameters, way.clip)
             return torch.stack(values).sum() if values else torch.zeros(())
@@ -280,6 +291,17 @@ def _train(module: nn.Module, kept: _Recorded, way: _Way) -> None:
             gradient()
             optimizer.step()
         first = last
+
+
+def _add_proximal(
+    parameters: list[nn.Parameter], start: list[Tensor], mu: float, power: int
+) -> None:
+    """Add the gradient of mu/2 times the sum of the parameters' distances from the start."""
+    with torch.no_grad():
+        for one, began in zip(parameters, start, strict=True):
+            away = one - began
+            term = mu * away if power == 2 else mu / 2 * functional.normalize(away.flatten(), dim=0)
+            one.grad = term.view_as(one) if one.grad is None else one.grad + term.view_as(one)
 
 
 def _optimizer(seen: Seen, free: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:

@@ -80,11 +80,13 @@ def _origin(message: Message) -> Origin:
     """What a message tells of whose training it asks for."""
     configs = message.content.config_records.values()
     round = next((one["server-round"] for one in configs if "server-round" in one), 0)
+    mu = next((one["proximal-mu"] for one in configs if "proximal-mu" in one), 0.0)
     records = [*message.content.array_records.values()]
     return Origin(
         round=int(cast(int, round)),
         node=message.metadata.dst_node_id,
         received=digest(records[0]) if len(records) == 1 else "",
+        proximal_mu=mu if isinstance(mu, int | float) and 0 <= mu <= 1e6 else 0.0,
     )
 
 

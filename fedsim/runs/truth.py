@@ -27,6 +27,7 @@ class Origin(BaseModel):
         round: The round, from 1; 0 if the server did not send it.
         node: Flower's id of the client's node.
         received: Digest of the arrays that the client received.
+        proximal_mu: Weight of FedProx's proximal term that the server sent; 0 without one.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -34,6 +35,7 @@ class Origin(BaseModel):
     round: Count = 0
     node: int = 0
     received: str = ""
+    proximal_mu: Setting = 0.0
 
 
 SHARED = ("momentum", "weight_decay")

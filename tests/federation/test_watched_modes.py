@@ -67,3 +67,18 @@ def test_layers_are_known_by_the_names_in_the_reply(tmp_path):
 def test_training_with_frozen_layers_fits(tmp_path):
     found = checks(audited(tmp_path, frozen), frozen)
     assert found == {"frozen": ("ok", "revealed", "fits")}
+
+
+@pytest.mark.parametrize("power", [1, 2])
+def test_the_proximal_term_of_fedprox_is_no_misfit(power, tmp_path):
+    def proximal(net, loader):
+        start = [one.detach().clone() for one in net.parameters()]
+
+        def loss(logits, y):
+            away = [(a - b).norm() ** power for a, b in zip(net.parameters(), start, strict=True)]
+            return nn.functional.cross_entropy(logits, y) + 1.0 / 2 * sum(away)
+
+        steps(net, reveal(loader), torch.optim.SGD(net.parameters(), lr=0.1), loss)
+
+    found = checks(audited(tmp_path, proximal, sent={"proximal-mu": 1.0}), proximal)
+    assert found == {"proximal": ("ok", "revealed", "fits")}

@@ -1,7 +1,7 @@
 """Watched clients that train as told, and what the audit says of each."""
 
 import torch
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 from support.tiny import rows
@@ -32,8 +32,8 @@ def data():
     return TensorDataset(torch.rand(32, 1, 8, 8, generator=rng), torch.arange(32) % 4)
 
 
-def audited(tmp_path, *trains, model=Net, **settings):
-    """The rows of an audit in which each client trains as told."""
+def audited(tmp_path, *trains, model=Net, sent=None, **settings):
+    """The rows of an audit in which each client trains as told, with what the server has sent."""
     app = ClientApp()
 
     @app.train(mods=[watch()])
@@ -56,6 +56,7 @@ def audited(tmp_path, *trains, model=Net, **settings):
         grid=InlineGrid(len(trains), app),
         initial_arrays=ArrayRecord(model().state_dict()),
         num_rounds=1,
+        train_config=ConfigRecord(sent or {}),
     )
     return rows(tmp_path / "run")
 
