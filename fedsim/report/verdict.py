@@ -217,12 +217,12 @@ def _nothing(tested: Sequence[Evidence], readings: Mapping[str, str]) -> Verdict
     shown = [other for other in tested if other.striking is not None]
     if shown:
         kind, best = "unclear", min(shown, key=lambda other: other.how.rank)
-        badge = f"not above chance on average in {whom(one)}"
-        badge += f", but {best.how.title} {best.how.show(best.striking)} in one"
+        seen = f"{best.how.title} {best.how.show(best.striking)} in one"
+        badge = f"not above chance on average in {whom(one)}, but {seen}"
         parts.append(f"best {best.how.title} {best.how.show(best.striking)}, {guesses(best)}")
     if one.always_better:
-        badge = f"above chance in {whom(one)}, too few to tell"
-    elif n < FEWEST:
+        badge = f"above chance in {whom(one)}" + (f", with {seen}" if shown else "")
+    if one.always_better or n < FEWEST:
         badge += ", too few to tell"
     elif n < FEW:
         badge += ", few victims"

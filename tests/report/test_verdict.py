@@ -242,6 +242,10 @@ def test_one_readable_reconstruction_is_told_whatever_the_others_are(run):
         "too few to tell"
     )
     assert "best Mean squared error 0.002, chance 0.31" in found["sentence"]
+    (found,) = verdicts(run(*(one for one in rows if one["metric"] == "mse")))
+    assert found["badge"] == (
+        "above chance in 2 victims, with Mean squared error 0.002 in one, too few to tell"
+    )
 
 
 def test_a_guess_from_public_data_that_cannot_be_tested_is_not_beaten(run):
