@@ -139,7 +139,7 @@ def _child(folder: Path, point: str, temporary: str = "") -> None:
     from fedsim.attacking.attack import AttackRunner
     from fedsim.attacking.executor import InlineExecutor
     from fedsim.federation import federate
-    from fedsim.federation.client import app
+    from fedsim.federation.client import Answering
     from fedsim.federation.grid import OrderedGrid
 
     keep_in(temporary)
@@ -171,7 +171,7 @@ def _child(folder: Path, point: str, temporary: str = "") -> None:
 
     run_simulation(
         server_app=server,
-        client_app=app,
+        client_app=Answering(),
         num_supernodes=scenario.training.clients,
         backend_config={
             "init_args": {

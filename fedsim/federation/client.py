@@ -48,6 +48,17 @@ ALONE = "engine.vectorize: clients could not be trained at once, and each is tra
 app = ClientApp()
 
 
+class Answering(ClientApp):
+    """`app`, which replies with an error where it would raise.
+
+    Flower's simulation replies with Ray's traceback, whose lines differ from run to run.
+    """
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """A client's reply."""
+        return answer(app, message, context)
+
+
 def _open(message: Message, *, again: bool = False) -> tuple[Session, dict[str, Tensor], int]:
     """The session, loaded with the server's model, the arrays of the message, and the round."""
     config = _config(message)

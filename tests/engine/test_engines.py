@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from safetensors.torch import load_file
-from support.tiny import faulty, rows, same, scenario, timeless
+from support.tiny import TRAINING, faulty, rows, same, scenario, timeless
 
 from fedsim.engine import engine_name, knock, workers
 from fedsim.engine.simulate import simulate
@@ -27,6 +27,7 @@ pytestmark = [
 ]
 
 RAY = {"name": "ray", "workers": 2}
+NOISE = {"name": "gaussian-noise", "sigma": 1e-4}
 
 
 def statuses(folder: Path) -> dict[tuple[int, str, str], set[str]]:
@@ -47,12 +48,11 @@ ALGORITHMS = {
 
 def rich(engine: dict[str, object]):
     """Both algorithms, with sampling, client state, noise, failures, and attacks that draw."""
-    common = {"rounds": 2, "clients": 6, "clients_per_round": 4, "batch_size": 4}
-    common |= {"evaluate_clients": 2}
+    common = {**TRAINING, "evaluate_clients": 2, "on_failure": "drop"}
     return scenario(
         training={},
         threat={"grants": "full", "follow": [1], "victims": 3},
-        defenses=[{"name": "gaussian-noise", "sigma": 1e-4}, {"name": "counting"}],
+        defenses=[{"name": "faulty", "how": "raise", "client": 1}, NOISE, {"name": "counting"}],
         adversaries=[
             {"name": "llg"},
             {"name": "dlg", "budget": 2, "rounds": [2]},
