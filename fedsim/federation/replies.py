@@ -1,5 +1,6 @@
 """Reading the update in a client's reply, fedsim's own clients' or another project's."""
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -20,6 +21,12 @@ from fedsim.scenario.settings import Training
 
 MOST_RECORDS, MOST_VALUES = 100, 1_000_000
 """Largest number of records of a reply, and of a record's entries and of values of an entry."""
+
+RAISED_IN_RAY = (
+    "\n\nThe above exception was the direct cause of the following exception:\n\n"
+    "\x1b[36mray::ClientAppActor.run()"
+)
+"""What follows an exception of a client in the reason that Flower's simulation gives."""
 
 
 def read_update(
@@ -53,7 +60,7 @@ def read_update(
         UpdateRefused: The update is broken.
     """
     if reply.has_error():
-        raise ClientError(visible(reply.error.reason or "") or f"error code {reply.error.code}")
+        raise ClientError(visible(_raised(reply.error.reason)) or f"error code {reply.error.code}")
     content = reply.content
     _check_length(content)
     arrays, numbers = records_of(content, ArrayRecord), records_of(content, MetricRecord)
@@ -107,6 +114,15 @@ def read_update(
             f"num-examples is {count}"
         )
     return Update(tensors=tensors, **{**vars(meaning), "buffers": buffers})
+
+
+def _raised(reason: str | None) -> str:
+    """Why a client failed: what it raised, where Flower's simulation sends Ray's traceback."""
+    traceback, from_ray, _ = (reason or "").rpartition(RAISED_IN_RAY)
+    if not from_ray:
+        return reason or ""
+    last = itertools.takewhile(lambda line: line[:1] != " ", reversed(traceback.splitlines()))
+    return "\n".join(reversed([*last]))
 
 
 def _check_length(content: RecordDict) -> None:

@@ -36,6 +36,36 @@ def test_an_error_is_passed_on_with_its_reason(reply):
         read_update(broken, ConfigRecord(), Training())
 
 
+RAY = """<class 'ray.exceptions.RayTaskError(ClientAppException)'>:<'\
+\x1b[36mray::ClientAppActor.run()\x1b[39m (pid=29127, repr=<ClientAppActor object at 0x7f0b>)
+  File "client.py", line 16, in train
+KeyError: 'gone'
+
+The above exception was the direct cause of the following exception:
+
+\x1b[36mray::ClientAppActor.run()\x1b[39m (pid=29127)
+  File "client.py", line 17, in train
+    raise RuntimeError("the file is gone,\\nand its folder") from error
+RuntimeError: the file is gone,
+and its folder
+
+The above exception was the direct cause of the following exception:
+
+\x1b[36mray::ClientAppActor.run()\x1b[39m (pid=29127)
+  File "ray_actor.py", line 65, in run
+    raise ClientAppException(str(ex)) from ex
+flwr.clientapp.client_app.ClientAppException:
+Exception ClientAppException occurred. Message: the file is gone,
+and its folder'>"""
+
+
+def test_of_the_traceback_of_flowers_simulation_the_exception_of_the_client_is_passed_on(reply):
+    broken = Message(Error(code=0, reason=RAY), reply_to=reply)
+    with pytest.raises(ClientError) as raised:
+        read_update(broken, ConfigRecord(), Training())
+    assert str(raised.value) == "RuntimeError: the file is gone,\nand its folder"
+
+
 def test_two_array_records_are_refused(reply):
     reply.content["more"] = ArrayRecord({"w": torch.ones(1)})
     with pytest.raises(UpdateRefused, match="2 array records"):
