@@ -315,7 +315,7 @@ def check_objects(kind: str, given: object) -> None:
         ScenarioError: It is none, or one of its elements is no plugin of this kind.
     """
     if not isinstance(given, Collection) or isinstance(given, str):
-        raise ScenarioError(f"{kind}: found {given!r}; expected a list, such as [X()]")
+        raise ScenarioError(f"{kind}: found {given!r:.80}; expected a list, such as [X()]")
     for one in given:
         if not isinstance(one, resolve_name(_BASES[kind])):
-            raise ScenarioError(f"{kind}: found {one!r}; expected an object, such as X()")
+            raise ScenarioError(f"{kind}: found {one!r:.80}; expected an object, such as X()")

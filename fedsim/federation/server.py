@@ -230,9 +230,10 @@ class HonestButCurious(Wrapper):
             named = "\n".join(f"  client {c}: {why}" for c, why in sorted(failed.items()))
             if self.on_failure == "stop":
                 self.campaign.collect(wait=True)
+                setting = "" if self._owned else "training."
                 raise ClientError(
                     f"round {server_round}: {len(failed)} of {len(self._sent)} clients failed\n"
-                    f'{named}\nTo go on without such clients: training.on_failure = "drop"'
+                    f'{named}\nTo go on without such clients: {setting}on_failure = "drop"'
                 )
             kept = [r for r in kept if self._number(r.metadata.src_node_id) not in failed]
         return self._aggregated(server_round, kept)

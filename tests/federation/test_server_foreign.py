@@ -15,7 +15,7 @@ from defenses import GaussianNoise, Sign
 from fedsim import HonestButCurious, defend
 from fedsim.attacking.audit import planned
 from fedsim.engine.inline import InlineGrid
-from fedsim.errors import ScenarioError
+from fedsim.errors import ClientError, ScenarioError
 from fedsim.federation import client
 from fedsim.federation.strategies import clients_of
 from fedsim.runs.ledger import Ledger
@@ -126,7 +126,7 @@ class StockGrid:
         return replies
 
 
-def audited(out, *mods, stock=True, clients=4, strategy=FedAvg, **training):
+def audited(out, *mods, stock=True, clients=4, strategy=FedAvg, on_failure="pass", **training):
     """Rows of an audit of four foreign clients on a Grid that does not know them.
 
     clients: The number of clients there may be, each of which has data.
@@ -138,6 +138,7 @@ def audited(out, *mods, stock=True, clients=4, strategy=FedAvg, **training):
         task=task,
         out=out,
         training={"batch_size": 2, **training},
+        on_failure=on_failure,
     )
     grid = InlineGrid(4, foreign_app(task, 0.05, *mods))
     random.seed(0)
@@ -204,6 +205,8 @@ def test_a_node_that_fails_before_it_says_which_client_it_is_costs_no_other_row(
     first = {(client, status) for number, client, _, status, _, _ in rows if number == "1"}
     assert {("0", "ok"), ("1", "ok"), ("3", "ok")} < first
     assert {status for client, status in first if client not in "013"} == {"failed"}
+    with pytest.raises(ClientError, match='without such clients: on_failure = "drop"'):
+        audited(tmp_path / "stop", broken, defend(), on_failure="stop")
 
 
 def test_a_node_without_a_name_is_not_taken_for_a_client_that_there_may_be(tmp_path):
