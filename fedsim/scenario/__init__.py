@@ -133,7 +133,8 @@ class Scenario(Seeded):
         Args:
             task: As for `parse`.
         """
-        if found := complaints(self):
+        tables = self.training, self.threat, self.adversaries, self.sweep, self.paper
+        if found := complaints(*tables):
             raise ScenarioError("\n".join(found))
         self.knowledge()
         own = self.build_task()

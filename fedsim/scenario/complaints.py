@@ -1,39 +1,41 @@
 """What in a scenario contradicts itself, before any plugin is made."""
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 from fedsim.scenario.dotted import short
-from fedsim.scenario.settings import AttackPlan, Threat
-
-if TYPE_CHECKING:
-    from fedsim.scenario import Scenario
+from fedsim.scenario.paper import Paper
+from fedsim.scenario.settings import AttackPlan, Sweep, Threat, Training
 
 
-def complaints(scenario: "Scenario") -> list[str]:
-    """A line for each contradiction within a table, and between tables."""
-    paper = scenario.paper
+def complaints(
+    training: Training,
+    threat: Threat,
+    adversaries: Sequence[AttackPlan],
+    sweep: Sweep,
+    paper: Paper | None,
+) -> list[str]:
+    """A line for each contradiction within one of these tables of a scenario, or between them."""
     return [
-        *scenario.training.complaints(),
-        *_followed(scenario),
-        *_rounds_and_clients(scenario),
-        *_adversaries(scenario),
-        *_sweep(scenario),
-        *(paper.complaints(scenario.sweep) if paper else ()),
+        *training.complaints(),
+        *_followed(threat.follow, training.per_round),
+        *_rounds_and_clients(training, threat, adversaries),
+        *_adversaries(threat, adversaries),
+        *_sweep(sweep),
+        *(paper.complaints(sweep) if paper else ()),
     ]
 
 
-def _followed(scenario: "Scenario") -> Iterator[str]:
-    follow, per_round = scenario.threat.follow, scenario.training.per_round
+def _followed(follow: Sequence[int], per_round: int) -> Iterator[str]:
     if len(follow) > per_round:
         yield f"threat.follow names {len(follow)} clients, {per_round} take part a round"
     if len({*follow}) < len(follow):
         yield f"threat.follow = {follow} names a client twice; name each once"
 
 
-def _rounds_and_clients(scenario: "Scenario") -> Iterator[str]:
+def _rounds_and_clients(
+    training: Training, threat: Threat, adversaries: Sequence[AttackPlan]
+) -> Iterator[str]:
     """Rounds and clients that do not exist, and probes among sums of updates."""
-    training, threat = scenario.training, scenario.threat
     named = {"threat.follow": threat.follow}
     named |= {f"threat.probes.{i}": [one.client] for i, one in enumerate(threat.probes)}
     if threat.probes and training.secure_aggregation:
@@ -42,7 +44,7 @@ def _rounds_and_clients(scenario: "Scenario") -> Iterator[str]:
             "updates alone, and a probe is the update of one client. Leave one of them out"
         )
     plans: dict[str, Threat | AttackPlan] = {"threat": threat}
-    plans |= {f"adversaries.{i}": plan for i, plan in enumerate(scenario.adversaries)}
+    plans |= {f"adversaries.{i}": plan for i, plan in enumerate(adversaries)}
     for where, plan in plans.items():
         if isinstance(plan.victims, list):
             named[f"{where}.victims"] = plan.victims
@@ -59,13 +61,12 @@ def _rounds_and_clients(scenario: "Scenario") -> Iterator[str]:
                 yield f"{where}: there is no client {client}; clients go from 0 to {last}"
 
 
-def _adversaries(scenario: "Scenario") -> Iterator[str]:
+def _adversaries(threat: Threat, adversaries: Sequence[AttackPlan]) -> Iterator[str]:
     """Labels that occur twice, and adversaries that attack nobody."""
-    threat = scenario.threat
-    labels = [plan.title for plan in scenario.adversaries]
+    labels = [plan.title for plan in adversaries]
     for label in sorted({one for one in labels if labels.count(one) > 1}):
         yield f"two adversaries are called '{label}'; give one a label of its own"
-    for i, one in enumerate(scenario.adversaries):
+    for i, one in enumerate(adversaries):
         whom = threat.victims if one.victims is None else one.victims
         when = threat.rounds if one.rounds is None else one.rounds
         if (whom == [] and not threat.probes) or when == []:
@@ -76,11 +77,11 @@ def _adversaries(scenario: "Scenario") -> Iterator[str]:
             )
 
 
-def _sweep(scenario: "Scenario") -> Iterator[str]:
-    for key, options in scenario.sweep.items():
+def _sweep(sweep: Sweep) -> Iterator[str]:
+    for key, options in sweep.items():
         if len({short(value) for value in options}) < len(options):
             yield (
                 f"sweep.{key}: {options} holds a value twice, or two values that have the same name"
             )
-    if "random" in scenario.sweep.get("seed", []):
+    if "random" in sweep.get("seed", []):
         yield 'sweep.seed holds "random", and each point needs a number'

@@ -145,7 +145,8 @@ def test_what_was_refused_is_in_no_group(tmp_path):
         training={"on_failure": "drop"},
         defenses=[{"name": "faulty", "how": "nan"}],
     )
-    assert cautions(run, tmp_path / "run") == []
+    (said,) = cautions(run, tmp_path / "run")  # of the client, and none of its group
+    assert said.startswith("round 2 is trained without 1 client: client 2: UpdateRefused: ")
     assert ends(tmp_path / "run") == {**only("ok"), (2, 2): {"failed"}}
     assert sizes(tmp_path) == [3, 3, 3, 2]
 
