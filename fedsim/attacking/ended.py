@@ -46,7 +46,11 @@ class EndedAttacks:
         return before.attempt + 1 if before else 1
 
     def left(self, attacks: Sequence[Attack], label: str) -> list[Attack]:
-        """The attacks that have not ended with these interceptions; removes the rows of others."""
+        """The attacks that are to be made: those that have not ended with these interceptions.
+
+        Rows of an attack that ended with another interception are removed. Of attacks that ended
+        with this one, `inclusion` is kept for `raise_inclusion`.
+        """
         left = [one for one in attacks if not self._is_done(one, label)]
         for one in attacks:
             if (key := (one.interception.victim, label)) in self._done:
@@ -72,5 +76,5 @@ class EndedAttacks:
             self._ledger.drop(lambda *key: key in gone)
 
     def raise_inclusion(self) -> None:
-        """Raise `inclusion` of attacks that were selected once more."""
+        """Raise `inclusion` in the rows of attacks that `left` found ended."""
         self._ledger.raise_inclusion(self._selected)

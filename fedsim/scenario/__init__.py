@@ -133,8 +133,8 @@ class Scenario(Seeded):
         Args:
             task: As for `parse`.
         """
-        tables = self.training, self.threat, self.adversaries, self.sweep, self.paper
-        if found := complaints(*tables):
+        found = complaints(self.training, self.threat, self.adversaries, self.sweep, self.paper)
+        if found:
             raise ScenarioError("\n".join(found))
         self.knowledge()
         own = self.build_task()
