@@ -7,35 +7,33 @@ bit. It is curious: it keeps what it sent, and passes what it receives to a camp
 import contextlib
 import functools
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
-from torch import Tensor, nn
+from torch import nn
 
 from fedsim.adversary import Adversary
 from fedsim.attacking.audit import audit_campaign
-from fedsim.attacking.campaign import Campaign
+from fedsim.attacking.campaign import Campaign, Clients
 from fedsim.diagnosis.diagnose import diagnose_end
 from fedsim.diagnosis.foreseen import caution
-from fedsim.errors import ClientError, FedsimError, ScenarioError, UpdateRefused
+from fedsim.errors import ClientError, FedsimError, ScenarioError
 from fedsim.federation.audit_log import audit_observer, log_results
-from fedsim.federation.contents import config_record, only_record
+from fedsim.federation.contents import only_record
 from fedsim.federation.fedsgd import FedSGD
-from fedsim.federation.grid import UPDATE_KEY
 from fedsim.federation.identities import Identities
 from fedsim.federation.project import WatchedProject
-from fedsim.federation.replies import Names, check_metrics, failures, names_of, outnumbered, signed
+from fedsim.federation.receiver import Receiver
+from fedsim.federation.replies import Names, check_metrics, failures, names_of, outnumbered
 from fedsim.federation.replies import read_update as read_update
-from fedsim.federation.secure import CLIENTS_KEY
 from fedsim.federation.senders import by_node
 from fedsim.federation.spool import Spool, in_groups
 from fedsim.federation.wrappers import Wrapper, weighted_by
 from fedsim.plugin import check_objects
-from fedsim.records import Interception, Update
+from fedsim.records import Interception
 from fedsim.seeds import held
 from fedsim.task import Task
 from fedsim.victim import Loss
@@ -108,14 +106,14 @@ class HonestButCurious(Wrapper):
         elif campaign is None:
             self._campaign = audit_campaign(adversaries, task, **attacks, **settings)
         self.on_failure = on_failure
-        self._read = functools.partial(read_update, examples_key=weighted_by(strategy))
         self.metrics: dict[str, float] = {}
         self._sent: dict[int, tuple[ArrayRecord, ConfigRecord]] = {}
         self._asked: Sequence[Message] = ()
         self._identities = Identities()
         self._seeded = self._cautioned = False
         self._noted: set[int] = set()
-        self.taken_part: Counter[int] = Counter()
+        self._receiver = Receiver(self._identities, weighted_by(strategy))
+        self.taken_part = self._receiver.taken_part
 
     @property
     def campaign(self) -> Campaign:
@@ -165,48 +163,29 @@ class HonestButCurious(Wrapper):
         if not self._identities.known:  # such a Grid may return replies in any order
             kept = list(by_node(self._asked, replies))
             replies = sorted(kept, key=lambda r: self._number(r.metadata.src_node_id))
+        self._receiver.begin_round(self._sent)
         spool = Spool(self.campaign.recording)
         interceptions, failed = list[Interception](), dict[int, str]()
-        arrays: dict[int, dict[str, Tensor]] = {}
-        names: dict[tuple[int, ...], Names] = {}
+        names: dict[Clients, Names] = {}
         with held() if self._seeded else contextlib.nullcontext():
             for reply in in_groups(replies, self._sent.values()) if self._seeded else replies:
                 if self._identities.known:
                     kept.append(reply)
-                node = reply.metadata.src_node_id
-                clients: tuple[int, ...] = (self._number(node),)
+                clients: Clients = ()
                 try:
-                    if node not in self._sent:
-                        raise UpdateRefused("it was not asked for an update this round")
-                    sent, config = self._sent[node]
-                    if id(sent) not in arrays:
-                        arrays[id(sent)] = dict(sent.to_torch_state_dict())
-                    before = arrays[id(sent)]
-                    self._identities.read(reply, self.campaign.scenario.training.clients)
-                    clients = (self._number(node),)
-                    clients = self._added_up(reply) or clients
-                    campaign = self.campaign
-                    training, optimizer = campaign.scenario.training, campaign.optimizer
-                    steps = None
-                    if self._project is not None:  # what clients do not reveal is as it was stated
-                        training, optimizer = self._project.training, self._project.optimizer
-                    elif not reply.has_error():  # of a client that may not have said its number
-                        steps = max([campaign.built.steps(client) for client in clients])
-                    update = self._read(
-                        reply, config, training, campaign.trained, optimizer, steps=steps
+                    clients = self._receiver.clients(reply, self.campaign.scenario.training)
+                    one = self._receiver.interception(
+                        server_round, reply, clients, self.campaign, self._project
                     )
-                    update.check(before)
-                    self._check_size(reply, update, clients)
-                    self._check_memory(reply, clients)
                     if self.on_failure == "drop":
                         check_metrics(reply)
                         names[clients] = names_of(reply)
                 except ClientError as error:
+                    clients = clients or (self._number(reply.metadata.src_node_id),)
                     failed |= dict.fromkeys(clients, f"{type(error).__name__}: {error}")
                     if self._project is not None:
                         self._project.refuse(reply)
                 else:
-                    one = Interception(server_round, clients, before, update)
                     if self._project is not None:
                         one = self._project.seen(reply, one)
                     interceptions.append(spool.take(reply, one))
@@ -301,44 +280,6 @@ class HonestButCurious(Wrapper):
         if self._project is not None:
             self._project.close(campaign)
         log_results(report)
-
-    def _added_up(self, reply: Message) -> tuple[int, ...]:
-        """Clients whose updates secure aggregation added up in a reply; empty without it."""
-        if reply.has_error() or not self.campaign.scenario.training.secure_aggregation:
-            return ()
-        record = config_record(reply.content, CLIENTS_KEY)
-        if record is None or not self._identities.known:  # clients of other Grids may write it
-            raise UpdateRefused(
-                "it is a single update, and training.secure_aggregation is set; train on a "
-                "SecureGrid"
-            )
-        return tuple(sorted(cast(list[int], record["clients"])))
-
-    def _check_size(self, reply: Message, update: Update, clients: tuple[int, ...]) -> None:
-        """Refuse updates of fedsim's clients that claim more examples than their steps hold."""
-        size = self.campaign.scenario.training.batch_size
-        steps = [self.campaign.built.steps(client) for client in clients]
-        most = size * sum(steps)
-        if config_record(reply.content, UPDATE_KEY) is not None and update.num_examples > most:
-            raise UpdateRefused(
-                f"it claims {update.num_examples} examples; {max(steps)} steps of {size} hold "
-                f"{most}" + (f" for {len(clients)} clients" if len(clients) > 1 else "")
-            )
-
-    def _check_memory(self, reply: Message, clients: tuple[int, ...]) -> None:
-        """Refuse a client whose defense has lost state of a round that it took part in.
-
-        Replies of secure aggregation do not contain that number.
-        """
-        rounds = signed(reply, "remembers")
-        before = self.taken_part[clients[0]]
-        if isinstance(rounds, int) and rounds <= before:
-            raise ClientError(
-                f"its defense keeps state from round to round, and remembers {rounds - 1} of the "
-                f"{before} rounds it took part in before: this engine, or a node "
-                "that was started anew, does not keep Context.state. Use an engine that does, or "
-                "switch the error feedback off"
-            )
 
     def _number(self, node: int) -> int:
         return self._identities.client(node)
