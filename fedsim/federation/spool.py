@@ -9,6 +9,7 @@ all.
 """
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -74,8 +75,12 @@ class Spool:
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
-        self._limit = memory_limit()
         self._taken = 0
+
+    @functools.cached_property
+    def _limit(self) -> int:
+        """The limit; asking what is free takes a fifth of a millisecond, which few rounds need."""
+        return memory_limit()
 
     def take(self, reply: Message, interception: Interception) -> Interception:
         """Count a reply, and replace its arrays, in place, if the limit is reached.
@@ -95,7 +100,7 @@ class Spool:
         shared = all(isinstance(a, TensorArray) and a.tensor is not None for a in kept[0].values())
         for held in (update.tensors, update.buffers):
             self._taken += (1 if shared else 2) * sum(one.nbytes for one in held.values())
-        if self._taken <= self._limit:
+        if self._taken <= LEAST or self._taken <= self._limit:
             return interception
         tensors = {**update.tensors, **update.buffers}
         stored = self._recording.write(interception)

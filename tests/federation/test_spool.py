@@ -25,10 +25,16 @@ MANY = {"clients": 12, "clients_per_round": 12}
 STRATEGIES = ["FedAvg", "FedAdam", "FedMedian", "Krum"]
 
 
+def hold(monkeypatch, most):
+    """Bytes of replies beyond which updates go to disk."""
+    monkeypatch.setattr(spool, "LEAST", most)
+    monkeypatch.setattr(spool, "FRACTION", 0)
+
+
 @pytest.fixture
 def nothing_held(monkeypatch):
     """Every update goes to disk."""
-    monkeypatch.setattr(spool, "memory_limit", lambda: 0)
+    hold(monkeypatch, 0)
 
 
 def reply(*values: torch.Tensor) -> Message:
@@ -54,7 +60,7 @@ def test_a_run_is_the_same_whether_updates_waited_on_disk_or_not(strategy, tmp_p
         adversaries=[{"name": "llg"}, {"name": "inverting-gradients", "budget": 2, "victims": 1}],
     )
     held = outcome(run, tmp_path / "held")
-    monkeypatch.setattr(spool, "memory_limit", lambda: 0)
+    hold(monkeypatch, 0)
     waited = outcome(run, tmp_path / "waited")
     assert waited == held
     assert all(held)
@@ -140,7 +146,7 @@ def test_what_fits_stays_in_memory(tmp_path, monkeypatch):
     values = [torch.ones(1000), torch.zeros(1)]
     first, second = reply(*values), reply(*values)
     enough = 2 * first.content.array_records["arrays"].count_bytes()  # they are decoded
-    monkeypatch.setattr(spool, "memory_limit", lambda: enough)
+    hold(monkeypatch, enough)
     kept = Spool(Recording(tmp_path))
     update = Update(
         tensors={f"layer.{i}": value for i, value in enumerate(values)}, kind="gradient"
@@ -175,7 +181,7 @@ def test_what_stays_does_not_depend_on_what_waited_on_disk(tmp_path, monkeypatch
     run = scenario(record={"keep": "all", "max_bytes": 4 * one})  # a model and three updates
     kept = []
     for name, limit in (("held", 2**40), ("waited", 0)):
-        monkeypatch.setattr(spool, "memory_limit", lambda limit=limit: limit)
+        hold(monkeypatch, limit)
         simulate(run, tmp_path / name)
         files = (tmp_path / name / "tape").rglob("c*.safetensors")
         kept.append(sorted(path.relative_to(tmp_path / name) for path in files))
