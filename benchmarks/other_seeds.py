@@ -7,7 +7,7 @@ victims; what has ended is not run again. Every mean with an interval that the f
 docs/results has is compared with the new one: two 95 % intervals of one mean touch nearly always,
 unless one has no width, because a few values are equal.
 The table between the marks of docs/results/other-seeds.md is rewritten, with all figures that there
-are in the folder.
+are in the folder; rows of other figures stay.
 """
 
 import argparse
@@ -92,6 +92,12 @@ class Row:
     def __str__(self) -> str:
         return f"| {' | '.join(str(getattr(self, field.name)) for field in fields(self))} |"
 
+    @classmethod
+    def read(cls, line: str) -> "Row":
+        """The row that `str` made."""
+        figure, scale, seeds, means, touching, flat, apart = map(str.strip, line.split("|")[1:-1])
+        return cls(figure, scale, seeds, int(means), int(touching), int(flat), apart)
+
 
 def compared(out: Path) -> Iterator[Row]:
     """The row of each figure that is in a folder and on a page."""
@@ -135,7 +141,10 @@ def main() -> None:
     for name in asked.figures:
         command = ["reproduce", name, "--set", f"seed={asked.seed}", "--out", str(asked.out)]
         subprocess.run([sys.executable, "-m", "fedsim.cli", *command], check=True)
-    rows = list(compared(asked.out))
+    text = PAGE.read_text(encoding="utf-8")
+    kept = [Row.read(line) for line in re.findall(r"^\| \w+/.*", text, re.MULTILINE)]
+    found = {row.figure: row for row in [*kept, *compared(asked.out)]}
+    rows = [found[figure] for figure in sorted(found)]
     sums = (sum(getattr(row, what) for row in rows) for what in ("means", "touching", "flat"))
     rows.append(Row("all", "", "", *sums, ""))
     heads = (
@@ -148,11 +157,10 @@ def main() -> None:
         "apart",
     )
     lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|", *map(str, rows)]
-    text = PAGE.read_text(encoding="utf-8")
     block = re.compile(r"<!-- figures -->\n.*?<!-- end of figures -->", re.DOTALL)
     new = "\n".join(["<!-- figures -->", *lines, "<!-- end of figures -->"])
     PAGE.write_text(block.sub(lambda _: new, text), encoding="utf-8")
-    print(f"{len(rows) - 1} figures: {PAGE}")
+    print(f"{len(found)} figures: {PAGE}")
 
 
 if __name__ == "__main__":
