@@ -1,19 +1,17 @@
 """Differential privacy for a client (`client-dp`), or for each of its examples (`dp-sgd`)."""
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import Any, Literal, Self, cast
+from typing import Literal, Self
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
+from defenses.dp.per_example import by_opacus, by_torch_func, one_by_one, opacus_knows
 from fedsim import Batch, ClientState, Defense, Exposure, MeanGradient, Training, Update
 from fedsim.errors import ScenarioError
-from fedsim.gradients import LossModule
 from fedsim.privacy import Accountant, epsilon, weak_delta
 
 TINY = 1e-30
@@ -153,7 +151,7 @@ class DPSGD(_Private):
                 "with client-dp"
             )
         names, loss = training.gradient.names, training.loss
-        hooks = self.per_example in ("auto", "opacus") and _opacus_knows(training.module)
+        hooks = self.per_example in ("auto", "opacus") and opacus_knows(training.module)
         cells = (nn.RNNBase, nn.RNNCellBase)
         # Neither hooks nor vmap support recurrent layers, nor models that branch on attention masks
         # and share positions within a batch.
@@ -175,14 +173,14 @@ class DPSGD(_Private):
                     "dp-sgd: Opacus splits a mean over examples, and the loss of sequences is a "
                     'mean over labels. Leave per_example "auto"'
                 )
-            found = _by_opacus(loss, module, names, batch) if hooks and alike else None
+            found = by_opacus(loss, module, names, batch) if hooks and alike else None
             if found is None and self.per_example == "opacus":
                 raise ScenarioError(
                     "dp-sgd: Opacus has seen no gradient of each example for some parameter, which "
                     "the model uses outside its layer, for all at once or not at all. Leave "
                     'per_example "auto"'
                 )
-            alone = _one_by_one if loop else _by_torch_func
+            alone = one_by_one if loop else by_torch_func
             gradients, value = found or alone(loss, module, names, batch)
             return self.privatized(gradients, training.rng), value
 
@@ -226,84 +224,3 @@ class DPSGD(_Private):
                 'training.batching = "draw"'
             )
         return found
-
-
-def _opacus_knows(module: nn.Module) -> bool:
-    """Whether Opacus supports every layer; functions beside the layers are not checked."""
-    from opacus import GradSampleModule
-    from opacus.validators import ModuleValidator
-
-    return not ModuleValidator.validate(module, strict=False) and not GradSampleModule.validate(
-        module, strict=False
-    )
-
-
-def _by_opacus(
-    loss: Any, module: nn.Module, names: frozenset[str], batch: Batch
-) -> tuple[dict[str, Tensor], float] | None:
-    """Per-example gradients (B, ...) by name and the mean loss, from Opacus' hooks.
-
-    Returns:
-        None if the hooks did not record all parameters for each example.
-    """
-    from opacus import GradSampleModule
-
-    # Clients of a worker share models, so the hooks must be removed after the step.
-    hooked = GradSampleModule(module, loss_reduction="mean")
-    try:
-        value = loss(module, batch)
-        with warnings.catch_warnings():
-            # Inputs need no gradient here, which is no problem for Opacus' hooks.
-            warnings.filterwarnings("ignore", message="Full backward hook is firing")
-            value.backward()
-        found = {
-            name: cast(Any, parameter).grad_sample
-            for name, parameter in module.named_parameters()
-            if name in names
-        }
-    finally:
-        hooked.zero_grad(set_to_none=True)
-        hooked.to_standard_module()
-    if any(sample is None or len(sample) != len(batch) for sample in found.values()):
-        return None
-    return {name: sample.detach() for name, sample in found.items()}, float(value.detach())
-
-
-def _by_torch_func(
-    loss: Any, module: nn.Module, names: frozenset[str], batch: Batch
-) -> tuple[dict[str, Tensor], float]:
-    """Per-example gradients by vmap of grad, with vectorised calls on batches of one."""
-    whole = LossModule(module, partial(loss, module))
-    chosen = {k: p.detach() for k, p in module.named_parameters() if k in names}
-
-    def single(parameters: dict[str, Tensor], *example: Tensor) -> Tensor:
-        inputs, labels, *lengths = (part.unsqueeze(0) for part in example)
-        alone = Batch(inputs, labels, lengths[0] if lengths else None)
-        call = {f"module.{name}": value for name, value in parameters.items()}
-        return cast(Tensor, torch.func.functional_call(whole, call, (alone,)))
-
-    every = (batch.inputs, batch.labels, batch.lengths)
-    parts = [part for part in every if part is not None]
-    each = torch.func.vmap(
-        torch.func.grad_and_value(single),
-        in_dims=(None, *(0 for _ in parts)),
-        randomness="different",
-    )
-    gradients, values = each(chosen, *parts)
-    return dict(gradients), float(values.mean())
-
-
-def _one_by_one(
-    loss: Any, module: nn.Module, names: frozenset[str], batch: Batch
-) -> tuple[dict[str, Tensor], float]:
-    """Per-example gradients by one backward pass for each example."""
-    parameters = {name: p for name, p in module.named_parameters() if name in names}
-    rows, total = [], 0.0
-    for index in range(len(batch)):
-        own = slice(index, index + 1)
-        lengths = None if batch.lengths is None else batch.lengths[own]
-        value = loss(module, Batch(batch.inputs[own], batch.labels[own], lengths))
-        rows.append(torch.autograd.grad(value, list(parameters.values()), materialize_grads=True))
-        total += float(value.detach())
-    stacked = [torch.stack(column) for column in zip(*rows, strict=True)]
-    return dict(zip(parameters, stacked, strict=True)), total / len(batch)
