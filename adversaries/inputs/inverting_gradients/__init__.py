@@ -1,6 +1,5 @@
 """inverting-gradients: images by matching the gradient's direction, with total variation."""
 
-import math
 from collections.abc import Hashable, Sequence
 from typing import Any, Literal
 
@@ -9,30 +8,23 @@ from pydantic import Field
 from torch import Tensor
 
 from adversaries.inputs.input_matching import POOLED, SENT, TRAINED, InputMatching
+from adversaries.inputs.inverting_gradients.objective import nearest_order, regularized
 from adversaries.inputs.known_features import KnownBatch
-from adversaries.inputs.known_features.distance import FeatureDistance
 from fedsim import ImageSpec, Knowledge, Observation, Requirement
 from fedsim.adversary import Job, Source
 from fedsim.gradients import (
     Adam,
     Match,
-    Objective,
     Problem,
     Restarts,
     Rules,
-    StatisticsDistance,
     batch_statistics,
     compiled,
-    head_calls,
-    layer_calls,
     minimise,
 )
 
 DECAYS = (3 / 8, 5 / 8, 7 / 8)
 """Shares of the iterations after which the step length is cut to a tenth (the paper's schedule)."""
-
-DRAWS = 4
-"""Random orders drawn for each distinct one, as some repeat."""
 
 
 class InvertingGradients(InputMatching):
@@ -189,8 +181,14 @@ class InvertingGradients(InputMatching):
         """Minimise by Adam on the sign of the gradient."""
         spec = problem.spec
         low, high = spec.input_range or (0.0, 1.0)
-
-        objective = self._objective(problem, high - low, seen, known)
+        objective = regularized(
+            problem,
+            [self._known(one) for one in seen],
+            known,
+            tv=self.tv,
+            statistics=self.statistics,
+            features=self.features,
+        )
 
         def start(victim: int) -> Tensor:
             rng = jobs[victim].rng
@@ -200,7 +198,7 @@ class InvertingGradients(InputMatching):
                 point[: problem.pixels] = low + (high - low) * uniform
             if not problem.shuffled:
                 return point
-            return self._ordered(point, problem, objective, victim, rng)
+            return nearest_order(point, problem, objective, victim, rng, self.orders)
 
         return minimise(
             compiled(objective, jobs[0]),
@@ -218,65 +216,3 @@ class InvertingGradients(InputMatching):
             [Rules(self.iterations, evaluations=1, patience=self.iterations)] * len(jobs),
             restarts=Restarts(self.restarts, together=True),
         )
-
-    def _objective(
-        self,
-        problem: Problem,
-        width: float,
-        seen: Sequence[Observation],
-        known: Sequence[KnownBatch | None],
-    ) -> Objective:
-        if self.tv and len(problem.inputs_shape) != 4:
-            raise ValueError(
-                f"inputs of shape {problem.inputs_shape[1:]} are no images (channels, height, "
-                "width), so that they have no total variation: set tv = 0"
-            )
-        scale = torch.tensor(problem.scales, dtype=problem.dtype, device=problem.device)
-        statistics = StatisticsDistance(problem.model, [self._known(one) for one in seen])
-        batches = [one for one in known if one is not None]
-        features = FeatureDistance(problem.model, batches) if self.features and batches else None
-
-        def objective(points: Tensor, victims: Tensor) -> Tensor:
-            with layer_calls(statistics.layers) as calls, head_calls(problem.model) as passes:
-                value = problem(points, victims) / scale[victims]
-            if calls:
-                value = value + self.statistics * statistics(calls, victims)
-            if features:
-                value = value + self.features * features(passes, victims)
-            if not self.tv:
-                return value
-            images = points[:, : problem.pixels].view(-1, *problem.inputs_shape)
-            return value + self.tv / width * _total_variation(images)
-
-        return objective
-
-    def _ordered(
-        self,
-        point: Tensor,
-        problem: Problem,
-        objective: Objective,
-        victim: int,
-        rng: torch.Generator,
-    ) -> Tensor:
-        """A start with that one of `orders` orders of its labels at which it is nearest."""
-        inputs, labels = point[: problem.pixels], point[problem.pixels :]
-        dealt = {tuple(labels.tolist()): point}
-        for _ in range(DRAWS * self.orders):
-            if len(dealt) == self.orders:
-                break
-            labels = problem.order(victim, rng)
-            dealt.setdefault(tuple(labels.tolist()), torch.cat([inputs, labels]))
-        which = torch.tensor([victim], device=point.device)
-
-        def distance(one: Tensor) -> float:
-            value = float(objective(one[None], which).detach())
-            return value if math.isfinite(value) else math.inf
-
-        return min(dealt.values(), key=distance) if len(dealt) > 1 else point
-
-
-def _total_variation(images: Tensor) -> Tensor:
-    """Mean absolute difference of neighbouring pixels of images (R, B, C, H, W), (R,)."""
-    sides = [dim for dim in (3, 4) if images.shape[dim] > 1]  # one pixel has no neighbour
-    each = [images.diff(dim=dim).abs().flatten(1).mean(dim=1) for dim in sides]
-    return torch.stack(each).sum(dim=0) if each else images.new_zeros(len(images))
