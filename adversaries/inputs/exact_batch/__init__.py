@@ -2,37 +2,28 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
-from adversaries.inputs.exact_batch.layer import THRESHOLDS, Layer
+from adversaries.inputs.exact_batch.explanation import Explanation, explained, explained_by_steps
+from adversaries.inputs.exact_batch.layer import Layer
 from adversaries.inputs.exact_batch.local_steps import (
     SplitBatch,
-    inputs_of_steps,
     residual_of_rounding,
     split_batches,
 )
 from adversaries.inputs.exact_batch.perceptron import Perceptron
 from adversaries.inputs.feature_separation.head_separation import HeadSeparation
-from adversaries.inputs.feature_separation.separation import Separation
 from adversaries.inputs.layer_chain import chain_cautions
-from adversaries.inputs.self_check import in_float64, largest_error, mismatch
+from adversaries.inputs.self_check import in_float64
 from fedsim import Job, Knowledge, Observation, Reconstruction, Requirement, VictimModel
-from fedsim.gradients import claim_labels, layer_rows, unrolled_gradient
+from fedsim.gradients import claim_labels, layer_rows
 from fedsim.spec import ImageSpec, TabularSpec
-
-FITS = 1e-5
-"""Mismatch below which inputs are right to rounding, and nothing else is tried."""
 
 SURE = 1e-6
 """Residual of features that no other start finds better ones than."""
-
-REFINED = 5
-"""How often inputs are computed, each time from the features of the inputs before."""
 
 
 class ExactBatch(HeadSeparation):
@@ -118,12 +109,7 @@ class ExactBatch(HeadSeparation):
             residual = min(residual, found.residual)
             if not found.residual < self.tolerance:
                 continue
-            best = _Claim(math.inf, torch.empty(0), 0.0)
-            for threshold in THRESHOLDS:
-                claim = _explained(chain, model, found, gradient, threshold)
-                best = min(best, claim, key=lambda one: one.mismatch)
-                if best.mismatch < FITS:
-                    break
+            best = explained(chain, model, found, gradient)
             missed = min(missed, best.mismatch)
             if not best.mismatch < self.tolerance:
                 continue
@@ -182,13 +168,13 @@ class ExactBatch(HeadSeparation):
         if len(labels) % steps:
             return None
         sure = residual_of_rounding(head, chain.head[0], lr * steps)
-        best: tuple[_Claim, SplitBatch] | None = None
+        best: tuple[Explanation, SplitBatch] | None = None
         batches = split_batches(head, labels, steps=steps, lr=lr, most=self.steps, rng=job.rng)
         for number, batch in enumerate(batches):
             job.progress(number, residual := batch.solution.residual)
             if not residual < self.tolerance:
                 continue
-            claim = _explained_by_steps(chain, model, batch, gradient, steps, lr)
+            claim = explained_by_steps(chain, model, batch, gradient, steps=steps, lr=lr)
             if best is None or claim.mismatch < best[0].mismatch:
                 best = claim, batch
             if best[0].mismatch < self.tolerance and residual < sure:
@@ -217,61 +203,3 @@ def _recognised(model: VictimModel, shape: tuple[int, ...]) -> list[str]:
     """
     Perceptron.of(model, shape)
     return []
-
-
-@dataclass(frozen=True, slots=True)
-class _Claim:
-    """Inputs, flat (B, values), with the threshold that gave them and the gradient's mismatch."""
-
-    mismatch: float
-    flat: Tensor
-    threshold: float
-
-
-def _explained(
-    chain: Perceptron,
-    model: VictimModel,
-    found: Separation,
-    gradient: Mapping[str, Tensor],
-    threshold: float,
-) -> _Claim:
-    """The inputs below a separation, refined with the features that they have themselves."""
-    best, features, errors = (
-        _Claim(math.inf, found.features, threshold),
-        found.features,
-        found.errors,
-    )
-    targets = found.targets
-    for _ in range(REFINED):
-        flat = chain.inputs(features, errors, gradient, threshold)
-        missed = mismatch(model, flat.view(-1, *chain.shape), targets, gradient)
-        if not missed < best.mismatch:
-            break
-        best = _Claim(missed, flat, threshold)
-        features = chain.features(flat)
-        errors = chain.errors(features, targets)
-    return best
-
-
-def _explained_by_steps(
-    chain: Perceptron,
-    model: VictimModel,
-    batch: SplitBatch,
-    gradient: Mapping[str, Tensor],
-    steps: int,
-    lr: float,
-) -> _Claim:
-    """The inputs below a batch of several steps that explain the gradient best."""
-    best, order = _Claim(math.inf, torch.empty(0), 0.0), batch.split.argsort(stable=True)
-    for threshold in THRESHOLDS:
-        flat = inputs_of_steps(chain, batch, gradient, steps=steps, lr=lr, threshold=threshold)
-        if not flat.isfinite().all():
-            continue
-        inputs, labels = flat.view(-1, *chain.shape)[order], batch.solution.labels[order]
-        missed = largest_error(
-            unrolled_gradient(model, inputs, labels, lr=lr, steps=steps), gradient
-        )
-        best = min(best, _Claim(missed, flat, threshold), key=lambda one: one.mismatch)
-        if best.mismatch < FITS:
-            break
-    return best
