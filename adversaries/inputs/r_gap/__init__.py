@@ -1,20 +1,18 @@
 """R-GAP: the input of a convolutional network from the gradient of one example, layer by layer."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from adversaries.inputs.feature_separation.head_equations import HeadEquations
-from adversaries.inputs.feature_separation.reduced_head import ReducedHead
 from adversaries.inputs.layer_chain import LayerChain, chain_cautions
+from adversaries.inputs.r_gap.head_example import HeadExample, head_example
 from adversaries.inputs.r_gap.layer_equations import Count, LayerEquations
 from adversaries.inputs.self_check import in_float64, mismatch
 from fedsim import Adversary, Job, Knowledge, Observation, Reconstruction, Requirement, VictimModel
-from fedsim.gradients import HeadGradient, claim_labels, in_groups, rank_of
+from fedsim.gradients import claim_labels, in_groups
 from fedsim.spec import ImageSpec, TabularSpec
 
 PROBED = 1e-6
@@ -115,7 +113,10 @@ class RGAP(Adversary):
             if one.short:
                 raise ValueError(f"{one}. dlg and inverting-gradients search for inputs instead")
         gradients = [_gradient(one, chain, device) for one in seen]
-        heads = [_head(one, gradient, model) for one, gradient in zip(seen, gradients, strict=True)]
+        heads = [
+            head_example(one, gradient, model)
+            for one, gradient in zip(seen, gradients, strict=True)
+        ]
         outputs = torch.stack([one.features for one in heads])
         upstream = torch.stack([one.errors for one in heads]) @ chain.head.weight.detach()
         for number, link in enumerate(reversed(chain.links), 1):
@@ -139,7 +140,7 @@ class RGAP(Adversary):
         self,
         model: VictimModel,
         image: Tensor,
-        head: "_Head",
+        head: HeadExample,
         gradient: Mapping[str, Tensor],
         expected: float,
     ) -> Reconstruction:
@@ -180,59 +181,6 @@ def _shortages(model: VictimModel, shape: tuple[int, ...]) -> list[str]:
     """
     chain = LayerChain.of(model, shape, (nn.Linear, nn.Conv2d))
     return [str(one) for one in counts(chain) if one.short]
-
-
-@dataclass(frozen=True, slots=True)
-class _Head:
-    """What the head's gradient shows of one example.
-
-    Attributes:
-        features: The inputs of the head (d,).
-        errors: The gradient of the loss by the logits (classes,).
-        label: The label.
-    """
-
-    features: Tensor
-    errors: Tensor
-    label: int
-
-
-def _head(seen: Observation, gradient: Mapping[str, Tensor], model: VictimModel) -> _Head:
-    """Read the head's gradient.
-
-    Raises:
-        ValueError: It is that of several examples, or none.
-    """
-    sent = HeadGradient.of(seen)
-    size = seen.num_examples or rank_of(sent.weight)
-    if not size:
-        raise ValueError(
-            f"the gradient of '{seen.head}.weight' shows no example: it is zero, or noise hides it"
-        )
-    if size != 1:
-        raise ValueError(
-            f"the update holds {size} examples, and r-gap solves for one. exact-batch recovers "
-            "batches behind perceptrons, feature-separation their features, and dlg and "
-            "inverting-gradients search for inputs"
-        )
-    weight, bias = gradient[f"{seen.head}.weight"], gradient.get(f"{seen.head}.bias")
-    if bias is not None:
-        if not bias.any():
-            raise ValueError(f"the gradient of '{seen.head}.bias' is zero: nothing was learned")
-        return _Head(bias @ weight / bias.square().sum(), bias, int(bias.argmin()))
-    parameters = model.parameters()
-    kept = parameters.get(f"{seen.head}.bias")
-    head = ReducedHead.of(
-        weight,
-        None,
-        parameters[f"{seen.head}.weight"].detach(),
-        None if kept is None else kept.detach(),
-        1,
-    )
-    rng = torch.Generator().manual_seed(0)
-    label = weight.norm(dim=1).argmax()[None]
-    found = next(HeadEquations(head).solutions(label, rng, steps=100))
-    return _Head(found.features[0], found.errors[0], int(label))
 
 
 def _gradient(

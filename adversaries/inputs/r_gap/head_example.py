@@ -1,0 +1,67 @@
+"""What the head's gradient shows of a single example."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from adversaries.inputs.feature_separation.head_equations import HeadEquations
+from adversaries.inputs.feature_separation.reduced_head import ReducedHead
+from fedsim import Observation, VictimModel
+from fedsim.gradients import HeadGradient, rank_of
+
+
+@dataclass(frozen=True, slots=True)
+class HeadExample:
+    """What the head's gradient shows of one example.
+
+    Attributes:
+        features: The inputs of the head (d,).
+        errors: The gradient of the loss by the logits (classes,).
+        label: The label.
+    """
+
+    features: Tensor
+    errors: Tensor
+    label: int
+
+
+def head_example(
+    seen: Observation, gradient: Mapping[str, Tensor], model: VictimModel
+) -> HeadExample:
+    """Read the head's gradient.
+
+    Raises:
+        ValueError: It is that of several examples, or none.
+    """
+    sent = HeadGradient.of(seen)
+    size = seen.num_examples or rank_of(sent.weight)
+    if not size:
+        raise ValueError(
+            f"the gradient of '{seen.head}.weight' shows no example: it is zero, or noise hides it"
+        )
+    if size != 1:
+        raise ValueError(
+            f"the update holds {size} examples, and r-gap solves for one. exact-batch recovers "
+            "batches behind perceptrons, feature-separation their features, and dlg and "
+            "inverting-gradients search for inputs"
+        )
+    weight, bias = gradient[f"{seen.head}.weight"], gradient.get(f"{seen.head}.bias")
+    if bias is not None:
+        if not bias.any():
+            raise ValueError(f"the gradient of '{seen.head}.bias' is zero: nothing was learned")
+        return HeadExample(bias @ weight / bias.square().sum(), bias, int(bias.argmin()))
+    parameters = model.parameters()
+    kept = parameters.get(f"{seen.head}.bias")
+    head = ReducedHead.of(
+        weight,
+        None,
+        parameters[f"{seen.head}.weight"].detach(),
+        None if kept is None else kept.detach(),
+        1,
+    )
+    rng = torch.Generator().manual_seed(0)
+    label = weight.norm(dim=1).argmax()[None]
+    found = next(HeadEquations(head).solutions(label, rng, steps=100))
+    return HeadExample(found.features[0], found.errors[0], int(label))
