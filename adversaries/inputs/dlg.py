@@ -5,15 +5,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-import torch
 from pydantic import Field
 from torch import nn
 
 from adversaries.inputs.input_matching import POOLED, SENT, TRAINED, InputMatching
 from adversaries.inputs.known_features import KnownBatch
-from adversaries.inputs.known_features.equations import BatchEquations
-from adversaries.inputs.known_features.gauss_newton import gauss_newton
-from adversaries.inputs.known_features.smoothness import usual_directions
+from adversaries.inputs.known_features.solve import solve_inputs
 from fedsim import (
     ImageSpec,
     Job,
@@ -31,11 +28,9 @@ from fedsim.gradients import (
     Problem,
     Restarts,
     Rules,
-    claim_labels,
     compiled,
     minimise,
 )
-from fedsim.gradients.problem import parameter_weights
 
 RELATIVE = {"float64": 1e-9, "float32": 5e-9}
 """Share of the gradient's squared norm below which a match must be, besides `tolerance`. Gradients
@@ -159,35 +154,17 @@ class DLG(InputMatching):
         found = []
         for one, job in zip(seen, jobs, strict=True):
             known = KnownBatch.found_by(self.parts()["features_from"], one, job)
-            found.append(self._solve(one, job, known))
+            found.append(
+                solve_inputs(
+                    one,
+                    job,
+                    known,
+                    parameters=self.parameters,
+                    smooth=self.prior == "smooth",
+                    iterations=self.iterations,
+                )
+            )
         return found
-
-    def _solve(self, seen: Observation, job: Job, known: KnownBatch) -> Reconstruction:
-        """Find the inputs with known features, labels and head errors by Gauss-Newton."""
-        model, gradient = seen.know(Knowledge.MODEL), seen.know(Knowledge.GRADIENT)
-        shape = seen.spec.input_shape
-        if shape is None:
-            raise ValueError("inputs of different shapes are no inputs of one network")
-        names = [name for name in model.parameters() if name in gradient]
-        equations = BatchEquations(
-            model.copy().to(job.device),
-            gradient,
-            parameter_weights(names, self.parameters),
-            known,
-            shape,
-        )
-        low, high = seen.spec.input_range or (-1.0, 1.0)
-        directions = (high - low) * usual_directions(shape, smooth=self.prior == "smooth")
-        start = torch.full(shape, (low + high) / 2, dtype=torch.float64, device=job.device)
-        found = gauss_newton(equations, start, directions.to(start), job, self.iterations)
-        return claim_labels(
-            known.labels.cpu(),
-            inputs=list(found.inputs.float().cpu()),
-            objective=found.missed**2,
-            outcomes=(found.outcome,),
-            trace=tuple(job.trace),
-            diagnostics={"missed": found.missed},
-        )
 
     def at_once(self, seen: Observation) -> int:
         """Victims whose curvature fits into `MEMORY`."""
