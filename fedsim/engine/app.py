@@ -21,7 +21,7 @@ from fedsim.engine.preflight import preflight
 from fedsim.engine.process import one_thread, reporting
 from fedsim.errors import EngineError, ScenarioError
 from fedsim.federation import federate
-from fedsim.federation.grid import OrderedGrid
+from fedsim.federation.other_grids import OrderedGrid
 from fedsim.report import summary
 from fedsim.runs.ledger import Ledger
 from fedsim.runs.lock import alone_in

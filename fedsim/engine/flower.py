@@ -140,7 +140,7 @@ def _child(folder: Path, point: str, temporary: str = "") -> None:
     from fedsim.attacking.executor import InlineExecutor
     from fedsim.federation import federate
     from fedsim.federation.client import Answering
-    from fedsim.federation.grid import OrderedGrid
+    from fedsim.federation.other_grids import OrderedGrid
 
     keep_in(temporary)
     scenario = Scenario.model_validate_json(sys.stdin.readline())

@@ -20,7 +20,7 @@ from fedsim import HonestButCurious, defend
 from fedsim.engine.inline import InlineGrid
 from fedsim.errors import EngineError
 from fedsim.federation import client
-from fedsim.federation.grid import OrderedGrid
+from fedsim.federation.other_grids import OrderedGrid
 from fedsim.tasks.images import Images
 
 TASK = Images(clients=3, model="cnn", seed=5)

@@ -6,7 +6,7 @@ from support.tiny import config, initial, scenario
 
 from fedsim.engine.inline import InlineGrid
 from fedsim.federation import client
-from fedsim.federation.grid import Through
+from fedsim.federation.other_grids import Through
 from fedsim.federation.secure import CLIENTS_KEY
 from fedsim.federation.secure.grid import SecureGrid
 from fedsim.federation.secure.secaggplus import CLIPPING, quantisation

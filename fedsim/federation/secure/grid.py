@@ -17,7 +17,8 @@ from flwr.app import (
 from flwr.serverapp import Grid
 
 from fedsim.errors import ClientError, EngineError
-from fedsim.federation.grid import RAISED, UPDATE_KEY, Through
+from fedsim.federation.grid import RAISED, UPDATE_KEY
+from fedsim.federation.other_grids import Through
 from fedsim.federation.secure import CLIENTS_KEY
 from fedsim.federation.secure.maskedsum import Mean, Terms, masked_sum
 from fedsim.federation.secure.masking import split
