@@ -60,7 +60,8 @@ def separates(q: Array, c: int, others: Indices) -> Array | None:
     """Find a separator of one column from others by a feasibility LP.
 
     The LP asks for r.q_c = -1 and -r.q_j <= 0, because the minimum of Eq. 4 is unbounded whenever
-    it is negative. If HiGHS does not finish, it runs again without presolving.
+    it is negative. If HiGHS does not finish, it runs again without presolving, and then by interior
+    points.
 
     Args:
         q: Columns (S, C) of length 1 or 0.
@@ -78,7 +79,7 @@ def separates(q: Array, c: int, others: Indices) -> Array | None:
     others = others[others != c]
     if not q[:, c].any():
         return None
-    for presolve in (True, False):
+    for method, presolve in (("highs", True), ("highs", False), ("highs-ipm", True)):
         solved = linprog(
             np.zeros(len(q)),
             A_ub=-q[:, others].T,
@@ -86,7 +87,7 @@ def separates(q: Array, c: int, others: Indices) -> Array | None:
             A_eq=q[:, [c]].T,
             b_eq=[-1.0],
             bounds=(None, None),
-            method="highs",
+            method=method,
             options={"presolve": presolve},
         )
         if solved.status in (0, 2):

@@ -231,6 +231,18 @@ def test_a_solver_in_error_never_says_feasible(monkeypatch):
     assert twins.failed == twins.undecided
 
 
+def test_where_the_simplex_method_fails_interior_points_decide(monkeypatch):
+    def solve(*args, method, **settings):
+        return Broken() if method == "highs" else linprog(*args, method=method, **settings)
+
+    q = normalised(np.array([[1.0, 1.0, -1.0, 0.3], [0.0, 0.0, 0.2, -1.0]]))
+    expected = by_lp(q)
+    monkeypatch.setattr("scipy.optimize.linprog", solve)
+    found = by_lp(q)
+    assert found.accepted == expected.accepted != set()
+    assert not found.failed
+
+
 def test_the_perceptron_finds_most_labels_and_nothing_inseparable():
     rng = np.random.default_rng(1)
     weight, labels = softmax_gradient(rng, 120, 8, 32, distinct=True)
