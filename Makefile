@@ -12,7 +12,7 @@ export HF_HUB_OFFLINE ?= 1
 export RAY_USAGE_STATS_ENABLED ?= 0
 export FLWR_TELEMETRY_ENABLED ?= 0
 
-.PHONY: demo test check docs format bench chaos gpu image clean
+.PHONY: demo test check docs format bench chaos gpu lowest image clean
 
 demo: $(VENV)/.base  ## install, then run the quickstart
 	$(BIN)/fedsim run quickstart
@@ -47,6 +47,11 @@ gpu: $(VENV)/.dev  ## tests and a benchmark on a GPU; without one, the benchmark
 	  FEDSIM_TEST_DEVICE=cuda $(BIN)/python -m pytest $(PYTEST) tests/adversaries tests/defenses \
 	    tests/engine tests/gradients tests/metrics tests/tasks tests/testing tests/training; fi
 	$(BIN)/python benchmarks/gpu.py
+
+lowest: $(VENV)/.dev  ## the tests with the lowest versions that pyproject.toml allows, in build/lowest
+	$(BIN)/python -m venv --clear --without-pip build/lowest
+	$(BIN)/uv pip install --quiet --python build/lowest --resolution lowest-direct --editable '.[dev]'
+	PATH="$(CURDIR)/build/lowest/bin:$$PATH" build/lowest/bin/python -m pytest $(PYTEST)
 
 image:  ## a container image, with docker, podman or buildah
 	docker/build
