@@ -2,7 +2,8 @@
 
 import contextlib
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -119,7 +120,7 @@ def attack(  # noqa: PLR0913 - each argument is an option of the command
             stack.callback(remove_stale)
             stack.enter_context(one_thread())
             stack.enter_context(isolated(scenario.seed, "simulation"))
-            wanted = _wanted(rounds, clients)
+            wanted = _wanted(_numbers("rounds", rounds), _numbers("clients", clients))
             left = check_attackable(ledger, prepared, wanted, retry=retry, overwrite=overwrite)
             for _, built in prepared if left else ():
                 check_gpus(built.scenario, clients_too=False)
@@ -223,13 +224,23 @@ def _built(
     return as_stated(built, unknown)
 
 
-def _wanted(rounds: Collection[int] | None, clients: Collection[int] | None) -> Wanted:
+def _wanted(rounds: Set[int] | None, clients: Set[int] | None) -> Wanted:
     def wanted(round: int, victim: Clients) -> bool:
         return (rounds is None or round in rounds) and (
-            clients is None or bool(set(clients) & set(victim))
+            clients is None or not clients.isdisjoint(victim)
         )
 
     return wanted
+
+
+def _numbers(name: str, given: Collection[int] | None) -> Set[int] | None:
+    """The numbers that a program gives, such as a list, a range or a column of a table."""
+    try:
+        return None if given is None else {operator.index(one) for one in given}
+    except TypeError:
+        raise ScenarioError(
+            f"{name}: found {given!r:.80}; expected a list of numbers, such as [1]"
+        ) from None
 
 
 def _store(ledger: Ledger, built: BuiltRun) -> str:

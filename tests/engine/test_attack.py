@@ -273,6 +273,8 @@ def test_what_is_no_run_or_is_being_written_is_refused(trained, recorded, tmp_pa
     assert (recorded / "scenario.toml").read_bytes() == before
     with pytest.raises(ScenarioError, match="no victim"):
         attack(recorded, rounds=[77])
+    with pytest.raises(ScenarioError, match=r"clients: found 1; expected a list of numbers"):
+        attack(recorded, clients=1)
     with pytest.raises(ScenarioError, match="no adversary"):
         attack(recorded, changes={"adversaries": []})
 

@@ -9,6 +9,7 @@ Source: Dang et al., Revealing and Protecting Labels in Distributed Training, Ne
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,14 @@ SCREEN = 500
 
 EPOCHS = 50
 """Largest number of passes of the perceptron over them."""
+
+
+WAYS: tuple[tuple[Literal["highs", "highs-ipm"], bool], ...] = (
+    ("highs", True),
+    ("highs", False),
+    ("highs-ipm", True),
+)
+"""Methods of HiGHS, and whether it presolves, in turn until one finishes."""
 
 
 class SolverError(RuntimeError):
@@ -79,7 +88,7 @@ def separates(q: Array, c: int, others: Indices) -> Array | None:
     others = others[others != c]
     if not q[:, c].any():
         return None
-    for method, presolve in (("highs", True), ("highs", False), ("highs-ipm", True)):
+    for method, presolve in WAYS:
         solved = linprog(
             np.zeros(len(q)),
             A_ub=-q[:, others].T,
