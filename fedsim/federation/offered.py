@@ -97,10 +97,36 @@ class Parts:
         )
 
 
+@dataclass(slots=True, eq=False)
+class Pass:
+    """A forward pass of the model.
+
+    Attributes:
+        received: What the model received, (B, ...), on the CPU; None if nobody saw it.
+        state: State of torch's generator before.
+        training: Whether the model was in training mode.
+        frozen: Names of its layers that were not.
+        device: Where it computed.
+        others: Names of further inputs.
+        batch: The batch that it claims; None if it is not known.
+        first: Whether no earlier pass had the same inputs.
+    """
+
+    received: Tensor | None
+    state: Tensor
+    training: bool
+    frozen: tuple[str, ...]
+    device: str = "cpu"
+    others: frozenset[str] = frozenset()
+    batch: Parts | None = None
+    first: bool = True
+
+
 class Offered:
     """Batches that a training function has asked for and not used yet, the oldest first.
 
-    Those beyond `MOST_BYTES` are forgotten, the oldest first.
+    Those beyond `MOST_BYTES` are forgotten, the oldest first. A forward pass claims a batch, and a
+    step uses it, if a backward pass has followed.
 
     Attributes:
         guessed: Whether a batch was taken for the next in line, with others waiting, because the
@@ -109,6 +135,8 @@ class Offered:
 
     def __init__(self) -> None:
         self._waiting: deque[Parts] = deque()
+        self._claims: dict[bytes, Parts] = {}
+        self._in_line: dict[int, bool] = {}
         self._number, self._bytes, self._forgotten = 0, 0, False
         self._last: Parts | None = None
         self.guessed = False
@@ -122,32 +150,65 @@ class Offered:
         self._number += 1
         self._bytes += parts.bytes
         while self._bytes > MOST_BYTES and len(self._waiting) > 1:
-            self._bytes -= self._waiting.popleft().bytes
+            self._unclaim(self._take(0))
             self._forgotten = True
 
     def next(self) -> Parts:
         """Take the batch that has waited longest."""
         return self._take(0)
 
-    def holding(self, received: Tensor) -> Parts | None:
-        """Take the batch with the values that the model received; None if there is none."""
-        for place, parts in enumerate(self._waiting):
-            if parts.holds(received):
-                return self._take(place)
-        return None
+    def claim(self, received: Tensor, *, known: bool) -> tuple[Parts | None, bool]:
+        """Find the batch that a model received.
 
-    def in_line(self, received: Tensor) -> Parts | None:
-        """Take the next batch, for a client that changed it (normalisation, augmentation).
+        It is the one with these values; or, for a client that changed them (normalisation,
+        augmentation), the next in line, or the one claimed last since the last step.
+
+        Args:
+            received: What the model received, (B, ...), on the CPU.
+            known: Whether these values were used before, so that they are of no other batch.
 
         Returns:
-            The batch, the only one there was if it is used again, or None if that is not known.
+            The batch, None if it is not known or not waiting; and whether this is the first claim
+            of these values.
         """
-        if not self._waiting:
-            return self._last if self._number == 1 else None
-        if self._forgotten or len(self._waiting[0]) != len(received):
-            return None
-        self.guessed |= len(self._waiting) > 1
-        return self._take(0)
+        key, taken = _digest(received), {id(one) for one in self._claims.values()}
+        free = [one for one in self._waiting if id(one) not in taken]
+        found = next((one for one in free if one.holds(received)), None)
+        if found is None:
+            if known or key in self._claims:
+                return self._claims.get(key), False
+            if not self._waiting and self._number == 1:
+                return self._last, True  # the only one there was, again
+            claimed = [one for one in self._waiting if id(one) in self._in_line]
+            found = next(iter(free or claimed[::-1]), None)
+            if found is None or self._forgotten or len(found) != len(received):
+                return None, True
+            self._in_line.setdefault(id(found), len(free) > 1)
+        self._claims[key] = found
+        return found, True
+
+    def use(self, parts: Parts | None) -> Tensor | None:
+        """Take a claimed batch, and return its labels; None if it is not waiting any more."""
+        place = next((at for at, one in enumerate(self._waiting) if one is parts), None)
+        if parts is None or place is None:
+            return parts.labels if parts is not None and parts is self._last else None
+        if id(parts) in self._in_line:
+            skipped = [at for at in range(place) if id(self._waiting[at]) in self._in_line]
+            self.guessed |= self._in_line[id(parts)] or bool(skipped)
+            for at in reversed(skipped):
+                self._unclaim(self._take(at))
+            place -= len(skipped)
+        self._unclaim(parts)
+        return self._take(place).labels
+
+    def release(self) -> None:
+        """Forget, after a step, which batches were claimed by values that they do not have."""
+        for parts in [one for one in self._waiting if id(one) in self._in_line]:
+            self._unclaim(parts)
+
+    def _unclaim(self, parts: Parts) -> None:
+        self._claims = {key: one for key, one in self._claims.items() if one is not parts}
+        self._in_line.pop(id(parts), None)
 
     def _take(self, place: int) -> Parts:
         taken = self._waiting[place]
@@ -230,6 +291,18 @@ def _digest(values: Tensor) -> bytes:
     found = hashlib.blake2b(str(tuple(values.shape)).encode(), digest_size=16)
     found.update(plain.numpy().tobytes())
     return found.digest()
+
+
+def outputs_in(output: Any) -> Iterator[Tensor]:
+    """The tensors in what a module returned: one, or those of a tuple, dictionary or record."""
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, Mapping | tuple | list):
+        for one in output.values() if isinstance(output, Mapping) else output:
+            yield from outputs_in(one)
+    else:
+        found = getattr(output, "__dict__", {}).values()
+        yield from (one for one in found if isinstance(one, Tensor))
 
 
 def tensors_in(*groups: Any) -> Iterator[Tensor]:

@@ -22,7 +22,16 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from fedsim.federation.offered import Offered, Parts, Used, further_inputs, tensors_in
+from fedsim.federation.compiled import compiled_calls
+from fedsim.federation.offered import (
+    Offered,
+    Parts,
+    Pass,
+    Used,
+    further_inputs,
+    outputs_in,
+    tensors_in,
+)
 from fedsim.runs.truth import SHARED, Group, Origin, Seen
 from fedsim.runs.truth_store import write
 
@@ -35,14 +44,6 @@ class _Step:
     groups: list[dict[str, Any]]
     last_use: int = 0
     holds_another: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Forward:
-    """A forward pass that has begun: what the model was called with, and the generator's state."""
-
-    received: Tensor | None
-    state: Tensor
 
 
 class Watching:
@@ -58,11 +59,13 @@ class Watching:
     def __init__(self, origin: Origin) -> None:
         self._origin = origin
         self._offered, self._used = Offered(), Used()
-        self._threads = {threading.get_ident()}
+        self._thread = threading.get_ident()
+        self._threads = {self._thread}
         self._depth: dict[int, int] = defaultdict(int)
         self._root: nn.Module | None = None
-        self._compiled = 0
-        self._forward: _Forward | None = None
+        self._forward: Pass | None = None
+        self._passes = itertools.count()
+        self._reached: dict[int, Pass] = {}
         self._training, self._device = True, "cpu"
         self._frozen: tuple[str, ...] = ()
         self._running: list[_Step] = []
@@ -75,6 +78,8 @@ class Watching:
 
     def offer(self, batch: Any, labels: int | str | None = None) -> None:
         """Note a batch that the training function has asked for; it counts once it is used."""
+        if threading.get_ident() == self._thread:
+            self._count()
         self._threads.add(threading.get_ident())
         self._offered.add(Parts.of(batch, labels))
 
@@ -88,20 +93,25 @@ class Watching:
             register_optimizer_step_post_hook(self._end_step),
         )
         try:
-            yield
+            with compiled_calls(self._before, self._behind):
+                yield
         finally:
             for handle in handles:
                 handle.remove()
 
     def _here(self) -> bool:
-        return threading.get_ident() in self._threads
+        """Whether what happens is training; of functions that are traced, nothing can be noted."""
+        traced = (
+            torch._C._get_tracing_state() is not None
+            or torch._C._functorch.peek_interpreter_stack() is not None
+        )
+        return threading.get_ident() in self._threads and not traced
 
     def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        if torch.compiler.is_compiling() and self._compiled:
-            return  # a layer of a compiled model, which is compiled as it would be without a watch
+        if torch.compiler.is_compiling():
+            return  # what is compiled stays as it would be without a watch
         if not self._here():
             return
-        self._compiled += "_orig_mod" in module._modules
         outermost = not self._depth[threading.get_ident()]
         self._depth[threading.get_ident()] += 1
         if not (outermost and torch.is_grad_enabled()):
@@ -109,14 +119,15 @@ class Watching:
         if self._root is None and self._offered and _is_trained(module):
             self._root = module
         if module is self._root:
+            self._count()
             received = next(tensors_in(args), None)
-            self._forward = _Forward(
+            still = (name for name, layer in module.named_modules() if not layer.training)
+            self._forward = Pass(
                 None if received is None else received.detach().cpu().clone(),
                 torch.get_rng_state(),
+                module.training,
+                tuple(still) if module.training else (),
             )
-            self._training = module.training
-            still = (name for name, layer in module.named_modules() if not layer.training)
-            self._frozen = tuple(still) if module.training else ()
 
     def _behind(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
         """Note the end of a forward pass: `rest` is (kwargs, output).
@@ -124,44 +135,53 @@ class Watching:
         If the pass ended in an exception, torch leaves the kwargs out. One such pass is the second
         one of gradient checkpointing, which stops once it has what the backward pass needs.
         """
-        if torch.compiler.is_compiling() and self._compiled:
+        if torch.compiler.is_compiling():
             return
         if not self._here():
             return
-        self._compiled -= "_orig_mod" in module._modules
         self._depth[threading.get_ident()] -= 1
         if self._forward is None or self._depth[threading.get_ident()]:
             return
-        began, self._forward = self._forward, None
+        one, self._forward = self._forward, None
         if len(rest) < 2:
             return
-        kwargs: Mapping[str, Any] = rest[0]
+        kwargs, output = rest
         every = [*tensors_in(args, kwargs)]
-        self._others |= further_inputs(args, kwargs)
+        one.others = frozenset(further_inputs(args, kwargs))
         if every:
-            self._device = every[0].device.type
-        received = began.received
-        if received is None and every:
-            received = every[0].detach().cpu().clone()
-        self._use(received, began.state)
+            one.device = every[0].device.type
+        if one.received is None and every:
+            one.received = every[0].detach().cpu().clone()
+        if one.received is not None:
+            known = self._used.place_of(one.received) is not None
+            one.batch, one.first = self._offered.claim(one.received, known=known)
+        number, returned = next(self._passes), [*outputs_in(output)]
 
-    def _use(self, received: Tensor | None, state: Tensor) -> None:
-        """Count the batch that the model received."""
-        if received is None:
-            parts = self._offered.next() if self._offered else None
-            self._used.add(None, parts.labels if parts else None, state)
-            return
+        def reached(_: Tensor) -> None:
+            self._reached.setdefault(number, one)
+
+        for each in returned:
+            if each.requires_grad:
+                each.register_hook(reached)  # type: ignore[no-untyped-call]
+        if not returned:  # a kind of output that cannot be seen into
+            self._reached[number] = one
+
+    def _count(self) -> None:
+        """Count the batches that a backward pass has reached since the last step, in order."""
         last = self._steps[-1].last_use if self._steps else 0
-        if parts := self._offered.holding(received):
-            labels = parts.labels
-        elif self._used.place_of(received, last) is not None:
-            return  # again before the next step: in a closure, or for the accuracy
-        elif (earlier := self._used.place_of(received)) is not None:
-            labels = self._used.labels(earlier)
-        else:
-            parts = self._offered.in_line(received)
-            labels = parts.labels if parts else None
-        self._used.add(received, labels, state)
+        for _, one in sorted(self._reached.items()):
+            self._training, self._frozen, self._device = one.training, one.frozen, one.device
+            self._others |= one.others
+            if one.received is None:
+                parts = self._offered.next() if self._offered else None
+                self._used.add(None, parts.labels if parts else None, one.state)
+                continue
+            if not one.first and self._used.place_of(one.received, last) is not None:
+                continue  # again before the next step, as in a closure
+            earlier = None if one.first else self._used.place_of(one.received)
+            labels = self._offered.use(one.batch) if earlier is None else self._used.labels(earlier)
+            self._used.add(one.received, labels, one.state)
+        self._reached = {}
 
     def _begin_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not self._here():
@@ -191,6 +211,8 @@ class Watching:
             self._used.add(inputs, parts.labels, torch.get_rng_state())
         if not self._steps:
             self._trained = [self._names(group["params"]) for group in optimizer.param_groups]
+        self._count()
+        self._offered.release()
         step.last_use = len(self._used.sizes)
         self._steps.append(step)
 
@@ -215,6 +237,7 @@ class Watching:
         Raises:
             RunFolderError: It cannot be written, such as on a full disk.
         """
+        self._count()
         first = self._steps[0] if self._steps else None
         kinds = {step.kind for step in self._steps}
         steps = self._steps

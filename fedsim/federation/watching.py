@@ -150,8 +150,8 @@ def reveal(loader: Iterable[Loaded], *, labels: int | str | None = None) -> Iter
 
         for x, y in reveal(loader):
 
-    A batch counts once the model has received it or a step has followed it, so that batches which
-    were loaded ahead and not used do not count.
+    A batch counts once a backward pass has followed the model's forward pass, so that batches that
+    were loaded ahead, skipped or used for validation do not count.
 
     Args:
         loader: Any iterable of batches: pairs of inputs and labels, longer tuples, or dictionaries.

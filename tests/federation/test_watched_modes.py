@@ -1,4 +1,4 @@
-"""Attacks and the consistency check take each layer in the mode in which the client trained it."""
+"""Models as clients train them: each layer in its mode, wrapped, compiled, or as a function."""
 
 import pytest
 import torch
@@ -23,6 +23,14 @@ class Net(nn.Module):
 
     def forward(self, x):
         return self.out(self.drops(torch.sigmoid(self.hidden(x.flatten(1)))))
+
+
+class Plain(Net):
+    """The same for images of 8 x 8, without dropout."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.drops = nn.Linear(64, 24), nn.Identity()
 
 
 @pytest.mark.parametrize(("quiet", "recovered"), [(0, [1.0, 0.0]), (1, [0.0, 1.0])])
@@ -56,6 +64,50 @@ def compiled(net, loader):
     net.first.requires_grad_(False)
     called = torch.compile(net, backend="eager", fullgraph=True)
     steps(called, reveal(loader), torch.optim.SGD(net.out.parameters(), lr=0.1))
+
+
+def in_place(net, loader):
+    """A model that is compiled in place as one graph, in evaluation mode, with scaled inputs."""
+    net.compile(backend="eager", fullgraph=True)
+    net.eval()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    steps(net, reveal(loader), optimizer, before=lambda x: 2 * x - 1)
+
+
+def function(net, loader):
+    """A training step that is compiled as one graph."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def loss(x, y):
+        return nn.functional.cross_entropy(net(x), y)
+
+    for x, y in reveal(loader):
+        optimizer.zero_grad()
+        loss(x, y).backward()
+        optimizer.step()
+
+
+def functional(net, loader):
+    """Gradients of a function of the parameters (`torch.func`)."""
+    optimizer, named = torch.optim.SGD(net.parameters(), lr=0.1), dict(net.named_parameters())
+    for x, y in reveal(loader):
+
+        def loss(parameters, x=x, y=y):
+            logits = torch.func.functional_call(net, parameters, (x,))
+            return nn.functional.cross_entropy(logits, y)
+
+        for name, gradient in torch.func.grad(loss)(named).items():
+            named[name].grad = gradient.detach()
+        optimizer.step()
+
+
+@pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning")
+def test_compiled_models_and_functions_train_as_without_a_watch(tmp_path):
+    trains, compile_ = (in_place, function, functional), nn.Module.compile
+    found = checks(audited(tmp_path, *trains, model=Plain), *trains)
+    assert found == {one.__name__: ("ok", "revealed", "fits") for one in trains}
+    assert nn.Module.compile is compile_
 
 
 @pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning")

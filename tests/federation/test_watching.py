@@ -264,7 +264,7 @@ def test_what_was_loaded_ahead_and_not_used_does_not_count():
     with watching.hooks():
         for x, y in batches:
             watching.offer((x[None], y[None]))
-        net(batches[-1][0][None])
+        net(batches[-1][0][None]).sum().backward()
         watching.offer((batches[0][0][None], batches[0][1][None]))
     seen = TruthFile(store() / f"{watching.save()}.safetensors")
     assert seen.seen.sizes == (1,)
@@ -277,7 +277,7 @@ def test_large_inputs_leave_labels_and_counts(monkeypatch):
     with watching.hooks():
         for x, y in DataLoader(data(0), batch_size=1):
             watching.offer((x, y))
-            net(x)
+            net(x).sum().backward()
     seen = TruthFile(store() / f"{watching.save()}.safetensors")
     assert seen.seen.partial
     assert len(seen.inputs) == 1
