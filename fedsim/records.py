@@ -301,14 +301,15 @@ class Finding:
     secure aggregation; `victim` is the interception's key. `value` is None unless `status` is "ok"
     or "unverified". `baseline` is the score of a random guess on the same victim, `baseline_prior`
     that of a guess from public data. `attempt` counts how often the attack was made. `seconds` is
-    the attack's wall-clock time. `granted` joins knowledge by |. `label` is the adversary's name
-    in the scenario. `batch_size` and `local_steps` are None where nobody knows them. `inclusion`
-    is the probability that this victim was attacked, among the round's participants. `artifact`
-    is the reconstruction's path in the run folder. `truth` is where the true examples come from:
-    "derived" from the seed, or, of another Flower project, "revealed" by its client, "partial" or
-    "absent". `checked` says whether revealed examples explain the update: "fits", "misfit: WHICH"
-    or "not checked: WHY", "" if they are derived. With a misfit, an attack that ended is
-    "unverified": its value is kept, and enters no average.
+    the attack's wall-clock time. `granted` joins knowledge by |. `label` is the adversary's name in
+    the scenario. `batch_size` is the mean number of examples a step, rounded down; it and
+    `local_steps` are None where nobody knows them. `inclusion` is the probability that this victim
+    was attacked, among the round's participants. `artifact` is the reconstruction's path in the run
+    folder. `truth` is where the true examples come from: "derived" from the seed, or, of another
+    Flower project, "revealed" by its client, "partial" or "absent". `checked` says whether revealed
+    examples explain the update: "fits", "misfit: WHICH" or "not checked: WHY", "" if they are
+    derived. With a misfit, an attack that ended is "unverified": its value is kept, and enters no
+    average.
     """
 
     scenario: str

@@ -58,7 +58,7 @@ class Classifier:
             ScenarioError: `make` makes no module, or it cannot take the example.
         """
         make, example = _of_logits(make), example.detach().cpu()
-        shape = tuple(example.shape)
+        shape, module = tuple(example.shape), None
         try:
             with isolated(seed, "model"):
                 module = make()
@@ -68,6 +68,7 @@ class Classifier:
             raise ScenarioError(
                 f"model: it cannot be made, or cannot take the clients' inputs {shape}: "
                 f"{brief(error)}. Give the class or function that makes the model which they train"
+                f"{_called_alone(module, example)}"
             ) from error
         spoken = example.is_floating_point() and example.dim() == 2
         if not isinstance(logits, Tensor) or logits.dim() not in ((2, 3) if spoken else (2,)):
@@ -89,6 +90,20 @@ class Classifier:
         if loss is None and isinstance(spec, TextSpec) and takes_embeddings(module, takes):
             return cls(make, text_loss, head, spec, POINTS)
         return cls(make, loss or cross_entropy, head, spec)
+
+
+def _called_alone(module: nn.Module | None, example: Tensor) -> str:
+    """Advice if a part of the model takes an input that the model does not take; else ""."""
+    for name, part in module.named_children() if module is not None else ():
+        if any(True for _ in part.parameters()):
+            with contextlib.suppress(Exception), evaluating(part):
+                part(example[None])
+                return (
+                    f". Its part '{name}' takes these inputs: if the clients call it alone, behind "
+                    "layers under no_grad(), freeze those with requires_grad_(False), and call the "
+                    "whole model"
+                )
+    return ""
 
 
 def _spec_of(example: Tensor, classes: int, input_range: tuple[float, float] | None) -> Spec:

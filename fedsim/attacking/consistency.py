@@ -6,6 +6,7 @@ nothing, and nobody would notice. So the recorded steps are taken again from the
 client received, with the recorded optimizer, mode and state of the random generator.
 """
 
+import dataclasses
 import inspect
 import logging
 import math
@@ -111,11 +112,11 @@ def consistency(
     """Compare a client's update with what its revealed examples give.
 
     A layer fits if the relative error of its change is below `TOLERANCE`, or below `ROUNDING` times
-    the rounding error of its weights; under autocast the whole model counts, with three times that
-    error. The layers that change by more than rounding must have most of the change. If the
-    training as it was seen does not fit, other ways are tried: gradient clipping, label smoothing,
-    a loss that is summed (CTC: over labels), the other mode of the model, one step fewer, and
-    autocast; fewer of them after many batches.
+    the rounding error of its weights. The layers that change by more than rounding must have most
+    of the change. If the training as it was seen does not fit, other ways are tried: gradient
+    clipping, label smoothing, a loss that is summed (CTC: over labels), the other mode of the
+    model, one step fewer, and autocast; fewer of them after many batches. Autocast fits if it
+    halves the error of the whole model, to at most three times `TOLERANCE`.
 
     Args:
         file: What the client revealed, with the arrays that it sent before any defense.
@@ -230,21 +231,29 @@ def _others(loss: Loss, seen: Seen, *, spoken: bool) -> list[_Way]:
 
 def _fits(kept: _Recorded, make: Callable[[], nn.Module], way: _Way) -> bool:
     """Whether a way of training gives the arrays that the client had in the end."""
+    errors = _errors(kept, make, way)
+    if not way.autocast:
+        tolerance = TOLERANCE * (1 if kept.seen.device == "cpu" else COARSE)
+        allowed = {name: max(tolerance * kept.change(name), kept.rounding(name)) for name in errors}
+        return all(error <= allowed[name] for name, error in errors.items())
+    # In bfloat16, gradients that are zero but for rounding have large relative errors. And what
+    # differs by little in another way, such as mixed labels, does so without autocast as well.
+    change = math.hypot(*(kept.change(name) for name in errors))
+    usual = _errors(kept, make, dataclasses.replace(way, autocast=False))
+    most = min(COARSE * TOLERANCE * change, math.hypot(*usual.values()) / 2)
+    return math.hypot(*errors.values()) <= most
+
+
+def _errors(kept: _Recorded, make: Callable[[], nn.Module], way: _Way) -> dict[str, float]:
+    """The distance of each parameter from the client's, after a way of training, by name."""
     module = make()
     load_arrays(module, {k: v for k, v in kept.before.items() if k in module.state_dict()})
     _train(module, kept, way)
-    tolerance = TOLERANCE * (1 if kept.seen.device == "cpu" else COARSE)
-    errors, changes = list[float](), list[float]()
-    for name, ours in module.named_parameters():
-        if name not in kept.after or name not in kept.before:
-            continue
-        changes.append(kept.change(name))
-        errors.append(float((ours.detach().double() - kept.after[name].double()).norm()))
-        allowed = max(tolerance * changes[-1], kept.rounding(name))
-        if not way.autocast and not errors[-1] <= allowed:
-            return False
-    # In bfloat16, gradients that are zero but for rounding have large relative errors.
-    return not way.autocast or math.hypot(*errors) <= COARSE * TOLERANCE * math.hypot(*changes)
+    return {
+        name: float((ours.detach().double() - kept.after[name].double()).norm())
+        for name, ours in module.named_parameters()
+        if name in kept.after and name in kept.before
+    }
 
 
 def _train(module: nn.Module, kept: _Recorded, way: _Way) -> None:

@@ -108,3 +108,14 @@ def test_a_client_whose_inputs_make_its_weights_nan_is_refused_alone(tmp_path):
 def test_a_head_that_nobody_can_tell_is_refused_in_a_sentence(tmp_path):
     with pytest.raises(ScenarioError, match="none of its linear layers has 4 outputs"):
         audited(tmp_path / "run", examples, lambda shown: shown, Headless)
+
+
+def test_a_head_that_is_called_alone_is_named(tmp_path):
+    def loss(net, client):
+        ((images, labels),) = reveal([examples(client)])
+        with torch.no_grad():
+            features = torch.sigmoid(net.hidden(images.flatten(1)))
+        return nn.functional.cross_entropy(net.out(features), labels), 2
+
+    with pytest.raises(ScenarioError, match=r"inputs \(8,\).*part 'out' takes.*requires_grad_"):
+        one_step(tmp_path / "run", Net, loss, LLG())
