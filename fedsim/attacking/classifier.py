@@ -70,6 +70,13 @@ class Classifier:
                 f"{brief(error)}. Give the class or function that makes the model which they train"
                 f"{_called_alone(module, example)}"
             ) from error
+        if isinstance(logits, Tensor) and tuple(logits.shape) in ((1,), (1, 1)):
+            head, spec = _head_of(module, example, tuple(logits.shape)), Spec(2)
+            if example.is_floating_point():
+                spec = _spec_of(example, 2, input_range)
+            if loss is None:
+                return cls(_of_two(make), cross_entropy, head, spec)
+            return cls(make, _of_second(loss), head, spec)
         spoken = example.is_floating_point() and example.dim() == 2
         if not isinstance(logits, Tensor) or logits.dim() not in ((2, 3) if spoken else (2,)):
             shown = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
@@ -90,6 +97,33 @@ class Classifier:
         if loss is None and isinstance(spec, TextSpec) and takes_embeddings(module, takes):
             return cls(make, text_loss, head, spec, POINTS)
         return cls(make, loss or cross_entropy, head, spec)
+
+
+def _of_two(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    """Make a model of one logit z, (B,) or (B, 1), return the two logits 0 and z, (B, 2).
+
+    Their cross-entropy is the binary one of z.
+    """
+
+    def two(module: nn.Module, args: Any, logit: Tensor) -> Tensor:
+        z = logit.reshape(-1, 1)
+        return torch.cat([torch.zeros_like(z), z], dim=1)
+
+    def made() -> nn.Module:
+        module = make()
+        module.register_forward_hook(two)
+        return module
+
+    return made
+
+
+def _of_second(loss: Loss) -> Loss:
+    """Make a loss of one logit take targets of two classes: of soft ones, those of the second."""
+
+    def second(module: nn.Module, inputs: Tensor, target: Tensor, **more: Any) -> Tensor:
+        return loss(module, inputs, target[:, 1] if target.dim() > 1 else target, **more)
+
+    return second
 
 
 def _called_alone(module: nn.Module | None, example: Tensor) -> str:

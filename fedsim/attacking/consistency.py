@@ -11,8 +11,7 @@ import inspect
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -173,8 +172,10 @@ def _unchecked(file: TruthFile, truth: Truth) -> str:
         return f"its training of up to {count:,} gradients is too long to be repeated"
     if seen.warm:
         return "the optimizer has state of earlier rounds"
-    if seen.partial or truth.inputs is None or len(file.labels) < len(seen.sizes):
-        return "inputs or labels are missing"
+    if seen.partial or truth.inputs is None:
+        return "inputs are missing"
+    if len(file.labels) < len(seen.sizes):
+        return "its labels are missing, or numbers that are no classes"
     if truth.labels is None:
         return "its labels are not one class for each example"
     return ""
@@ -337,13 +338,7 @@ def _optimizer(seen: Seen, free: Mapping[str, nn.Parameter]) -> torch.optim.Opti
 def _backward(module: nn.Module, kept: _Recorded, place: int, way: _Way) -> Tensor:
     """Add a batch's gradient to that of the parameters; returns its loss."""
     torch.set_rng_state(kept.rng[place].clone())
-    with _autocast(way.autocast):
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=way.autocast):
         value = way.loss(module, kept.inputs[place], kept.labels[place])
     value.backward()  # type: ignore[no-untyped-call]
     return value.detach()
-
-
-@contextmanager
-def _autocast(active: bool) -> Iterator[None]:
-    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=active):
-        yield

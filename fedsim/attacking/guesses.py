@@ -16,7 +16,7 @@ MOST = 256
 """Examples of a client that guesses are drawn from."""
 
 Example = tuple[Tensor, Any]
-"""An input and its label, an integer; or its labels (L,), if it has a sequence of them."""
+"""An input and its label, an integer; its labels (L,), if it has a sequence of them; or None."""
 
 
 class Pool:
@@ -26,29 +26,39 @@ class Pool:
         self._held: dict[int, list[Example]] = {}
 
     def add(self, client: int, truth: Truth) -> None:
-        """Keep a client's examples, if inputs and labels are known."""
-        if truth.inputs and truth.labels is not None:
-            pairs = zip(truth.inputs, truth.sequences or truth.labels.tolist(), strict=True)
+        """Keep a client's examples, if inputs are known."""
+        if truth.inputs:
+            unknown = [None] * len(truth.inputs)
+            labels = unknown if truth.labels is None else truth.labels.tolist()
+            pairs = zip(truth.inputs, truth.sequences or labels, strict=True)
             self._held[client] = list(pairs)[:MOST]
 
-    def others(self, truth: Truth, clients: Collection[int]) -> list[Example]:
+    def others(
+        self, truth: Truth, clients: Collection[int], *, labelled: bool = True
+    ) -> list[Example]:
         """Examples of other clients than these, none of which is among their own.
+
+        Args:
+            truth: Their own examples.
+            clients: The clients.
+            labelled: Whether to raise if none has a label; otherwise those without are returned.
 
         Raises:
             NotImplementedError: No other client revealed an example.
         """
         own = {_content(one) for one in truth.inputs or ()}
         pool = [pair for c, held in sorted(self._held.items()) if c not in clients for pair in held]
-        others = [pair for pair in pool if _content(pair[0]) not in own]
-        if not others:
-            raise NotImplementedError("no other client revealed an example")
-        return others
+        pool = [pair for pair in pool if _content(pair[0]) not in own]
+        others = [pair for pair in pool if pair[1] is not None]
+        if not (others or (pool and not labelled)):
+            raise NotImplementedError("no other client revealed an example with a label")
+        return others or pool
 
 
 def guess_inputs(
     others: list[Example], count: int, classes: int, rng: torch.Generator, *, informed: bool
 ) -> Reconstruction:
-    """Claim inputs and labels.
+    """Claim inputs and, if some of the examples have one, labels.
 
     Args:
         others: Examples of other clients.
@@ -58,19 +68,22 @@ def guess_inputs(
         informed: Claim the mean input, and labels by their frequencies; otherwise examples of
             other clients, and labels that are uniform at random.
     """
+    known = [label for _, label in others if label is not None]
     if informed:
-        frequencies = torch.bincount(
-            torch.tensor([label for _, label in others]), minlength=classes
-        ).float()
-        labels = torch.multinomial(frequencies, count, replacement=True, generator=rng)
         shape = others[0][0].shape  # inputs of another one, such as longer series, have no mean
         mean = torch.stack([one.float() for one, _ in others if one.shape == shape]).mean(dim=0)
+        if not known:
+            return Reconstruction(inputs=[mean] * count)
+        frequencies = torch.bincount(torch.tensor(known), minlength=classes).float()
+        labels = torch.multinomial(frequencies, count, replacement=True, generator=rng)
         scores = count * frequencies / frequencies.sum()
         return claim_labels(labels, scores, inputs=[mean] * count)
     labels = torch.randint(classes, (count,), generator=rng)
-    drawn = torch.randint(len(others), (count,), generator=rng).tolist()
+    inputs = [others[at][0] for at in torch.randint(len(others), (count,), generator=rng).tolist()]
+    if not known:
+        return Reconstruction(inputs=inputs)
     scores = torch.randn(classes, generator=rng)
-    return claim_labels(labels, scores, inputs=[others[at][0] for at in drawn])
+    return claim_labels(labels, scores, inputs=inputs)
 
 
 def guess_texts(

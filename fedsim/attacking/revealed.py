@@ -204,7 +204,7 @@ class Revealed(Task):
         Raises:
             NotImplementedError: No other client revealed an example.
         """
-        others = self._pool.others(truth, clients)
+        others = self._pool.others(truth, clients, labelled=False)
         count, classes = truth.num_examples, self._project.spec.classes
         return guess_inputs(others, count, classes, rng, informed=informed)
 

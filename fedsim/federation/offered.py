@@ -31,7 +31,8 @@ class Parts:
 
     Attributes:
         tensors: Its tensors other than the labels.
-        labels: Its labels, any integers; None if they cannot be found.
+        labels: Its labels, any integers; None if they cannot be found. Floating-point labels 0 and
+            1, as of a model with one logit, are integers here.
     """
 
     tensors: tuple[Tensor, ...]
@@ -66,7 +67,7 @@ class Parts:
             parts, place = {0: batch}, None
         if labels is not None and place not in parts:
             raise ScenarioError(f"reveal(labels={labels!r}): a batch has the parts {[*parts]}")
-        found = parts.pop(place) if place is not None else None
+        found = _as_classes(parts.pop(place)) if place is not None else None
         known_labels = isinstance(found, Tensor) and not found.is_floating_point()
         others = [*parts.values(), *([] if known_labels else [found])]
         return cls(
@@ -95,6 +96,14 @@ class Parts:
             )
             for one in self.tensors
         )
+
+
+def _as_classes(labels: Any) -> Any:
+    """Labels (B,) or (B, 1) of two classes as integers; anything else as it is."""
+    if isinstance(labels, Tensor) and labels.is_floating_point() and labels[:1].numel() == 1:
+        binary = bool(((labels == 0) | (labels == 1)).all())
+        return labels.long() if binary else labels
+    return labels
 
 
 @dataclass(slots=True, eq=False)

@@ -37,7 +37,9 @@ def head_gradient(gradient: Mapping[str, Tensor], head: str, classes: int) -> He
     Args:
         gradient: Gradients by parameter name.
         head: Name of the projection layer.
-        classes: Number of classes; a weight (features, classes) is transposed.
+        classes: Number of classes; a weight (features, classes) is transposed. Of a
+            weight (1, features), the gradient of one logit z, that of two logits is made whose
+            difference is z.
 
     Returns:
         The gradients of weight and bias.
@@ -62,6 +64,10 @@ def head_gradient(gradient: Mapping[str, Tensor], head: str, classes: int) -> He
             f"no gradient for the head '{head}.weight'; layers that could be the head: "
             f"{', '.join(candidates) or 'none'}"
         )
+    bias = gradient.get(f"{head}.bias")
+    if classes == 2 and weight.ndim == 2 and len(weight) == 1:
+        weight = torch.cat([-weight, weight])
+        bias = None if bias is None else torch.cat([-bias, bias])
     if weight.ndim != 2 or classes not in weight.shape:
         raise ValueError(
             f"the head '{head}.weight' has shape {tuple(weight.shape)}, expected a matrix with "
@@ -83,7 +89,7 @@ def head_gradient(gradient: Mapping[str, Tensor], head: str, classes: int) -> He
         )
     if weight.shape[0] != classes:
         weight = weight.T
-    return HeadGradient(weight, gradient.get(f"{head}.bias"))
+    return HeadGradient(weight, bias)
 
 
 def tied(model: VictimModel) -> list[str]:

@@ -89,14 +89,15 @@ def untrained(net, loader):
     """A client that sits a round out."""
 
 
+NO_LABELS = "its labels are missing, or numbers that are no classes"
 UNCHECKED = {
     by_hand: ("revealed", "no optimizer took a step: weights were changed by hand"),
-    hidden_batches: ("partial", "inputs or labels are missing"),
+    hidden_batches: ("partial", NO_LABELS),
     two_optimizers: ("revealed", "several optimizers took steps"),
     tiny_rate: ("revealed", "the change of most weights is within rounding"),
     later_groups: ("revealed", "the optimizer's groups of parameters changed between steps"),
     wrapped: ("revealed", "the optimizer is wrapped by another one (Around)"),
-    several_parts: ("partial", "inputs or labels are missing"),
+    several_parts: ("partial", NO_LABELS),
     no_classes: ("partial", "its labels are not one class for each example"),
 }
 

@@ -61,7 +61,7 @@ def audited(tmp_path, *trains, model=Net, sent=None, **settings):
     return rows(tmp_path / "run")
 
 
-def one_step(folder, make, loss, *adversaries, lr=0.1, **settings):
+def one_step(folder, make, loss, /, *adversaries, lr=0.1, **settings):
     """The rows of an audit of two clients that take one step of SGD.
 
     `loss(net, client)` reveals the client's batch, and returns its loss and number of examples.
