@@ -70,25 +70,22 @@ class Classifier:
                 f"{brief(error)}. Give the class or function that makes the model which they train"
                 f"{_called_alone(module, example)}"
             ) from error
-        if isinstance(logits, Tensor) and tuple(logits.shape) in ((1,), (1, 1)):
-            head, spec = _head_of(module, example, tuple(logits.shape)), Spec(2)
-            if example.is_floating_point():
-                spec = _spec_of(example, 2, input_range)
-            if loss is None:
-                return cls(_of_two(make), cross_entropy, head, spec)
-            return cls(make, _of_second(loss), head, spec)
+        single = isinstance(logits, Tensor) and tuple(logits.shape) in ((1,), (1, 1))
         spoken = example.is_floating_point() and example.dim() == 2
-        if not isinstance(logits, Tensor) or logits.dim() not in ((2, 3) if spoken else (2,)):
+        dims = (1, 2) if single else (2, 3) if spoken else (2,)
+        if not isinstance(logits, Tensor) or logits.dim() not in dims:
             shown = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
             raise ScenarioError(
                 f"model: it returns {shown} for one input of shape {shape}, expected logits of "
                 "shape (1, classes); or (1, T, classes) for frames (T, F), if it trains with CTC"
             )
-        classes = int(logits.shape[-1])
+        classes = 2 if single else int(logits.shape[-1])
         head, spec = _head_of(module, example, tuple(logits.shape)), Spec(classes)
         if logits.dim() > 2:
             spec = speech_spec(shape[1], classes)
             return cls(with_blank(make), loss or utterance_loss, head, spec)
+        if single:
+            make, loss = (make, _of_second(loss)) if loss else (_of_two(make), None)
         if example.is_floating_point():
             spec = _spec_of(example, classes, input_range)
         elif example.dim() == 1:

@@ -103,8 +103,8 @@ def guess_texts(
     if others:
         ids = torch.cat([one for one, _ in others])
         weights = torch.bincount(ids, minlength=len(weights)).float()
-        labels = torch.tensor([label for _, label in others])
-        shares = torch.bincount(labels, minlength=classes).float()
+    if known := [label for _, label in others if label is not None]:
+        shares = torch.bincount(torch.tensor(known), minlength=classes).float()
         scores = truth.num_examples * shares / shares.sum()
     weights[sorted(tokens.marks)] = 0
     return random_guess(truth, tokens, weights, shares, rng, scores=scores)

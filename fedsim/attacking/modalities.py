@@ -93,7 +93,7 @@ class RevealedTexts(Revealed):
         Raises:
             NotImplementedError: No other client revealed an example.
         """
-        others = self._pool.others(truth, clients) if informed else []
+        others = self._pool.others(truth, clients, labelled=False) if informed else []
         tokens = self.spec.require(TextSpec).tokens
         return guess_texts(others, truth, tokens, self.spec.classes, rng)
 

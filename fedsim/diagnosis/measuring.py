@@ -22,6 +22,7 @@ from fedsim.gradients import (
     numerical_rank,
     rounding,
     weight_rounding,
+    with_two_rows,
 )
 from fedsim.quantity import QUANTITIES, Value
 from fedsim.records import Interception, Truth, Update
@@ -75,7 +76,10 @@ def measure(
         The measurements.
     """
     update, before = interception.update, interception.before
+    gradient: Mapping[str, Tensor]
     gradient, _ = to_gradient(update, before, lr=update.lr, steps=update.steps)
+    if model.spec is not None and model.spec.classes == 2:
+        gradient = with_two_rows(gradient, model.head)
     head = gradient.get(f"{model.head}.weight")
     layers = {
         name: _layer(
@@ -286,6 +290,8 @@ def _feature_signs(model: VictimModel) -> Signs:
         return Signs()
     rows = torch.cat([one.double().flatten(0, -2) for one, _ in calls])
     logits = torch.cat([one.double().flatten(0, -2) for _, one in calls])
+    if logits.shape[1] == 1:  # of two classes, the first of which has the logit 0
+        logits = nn.functional.pad(logits, (1, 0))
     return Signs(
         negative_sums=float(rows.sum(dim=1).lt(0).double().mean()),
         negative=float(rows.lt(0).double().mean()),

@@ -42,6 +42,7 @@ from fedsim.gradients.head import (
     layer_calls,
     layer_rows,
     tied,
+    with_two_rows,
 )
 from fedsim.gradients.matching import Checks, Match, Restarts, Rules, minimise
 from fedsim.gradients.problem import DISTANCES, Comparison, Problem, claim_labels, in_groups
@@ -121,4 +122,5 @@ __all__ = [
     "to_gradient",
     "unrolled_gradient",
     "weight_rounding",
+    "with_two_rows",
 ]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedsim.gradients.ctc import ctc_loss
 from fedsim.knowledge import Knowledge
-from fedsim.records import Observation
+from fedsim.records import Observation, of_layer
 from fedsim.victim import VictimModel
 
 
@@ -37,9 +37,8 @@ def head_gradient(gradient: Mapping[str, Tensor], head: str, classes: int) -> He
     Args:
         gradient: Gradients by parameter name.
         head: Name of the projection layer.
-        classes: Number of classes; a weight (features, classes) is transposed. Of a
-            weight (1, features), the gradient of one logit z, that of two logits is made whose
-            difference is z.
+        classes: Number of classes; a weight (features, classes) is transposed, and of two classes
+            a weight (1, features) becomes that of two logits (`with_two_rows`).
 
     Returns:
         The gradients of weight and bias.
@@ -48,6 +47,7 @@ def head_gradient(gradient: Mapping[str, Tensor], head: str, classes: int) -> He
         ValueError: There is no gradient of that name (the message lists candidates), it is no
             matrix with a side of `classes`, holds integers, NaN or Inf, or is zero.
     """
+    gradient = with_two_rows(gradient, head) if classes == 2 else gradient
     weight = gradient.get(f"{head}.weight")
     if weight is None and not head:
         raise ValueError(
@@ -64,10 +64,6 @@ def head_gradient(gradient: Mapping[str, Tensor], head: str, classes: int) -> He
             f"no gradient for the head '{head}.weight'; layers that could be the head: "
             f"{', '.join(candidates) or 'none'}"
         )
-    bias = gradient.get(f"{head}.bias")
-    if classes == 2 and weight.ndim == 2 and len(weight) == 1:
-        weight = torch.cat([-weight, weight])
-        bias = None if bias is None else torch.cat([-bias, bias])
     if weight.ndim != 2 or classes not in weight.shape:
         raise ValueError(
             f"the head '{head}.weight' has shape {tuple(weight.shape)}, expected a matrix with "
@@ -89,7 +85,21 @@ def head_gradient(gradient: Mapping[str, Tensor], head: str, classes: int) -> He
         )
     if weight.shape[0] != classes:
         weight = weight.T
-    return HeadGradient(weight, bias)
+    return HeadGradient(weight, gradient.get(f"{head}.bias"))
+
+
+def with_two_rows(gradient: Mapping[str, Tensor], head: str) -> Mapping[str, Tensor]:
+    """Replace the gradient of a head with one logit by that of two logits, whose difference it is.
+
+    Args:
+        gradient: Gradients by parameter name.
+        head: Name of the projection layer; one with several rows stays as it is.
+    """
+    weight = gradient.get(f"{head}.weight")
+    if weight is None or weight.ndim != 2 or len(weight) != 1:
+        return gradient
+    own = of_layer(gradient, head)
+    return {**gradient, **{name: torch.cat([-one, one]) for name, one in own.items()}}
 
 
 def tied(model: VictimModel) -> list[str]:

@@ -5,8 +5,8 @@ import torch
 from support.watched import one_step, values
 from torch import nn
 
-from adversaries import DLG, LLG, RLG, BiasSigns, FirstLinear
-from fedsim import reveal
+from adversaries import DLG, LLG, RLG, BiasSigns, FirstLinear, TokenLeak
+from fedsim import diagnose, reveal
 
 
 @pytest.fixture(autouse=True)
@@ -55,6 +55,7 @@ def audited(folder, make, targets, loss_of, *adversaries, **settings):
 def test_one_logit_is_attacked_as_two_classes(make, settings, tmp_path):
     attacks = LLG(), RLG(), BiasSigns(), DLG(iterations=60, restarts=0)
     loss = nn.functional.binary_cross_entropy_with_logits
+    settings["record"] = {"keep": "all"}
     found = audited(tmp_path / "run", make, (0.0, 1.0), loss, *attacks, **settings)
     assert {(r["status"], r["truth"], r["checked"]) for r in found} == {("ok", "revealed", "fits")}
     for label in ("llg", "bias-signs", "dlg"):
@@ -62,6 +63,9 @@ def test_one_logit_is_attacked_as_two_classes(make, settings, tmp_path):
     assert values(found, "rlg", "label_recall") == [1.0, 1.0]
     assert values(found, "dlg", "row_exact") == [1.0, 1.0]
     assert {r["baseline"] for r in found if r["metric"] in ("asr", "row_exact")} - {""}
+    measured = diagnose(tmp_path / "run", model=make, loss=settings.get("loss"))
+    assert measured["imbalance"].astype(float).max() < 1e-6
+    assert not measured["reasons"].str.contains("noise|imbalance").any()
 
 
 def test_rows_of_a_regression_are_attacked_beside_a_guess(tmp_path):
@@ -72,4 +76,31 @@ def test_rows_of_a_regression_are_attacked_beside_a_guess(tmp_path):
         "not checked: its labels are missing, or numbers that are no classes"
     }
     assert values(found, "first-linear", "row_exact") == [1.0, 1.0]
+    assert "" not in {r["baseline"] for r in found}
+
+
+class Bag(nn.Module):
+    """The mean of word embeddings, and one logit."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.out = nn.EmbeddingBag(50, 16, padding_idx=0), nn.Linear(16, 1)
+
+    def forward(self, ids):
+        return self.out(self.words(ids))
+
+
+@pytest.mark.parametrize(("targets", "truth"), [((0.0, 1.0), "revealed"), ((3.5, -2.5), "partial")])
+def test_texts_are_attacked_beside_a_guess_whatever_the_labels_are(targets, truth, tmp_path):
+    def loss(net, client):
+        ids = torch.tensor([[5 + client, 9, 20, 31 + client]])
+        ((x, y),) = reveal([(ids, torch.tensor([[targets[client]]]))])
+        criterion = nn.functional.mse_loss
+        if truth == "revealed":
+            criterion = nn.functional.binary_cross_entropy_with_logits
+        return criterion(net(x), y), 1
+
+    found = one_step(tmp_path / "run", Bag, loss, TokenLeak(), threat={"grants": "white-box"})
+    assert {(r["status"], r["truth"], r["error"]) for r in found} == {("ok", truth, "")}
+    assert values(found, "token-leak", "token_f1") == [1.0, 1.0]
     assert "" not in {r["baseline"] for r in found}

@@ -140,7 +140,9 @@ def random_guess(
         scores: Scores of the labels, of shape (classes,); drawn from N(0, 1) by default.
     """
     count = 0 if truth.labels is None else len(truth.labels)
-    labels = torch.multinomial(shares, count, replacement=True, generator=rng)
+    labels = torch.empty(0, dtype=torch.int64)
+    if count:
+        labels = torch.multinomial(shares, count, replacement=True, generator=rng)
     scores = torch.randn(len(shares), generator=rng) if scores is None else scores
     frame, drawn = len(tokens.prefix) + len(tokens.suffix), list[Tensor]()
     for length in truth.lengths or ():
