@@ -96,8 +96,8 @@ class _Recorded:
         return float((self.after[name].double() - self.before[name].double()).norm())
 
     def rounding(self, name: str) -> float:
-        """The norm of what rounding of the weights may change."""
-        eps = torch.finfo(self.before[name].dtype).eps
+        """The norm of what rounding of the weights may change, as they were received and sent."""
+        eps = max(torch.finfo(one[name].dtype).eps for one in (self.before, self.after))
         return ROUNDING * eps * float(self.before[name].double().norm())
 
 

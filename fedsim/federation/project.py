@@ -75,6 +75,12 @@ class WatchedProject:
         scenario = Scenario.parse(table)
         self._seed = scenario.seed
         self.training = scenario.training
+        if self.training.secure_aggregation:
+            raise ScenarioError(
+                "training.secure_aggregation is a setting of scenarios, whose clients mask their "
+                "updates: the strategies of another Flower project receive single updates. Leave "
+                "it out, or measure a sum with a scenario"
+            )
         self._needs_history = Knowledge.HISTORY in scenario.knowledge()
         holds_run(Path(settings.get("out", OUT)))
         for one in adversaries:

@@ -63,6 +63,11 @@ class Watch:
             _ACTIVE.reset(token)
         if reply.has_error():
             return reply
+        if (signed := reply.content.config_records.get(CLIENT_KEY)) and "defended" in signed:
+            raise ClientError(
+                "watch() is listed before defend(), and sees weights that are defended already: "
+                "list it last, mods=[defend(...), watch()]"
+            )
         if len(reply.content.array_records) == 1:
             (arrays,) = reply.content.array_records.values()
             watching.replied(arrays)

@@ -10,9 +10,11 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 from flwr.server.strategy import FedAvg
+from flwr.serverapp.strategy import FedAvg as Averaging
 from torch import nn
 
-from fedsim import HonestButCurious, reveal, watch
+from defenses import GaussianNoise
+from fedsim import HonestButCurious, defend, reveal, watch
 from fedsim.attacking.consistency import consistency
 from fedsim.engine.inline import InlineGrid
 from fedsim.errors import ScenarioError
@@ -238,6 +240,23 @@ def test_of_two_watches_the_outer_one_sees():
     (file,) = [one.name for one in store().iterdir()]
     assert file == f"{reply.content.config_records[TRUTH_KEY]['name']}.safetensors"
     assert find(file.partition(".")[0]).seen.steps == 1
+
+
+def test_a_watch_in_front_of_defend_is_refused_in_a_sentence():
+    app = ClientApp()
+
+    @app.train(mods=[watch(), defend(GaussianNoise(sigma=0.1))])
+    def train(message, context):
+        arrays, metrics = message.content["arrays"], MetricRecord({"num-examples": 4})
+        return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+
+    (reply,) = InlineGrid(1, app).send_and_receive([asked()])
+    assert "mods=[defend(...), watch()]" in reply.error.reason
+
+
+def test_secure_aggregation_is_refused_in_a_sentence():
+    with pytest.raises(ScenarioError, match="strategies of another Flower project receive single"):
+        HonestButCurious(Averaging(), model=nn.Identity, training={"secure_aggregation": "secagg+"})
 
 
 def test_the_legacy_api_is_refused_in_a_sentence():

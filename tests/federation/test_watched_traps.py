@@ -176,10 +176,17 @@ def normalised_ahead(net, loader):
         optimizer.step()
 
 
+def in_half(net, loader):
+    """A client that sends its weights in half precision."""
+    net.eval()
+    steps(net, reveal(loader), torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.9))
+    net.half()
+
+
 EXPLAINED = [
     momentum, adam, adamw, adagrad, augmented, normalised, scheduled, accumulated, second_epoch,
     warmed_up, one_cycle, frozen, in_a_column, by_keyword, loaded_ahead, listed, closure,
-    decayed, faster_head, normalised_ahead, checkpointed,
+    decayed, faster_head, normalised_ahead, checkpointed, in_half,
 ]  # fmt: skip
 
 
