@@ -21,6 +21,7 @@ from fedsim.errors import AttackTimeout, NotGranted
 from fedsim.isolation import IsolatedAdversary, IsolatedFailure
 from fedsim.knowledge import Knowledge
 from fedsim.libraries import brief
+from fedsim.metrics import plain
 from fedsim.records import Interception, Observation, Reconstruction, Status
 from fedsim.scenario.built import BuiltRun
 from fedsim.scenario.devices import device_of
@@ -148,7 +149,7 @@ class AttackRunner:
         if not attack.refused:
             try:
                 (claimed,) = self._claims([attack], call)
-            except _ENDINGS as reason:
+            except BaseException as reason:
                 status, error = _ending(reason)
         iterations = sum(job.iterations for job in call.jobs)
         return self._scorer.score(attack, claimed, status, error, call.seconds, iterations)
@@ -167,7 +168,7 @@ class AttackRunner:
         call = _Call()
         try:
             claims = self._claims(attacks, call)
-        except _ENDINGS as reason:
+        except BaseException as reason:
             status, error = _ending(reason)
             raise GroupFailed("" if status == "denied" else error) from None
         seconds = call.seconds / len(attacks)
@@ -202,7 +203,7 @@ class AttackRunner:
             if not isinstance(claimed, Reconstruction):
                 found = type(claimed).__name__
                 raise TypeError(f"{method} returned {found}, expected a Reconstruction")
-        return claims
+        return claims if outside else [plain(claimed) for claimed in claims]
 
     @contextmanager
     def _differentiable(self) -> Iterator[None]:
@@ -303,12 +304,11 @@ TOO_LITTLE = (
     '(engine.gpus_per_attack = 1), or a CPU (engine.device = "cpu")'
 )
 
-# Everything but Ctrl-C: an adversary cannot end the run.
-_ENDINGS = (Exception, SystemExit, GeneratorExit, Alarm)
-
 
 def _ending(reason: BaseException) -> tuple[Status, str]:
-    """The status and the error of an attack that raised."""
+    """The status and the error of an attack that raised; it cannot end the run, as Ctrl-C does."""
+    if isinstance(reason, KeyboardInterrupt):
+        raise reason
     if isinstance(reason, NotGranted):
         return "denied", str(reason)
     if isinstance(reason, AttackTimeout | Alarm):

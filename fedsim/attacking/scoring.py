@@ -258,7 +258,8 @@ class Scorer:
                 error = f"its reconstruction cannot be scored: {type(reason).__name__}: {reason}"
         caution = attack.caution
         if status == "ok":
-            error = contradiction(claimed, values, measured, checked)
+            error = metrics.misshapen(claimed, self.task.spec)
+            error = error or contradiction(claimed, values, measured, checked)
             caution = caution or (f"{interception.victim} {label}: {error}" if error else "")
         if status == "ok" and checked.startswith("misfit"):
             status = "unverified"

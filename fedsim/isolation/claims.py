@@ -9,13 +9,8 @@ from typing import Any
 from safetensors.torch import load, save
 from torch import Tensor, contiguous_format
 
+from fedsim.metrics.claims import EXAMPLES, WHOLE, plain
 from fedsim.records import Reconstruction
-
-WHOLE = ("labels", "label_scores", "features")
-"""Fields that are one tensor."""
-
-EXAMPLES = ("inputs", "tokens", "sequences")
-"""Fields with a tensor for each example."""
 
 MOST_EXAMPLES = 10_000
 """Largest number of examples of a claim."""
@@ -83,10 +78,10 @@ def as_json(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): as_json(each) for key, each in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
-        shown = [as_json(each) for each in list(value)[:MOST_VALUES]]
-        return (
-            shown if len(value) <= MOST_VALUES else [*shown, f"and {len(value) - MOST_VALUES} more"]
-        )
+        # One more is shown, too: as many are left when what an isolated adversary says comes back.
+        shown = [as_json(each) for each in list(value)[: MOST_VALUES + 1]]
+        left = len(value) - MOST_VALUES
+        return [*shown[:MOST_VALUES], f"and {left} more"] if left > 1 else shown
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)  # JSON has no such numbers
     if value is None or isinstance(value, (bool, int, float)):
@@ -96,13 +91,11 @@ def as_json(value: Any) -> Any:
 
 def _table(claim: Reconstruction, number: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
     """A claim's fields as JSON values; its tensors are added by `NUMBER.FIELD` and a position."""
+    claim = plain(claim)
     found: dict[str, Any] = {}
 
-    def keep(name: str, value: Any) -> None:
-        if not isinstance(value, Tensor):
-            raise TypeError(f"{name} holds {type(value).__name__}, expected a tensor")
-        plain = value.detach().cpu().clone(memory_format=contiguous_format)
-        tensors[f"{number}.{name}"] = plain
+    def keep(name: str, value: Tensor) -> None:
+        tensors[f"{number}.{name}"] = value.clone(memory_format=contiguous_format)
 
     for name in WHOLE:
         if (value := getattr(claim, name)) is not None:
@@ -114,23 +107,12 @@ def _table(claim: Reconstruction, number: str, tensors: dict[str, Tensor]) -> di
                 keep(f"{name}.{position}", one)
     for name in ("label_counts", "token_counts"):
         if (value := getattr(claim, name)) is not None:
-            found[name] = [[int(key), int(count)] for key, count in value.items()]
+            found[name] = [*value.items()]
     if claim.label_set is not None:
-        found["label_set"] = sorted(map(int, claim.label_set))
-    if claim.num_labels is not None:
-        found["num_labels"] = int(claim.num_labels)
-    if claim.text is not None:
-        found["text"] = [str(one) for one in claim.text]
-    if claim.attributes:
-        found["attributes"] = {
-            str(name): [{str(key): float(score) for key, score in one.items()} for one in each]
-            for name, each in claim.attributes.items()
-        }
-    if claim.objective is not None:
-        found["objective"] = float(claim.objective)
-    if claim.outcomes is not None:
-        found["outcomes"] = [str(one) for one in claim.outcomes]
-    found["trace"] = [[int(step), float(value)] for step, value in claim.trace]
+        found["label_set"] = sorted(claim.label_set)
+    for name in ("num_labels", "text", "attributes", "objective", "outcomes", "trace"):
+        if (value := getattr(claim, name)) is not None:
+            found[name] = value
     found["diagnostics"] = as_json(claim.diagnostics)
     return found
 

@@ -10,6 +10,7 @@
     text           ROUGE and token scores of claimed texts
     optimisation   how an attack's own optimisation went, without truth and chance level
     assignment     one-to-one assignment of claims to originals
+    claims         the form of a claim's fields, and shapes that match no original
 
 Each metric is a subclass of `fedsim.metric.Metric`. A package adds its own by an entry point.
 """
@@ -28,6 +29,7 @@ from fedsim.metrics import (
     text,
     words,
 )
+from fedsim.metrics.claims import misshapen, plain
 from fedsim.metrics.frames import framed
 from fedsim.metrics.images import PSNR_CAP, RECOVERED, SSIM_SIDE, match
 from fedsim.metrics.labels import claimed_counts, true_counts
@@ -60,6 +62,8 @@ __all__ = [
     "framed",
     "installed",
     "match",
+    "misshapen",
+    "plain",
     "read",
     "register",
     "remembering",

@@ -7,6 +7,7 @@ from fedsim.adversary import Adversary, Job
 from fedsim.errors import NotGranted
 from fedsim.knowledge import Knowledge
 from fedsim.libraries import brief
+from fedsim.metrics import misshapen, plain
 from fedsim.records import Observation, Reconstruction, field_of, of_layer
 from fedsim.seeds import torch_generator
 from fedsim.testing.examples import SPEC, example
@@ -100,6 +101,11 @@ def adversary_complaints(attack: Adversary, sample: Observation | None) -> list[
         if value is None or (name == "attributes" and not value):
             where = "recovers" if name in attack.recovers else "fills()"
             found.append(f"{where} names '{name}', but the reconstruction leaves it empty")
+    try:
+        if wrong := misshapen(plain(first), seen.spec):
+            found.append(wrong)
+    except TypeError as error:
+        found.append(str(error))
     if not same(before, frozen(seen)):
         found.append("it changes the observation: work on copies (tensor.clone())")
     if touched:

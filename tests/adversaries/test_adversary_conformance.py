@@ -110,6 +110,22 @@ class Spent(Fickle):
         return claimed if self.asked == 1 else None
 
 
+class OneHot(Greedy):
+    """Claims a row of scores for each example."""
+
+    def reconstruct(self, seen, job):
+        seen.know(Knowledge.HEAD_GRADIENT)
+        return Reconstruction(labels=torch.eye(10)[:2])
+
+
+class Listed(Greedy):
+    """Claims a list where a tensor is expected."""
+
+    def reconstruct(self, seen, job):
+        seen.know(Knowledge.HEAD_GRADIENT)
+        return Reconstruction(labels=[1])
+
+
 @pytest.mark.parametrize(
     ("cls", "words"),
     [
@@ -121,6 +137,8 @@ class Spent(Fickle):
         (Leaky, ["changes the observation", "global generator of torch", "same seed", "empty"]),
         (Shortsighted, ["over_history is set, and HISTORY is not needed"]),
         (Fickle, ["the same seed gives another answer"]),
+        (OneHot, ["labels has shape (2, 10), expected (N,)"]),
+        (Listed, ["labels holds list, expected a tensor"]),
         (Spent, ["reconstruct returns NoneType"]),
         (Greedy, ["more than it declares"]),
     ],

@@ -1,5 +1,6 @@
 """A row for whatever comes of an attack, and never a gap."""
 
+import asyncio
 import contextlib
 import json
 import time
@@ -159,6 +160,23 @@ def test_rubbish_is_a_failed_row_or_a_bad_score_and_costs_no_other_row(how, tmp_
             assert value < 0.001
 
 
+def test_a_claim_of_another_shape_says_so_in_its_row():
+    class Turned(Asks):
+        recovers = frozenset({"inputs"})
+
+        def reconstruct(self, seen, job):
+            channels, *side = seen.spec.input_shape
+            return Reconstruction(inputs=[torch.zeros(*side, channels)])
+
+    run = scenario()
+    runner = AttackRunner(build(run, adversaries=[("turned", AttackPlan(name="turned"), Turned())]))
+    outcome = runner.perform(Attack(intercepted(run, 0), 0, 1.0))
+    assert {row.status for row in outcome.findings} == {"ok"}
+    (error,) = {row.error for row in outcome.findings}
+    assert error.startswith("inputs[0] has shape (8, 8, 1), and examples have (1, 8, 8)")
+    assert error in outcome.caution
+
+
 def test_an_error_of_many_lines_stays_one_row(tmp_path):
     simulate(scenario(adversaries=[{"name": "rubbish", "how": "raise"}]), tmp_path)
     text = (tmp_path / "findings.csv").read_text()
@@ -166,7 +184,9 @@ def test_an_error_of_many_lines_stays_one_row(tmp_path):
     assert "in two lines" in text
 
 
-@pytest.mark.parametrize("way", [SystemExit(0), GeneratorExit(), Cancelled("so there")])
+@pytest.mark.parametrize(
+    "way", [SystemExit(0), GeneratorExit(), asyncio.CancelledError(), Cancelled("so there")]
+)
 def test_an_adversary_cannot_end_the_run(way):
     class Leaver(Asks):
         def reconstruct(self, seen, job):

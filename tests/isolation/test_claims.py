@@ -1,6 +1,7 @@
 """What an isolated adversary claims comes back as it was, and odd bytes are refused."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 
 from fedsim.isolation import claims
+from fedsim.metrics import plain
 from fedsim.records import Reconstruction
 
 WHOLE = Reconstruction(
@@ -50,6 +52,41 @@ def test_a_claim_comes_back_as_it_was():
     assert nothing.inputs is None
     assert nothing.label_counts is None
     assert nothing.objective is None
+
+
+NEAR = {
+    "inputs": torch.rand(2, 1, 3, 3),
+    "label_set": [3, 1],
+    "objective": torch.tensor(0.5),
+    "trace": [(0, torch.tensor(1.5))],
+    "label_counts": {torch.tensor(1): torch.tensor(2)},
+}
+
+
+def test_a_claim_is_the_same_without_a_process_of_its_own():
+    claim = Reconstruction(**NEAR)
+    (back,) = claims.from_bytes(claims.to_bytes([claim]))
+    here = plain(claim)
+    for name in NEAR:
+        assert same(getattr(here, name), getattr(back, name)), name
+    assert here.label_set == {1, 3}
+    assert [one.shape for one in here.inputs] == [(1, 3, 3)] * 2
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("labels", [1, 2], "labels holds list, expected a tensor"),
+        ("inputs", [[0.5]], "inputs[0] holds list, expected a tensor"),
+        ("label_counts", [1, 2], "label_counts holds list"),
+        ("label_counts", {"cat": 2}, "expected how often each number occurs"),
+        ("trace", [1.0], "expected pairs"),
+    ],
+)
+def test_a_field_of_another_type_is_named(field, value, words):
+    for convert in (plain, lambda claim: claims.to_bytes([claim])):
+        with pytest.raises(TypeError, match=re.escape(words)):
+            convert(Reconstruction(**{field: value}))
 
 
 def forged(table, tensors=None):
@@ -99,7 +136,7 @@ def test_damaged_bytes_are_refused_or_read(noise, at, length):
 
 
 def test_what_is_no_claim_says_which_field():
-    with pytest.raises(TypeError, match=r"inputs\.0 holds str, expected a tensor"):
+    with pytest.raises(TypeError, match=r"inputs\[0\] holds str, expected a tensor"):
         claims.to_bytes([Reconstruction(inputs=["cat"])])
     with pytest.raises((TypeError, ValueError)):
         claims.to_bytes([Reconstruction(label_counts={"a": "b"})])
