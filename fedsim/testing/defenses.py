@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fedsim.defense import Defense, MeanGradient, Training
+from fedsim.defense import ClientState, Defense, MeanGradient, Training
 from fedsim.libraries import brief
 from fedsim.records import Batch, Kind, Update
 from fedsim.seeds import torch_generator
@@ -35,8 +35,11 @@ def defense_complaints(defense: Defense) -> list[str]:
         update = Update(gradient, kind=kind, lr=0.1, num_examples=1)
         before = frozen(update)
 
-        def protect(update: Update = update) -> list[Update]:
-            rng, state = torch_generator(0, "conformance"), dict[str, Tensor]()
+        state: dict[str, Any] = {}
+
+        def protect(update: Update = update, state: ClientState = state) -> list[Update]:
+            rng = torch_generator(0, "conformance")
+            state.clear()
             return [defense.protect(update, rng, state) for _ in range(2)]
 
         try:
@@ -52,6 +55,10 @@ def defense_complaints(defense: Defense) -> list[str]:
             first[0].check(gradient)
         except Exception as error:
             found.append(f"protect returns an update that a server refuses: {error}")
+        if state and not defense.remembers:
+            found.append("protect stores values in state: let the property `remembers` be True")
+        if wrong := [name for name, one in state.items() if not isinstance(one, Tensor)]:
+            found.append(f"state[{wrong[0]!r}] is no tensor: store tensors alone")
         if first[0].kind != kind:
             found.append(f"protect turns a {kind} into {first[0].kind}: leave the kind alone")
         if not same(before, frozen(update)):

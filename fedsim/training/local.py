@@ -50,7 +50,7 @@ def client_update(
         training_mode(module)
         for defense in built.defenses:
             if defense.guards(where[1]):
-                training = defense.prepare(training)
+                training = _prepared(defense, training)
         update, loss = train_locally(
             training,
             before,
@@ -125,8 +125,22 @@ def local_training(
         optimizer=settings.optimizer,
     )
     for defense in defenses:
-        training = defense.prepare(training)
+        training = _prepared(defense, training)
     return training
+
+
+def _prepared(defense: Defense, training: Training) -> Training:
+    found = defense.prepare(training)
+    _expect(defense, "prepare returned", found, Training)
+    return found
+
+
+def _expect(defense: Defense, what: str, found: object, kind: type) -> None:
+    if not isinstance(found, kind):
+        held = type(found).__name__
+        raise PluginError(
+            f"{defense.name}: {what} {held}, expected a value of type {kind.__name__}"
+        )
 
 
 def batch_loss(loss: Loss, module: nn.Module, batch: Batch) -> Tensor:
@@ -292,7 +306,7 @@ def protect(
         The update to send, of the same kind.
 
     Raises:
-        PluginError: A defense names a layer that the update does not have.
+        PluginError: A defense names a layer that the update does not have, or returns no update.
     """
     if not any(defense.guards(where[2]) for defense in defenses):
         return update
@@ -312,6 +326,9 @@ def protect(
         chosen = {k: value for k, value in protected.tensors.items() if defense.covers(k)}
         rest = {k: value for k, value in protected.tensors.items() if k not in chosen}
         changed = defense.protect(protected.replace(tensors=chosen), rng, state)
+        _expect(defense, "protect returned", changed, Update)
+        for name, value in state.items():
+            _expect(defense, f"state[{name!r}] is", value, Tensor)
         protected = changed.replace(tensors={**rest, **changed.tensors})
         if not state:
             del states[f"{STATE_KEY}.{position}"]

@@ -5,14 +5,18 @@ import math
 
 import pytest
 import torch
+from support.tiny import scenario
 from support.updates import head_gradient, protect
 
 from defenses import Dropout, Int8, Sign, TopK
 from fedsim import testing
 from fedsim.defense import Defense, MeanGradient, Training, contradictions
-from fedsim.errors import ScenarioError
+from fedsim.errors import PluginError, ScenarioError
 from fedsim.plugin import find, make, names
 from fedsim.records import Batch, Update
+from fedsim.scenario.built import build
+from fedsim.training.local import local_training
+from fedsim.training.local import protect as apply
 
 
 @pytest.fixture
@@ -239,9 +243,44 @@ class Bare(Defense):
         return training.replace(gradient=lambda module, batch: (torch.zeros(3), 0.0))
 
 
+class Storing(Defense):
+    """Stores a number, and does not say that it stores anything."""
+
+    name = "storing"
+
+    def protect(self, update, rng, state):
+        state["rounds"] = 1
+        return update
+
+
+class Forgetful(Defense):
+    """Forgets to return what it has made."""
+
+    name = "forgetful"
+
+    def protect(self, update, rng, state):
+        update.replace(tensors={})
+
+
+class Unready(Defense):
+    """Forgets to return the training."""
+
+    name = "unready"
+
+    def prepare(self, training):
+        training.replace(lr=0.0)
+
+
 @pytest.mark.parametrize(
     ("cls", "words"),
     [
+        (
+            Storing,
+            [
+                "stores values in state: let the property `remembers` be True",
+                "state['rounds'] is no tensor",
+            ],
+        ),
         (Hollow, ["other names or shapes"]),
         (Bare, ["other names or shapes"]),
         (Nothing, ["does nothing"]),
@@ -252,3 +291,23 @@ def test_conformance_says_what_is_wrong(cls, words):
     complaints = testing.conformance(cls)
     for word in words:
         assert any(word in complaint for complaint in complaints), (word, complaints)
+
+
+@pytest.mark.parametrize(
+    ("cls", "words"),
+    [
+        (Forgetful, "forgetful: protect returned NoneType, expected a value of type Update"),
+        (Storing, r"storing: state\['rounds'\] is int, expected a value of type Tensor"),
+    ],
+)
+def test_what_protect_must_not_return_is_named(cls, words):
+    update = Update({"head.bias": torch.ones(2)}, kind="gradient")
+    with pytest.raises(PluginError, match=words):
+        apply(update, {}, [cls()], (0, 1, 0), {})
+
+
+def test_a_prepare_without_a_return_is_named():
+    run = scenario()
+    task = build(run).task
+    with pytest.raises(PluginError, match="unready: prepare returned NoneType"):
+        local_training(run, task, task.build(), (), torch.Generator(), [Unready()])
