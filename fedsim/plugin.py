@@ -199,10 +199,17 @@ def make(kind: str, name: str, settings: dict[str, Any], where: str = "") -> Plu
         where: Place of the settings in the scenario, for messages.
 
     Raises:
-        PluginError: There is no such plugin.
+        PluginError: There is no such plugin, or its class leaves out what its kind has to declare.
         ScenarioError: A setting is unknown, missing or invalid.
     """
-    return validated(find(kind, name), settings, where or f"{kind} '{name}'")
+    cls = find(kind, name)
+    stated = [one for one in resolve_name(_BASES[kind]).__class_vars__ if not hasattr(cls, one)]
+    if lacking := sorted({*stated, *getattr(cls, "__abstractmethods__", ())}):
+        raise PluginError(
+            f"'{name}' does not define {', '.join(lacking)}, which all {kind} have to. "
+            f"`fedsim check {name}` says what else is wrong"
+        )
+    return validated(cls, settings, where or f"{kind} '{name}'")
 
 
 def _table_at(

@@ -266,7 +266,13 @@ def _facts(given: Given) -> Facts:
 
 
 def _described(given: Given) -> Facts:
-    content = asked(Call("facts", given), DESCRIBES_WITHIN)
+    try:
+        content = asked(Call("facts", given), DESCRIBES_WITHIN)
+    except IsolatedFailure as error:
+        name = type(given).__name__ if isinstance(given, Adversary) else given[0]
+        raise PluginError(
+            f"{name} cannot be used: {error}. `fedsim check module:Class` says what is wrong"
+        ) from None
     try:
         return Facts.model_validate_json(content)
     except ValueError as error:

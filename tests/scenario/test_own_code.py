@@ -52,6 +52,12 @@ attack_workers = 1
 """
 
 
+BARE = """from fedsim import Adversary
+class Bare(Adversary):
+    name = "bare"
+"""
+
+
 def written(folder, module, engine="inline", workers=1):
     text = SCENARIO.format(module=module, engine=engine, workers=workers)
     return beside(folder, text, **{module: PLUGINS})
@@ -132,8 +138,17 @@ def test_the_name_that_a_class_declares_names_a_folder(name, tmp_path):
         (PLUGINS, "Mien", "module '{module}' has no 'Mien'. Did you mean 'Mine'?"),
         (PLUGINS, "value", "derived from fedsim.adversary.Adversary"),
         (PLUGINS, "Halved", "is none of the adversaries"),
+        (BARE, "Bare", "'{module}:Bare' does not define needs, reconstruct, recovers"),
     ],
-    ids=["no module", "no module within", "raises", "no such name", "no class", "a defense"],
+    ids=[
+        "no module",
+        "no module within",
+        "raises",
+        "no such name",
+        "no class",
+        "a defense",
+        "bare",
+    ],
 )
 def test_what_cannot_be_used_is_said(tmp_path, text, name, said):
     module = fresh()
