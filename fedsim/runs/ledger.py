@@ -10,10 +10,9 @@ them, so that a run's table depends neither on which attack ended first nor on i
 import contextlib
 import dataclasses
 import json
-import os
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -23,7 +22,8 @@ from fedsim.metrics.registry import described
 from fedsim.records import Finding
 from fedsim.runs import provenance
 from fedsim.runs.attack_log import AttackLog, Ended
-from fedsim.runs.files import make_folder, make_private, opened, write_whole
+from fedsim.runs.files import make_folder, make_private
+from fedsim.runs.growing import GrowingFiles
 from fedsim.runs.inert import restored, visible
 from fedsim.runs.provenance import SCHEMA, differences
 from fedsim.runs.reading import COLUMNS
@@ -31,13 +31,11 @@ from fedsim.runs.repair import attack_of, attempt_of, forget_incomplete, mend_ta
 from fedsim.runs.tables import (
     LABEL,
     POINT,
-    TABLES,
     cells,
     holds_run,
     lines,
     not_writable,
     order_of,
-    parsed,
     place,
     read_table,
     widen,
@@ -58,7 +56,7 @@ class Ledger:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._started = time.monotonic()
-        self._known: dict[str, tuple[list[list[str]], int]] = {}
+        self._files = GrowingFiles(folder)
         self.attacks = AttackLog(folder)
         widen(folder / "findings.csv", COLUMNS)
 
@@ -98,10 +96,10 @@ class Ledger:
 
     def _begin(self, scenario: Scenario) -> None:
         # First, so that what a kill leaves half made can be resumed.
-        self._replace("scenario.toml", scenario.to_toml().encode())
+        self._files.replace("scenario.toml", scenario.to_toml().encode())
         make_folder(self.folder / "artifacts")
         for name in ("findings.csv", "utility.csv"):
-            self._write_table(name)
+            self._files.write(name)
         self.describe_metrics(scenario)
 
     def describe_metrics(self, scenario: Scenario) -> None:
@@ -112,7 +110,7 @@ class Ledger:
         content = json.dumps(
             {**before, **described(scenario.build_metrics())}, indent=1, ensure_ascii=False
         )
-        self._replace(path.name, content.encode())
+        self._files.replace(path.name, content.encode())
 
     def same_scenario(
         self, scenario: Scenario, growing: Collection[str] = (), *, training: bool = False
@@ -138,24 +136,24 @@ class Ledger:
                 "resumed. fedsim attack attacks what it recorded; or choose another --out"
             )
         self.same_scenario(scenario, growing, training=not growing)
-        self._replace("scenario.toml", scenario.to_toml().encode())
+        self._files.replace("scenario.toml", scenario.to_toml().encode())
         self.describe_metrics(scenario)
         if not (self.folder / "log.jsonl").exists():  # killed before it began
             for name in ("findings.csv", "utility.csv"):
                 if not (self.folder / name).exists():
-                    self._write_table(name)
+                    self._files.write(name)
         self.repair()
 
     def repair(self) -> None:
         """Drop incomplete rows, as after a kill, and forget attacks that lack a row of theirs."""
-        self._known.clear()
+        self._files.forget()
         mend_tables(self.folder)
         forget_incomplete(self.folder, self.attacks)
 
     def last_round(self, point: str) -> int:
         """The last round of a point that has its utility; 0 for none."""
         return max(
-            (int(row[0]) for row in self._so_far("utility.csv") if row[3] == point), default=0
+            (int(row[0]) for row in self._files.rows("utility.csv") if row[3] == point), default=0
         )
 
     def rewind(self, point: str, done: int) -> None:
@@ -164,10 +162,10 @@ class Ledger:
         Drops the utility of later rounds, and the rows of attacks that are not in `attacks`, since
         some of their rows may be missing.
         """
-        rounds = self._so_far("utility.csv")
+        rounds = self._files.rows("utility.csv")
         kept = [row for row in rounds if row[3] != point or (done and int(row[0]) <= done)]
         if kept != rounds:
-            self._write_table("utility.csv", kept)
+            self._files.write("utility.csv", kept)
         self.drop_incomplete(point)
 
     def drop_incomplete(self, point: str, labels: Collection[str] | None = None) -> None:
@@ -178,7 +176,7 @@ class Ledger:
             labels: The labels of the adversaries, all by default.
         """
         ended = self.attacks.ended
-        rows = self._so_far("findings.csv")
+        rows = self._files.rows("findings.csv")
         whole = [
             row
             for row in rows
@@ -187,20 +185,20 @@ class Ledger:
             or ((end := ended.get(attack_of(row))) and attempt_of(row) <= end.attempt)
         ]
         if len(whole) < len(rows):
-            self._write_table("findings.csv", whole)
+            self._files.write("findings.csv", whole)
 
     def drop(self, unwanted: Callable[[str, str, str], bool]) -> None:
         """Drop attacks, with their rows, by point, victim and label."""
         self.attacks.drop(lambda one: unwanted(*one.key))
-        rows = self._so_far("findings.csv")
-        self._write_table("findings.csv", [row for row in rows if not unwanted(*attack_of(row))])
+        rows = self._files.rows("findings.csv")
+        self._files.write("findings.csv", [row for row in rows if not unwanted(*attack_of(row))])
 
     def raise_inclusion(self, selected: Mapping[tuple[str, str, str], float]) -> None:
         """Raise `inclusion` of attacks that are selected once more; see `with_inclusion`."""
-        rows = self._so_far("findings.csv") if selected else []
+        rows = self._files.rows("findings.csv") if selected else []
         with contextlib.suppress(ValueError):  # of a table that was changed: `finish` says so
             if (raised := with_inclusion(rows, selected)) != rows:
-                self._write_table("findings.csv", raised)
+                self._files.write("findings.csv", raised)
 
     def rows(self) -> list[dict[str, str]]:
         """The findings so far, as text by column."""
@@ -216,37 +214,19 @@ class Ledger:
     def ended(self) -> set[str]:
         """The points that are finished, with all attacks written."""
         there = (self.folder / "points.csv").exists()
-        return {row[0] for row in self._so_far("points.csv")} if there else set()
+        return {row[0] for row in self._files.rows("points.csv")} if there else set()
 
     def end(self, point: str, seconds: float) -> None:
         """Record that a point is finished, and how long it took; once, if it is resumed after."""
         if point in self.ended():
             return
         if not (self.folder / "points.csv").exists():
-            self._write_table("points.csv", [])
-        self._append("points.csv", lines([[point, f"{seconds:.3f}"]]))
+            self._files.write("points.csv")
+        self._files.append("points.csv", lines([[point, f"{seconds:.3f}"]]))
 
     def discard(self, folder: str) -> None:
         """Remove a folder of the run, such as the checkpoint of a point that has ended."""
         shutil.rmtree(self.folder / folder, ignore_errors=True)
-
-    def _so_far(self, name: str) -> list[list[str]]:
-        """The complete rows of a table that only this process writes, each read once.
-
-        Reading the whole table at each of a thousand points would take most of the run's time.
-        """
-        rows, end = self._known.get(name, ([], 0))
-        path = self.folder / name
-        if not end:
-            rows = read_table(path, TABLES[name])[0]
-            end = path.stat().st_size
-        elif path.stat().st_size > end:
-            with path.open("rb") as file:
-                file.seek(end)
-                rows += parsed(file.read().decode(errors="replace"))
-                end = file.tell()
-        self._known[name] = (rows, end)
-        return rows
 
     def findings(self, findings: Iterable[Finding], ended: Ended | None = None) -> None:
         """Append rows and sync them to disk.
@@ -255,7 +235,7 @@ class Ledger:
             findings: The rows, in general all of one attack.
             ended: The attack whose rows these are all; without it they count as incomplete.
         """
-        self._append("findings.csv", lines(cells(dataclasses.astuple(f)) for f in findings))
+        self._files.append("findings.csv", lines(cells(dataclasses.astuple(f)) for f in findings))
         if ended is not None:
             self.attacks.end(ended)
 
@@ -268,22 +248,22 @@ class Ledger:
             point: The point of the sweep.
         """
         rows = [cells([round, visible(name), float(v), point]) for name, v in values.items()]
-        self._append("utility.csv", lines(rows), sync=False)
+        self._files.append("utility.csv", lines(rows), sync=False)
 
     def sync_utility(self) -> None:
         """Wait until all rows of utility are on disk."""
-        self._append("utility.csv", "")
+        self._files.append("utility.csv")
 
     def artifact(self, path: str, content: bytes) -> None:
         """Write a file below the run folder, and missing folders; paths outside are refused."""
         if not (self.folder / path).resolve().is_relative_to(self.folder.resolve()):
             raise RunFolderError(f"'{path}' lies outside the run folder {self.folder}")
-        self._replace(path, content)
+        self._files.replace(path, content)
 
     def event(self, kind: str, **fields: Any) -> None:
         """Append a line to `log.jsonl`: seconds since the start, kind, fields."""
         entry = {"seconds": round(time.monotonic() - self._started, 3), "event": kind, **fields}
-        self._append("log.jsonl", json.dumps(entry, default=str) + "\n", sync=False)
+        self._files.append("log.jsonl", json.dumps(entry, default=str) + "\n", sync=False)
 
     def provenance(
         self, scenario: Scenario, hashes: Mapping[str, str], *, device: str = "", **more: Any
@@ -297,7 +277,7 @@ class Ledger:
             **more: Further entries of provenance.json.
         """
         content = provenance.of(scenario, hashes, provenance.read(self.folder), device)
-        self._replace(provenance.FILE, json.dumps({**content, **more}, indent=2).encode())
+        self._files.replace(provenance.FILE, json.dumps({**content, **more}, indent=2).encode())
 
     def same_data(self, fingerprint: str) -> None:
         """Raise `RunFolderError` if the data differ from those that the run began with."""
@@ -319,29 +299,13 @@ class Ledger:
         }
         try:
             rows.sort(key=order_of)
-            self._write_table("findings.csv", [[*row.values()] for row in rows])
+            self._files.write("findings.csv", [[*row.values()] for row in rows])
             frame = read_csv(path, dtype=types, keep_default_na=False, na_values=_NA)
         except ValueError as error:
             raise RunFolderError(f"{path} was changed and cannot be read: {error}") from error
         for name in (name for name, kind in types.items() if kind == "string"):
             frame[name] = frame[name].map(restored).astype("string")
-        self._replace("findings.parquet", frame.to_parquet(index=False))
-
-    def _write_table(self, name: str, rows: Sequence[Sequence[str]] = ()) -> None:
-        self._replace(name, lines([TABLES[name], *rows]).encode())
-
-    def _append(self, name: str, text: str, *, sync: bool = True) -> None:
-        path = self.folder / name
-        with writing(path), opened(path, "a", encoding="utf-8", newline="") as file:
-            file.write(text)
-            file.flush()
-            if sync:
-                os.fsync(file.fileno())
-
-    def _replace(self, name: str, content: bytes) -> None:
-        self._known.pop(name, None)
-        with writing(self.folder / name):
-            write_whole(self.folder / name, content, sync=True)
+        self._files.replace("findings.parquet", frame.to_parquet(index=False))
 
 
 _NA = {name: [""] for name in ("value", "baseline", "baseline_prior")}
