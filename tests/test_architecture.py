@@ -74,6 +74,12 @@ def imports(path: Path) -> Iterator[str]:
         yield from named
 
 
+def listed(package: Path) -> list[str]:
+    """The modules that a package's docstring lists, each on a line of its own."""
+    text = ast.get_docstring(ast.parse((package / "__init__.py").read_text(encoding="utf-8")))
+    return re.findall(r"^([a-z_]+) {2,}[^ -]", text or "", re.M)
+
+
 def sources(root: Path = ROOT) -> list[Path]:
     return sorted(root.rglob("*.py"))
 
@@ -102,6 +108,17 @@ def test_the_page_draws_these_rooms():
     rows = [row for line in picture[1].splitlines() for row in line.strip().split(" --> ") if row]
     drawn = list(dict.fromkeys(frozenset(row.split(" & ")) for row in rows))
     assert drawn == [frozenset(room - {"moved"}) for room in ROOMS]
+
+
+def test_a_rooms_docstring_lists_its_modules():
+    packages = [path.parent for path in sources() if path.name == "__init__.py"]
+    listing = [package for package in packages if listed(package)]
+    rooms = {room for row in ROOMS for room in row if (ROOT / room).is_dir()}
+    assert {package.name for package in listing} >= rooms - {"cli"}  # a file for each command
+    for package in listing:
+        parts = {path.stem for path in package.glob("[!_]*.py")}
+        parts |= {path.parent.name for path in package.glob("*/__init__.py")}
+        assert sorted(listed(package)) == sorted(parts), package
 
 
 @pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))

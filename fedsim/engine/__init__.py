@@ -1,11 +1,21 @@
 """Engines, which decide where clients and attacks run.
 
-    inline    in this process, one after the other
-    ray       groups of clients, and attacks, on long-lived Ray actors
-    flower    Flower's own simulation engine, unchanged
+inline    in this process, one after the other
+ray       groups of clients, and attacks, on long-lived Ray actors
+flower    Flower's own simulation engine, unchanged
 
 The first two are Flower `Grid`s that call the ClientApp themselves, which makes them deterministic
 and saves the time that polling takes. All three give the same findings for a seed.
+
+simulate         `fedsim run`: train, intercept every update, attack it, report
+attack           `fedsim attack`: attack a recorded run
+attackable       what is refused before attacks on a recorded run
+request          what `fedsim attack` is asked for
+preflight        checks before a run folder is made
+process          what a process does around a run
+packing          how many clients a GPU trains at once
+app              the ServerApp of `flwr run`
+session_folder   the folder of a Ray session, which Ray leaves behind
 """
 
 import os

@@ -1,22 +1,24 @@
 """Tools for attacks on gradients: the head's gradient, rank, distances and gradient matching.
 
-head        gradient of the projection layer, and calls of a model's layers
-rank        numerical rank: the singular values above rounding and noise
-distances   distances of the gradients of many dummy batches from observed ones
-dummy       gradients of many dummy batches in one pass
-chain       the same for chains of layers, differentiated by hand (chain_steps: by layer)
-factored    gradients of many dummy sequences, as sums of outer products
-ghost       gradients of transformers that are fed embeddings, as sums of outer products
-terms       the part of a distance that parameters of one shape contribute
-statistics  batch statistics of BatchNorm layers, from running statistics
-unrolled    the average gradient of several simulated local steps
-problem     gradient matching of inputs and labels as an objective
-texts       gradient matching of token embeddings as an objective
-sequences   gradient matching of a decoded sequence as an objective
-ctc         CTC loss that can be differentiated twice
-descent     optimizers for many independent problems at a time
-compiling   an objective with its gradient as a compiled graph
-matching    the matching loop, for many victims and restarts at a time
+head            gradient of the projection layer, and calls of a model's layers
+rank            numerical rank: the singular values above rounding and noise
+distances       distances of the gradients of many dummy batches from observed ones
+dummy           gradients of many dummy batches in one pass
+chain           the same for chains of layers, differentiated by hand
+chain_steps     the part of each kind of layer in it
+factored        gradients of many dummy sequences, as sums of outer products
+ghost           gradients of transformers that are fed embeddings, as sums of outer products
+terms           the part of a distance that parameters of one shape contribute
+statistics      batch statistics of BatchNorm layers, from running statistics
+true_features   the true features of examples, and candidates, for metrics
+unrolled        the average gradient of several simulated local steps
+problem         gradient matching of inputs and labels as an objective
+texts           gradient matching of token embeddings as an objective
+sequences       gradient matching of a decoded sequence as an objective
+ctc             CTC loss that can be differentiated twice
+descent         optimizers for many independent problems at a time
+compiling       an objective with its gradient as a compiled graph
+matching        the matching loop, for many victims and restarts at a time
 """
 
 from fedsim.gradients.compiling import Objective, compiled

@@ -4,10 +4,18 @@
     IsolatedAdversary  --fork one-->  (no data)  --fork-->  walls, then import, then attack
           |  <----------------- claim as JSON and safetensors ----------------  |
 
-`isolated.py` is the adversary as the run sees it, `calls.py` one call of it, `sending.py` what it
-is sent, `process.py` starts the server and asks it for children. `server.py` and `child.py` are
-those processes, `walls.py` with `files.py` (Landlock) and `syscalls.py` (seccomp) closes a child
-in, and `claims.py` with `frames.py` is what comes back.
+isolated   the adversary as the run sees it
+facts      what is known of an adversary that is not imported
+calls      one call of it: its result, its error, or how it ended
+sending    what it is sent, and which files it may read
+process    starts the server and asks it for children
+server     the process that forks a child for each call
+child      the process of one call
+walls      the walls around a child: limits, capabilities
+files      the part of the walls around files (Landlock)
+syscalls   the part around system calls (seccomp)
+claims     claims as JSON and safetensors, in which they come back
+frames     frames between two processes
 """
 
 from fedsim.isolation.calls import MEMORY_MB as MEMORY_MB

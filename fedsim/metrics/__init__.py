@@ -1,16 +1,18 @@
 """Metrics: scores of an adversary's claim against the truth, and of guesses for comparison.
 
-    labels         sets, counts and distributions of labels
-    images         pixel errors and similarity of claimed images; LPIPS, if its weights are stored
-    tables         errors of the cells of claimed rows, by kind of column
-    frames         errors of claimed speech features
-    features       errors of claimed feature vectors, the inputs of the head
-    words          word errors of claimed transcripts
-    attributes     rank of an attribute of an example, such as its speaker
-    text           ROUGE and token scores of claimed texts
-    optimisation   how an attack's own optimisation went, without truth and chance level
-    assignment     one-to-one assignment of claims to originals
-    claims         the form of a claim's fields, and shapes that match no original
+labels         sets, counts and distributions of labels
+images         pixel errors and similarity of claimed images; LPIPS, if its weights are stored
+tables         errors of the cells of claimed rows, by kind of column
+frames         errors of claimed speech features
+features       errors of claimed feature vectors, the inputs of the head
+words          word errors of claimed transcripts
+attributes     rank of an attribute of an example, such as its speaker
+text           ROUGE and token scores of claimed texts
+text_pairs     claimed texts matched to the originals
+optimisation   how an attack's own optimisation went, without truth and chance level
+assignment     one-to-one assignment of claims to originals
+registry       the installed metrics, and which of them apply
+claims         the form of a claim's fields, and shapes that match no original
 
 Each metric is a subclass of `fedsim.metric.Metric`. A package adds its own by an entry point.
 """

@@ -2,6 +2,25 @@
 
 It is made from the run folder alone. All text in the folder is treated as hostile, since it may
 come from another machine. The page contains its pictures and its library, and loads nothing else.
+
+folder         a run folder as a report reads it
+content        what the page of a run shows
+comparison     what the page of several runs shows
+pages          pages from templates, with every value escaped
+attacks        all attacks, for the table of the page
+leakage        averages of findings, beside chance, and as sentences
+intervals      95 % intervals of a mean
+significance   whether scores beat a guess on the same victims
+evidence       one metric of an adversary against its guesses
+verdict        the verdict on an adversary, from all its metrics
+wording        what a verdict says of the attacks behind it
+diagnosis      why each adversary leaks or not, in sentences
+replication    settings repeated over seeds, and their paired differences
+charts         plots of utility and leakage against rounds
+frontier       utility against leakage for each setting
+traces         curves, bands and chance lines, shared with `fedsim.reproduce`
+tables         tables of the page
+exhibits       originals beside reconstructions
 """
 
 from collections.abc import Mapping, Sequence

@@ -4,6 +4,18 @@
 
 Unknown keys are errors that name the nearest known one. `--set key=value` overrides a value by
 its dotted key in the file: `--set training.lr=0.05 --set adversaries.1.iterations=50`.
+
+files        finding and reading scenario files
+dotted       dotted keys, and the names of a sweep's points
+tables       the base class of a scenario's tables
+settings     `[threat]`, `[record]`, `[engine]`, `[sinks]` and `[[adversaries]]`
+training     `[training]`
+schedules    learning rates by round
+seeded       `seed`
+paper        `[paper]`: the reproduced figure and its published numbers
+devices      where clients and attacks compute
+complaints   what contradicts itself
+built        task, plugins and threat model, built once in each process
 """
 
 import copy

@@ -2,6 +2,9 @@
 
 A sink observes the events of a run and changes no result. If it fails, that is said once, and the
 run goes on without it.
+
+tensorboard   event files
+mlflow        runs on a tracking server or in a database
 """
 
 import math

@@ -1,6 +1,13 @@
 """The engine on Ray: client workers, attack workers, and the session that both share.
 
 Attacks need no Flower, so that `attacks` and `session` load without it.
+
+clients    the engine: groups of clients on actors
+attacks    the executor: attacks on actors while training goes on
+worker     the actor that runs attacks
+session    the Ray session that both share
+transfer   how messages travel between the server and the actors
+board      the progress of attacks on any node
 """
 
 import importlib

@@ -1,10 +1,10 @@
 """Secure aggregation, by which the server learns the sum of the clients' updates alone.
 
-masking.py      fixed point, pairwise masks and who shares them; numpy alone
-client.py       the client's part, as a Flower mod
-maskedsum.py    the server's part of "masked-sum", an emulation
-secaggplus.py   both parts of "secagg+", Flower's own protocol
-grid.py         SecureGrid, which runs a protocol and passes on the mean
+masking      fixed point, pairwise masks and who shares them; numpy alone
+client       the client's part, as a Flower mod
+maskedsum    the server's part of "masked-sum", an emulation
+secaggplus   both parts of "secagg+", Flower's own protocol
+grid         SecureGrid, which runs a protocol and passes on the mean
 """
 
 from dataclasses import dataclass
