@@ -51,7 +51,7 @@ gpu: $(VENV)/.dev  ## tests and a benchmark on a GPU; without one, the benchmark
 lowest: $(VENV)/.dev  ## the tests with the lowest versions that pyproject.toml allows, in build/lowest
 	$(BIN)/python -m venv --clear --without-pip build/lowest
 	$(BIN)/uv pip install --quiet --python build/lowest --resolution lowest-direct --editable '.[dev]'
-	PATH="$(CURDIR)/build/lowest/bin:$$PATH" build/lowest/bin/python -m pytest $(PYTEST)
+	PATH="$(CURDIR)/build/lowest/bin:$$PATH" build/lowest/bin/python -m pytest $(PYTEST) -W ignore::DeprecationWarning
 
 image:  ## a container image, with docker, podman or buildah
 	docker/build

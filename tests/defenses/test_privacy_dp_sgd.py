@@ -61,7 +61,7 @@ def one_by_one(module, batch, clip):
     total = {name: torch.zeros_like(p) for name, p in module.named_parameters()}
     for x, y in zip(batch.inputs.double(), batch.labels, strict=True):
         grads = torch.autograd.grad(loss(module, Batch(x[None], y[None])), list(total_of(module)))
-        size = torch.cat([g.flatten() for g in grads]).norm()
+        size = torch.cat([g.detach().flatten() for g in grads]).norm()
         for name, g in zip(total, grads, strict=True):
             total[name] += g * min(1.0, clip / float(size))
     return {name: (value / len(batch)).float() for name, value in total.items()}
@@ -216,7 +216,7 @@ def test_weights_used_outside_their_layer_go_by_torch_func():
     for x, y in zip(batch.inputs, batch.labels, strict=True):
         value = loss(module, Batch(x[None], y[None]))
         grads = torch.autograd.grad(value, list(total_of(module)), materialize_grads=True)
-        size = torch.cat([g.flatten() for g in grads]).norm()
+        size = torch.cat([g.detach().flatten() for g in grads]).norm()
         for name, g in zip(total, grads, strict=True):
             total[name] += g * min(1.0, 0.3 / float(size)) / 4
     for name, expected in total.items():
