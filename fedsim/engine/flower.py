@@ -95,8 +95,13 @@ def _environment() -> dict[str, str]:
     own = {**os.environ, **ONE_THREAD}
     if os.environ.get("RAY_ADDRESS", "local") != "local":
         return own
-    # An address, or Ray would join whatever cluster it finds on this machine.
-    return {**own, "RAY_ADDRESS": "local", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    return {
+        **own,
+        "RAY_ADDRESS": "local",  # or Ray would join whatever cluster it finds on this machine
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        # Flower's actors have a `runtime_env`: workers that Ray starts before it stay idle.
+        "RAY_prestart_worker_first_driver": "0",
+    }
 
 
 def _gpus(scenario: Scenario) -> float:
@@ -138,6 +143,7 @@ def _child(folder: Path, point: str, temporary: str = "") -> None:
 
     from fedsim.attacking.attack import AttackRunner
     from fedsim.attacking.executor import InlineExecutor
+    from fedsim.engine.ray.local import without_helpers
     from fedsim.federation import federate
     from fedsim.federation.client import Answering
     from fedsim.federation.other_grids import OrderedGrid
@@ -169,21 +175,22 @@ def _child(folder: Path, point: str, temporary: str = "") -> None:
             emit("failure", reason=reason, client=client)
             raise
 
-    run_simulation(
-        server_app=server,
-        client_app=Answering(),
-        num_supernodes=scenario.training.clients,
-        backend_config={
-            "init_args": {
-                "num_cpus": workers(scenario),
-                **({"_temp_dir": temporary} if temporary else {}),
+    with without_helpers(shows_output=True):
+        run_simulation(
+            server_app=server,
+            client_app=Answering(),
+            num_supernodes=scenario.training.clients,
+            backend_config={
+                "init_args": {
+                    "num_cpus": workers(scenario),
+                    **({"_temp_dir": temporary} if temporary else {}),
+                },
+                "client_resources": {
+                    "num_cpus": scenario.engine.cpus_per_client,
+                    "num_gpus": _gpus(scenario),
+                },
             },
-            "client_resources": {
-                "num_cpus": scenario.engine.cpus_per_client,
-                "num_gpus": _gpus(scenario),
-            },
-        },
-    )
+        )
 
 
 if __name__ == "__main__":

@@ -285,10 +285,10 @@ def alive(mark: str) -> list[str]:
     [
         ({"workers": 1}, "interrupt", True),
         ({**RAY, "attack_workers": 2}, "interrupt all", True),
-        ({"name": "flower", "workers": 2}, "interrupt all", False),
+        ({"name": "flower", "workers": 1}, "interrupt all", False),
         ({"workers": 1}, "terminate", True),
         ({**RAY, "attack_workers": 2}, "terminate", True),
-        ({"name": "flower", "workers": 2}, "terminate", False),
+        ({"name": "flower", "workers": 1}, "terminate", False),
     ],
     ids=["inline", "ray", "flower", "inline terminated", "ray terminated", "flower terminated"],
 )

@@ -2,7 +2,9 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
+import psutil
 import pytest
 from support.tiny import rows, scenario
 
@@ -25,6 +27,14 @@ def test_a_client_that_fails_ends_its_own_point_alone(engine, tmp_path):
         simulate(run, tmp_path / "run")
     whole = {row["point"] for row in rows(tmp_path / "run") if row["status"] == "ok"}
     assert "defenses.0.client=9" in whole
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_session_of_one_run_has_no_processes_that_only_clusters_need():
+    below = psutil.Process().children(recursive=True)
+    scripts = {Path(word).name for process in below for word in process.cmdline()}
+    assert "raylet" in scripts
+    assert not scripts & {"monitor.py", "dashboard.py", "log_monitor.py"}
 
 
 def test_flowers_processes_sum_in_one_thread_whatever_the_environment_says(monkeypatch):

@@ -7,17 +7,17 @@ import math
 import os
 import signal
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import psutil
 import ray
 import torch
-from ray._private import ray_constants, state
+from ray._private import state
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from fedsim.engine import knock
+from fedsim.engine.ray.local import on_loopback, without_helpers
 from fedsim.engine.session_folder import SessionFolder, kill_children
 from fedsim.errors import EngineError
 from fedsim.scenario.devices import device_of
@@ -194,7 +194,10 @@ def _start(settings: Engine, cpus: float) -> None:
         atexit.register(_end_session)
     ours = signal.getsignal(signal.SIGTERM)
     try:
-        with contextlib.nullcontext() if settings.address else _on_loopback():
+        with contextlib.ExitStack() as stack:
+            if not settings.address:
+                stack.enter_context(on_loopback())
+                stack.enter_context(without_helpers(shows_output=options["log_to_driver"]))
             ray.init(**options)
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, ours)  # Ray's own leaves at once, without a report
@@ -211,26 +214,6 @@ def _start(settings: Engine, cpus: float) -> None:
             "" if settings.address else ". Try again, or set engine.workers = 1 to run without Ray"
         )
         raise EngineError(f"Ray cannot start or reach {where}: {reason}{fix}") from error
-
-
-@contextlib.contextmanager
-def _on_loopback() -> Iterator[None]:
-    """Let Ray, which runs whatever it is sent, listen on loopback alone, and not on every network.
-
-    It replaces a `_node_ip_address` of 127.0.0.1 by the machine's address, unless clusters are
-    disabled, as by default on macOS.
-    """
-    key = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR
-    before = os.environ.get(key)
-    clusters = ray_constants.ENABLE_RAY_CLUSTER
-    os.environ[key], ray_constants.ENABLE_RAY_CLUSTER = "0", False  # Ray's processes inherit it
-    try:
-        yield
-    finally:
-        ray_constants.ENABLE_RAY_CLUSTER = clusters
-        del os.environ[key]
-        if before is not None:
-            os.environ[key] = before
 
 
 def _short_of(needs: dict[str, float]) -> str:
