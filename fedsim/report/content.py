@@ -210,7 +210,9 @@ def _lead(folder: RunFolder, every: Sequence[Series]) -> str:
     if (repeated := max(len(tables.seeds(one)) for one in every)) > 1:
         parts.append(f"{'Each' if points > 1 else 'It'} was run with {repeated} seeds.")
     if rows.empty:
-        parts.append("No adversary took part in this run: it shows utility alone.")
+        named = folder.scenario.get("adversaries")
+        none = "No attack has ended yet" if named else "No adversary took part in this run"
+        parts.append(f"{none}: it shows utility alone.")
     else:
         each = ["point", "seed", "victim", "client"]
         attacked = rows[rows["status"] != "denied"].drop_duplicates(each)
@@ -241,10 +243,9 @@ def _lead(folder: RunFolder, every: Sequence[Series]) -> str:
             utility[utility["metric"] == "accuracy"], utility_measure("accuracy"), "value"
         )
         if accuracy:
-            first, *_, last = [*accuracy.values()] * 2
-            parts.append(
-                f"Meanwhile accuracy went from {100 * first.mean:.0f} % to {100 * last.mean:.0f} %."
-            )
+            first, *more = [f"{100 * one.mean:.0f} %" for one in accuracy.values()]
+            went = f"went from {first} to {more[-1]}" if more else f"was {first}"
+            parts.append(f"Meanwhile accuracy {went}.")
         parts += [f"Privacy spent: {text}." for text in _spent(utility)]
     return " ".join(parts)
 

@@ -16,6 +16,7 @@ from fedsim.runs.reading import (
     probe_of,
     read_findings,
     read_measures,
+    read_rows,
     read_utility,
     split_point,
     unit_of,
@@ -129,6 +130,9 @@ def read_folder(run_dir: Path) -> RunFolder:
         provenance = json.loads(provenance_text)
     except (ValueError, RecursionError):
         provenance = {}
+    provenance = provenance if isinstance(provenance, dict) else {}
+    if "unknown" not in provenance:  # that of another Flower project, which fedsim did not train
+        notes += _unfinished(run_dir, scenario.get("training"), utility)
     victims = rows["victim"].unique()
     for column, of in (("probe", probe_of), ("unit", unit_of)):
         rows[column] = rows["victim"].map({victim: of(victim) for victim in victims})
@@ -153,10 +157,28 @@ def read_folder(run_dir: Path) -> RunFolder:
         ),
         scenario,
         scenario_text,
-        provenance if isinstance(provenance, dict) else {},
+        provenance,
         provenance_text,
         notes,
     )
+
+
+def _unfinished(run_dir: Path, training: object, utility: "pd.DataFrame") -> list[str]:
+    """A note on the points that a killed or failed run left before their last round."""
+    rounds = training.get("rounds") if isinstance(training, dict) else None
+    if utility.empty or not isinstance(rounds, int):
+        return []
+    try:
+        ended, _ = read_rows(run_dir, "points.csv", {"point"})
+    except RunFolderError:
+        return []
+    last = utility.groupby("point")["round"].max()
+    last = last[~last.index.isin(set(ended["point"]) if len(ended) else set()) & (last < rounds)]
+    return [
+        f"{f'Point {shown(point)}' if point else 'The run'} is unfinished: it ended round "
+        f"{reached:.0f} of {rounds}. Continue with `fedsim run --resume`."
+        for point, reached in last.items()
+    ]
 
 
 def _labels(rows: "pd.DataFrame") -> "pd.Series":

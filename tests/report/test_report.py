@@ -140,6 +140,29 @@ def test_a_run_without_adversaries_reports_utility(run):
     assert "accuracy went from 25\u00a0% to 85\u00a0%" in page_of(folder)
 
 
+def test_a_run_that_was_killed_before_its_first_attack_ended_is_not_one_without_adversaries(run):
+    folder = run(scenario=SCENARIO + '[[adversaries]]\nname = "llg"\n')
+    (folder / "utility.csv").write_text("round,metric,value,point\n0,accuracy,0.25,\n")
+    page = page_of(folder)
+    assert "No attack has ended yet: it shows utility alone." in page
+    assert "Meanwhile accuracy was 25\u00a0%." in page
+    assert "The run is unfinished: it ended round 0 of 5. Continue with" in page
+
+
+def test_points_that_are_unfinished_are_named_and_those_that_ended_are_not(run):
+    folder = run(row(), points=("lr=1", "lr=2"))
+    for kept, seen in (((1, 2, 3), True), ((1, 2, 3, 4, 5), False)):
+        lines = [f"{n},loss,1.0,{point}" for point in ("lr=1", "lr=2") for n in kept]
+        (folder / "utility.csv").write_text("\n".join(["round,metric,value,point", *lines, ""]))
+        assert ("lr=2 is unfinished: it ended round 3 of 5" in page_of(folder)) is seen
+    (folder / "utility.csv").write_text("round,metric,value,point\n3,loss,1.0,lr=1\n")
+    (folder / "points.csv").write_text("point,seconds\nlr=1,2.0\n")
+    assert "unfinished" not in page_of(folder)
+    (folder / "points.csv").unlink()
+    (folder / "provenance.json").write_text('{"schema": 1, "unknown": []}')  # not trained by fedsim
+    assert "unfinished" not in page_of(folder)
+
+
 def test_a_folder_that_is_no_run_is_refused(tmp_path):
     with pytest.raises(RunFolderError, match="there is no run folder"):
         write_report(tmp_path / "nowhere")
