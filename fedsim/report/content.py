@@ -211,7 +211,7 @@ def _lead(folder: RunFolder, every: Sequence[Series]) -> str:
         parts.append(f"{'Each' if points > 1 else 'It'} was run with {repeated} seeds.")
     if rows.empty:
         named = folder.scenario.get("adversaries")
-        none = "No attack has ended yet" if named else "No adversary took part in this run"
+        none = "No attack has ended" if named else "No adversary took part in this run"
         parts.append(f"{none}: it shows utility alone.")
     else:
         each = ["point", "seed", "victim", "client"]

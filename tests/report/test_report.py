@@ -144,7 +144,7 @@ def test_a_run_that_was_killed_before_its_first_attack_ended_is_not_one_without_
     folder = run(scenario=SCENARIO + '[[adversaries]]\nname = "llg"\n')
     (folder / "utility.csv").write_text("round,metric,value,point\n0,accuracy,0.25,\n")
     page = page_of(folder)
-    assert "No attack has ended yet: it shows utility alone." in page
+    assert "No attack has ended: it shows utility alone." in page
     assert "Meanwhile accuracy was 25\u00a0%." in page
     assert "The run is unfinished: it ended round 0 of 5. Continue with" in page
 
