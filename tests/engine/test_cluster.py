@@ -16,6 +16,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from ray._raylet import GcsClient
+from ray.core.generated.gcs_pb2 import GcsNodeInfo
 from support.commands import python
 from support.processes import kill_marked, marked, needs_proc
 
@@ -26,13 +28,17 @@ MANY = ("training.rounds=15", "training.clients_per_round=8")
 """Rounds enough for a node to be lost meanwhile."""
 
 
+LEAN = ("--no-monitor", "--include-log-monitor=false")
+"""Without processes that no test looks at."""
+
+
 @contextmanager
 def node(tmp_path: Path, *options: str, cpus: int = 2, **environment: str) -> Iterator[None]:
     """One Ray node, until the block ends."""
     command = [Path(sys.executable).with_name("ray"), "start", *options, f"--num-cpus={cpus}"]
     log = (tmp_path / "ray.log").open("ab")
     started = subprocess.Popen(
-        [*command, "--object-store-memory=100000000", "--disable-usage-stats", "--block"],
+        [*command, *LEAN, "--object-store-memory=100000000", "--disable-usage-stats", "--block"],
         env={**os.environ, **environment},
         stdout=log,
         stderr=subprocess.STDOUT,
@@ -78,21 +84,12 @@ def wait(address: str, nodes: int) -> None:
         except OSError:
             assert time.monotonic() < deadline, "the head did not start"
             time.sleep(0.1)
-    code = (
-        "import ray, sys, time\n"
-        "for _ in range(240):\n"
-        "    try:\n"
-        "        if not ray.is_initialized():\n"
-        "            ray.init(address=sys.argv[1], log_to_driver=False, logging_level=50)\n"
-        "        if sum(n['Alive'] for n in ray.nodes()) == int(sys.argv[2]):\n"
-        "            break\n"
-        "    except Exception:\n"
-        "        pass\n"
-        "    time.sleep(0.5)\n"
-        "else:\n"
-        "    sys.exit('the node did not join')\n"
-    )
-    subprocess.run([sys.executable, "-c", code, address, str(nodes)], check=True, timeout=200)
+    # Its own client, because `ray.init` makes every node start workers.
+    client = GcsClient(address=address)
+    alive = GcsNodeInfo.GcsNodeState.ALIVE
+    while len(client.get_all_node_info(timeout=60, state_filter=alive)) != nodes:
+        assert time.monotonic() < deadline, "the node did not join"
+        time.sleep(0.5)
 
 
 IMPATIENT = """
