@@ -253,6 +253,7 @@ class Hellinger(Metric):
         phrase="Hellinger distance of label shares {value} over {n} updates",
         lower=True,
         detail=True,
+        most=1.0,
         rank=310,
     )
 
@@ -285,6 +286,7 @@ class LabelCorrelation(Metric):
         "Label correlation",
         phrase="label scores correlate {value} with the true counts over {n} updates",
         detail=True,
+        most=1.0,
         rank=320,
     )
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from fedsim.metrics import METRICS, applicable, baselines, labels
 from fedsim.records import Reconstruction, Spec, Truth
+from fedsim.report.intervals import interval
 from fedsim.scenario import Scenario
 
 SPEC = Spec(classes=4)
@@ -199,3 +200,9 @@ def test_labels_are_counted_once_for_a_chance_level_however_many_classes_there_a
     monkeypatch.setattr(labels, "true_counts", lambda one: counted.append(1) or plain(one))
     assert METRICS[name].chance(Truth(labels=torch.tensor([1, 1, 2])), Spec(50, (4,))) > 0
     assert len(counted) == 1
+
+
+@pytest.mark.parametrize("name", ["hellinger", "label_correlation"])
+def test_intervals_of_what_lies_between_0_and_1_do_too(name):
+    assert interval([1.0, 1.0, 0.7], METRICS[name].shown) == (pytest.approx(0.47, abs=0.01), 1.0)
+    assert interval([0.0, 0.0, 0.3], METRICS[name].shown) == (0.0, pytest.approx(0.53, abs=0.01))

@@ -132,6 +132,11 @@ def test_a_torn_last_line_is_left_out_and_said(run, tail):
     assert "The last line of findings.csv is incomplete" in page_of(folder)
 
 
+def test_a_mean_without_an_interval_has_a_dash_in_markdown(run):
+    few = write_report(run(row(), row(client=2)), format="markdown").read_text(encoding="utf-8")
+    assert "| 100 % | – | 30 % |" in few.replace("\u00a0", " ")
+
+
 def test_a_run_without_adversaries_reports_utility(run):
     folder = run()
     assert summary(folder) == []
