@@ -105,6 +105,7 @@ def attack(  # noqa: PLR0913 - each argument is an option of the command
     with alone_in(folder):
         ledger = Ledger(folder)
         ledger.repair()
+        ledger.same_training()
         chosen = _points(scenario, changes or {}, adversaries, points, task)
         prepared: list[tuple[str, BuiltRun]] = []
         after: BuiltRun | None = None

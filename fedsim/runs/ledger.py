@@ -135,6 +135,8 @@ class Ledger:
                 f"{self.folder} is of an earlier version of fedsim (schema 1), which cannot be "
                 "resumed. fedsim attack attacks what it recorded; or choose another --out"
             )
+        if not growing:
+            self.same_training()
         self.same_scenario(scenario, growing, training=not growing)
         self._files.replace("scenario.toml", scenario.to_toml().encode())
         self.describe_metrics(scenario)
@@ -276,8 +278,24 @@ class Ledger:
             device: Where it runs; devices of earlier parts of the run are kept.
             **more: Further entries of provenance.json.
         """
+        hashes = {"training": provenance.training_digest(self.folder), **hashes}
         content = provenance.of(scenario, hashes, provenance.read(self.folder), device)
         self._files.replace(provenance.FILE, json.dumps({**content, **more}, indent=2).encode())
+
+    def same_training(self) -> None:
+        """Raise `RunFolderError` if what training depends on was changed in scenario.toml.
+
+        The true examples are made again from it, so that attacks would be scored against others.
+        """
+        known = provenance.read(self.folder)
+        digest = known.get("hashes", {}).get("training")
+        if digest is None or "unknown" in known:  # other projects' scenarios may be completed
+            return
+        if digest != provenance.training_digest(self.folder):
+            raise RunFolderError(
+                f"{self.folder / 'scenario.toml'} was changed since this run trained by it. Put "
+                "back the file that the run wrote; for another training, choose another --out"
+            )
 
     def same_data(self, fingerprint: str) -> None:
         """Raise `RunFolderError` if the data differ from those that the run began with."""

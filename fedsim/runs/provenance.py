@@ -125,15 +125,7 @@ def differences(
     Raises:
         RunFolderError: The folder's scenario cannot be read.
     """
-    path = folder / "scenario.toml"
-    try:
-        before = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise RunFolderError(
-            f"{path} cannot be read: {reason}. Put back the file that the run wrote, or choose "
-            "another --out"
-        ) from error
+    before = _scenario_of(folder)
     before = results(before)
     # Parsing imports what a scenario names: of a folder's, only what this one names as well.
     if {*references(before)} <= {*references(scenario.to_dict())}:
@@ -150,8 +142,33 @@ def differences(
 def trained_by(table: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of a scenario that training depends on."""
     kept = {key: value for key, value in results(table).items() if key not in ATTACKING}
-    threat = kept.get("threat", {})
-    return {**kept, "threat": {"follow": threat.get("follow", [])}}
+    threat = kept.get("threat")
+    follow = threat.get("follow", []) if isinstance(threat, dict) else []
+    return {**kept, "threat": {"follow": follow}}
+
+
+def training_digest(folder: Path) -> str:
+    """SHA-256 of what training depends on in a run folder's scenario.toml, as the file says it.
+
+    A sweep is left out, since points may be added to it.
+
+    Raises:
+        RunFolderError: The file cannot be read.
+    """
+    table = {key: one for key, one in trained_by(_scenario_of(folder)).items() if key != "sweep"}
+    return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
+
+
+def _scenario_of(folder: Path) -> dict[str, Any]:
+    path = folder / "scenario.toml"
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise RunFolderError(
+            f"{path} cannot be read: {reason}. Put back the file that the run wrote, or choose "
+            "another --out"
+        ) from error
 
 
 def _differing(before: Any, now: Any, key: str) -> Iterator[str]:
