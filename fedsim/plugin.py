@@ -258,7 +258,10 @@ def validated(model: type[Model], values: dict[str, Any], where: str) -> Model:
                 said = ", or ".join(dict.fromkeys(map(_worded, problems)))
                 said = said.replace(", or expected ", ", or ")
                 found = problems[0]["input"]
-                whole = not path and isinstance(found, dict)  # the message names the wrong value
+                # Of a whole table the message names the wrong values.
+                whole = isinstance(found, dict) and (
+                    not path or problems[0]["type"] == "value_error"
+                )
                 lines.append(f"{place}: {said}" + ("." if whole else f"; found {found!r:.80}."))
         raise ScenarioError("\n".join(lines)) from error
 
