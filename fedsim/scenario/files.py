@@ -46,6 +46,11 @@ def locate(source: str | Path) -> Path:
     for file in (builtin, FOLDER / f"{figure}.toml"):
         if file.is_file():
             return file
+    if path.is_dir():
+        raise ScenarioError(
+            f"no scenario '{source}': it is a folder without a scenario.toml, so that no run began "
+            "in it. Name a file, a run folder, or one of fedsim list scenarios"
+        )
     raise ScenarioError(
         f"no scenario '{source}': neither a file, nor one that comes with fedsim. "
         f"{did_you_mean(str(source), scenario_names(), scenario_names(papers=False))} "

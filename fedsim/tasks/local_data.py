@@ -330,6 +330,8 @@ def reading(path: Path) -> Iterator[None]:
         raise DataError(f"{path} cannot be read: it is no regular file")
     try:
         yield
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} cannot be read: {error}; save it as UTF-8") from error
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, csv.Error) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
     except (MemoryError, RecursionError) as error:

@@ -243,6 +243,11 @@ def test_more_clients_than_examples_is_an_error_before_any_folder(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_folder_in_which_no_run_began_is_named_as_such(tmp_path):
+    with pytest.raises(ScenarioError, match=r"it is a folder without a scenario\.toml"):
+        Scenario.load(tmp_path)
+
+
 def test_missing_data_is_an_error_before_any_folder(tmp_path):
     run = Scenario.parse({"task": {"data": "mnist"}, "data_dir": str(tmp_path / "none")})
     with pytest.raises(DataError, match="mnist"):

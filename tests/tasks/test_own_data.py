@@ -187,7 +187,7 @@ def test_the_rate_of_a_recording_is_part_of_the_fingerprint_and_may_be_numpys():
     [
         (images, "ragged", "returned no arrays: .*inhomogeneous"),
         (images, "shorter", r"images float32 \(30, 6, 6\), labels int64 \(29,\); expected"),
-        (images, "holes", "these floats run from nan to nan"),
+        (images, "holes", "of these floats are NaN or infinite"),
         (images, "floats", r"labels float64 \(30,\); expected"),
         (images, "nothing", r"nothing\(\) returned nothing; expected \(images, labels\)"),
         (images, "text", r"returned str; expected \(images, labels\)"),

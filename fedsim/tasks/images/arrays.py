@@ -220,8 +220,10 @@ def checked(x: Array, y: Array, where: str) -> tuple[Array, Array]:
     suited(x, y, where)
     if x.dtype.kind == "f":
         if not (np.isfinite(x).all() and x.min() >= 0 and x.max() <= 1):
-            found = _found(x, y, where)
-            raise DataError(f"{found}; these floats run from {x.min()} to {x.max()}")
+            wrong = f"these floats run from {x.min()} to {x.max()}"
+            if odd := x.size - np.isfinite(x).sum():
+                wrong = f"{odd} of these floats are NaN or infinite"
+            raise DataError(f"{_found(x, y, where)}; {wrong}")
         x = x.astype(np.float32)
     images = x[..., None] if x.ndim == 3 else x
     return images.transpose(0, 3, 1, 2), y.astype(np.int64)

@@ -198,7 +198,7 @@ def bad(**changes):
         (bad(x=np.zeros((60, 3, 8, 8), np.uint8)), r"images uint8 \(60, 3, 8, 8\).*1 or 3"),
         (bad(x=np.zeros((60, 8, 8), np.int32)), "images int32"),
         (bad(x=np.full((60, 8, 8), 2.0)), "floats run from 2.0 to 2.0"),
-        (bad(x=np.full((60, 8, 8), np.nan)), "floats run from nan"),
+        (bad(x=np.full((60, 8, 8), np.nan)), "3840 of these floats are NaN or infinite"),
         (bad(x=np.zeros((0, 8, 8), np.uint8), y=np.zeros(0, int)), r"\(0, 8, 8\)"),
         (bad(y=np.zeros(59, np.uint8)), r"labels uint8 \(59,\)"),
         (bad(y=np.zeros(60)), r"labels float64"),

@@ -169,6 +169,9 @@ def test_what_is_not_there(tmp_path):
     (tmp_path / "broken.jsonl").write_text('{"text": "a", "label": 1}\n{"text": a}\n')
     with pytest.raises(DataError, match="cannot be read: line 2, column 10: Expecting value"):
         load("broken", tmp_path, **GIVEN)
+    (tmp_path / "old.csv").write_bytes("text,label\ncafé,1\n".encode("latin-1"))
+    with pytest.raises(DataError, match=r"old\.csv cannot be read: .*; save it as UTF-8"):
+        load("old", tmp_path, **GIVEN)
     (tmp_path / "list.jsonl").write_text("[1, 2]\n")
     with pytest.raises(DataError, match="no object"):
         load("list", tmp_path, **GIVEN)
