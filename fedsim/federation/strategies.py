@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import flwr.serverapp.strategy as flower_strategies
+import pydantic
 from flwr.serverapp.strategy import Strategy
 
 from fedsim.errors import ScenarioError, did_you_mean
@@ -16,11 +17,15 @@ from fedsim.federation.fedsgd import FedSGD as FedSGD
 from fedsim.federation.wrappers import Following as Following
 from fedsim.federation.wrappers import Wrapper as Wrapper
 from fedsim.federation.wrappers import clients_of as clients_of
+from fedsim.plugin import validated
 from fedsim.scenario import Scenario
 
 AVERAGING = ("FedAdagrad", "FedAdam", "FedAvg", "FedAvgM", "FedProx", "FedSGD", "FedYogi")
 """Strategies that need only the mean update of a round, weighted by examples."""
 
+
+PLAIN = (bool, int, float, str, float | None)
+"""Types of strategies' settings that are checked."""
 
 PRIVATE = "DifferentialPrivacy"
 """Prefix of the names of Flower's differential-privacy wrappers."""
@@ -136,12 +141,21 @@ def build_strategy(scenario: Scenario, buffers: Collection[str] = ()) -> Strateg
                 f'strategy = {{name = "{name}", {stated}}}'
             )
         try:
-            made = cls(**{**given, **settings})
+            made = cls(**{**given, **_typed(settings, takes)})
             return ServerOptimizer(made, buffers) if optimizes else made
         except (TypeError, ValueError, AttributeError) as error:
             raise ScenarioError(f"training.strategy ({name}): {error}") from error
 
     return make(name, settings)
+
+
+def _typed(settings: Mapping[str, Any], takes: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
+    """Settings as numbers and texts where a strategy's signature says so; Flower checks none."""
+    kinds = {key: takes[key].annotation for key in settings if takes[key].annotation in PLAIN}
+    fields: dict[str, Any] = {key: (kind, ...) for key, kind in kinds.items()}
+    model = pydantic.create_model("Settings", **fields)
+    checked = validated(model, {key: settings[key] for key in kinds}, "training.strategy")
+    return {**settings, **checked.model_dump()}
 
 
 def _check_private(
