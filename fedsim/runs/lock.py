@@ -12,7 +12,7 @@ from filelock import FileLock, Timeout
 
 from fedsim.errors import RunFolderError
 from fedsim.runs.files import make_folder, opened, permissions
-from fedsim.runs.tables import writing
+from fedsim.runs.tables import not_writable, writing
 
 FILE = ".lock"
 HOLDER = ".lock.json"
@@ -40,9 +40,7 @@ def locked(path: Path) -> Iterator[bool]:
         yield False
         return
     except OSError as error:
-        raise RunFolderError(
-            f"{path.parent} cannot be written: {error.strerror}. Choose another --out"
-        ) from error
+        raise not_writable(path.parent, error) from error
     try:
         yield True
     finally:

@@ -182,12 +182,16 @@ def widen(path: Path, columns: Sequence[str]) -> None:
 
 
 def not_writable(folder: Path, error: OSError) -> RunFolderError:
-    """Why a run folder cannot be made, with the user's number if a permission is missing.
+    """Why a run folder cannot be written, with the user's number if a permission is missing.
 
     A folder that is mounted into a container often belongs to another user.
     """
-    mine = f", or a folder that user {os.getuid()} may write to" if hasattr(os, "getuid") else ""
+    fix = "Choose another --out"
+    if isinstance(error, PermissionError) and hasattr(os, "getuid"):
+        fix += f", or a folder that user {os.getuid()} may write to"
+    with contextlib.suppress(OSError):  # such as a name that is too long
+        if (folder / "scenario.toml").exists():
+            fix = "Copy the run to a folder that you may write to"
     return RunFolderError(
-        f"{str(folder)[:200]} cannot be written: {error.strerror or error}. Choose another --out"
-        f"{mine if isinstance(error, PermissionError) else ''}"
+        f"{str(folder)[:200]} cannot be written: {error.strerror or error}. {fix}"
     )

@@ -1,6 +1,7 @@
 """The run folder loses nothing: rows are durable, torn lines are mended, resume repeats little."""
 
 import dataclasses
+import errno
 import json
 import os
 import random
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from filelock import FileLock
 from support.findings import RUN, finding
 from support.tiny import rows, scenario
 
@@ -16,6 +18,7 @@ from fedsim.errors import RunFolderError
 from fedsim.runs import provenance
 from fedsim.runs.attack_log import Ended
 from fedsim.runs.ledger import COLUMNS, Ledger
+from fedsim.runs.lock import alone_in
 
 # --- rows -------------------------------------------------------------------------------------
 
@@ -180,6 +183,18 @@ def test_a_folder_of_another_user_s_is_one_clear_error_with_the_user(tmp_path, m
     expected = rf"locked cannot be written: Permission denied.*user {os.getuid()} may write to$"
     with pytest.raises(RunFolderError, match=expected):
         Ledger.create(tmp_path / "locked", RUN)
+
+
+def test_a_run_that_cannot_be_written_to_is_to_be_copied(ledger, monkeypatch):
+    def acquire(lock):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(FileLock, "acquire", acquire)
+    with (
+        pytest.raises(RunFolderError, match=r"written: Read-only file system\. Copy the run to a"),
+        alone_in(ledger.folder),
+    ):
+        pass
 
 
 def test_a_file_in_the_place_of_an_artifacts_folder_is_one_clear_error(ledger):
