@@ -18,7 +18,7 @@ def plain(claim: Reconstruction) -> Reconstruction:
     """Convert the fields of a claim to what `Reconstruction` says, with tensors on the CPU.
 
     Every claim passes through it, whether or not its adversary had a process of its own, so that
-    both are scored alike. Diagnostics stay as they are.
+    both are scored alike. `diagnostics` is returned unchanged.
 
     Raises:
         TypeError: A field holds something else, and cannot be converted.
