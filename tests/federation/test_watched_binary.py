@@ -9,11 +9,6 @@ from adversaries import DLG, LLG, RLG, BiasSigns, FirstLinear, TokenLeak
 from fedsim import diagnose, reveal
 
 
-@pytest.fixture(autouse=True)
-def _store(tmp_path, monkeypatch):
-    monkeypatch.setenv("FEDSIM_TRUTH", str(tmp_path / "truth"))
-
-
 class Net(nn.Module):
     """A network of one logit for rows of a table, (B, 1)."""
 

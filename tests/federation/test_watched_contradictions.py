@@ -14,11 +14,6 @@ from fedsim import HonestButCurious, reveal, watch
 from fedsim.engine.inline import InlineGrid
 
 
-@pytest.fixture(autouse=True)
-def _store(tmp_path, monkeypatch):
-    monkeypatch.setenv("FEDSIM_TRUTH", str(tmp_path / "truth"))
-
-
 class Net(nn.Module):
     """A network without normalisation of its inputs."""
 

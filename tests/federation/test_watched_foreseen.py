@@ -15,11 +15,6 @@ from fedsim.spec import Spec
 from fedsim.tasks.images import Images
 
 
-@pytest.fixture(autouse=True)
-def _store(tmp_path, monkeypatch):
-    monkeypatch.setenv("FEDSIM_TRUTH", str(tmp_path / "truth"))
-
-
 def train(net, loader):
     optimizer = optim.SGD(net.parameters(), lr=0.1)
     for x, y in reveal(loader):

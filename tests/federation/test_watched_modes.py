@@ -9,11 +9,6 @@ from adversaries import DLG
 from fedsim import reveal
 
 
-@pytest.fixture(autouse=True)
-def _store(tmp_path, monkeypatch):
-    monkeypatch.setenv("FEDSIM_TRUTH", str(tmp_path / "truth"))
-
-
 class Net(nn.Module):
     """A smooth network with dropout."""
 

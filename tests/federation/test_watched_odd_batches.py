@@ -12,11 +12,6 @@ from fedsim import reveal
 from fedsim.errors import ScenarioError
 
 
-@pytest.fixture(autouse=True)
-def _store(tmp_path, monkeypatch):
-    monkeypatch.setenv("FEDSIM_TRUTH", str(tmp_path / "truth"))
-
-
 class Net(nn.Module):
     def __init__(self):
         super().__init__()

@@ -1,16 +1,10 @@
 """Forward passes that no backward pass follows: none of them counts as training."""
 
-import pytest
 import torch
 from support.watched import audited, checks, steps
 from torch import nn
 
 from fedsim import reveal
-
-
-@pytest.fixture(autouse=True)
-def _store(tmp_path, monkeypatch):
-    monkeypatch.setenv("FEDSIM_TRUTH", str(tmp_path / "truth"))
 
 
 def sgd(net):

@@ -15,11 +15,6 @@ from fedsim import diagnose, reveal
 FRAMES, FEATURES, LABELS = 24, 12, 11
 
 
-@pytest.fixture(autouse=True)
-def _store(tmp_path, monkeypatch):
-    monkeypatch.setenv("FEDSIM_TRUTH", str(tmp_path / "truth"))
-
-
 class Recogniser(nn.Module):
     """Windows of three frames, a hidden layer, and logits of each frame."""
 

@@ -20,11 +20,6 @@ WORDS = {w: at for at, w in enumerate(sorted({w for m, _ in MESSAGES for w in m.
 """A vocabulary of the project's own; 0 is padding."""
 
 
-@pytest.fixture(autouse=True)
-def _store(tmp_path, monkeypatch):
-    monkeypatch.setenv("FEDSIM_TRUTH", str(tmp_path / "truth"))
-
-
 class Bag(nn.Module):
     """The mean of word embeddings, and a linear layer."""
 

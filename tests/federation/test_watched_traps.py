@@ -13,11 +13,6 @@ from fedsim import load, reveal
 from fedsim.report import summary
 
 
-@pytest.fixture(autouse=True)
-def _store(tmp_path, monkeypatch):
-    monkeypatch.setenv("FEDSIM_TRUTH", str(tmp_path / "truth"))
-
-
 def adam(net, loader):
     steps(net, reveal(loader), torch.optim.Adam(net.parameters(), lr=0.01, weight_decay=0.1))
 

@@ -11,11 +11,6 @@ from torch.utils.data import DataLoader
 from fedsim import load, reveal
 
 
-@pytest.fixture(autouse=True)
-def _store(tmp_path, monkeypatch):
-    monkeypatch.setenv("FEDSIM_TRUTH", str(tmp_path / "truth"))
-
-
 def by_hand(net, loader):
     x, y = next(iter(reveal(loader)))
     nn.functional.cross_entropy(net(x), y).backward()

@@ -62,11 +62,6 @@ class Normalised(nn.Module):
         return (x - 0.5) / 0.25
 
 
-@pytest.fixture(autouse=True)
-def _store(tmp_path, monkeypatch):
-    monkeypatch.setenv("FEDSIM_TRUTH", str(tmp_path / "truth"))
-
-
 def data(client):
     """A client's own images (24, 1, 8, 8) and labels, which fedsim has never seen."""
     rng = torch.Generator().manual_seed(100 + client)
