@@ -10,7 +10,7 @@ from fedsim.errors import ScenarioError
 from fedsim.records import Interception, Probe
 from fedsim.scenario import AttackPlan, Scenario
 from fedsim.scenario.built import BuiltRun
-from fedsim.scenario.settings import attacked_rounds
+from fedsim.scenario.rounds import chosen_rounds
 from fedsim.training.local import client_training, client_update
 
 
@@ -26,7 +26,7 @@ def probes_of(scenario: Scenario, plan: AttackPlan, round: int) -> list[tuple[in
         Client and probe, in the order of the tables.
     """
     rounds = scenario.threat.rounds if plan.rounds is None else plan.rounds
-    if round not in attacked_rounds(rounds, scenario.training.rounds):
+    if round not in chosen_rounds(rounds, scenario.training.rounds):
         return []
     found: list[tuple[int, Probe]] = []
     for table in scenario.threat.probes:

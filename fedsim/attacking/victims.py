@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import torch
 
 from fedsim.scenario import Scenario
-from fedsim.scenario.settings import AttackPlan, attacked_rounds
+from fedsim.scenario.rounds import chosen_rounds
+from fedsim.scenario.settings import AttackPlan
 from fedsim.seeds import torch_generator
 
 
@@ -29,7 +30,7 @@ def victims_of(
     threat = scenario.threat
     rounds = threat.rounds if plan.rounds is None else plan.rounds
     # Another Flower project may train for more rounds than it states.
-    if rounds != "all" and round not in attacked_rounds(rounds, scenario.training.rounds):
+    if rounds != "all" and round not in chosen_rounds(rounds, scenario.training.rounds):
         return []
     victims = threat.victims if plan.victims is None else plan.victims
     if victims == "all":
@@ -59,7 +60,7 @@ def most_victims(scenario: Scenario, plan: AttackPlan) -> int:
 def rounds_of(scenario: Scenario, plan: AttackPlan) -> frozenset[int]:
     """The rounds that an adversary attacks."""
     rounds = scenario.threat.rounds if plan.rounds is None else plan.rounds
-    return attacked_rounds(rounds, scenario.training.rounds)
+    return chosen_rounds(rounds, scenario.training.rounds)
 
 
 def most_attacks(scenario: Scenario, plan: AttackPlan) -> int:

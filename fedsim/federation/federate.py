@@ -79,8 +79,8 @@ def run(
         interrupts.check()  # before a client that failed because of one counts as failed
         state = dict(arrays.to_torch_state_dict())
         load_arrays(module, state)
-        utility = task.evaluate(module)
-        utility.pop("num_examples")
+        utility = task.evaluate(module) if settings.evaluates(round) else {}
+        utility.pop("num_examples", None)
         values = {**utility, **curious.metrics, **budget.spent(round, curious.taken_part)}
         ledger.utility(round, values, point)
         if round:  # a run needs no checkpoint to begin with round 1

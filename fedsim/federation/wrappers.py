@@ -110,11 +110,13 @@ class Following(Wrapper):
 
 
 class Scheduled(Wrapper):
-    """Sets the learning rate of each round: `lr` in what clients are sent, and FedSGD's own.
+    """Sets the learning rate of each round, and lets clients evaluate in `evaluate_rounds` alone.
+
+    The rate is `lr` in what clients are sent, and FedSGD's own.
 
     Args:
         strategy: The strategy; under FedSGD one with an attribute `lr`.
-        training: The algorithm, the learning rate and its schedule.
+        training: The algorithm, the learning rate, its schedule, and the rounds of evaluation.
     """
 
     def __init__(self, strategy: Strategy, training: Training) -> None:
@@ -130,6 +132,12 @@ class Scheduled(Wrapper):
         if self._training.algorithm == "fedsgd":
             cast(Any, self.strategy).lr = rate
         return super().configure_train(server_round, arrays, config, grid)
+
+    def configure_evaluate(self, server_round: int, *args: Any, **more: Any) -> Iterable[Message]:
+        """The messages of the strategy inside, or none in a round without evaluation."""
+        if not self._training.evaluates(server_round):
+            return []
+        return super().configure_evaluate(server_round, *args, **more)
 
 
 def weighted_by(strategy: Strategy) -> str:

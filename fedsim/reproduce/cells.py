@@ -21,7 +21,7 @@ from fedsim.runs.reading import (
 from fedsim.scenario import Scenario
 from fedsim.scenario.dotted import short
 from fedsim.scenario.paper import Paper
-from fedsim.scenario.settings import attacked_rounds
+from fedsim.scenario.rounds import chosen_rounds
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -111,7 +111,7 @@ def places(scenario: Scenario) -> dict[float | str, Place]:
     if paper.x != "round":
         found = dict.fromkeys(_split(chosen, paper)[0] for chosen in _chosen(scenario).values())
         return {at: Place(at, frozenset({Place(at, frozenset()).where})) for at in found}
-    chosen = attacked_rounds(scenario.threat.rounds, scenario.training.rounds)
+    chosen = chosen_rounds(scenario.threat.rounds, scenario.training.rounds)
     bins: dict[float | str, Place] = {}
     for number in range(math.ceil(scenario.training.rounds / paper.bin)):
         first = number * paper.bin + 1

@@ -11,6 +11,7 @@ tables       the base class of a scenario's tables
 settings     `[threat]`, `[record]`, `[engine]`, `[sinks]` and `[[adversaries]]`
 training     `[training]`
 schedules    learning rates by round
+rounds       rounds by a word or a list: those attacked, and those evaluated
 seeded       `seed`
 paper        `[paper]`: the reproduced figure and its published numbers
 devices      where clients and attacks compute

@@ -1,6 +1,5 @@
 """The tables `[threat]`, `[record]`, `[engine]`, `[sinks]` and `[[adversaries]]` of a scenario."""
 
-import re
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, model_validator
@@ -10,6 +9,7 @@ from fedsim.errors import ScenarioError
 from fedsim.isolation import MEMORY_MB, Isolation, isolated, isolates
 from fedsim.plugin import checked_title, make, title
 from fedsim.references import is_reference
+from fedsim.scenario.rounds import Rounds as Rounds
 from fedsim.scenario.tables import PlainName as PlainName
 from fedsim.scenario.tables import Table as Table
 from fedsim.scenario.tables import plain
@@ -26,37 +26,8 @@ def _whom(value: Any) -> Any:
     return value
 
 
-EVERY = re.compile(r"every ([1-9]\d{0,8})")
-"""Rounds at a constant distance, as a text."""
-
-
-def _when(value: Any) -> Any:
-    listed = isinstance(value, list) and all(type(number) is int for number in value)
-    named = value in ("all", "log", None) or (isinstance(value, str) and EVERY.fullmatch(value))
-    if not named and not listed:
-        raise ValueError("expected 'all', 'log', 'every N', or a list of round numbers")
-    return value
-
-
-def attacked_rounds(which: str | list[int], last: int) -> frozenset[int]:
-    """The rounds that are attacked.
-
-    Args:
-        which: "all"; "log": 1, 2, 4, 8, ... and the last; "every N": 1, 1 + N, 1 + 2 N, ... and the
-            last; or a list of rounds.
-        last: The number of rounds.
-    """
-    if isinstance(which, list):
-        return frozenset(which)
-    if which == "log":
-        return frozenset({last, *(2**power for power in range(last.bit_length()))})
-    step = EVERY.fullmatch(which)
-    return frozenset({last, *range(1, last + 1, int(step[1]) if step else 1)})
-
-
 Victims = Annotated[Literal["all"] | int | list[int], BeforeValidator(_whom)]
 Workers = Literal["auto"] | Annotated[int, Field(ge=1)]
-Rounds = Annotated[str | list[int], BeforeValidator(_when)]
 
 
 class Probes(Table):

@@ -11,6 +11,7 @@ from pydantic import (
     model_validator,
 )
 
+from fedsim.scenario.rounds import Rounds, chosen_rounds
 from fedsim.scenario.schedules import Schedule, as_schedule
 from fedsim.scenario.tables import Table
 
@@ -79,6 +80,10 @@ class Training(Table):
     evaluate_clients: int = Field(default=0, ge=0)
     """Number of clients that evaluate the new model in each round."""
 
+    evaluate_rounds: Rounds = "all"
+    """Rounds after which the model is evaluated, besides the last: "all"; "log" (1, 2, 4, 8, ...);
+    "every 10" (1, 11, 21, ...); or a list of them. The first model is evaluated always."""
+
     on_failure: Literal["stop", "drop"] = "stop"
     """If a client raises an error or sends NaN: "stop" the run, or "drop" that client."""
 
@@ -119,6 +124,13 @@ class Training(Table):
     def per_round(self) -> int:
         """Number of clients that take part in a round: all unless set otherwise."""
         return self.clients_per_round or self.clients
+
+    def evaluates(self, round: int) -> bool:
+        """Whether the model is evaluated after a round, or at the start, which is round 0."""
+        return round == 0 or round in {
+            self.rounds,
+            *chosen_rounds(self.evaluate_rounds, self.rounds),
+        }
 
     def rate(self, round: int) -> float:
         """The learning rate of a round, from 1: the clients' under FedAvg, else the server's."""
@@ -161,6 +173,13 @@ class Training(Table):
                 f"training.evaluate_clients = {self.evaluate_clients}, of only {self.clients} "
                 "clients"
             )
+        named = self.evaluate_rounds if isinstance(self.evaluate_rounds, list) else ()
+        found += [
+            f"training.evaluate_rounds: there is no round {round}; rounds go from 1 to "
+            f"{self.rounds}"
+            for round in named
+            if not 1 <= round <= self.rounds
+        ]
         if self.secure_aggregation and self.per_round == 1:
             found.append(
                 "training.secure_aggregation with one client a round protects nothing: the sum of "

@@ -94,6 +94,7 @@ SENSIBLE = {
     ("training", "weight_decay"): [0.1, 1e30],
     ("training", "strategy"): [*strategy_names(), {"name": "FedTrimmedAvg", "beta": 0.4}],
     ("training", "evaluate_clients"): [1, 6, 7],
+    ("training", "evaluate_rounds"): ["log", "every 2", [1], []],
     ("training", "on_failure"): ["drop", "stop"],
     ("training", "secure_aggregation"): [True, "secagg+", "masked-sum"],
     ("threat", "grants"): ["gradients", "white-box", "full", ["MODEL"], ["HISTORY", "GRADIENT"]],
