@@ -117,7 +117,7 @@ def test_the_defense_does_what_it_says(tmp_path):
         for row in findings(folder / "runs/threshold")
         if row["metric"] == {"llg": "asr", "dlg": "recovered"}[row["label"]]
     }
-    dlg = {"0.0": 1.0, "0.01": 1.0, "0.1": 0.0}
+    dlg = {"0.0": 1.0, "0.1": 0.0}
     assert {tau: value for (tau, label), value in recovered.items() if label == "dlg"} == dlg
     assert {value for (_, label), value in recovered.items() if label == "llg"} == {1.0}
 
